@@ -1,0 +1,72 @@
+"""Configuration objects: frozen, closed, passed whole."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class TerminalConfig(_Config):
+    """The shell session inside the sandbox."""
+
+    columns: int = Field(default=160, ge=20, le=1000)
+    """Pane width in character cells."""
+
+    rows: int = Field(default=40, ge=5, le=500)
+    """Pane height in character cells."""
+
+    history_lines: int = Field(default=50_000, ge=1000)
+    """Scrollback kept by tmux, in lines. Output that scrolls further is lost and reported as such."""
+
+    max_observation_bytes: int = Field(default=10_000, ge=200)
+    """Ceiling on one observation, in UTF-8 bytes; the middle is cut at line boundaries and the cut is stated."""
+
+    min_wait_sec: float = Field(default=1.0, ge=0)
+    """Floor under every command's ``duration`` (seconds). Costs nothing when the prompt returns early."""
+
+    max_wait_sec: float = Field(default=60.0, gt=0)
+    """Cap on every command's ``duration`` (seconds)."""
+
+
+class TerminalEnvConfig(_Config):
+    """Everything an :class:`harbor_gym.AsyncTerminalGymEnv` needs to know."""
+
+    task_dir: Path
+    """Harbor task directory (``task.toml``, ``instruction.md``, ``environment/``, ``tests/``)."""
+
+    sandbox: str = "docker"
+    """``local``, any Harbor environment type by name (``docker``, ``daytona``, ``modal``, …), or ``module.path:Class``."""
+
+    sandbox_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the sandbox class (Harbor's ``environment.kwargs``)."""
+
+    terminal: TerminalConfig = TerminalConfig()
+    """Pane size, waits and the observation budget."""
+
+    max_turns: int | None = Field(default=50, ge=1)
+    """Turns (calls of ``step``) after which the episode is truncated and verified; None is no limit."""
+
+    time_limit_sec: float | None = Field(default=None, gt=0)
+    """Seconds spent inside ``step`` after which the episode is truncated and verified. The policy's thinking time does not count."""
+
+    max_consecutive_parse_failures: int | None = Field(default=3, ge=1)
+    """Unreadable actions in a row that end the episode; None is no limit."""
+
+    confirm_task_complete: bool = True
+    """Ask once for confirmation when the policy declares the task complete, as Terminus-2 does."""
+
+    reward_key: str | None = None
+    """Which key of the verifier's rewards is the scalar. None: ``reward``, or the only key there is."""
+
+    keep_agent_processes: bool = False
+    """Leave what the policy started running while the verifier runs (for tasks that ask for a service)."""
+
+    trials_dir: Path | None = None
+    """Keep each trial's folder (logs, result.json) under this directory. None: a temporary one, removed at close."""
+
+    stop_timeout_sec: float = Field(default=60.0, gt=0)
+    """Seconds that ``close`` gives Harbor to stop the sandbox before it gives up and raises."""
