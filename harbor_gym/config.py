@@ -39,7 +39,7 @@ class TerminalEnvConfig(_Config):
     """Harbor task directory (``task.toml``, ``instruction.md``, ``environment/``, ``tests/``)."""
 
     sandbox: str = "docker"
-    """``local``, any Harbor environment type by name (``docker``, ``daytona``, ``modal``, …), or ``module.path:Class``."""
+    """``local``, a Harbor environment type by name (``docker``, ``daytona``, …), or ``module.path:Class``."""
 
     sandbox_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the sandbox class (Harbor's ``environment.kwargs``)."""
@@ -51,7 +51,8 @@ class TerminalEnvConfig(_Config):
     """Turns (calls of ``step``) after which the episode is truncated and verified; None is no limit."""
 
     time_limit_sec: float | None = Field(default=None, gt=0)
-    """Seconds spent inside ``step`` after which the episode is truncated and verified. The policy's thinking time does not count."""
+    """Seconds of terminal time after which the episode is truncated and verified; the policy's thinking time does not
+    count. None: the task's own ``[agent] timeout_sec``, which may be none as well."""
 
     max_consecutive_parse_failures: int | None = Field(default=3, ge=1)
     """Unreadable actions in a row that end the episode; None is no limit."""

@@ -25,7 +25,10 @@ class EndReason(StrEnum):
     """The turn budget ran out."""
 
     MAX_TOKENS = "max_tokens"
-    """A sampled message hit the sampler's limit, or the next observation would not fit the context."""
+    """A sampled message was cut by the sampler's token limit."""
+
+    CONTEXT_OVERFLOW = "context_overflow"
+    """The next observation and a full answer would not fit the context window."""
 
     TIME_LIMIT = "time_limit"
     """The episode's environment time ran out."""
@@ -42,4 +45,9 @@ class EndReason(StrEnum):
     @property
     def is_truncation(self) -> bool:
         """Tell whether a budget of ours cut the episode short."""
-        return self in (EndReason.MAX_TURNS, EndReason.MAX_TOKENS, EndReason.TIME_LIMIT)
+        return self in (
+            EndReason.MAX_TURNS,
+            EndReason.MAX_TOKENS,
+            EndReason.CONTEXT_OVERFLOW,
+            EndReason.TIME_LIMIT,
+        )

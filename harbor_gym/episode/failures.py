@@ -1,0 +1,74 @@
+"""Harbor's ways to fail, made into our error tree. This is the one seam where that happens."""
+
+from harbor.models.trial.result import ExceptionInfo, TrialResult
+
+from harbor_gym import errors
+from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxStartError, SandboxTimeoutError, VerifierError
+
+_EVIDENCE_LINES = 30
+
+_START_TIMEOUTS = {"EnvironmentStartTimeoutError", "AgentSetupTimeoutError"}
+
+_VERIFIER_HINTS = {
+    "RewardFileNotFoundError": "tests/test.sh must write /logs/verifier/reward.txt or reward.json, also when it fails",
+    "RewardFileEmptyError": "tests/test.sh left an empty reward file",
+    "VerifierOutputParseError": "the reward must be one finite number, or a JSON object of such",
+    "VerifierTimeoutError": "raise [verifier] timeout_sec in task.toml if the tests need longer",
+    "AddTestsDirError": "the tests could not be copied into the sandbox",
+    "DownloadVerifierDirError": "the verifier's files could not be read back from the sandbox",
+}
+
+
+def start_failure(result: TrialResult) -> HarborGymError:
+    """Return the error for a trial that ended before the agent's phase began.
+
+    Args:
+        result: The finished trial.
+    """
+    info = result.exception_info
+    if info is None:
+        return SandboxStartError(f"trial of task {result.task_name!r} ended before the agent could run, with no error")
+    if (own := _own_error(info)) is not None:
+        return own
+    kind = SandboxTimeoutError if info.exception_type in _START_TIMEOUTS else SandboxStartError
+    return kind(f"the sandbox of task {result.task_name!r} did not start: {_describe(info)}")
+
+
+def grading_failure(result: TrialResult, info: ExceptionInfo | None) -> HarborGymError:
+    """Return the error for a trial whose verifier gave no verdict.
+
+    Args:
+        result: The trial.
+        info: What Harbor recorded as the cause, if anything.
+    """
+    if info is None:
+        return VerifierError(f"task {result.task_name!r} ended without a verdict and without an error")
+    if (own := _own_error(info)) is not None:
+        return own
+    hint = _VERIFIER_HINTS.get(info.exception_type)
+    message = f"the verifier of task {result.task_name!r} gave no verdict: {_describe(info)}"
+    return VerifierError(f"{message} ({hint})" if hint else message)
+
+
+def lost(result: TrialResult) -> SandboxLostError:
+    """Return the error for a trial that ended while the policy was still at work.
+
+    Args:
+        result: The trial.
+    """
+    cause = _describe(result.exception_info) if result.exception_info else "no error was recorded"
+    return SandboxLostError(f"the trial of task {result.task_name!r} ended under a running episode: {cause}")
+
+
+def _own_error(info: ExceptionInfo) -> HarborGymError | None:
+    kind = getattr(errors, info.exception_type, None)
+    if isinstance(kind, type) and issubclass(kind, HarborGymError):
+        return kind(info.exception_message)
+    return None
+
+
+def _describe(info: ExceptionInfo) -> str:
+    lines = info.exception_message.strip().splitlines() or ["no message"]
+    if len(lines) > _EVIDENCE_LINES:
+        lines = [f"[… {len(lines) - _EVIDENCE_LINES} lines before]", *lines[-_EVIDENCE_LINES:]]
+    return f"{info.exception_type}: " + "\n".join(lines)

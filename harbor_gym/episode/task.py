@@ -1,0 +1,57 @@
+"""Check a task directory before anything is started on it."""
+
+import asyncio
+from pathlib import Path
+
+from harbor.models.task.task import Task
+from harbor.models.task.verifier_mode import VerifierEnvironmentMode, resolve_task_verifier_mode
+from pydantic import ValidationError
+
+from harbor_gym.errors import TaskError
+
+
+async def load_task(task_dir: Path) -> Task:
+    """Read a Harbor task directory.
+
+    Args:
+        task_dir: The directory that holds ``task.toml``.
+
+    Raises:
+        TaskError: Something is missing or malformed; the message names it.
+    """
+    return await asyncio.to_thread(_load, task_dir)
+
+
+def grades_in_shared_sandbox(task: Task) -> bool:
+    """Tell whether the task's verifier runs in the sandbox that the policy used."""
+    return resolve_task_verifier_mode(task.config) is VerifierEnvironmentMode.SHARED
+
+
+def _load(task_dir: Path) -> Task:
+    _check_files(task_dir)
+    try:
+        return Task(task_dir)
+    except ValidationError as exc:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_url=False))
+        raise TaskError(f"{task_dir / 'task.toml'} is not a Harbor task configuration: {problems}") from exc
+    except (OSError, ValueError, RuntimeError) as exc:
+        # tomllib's and Harbor's own complaints are ValueErrors; each already says what and where.
+        raise TaskError(f"{task_dir} is not a usable Harbor task: {exc}") from exc
+
+
+def _check_files(task_dir: Path) -> None:
+    if not task_dir.is_dir():
+        raise TaskError(f"task directory {task_dir} does not exist; give the folder that holds task.toml")
+    if not (task_dir / "task.toml").is_file():
+        raise TaskError(f"{task_dir} has no task.toml, so it is not a Harbor task directory")
+    missing = [
+        name
+        for name, present in (
+            ("environment/", (task_dir / "environment").is_dir()),
+            ("instruction.md (or steps/)", (task_dir / "instruction.md").is_file() or (task_dir / "steps").is_dir()),
+            ("tests/ (or steps/)", (task_dir / "tests").is_dir() or (task_dir / "steps").is_dir()),
+        )
+        if not present
+    ]
+    if missing:
+        raise TaskError(f"task directory {task_dir} lacks {', '.join(missing)}; see Harbor's task format")
