@@ -63,3 +63,13 @@ def with_warning(warning: str | None, screen: str) -> str:
         screen: The terminal's observation.
     """
     return f"[warning]\n{warning}\n{screen}" if warning else screen
+
+
+def next_step(instruction: str, screen: str) -> str:
+    """Return the observation that opens the next step of a multi-step task.
+
+    Args:
+        instruction: The next step's instruction.
+        screen: The terminal as that step finds it.
+    """
+    return f"[that step was graded; here is the next]\n{first_message(instruction, screen)}"

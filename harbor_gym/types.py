@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import Required, TypedDict
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +53,59 @@ class EndReason(StrEnum):
             EndReason.CONTEXT_OVERFLOW,
             EndReason.TIME_LIMIT,
         )
+
+
+class EpisodeInfo(TypedDict, total=False):
+    """The ``info`` of :class:`harbor_gym.AsyncTerminalGymEnv`. Keys that don't apply to a call are absent."""
+
+    instruction: str
+    """After ``reset``, and when a multi-step task goes on to its next step: what is to be done."""
+
+    task: str
+    """The task's name."""
+
+    sandbox: str
+    """The sandbox type that runs the episode."""
+
+    image_substitutions: tuple[str, ...]
+    """Base images that could not be had and what stood in for them, one sentence each; empty is as it should be."""
+
+    turn: Required[int]
+    """Calls of ``step`` so far in this episode."""
+
+    parse_error: str | None
+    """Why the action could not be read; nothing was executed then."""
+
+    exit_code: int | None
+    """Exit code of the last foreground command, where the shell reported one."""
+
+    waits: tuple[str, ...]
+    """What ended the wait for each command: ``prompt``, ``fullscreen``, ``tty_read``, ``deadline`` or ``ended``."""
+
+    transport: str
+    """How the terminal was reached."""
+
+    omitted_bytes: int
+    """Bytes of output left out of the observation by its budget."""
+
+    confirmation_pending: bool
+    """The policy declared the task complete and was asked to confirm."""
+
+    end_reason: EndReason
+    """When done: why."""
+
+    truncated: bool
+    """When done: whether a budget of ours cut the episode short."""
+
+    rewards: dict[str, float]
+    """When graded: every key of the verifier's reward."""
+
+    episode_reward: float
+    """When done: the task's reward as Harbor reports it, for a multi-step task by its own strategy."""
+
+    trial_dir: Path | None
+    """When done: the trial's folder if it is kept, else None."""
+
+    metrics: Required[dict[str, float]]
+    """Numbers for aggregation: ``time/sandbox_start_sec``, ``time/terminal_open_sec``, ``time/step_sec``,
+    ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum)."""

@@ -67,6 +67,9 @@ class PhaseEnd:
     verifier_sec: float
     """Seconds spent verifying."""
 
+    episode_rewards: Mapping[str, float]
+    """At the end of the episode: the task's rewards, for a multi-step task combined by its own strategy."""
+
 
 class Episode:
     """One Harbor trial, driven from outside: :meth:`start`, act in the sandbox, :meth:`end_phase`, :meth:`close`.
@@ -224,10 +227,12 @@ class Episode:
         rewards = graded.verifier_result.rewards if graded.verifier_result is not None else None
         if rewards is None:
             raise failures.grading_failure(result, _cause(graded, result))
+        combined = result.verifier_result.rewards if result.verifier_result is not None else None
         return PhaseEnd(
-            rewards={name: float(value) for name, value in rewards.items()},
+            rewards=_floats(rewards),
             next_phase=next_phase,
             verifier_sec=_seconds(graded.verifier),
+            episode_rewards=_floats(combined or {}),
         )
 
     async def _discard_planted_verdict(self, event: TrialHookEvent) -> None:
@@ -300,6 +305,10 @@ async def run_in_phase[T](phase: AgentPhase, work: Coroutine[Any, Any, T]) -> T:
 
 def _cause(graded: StepResult | TrialResult, result: TrialResult) -> ExceptionInfo | None:
     return graded.exception_info or result.exception_info
+
+
+def _floats(rewards: Mapping[str, float | int]) -> dict[str, float]:
+    return {name: float(value) for name, value in rewards.items()}
 
 
 def _seconds(timing: TimingInfo | None) -> float:

@@ -1,0 +1,346 @@
+"""The environment: order of calls, budgets, outcomes. Terminal and trial are other rooms' work."""
+
+import asyncio
+import functools
+import time
+import warnings
+from collections.abc import Coroutine, Mapping, Sequence
+from enum import StrEnum
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from harbor_gym import prompts, sandboxes
+from harbor_gym.actions import parse_action
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.errors import HarborGymError, UsageError, VerifierError
+from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
+from harbor_gym.types import Command, EndReason, EpisodeInfo
+
+if TYPE_CHECKING:
+    from harbor_gym.episode import AgentPhase, Episode, PhaseEnd
+
+Action = str | Sequence[Command | tuple[str, float]]
+"""Commands (keystrokes, duration in seconds), or the text of one terminus-json-plain message."""
+
+
+class _State(StrEnum):
+    IDLE = "not reset"
+    STARTING = "starting"
+    READY = "ready"
+    STEPPING = "in a step"
+    DONE = "done"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class AsyncTerminalGymEnv:
+    """A terminal in a Harbor sandbox as a reinforcement-learning environment.
+
+    One instance runs one episode at a time and any number in a row. Reward is 0.0 until the episode (or a step of
+    a multi-step task) is done, then the task verifier's. A failure of the infrastructure raises; it never becomes
+    a reward.
+
+    Args:
+        config: The task, the sandbox and the budgets.
+
+    Example::
+
+        async with AsyncTerminalGymEnv(TerminalEnvConfig(task_dir="tasks/devops_task", sandbox="local")) as env:
+            observation, info = await env.reset()
+            observation, reward, done, info = await env.step([("ls -la\\n", 1.0)])
+    """
+
+    def __init__(self, config: TerminalEnvConfig) -> None:
+        self.config = config
+        self._state = _State.IDLE
+        self._episode: Episode | None = None
+        self._terminal: Terminal | None = None
+        self._phase: AgentPhase | None = None
+        self._turn = 0
+        self._parse_failures = 0
+        self._confirmation_pending = False
+        self._terminal_sec = 0.0
+        self._time_limit_sec: float | None = None
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, EpisodeInfo]:
+        """Start a fresh sandbox and return its terminal.
+
+        A previous episode is closed first, whatever its state.
+
+        Args:
+            seed: Accepted for Gymnasium's sake. A sandbox has no seed: tasks that vary do so by themselves.
+            options: Accepted for Gymnasium's sake; none are known, so anything but None or empty is refused.
+
+        Returns:
+            The terminal's text, and ``info`` with the task's ``instruction``.
+
+        Raises:
+            TaskError: The task directory is missing something, is malformed, or can't run on this sandbox.
+            MissingDependencyError: The sandbox type needs a program, a package or a key that isn't there.
+            SandboxError: The sandbox could not be built or started.
+            TerminalStartError: The sandbox has no usable shell or tmux.
+        """
+        if options:
+            raise UsageError(f"reset knows no options, got {', '.join(sorted(options))}")
+        self._require(_State.IDLE, _State.READY, _State.DONE, _State.FAILED, doing="reset")
+        self._state = _State.STARTING
+        try:
+            await self._release()
+            observation, info = await self._start()
+        except BaseException:
+            await self._fail()
+            raise
+        self._become(_State.READY)
+        return observation, info
+
+    async def step(self, action: Action) -> tuple[str, float, bool, EpisodeInfo]:
+        """Type the action's keystrokes and return what the terminal shows.
+
+        Args:
+            action: A list of commands, or the text of one terminus-json-plain message. Text that can't be read
+                executes nothing: the observation then says what was wrong.
+
+        Returns:
+            Observation (terminal text), reward, done, ``info``; see :class:`harbor_gym.types.EpisodeInfo`.
+
+        Raises:
+            UsageError: There is no running episode.
+            SandboxError, TerminalError, VerifierError: The infrastructure failed. The episode is over without a
+                reward; ``reset`` starts a new one.
+        """
+        self._require(_State.READY, doing="step")
+        self._state = _State.STEPPING
+        try:
+            result = await self._step(action)
+        except BaseException:
+            await self._fail()
+            raise
+        self._become(_State.DONE if result[2] else _State.READY)
+        return result
+
+    async def close(self) -> None:
+        """Stop the sandbox and remove everything that was not asked to be kept. Idempotent, at any time.
+
+        Raises:
+            SandboxTimeoutError: The sandbox did not stop in the time that the configuration allows.
+        """
+        self._state = _State.CLOSED
+        await self._release()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_episode", None) is not None:
+            warnings.warn(f"{self!r} was never closed: its sandbox may still run", ResourceWarning, stacklevel=1)
+
+    # -- one episode ---------------------------------------------------------------------------------------------
+
+    async def _start(self) -> tuple[str, EpisodeInfo]:
+        from harbor_gym.episode import Episode
+        from harbor_gym.episode.task import load_task
+
+        config = self.config
+        task = await load_task(config.task_dir)
+        await asyncio.to_thread(_preflight, config.sandbox)
+        self._turn = self._parse_failures = 0
+        self._terminal_sec = 0.0
+        self._time_limit_sec = config.time_limit_sec or task.config.agent.timeout_sec
+        episode = self._episode = Episode(
+            task,
+            sandboxes.environment_config(config.sandbox, options=config.sandbox_options),
+            trials_dir=config.trials_dir,
+            stop_timeout_sec=config.stop_timeout_sec,
+        )
+        phase = await episode.start()
+        screen, info = await self._enter(phase)
+        info["task"] = task.name
+        info["metrics"]["time/sandbox_start_sec"] = episode.sandbox_start_sec
+        return screen, info
+
+    async def _enter(self, phase: "AgentPhase") -> tuple[str, EpisodeInfo]:
+        """Open a terminal in the phase's sandbox; return its screen."""
+        from harbor_gym.episode.episode import run_in_phase
+
+        started = time.monotonic()
+        self._phase = phase
+        self._confirmation_pending = False
+        opening: Coroutine[Any, Any, Terminal] = open_terminal(phase.environment, self.config.terminal, user=phase.user)
+        self._terminal = await run_in_phase(phase, opening)
+        turn = await self._terminal.run([])
+        info = EpisodeInfo(
+            instruction=phase.instruction,
+            sandbox=str(phase.environment.type()),
+            image_substitutions=tuple(getattr(phase.environment, "image_substitutions", ())),
+            turn=self._turn,
+            transport=turn.transport,
+            metrics={"time/terminal_open_sec": time.monotonic() - started},
+        )
+        return turn.text, info
+
+    async def _step(self, action: Action) -> tuple[str, float, bool, EpisodeInfo]:
+        assert self._terminal is not None
+        parsed = parse_action(action)
+        self._turn += 1
+        info = EpisodeInfo(turn=self._turn, parse_error=parsed.error, metrics={})
+        if parsed.error is not None:
+            self._parse_failures += 1
+            observation, reason = prompts.parse_error(parsed.error, parsed.warning), self._parse_failures_exhausted()
+        else:
+            self._parse_failures = 0
+            turn = await self._terminal.run(parsed.commands)
+            self._account(turn, info)
+            observation, reason = turn.text, EndReason.SESSION_ENDED if turn.ended else None
+            if parsed.task_complete:
+                reason = self._declared_complete() or reason
+                if reason is None:
+                    observation = prompts.confirmation_request(observation)
+            else:
+                self._confirmation_pending = False
+                observation = prompts.with_warning(parsed.warning, observation)
+        info["confirmation_pending"] = self._confirmation_pending
+        reason = reason or self._exhausted_budget()
+        if reason is None:
+            return observation, 0.0, False, info
+        return await self._end_phase(reason, observation, info)
+
+    async def truncate(self, reason: EndReason) -> tuple[str, float, bool, EpisodeInfo]:
+        """End the episode for a reason that only the caller sees, and have it verified.
+
+        For adapters: a sampled message hit its token limit, or the next observation would not fit the context.
+
+        Args:
+            reason: ``MAX_TOKENS``, ``CONTEXT_OVERFLOW``, ``TIME_LIMIT`` or ``MAX_TURNS``.
+
+        Returns:
+            As ``step``, with ``done`` true and an empty observation.
+
+        Raises:
+            UsageError: There is no running episode, or the reason isn't a truncation.
+            SandboxError, TerminalError, VerifierError: As for ``step``.
+        """
+        if not reason.is_truncation:
+            raise UsageError(f"{reason.value} is not a truncation; the environment ends such an episode itself")
+        self._require(_State.READY, doing="truncate")
+        self._state = _State.STEPPING
+        try:
+            result = await self._end_phase(reason, "", EpisodeInfo(turn=self._turn, metrics={}))
+        except BaseException:
+            await self._fail()
+            raise
+        self._become(_State.DONE)
+        return result
+
+    async def _end_phase(
+        self, reason: EndReason, observation: str, info: EpisodeInfo
+    ) -> tuple[str, float, bool, EpisodeInfo]:
+        """Have the verifier judge what the policy left; go on to a multi-step task's next step if there is one."""
+        assert self._episode is not None
+        if self._terminal is not None and not self.config.keep_agent_processes:
+            await self._terminal.close()
+            self._terminal = None
+        end = await self._episode.end_phase()
+        info["rewards"] = dict(end.rewards)
+        info["metrics"]["time/verifier_sec"] = end.verifier_sec
+        reward = self._scalar(end.rewards)
+        if end.next_phase is not None and reason is EndReason.COMPLETED:
+            screen, entered = await self._enter(end.next_phase)
+            entered["metrics"] = {**info["metrics"], **entered["metrics"]}
+            merged: EpisodeInfo = {**info, **entered}
+            return prompts.next_step(end.next_phase.instruction, screen), reward, False, merged
+        await self._conclude(reason, end, reward, info)
+        return observation, reward, True, info
+
+    async def _conclude(self, reason: EndReason, end: "PhaseEnd", reward: float, info: EpisodeInfo) -> None:
+        assert self._episode is not None
+        info["end_reason"] = reason
+        info["truncated"] = reason.is_truncation
+        info["episode_reward"] = self._scalar(end.episode_rewards) if end.episode_rewards else reward
+        info["trial_dir"] = self._episode.trial_dir if self.config.trials_dir is not None else None
+        info["metrics"]["time/terminal_sec"] = self._terminal_sec
+        await self._release()
+
+    # -- small decisions -----------------------------------------------------------------------------------------
+
+    def _account(self, turn: TerminalTurn, info: EpisodeInfo) -> None:
+        self._terminal_sec += turn.duration_sec
+        info["exit_code"] = turn.exit_code
+        info["waits"] = turn.waits
+        info["transport"] = turn.transport
+        info["omitted_bytes"] = turn.omitted_bytes
+        info["metrics"]["time/step_sec"] = turn.duration_sec
+
+    def _declared_complete(self) -> EndReason | None:
+        """Take note of ``task_complete``: the first asks for confirmation, the second in a row ends."""
+        if self._confirmation_pending or not self.config.confirm_task_complete:
+            self._confirmation_pending = False
+            return EndReason.COMPLETED
+        self._confirmation_pending = True
+        return None
+
+    def _parse_failures_exhausted(self) -> EndReason | None:
+        limit = self.config.max_consecutive_parse_failures
+        return EndReason.PARSE_FAILURES if limit is not None and self._parse_failures >= limit else None
+
+    def _exhausted_budget(self) -> EndReason | None:
+        if self.config.max_turns is not None and self._turn >= self.config.max_turns:
+            return EndReason.MAX_TURNS
+        if self._time_limit_sec is not None and self._terminal_sec >= self._time_limit_sec:
+            return EndReason.TIME_LIMIT
+        return None
+
+    def _scalar(self, rewards: Mapping[str, float]) -> float:
+        """Pick the one reward that trains the policy, by name and never by position."""
+        key = self.config.reward_key or ("reward" if "reward" in rewards or len(rewards) != 1 else next(iter(rewards)))
+        if key not in rewards:
+            known = ", ".join(sorted(rewards)) or "none"
+            raise VerifierError(
+                f"the verifier of {self.config.task_dir} wrote no reward named {key!r} (it wrote: {known}); "
+                "name the one to train on with TerminalEnvConfig.reward_key"
+            )
+        return rewards[key]
+
+    # -- life cycle ----------------------------------------------------------------------------------------------
+
+    def _require(self, *states: _State, doing: str) -> None:
+        if self._state in states:
+            return
+        hint = {
+            _State.IDLE: "call reset() first",
+            _State.DONE: "the episode is over: call reset()",
+            _State.FAILED: "the episode failed: call reset()",
+            _State.CLOSED: "the environment is closed: make a new one",
+        }.get(self._state, "wait for the call that is running: one episode takes one call at a time")
+        raise UsageError(f"{doing} can't be called while the environment is {self._state.value}; {hint}")
+
+    def _become(self, state: _State) -> None:
+        # close() may have come in from another task meanwhile, and it has the last word.
+        if self._state is not _State.CLOSED:
+            self._state = state
+
+    async def _fail(self) -> None:
+        self._become(_State.FAILED)
+        try:
+            await self._release()
+        except HarborGymError as exc:
+            # The first failure is the one to report; a failed release is told beside it.
+            warnings.warn(f"after a failed episode: {exc}", ResourceWarning, stacklevel=2)
+
+    async def _release(self) -> None:
+        episode, self._episode = self._episode, None
+        self._terminal = self._phase = None
+        if episode is not None:
+            await episode.close()
+
+
+@functools.cache
+def _preflight(sandbox: str) -> None:
+    """Check once per process that a sandbox type can run here; failures are not remembered."""
+    sandboxes.preflight(sandboxes.environment_config(sandbox))
