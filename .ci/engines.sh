@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Installs the programs that sandboxes need, only where they are missing.
+#   engines.sh local    tmux, bubblewrap, buildah, mmdebstrap: the local sandbox
+#   engines.sh docker   Docker with Compose v2 and BuildKit, and a running daemon
+# Without root or apt it prints what to install and fails.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=.ci/lib.sh
+. "$here/lib.sh"
+
+local_engine() {
+  local missing=() pair
+  for pair in tmux:tmux bwrap:bubblewrap buildah:buildah mmdebstrap:mmdebstrap git:git mount:mount; do
+    has "${pair%%:*}" || missing+=("${pair#*:}")
+  done
+  if [ ${#missing[@]} -eq 0 ]; then
+    is_root || say 'the local sandbox needs root on this version; use --env docker as an ordinary user'
+    return 0
+  fi
+  can_apt || die "the local sandbox needs: ${missing[*]}. Install them as root: apt-get install ${missing[*]}"
+  say "installing ${missing[*]}"
+  apt_install ca-certificates "${missing[@]}"
+}
+
+docker_client() {
+  has docker && has dockerd && return 0
+  # A client whose daemon lives elsewhere is complete.
+  if has docker && docker info >/dev/null 2>&1; then return 0; fi
+  can_apt || die 'Docker is missing. Install it as root: apt-get install docker.io'
+  apt_update
+  local packages=(docker.io ca-certificates iptables)
+  ! apt_has docker-cli || packages+=(docker-cli)
+  say "installing ${packages[*]}"
+  apt_install "${packages[@]}"
+}
+
+has_compose() { docker compose version >/dev/null 2>&1; }
+has_buildx() { docker buildx version >/dev/null 2>&1; }
+
+# Compose v2 and buildx: the distribution's own packages first, then a newer Debian's.
+docker_plugins() {
+  if has_compose && has_buildx; then return 0; fi
+  can_apt || die 'Docker has no Compose v2 or no buildx. Install the packages docker-compose-v2 and docker-buildx (Ubuntu) or docker-compose-plugin and docker-buildx-plugin (Docker)'
+  apt_update
+  local package
+  for package in docker-compose-v2 docker-compose docker-compose-plugin; do
+    if ! has_compose && [ "$(apt_major "$package")" -ge 2 ]; then
+      say "installing $package"
+      apt_install "$package" || true
+    fi
+  done
+  for package in docker-buildx docker-buildx-plugin; do
+    if ! has_buildx && apt_has "$package"; then
+      say "installing $package"
+      apt_install "$package" || true
+    fi
+  done
+  if has_compose && has_buildx; then return 0; fi
+  "$here/docker_plugins.sh"
+  has_compose && has_buildx || die 'Compose v2 and buildx are installed, yet `docker compose version` or `docker buildx version` fails'
+}
+
+docker_daemon() {
+  if docker info >/dev/null 2>&1; then return 0; fi
+  [ -z "${DOCKER_HOST:-}" ] || die "no Docker daemon answers at DOCKER_HOST=$DOCKER_HOST"
+  is_root || die 'no Docker daemon answers (or you may not use it). As root: systemctl start docker; add yourself to the group docker'
+  if [ -d /run/systemd/system ]; then
+    say 'starting docker.service'
+    systemctl start docker
+  else
+    has dockerd || die 'no Docker daemon answers and dockerd is not installed'
+    say 'starting dockerd by hand; its log is /var/log/dockerd.log'
+    setsid nohup dockerd >>/var/log/dockerd.log 2>&1 </dev/null &
+  fi
+  local waited
+  for waited in $(seq 120); do
+    if docker info >/dev/null 2>&1; then return 0; fi
+    sleep 0.5
+  done
+  tail -n 15 /var/log/dockerd.log >&2 2>/dev/null || true
+  die "no Docker daemon answers after $((waited / 2)) s"
+}
+
+case ${1:-} in
+  local) local_engine ;;
+  docker) docker_client; docker_daemon; docker_plugins ;;
+  *) die 'usage: engines.sh local|docker' ;;
+esac

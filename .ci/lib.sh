@@ -1,0 +1,34 @@
+# shellcheck shell=bash
+# What the scripts here share. Source it; it starts nothing.
+
+say() { printf '==> %s\n' "$*" >&2; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+has() { command -v "$1" >/dev/null 2>&1; }
+is_root() { [ "$(id -u)" -eq 0 ]; }
+can_apt() { is_root && has apt-get; }
+
+apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@" </dev/null; }
+
+# Refresh apt's lists once per process tree.
+apt_update() {
+  [ -z "${HARBOR_GYM_APT_UPDATED:-}" ] || return 0
+  apt update >&2 || say 'apt-get update failed; going on with the lists that are there'
+  export HARBOR_GYM_APT_UPDATED=1
+}
+
+apt_install() {
+  apt_update
+  apt install -y --no-install-recommends "$@" >&2
+}
+
+# Tell whether apt could install a package.
+apt_has() { apt-cache policy "$1" 2>/dev/null | grep -q '^  Candidate: [^(]'; }
+
+# The major version of what apt would install, 0 if there is none.
+apt_major() {
+  local version
+  version=$(apt-cache policy "$1" 2>/dev/null | sed -n 's/^  Candidate: \(.*\)/\1/p')
+  version=${version#*:}
+  version=${version%%[!0-9]*}
+  printf '%s\n' "${version:-0}"
+}

@@ -1,0 +1,6 @@
+"""``python -m harbor_gym``: the same as the console command ``harbor-gym``."""
+
+from harbor_gym.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The console command ``harbor-gym``. Prints and parses; what it shows is computed elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harbor_gym import __version__
+from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    from harbor.models.trial.config import EnvironmentConfig
+
+    from harbor_gym.checking import TaskCheck
+
+FAILED = 1
+"""Exit code: the answer is no."""
+
+MISUSED = 2
+"""Exit code: wrong arguments or something missing; nothing was started."""
+
+app = typer.Typer(
+    name="harbor-gym",
+    help="Harbor tasks as reinforcement-learning environments.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Run the command line; the console script's entry point."""
+    app(prog_name="harbor-gym")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"harbor-gym {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def check(
+    path: Annotated[Path, typer.Argument(help="A task directory, or a directory of tasks.")],
+    env: Annotated[
+        str, typer.Option("--env", help="Sandbox: local, docker, any Harbor environment type, or module.path:Class.")
+    ] = "docker",
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object per task.")] = False,
+    trials_dir: Annotated[Path | None, typer.Option(help="Keep the trials' folders here.")] = None,
+) -> None:
+    """Check that each task's oracle scores 1.0 and that doing nothing scores 0.0."""
+    from harbor_gym.checking import find_tasks
+    from harbor_gym.sandboxes import environment_config, preflight
+
+    with _one_line_errors():
+        tasks = find_tasks(path)
+        environment = environment_config(env)
+        preflight(environment)
+    checks = asyncio.run(_check_all(tasks, environment, trials_dir, table=not as_json))
+    if as_json:
+        typer.echo(json.dumps([_as_object(one) for one in checks], indent=2))
+    if not all(one.ok for one in checks):
+        raise typer.Exit(FAILED)
+
+
+async def _check_all(
+    tasks: Sequence[Path], environment: EnvironmentConfig, trials_dir: Path | None, *, table: bool
+) -> list[TaskCheck]:
+    from harbor_gym.checking import check_tasks
+
+    # Harbor reports progress through loggers; here a table does.
+    logging.disable(logging.CRITICAL)
+    width = max(len("task"), *(len(task.name) for task in tasks))
+    if table:
+        typer.echo(f"{'task':<{width}}  oracle  nop     seconds  verdict")
+    checks: list[TaskCheck] = []
+    async for one in check_tasks(list(tasks), environment=environment, trials_dir=trials_dir):
+        checks.append(one)
+        if table:
+            typer.echo(_row(one, width))
+    if table:
+        for one in checks:
+            if one.error is not None:
+                typer.echo(f"\n{one.task}: {one.error}", err=True)
+    return checks
+
+
+def _row(one: TaskCheck, width: int) -> str:
+    verdict = "ok" if one.ok else "error" if one.error is not None else "FAILED"
+    oracle, nop = ("-" if reward is None else str(reward) for reward in (one.oracle, one.nop))
+    return f"{one.task:<{width}}  {oracle:<6}  {nop:<6}  {one.seconds:7.1f}  {verdict}"
+
+
+def _as_object(one: TaskCheck) -> dict[str, object]:
+    return {**dataclasses.asdict(one), "path": str(one.path), "seconds": round(one.seconds, 3), "ok": one.ok}
+
+
+@app.command()
+def base(
+    docker: Annotated[
+        str | None, typer.Option("--docker", metavar="REF", help="Give the base to Docker under this image name.")
+    ] = None,
+) -> None:
+    """Build the offline base image from Debian packages, for machines that reach no image registry.
+
+    The base stands in for an image that can't be pulled. It is not that image: what it lacks, it lacks.
+    """
+    from harbor_gym.sandboxes import base_image
+
+    with _one_line_errors():
+        if docker is None:
+            typer.echo(base_image.ensure_base())
+        else:
+            base_image.import_into_docker(docker)
+            typer.echo(f"Docker now has a stand-in for {docker}, made from Debian packages. It is not the real image.")
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Turn our errors into one line on stderr and an exit code."""
+    try:
+        yield
+    except HarborGymError as exc:
+        code = MISUSED if isinstance(exc, UsageError | MissingDependencyError) else FAILED
+        print(f"error: {exc}", file=sys.stderr)
+        raise typer.Exit(code) from None
