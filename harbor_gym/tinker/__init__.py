@@ -1,0 +1,26 @@
+"""harbor_gym for tinker-cookbook's RL loop (extra ``tinker``)."""
+
+from harbor_gym.errors import MissingDependencyError
+
+try:
+    import tinker_cookbook as _tinker_cookbook  # noqa: F401  # pyright: ignore[reportUnusedImport]  # presence check
+except ModuleNotFoundError as exc:
+    if exc.name not in ("tinker", "tinker_cookbook"):
+        raise
+    raise MissingDependencyError('harbor_gym.tinker needs tinker-cookbook: pip install "harbor-gym[tinker]"') from exc
+
+from harbor_gym.tinker.codec import RendererCodec
+from harbor_gym.tinker.dataset import (
+    HarborSingleTaskEnvGroupBuilder,
+    HarborSingleTaskRLDataset,
+    HarborSingleTaskRLDatasetBuilder,
+)
+from harbor_gym.tinker.env import HarborTerminalTinkerEnv
+
+__all__ = [
+    "HarborSingleTaskEnvGroupBuilder",
+    "HarborSingleTaskRLDataset",
+    "HarborSingleTaskRLDatasetBuilder",
+    "HarborTerminalTinkerEnv",
+    "RendererCodec",
+]
