@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Everything that can be judged without running the package. Runs all gates, fails if any failed.
+set -uo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=.ci/lib.sh
+. "$here/lib.sh"
+cd "$here/.." || exit 1
+
+failed=()
+gate() {
+  say "$*"
+  "$@" || failed+=("$1")
+}
+
+mapfile -t scripts < <(git ls-files '*.sh' '.ci/run' | grep -v '^tasks/.*/environment/')
+gate .venv/bin/ruff check .
+gate .venv/bin/ruff format --check .
+gate .venv/bin/pyright
+gate .venv/bin/shellcheck -x "${scripts[@]}"
+gate .ci/leaks.sh
+[ ${#failed[@]} -eq 0 ] || die "failed: ${failed[*]}"

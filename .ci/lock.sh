@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Writes the exact pins. No index address gets into the file, whatever index this machine uses.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=.ci/lib.sh
+. "$here/lib.sh"
+cd "$here/.."
+
+pins=.requirements/all.txt
+new=$(mktemp)
+trap 'rm -f "$new"' EXIT
+[ ! -f "$pins" ] || cp "$pins" "$new"
+.venv/bin/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.12 \
+  --overrides .requirements/overrides.txt --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
+  --quiet --output-file "$new" "$@" >/dev/null
+{
+  echo '# Everything that make installs, pinned. Made by: make lock. Install with --no-deps: overrides.txt overrides what packages declare.'
+  grep -v '^#' "$new"
+} >"$pins"
+say "wrote $(grep -c == "$pins") pins to $pins"

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Runs the tests. Docker's run where Docker is there or can be had; otherwise they are skipped, saying so.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=.ci/lib.sh
+. "$here/lib.sh"
+cd "$here/.."
+
+if ! { .ci/engines.sh docker && .ci/docker_base.sh; }; then
+  case ",${HARBOR_GYM_REQUIRE:-}," in
+    *,docker,*) die 'HARBOR_GYM_REQUIRE names docker, and Docker cannot be had here' ;;
+    *) say 'going on without Docker: its tests are skipped' ;;
+  esac
+fi
+exec .venv/bin/python -m pytest "$@"

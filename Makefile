@@ -1,0 +1,42 @@
+# A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
+.DEFAULT_GOAL := help
+.PHONY: help setup engines engines-local engines-docker train test check fmt lock clean
+
+PY := .venv/bin/python
+INSTALLED := .venv/.installed
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 18
+
+$(INSTALLED): .requirements/all.txt .requirements/overrides.txt pyproject.toml
+	.ci/setup.sh
+	@touch $@
+
+setup: $(INSTALLED) ## Make .venv with every pinned package (PYTHON= names an interpreter)
+
+engines-local: ## Install what the local sandbox needs: tmux, bubblewrap, buildah, mmdebstrap
+	.ci/engines.sh local
+
+engines-docker: ## Install Docker with Compose v2 and start it where nothing else does
+	.ci/engines.sh docker
+
+engines: engines-local engines-docker ## Both of the above
+
+train: setup engines-local ## Train on tasks/devops_task here, on the CPU (ARGS= adds flags)
+	$(PY) recipes/train.py --task-dir tasks/devops_task --env local --backend local $(ARGS)
+
+test: setup engines-local ## Run the tests, those on Docker where it can be had (ARGS= adds pytest's flags)
+	.ci/test.sh $(ARGS)
+
+check: setup ## Lint, format check, types, shell scripts, leaked addresses
+	.ci/check.sh
+
+fmt: setup ## Format and fix what can be fixed
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+lock: setup ## Pin every package anew (ARGS=--upgrade moves them to the newest)
+	.ci/lock.sh $(ARGS)
+
+clean: ## Remove .venv and caches; runs/ and trials/ stay
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
