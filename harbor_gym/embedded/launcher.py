@@ -1,0 +1,309 @@
+"""Run SkyRL's Tinker-compatible server with this interpreter, bound to the life of its parent.
+
+    python -m harbor_gym.embedded.launcher --base-model DIR --backend jax --port 8000 ...
+
+Takes every option of ``skyrl.tinker.api`` and the few of ours (``--help`` lists them). This file imports nothing of
+harbor_gym, so an interpreter that only has SkyRL can run it by its path.
+
+SkyRL's server is changed in four places, each of them a private name of exactly one SkyRL version; :func:`verify_skyrl`
+refuses to start on another one:
+
+1. The engine process is this file run by this interpreter, not ``uv run`` with extras.
+2. A promise of samples carries one id per sample, which the Tinker SDK asserts since 0.28.
+3. ``load_weights`` without a model makes the model first: the SDK creates a client from a checkpoint in one request.
+4. The checkpoint routes accept the ids (``session:train:0``) that the SDK gives to models made that way.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import os
+import signal
+import socket
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any
+
+SKYRL_VERSION = "0.4.0"
+
+TOUCHED_NAMES = (
+    "skyrl.tinker.api:_build_uv_run_cmd_engine",
+    "skyrl.tinker.api:app",
+    "skyrl.tinker.api:asample",
+    "skyrl.tinker.api:create_future",
+    "skyrl.tinker.api:get_model",
+    "skyrl.tinker.api:get_session",
+    "skyrl.tinker.api:load_weights",
+    "skyrl.tinker.api:FutureResponse.model_fields",
+    "skyrl.tinker.api:HTTP_KEEP_ALIVE_TIMEOUT_SECONDS",
+    "skyrl.tinker.api:ID_MAX_LENGTH",
+    "skyrl.tinker.api:ID_PATTERN",
+    "skyrl.tinker.api:LoadWeightsRequest.model_fields",
+    "skyrl.tinker.api:ModelDB.lora_config",
+    "skyrl.tinker.api:SampleRequest.model_fields",
+    "skyrl.tinker.config:EngineConfig.model_fields",
+    "skyrl.tinker.config:add_model",
+    "skyrl.tinker.config:config_to_argv",
+    "skyrl.tinker.engine:TinkerEngine.run",
+    "skyrl.tinker.types:CreateModelInput",
+    "skyrl.tinker.types:LoraConfig",
+    "skyrl.tinker.types:RequestType.CREATE_MODEL",
+    "skyrl.tinker.types:TinkerPath.parse",
+    "skyrl.utils.log:get_uvicorn_log_config",
+)
+"""Every name of SkyRL that this file calls or replaces, as ``module:attribute``."""
+
+PATCHED_ROUTES = ("/api/v1/asample", "/api/v1/load_weights")
+"""Routes of the server that are replaced (change 2 and 3)."""
+
+CHECKPOINT_ROUTES = (
+    "/api/v1/training_runs/{unique_id}/checkpoints/{checkpoint_id}/archive",
+    "/api/v1/training_runs/{unique_id}/checkpoints/{checkpoint_id}/download",
+    "/api/v1/training_runs/{unique_id}/checkpoints/{checkpoint_path:path}",
+    "/api/v1/training_runs/{unique_id}/checkpoints",
+    "/api/v1/models/{unique_id}/checkpoints",
+)
+"""Routes of the server whose ``unique_id`` is widened (change 4)."""
+
+SDK_ID_PATTERN = r"^[a-zA-Z0-9_:-]+$"
+_PR_SET_PDEATHSIG = 1
+_GRACEFUL_SHUTDOWN_SEC = 1
+
+
+def verify_skyrl() -> list[str]:
+    """Compare the installed SkyRL with the one these changes were written for.
+
+    Returns:
+        What is wrong, one line each; empty when the server can be started.
+    """
+    try:
+        version = importlib.metadata.version("skyrl")
+    except importlib.metadata.PackageNotFoundError:
+        return [f"skyrl is not installed for {sys.executable}; expected skyrl[tinker,jax]=={SKYRL_VERSION}"]
+    problems: list[str] = []
+    if version != SKYRL_VERSION:
+        problems.append(f"skyrl {version} is installed; this launcher changes private names of {SKYRL_VERSION} only")
+    for name in TOUCHED_NAMES:
+        module, _, attributes = name.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for attribute in attributes.split("."):
+                found = getattr(found, attribute)
+        except (ImportError, AttributeError) as error:
+            problems.append(f"skyrl has no {name} ({error})")
+    if not problems:
+        paths = {getattr(route, "path", "") for route in importlib.import_module("skyrl.tinker.api").app.router.routes}
+        problems += [
+            f"skyrl's server has no route {path}" for path in PATCHED_ROUTES + CHECKPOINT_ROUTES if path not in paths
+        ]
+    return problems
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends, however the parent ends.
+
+    Args:
+        parent_pid: The parent as it knows itself; a different parent now means that it is already gone.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        raise SystemExit(f"the parent process {parent_pid} is gone; not starting")
+
+
+def _own_options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, add_help=False, allow_abbrev=False)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 is any free one")
+    parser.add_argument("--listen-fd", type=int, help="an inherited socket to listen on, instead of --host and --port")
+    parser.add_argument("--ready-file", type=Path, help="file made when the engine has loaded the model")
+    parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when this parent process ends")
+    parser.add_argument("--engine", action="store_true", help="be the engine process (used by the server itself)")
+    return parser
+
+
+def _engine_argv(own: argparse.Namespace, _parent_argv: list[str], engine_config: Any) -> list[str]:
+    from skyrl.tinker.config import config_to_argv
+
+    # -P keeps this file's folder, whose modules have common names, out of the engine's import path.
+    argv = [sys.executable, "-P", str(Path(__file__).resolve()), "--engine", "--die-with-parent", str(os.getpid())]
+    if own.ready_file is not None:
+        argv += ["--ready-file", str(own.ready_file)]
+    return argv + config_to_argv(engine_config)
+
+
+def _replace_route(app: Any, path: str, endpoint: Any, **options: Any) -> None:
+    routes = app.router.routes
+    index = next(i for i, route in enumerate(routes) if getattr(route, "path", "") == path)
+    old = routes.pop(index)
+    app.add_api_route(
+        path, endpoint, methods=sorted(old.methods), name=old.name, status_code=old.status_code, **options
+    )
+    routes.insert(index, routes.pop())
+
+
+def _patch_sample_promise(api: Any) -> None:
+    import fastapi
+
+    class SamplePromise(api.FutureResponse):
+        sample_sequence_ids: list[str]
+
+    original = api.asample
+
+    async def asample(request: Any, req: Any, session: Any) -> Any:
+        promise = await original(request, req, session)
+        ids = [f"{promise.request_id}-{index}" for index in range(request.num_samples)]
+        return SamplePromise(**promise.model_dump(), sample_sequence_ids=ids)
+
+    asample.__annotations__ = {"request": api.SampleRequest, "req": fastapi.Request}
+    asample.__defaults__ = (fastapi.Depends(api.get_session),)
+    _replace_route(api.app, "/api/v1/asample", asample, response_model=SamplePromise)
+
+
+def _patch_load_weights(api: Any) -> None:
+    import fastapi
+
+    types = importlib.import_module("skyrl.tinker.types")
+    original = api.load_weights
+
+    class LoadWeights(api.LoadWeightsRequest):
+        model_id: str | None = None
+        session_id: str | None = None
+        model_seq_id: int | None = None
+
+    async def create_from_checkpoint(request: Any, session: Any) -> str:
+        path = types.TinkerPath.parse(request.path)
+        if path is None or request.session_id is None or request.model_seq_id is None:
+            raise fastapi.HTTPException(400, "load_weights needs a model, or a session and a tinker:// path")
+        source = await api.get_model(session, path.primary_id)
+        model_id = f"{request.session_id}:train:{request.model_seq_id}"  # the SDK derives the same id
+        request_id = await api.create_future(
+            session=session,
+            request_type=types.RequestType.CREATE_MODEL,
+            model_id=model_id,
+            request_data=types.CreateModelInput(lora_config=types.LoraConfig.model_validate(source.lora_config)),
+        )
+        model = api.ModelDB(
+            model_id=model_id,
+            base_model=source.base_model,
+            lora_config=source.lora_config,
+            status="created",
+            request_id=request_id,
+            session_id=request.session_id,
+        )
+        session.add(model)
+        await session.commit()
+        return model_id
+
+    async def load_weights(request: Any, req: Any, session: Any) -> Any:
+        model_id = request.model_id or await create_from_checkpoint(request, session)
+        fields = request.model_dump(include=set(api.LoadWeightsRequest.model_fields))
+        return await original(api.LoadWeightsRequest(**{**fields, "model_id": model_id}), req, session)
+
+    load_weights.__annotations__ = {"request": LoadWeights, "req": fastapi.Request}
+    load_weights.__defaults__ = (fastapi.Depends(api.get_session),)
+    _replace_route(api.app, "/api/v1/load_weights", load_weights, response_model=api.FutureResponse)
+
+
+def _patch_checkpoint_ids(api: Any) -> None:
+    import fastapi
+
+    routes = {getattr(route, "path", ""): route for route in api.app.router.routes}
+    for path in CHECKPOINT_ROUTES:
+        endpoint = routes[path].endpoint
+        signature = inspect.signature(endpoint)
+        unique_id = signature.parameters["unique_id"].replace(
+            default=fastapi.Path(..., pattern=SDK_ID_PATTERN, max_length=api.ID_MAX_LENGTH)
+        )
+        endpoint.__signature__ = signature.replace(parameters=[*_with(signature, unique_id)])
+        _replace_route(api.app, path, endpoint)
+
+
+def _with(signature: inspect.Signature, parameter: inspect.Parameter) -> list[inspect.Parameter]:
+    return [parameter if known.name == parameter.name else known for known in signature.parameters.values()]
+
+
+def patch_server(own: argparse.Namespace) -> Any:
+    """Apply the four changes to SkyRL's server module and return it.
+
+    Args:
+        own: Our options, which the engine process inherits.
+    """
+    api: Any = importlib.import_module("skyrl.tinker.api")
+    api._build_uv_run_cmd_engine = functools.partial(_engine_argv, own)
+    _patch_sample_promise(api)
+    _patch_load_weights(api)
+    _patch_checkpoint_ids(api)
+    return api
+
+
+def _forget_unfinished_requests(database_url: str) -> None:
+    """Fail what an earlier server left pending, or the engine would serve clients that are gone."""
+    database = Path(database_url.removeprefix("sqlite:///"))
+    if not database_url.startswith("sqlite:///") or not database.is_file():
+        return
+    error = '{"error": "the server was restarted", "status": "failed"}'
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'futures'").fetchone():
+            connection.execute(
+                "UPDATE futures SET status = 'FAILED', result_data = ? WHERE status = 'PENDING'", (error,)
+            )
+
+
+def _run_engine(own: argparse.Namespace, engine_config: Any) -> None:
+    from skyrl.tinker.engine import TinkerEngine
+
+    engine = TinkerEngine(engine_config)
+    if own.ready_file is not None:
+        own.ready_file.touch()
+    engine.run()
+
+
+def _run_server(own: argparse.Namespace, engine_config: Any) -> None:
+    import uvicorn
+    from skyrl.utils.log import get_uvicorn_log_config
+
+    _forget_unfinished_requests(engine_config.database_url)
+    api = patch_server(own)
+    api.app.state.engine_config = engine_config
+    listener = socket.socket(fileno=own.listen_fd) if own.listen_fd is not None else None
+    config = uvicorn.Config(
+        api.app,
+        host=own.host,
+        port=own.port,
+        log_config=get_uvicorn_log_config(),
+        access_log=False,
+        timeout_keep_alive=api.HTTP_KEEP_ALIVE_TIMEOUT_SECONDS,
+        timeout_graceful_shutdown=_GRACEFUL_SHUTDOWN_SEC,
+    )
+    uvicorn.Server(config).run(sockets=None if listener is None else [listener])
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the server, or the engine when the server asks for it.
+
+    Raises:
+        SystemExit: SkyRL is not the version this file was written for, or the parent is gone.
+    """
+    own, _ = _own_options().parse_known_args(argv)
+    if own.die_with_parent is not None:
+        die_with_parent(own.die_with_parent)
+    if problems := verify_skyrl():
+        raise SystemExit("cannot start the embedded training server:\n  " + "\n  ".join(problems))
+    from skyrl.tinker.config import EngineConfig, add_model
+
+    parser = argparse.ArgumentParser(parents=[_own_options()], allow_abbrev=False)
+    add_model(parser, EngineConfig)
+    values = vars(parser.parse_args(argv))
+    engine_config = EngineConfig.model_validate({k: v for k, v in values.items() if k in EngineConfig.model_fields})
+    (_run_engine if own.engine else _run_server)(own, engine_config)
+
+
+if __name__ == "__main__":
+    main()

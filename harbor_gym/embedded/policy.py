@@ -1,0 +1,133 @@
+"""The tiny policy's parts: a byte-level tokenizer with Qwen3's chat tokens, and a Qwen3 model of a few million weights.
+
+Both are written as an ordinary Hugging Face directory, so the cookbook's ``get_tokenizer`` and ``get_renderer`` and
+SkyRL's server take its path wherever they take a model's name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harbor_gym.errors import MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+ADDED_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+"""Tokens of Qwen3 that stand for themselves in text; the renderers look them up by name."""
+
+MAX_POSITIONS = 8192
+_VOCABULARY_STEP = 64
+_BYTES = 256
+_CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def build_tokenizer(corpus: Iterable[str], vocab_size: int = 1536) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer that any Qwen3 renderer of the cookbook can use.
+
+    Args:
+        corpus: Text to learn merges from. Every other text still round-trips, byte by byte.
+        vocab_size: Tokens at most, chat tokens included; a multiple of 64, at least 320. A small corpus gives fewer.
+
+    Raises:
+        UsageError: ``vocab_size`` can't be used.
+        MissingDependencyError: tokenizers or transformers is not installed.
+    """
+    if vocab_size % _VOCABULARY_STEP or vocab_size < _BYTES + _VOCABULARY_STEP:
+        raise UsageError(f"vocab_size must be a multiple of {_VOCABULARY_STEP} and at least 320, not {vocab_size}")
+    try:
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+        from transformers import PreTrainedTokenizerFast
+    except ImportError as error:
+        raise missing_training_stack(error) from error
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(ADDED_TOKENS),
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in ADDED_TOKENS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
+        chat_template=_CHAT_TEMPLATE,
+    )
+
+
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, *, hidden_size: int = 192, layers: int = 4, seed: int = 0
+) -> Qwen3ForCausalLM:
+    """Make a randomly initialised Qwen3 model, about 2 million float32 weights by default.
+
+    Args:
+        tokenizer: Gives the vocabulary, rounded up to a multiple of 64, and the special tokens' ids.
+        hidden_size: Width; a multiple of 64, which is the size of a head.
+        layers: Transformer blocks.
+        seed: Decides every weight.
+
+    Raises:
+        UsageError: ``hidden_size`` can't be split into heads.
+        MissingDependencyError: torch or transformers is not installed.
+    """
+    head_size = 64
+    if hidden_size % head_size or hidden_size < head_size:
+        raise UsageError(f"hidden_size must be a multiple of {head_size}, not {hidden_size}")
+    try:
+        import torch
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+    except ImportError as error:
+        raise missing_training_stack(error) from error
+    config = Qwen3Config(
+        vocab_size=-(-len(tokenizer) // _VOCABULARY_STEP) * _VOCABULARY_STEP,
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden_size // head_size,
+        num_key_value_heads=1,
+        head_dim=head_size,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=SPECIAL_TOKENS.index("<|im_end|>"),
+        pad_token_id=SPECIAL_TOKENS.index("<|endoftext|>"),
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config).float()
+
+
+def save_policy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out_dir: Path) -> None:
+    """Write model and tokenizer as one Hugging Face directory, which is made if missing."""
+    from transformers.utils import logging as transformers_logging
+
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model.save_pretrained(out_dir)
+        tokenizer.save_pretrained(out_dir)
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def missing_training_stack(error: ImportError) -> MissingDependencyError:
+    """Say how to get what the embedded backend is built from."""
+    return MissingDependencyError(
+        f"the embedded backend needs {error.name or 'torch, transformers and skyrl'}, which is not installed: "
+        'run `make setup`, or pip install "harbor-gym[tinker,server]"'
+    )

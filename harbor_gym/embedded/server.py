@@ -1,0 +1,286 @@
+"""The embedded training server as a child process on loopback."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from harbor_gym.cache import cache_dir
+from harbor_gym.errors import HarborGymError, UsageError
+
+_LAUNCHER = Path(__file__).with_name("launcher.py")
+_LORA_SLOTS = 8
+"""Adapters the server holds at once. A client's slot frees only after its session timed out (300 s), so a few clients
+in a row must fit; slot 0 is the base model's."""
+_POLL_SEC = 0.1
+_GRACE_SEC = 4.0
+"""Seconds between SIGTERM and SIGKILL: the server gives open requests 1 s, then stops its engine."""
+_REAP_SEC = 2.0
+_LOG_TAIL_BYTES = 4000
+
+
+class TrainingServerError(HarborGymError):
+    """The embedded training server did not start, or went away."""
+
+    is_infrastructure = True
+
+
+class TrainingServer:
+    """Run SkyRL's Tinker-compatible server for one model directory.
+
+    Use it as an async context manager, or call :meth:`start` and :meth:`stop`. The server and its engine die with
+    this process, even by SIGKILL. An instance starts once.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        state_dir: Path,
+        *,
+        max_lora_rank: int = 32,
+        train_micro_batch_size: int = 8,
+        sample_max_num_sequences: int = 8,
+        python: str = sys.executable,
+        startup_timeout_sec: float = 300,
+    ) -> None:
+        """Describe the server; nothing runs before :meth:`start`.
+
+        Args:
+            model_dir: Hugging Face model directory; its absolute path is also the client's ``model_name``.
+            state_dir: Where the database, the checkpoints and ``server.log`` live. A later server on the same
+                directory knows the same checkpoints; two at once are refused.
+            max_lora_rank: Largest rank a client may ask for.
+            train_micro_batch_size: Sequences per training pass. Each distinct batch shape is compiled once.
+            sample_max_num_sequences: Sequences sampled together.
+            python: Interpreter that has SkyRL; harbor_gym need not be installed there.
+            startup_timeout_sec: Ceiling on :meth:`start`, in seconds.
+        """
+        self.model_dir = model_dir.resolve()
+        self.state_dir = state_dir.resolve()
+        self.log_path = self.state_dir / "server.log"
+        self._backend_config = {
+            "max_lora_adapters": _LORA_SLOTS,
+            "max_lora_rank": max_lora_rank,
+            "train_micro_batch_size": train_micro_batch_size,
+            "sample_max_num_sequences": sample_max_num_sequences,
+        }
+        self._python = python
+        self._startup_timeout_sec = startup_timeout_sec
+        self._process: asyncio.subprocess.Process | None = None
+        self._port: int | None = None
+        self._lock: IO[str] | None = None
+        self._stopping = False
+
+    @property
+    def base_url(self) -> str:
+        """Address for ``tinker.ServiceClient(base_url=...)``.
+
+        Raises:
+            UsageError: The server was never started.
+        """
+        if self._port is None:
+            raise UsageError("the training server has no address yet; start() it first")
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server, which is its process group's too; None when it does not run."""
+        return None if self._process is None or self._process.returncode is not None else self._process.pid
+
+    async def start(self) -> None:
+        """Start the server and wait until its engine has loaded the model.
+
+        Raises:
+            UsageError: It was started before, or another server uses ``state_dir``.
+            TrainingServerError: It ended or did not get ready in time; the message has the log's end.
+        """
+        if self._port is not None:
+            raise UsageError("this training server was started before; make a new TrainingServer")
+        if not (self.model_dir / "config.json").is_file():
+            raise UsageError(f"{self.model_dir} is not a model directory: it has no config.json")
+        try:
+            self._claim_state_dir()
+            await self._spawn()
+            await self._wait_until_ready()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop server and engine and wait until both are gone. Safe to call at any time, and again."""
+        self._stopping = True
+        if self._process is not None:
+            await _uninterrupted(_end_process_group(self._process))
+        shutil.rmtree(self.state_dir / "tmp", ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    async def monitor(self) -> None:
+        """Wait until the server ends; run it beside the training to notice a crash at once.
+
+        Returns when the server was stopped on purpose.
+
+        Raises:
+            UsageError: The server was never started.
+            TrainingServerError: It ended by itself; the message has the log's end.
+        """
+        if self._process is None:
+            raise UsageError("there is no training server to monitor; start() it first")
+        await self._process.wait()
+        if not self._stopping:
+            raise self._error(f"ended by itself with exit code {self._process.returncode}")
+
+    def client_environment(self) -> dict[str, str]:
+        """Return the variables a process needs before it imports ``tinker``."""
+        no_proxy = [host for host in os.environ.get("NO_PROXY", "").split(",") if host]
+        return {
+            "TINKER_API_KEY": "tml-embedded",
+            "TINKER_BASE_URL": self.base_url,
+            "TINKER_TELEMETRY": "0",
+            "HF_HUB_OFFLINE": "1",
+            "NO_PROXY": ",".join(dict.fromkeys([*no_proxy, "127.0.0.1"])),
+        }
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _claim_state_dir(self) -> None:
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        lock = (self.state_dir / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise UsageError(f"another training server uses {self.state_dir}; give each its own state_dir") from None
+        self._lock = lock
+        shutil.rmtree(self.state_dir / "tmp", ignore_errors=True)
+        (self.state_dir / "tmp").mkdir()
+
+    async def _spawn(self) -> None:
+        # The child inherits a socket that already listens: no port can be lost between choosing and binding it.
+        with socket.create_server(("127.0.0.1", 0), backlog=128) as listener, self.log_path.open("wb") as log:
+            self._port = listener.getsockname()[1]
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command(listener.fileno()),
+                env=self._environment(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+
+    def _command(self, listen_fd: int) -> list[str]:
+        # -P keeps the launcher's folder, whose modules have common names, out of the child's import path.
+        return [
+            *(self._python, "-P", str(_LAUNCHER)),
+            *("--die-with-parent", str(os.getpid())),
+            *("--listen-fd", str(listen_fd)),
+            *("--ready-file", str(self._ready_file)),
+            *("--base-model", str(self.model_dir)),
+            *("--backend", "jax", "--backend-config", json.dumps(self._backend_config)),
+            *("--checkpoints-base", str(self.state_dir / "checkpoints")),
+            *("--database-url", f"sqlite:///{self.state_dir / 'tinker.db'}"),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "JAX_PLATFORMS": "cpu",
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "JAX_COMPILATION_CACHE_DIR": str(cache_dir() / "jax"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(self.state_dir / "tmp"),
+        }
+
+    @property
+    def _ready_file(self) -> Path:
+        return self.state_dir / "tmp" / "engine-is-ready"
+
+    async def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        timeout = asyncio.timeout(self._startup_timeout_sec)
+        try:
+            async with timeout:
+                while not (self._ready_file.exists() and await self._answers()):
+                    if self._process.returncode is not None:
+                        raise self._error(f"ended with exit code {self._process.returncode} before it was ready")
+                    await asyncio.sleep(_POLL_SEC)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise self._error(f"was not ready after {self._startup_timeout_sec:g} s") from None
+
+    async def _answers(self) -> bool:
+        assert self._port is not None
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:
+            return False
+        try:
+            writer.write(b"GET /api/v1/healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            return b" 200 " in await reader.readline()
+        except OSError:
+            return False
+        finally:
+            writer.close()
+
+    def _error(self, what: str) -> TrainingServerError:
+        tail = ""
+        with contextlib.suppress(OSError):
+            tail = self.log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        return TrainingServerError(f"the training server for {self.model_dir} {what}. End of {self.log_path}:\n{tail}")
+
+
+async def _end_process_group(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _GRACE_SEC)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+    with contextlib.suppress(TimeoutError):  # a zombie stays in the group until PID 1 reaps it, if it ever does
+        async with asyncio.timeout(_REAP_SEC):
+            while _group_exists(process.pid):  # noqa: ASYNC110 - the kernel has no event for an empty process group
+                await asyncio.sleep(0.01)
+
+
+def _group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def _uninterrupted[T](work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work`` to its end although the caller is cancelled meanwhile; the cancellation follows it."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+    return task.result()
