@@ -11,12 +11,13 @@ plugins=/usr/local/lib/docker/cli-plugins
 
 can_apt || die 'installing Docker plugins takes root and apt'
 apt_update
+# shellcheck disable=SC2016  # apt expands the fields, not the shell
 mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' | sed -n 's/^Debian //p' | head -n 1)
 [ -n "$mirror" ] || die "no Compose v2 in this distribution's packages; install Docker's own: docker-compose-plugin docker-buildx-plugin"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work"/{lists/partial,cache/archives/partial,root}
+mkdir -p "$work"/{lists/partial,cache/archives/partial,unpacked}
 echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" >"$work/sources.list"
 options=(
   -o "Dir::Etc::sourcelist=$work/sources.list" -o 'Dir::Etc::sourceparts=-'
@@ -25,6 +26,6 @@ options=(
 say "taking compose and buildx from Debian $suite"
 apt "${options[@]}" update >&2
 (cd "$work" && apt "${options[@]}" download docker-compose docker-buildx >&2)
-for package in "$work"/*.deb; do dpkg-deb -x "$package" "$work/root"; done
+for package in "$work"/*.deb; do dpkg-deb -x "$package" "$work/unpacked"; done
 mkdir -p "$plugins"
-install -m 755 "$work"/root/usr/libexec/docker/cli-plugins/* "$plugins/"
+install -m 755 "$work"/unpacked/usr/libexec/docker/cli-plugins/* "$plugins/"

@@ -57,7 +57,8 @@ docker_plugins() {
   done
   if has_compose && has_buildx; then return 0; fi
   "$here/docker_plugins.sh"
-  has_compose && has_buildx || die 'Compose v2 and buildx are installed, yet `docker compose version` or `docker buildx version` fails'
+  has_compose || die 'Compose v2 was installed, yet docker compose version fails'
+  has_buildx || die 'buildx was installed, yet docker buildx version fails'
 }
 
 docker_daemon() {
