@@ -7,7 +7,7 @@ import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -134,7 +134,7 @@ def base(
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
+def _one_line_errors() -> Generator[None]:
     """Turn our errors into one line on stderr and an exit code."""
     try:
         yield

@@ -1,0 +1,93 @@
+"""Imports go one way, frameworks stay in their rooms, and ``import harbor_gym`` stays light."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "harbor_gym"
+
+# A room imports from the floors below its own, and from itself.
+FLOORS = (
+    {"types", "errors", "config"},
+    {"prompts", "cache", "reporting"},
+    {"actions", "terminal", "episode", "sandboxes"},
+    {"terminal_env", "checking"},
+    {"token_env"},
+    {"rollout", "transcripts"},
+    {"tinker", "embedded", "gymnasium", "adapters"},
+    {"cli"},
+    {"__main__"},
+)
+
+# Who may import what from outside; everything that is not listed is free.
+OWNERS = {
+    "harbor.trial": {"episode", "checking"},
+    "harbor.agents": {"episode", "actions"},
+    "gymnasium": {"gymnasium"},
+    "tinker": {"tinker", "embedded"},
+    "tinker_cookbook": {"tinker", "embedded"},
+    "chz": {"tinker"},
+    "torch": {"embedded"},
+    "jax": {"embedded"},
+    "skyrl": {"embedded"},
+    "transformers": {"embedded"},
+    "matplotlib": {"reporting"},
+    "typer": {"cli"},
+}
+
+HEAVY = ("litellm", "torch", "jax", "tinker", "tinker_cookbook", "gymnasium", "harbor.agents", "harbor.trial")
+
+FILES = sorted(file for file in PACKAGE.rglob("*.py") if file != PACKAGE / "__init__.py")
+
+
+def room_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_names(file: Path) -> Iterator[str]:
+    """Yield the dotted name of everything imported, lazily too; ``from a import b`` yields ``a.b``."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: relative import; write the package's name"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def floor_of(room: str) -> int:
+    floors = [number for number, rooms in enumerate(FLOORS) if room in rooms]
+    assert floors, f"harbor_gym/{room} stands on no floor; give it one in {Path(__file__).name}"
+    return floors[0]
+
+
+def test_every_room_was_found() -> None:
+    assert {"types", "episode", "terminal_env", "sandboxes", "cli"} <= {room_of(file) for file in FILES}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_rooms_import_downwards_only(file: Path) -> None:
+    room = room_of(file)
+    modules = {room_of(module) for module in FILES}
+    used = {name.split(".")[1] for name in imported_names(file) if name.startswith("harbor_gym.")}
+    assert used <= modules | {"__version__"}, f"{file}: import from the room itself, not from the package's shop window"
+    upwards = {other for other in used - {room, "__version__"} if floor_of(other) >= floor_of(room)}
+    assert not upwards, f"{room} (floor {floor_of(room)}) imports from {sorted(upwards)}, which is not below it"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_frameworks_are_imported_by_their_owners_only(file: Path) -> None:
+    for name in imported_names(file):
+        for package, rooms in OWNERS.items():
+            if name == package or name.startswith(f"{package}."):
+                assert room_of(file) in rooms, f"{file} imports {name}; only {sorted(rooms)} may"
+
+
+@pytest.mark.parametrize("module", ["harbor_gym", "harbor_gym.config", "harbor_gym.sandboxes", "harbor_gym.cli"])
+def test_importing_is_light(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,101 @@
+"""Sandboxes by name, and the check before anything starts."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from harbor.models.environment_type import EnvironmentType
+
+from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
+from harbor_gym.sandboxes import environment_config, preflight, sandbox_names
+from tests.engines import require_engine
+
+
+def test_local_is_our_own_class() -> None:
+    config = environment_config("local", options={"x": 1})
+    assert config.import_path == "harbor_gym.sandboxes.local:LocalEnvironment"
+    assert config.type is None
+    assert config.kwargs == {"x": 1}
+
+
+@pytest.mark.parametrize("kind", EnvironmentType, ids=lambda kind: kind.value)
+def test_every_harbor_kind_passes_by_name(kind: EnvironmentType) -> None:
+    config = environment_config(kind.value, options={"x": 1})
+    assert (config.type, config.import_path, config.kwargs) == (kind, None, {"x": 1})
+    assert kind.value in sandbox_names()
+
+
+def test_only_docker_gets_the_overlay() -> None:
+    assert environment_config("daytona").extra_docker_compose == []
+    (overlay,) = environment_config("docker").extra_docker_compose
+    assert yaml.safe_load(overlay.read_text()) == {"services": {"main": {"init": True, "stop_grace_period": "1s"}}}
+
+
+def test_an_import_path_passes() -> None:
+    assert environment_config("some.module:Sandbox").import_path == "some.module:Sandbox"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("dockr", "did you mean docker"),
+        ("Daytona", "did you mean daytona"),
+        ("qqqq", "known: local, "),
+        ("", "known: "),
+    ],
+)
+def test_an_unknown_name_lists_near_ones(name: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=hint) as caught:
+        environment_config(name)
+    assert "\n" not in str(caught.value)
+
+
+def expect(kind: type[HarborGymError], name: str) -> str:
+    with pytest.raises(kind) as caught:
+        preflight(environment_config(name))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DAYTONA_API_KEY", raising=False)
+    monkeypatch.delenv("DAYTONA_JWT_TOKEN", raising=False)
+    assert "DAYTONA_API_KEY" in expect(UsageError, "daytona")
+
+
+def test_a_missing_extra_is_named_before_a_trial_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("E2B_API_KEY", "no-real-key")
+    assert 'pip install "harbor[e2b]"' in expect(MissingDependencyError, "e2b")
+
+
+@pytest.mark.parametrize("path", ["no.such.module:Sandbox", "pathlib:NoSuchClass", "pathlib:Path", ":"])
+def test_an_import_path_that_leads_nowhere_is_refused(path: str) -> None:
+    assert path in expect(UsageError, path)
+
+
+def test_docker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "Docker is not installed" in expect(MissingDependencyError, "docker")
+
+
+@pytest.mark.docker
+def test_docker_without_a_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    require_engine("docker")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+    assert "daemon is not running" in expect(MissingDependencyError, "docker")
+
+
+def test_docker_without_compose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    client = tmp_path / "docker"
+    client.write_text('#!/bin/sh\n[ "$1" = info ]\n')
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert "Compose v2" in expect(MissingDependencyError, "docker")
+
+
+@pytest.mark.docker
+def test_docker_that_is_there_passes() -> None:
+    require_engine("docker")
+    preflight(environment_config("docker"))
