@@ -10,14 +10,14 @@ from pathlib import Path
 
 import chz
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetBuilder
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, RLDataset, RLDatasetBuilder, Trajectory
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.terminal_env import AsyncTerminalGymEnv
 from harbor_gym.tinker.codec import RendererCodec
-from harbor_gym.tinker.env import HarborTerminalTinkerEnv
+from harbor_gym.tinker.env import STOP_REASONS, HarborTerminalTinkerEnv
 from harbor_gym.token_env import TokenTerminalEnv
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,15 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         self._made += self.group_size
         self._envs.extend(envs)
         return envs
+
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        """Add nothing to the verifier's rewards; report how each episode ended, for shares over the batch."""
+        return [
+            (0.0, {f"ended/{reason}": float(trajectory.stop_reason == reason) for reason in STOP_REASONS})
+            for trajectory in trajectory_group
+        ]
 
     async def cleanup(self) -> None:
         """Close every environment this builder made, all at once. Never raises for one that fails to close."""

@@ -27,14 +27,20 @@ from harbor_gym.types import EndReason, EpisodeInfo
 
 logger = logging.getLogger(__name__)
 
-# The cookbook's words where it has one; our own otherwise.
-_STOP_REASONS: dict[EndReason, str] = {
+_COOKBOOK_WORDS: dict[EndReason, str] = {
     EndReason.COMPLETED: StopReason.COMPLETED,
     EndReason.MAX_TURNS: StopReason.MAX_TURNS,
     EndReason.MAX_TOKENS: StopReason.MAX_TOKENS,
     EndReason.CONTEXT_OVERFLOW: StopReason.CONTEXT_OVERFLOW,
     EndReason.PARSE_FAILURES: StopReason.PARSE_ERROR,
 }
+
+STOP_REASONS: tuple[str, ...] = tuple(
+    str(_COOKBOOK_WORDS.get(reason, reason.value))
+    for reason in EndReason
+    if reason is not EndReason.INFRASTRUCTURE_ERROR
+)
+"""Every ``stop/<reason>`` that this environment reports: the cookbook's word where it has one, ours otherwise."""
 
 
 class HarborTerminalTinkerEnv(Env):
@@ -127,7 +133,7 @@ class HarborTerminalTinkerEnv(Env):
         metrics["parse_error"] = float(step.info.get("parse_error") is not None)
         if step.done:
             reason = step.info.get("end_reason", EndReason.COMPLETED)
-            metrics[f"{STOP_METRIC_PREFIX}{_STOP_REASONS.get(reason, reason.value)}"] = 1.0
+            metrics[f"{STOP_METRIC_PREFIX}{_COOKBOOK_WORDS.get(reason, reason.value)}"] = 1.0
             for name, value in step.info.get("rewards", {}).items():
                 metrics[f"verifier/{name}"] = value
         return metrics
