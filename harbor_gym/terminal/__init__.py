@@ -1,0 +1,10 @@
+"""The terminal room: an interactive shell in a sandbox, driven by keystrokes and read as text.
+
+It knows a Harbor environment's ``exec`` and ``upload_file``, and nothing of Harbor's lifecycle.
+"""
+
+from harbor_gym.terminal.observation import OBSERVATION_FORMAT
+from harbor_gym.terminal.portable import open_terminal
+from harbor_gym.terminal.session import Terminal, TerminalTurn
+
+__all__ = ["OBSERVATION_FORMAT", "Terminal", "TerminalTurn", "open_terminal"]

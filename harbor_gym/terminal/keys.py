@@ -1,0 +1,54 @@
+"""Keystrokes to what tmux is told to type: a key name from a closed list, or bytes as they are."""
+
+import re
+from dataclasses import dataclass
+
+from harbor_gym.types import Command
+
+MAX_KEYSTROKE_BYTES = 2 * 1024 * 1024
+"""Ceiling on the keystrokes of one step, in UTF-8 bytes."""
+
+MAX_INLINE_BYTES = 1024
+"""Longer keystrokes travel as a file: tmux takes 16 KiB of arguments, and one hex word is three characters."""
+
+_KEY_NAME = re.compile(
+    r"(C-[a-z@\[\]\\^_]|M-[!-~]|Enter|Escape|Tab|BTab|Space|BSpace|DC|IC|Up|Down|Left|Right"
+    r"|Home|End|PgUp|PgDn|PageUp|PageDown|PPage|NPage|F[1-9]|F1[0-2])\n?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What one command types."""
+
+    name: str | None
+    """A tmux key name, or None for plain bytes."""
+
+    data: bytes
+    """The bytes to type, carriage returns for line feeds. Empty for a key name and for a bare wait."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nothing is typed at all."""
+        return self.name is None and not self.data
+
+
+def encode_keystrokes(keystrokes: str) -> Keys:
+    """Read one command's keystrokes.
+
+    A string that is exactly one key name (``"C-c"``, ``"C-c\\n"``, ``"Up"``) is that key; everything else is
+    typed byte by byte, with LF sent as CR as the Enter key does.
+
+    Raises:
+        ValueError: ``keystrokes`` holds a NUL or a lone surrogate, which no terminal can be sent.
+    """
+    if match := _KEY_NAME.fullmatch(keystrokes):
+        return Keys(name=match[1], data=b"")
+    if "\0" in keystrokes:
+        raise ValueError("keystrokes contain a NUL character")
+    return Keys(name=None, data=keystrokes.encode().replace(b"\n", b"\r"))
+
+
+def count_keystroke_bytes(commands: tuple[Command, ...]) -> int:
+    """Sum the UTF-8 bytes of all keystrokes; a lone surrogate counts as three."""
+    return sum(len(command.keystrokes.encode(errors="surrogatepass")) for command in commands)

@@ -1,0 +1,62 @@
+# Open the session: one private directory, one tmux server in it, one interactive bash in its pane.
+# Answers with one line: "<nonce> ok <dir> <shell pid>", or "<nonce> fail <reason> <details>".
+nonce=$1 step=$2 rc=$3 close=$4 columns=$5 rows=$6 history=$7
+
+fail() {
+    printf '%s fail %s\n' "$nonce" "$*"
+    if [ -n "$dir" ]; then
+        tmux -S "$dir/socket" kill-server 2>/dev/null
+        rm -rf "$dir"
+    fi
+    exit 0
+}
+
+dir=
+command -v tmux >/dev/null 2>&1 || fail no-tmux
+version=$(tmux -V)
+[[ $version =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] < 3)) && fail old-tmux "$version"
+
+for base in /run /dev/shm /var/tmp "$HOME" /tmp; do
+    dir=$(mktemp -d "$base/.terminal-XXXXXXXX" 2>/dev/null) && break
+done
+[ -n "$dir" ] || fail no-directory
+printf '%s\n' "$step" >"$dir/step" &&
+    printf '%s\n' "${rc//@DIR@/$dir}" >"$dir/rc" &&
+    printf '%s\n' "$close" >"$dir/close" &&
+    printf '0:0:0\n' >"$dir/prompt" &&
+    printf '0:0:0\n' >"$dir/typed" &&
+    mkfifo "$dir/nap" || fail no-directory "$dir"
+
+# An unknown locale makes bash complain; without UTF-8 tmux would not start at all.
+for locale in C.UTF-8 en_US.UTF-8 C; do
+    [ -z "$(LC_ALL=$locale bash --norc --noprofile -c : 2>&1)" ] && break
+done
+# Without the E3 capability `clear` pushes the screen into the scrollback, so that no line escapes the count.
+term=screen
+for terminfo in /etc/terminfo /lib/terminfo /usr/lib/terminfo /usr/share/terminfo; do
+    if [ -e "$terminfo/s/screen-256color" ] || [ -e "$terminfo/73/screen-256color" ]; then term=screen-256color; fi
+done
+unset TMUX TMUX_PANE
+export LC_ALL=$locale SHELL=$BASH
+
+pane=$(tmux -u -f /dev/null -S "$dir/socket" start-server \; \
+    set-option -g history-limit "$history" \; set-option -g status off \; set-option -s escape-time 0 \; \
+    set-option -s default-terminal "$term" \; set-option -g default-shell "$BASH" \; \
+    set-option -wg remain-on-exit on \; \
+    new-session -d -P -F '#{pane_pid} #{pid} #{pane_tty}' -s main -x "$columns" -y "$rows" -c "$PWD" \
+    "$BASH" --rcfile "$dir/rc" -i 2>&1) || fail start "$pane"
+printf '%s\n' "$pane" >"$dir/pane"
+if tmux -S "$dir/socket" list-commands paste-buffer 2>/dev/null | grep -q '\[-[a-z]*S'; then
+    printf '%s\n' -S >"$dir/paste-flags"
+fi
+
+read -r shell _ <"$dir/pane"
+exec 9<>"$dir/nap"
+for ((i = 0; i < 1000; i++)); do
+    read -r mark <"$dir/prompt"
+    [ "$mark" != 0:0:0 ] && break
+    [ -e "/proc/$shell/stat" ] || fail shell-ended "$(tmux -u -S "$dir/socket" capture-pane -p -t %0 2>&1 | grep . | tail -n 5)"
+    read -rt 0.01 -u 9
+done
+read -rt 0.015 -u 9
+printf '%s ok %s %s\n' "$nonce" "$dir" "$shell"

@@ -1,0 +1,13 @@
+# Read by the policy's interactive shell: the user's own settings, then a hook that notes each prompt in a file.
+if [ -f ~/.bashrc ]; then . ~/.bashrc; fi
+
+__prompt_status() { __prompt_code=$?; return "$__prompt_code"; }
+__prompt_mark() {
+    printf '%s:%s:%s\n' "$$" "$((__prompt_count += 1))" "${__prompt_code:-0}" >|"@DIR@/prompt" || :
+} 2>/dev/null
+
+if ((BASH_VERSINFO[0] > 5 || (BASH_VERSINFO[0] == 5 && BASH_VERSINFO[1] >= 1))); then
+    PROMPT_COMMAND=(__prompt_status "${PROMPT_COMMAND[@]}" __prompt_mark)
+else
+    PROMPT_COMMAND=$'__prompt_status\n'"${PROMPT_COMMAND:-:}"$'\n__prompt_mark'
+fi

@@ -1,0 +1,46 @@
+"""The one seam to Harbor's ``exec``: whatever an environment raises leaves as one of our errors."""
+
+import asyncio
+import math
+from typing import TYPE_CHECKING
+
+from harbor_gym.errors import SandboxLostError, SandboxTimeoutError
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment, ExecResult  # 0.3 s to import, and only types are needed
+
+GRACE_SEC = 15.0
+"""Time beyond its own timeout that an environment gets to report it before we stop waiting."""
+
+
+async def run_in_sandbox(
+    environment: "BaseEnvironment", command: str, *, timeout_sec: float, user: str | int | None, purpose: str
+) -> "ExecResult":
+    """Run ``command`` once.
+
+    ``purpose`` completes the sentence "the sandbox failed to …" in error messages.
+
+    Raises:
+        SandboxTimeoutError: the command did not finish in time; it may still be running in the sandbox.
+        SandboxLostError: the environment could not run it at all.
+    """
+    limit = math.ceil(timeout_sec)
+    try:
+        async with asyncio.timeout(limit + GRACE_SEC):
+            return await environment.exec(command, timeout_sec=limit, user=user)
+    except TimeoutError as error:
+        raise _timeout(environment, purpose, limit) from error
+    except Exception as error:  # The boundary to foreign code: environments raise whatever their client library raises.
+        if "timed out" in str(error).lower():
+            raise _timeout(environment, purpose, limit) from error
+        raise SandboxLostError(
+            f"Sandbox {environment.session_id!r} could not {purpose}: {type(error).__name__}: {error}. "
+            "Run the episode again in a fresh sandbox."
+        ) from error
+
+
+def _timeout(environment: "BaseEnvironment", purpose: str, limit: int) -> SandboxTimeoutError:
+    return SandboxTimeoutError(
+        f"Sandbox {environment.session_id!r} could not {purpose} within {limit} s. "
+        "It hangs or is overloaded: run the episode again in a fresh sandbox, with fewer at a time."
+    )

@@ -1,0 +1,60 @@
+"""The contract of a terminal: what goes in, what comes out, whichever transport carries it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from harbor_gym.types import Command
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalTurn:
+    """What one call of :meth:`Terminal.run` brought."""
+
+    text: str
+    """The observation, at most ``TerminalConfig.max_observation_bytes`` of UTF-8."""
+
+    ended: bool
+    """The shell session is gone: the policy typed ``exit``, killed its shell, or killed tmux."""
+
+    waits: tuple[str, ...]
+    """Why the wait for each command was over: ``prompt``, ``fullscreen``, ``tty_read``, ``deadline`` or ``ended``."""
+
+    exit_code: int | None
+    """Exit code of the last foreground command, if one finished in this turn; of the shell, if it ended."""
+
+    duration_sec: float
+    """Wall-clock time of the whole turn."""
+
+    omitted_bytes: int
+    """UTF-8 bytes of output that ``text`` leaves out."""
+
+    transport: str
+    """Which transport carried the turn: ``portable``."""
+
+
+class Terminal(Protocol):
+    """One interactive shell inside a sandbox. One call at a time."""
+
+    async def run(self, commands: Sequence[Command]) -> TerminalTurn:
+        """Type ``commands`` in order, wait for each, and return what is new on the screen.
+
+        An empty sequence types nothing and looks at the screen. After the session has ended nothing is typed and
+        the turn says so; it is no error.
+
+        Raises:
+            SandboxLostError: the sandbox is gone.
+            SandboxTimeoutError: the sandbox did not answer; what was typed may or may not have arrived.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the session and stop every process that was started in it. Idempotent.
+
+        Not stopped: a process that left the session's process tree and wiped its own environment.
+
+        Raises:
+            SandboxLostError: the sandbox is gone.
+            SandboxTimeoutError: the sandbox did not answer; processes may be left in it.
+        """
+        ...
