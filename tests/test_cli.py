@@ -1,0 +1,121 @@
+"""The console command: what it prints, how it exits, and that misuse starts nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harbor_gym import __version__
+from tests.tiny_task import write_tiny_task
+
+
+def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harbor_gym", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "120", **environment},
+    )
+
+
+def test_version() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"harbor-gym {__version__}\n")
+
+
+def test_the_console_script_is_the_same_command() -> None:
+    script = Path(sys.executable).with_name("harbor-gym")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == run("--version").stdout
+
+
+def test_help_names_every_command() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in ("check", "base"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["missing"], "missing is not a directory"),
+        (["."], "holds no task.toml"),
+        (["tiny", "--env", "dockr"], "did you mean docker"),
+        (["tiny", "--env", "daytona"], "DAYTONA_API_KEY"),
+        (["tiny", "--env", "docker"], "daemon is not running"),
+        (["tiny", "--env", "no.such.module:Sandbox"], "no.such.module"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_misuse_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    monkeypatch.delenv("DAYTONA_API_KEY", raising=False)
+    monkeypatch.delenv("DAYTONA_JWT_TOKEN", raising=False)
+    (tmp_path / "empty").mkdir()
+    write_tiny_task(tmp_path / "empty" / "tiny")
+    path = tmp_path if arguments[0] == "." else tmp_path / "empty" / arguments[0]
+    done = run("check", path, *arguments[1:], DOCKER_HOST=f"unix://{tmp_path}/no.sock")
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# A sandbox class that refuses every task at construction: enough to see errors reported without any engine.
+REFUSING = """
+from harbor.environments.base import BaseEnvironment
+
+class Refusing(BaseEnvironment):
+    def __new__(cls, *args, **kwargs):
+        raise ValueError("this sandbox takes no tasks")
+
+    @classmethod
+    def preflight(cls):
+        pass
+"""
+
+
+@pytest.fixture
+def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "refusing_sandbox.py").write_text(REFUSING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "refusing_sandbox:Refusing"
+
+
+def test_json_holds_one_object_per_task(tmp_path: Path, refusing: str) -> None:
+    for name in ("a", "b"):
+        write_tiny_task(tmp_path / "tasks" / name)
+    done = run("check", tmp_path / "tasks", "--env", refusing, "--json")
+    assert done.returncode == 1, done
+    rows = json.loads(done.stdout)
+    assert [row["task"] for row in rows] == ["a", "b"]
+    for row in rows:
+        assert (row["oracle"], row["nop"], row["ok"]) == (None, None, False)
+        assert "this sandbox takes no tasks" in row["error"]
+        assert row["seconds"] >= 0
+
+
+def test_an_error_is_shown_as_one_never_as_zero(tmp_path: Path, refusing: str) -> None:
+    task = write_tiny_task(tmp_path / "tiny")
+    done = run("check", task, "--env", refusing)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[1].split()[:3] == ["tiny", "-", "-"]
+    assert done.stdout.splitlines()[1].endswith("error")
+    assert "this sandbox takes no tasks" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_is_kept_unless_asked(tmp_path: Path, refusing: str) -> None:
+    task = write_tiny_task(tmp_path / "tiny")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    run("check", task, "--env", refusing, TMPDIR=str(temporary))
+    assert list(temporary.iterdir()) == []
+    run("check", task, "--env", refusing, "--trials-dir", tmp_path / "kept")
+    assert list((tmp_path / "kept").iterdir())
