@@ -1,0 +1,110 @@
+"""Directory transfers as tar: packed by whoever owns the files, unpacked so that nothing lands elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from harbor_gym.errors import SandboxError
+
+_IN_MEMORY_BYTES = 8 << 20
+
+
+class Spool:
+    """Bytes on their way out of a sandbox: in memory while few, in an unnamed file while many, never beyond a limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES)  # noqa: SIM115  # closed by close()
+        self._room = limit_bytes
+        self.is_full = False
+
+    def add(self, chunk: bytes) -> None:
+        """Append a chunk; beyond the limit it is dropped and :attr:`is_full` is set."""
+        self._room -= len(chunk)
+        if self._room < 0:
+            self.is_full = True
+        else:
+            self._file.write(chunk)
+
+    def reader(self) -> IO[bytes]:
+        """Return the bytes as a file that stands at the start. Owned by the spool."""
+        self._file.seek(0)
+        return self._file
+
+    def close(self) -> None:
+        """Drop the bytes."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def pack(source: Path) -> IO[bytes]:
+    """Pack a directory's contents into an unnamed file that stands at the start. Links stay links, owners become root.
+
+    Raises:
+        FileNotFoundError: ``source`` is no directory.
+    """
+    if not source.is_dir():
+        raise FileNotFoundError(f"{source} is not a directory of this machine")
+    packed = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
+    try:
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            tar.add(source, arcname=".", filter=_as_root)
+    except BaseException:
+        packed.close()
+        raise
+    packed.flush()
+    packed.seek(0)
+    return packed
+
+
+def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
+
+
+def unpack(content: Spool, target: Path, limit_bytes: int) -> None:
+    """Unpack a sandbox's tar below ``target``, leaving out what would lead elsewhere and what is no file.
+
+    Raises:
+        SandboxError: This is no tar, or it would take more than ``limit_bytes``.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        # "r:", not "r:*": what a sandbox sends is not to be decompressed into something large.
+        with tarfile.open(fileobj=content.reader(), mode="r:") as tar:
+            for member in tar:
+                limit_bytes -= member.size
+                if limit_bytes < 0:
+                    raise SandboxError(f"the sandbox's archive for {target} holds more than it may")
+                if not member.isdev():
+                    _extract(tar, member, target)
+    except tarfile.ReadError as exc:
+        raise SandboxError(f"what the sandbox sent for {target} is no archive: {exc}") from exc
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    try:
+        tar.extract(member, target, filter="data")
+    except tarfile.FilterError:
+        return
+    except KeyError:  # a hard link to a member that was left out
+        return
+
+
+def write_file(content: Spool, target: Path) -> None:
+    """Write the bytes to ``target``, whose directory is made if absent."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        shutil.copyfileobj(content.reader(), file)

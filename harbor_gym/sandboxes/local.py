@@ -1,0 +1,357 @@
+"""A Harbor environment without a daemon: one private file system and one set of namespaces per sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path, PurePosixPath
+from typing import Any, override
+
+from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
+from harbor.environments.definition import (
+    COMPOSE_FILE_NAME,
+    require_agent_environment_definition,
+    should_use_prebuilt_docker_image,
+)
+
+from harbor_gym.errors import MissingDependencyError, SandboxError, SandboxStartError, SandboxTimeoutError, TaskError
+from harbor_gym.sandboxes import archive
+from harbor_gym.sandboxes.images import Image, build_image
+from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox, text_chunks
+
+_DEFAULT_STORAGE_MB = 2048
+_TRANSFER_TIMEOUT_SEC = 600.0
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_HARBOR_LOGS = "/logs/"
+_TOOLS = {"bwrap": "bubblewrap", "buildah": "buildah", "mmdebstrap": "mmdebstrap", "unshare": "util-linux"}
+"""Program → the Debian package that holds it."""
+
+_logger = logging.getLogger(__name__)
+_warned_about_network = False
+
+
+class LocalExecTimeoutError(SandboxTimeoutError, RuntimeError):
+    """A command ran out of time and was killed. A ``RuntimeError`` too, as Harbor's own environments raise."""
+
+
+class LocalEnvironment(BaseEnvironment):
+    """Run a task in namespaces of this machine: no daemon, nothing of the host visible, nothing left behind.
+
+    The root file system is the task's image, read-only, under an overlay in memory (``storage_mb``, 2 GiB by default;
+    what a task writes counts as memory). Processes, mounts, IPC, host name, network and cgroups are namespaces of
+    their own. Root inside is root without the capabilities to mount, to make devices, to trace or to configure networks.
+
+    There is **no network but loopback**, also for a task whose ``network_mode`` is ``public`` (Harbor's default):
+    such a task is run, and the log says so once. Allowlists are refused. Images are built with the host's network.
+
+    Needs root on Linux with bubblewrap and buildah. ``cpus`` and ``memory_mb`` are not enforced, and an explicit policy
+    that asks for it is refused. Compose tasks, GPUs and host mounts of the user's own are refused.
+
+    The environment belongs to the event loop that started it. When the process dies, however, its sandboxes go too.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._sandbox: SupervisedSandbox | None = None
+        self._image: Image | None = None
+        self._is_started = False
+        super().__init__(*args, **kwargs)
+
+    @staticmethod
+    @override
+    def type() -> str:
+        return "local"
+
+    @property
+    @override
+    def capabilities(self) -> EnvironmentCapabilities:
+        return EnvironmentCapabilities(mounted=False, disable_internet=True)
+
+    @classmethod
+    @override
+    def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
+        return EnvironmentResourceCapabilities()
+
+    @property
+    def image_substitutions(self) -> tuple[str, ...]:
+        """Base images that could not be had, and what stands in for each. Empty before :meth:`start`."""
+        return self._image.substitutions if self._image is not None else ()
+
+    @classmethod
+    @override
+    def preflight(cls) -> None:
+        """Check that sandboxes can start on this machine.
+
+        Raises:
+            MissingDependencyError: Not Linux, not root, or a program is missing; the message says which and how to get it.
+        """
+        if sys.platform != "linux":
+            raise MissingDependencyError("local sandboxes need Linux namespaces: use another sandbox (--env docker)")
+        missing = {package: None for tool, package in _TOOLS.items() if shutil.which(tool) is None}
+        if missing:
+            names = " ".join(missing)
+            raise MissingDependencyError(f"local sandboxes need {names}: apt-get install -y {names}")
+        if os.geteuid() != 0:
+            raise MissingDependencyError("local sandboxes need root (mounts and namespaces): use sudo or --env docker")
+
+    @override
+    def _validate_definition(self) -> None:
+        if (self.environment_dir / COMPOSE_FILE_NAME).exists():
+            raise TaskError(
+                f"{self.environment_dir / COMPOSE_FILE_NAME}: local sandboxes run one container and no Compose: "
+                "use --env docker for this task"
+            )
+        require_agent_environment_definition(self.environment_dir, docker_image=self.task_env_config.docker_image)
+        foreign = [target for target in self._mount_targets() if not target.startswith(_HARBOR_LOGS)]
+        if foreign:
+            raise TaskError(
+                f"local sandboxes mount nothing of the host (asked for: {', '.join(foreign)}): use --env docker"
+            )
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        """Build the image if the cache has none, and start the sandbox.
+
+        Raises:
+            MissingDependencyError: A program is missing.
+            SandboxStartError: The image can't be built, or the sandbox does not come up.
+        """
+        if self._is_started:
+            raise SandboxStartError("this local sandbox was started before: make a new environment instead")
+        self._is_started = True
+        self.preflight()
+        try:
+            self._image = await self._build_image(force_build=force_build)
+            self._warn_about_network()
+            self._sandbox = SupervisedSandbox()
+            storage_mb = self._effective_storage_mb or _DEFAULT_STORAGE_MB
+            await self._sandbox.start(self._image.rootfs, storage_bytes=storage_mb << 20)
+            await self._make_directories()
+            await self._upload_environment_dir_after_start()
+        except BaseException:
+            await self.stop(delete=True)
+            raise
+
+    async def _build_image(self, *, force_build: bool) -> Image:
+        config = self.task_env_config
+        prebuilt = should_use_prebuilt_docker_image(
+            self.environment_dir, docker_image=config.docker_image, force_build=force_build
+        )
+        return await build_image(
+            self.environment_dir,
+            docker_image=config.docker_image if prebuilt else None,
+            build_timeout_sec=config.build_timeout_sec,
+            force_build=force_build,
+        )
+
+    def _warn_about_network(self) -> None:
+        global _warned_about_network
+        if self._network_is_public and not _warned_about_network:
+            _warned_about_network = True
+            _logger.warning(
+                "%s: local sandboxes have no network, though the task's network_mode is public; "
+                "tasks that download at run time need --env docker",
+                self.environment_name,
+            )
+
+    async def _make_directories(self) -> None:
+        commands = ["chmod 1777 /tmp"]
+        if targets := self._mount_targets(writable_only=True):
+            commands.append(self._ensure_dirs_command(targets))
+        # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it.
+        workdirs = {self._request("", cwd=None, env=None, user=None).cwd, self._image.workdir if self._image else "/"}
+        commands.append(f"mkdir -p {' '.join(map(shlex.quote, sorted(workdirs)))}")
+        result = await self.exec(" && ".join(commands), cwd="/", user="root")
+        if result.return_code != 0:
+            raise SandboxStartError(f"the sandbox's directories can't be made: {(result.stderr or '').strip()}")
+
+    @override
+    async def stop(self, delete: bool) -> None:
+        """End the sandbox with everything in it. Idempotent, and safe in any state.
+
+        ``delete`` changes nothing: a sandbox leaves nothing that could be kept; its image stays in the cache.
+
+        Raises:
+            SandboxTimeoutError: It had to be killed the hard way.
+        """
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            # Cancellation must not leave the kernel's work unobserved: it takes milliseconds.
+            await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    @override
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        """Run ``command`` in bash (sh where the image has no bash) and wait for its exit.
+
+        What it leaves running lives on, even if it holds the output open. Its stdin is empty. A killed command's
+        return code is 128 + the signal.
+
+        Args:
+            command: Shell text, of any length.
+            cwd: Working directory; None is the task's ``workdir``, else the image's.
+            env: Variables on top of the image's, the task's and the trial's.
+            timeout_sec: After so many seconds the command's process group is killed.
+            user: Name or uid, with ``:group`` if need be, of the sandbox's own accounts; None is the default user.
+
+        Raises:
+            SandboxError: No such user or directory in the sandbox.
+            SandboxLostError: The sandbox is not running.
+            LocalExecTimeoutError: The time was up.
+        """
+        emit = self._output_callback()
+        request = self._request(command, cwd=cwd, env=env, user=user)
+        try:
+            finished = await self._running().run(
+                request, timeout_sec=timeout_sec, on_chunk=None if emit is None else text_chunks(emit)
+            )
+        except SandboxTimeoutError as exc:
+            raise LocalExecTimeoutError(str(exc)) from None
+        return ExecResult(
+            stdout=finished.stdout.text(), stderr=finished.stderr.text(), return_code=finished.return_code
+        )
+
+    def exec_argv(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | int | None = None,
+    ) -> list[str]:
+        """Return an argument vector for a process of this machine that is ``command`` in the sandbox.
+
+        For whoever needs a long-lived process with pipes or a terminal of its own: the command has the starter's
+        stdio, its exit status becomes the process's, TERM, INT and HUP reach it, and it dies with the process and with
+        the sandbox. The arguments mean what they mean for :meth:`exec`. 125 is the status when the sandbox is gone.
+
+        Raises:
+            SandboxLostError: The sandbox is not running.
+        """
+        return self._running().enter_argv(self._request(command, cwd=cwd, env=env, user=user))
+
+    def _running(self) -> SupervisedSandbox:
+        if self._sandbox is None:
+            from harbor_gym.errors import SandboxLostError
+
+            raise SandboxLostError(f"the local sandbox of {self.environment_name} is not running")
+        return self._sandbox
+
+    def _request(self, command: str, *, cwd: str | None, env: dict[str, str] | None, user: str | int | None) -> Request:
+        if self._image is None:
+            self._running()
+        assert self._image is not None
+        resolved = self._resolve_user(user)
+        return Request(
+            command=command,
+            user=self._image.user if resolved is None else str(resolved),
+            cwd=cwd or self.task_env_config.workdir or self._image.workdir,
+            env={"PATH": _DEFAULT_PATH, **self._image.env, **(self._merge_env(env) or {})},
+        )
+
+    # --- files ---------------------------------------------------------------------------------------------------
+
+    @override
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        """Copy a file of the host into the sandbox, as root, with its mode; into ``target_path`` if that is a directory.
+
+        Raises:
+            FileNotFoundError: The host has no such file.
+            SandboxError: The sandbox refused.
+        """
+        source = Path(source_path)
+        target = shlex.quote(target_path)
+        mode = f"{source.stat().st_mode & 0o7777:o}"
+        command = (
+            f't={target}; [ -d "$t" ] && t=$t/{shlex.quote(source.name)}; '
+            f'mkdir -p "$(dirname "$t")" && cat > "$t" && chmod {mode} "$t"'
+        )
+        handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            await self._transfer(command, f"upload {source} to {target_path}", stdin=handle)
+        finally:
+            os.close(handle)
+
+    @override
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        """Copy the contents of a host directory into a directory of the sandbox, made if absent. Owned by root.
+
+        Raises:
+            FileNotFoundError: The host has no such directory.
+            SandboxError: The sandbox refused.
+        """
+        target = shlex.quote(target_dir)
+        with await asyncio.to_thread(archive.pack, Path(source_dir)) as packed:
+            command = f"mkdir -p {target} && tar -xpf - -C {target}"
+            await self._transfer(command, f"upload {source_dir} to {target_dir}", stdin=packed.fileno())
+
+    @override
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        """Copy a file of the sandbox to the host, links followed inside the sandbox.
+
+        Raises:
+            SandboxError: There is no such file, or it is larger than the sandbox's storage.
+        """
+        target = Path(target_path)
+        name = shlex.quote(source_path)
+        command = f'[ -f {name} ] || {{ echo "no such file" >&2; exit 1; }}; cat {name}'
+        with await self._fetch(command, f"download {source_path}") as content:
+            if target.is_dir():
+                target = target / PurePosixPath(source_path).name
+            await asyncio.to_thread(archive.write_file, content, target)
+
+    @override
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        """Copy the contents of a directory of the sandbox into a host directory, made if absent.
+
+        Links that lead out of the directory, devices and FIFOs are left out: nothing is written elsewhere.
+
+        Raises:
+            SandboxError: There is no such directory, or it is larger than the sandbox's storage.
+        """
+        # GNU tar's status 1 means that a file changed while it was read, which running services do.
+        command = f"cd {shlex.quote(source_dir)} && {{ tar -cf - . || [ $? -eq 1 ]; }}"
+        with await self._fetch(command, f"download {source_dir}") as content:
+            await asyncio.to_thread(archive.unpack, content, Path(target_dir), self._transfer_limit_bytes)
+
+    @property
+    def _transfer_limit_bytes(self) -> int:
+        # Sparse files and files of the image make a tree larger than what was written.
+        return 4 * ((self._effective_storage_mb or _DEFAULT_STORAGE_MB) << 20)
+
+    async def _transfer(self, command: str, what: str, *, stdin: int) -> None:
+        request = self._request(command, cwd="/", env=None, user="root")
+        finished = await self._running().run(request, timeout_sec=_TRANSFER_TIMEOUT_SEC, stdin=stdin)
+        if finished.return_code != 0:
+            raise SandboxError(f"can't {what}: {finished.stderr.text().strip() or f'status {finished.return_code}'}")
+
+    async def _fetch(self, command: str, what: str) -> archive.Spool:
+        request = self._request(command, cwd="/", env=None, user="root")
+        spool = archive.Spool(self._transfer_limit_bytes)
+        try:
+            finished = await self._running().run(request, timeout_sec=_TRANSFER_TIMEOUT_SEC, stdout_sink=spool.add)
+            if spool.is_full:
+                raise SandboxError(f"can't {what}: it is larger than {self._transfer_limit_bytes >> 20} MiB")
+            if finished.return_code != 0:
+                said = finished.stderr.text().strip()
+                raise SandboxError(f"can't {what}: {said or f'status {finished.return_code}'}")
+        except BaseException:
+            with contextlib.suppress(OSError):
+                spool.close()
+            raise
+        return spool

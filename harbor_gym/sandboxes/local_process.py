@@ -1,0 +1,344 @@
+"""The caller's side of one sandbox's supervisor: start it, run commands through it, end it."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from harbor_gym.cache import cache_dir
+from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError
+
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_READY_TIMEOUT_SEC = 30.0
+_STOP_TIMEOUT_SEC = 10.0
+_DRAIN_SEC = 0.1
+"""How long output may still arrive after a command's end from what it left running (``> >(tee log)``)."""
+_CHUNK_BYTES = 1 << 16
+MAX_OUTPUT_BYTES = 64 << 20
+"""Output of one command that is kept, per stream; the rest is read and dropped, and the cut is stated."""
+
+Chunk = Callable[[bytes, Literal["stdout", "stderr"]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One command, resolved: who, where, with what environment."""
+
+    command: str
+    user: str
+    cwd: str
+    env: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the wire form that the supervisor reads."""
+        return {"command": self.command, "user": self.user, "cwd": self.cwd, "env": dict(self.env)}
+
+
+@dataclass(slots=True)
+class Output:
+    """What a command printed, up to a limit."""
+
+    kept: bytearray = field(default_factory=bytearray)
+    dropped_bytes: int = 0
+
+    def add(self, chunk: bytes) -> None:
+        """Keep what still fits."""
+        room = max(0, MAX_OUTPUT_BYTES - len(self.kept))
+        self.kept += chunk[:room]
+        self.dropped_bytes += max(0, len(chunk) - room)
+
+    def text(self) -> str:
+        """Return the output as text; undecodable bytes become U+FFFD, and a cut is stated at the end."""
+        text = self.kept.decode("utf-8", "replace")
+        return f"{text}\n[{self.dropped_bytes} further bytes dropped]" if self.dropped_bytes else text
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A command's end."""
+
+    return_code: int
+    stdout: Output
+    stderr: Output
+
+
+class SupervisedSandbox:
+    """One running sandbox. Made by :meth:`start`, ended by :meth:`stop`, bound to the loop that started it."""
+
+    def __init__(self) -> None:
+        self._control, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        self._process: asyncio.subprocess.Process | None = None
+        self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._requests = 0
+        self._is_lost = False
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self, rootfs: Path, *, storage_bytes: int) -> None:
+        """Build the sandbox on ``rootfs``, which stays untouched; return when its PID 1 runs.
+
+        After any failure, call :meth:`stop`.
+
+        Raises:
+            SandboxStartError: The kernel or bubblewrap refused, or there was no answer in time.
+        """
+        mountpoint = cache_dir() / "mountpoint"
+        mountpoint.mkdir(exist_ok=True)
+        config = {
+            "parent": os.getpid(),
+            "rootfs": str(rootfs),
+            "mountpoint": str(mountpoint),
+            "storage_bytes": storage_bytes,
+            "bwrap": shutil.which("bwrap"),
+        }
+        far_end = self._far_end.fileno()
+        environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        self._process = await asyncio.create_subprocess_exec(
+            *_python(),
+            "serve",
+            str(far_end),
+            json.dumps(config),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            pass_fds=[far_end],
+            env=environment,
+            start_new_session=True,
+        )
+        self._far_end.close()
+        asyncio.get_running_loop().add_reader(self._control.fileno(), self._receive)
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT_SEC):
+                answer = await self._ready
+        except TimeoutError:
+            raise SandboxStartError(f"the local sandbox did not come up within {_READY_TIMEOUT_SEC:g} s") from None
+        if "error" in answer:
+            raise SandboxStartError(f"the local sandbox could not be set up: {answer['error']}")
+        self._target = {"init": answer["init"], "start_time": answer["start_time"]}
+
+    async def stop(self) -> None:
+        """Kill everything inside and wait until it is gone. Idempotent.
+
+        Raises:
+            SandboxTimeoutError: The supervisor had to be killed; the kernel still takes the sandbox down with it.
+        """
+        if self._control.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+        self._control.close()
+        self._far_end.close()
+        self._lose()
+        if self._process is None or self._process.returncode is not None:
+            return
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_SEC):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+            raise SandboxTimeoutError(f"the local sandbox did not end within {_STOP_TIMEOUT_SEC:g} s") from None
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether commands can still be run."""
+        return self._ready.done() and not self._is_lost
+
+    def _lose(self) -> None:
+        self._is_lost = True
+        if not self._ready.done():
+            self._ready.set_result({"error": "its supervisor ended before the sandbox was up"})
+        for waiting in self._pending.values():
+            if not waiting.done():
+                waiting.set_result({"lost": True})
+
+    def _receive(self) -> None:
+        try:
+            data = self._control.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            self._lose()
+            return
+        message = json.loads(data)
+        if "id" in message:
+            waiting = self._pending.get(message["id"])
+            if waiting is not None and not waiting.done():
+                waiting.set_result(message)
+        elif not self._ready.done():
+            self._ready.set_result(message)
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    def enter_argv(self, request: Request) -> list[str]:
+        """Return an argument vector that runs ``request`` in this sandbox with the stdio of whoever starts it."""
+        return [*_python(), "enter", json.dumps({**self._target, "spec": request.as_json()})]
+
+    async def run(
+        self,
+        request: Request,
+        *,
+        timeout_sec: float | None = None,
+        stdin: int | None = None,
+        on_chunk: Chunk | None = None,
+        stdout_sink: Callable[[bytes], None] | None = None,
+    ) -> Finished:
+        """Run one command and wait for its exit, not for the end of its output.
+
+        Args:
+            request: What to run.
+            timeout_sec: After so long the command's whole process group is killed.
+            stdin: File descriptor that becomes the command's standard input; None is /dev/null.
+            on_chunk: Called with output as it arrives.
+            stdout_sink: Takes standard output instead of the result.
+
+        Raises:
+            SandboxError: No such user or directory, or no shell, in the sandbox.
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: The time was up; the command was killed.
+        """
+        if not self.is_running:
+            raise SandboxLostError("the local sandbox is not running")
+        self._requests += 1
+        number = self._requests
+        answered = self._pending[number] = asyncio.get_running_loop().create_future()
+        pipes: list[_Pipe] = []
+        try:
+            pipes = [_Pipe("stdout", on_chunk, stdout_sink), _Pipe("stderr", on_chunk)]
+            self._send(number, request, stdin, pipes)
+            async with asyncio.TaskGroup() as group:
+                readers = [group.create_task(pipe.read_all()) for pipe in pipes]
+                answer = await self._answer(number, answered, timeout_sec, request)
+                _, late = await asyncio.wait(readers, timeout=_DRAIN_SEC)
+                for reader in late:
+                    reader.cancel()
+        except BaseExceptionGroup as group_error:
+            raise group_error.exceptions[0] from None
+        finally:
+            self._pending.pop(number, None)
+            if not answered.done() and not self._is_lost:
+                self._kill(number)
+            for pipe in pipes:
+                pipe.close()
+        return Finished(answer["return_code"], pipes[0].output, pipes[1].output)
+
+    async def _answer(
+        self, number: int, answered: asyncio.Future[dict[str, Any]], timeout_sec: float | None, request: Request
+    ) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(timeout_sec):
+                answer = await asyncio.shield(answered)
+        except TimeoutError:
+            self._kill(number)
+            raise SandboxTimeoutError(
+                f"command timed out after {timeout_sec:g} seconds and was killed: {_short(request.command)}"
+            ) from None
+        if "lost" in answer:
+            raise SandboxLostError(f"the local sandbox went away while it ran: {_short(request.command)}")
+        if answer.get("error"):
+            raise SandboxError(f"the local sandbox can't run {_short(request.command)}: {answer['error']}")
+        return answer
+
+    def _send(self, number: int, request: Request, stdin: int | None, pipes: list[_Pipe]) -> None:
+        spec = os.memfd_create("spec")
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = memoryview(json.dumps(request.as_json()).encode())
+            while text:
+                text = text[os.write(spec, text) :]
+            handles = [spec, nothing if stdin is None else stdin, *(pipe.write_end for pipe in pipes)]
+            socket.send_fds(self._control, [json.dumps({"op": "exec", "id": number}).encode()], handles)
+        except OSError as exc:
+            raise SandboxLostError(f"the local sandbox takes no commands any more: {exc}") from exc
+        finally:
+            os.close(spec)
+            os.close(nothing)
+            for pipe in pipes:
+                pipe.close_write_end()
+
+    def _kill(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps({"op": "kill", "id": number}).encode())
+
+
+class _Pipe:
+    """One output stream of one command."""
+
+    def __init__(
+        self,
+        name: Literal["stdout", "stderr"],
+        on_chunk: Chunk | None,
+        sink: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self.name: Literal["stdout", "stderr"] = name
+        self.output = Output()
+        self._take = sink or self.output.add
+        self._on_chunk = on_chunk
+        self._read_end, self.write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._read_end, False)
+
+    async def read_all(self) -> None:
+        """Read until every writer has closed its end."""
+        while chunk := await self._read():
+            self._take(chunk)
+            if self._on_chunk is not None:
+                await self._on_chunk(chunk, self.name)
+
+    async def _read(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return os.read(self._read_end, _CHUNK_BYTES)
+            except BlockingIOError:
+                readable = loop.create_future()
+                loop.add_reader(self._read_end, _resolve, readable)
+                try:
+                    await readable
+                finally:
+                    loop.remove_reader(self._read_end)
+
+    def close_write_end(self) -> None:
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
+
+    def close(self) -> None:
+        self.close_write_end()
+        os.close(self._read_end)
+
+
+def _resolve(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+def _python() -> list[str]:
+    # -I -S: no site, no user paths, nothing from the caller's environment; 10 ms instead of 30.
+    return [sys.executable, "-I", "-S", str(_SUPERVISOR)]
+
+
+def _short(command: str) -> str:
+    return repr(command if len(command) <= 200 else f"{command[:200]}…")
+
+
+def text_chunks(emit: Callable[[str, Literal["stdout", "stderr"]], Awaitable[None]]) -> Chunk:
+    """Adapt a callback that takes text to chunks of bytes, which may cut a character in two."""
+    decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
+
+    async def on_chunk(chunk: bytes, stream: Literal["stdout", "stderr"]) -> None:
+        await emit(decoders[stream].decode(chunk), stream)
+
+    return on_chunk

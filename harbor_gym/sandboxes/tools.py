@@ -1,0 +1,41 @@
+"""Run a command-line tool without blocking the loop and without leaving it behind."""
+
+import asyncio
+import contextlib
+import os
+import signal
+
+_KILL_GRACE_SEC = 5.0
+
+
+async def run_tool(*argv: str, timeout_sec: float | None = None) -> tuple[int, str]:
+    """Run ``argv`` and return its exit status and its output, stdout and stderr together.
+
+    A call that is cancelled or out of time kills the tool with all its children before it returns.
+
+    Returns:
+        ``(124, …)`` when the time was up, as timeout(1) has it.
+    """
+    # buildah: chroot isolation needs no runtime; overlay unless the machine's own configuration chose otherwise.
+    environment = {"STORAGE_DRIVER": "overlay", **os.environ, "BUILDAH_ISOLATION": "chroot"}
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(timeout_sec):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        return 124, f"{' '.join(argv)} took longer than {timeout_sec:g} s"
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KILL_GRACE_SEC):
+                    await process.communicate()
+    return process.returncode or 0, output.decode("utf-8", "replace")
