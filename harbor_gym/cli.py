@@ -127,10 +127,14 @@ def base(
 
     with _one_line_errors():
         if docker is None:
-            typer.echo(base_image.ensure_base())
-        else:
-            base_image.import_into_docker(docker)
-            typer.echo(f"Docker now has a stand-in for {docker}, made from Debian packages. It is not the real image.")
+            typer.echo(asyncio.run(base_image.ensure_base_tar()))
+            return
+        asyncio.run(base_image.import_into_docker(docker))
+    typer.echo(
+        f"Docker has {docker}. If it had none before, this one is a stand-in made from Debian packages "
+        "(label harbor_gym.substitute=mmdebstrap), not the real image.",
+        err=True,
+    )
 
 
 @contextmanager

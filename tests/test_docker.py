@@ -84,6 +84,21 @@ def test_a_table_tells_good_bad_and_broken_apart(tmp_path: Path, name: str) -> N
     assert leftovers(name) == []
 
 
+def test_the_stand_in_for_a_base_image_says_that_it_is_one(name: str) -> None:
+    require_engine("local")
+    done = run("base", "--docker", f"{name}:latest")
+    try:
+        assert done.returncode == 0, done
+        assert "not the real image" in done.stderr
+        label = '{{index .Config.Labels "harbor_gym.substitute"}}'
+        inspected = subprocess.run(
+            ["docker", "image", "inspect", "--format", label, name], capture_output=True, text=True, check=True
+        )
+        assert inspected.stdout == "mmdebstrap\n"
+    finally:
+        subprocess.run(["docker", "image", "rm", name], check=True, capture_output=True)
+
+
 OWN_COMPOSE = f"""\
 services:
   main:
