@@ -1,0 +1,57 @@
+"""Fixtures that every suite shares."""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tasks import write_task
+
+_SETTLE_SEC = 5.0
+
+
+@pytest.fixture
+def task_dir(tmp_path: Path) -> Path:
+    """A task that is solved by writing ``done`` into /srv/answer."""
+    return write_task(tmp_path / "task")
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Fail the test if it leaves a process, a mount or a temporary folder of ours behind."""
+    before = _traces()
+    yield
+    deadline = time.monotonic() + _SETTLE_SEC
+    while (left := _traces() - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, f"left behind: {sorted(left)}"
+
+
+def _traces() -> set[str]:
+    """What this process may leave: its descendants, mounts seen from here, temporary folders."""
+    mounts = {f"mount {line.split()[1]}" for line in Path("/proc/mounts").read_text().splitlines()}
+    folders = {f"folder {path}" for path in Path(tempfile.gettempdir()).glob("harbor-gym*")}
+    return mounts | folders | _descendants()
+
+
+def _descendants() -> set[str]:
+    parents: dict[int, tuple[int, str]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue
+        parents[int(entry.name)] = (int(rest.split()[1]), name)
+    found: set[str] = set()
+    for pid, (_, name) in parents.items():
+        ancestor = pid
+        while ancestor > 1 and ancestor != os.getpid():
+            ancestor = parents.get(ancestor, (0, ""))[0]
+        if ancestor == os.getpid() and pid != os.getpid():
+            found.add(f"process {pid} {name}")
+    return found

@@ -1,0 +1,35 @@
+"""Small Harbor tasks for tests, written where the test wants them."""
+
+from pathlib import Path
+
+BASE = "debian:bookworm-slim"
+
+PASS_IF_DONE = """\
+#!/bin/bash
+if [ "$(cat /srv/answer 2>/dev/null)" = done ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+
+DONE = "echo done > /srv/answer\n"
+"""Keystrokes that solve a task graded by PASS_IF_DONE."""
+
+
+def write_task(
+    task_dir: Path,
+    *,
+    dockerfile: str = f"FROM {BASE}\nWORKDIR /srv\n",
+    test_sh: str = PASS_IF_DONE,
+    toml: str = "",
+    instruction: str = "Write the word done into /srv/answer.\n",
+) -> Path:
+    """Write a one-step task whose solution is ``DONE`` unless told otherwise; return its directory."""
+    for name, text in {
+        "task.toml": f'schema_version = "1.4"\n[task]\nname = "test/{task_dir.name.replace("_", "-")}"\n{toml}',
+        "instruction.md": instruction,
+        "environment/Dockerfile": dockerfile,
+        "tests/test.sh": test_sh,
+        "solution/solve.sh": f"#!/bin/bash\n{DONE}",
+    }.items():
+        path = task_dir / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return task_dir

@@ -1,0 +1,36 @@
+"""Tokenizers that can be built offline: byte-level BPE with the marks of the chat formats under test."""
+
+import functools
+from typing import Any
+
+CHAT_MARKS = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+)
+_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+_CORPUS = (
+    '{"analysis": "a", "plan": "p", "commands": [{"keystrokes": "ls -la\\n", "duration": 1.0}]}',
+    "system user assistant\n\nUser: look around\n\nAssistant: total 42 drwxr-xr-x root",
+)
+
+
+@functools.cache
+def byte_level_tokenizer() -> Any:
+    """A small tokenizer that writes any text, with every mark as one token."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]  # a property its stub lacks
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]  # likewise
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=list(CHAT_MARKS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS * 3, trainer)
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in _TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", bos_token="<|begin_of_text|>", pad_token="<|endoftext|>"
+    )
