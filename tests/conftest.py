@@ -19,6 +19,16 @@ def task_dir(tmp_path: Path) -> Path:
     return write_task(tmp_path / "task")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep temporary folders of this test process apart, so that a leak of ours can be told from a neighbour's."""
+    path = tmp_path_factory.mktemp("tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(path))
+        patch.setattr(tempfile, "tempdir", str(path))
+        yield path
+
+
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """Fail the test if it leaves a process, a mount or a temporary folder of ours behind."""

@@ -39,7 +39,7 @@ def make_env(task_dir: Path, **settings: Any) -> AsyncTerminalGymEnv:
 async def test_an_episode_is_rewarded_by_the_verifier_when_it_is_done(task_dir: Path) -> None:
     async with make_env(task_dir) as env:
         screen, info = await env.reset(seed=3)
-        assert info.get("instruction") == "Write the word done into /srv/answer."
+        assert info.get("instruction") == "Write the word done into /srv/answer.\n"
         assert info.get("sandbox") == "local"
         assert "$" in screen or "#" in screen
         observation, reward, done, info = await env.step([("pwd\n", 1.0)])
