@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 _LOCK_POLL_SEC = 0.05
@@ -24,7 +24,7 @@ def cache_dir() -> Path:
 
 
 @contextlib.asynccontextmanager
-async def locked(name: str) -> AsyncIterator[None]:
+async def locked(name: str) -> AsyncGenerator[None]:
     """Hold the cache's lock ``name`` against every task and process that shares the cache directory.
 
     The lock goes with its holder, even one that is killed. Waiting is polled, so it can be cancelled.

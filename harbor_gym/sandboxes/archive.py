@@ -103,8 +103,10 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> Non
         return
 
 
-def write_file(content: Spool, target: Path) -> None:
-    """Write the bytes to ``target``, whose directory is made if absent."""
+def write_file(content: Spool, target: Path, name: str) -> None:
+    """Write the bytes to ``target``, whose directory is made if absent, or as ``name`` into it if it is a directory."""
+    if target.is_dir():
+        target = target / name
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as file:
         shutil.copyfileobj(content.reader(), file)

@@ -106,8 +106,9 @@ def _one_line_mirrors(text: str) -> list[Mirror]:
     for line in text.splitlines():
         found = re.match(r"\s*deb\s+(?:\[([^\]]*)\]\s+)?(\S+)\s+(\S+)\s*([^#]*)", line)
         if found:
-            options = dict(option.partition("=")[::2] for option in (found[1] or "").split())
-            mirrors.append(Mirror(found[2], (found[3],), tuple(found[4].split()), options.get("signed-by")))
+            signed_by = re.search(r"\bsigned-by=(\S+)", found[1] or "")
+            keyring = signed_by[1] if signed_by else None
+            mirrors.append(Mirror(found[2], (found[3],), tuple(found[4].split()), keyring))
     return mirrors
 
 

@@ -76,7 +76,7 @@ def builds_heredocs(version: str) -> bool:
 
 
 def full_reference(reference: str) -> str:
-    """Spell a short reference out as a container engine understands it (``debian:12``: the library's, on the default registry)."""
+    """Spell a short reference out as a container engine understands it (``debian:12`` is an official image)."""
     first, slash, _ = reference.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return reference

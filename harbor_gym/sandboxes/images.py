@@ -87,9 +87,9 @@ async def build_image(
     """
     if shutil.which("buildah") is None:
         raise MissingDependencyError("local sandboxes need buildah to build images: apt-get install buildah")
-    environment_dir = environment_dir.resolve()
+    scope = asyncio.timeout(build_timeout_sec)
     try:
-        async with asyncio.timeout(build_timeout_sec) as scope:
+        async with scope:
             return await _build_image(environment_dir, docker_image, force_build=force_build)
     except TimeoutError:
         if not scope.expired():
@@ -331,8 +331,8 @@ async def _require_heredoc_support(environment_dir: Path) -> None:
     _, output = await run_tool("buildah", "--version")
     if not dockerfile.builds_heredocs(output):
         raise SandboxStartError(
-            f"{environment_dir / 'Dockerfile'} uses a here-document, which this {output.split(' (')[0].strip()} does not "
-            "know: install buildah 1.33 or newer (Debian 13 has 1.39), or use --env docker"
+            f"{environment_dir / 'Dockerfile'} uses a here-document, which this {output.split(' (')[0].strip()} "
+            "does not know: install buildah 1.33 or newer (Debian 13 has 1.39), or use --env docker"
         )
 
 

@@ -20,7 +20,14 @@ from harbor.environments.definition import (
     should_use_prebuilt_docker_image,
 )
 
-from harbor_gym.errors import MissingDependencyError, SandboxError, SandboxStartError, SandboxTimeoutError, TaskError
+from harbor_gym.errors import (
+    MissingDependencyError,
+    SandboxError,
+    SandboxLostError,
+    SandboxStartError,
+    SandboxTimeoutError,
+    TaskError,
+)
 from harbor_gym.sandboxes import archive
 from harbor_gym.sandboxes.images import Image, build_image
 from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox, text_chunks
@@ -45,7 +52,7 @@ class LocalEnvironment(BaseEnvironment):
 
     The root file system is the task's image, read-only, under an overlay in memory (``storage_mb``, 2 GiB by default;
     what a task writes counts as memory). Processes, mounts, IPC, host name, network and cgroups are namespaces of
-    their own. Root inside is root without the capabilities to mount, to make devices, to trace or to configure networks.
+    their own. Root inside is root without the capabilities to mount, to make devices or to trace.
 
     There is **no network but loopback**, also for a task whose ``network_mode`` is ``public`` (Harbor's default):
     such a task is run, and the log says so once. Allowlists are refused. Images are built with the host's network.
@@ -88,7 +95,7 @@ class LocalEnvironment(BaseEnvironment):
         """Check that sandboxes can start on this machine.
 
         Raises:
-            MissingDependencyError: Not Linux, not root, or a program is missing; the message says which and how to get it.
+            MissingDependencyError: Not Linux, not root, or a program is missing; the message says how to get it.
         """
         if sys.platform != "linux":
             raise MissingDependencyError("local sandboxes need Linux namespaces: use another sandbox (--env docker)")
@@ -247,8 +254,6 @@ class LocalEnvironment(BaseEnvironment):
 
     def _running(self) -> SupervisedSandbox:
         if self._sandbox is None:
-            from harbor_gym.errors import SandboxLostError
-
             raise SandboxLostError(f"the local sandbox of {self.environment_name} is not running")
         return self._sandbox
 
@@ -268,7 +273,7 @@ class LocalEnvironment(BaseEnvironment):
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        """Copy a file of the host into the sandbox, as root, with its mode; into ``target_path`` if that is a directory.
+        """Copy a file of the host into the sandbox, owned by root, mode kept; into ``target_path`` if a directory.
 
         Raises:
             FileNotFoundError: The host has no such file.
@@ -276,12 +281,12 @@ class LocalEnvironment(BaseEnvironment):
         """
         source = Path(source_path)
         target = shlex.quote(target_path)
-        mode = f"{source.stat().st_mode & 0o7777:o}"
+        handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        mode = f"{os.fstat(handle).st_mode & 0o7777:o}"
         command = (
             f't={target}; [ -d "$t" ] && t=$t/{shlex.quote(source.name)}; '
             f'mkdir -p "$(dirname "$t")" && cat > "$t" && chmod {mode} "$t"'
         )
-        handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
             await self._transfer(command, f"upload {source} to {target_path}", stdin=handle)
         finally:
@@ -311,9 +316,7 @@ class LocalEnvironment(BaseEnvironment):
         name = shlex.quote(source_path)
         command = f'[ -f {name} ] || {{ echo "no such file" >&2; exit 1; }}; cat {name}'
         with await self._fetch(command, f"download {source_path}") as content:
-            if target.is_dir():
-                target = target / PurePosixPath(source_path).name
-            await asyncio.to_thread(archive.write_file, content, target)
+            await asyncio.to_thread(archive.write_file, content, target, PurePosixPath(source_path).name)
 
     @override
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:

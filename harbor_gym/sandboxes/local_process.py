@@ -18,7 +18,8 @@ from typing import Any, Literal
 from harbor_gym.cache import cache_dir
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError
 
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); import serving; sys.exit(serving.main())"
+_SUPERVISOR = Path(__file__).with_name("supervisor")
 _READY_TIMEOUT_SEC = 30.0
 _STOP_TIMEOUT_SEC = 10.0
 _DRAIN_SEC = 0.1
@@ -327,7 +328,7 @@ def _resolve(waiting: asyncio.Future[None]) -> None:
 
 def _python() -> list[str]:
     # -I -S: no site, no user paths, nothing from the caller's environment; 10 ms instead of 30.
-    return [sys.executable, "-I", "-S", str(_SUPERVISOR)]
+    return [sys.executable, "-I", "-S", "-c", _BOOT, str(_SUPERVISOR)]
 
 
 def _short(command: str) -> str:

@@ -1,0 +1,87 @@
+"""The kernel calls that Python does not offer, and what a sandbox's processes may keep.
+
+Source: capabilities(7), prctl(2), mount(2), pid_namespaces(7).
+"""
+
+import ctypes
+import os
+import sys
+
+KEPT_CAPABILITIES = {
+    "cap_chown": 0,
+    "cap_dac_override": 1,
+    "cap_fowner": 3,
+    "cap_fsetid": 4,
+    "cap_kill": 5,
+    "cap_setgid": 6,
+    "cap_setuid": 7,
+    "cap_setpcap": 8,
+    "cap_net_bind_service": 10,
+    "cap_sys_chroot": 18,
+    "cap_setfcap": 31,
+}
+"""What root keeps inside: enough for apt, useradd, su and chown; neither devices, mounts nor raw sockets."""
+
+_LAST_CAPABILITY = 63
+PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 24, 38, 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_CAPABILITY_VERSION_3 = 0x20080522
+MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 4, 4096, 16384, 1 << 18
+NAMESPACES = os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWNET | os.CLONE_NEWCGROUP
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+
+
+def prctl(option: int, argument: int) -> None:
+    """Call prctl(2) with one argument."""
+    _checked(_libc.prctl(option, argument, 0, 0, 0), f"prctl {option}")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """Call mount(2)."""
+    encoded = [None if value is None else value.encode() for value in (source, target, kind, options)]
+    result = _libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
+    _checked(result, f"mount {kind or 'bind'} on {target}")
+
+
+def _clear_inheritable() -> None:
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    data = (ctypes.c_uint32 * 6)()
+    _checked(_libc.capget(header, data), "capget")
+    data[2] = data[5] = 0
+    _checked(_libc.capset(header, data), "capset")
+    _checked(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "clear ambient capabilities")
+
+
+def harden_self() -> None:
+    """Make this process unreadable from inside the sandbox, and unable to import anything from there."""
+    prctl(_PR_SET_DUMPABLE, 0)
+    _clear_inheritable()
+    sys.path.clear()
+    sys.meta_path.clear()
+    sys.path_hooks.clear()
+
+
+def drop_privileges(uid: int, gid: int, groups: list[int]) -> None:
+    """Become the user, with no more capabilities than a sandbox may have, for good."""
+    for capability in range(_LAST_CAPABILITY + 1):
+        if capability not in KEPT_CAPABILITIES.values():
+            _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # EINVAL: a capability this kernel doesn't have
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
+def start_time(pid: int) -> str:
+    """Return field 22 of /proc/PID/stat: with the pid it names a process beyond doubt."""
+    handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    try:
+        return os.read(handle, 4096).rsplit(b")", 1)[1].split()[19].decode()
+    finally:
+        os.close(handle)
