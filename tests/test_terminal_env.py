@@ -277,7 +277,7 @@ async def test_each_step_of_a_multi_step_task_brings_its_own_reward(tmp_path: Pa
         (step / "tests" / "test.sh").write_text(f"#!/bin/bash\n{check}\n")
     async with make_env(task_dir, confirm_task_complete=False) as env:
         _, info = await env.reset()
-        assert info.get("instruction") == "Write first into /srv/one."
+        assert info.get("instruction") == "Write first into /srv/one.\n"
         observation, reward, done, info = await env.step(message("echo first > /srv/one\n", complete=True))
         assert (reward, done) == (1.0, False)
         assert "Write second into /srv/two." in observation
