@@ -24,8 +24,8 @@ options=(
   -o "Dir::State::lists=$work/lists" -o "Dir::Cache=$work/cache" -o 'APT::Sandbox::User=root'
 )
 say "taking compose and buildx from Debian $suite"
-apt "${options[@]}" update >&2
-(cd "$work" && apt "${options[@]}" download docker-compose docker-buildx >&2)
+apt "${options[@]}" update
+(cd "$work" && apt "${options[@]}" download docker-compose docker-buildx)
 for package in "$work"/*.deb; do dpkg-deb -x "$package" "$work/unpacked"; done
 mkdir -p "$plugins"
 install -m 755 "$work"/unpacked/usr/libexec/docker/cli-plugins/* "$plugins/"

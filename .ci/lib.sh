@@ -7,18 +7,24 @@ has() { command -v "$1" >/dev/null 2>&1; }
 is_root() { [ "$(id -u)" -eq 0 ]; }
 can_apt() { is_root && has apt-get; }
 
-apt() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@" </dev/null; }
+# Run apt-get unattended; its output is shown only when it fails.
+apt() {
+  local output
+  output=$(DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@" 2>&1 </dev/null) && return 0
+  printf '%s\n' "$output" | tail -n 20 >&2
+  return 1
+}
 
 # Refresh apt's lists once per process tree.
 apt_update() {
   [ -z "${HARBOR_GYM_APT_UPDATED:-}" ] || return 0
-  apt update >&2 || say 'apt-get update failed; going on with the lists that are there'
+  apt update || say 'apt-get update failed; going on with the lists that are there'
   export HARBOR_GYM_APT_UPDATED=1
 }
 
 apt_install() {
   apt_update
-  apt install -y --no-install-recommends "$@" >&2
+  apt install --no-install-recommends "$@"
 }
 
 # Tell whether apt could install a package.
