@@ -35,7 +35,9 @@ class RendererCodec:
         self.renderer = renderer
         self.stop: list[str] | list[int] = renderer.get_stop_sequences()
         self._tokens_before_tail = self._find_tail()
-        if not renderer.has_extension_property:
+        self.off_template = not renderer.has_extension_property
+        """Whether the model's own chat template would drop earlier thinking that stays in our prompts."""
+        if self.off_template:
             logger.warning(
                 "renderer %s drops earlier thinking from a chat's history; here what was sampled stays in the prompt, "
                 "so that each observation extends the last one",

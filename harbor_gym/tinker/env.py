@@ -132,6 +132,7 @@ class HarborTerminalTinkerEnv(Env):
         self._sums = {}
         metrics["parse_error"] = float(step.info.get("parse_error") is not None)
         if step.done:
+            metrics["off_template_history"] = float(self._codec.off_template)
             reason = step.info.get("end_reason", EndReason.COMPLETED)
             metrics[f"{STOP_METRIC_PREFIX}{_COOKBOOK_WORDS.get(reason, reason.value)}"] = 1.0
             for name, value in step.info.get("rewards", {}).items():
