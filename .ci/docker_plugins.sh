@@ -12,7 +12,8 @@ plugins=/usr/local/lib/docker/cli-plugins
 can_apt || die 'installing Docker plugins takes root and apt'
 apt_update
 # shellcheck disable=SC2016  # apt expands the fields, not the shell
-mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' | sed -n 's/^Debian //p' | head -n 1)
+mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' | sed -n 's/^Debian //p')
+mirror=${mirror%%$'\n'*}
 [ -n "$mirror" ] || die "no Compose v2 in this distribution's packages; install Docker's own: docker-compose-plugin docker-buildx-plugin"
 
 work=$(mktemp -d)

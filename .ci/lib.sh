@@ -27,13 +27,15 @@ apt_install() {
   apt install --no-install-recommends "$@"
 }
 
-# Tell whether apt could install a package.
-apt_has() { apt-cache policy "$1" 2>/dev/null | grep -q '^  Candidate: [^(]'; }
+# The version that apt would install, empty if there is none.
+apt_candidate() { apt-cache policy "$1" 2>/dev/null | sed -n 's/^  Candidate: \([^(].*\)/\1/p'; }
+
+apt_has() { [ -n "$(apt_candidate "$1")" ]; }
 
 # The major version of what apt would install, 0 if there is none.
 apt_major() {
   local version
-  version=$(apt-cache policy "$1" 2>/dev/null | sed -n 's/^  Candidate: \(.*\)/\1/p')
+  version=$(apt_candidate "$1")
   version=${version#*:}
   version=${version%%[!0-9]*}
   printf '%s\n' "${version:-0}"

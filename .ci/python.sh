@@ -31,9 +31,9 @@ apt_python() {
   can_apt || return 1
   apt_update
   local version
-  version=$(apt-cache policy python3 2>/dev/null | sed -n 's/^  Candidate: \([0-9]*\.[0-9]*\).*/\1/p')
+  version=$(apt_candidate python3)
   case $version in
-    3.12 | 3.13 | 3.14) say "installing Python $version"; apt_install python3 python3-venv ca-certificates ;;
+    3.12.* | 3.13.* | 3.14.*) say "installing Python $version"; apt_install python3 python3-venv ca-certificates ;;
     *) return 1 ;;
   esac
 }
