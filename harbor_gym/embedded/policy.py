@@ -6,12 +6,13 @@ SkyRL's server take its path wherever they take a model's name.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from harbor_gym.errors import MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable
     from pathlib import Path
 
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -21,15 +22,27 @@ ADDED_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_respon
 """Tokens of Qwen3 that stand for themselves in text; the renderers look them up by name."""
 
 MAX_POSITIONS = 8192
+_PACKAGES = ("jax", "skyrl", "tinker", "tinker_cookbook", "tokenizers", "torch", "transformers")
 _VOCABULARY_STEP = 64
 _BYTES = 256
+_LONGEST_TOKEN = 48
+"""Bytes of the longest token. Whole phrases become tokens: a turn then costs tens of tokens instead of a hundred, so
+sampling and training cost a fraction, and there are few places where a sampled message can leave the format."""
+_PIECES = (
+    r'(?:(?:\\n)?[\[\]{},"]*"[a-z_]+":[\[{]*)+"?'  # what surrounds the values of a JSON message
+    r"|[0-9]{1,3}"
+    r"|\n+"
+    r'|["\\]'
+    r'|[^"\\\n0-9]+'
+)
+"""Where a token must end. Between these places the corpus decides."""
 _CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
-def build_tokenizer(corpus: Iterable[str], vocab_size: int = 1536) -> PreTrainedTokenizerFast:
+def build_tokenizer(corpus: Iterable[str], vocab_size: int = 2048) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer that any Qwen3 renderer of the cookbook can use.
 
     Args:
@@ -42,18 +55,22 @@ def build_tokenizer(corpus: Iterable[str], vocab_size: int = 1536) -> PreTrained
     """
     if vocab_size % _VOCABULARY_STEP or vocab_size < _BYTES + _VOCABULARY_STEP:
         raise UsageError(f"vocab_size must be a multiple of {_VOCABULARY_STEP} and at least 320, not {vocab_size}")
-    try:
-        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    with training_stack():
+        from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
         from transformers import PreTrainedTokenizerFast
-    except ImportError as error:
-        raise missing_training_stack(error) from error
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(ADDED_TOKENS),
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=_LONGEST_TOKEN,
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
@@ -86,11 +103,9 @@ def build_model(
     head_size = 64
     if hidden_size % head_size or hidden_size < head_size:
         raise UsageError(f"hidden_size must be a multiple of {head_size}, not {hidden_size}")
-    try:
+    with training_stack():
         import torch
         from transformers import Qwen3Config, Qwen3ForCausalLM
-    except ImportError as error:
-        raise missing_training_stack(error) from error
     config = Qwen3Config(
         vocab_size=-(-len(tokenizer) // _VOCABULARY_STEP) * _VOCABULARY_STEP,
         hidden_size=hidden_size,
@@ -125,9 +140,20 @@ def save_policy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out
             transformers_logging.enable_progress_bar()
 
 
-def missing_training_stack(error: ImportError) -> MissingDependencyError:
-    """Say how to get what the embedded backend is built from."""
-    return MissingDependencyError(
-        f"the embedded backend needs {error.name or 'torch, transformers and skyrl'}, which is not installed: "
-        'run `make setup`, or pip install "harbor-gym[tinker,server]"'
-    )
+@contextlib.contextmanager
+def training_stack() -> Generator[None]:
+    """Import what the embedded backend is built from: a package that is not there becomes one clear line.
+
+    Raises:
+        MissingDependencyError: A package of the extras is not installed. A broken one keeps its own error.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _PACKAGES:
+            raise
+        raise MissingDependencyError(
+            f"the embedded backend needs {package}, which is not installed: "
+            'run `make setup`, or pip install "harbor-gym[tinker,server]"'
+        ) from error

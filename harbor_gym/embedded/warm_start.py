@@ -1,0 +1,298 @@
+"""Supervised warm start: teach a tiny policy to imitate recorded conversations, on a CPU, in about a minute.
+
+The tokens are the ones that the RL environment will show: each conversation goes through the same
+:class:`harbor_gym.tinker.codec.RendererCodec`, and only the policy's own tokens are learnt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harbor_gym.embedded import policy
+from harbor_gym.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import torch
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+logger = logging.getLogger(__name__)
+
+POLICY_FORMAT = 1
+"""Version of what a warm start makes of the same input. Raise it with every change to the model, the tokens or the
+training, so that no older cached policy is taken for the new one."""
+
+RECORD_NAME = "warm_start.json"
+"""File in a policy's directory that says how it was made. It is written last: with it the policy is complete."""
+
+
+@dataclass(frozen=True)
+class WarmStartSettings:
+    """Everything besides the conversations that decides the policy."""
+
+    renderer_name: str
+    """The cookbook's renderer that the policy will be driven with."""
+
+    seed: int = 0
+    """Decides the first weights, the held-out conversations and the order of batches."""
+
+    steps: int = 120
+    """Optimizer steps at most."""
+
+    batch_size: int = 8
+    """Conversations a step."""
+
+    learning_rate: float = 3e-3
+    """Peak rate of AdamW; a tenth of the steps warm up, a cosine leads down to a tenth of it."""
+
+    vocab_size: int = 1536
+    hidden_size: int = 192
+    layers: int = 4
+
+    threads: int = 2
+    """Torch's threads. It is part of the settings because it changes the order of sums."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a warm start is."""
+
+    step: int
+    steps: int
+
+    loss: float
+    """Mean of this step's batch, in nats per token of the policy."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One conversation in tokens."""
+
+    tokens: list[int]
+
+    learnt: list[bool]
+    """Which of them the policy writes itself."""
+
+
+def warm_start(
+    conversations: Sequence[Sequence[Mapping[str, str]]],
+    out_dir: Path,
+    *,
+    renderer_name: str,
+    seed: int = 0,
+    steps: int = WarmStartSettings.steps,
+    progress: Callable[[Progress], None] | None = None,
+) -> Path:
+    """Train a tiny policy on ``conversations`` and return its Hugging Face directory.
+
+    Blocks for about a minute; call it from a thread. The same input gives the same policy on the same machine, and a
+    policy that is already there is returned at once.
+
+    Args:
+        conversations: Chats of ``{"role", "content"}`` messages, each from the system message to an answer of the
+            assistant. The policy learns to answer as they do, mistakes included.
+        out_dir: The policy becomes a directory below this one, named by a hash of the input. It appears complete or
+            not at all.
+        renderer_name: See :attr:`WarmStartSettings.renderer_name`.
+        seed: See :attr:`WarmStartSettings.seed`.
+        steps: See :attr:`WarmStartSettings.steps`.
+        progress: Called after each step, in this thread. What it raises ends the training and leaves nothing behind.
+
+    Raises:
+        UsageError: There is nothing to learn from, or a conversation can't be rendered.
+        MissingDependencyError: torch, transformers or the cookbook is not installed.
+    """
+    settings = WarmStartSettings(renderer_name=renderer_name, seed=seed, steps=steps)
+    final = out_dir / f"policy-{_digest(conversations, settings)}"
+    if (final / RECORD_NAME).is_file():
+        return final
+    if not any(message["role"] == "assistant" for conversation in conversations for message in conversation):
+        raise UsageError("a warm start needs conversations with answers of the assistant; there are none")
+    out_dir.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=".building-", dir=out_dir))
+    try:
+        record = _build(conversations, building, settings, progress)
+        (building / RECORD_NAME).write_text(json.dumps(record, indent=1) + "\n")
+        _publish(building, final)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return final
+
+
+def encode_conversation(
+    conversation: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerFast, renderer_name: str
+) -> Row:
+    """Return a conversation's tokens exactly as an RL episode with the same messages accumulates them.
+
+    Raises:
+        UsageError: The conversation is not: messages, answer, user, answer, user, …, answer.
+        MissingDependencyError: The cookbook is not installed.
+    """
+    return _encoder(tokenizer, renderer_name)(conversation)
+
+
+def _encoder(tokenizer: PreTrainedTokenizerFast, renderer_name: str) -> Callable[[Sequence[Mapping[str, str]]], Row]:
+    with policy.training_stack():
+        from tinker_cookbook.renderers import get_renderer
+
+        from harbor_gym.tinker.codec import RendererCodec
+    codec = RendererCodec(get_renderer(renderer_name, tokenizer))  # pyright: ignore[reportArgumentType]  # the cookbook names one tokenizer class, takes any
+    stop = codec.stop[0]
+    end = [stop] if isinstance(stop, int) else tokenizer.encode(stop, add_special_tokens=False)
+
+    def encode(conversation: Sequence[Mapping[str, str]]) -> Row:
+        roles = [message["role"] for message in conversation]
+        first = roles.index("assistant") if "assistant" in roles else len(roles)
+        turns = roles[first:]
+        if turns != (["assistant", "user"] * len(turns))[: len(turns)] or len(turns) % 2 == 0:
+            raise UsageError(f"a conversation must go on as assistant, user, …, assistant; this one has {roles}")
+        tokens = codec.prompt([{"role": m["role"], "content": m["content"]} for m in conversation[:first]])  # pyright: ignore[reportArgumentType]  # roles were checked above
+        learnt = [False] * len(tokens)
+        answer: list[int] = []
+        for message in conversation[first:]:
+            if message["role"] == "assistant":
+                added = answer = (
+                    tokenizer.encode(message["content"], add_special_tokens=False, split_special_tokens=True) + end
+                )
+            else:
+                added = codec.next_turn(answer, message["content"])
+            tokens = tokens + added
+            learnt += [message["role"] == "assistant"] * len(added)
+        return Row(tokens, learnt)
+
+    return encode
+
+
+def _build(
+    conversations: Sequence[Sequence[Mapping[str, str]]],
+    directory: Path,
+    settings: WarmStartSettings,
+    progress: Callable[[Progress], None] | None,
+) -> dict[str, Any]:
+    texts = (message["content"] for conversation in conversations for message in conversation)
+    tokenizer = policy.build_tokenizer(texts, settings.vocab_size)
+    encode = _encoder(tokenizer, settings.renderer_name)
+    rows = [encode(conversation) for conversation in conversations]
+    longest = max(len(row.tokens) for row in rows)
+    if longest > policy.MAX_POSITIONS:
+        raise UsageError(f"a conversation has {longest} tokens; the tiny policy takes {policy.MAX_POSITIONS} at most")
+    model = policy.build_model(tokenizer, hidden_size=settings.hidden_size, layers=settings.layers, seed=settings.seed)
+    losses = _train(model, rows, settings, progress)
+    policy.save_policy(model, tokenizer, directory)
+    return {
+        "format_version": POLICY_FORMAT,
+        "settings": dataclasses.asdict(settings),
+        "conversations": len(rows),
+        "tokens_per_conversation": sum(len(row.tokens) for row in rows) / len(rows),
+        "parameters": model.num_parameters(),
+        "final_loss": losses[-1],
+    }
+
+
+def _train(
+    model: Qwen3ForCausalLM,
+    rows: Sequence[Row],
+    settings: WarmStartSettings,
+    progress: Callable[[Progress], None] | None,
+) -> list[float]:
+    import torch
+
+    shared = _shared_prefix(rows)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings.steps))
+    batches = _batches(rows, settings)
+    losses: list[float] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    try:
+        for step in range(1, settings.steps + 1):
+            optimizer.zero_grad()
+            loss = _loss(model, next(batches), shared)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+            if progress is not None:
+                progress(Progress(step, settings.steps, losses[-1]))
+    finally:
+        torch.set_num_threads(threads)
+    return losses
+
+
+def _loss(model: Qwen3ForCausalLM, batch: Sequence[Row], shared: int) -> torch.Tensor:
+    """Return the mean loss on the policy's tokens, computing what all conversations begin with only once."""
+    import torch
+    from transformers import DynamicCache
+
+    width = max(len(row.tokens) for row in batch) - shared
+    tokens = torch.zeros(len(batch), width, dtype=torch.long)
+    learnt = torch.zeros(len(batch), width, dtype=torch.bool)
+    for index, row in enumerate(batch):
+        tokens[index, : len(row.tokens) - shared] = torch.tensor(row.tokens[shared:])
+        learnt[index, : len(row.tokens) - shared] = torch.tensor(row.learnt[shared:])
+    cache = DynamicCache(config=model.config)
+    if shared:
+        model.model(input_ids=torch.tensor([batch[0].tokens[:shared]]), past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(len(batch))
+    # Padding stands at the end, where causal attention keeps it from every token that counts.
+    hidden = model.model(input_ids=tokens[:, :-1], past_key_values=cache, use_cache=True).last_hidden_state
+    chosen = learnt[:, 1:]
+    return torch.nn.functional.cross_entropy(model.lm_head(hidden[chosen]), tokens[:, 1:][chosen])
+
+
+def _shared_prefix(rows: Sequence[Row]) -> int:
+    """Return how many tokens all rows begin with, short of the last one before the first answer."""
+    first = rows[0].tokens
+    limit = min(row.learnt.index(True) for row in rows) - 1
+    for position in range(limit):
+        if any(row.tokens[position] != first[position] for row in rows):
+            return position
+    return max(limit, 0)
+
+
+def _batches(rows: Sequence[Row], settings: WarmStartSettings) -> Iterator[list[Row]]:
+    """Yield batches without end, each epoch in a new order, of rows that are about as long as each other."""
+    import torch
+
+    generator = torch.Generator().manual_seed(settings.seed)
+    pool = 4 * settings.batch_size
+    waiting: list[int] = []
+    while True:
+        while len(waiting) < pool:
+            waiting += torch.randperm(len(rows), generator=generator).tolist()
+        chunk = sorted(waiting[:pool], key=lambda index: len(rows[index].tokens))
+        del waiting[:pool]
+        for start in torch.randperm(4, generator=generator).tolist():
+            yield [rows[index] for index in chunk[start * settings.batch_size : (start + 1) * settings.batch_size]]
+
+
+def _rate(step: int, steps: int) -> float:
+    warmup = max(1, steps // 10)
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup))))
+
+
+def _digest(conversations: Sequence[Sequence[Mapping[str, str]]], settings: WarmStartSettings) -> str:
+    plain = [[[message["role"], message["content"]] for message in conversation] for conversation in conversations]
+    whole = json.dumps([POLICY_FORMAT, dataclasses.asdict(settings), plain])
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+def _publish(building: Path, final: Path) -> None:
+    try:
+        building.rename(final)
+    except OSError:
+        if not (final / RECORD_NAME).is_file():  # otherwise another process made the same policy meanwhile
+            raise
