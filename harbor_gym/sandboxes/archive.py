@@ -17,18 +17,21 @@ _IN_MEMORY_BYTES = 8 << 20
 class Spool:
     """Bytes on their way out of a sandbox: in memory while few, in an unnamed file while many, never beyond a limit."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, what: str) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES)  # noqa: SIM115  # closed by close()
-        self._room = limit_bytes
-        self.is_full = False
+        self._limit = self._room = limit_bytes
+        self._what = what
 
     def add(self, chunk: bytes) -> None:
-        """Append a chunk; beyond the limit it is dropped and :attr:`is_full` is set."""
+        """Append a chunk.
+
+        Raises:
+            SandboxError: That would be more than the limit.
+        """
         self._room -= len(chunk)
         if self._room < 0:
-            self.is_full = True
-        else:
-            self._file.write(chunk)
+            raise SandboxError(f"can't {self._what}: it is larger than {self._limit >> 20} MiB")
+        self._file.write(chunk)
 
     def reader(self) -> IO[bytes]:
         """Return the bytes as a file that stands at the start. Owned by the spool."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harbor_gym.cache import cache_dir, locked
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
-from harbor_gym.sandboxes.tools import run_tool
+from harbor_gym.sandboxes.tools import CONTAINED, run_tool
 
 SUITE = "bookworm"
 DESCRIPTION = f"harbor-gym offline base (mmdebstrap {SUITE})"
@@ -44,16 +44,20 @@ async def ensure_base_tar() -> Path:
         MissingDependencyError: mmdebstrap is not installed.
         SandboxStartError: The machine names no Debian mirror, or the mirror does not deliver.
     """
-    recipe = json.dumps([SUITE, os.uname().machine, _PACKAGES, _EXCLUDED])
-    name = f"{SUITE}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar"
-    path = cache_dir() / "bases" / name
+    path = cache_dir() / "bases" / f"{base_name()}.tar"
     if path.is_file():
         return path
-    async with locked(f"base-{name}"):
+    async with locked(f"base-{path.stem}"):
         if not path.is_file():
             path.parent.mkdir(exist_ok=True)
             await _make_tar(path)
     return path
+
+
+def base_name() -> str:
+    """Return a name that changes whenever the base image's recipe does."""
+    recipe = json.dumps([SUITE, os.uname().machine, _PACKAGES, _EXCLUDED])
+    return f"{SUITE}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
 async def _make_tar(path: Path) -> None:
@@ -63,7 +67,14 @@ async def _make_tar(path: Path) -> None:
     signed = f"[signed-by={mirror.signed_by}] " if mirror.signed_by else ""
     partial = path.with_name(f".{path.name}.partial")
     excludes = [f"--dpkgopt=path-exclude={pattern}" for pattern in _EXCLUDED]
-    argv = ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar", f"--include={','.join(_PACKAGES)}"]
+    argv = [
+        *CONTAINED,
+        "mmdebstrap",
+        "--mode=root",
+        "--variant=minbase",
+        "--format=tar",
+        f"--include={','.join(_PACKAGES)}",
+    ]
     argv += [*excludes, SUITE, str(partial), f"deb {signed}{mirror.uri} {SUITE} main"]
     try:
         code, output = await run_tool(*argv, timeout_sec=_BUILD_TIMEOUT_SEC)

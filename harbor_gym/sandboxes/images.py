@@ -18,7 +18,7 @@ from pathlib import Path
 from harbor_gym.cache import cache_dir, locked
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes import base_image, dockerfile
-from harbor_gym.sandboxes.tools import run_tool
+from harbor_gym.sandboxes.tools import CONTAINED, run_tool
 
 _logger = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ _EXPORT = (
     'trap \'buildah umount "$container" >/dev/null 2>&1 || :; buildah rm "$container" >/dev/null 2>&1 || :\' EXIT; '
     'root=$(buildah mount "$container"); cp -a "$root/." "$2"'
 )
-"""Runs in a mount namespace of its own: buildah's mount is gone with it, even if this is killed halfway."""
 
 _unreachable: set[str] = set()
 _built: dict[str, Image] = {}
@@ -159,17 +158,17 @@ async def _resolve_base(reference: str) -> _Base:
 
 
 async def _substitute(reference: str) -> _Base:
-    tar = await base_image.ensure_base_tar()
-    local = f"localhost/harbor-gym-base:{tar.stem}"
+    name = base_image.base_name()
+    local = f"localhost/harbor-gym-base:{name}"
     async with locked("base-import"):
         code, _ = await run_tool("buildah", "inspect", "--type", "image", local)
         if code != 0:
-            await _import_base(tar, local)
+            await _import_base(await base_image.ensure_base_tar(), local)
     substitution = f"{reference} -> {base_image.DESCRIPTION}"
     if substitution not in _warned:
         _warned.add(substitution)
         _logger.warning("base image %s can't be pulled: SUBSTITUTED by %s", reference, base_image.DESCRIPTION)
-    return _Base(local, f"substitute:{tar.stem}", substitution)
+    return _Base(local, f"substitute:{name}", substitution)
 
 
 _warned: set[str] = set()
@@ -181,7 +180,7 @@ async def _import_base(tar: Path, reference: str) -> None:
         lines = ["FROM scratch", f"ADD {tar.name} /", f"ENV PATH={base_image.PATH}", 'CMD ["bash"]', ""]
         recipe.write_text("\n".join(lines))
         code, output = await run_tool(
-            "buildah", "bud", "--quiet", *_ULIMITS, "-t", reference, "-f", str(recipe), str(tar.parent)
+            *CONTAINED, "buildah", "bud", "--quiet", *_ULIMITS, "-t", reference, "-f", str(recipe), str(tar.parent)
         )
     if code != 0:
         raise SandboxStartError(f"the offline base can't be imported into buildah: {_tail(output)}")
@@ -221,8 +220,8 @@ async def _run_build(environment_dir: Path, text: str, bases: dict[str, _Base]) 
         recipe, id_file = Path(folder) / "Dockerfile", Path(folder) / "id"
         recipe.write_text(replaced)
         code, output = await run_tool(
-            "buildah", "bud", "--layers", "--pull-never", *_ULIMITS, "--iidfile", str(id_file), "-f", str(recipe),
-            str(environment_dir),
+            *CONTAINED, "buildah", "bud", "--layers", "--pull-never", *_ULIMITS, "--iidfile", str(id_file),
+            "-f", str(recipe), str(environment_dir),
         )  # fmt: skip
         if code != 0:
             raise SandboxStartError(f"{environment_dir / 'Dockerfile'} does not build:\n{_tail(output)}")
@@ -234,9 +233,7 @@ async def _export(image_id: str, image: Image, home: Path) -> None:
     partial = home / f".partial-{uuid.uuid4().hex}"
     await asyncio.to_thread(_prepare, home, partial)
     try:
-        code, output = await run_tool(
-            "unshare", "--mount", "--propagation", "private", "sh", "-c", _EXPORT, "sh", image_id, str(partial)
-        )
+        code, output = await run_tool(*CONTAINED, "sh", "-c", _EXPORT, "sh", image_id, str(partial))
         if code != 0:
             raise SandboxStartError(f"the root file system of {image_id} can't be exported: {_tail(output)}")
         await asyncio.to_thread(_complete, partial, image, home)

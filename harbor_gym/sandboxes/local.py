@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import logging
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path, PurePosixPath
-from typing import Any, override
+from typing import IO, Any, override
 
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
@@ -30,17 +31,27 @@ from harbor_gym.errors import (
 )
 from harbor_gym.sandboxes import archive
 from harbor_gym.sandboxes.images import Image, build_image
-from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox, text_chunks
+from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
+from harbor_gym.sandboxes.pipes import text_chunks
 
 _DEFAULT_STORAGE_MB = 2048
 _TRANSFER_TIMEOUT_SEC = 600.0
+_PROBE_TIMEOUT_SEC = 10.0
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HARBOR_LOGS = "/logs/"
-_TOOLS = {"bwrap": "bubblewrap", "buildah": "buildah", "mmdebstrap": "mmdebstrap", "unshare": "util-linux"}
+_TOOLS = {"bwrap": "bubblewrap", "buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → the Debian package that holds it."""
 
 _logger = logging.getLogger(__name__)
 _warned_about_network = False
+
+
+@functools.cache
+def _namespace_refusal() -> str:
+    """Return why this machine makes no namespaces, in the kernel's words; empty when it makes them."""
+    argv = ["unshare", "--mount", "--pid", "--fork", "--ipc", "--uts", "--net", "true"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_PROBE_TIMEOUT_SEC)
+    return (done.stderr.strip() or f"status {done.returncode}") if done.returncode else ""
 
 
 class LocalExecTimeoutError(SandboxTimeoutError, RuntimeError):
@@ -105,6 +116,11 @@ class LocalEnvironment(BaseEnvironment):
             raise MissingDependencyError(f"local sandboxes need {names}: apt-get install -y {names}")
         if os.geteuid() != 0:
             raise MissingDependencyError("local sandboxes need root (mounts and namespaces): use sudo or --env docker")
+        if refusal := _namespace_refusal():
+            raise MissingDependencyError(
+                f"local sandboxes need namespaces, which this machine refuses ({refusal}); inside a container, "
+                "start that with --privileged, or use another sandbox"
+            )
 
     @override
     def _validate_definition(self) -> None:
@@ -133,7 +149,7 @@ class LocalEnvironment(BaseEnvironment):
         if self._is_started:
             raise SandboxStartError("this local sandbox was started before: make a new environment instead")
         self._is_started = True
-        self.preflight()
+        await asyncio.to_thread(self.preflight)
         try:
             self._image = await self._build_image(force_build=force_build)
             self._warn_about_network()
@@ -175,9 +191,10 @@ class LocalEnvironment(BaseEnvironment):
         # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it.
         workdirs = {self._request("", cwd=None, env=None, user=None).cwd, self._image.workdir if self._image else "/"}
         commands.append(f"mkdir -p {' '.join(map(shlex.quote, sorted(workdirs)))}")
-        result = await self.exec(" && ".join(commands), cwd="/", user="root")
-        if result.return_code != 0:
-            raise SandboxStartError(f"the sandbox's directories can't be made: {(result.stderr or '').strip()}")
+        request = self._request(" && ".join(commands), cwd="/", env=None, user="root")
+        finished = await self._running().run(request, timeout_sec=_TRANSFER_TIMEOUT_SEC)
+        if finished.return_code != 0:
+            raise SandboxStartError(f"the sandbox's directories can't be made: {finished.stderr.text().strip()}")
 
     @override
     async def stop(self, delete: bool) -> None:
@@ -245,7 +262,9 @@ class LocalEnvironment(BaseEnvironment):
 
         For whoever needs a long-lived process with pipes or a terminal of its own: the command has the starter's
         stdio, its exit status becomes the process's, TERM, INT and HUP reach it, and it dies with the process and with
-        the sandbox. The arguments mean what they mean for :meth:`exec`. 125 is the status when the sandbox is gone.
+        the sandbox. Give it pipes or a terminal of its own: a file of the host handed in could be opened again and
+        written by the sandbox, and your own terminal could be typed into. The arguments mean what they mean for
+        :meth:`exec`. 125 is the status when the sandbox is gone.
 
         Raises:
             SandboxLostError: The sandbox is not running.
@@ -281,16 +300,13 @@ class LocalEnvironment(BaseEnvironment):
         """
         source = Path(source_path)
         target = shlex.quote(target_path)
-        handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-        mode = f"{os.fstat(handle).st_mode & 0o7777:o}"
-        command = (
-            f't={target}; [ -d "$t" ] && t=$t/{shlex.quote(source.name)}; '
-            f'mkdir -p "$(dirname "$t")" && cat > "$t" && chmod {mode} "$t"'
-        )
-        try:
-            await self._transfer(command, f"upload {source} to {target_path}", stdin=handle)
-        finally:
-            os.close(handle)
+        with await asyncio.to_thread(source.open, "rb") as content:
+            mode = f"{os.fstat(content.fileno()).st_mode & 0o7777:o}"
+            command = (
+                f't={target}; [ -d "$t" ] && t=$t/{shlex.quote(source.name)}; '
+                f'mkdir -p -- "$(dirname -- "$t")" && cat > "$t" && chmod {mode} -- "$t"'
+            )
+            await self._transfer(command, f"upload {source} to {target_path}", stdin=content)
 
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
@@ -302,8 +318,8 @@ class LocalEnvironment(BaseEnvironment):
         """
         target = shlex.quote(target_dir)
         with await asyncio.to_thread(archive.pack, Path(source_dir)) as packed:
-            command = f"mkdir -p {target} && tar -xpf - -C {target}"
-            await self._transfer(command, f"upload {source_dir} to {target_dir}", stdin=packed.fileno())
+            command = f"mkdir -p -- {target} && tar -xpf - -C {target}"
+            await self._transfer(command, f"upload {source_dir} to {target_dir}", stdin=packed)
 
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
@@ -337,7 +353,7 @@ class LocalEnvironment(BaseEnvironment):
         # Sparse files and files of the image make a tree larger than what was written.
         return 4 * ((self._effective_storage_mb or _DEFAULT_STORAGE_MB) << 20)
 
-    async def _transfer(self, command: str, what: str, *, stdin: int) -> None:
+    async def _transfer(self, command: str, what: str, *, stdin: IO[bytes]) -> None:
         request = self._request(command, cwd="/", env=None, user="root")
         finished = await self._running().run(request, timeout_sec=_TRANSFER_TIMEOUT_SEC, stdin=stdin)
         if finished.return_code != 0:
@@ -345,16 +361,13 @@ class LocalEnvironment(BaseEnvironment):
 
     async def _fetch(self, command: str, what: str) -> archive.Spool:
         request = self._request(command, cwd="/", env=None, user="root")
-        spool = archive.Spool(self._transfer_limit_bytes)
+        spool = archive.Spool(self._transfer_limit_bytes, what)
         try:
             finished = await self._running().run(request, timeout_sec=_TRANSFER_TIMEOUT_SEC, stdout_sink=spool.add)
-            if spool.is_full:
-                raise SandboxError(f"can't {what}: it is larger than {self._transfer_limit_bytes >> 20} MiB")
             if finished.return_code != 0:
                 said = finished.stderr.text().strip()
                 raise SandboxError(f"can't {what}: {said or f'status {finished.return_code}'}")
         except BaseException:
-            with contextlib.suppress(OSError):
-                spool.close()
+            spool.close()
             raise
         return spool

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import json
 import os
 import shutil
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any
 
 from harbor_gym.cache import cache_dir
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError
+from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); import serving; sys.exit(serving.main())"
 _SUPERVISOR = Path(__file__).with_name("supervisor")
 _READY_TIMEOUT_SEC = 30.0
 _STOP_TIMEOUT_SEC = 10.0
+_MESSAGE_BYTES = 1 << 16
 _DRAIN_SEC = 0.1
 """How long output may still arrive after a command's end from what it left running (``> >(tee log)``)."""
-_CHUNK_BYTES = 1 << 16
-MAX_OUTPUT_BYTES = 64 << 20
-"""Output of one command that is kept, per stream; the rest is read and dropped, and the cut is stated."""
-
-Chunk = Callable[[bytes, Literal["stdout", "stderr"]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +39,6 @@ class Request:
     def as_json(self) -> dict[str, Any]:
         """Return the wire form that the supervisor reads."""
         return {"command": self.command, "user": self.user, "cwd": self.cwd, "env": dict(self.env)}
-
-
-@dataclass(slots=True)
-class Output:
-    """What a command printed, up to a limit."""
-
-    kept: bytearray = field(default_factory=bytearray)
-    dropped_bytes: int = 0
-
-    def add(self, chunk: bytes) -> None:
-        """Keep what still fits."""
-        room = max(0, MAX_OUTPUT_BYTES - len(self.kept))
-        self.kept += chunk[:room]
-        self.dropped_bytes += max(0, len(chunk) - room)
-
-    def text(self) -> str:
-        """Return the output as text; undecodable bytes become U+FFFD, and a cut is stated at the end."""
-        text = self.kept.decode("utf-8", "replace")
-        return f"{text}\n[{self.dropped_bytes} further bytes dropped]" if self.dropped_bytes else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +142,7 @@ class SupervisedSandbox:
 
     def _receive(self) -> None:
         try:
-            data = self._control.recv(_CHUNK_BYTES)
+            data = self._control.recv(_MESSAGE_BYTES)
         except BlockingIOError:
             return
         except ConnectionError:
@@ -193,7 +170,7 @@ class SupervisedSandbox:
         request: Request,
         *,
         timeout_sec: float | None = None,
-        stdin: int | None = None,
+        stdin: IO[bytes] | None = None,
         on_chunk: Chunk | None = None,
         stdout_sink: Callable[[bytes], None] | None = None,
     ) -> Finished:
@@ -202,7 +179,8 @@ class SupervisedSandbox:
         Args:
             request: What to run.
             timeout_sec: After so long the command's whole process group is killed.
-            stdin: File descriptor that becomes the command's standard input; None is /dev/null.
+            stdin: What the command reads. It goes through a pipe: the sandbox never holds a file of the host, which it
+                could open again for writing. None is an empty input.
             on_chunk: Called with output as it arrives.
             stdout_sink: Takes standard output instead of the result.
 
@@ -216,23 +194,26 @@ class SupervisedSandbox:
         self._requests += 1
         number = self._requests
         answered = self._pending[number] = asyncio.get_running_loop().create_future()
-        pipes: list[_Pipe] = []
+        pipes: list[OutputPipe] = []
+        source: InputPipe | None = None
         try:
-            pipes = [_Pipe("stdout", on_chunk, stdout_sink), _Pipe("stderr", on_chunk)]
-            self._send(number, request, stdin, pipes)
+            pipes = [OutputPipe("stdout", on_chunk, stdout_sink), OutputPipe("stderr", on_chunk)]
+            source = InputPipe(stdin)
+            self._send(number, request, source, pipes)
             async with asyncio.TaskGroup() as group:
+                writer = group.create_task(source.write_all())
                 readers = [group.create_task(pipe.read_all()) for pipe in pipes]
                 answer = await self._answer(number, answered, timeout_sec, request)
                 _, late = await asyncio.wait(readers, timeout=_DRAIN_SEC)
-                for reader in late:
-                    reader.cancel()
+                for unfinished in (writer, *late):
+                    unfinished.cancel()
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from None
         finally:
             self._pending.pop(number, None)
             if not answered.done() and not self._is_lost:
                 self._kill(number)
-            for pipe in pipes:
+            for pipe in [*pipes, *([source] if source else [])]:
                 pipe.close()
         return Finished(answer["return_code"], pipes[0].output, pipes[1].output)
 
@@ -253,77 +234,24 @@ class SupervisedSandbox:
             raise SandboxError(f"the local sandbox can't run {_short(request.command)}: {answer['error']}")
         return answer
 
-    def _send(self, number: int, request: Request, stdin: int | None, pipes: list[_Pipe]) -> None:
+    def _send(self, number: int, request: Request, source: InputPipe, pipes: list[OutputPipe]) -> None:
         spec = os.memfd_create("spec")
-        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
             text = memoryview(json.dumps(request.as_json()).encode())
             while text:
                 text = text[os.write(spec, text) :]
-            handles = [spec, nothing if stdin is None else stdin, *(pipe.write_end for pipe in pipes)]
+            handles = [spec, source.far_end, *(pipe.far_end for pipe in pipes)]
             socket.send_fds(self._control, [json.dumps({"op": "exec", "id": number}).encode()], handles)
         except OSError as exc:
             raise SandboxLostError(f"the local sandbox takes no commands any more: {exc}") from exc
         finally:
             os.close(spec)
-            os.close(nothing)
-            for pipe in pipes:
-                pipe.close_write_end()
+            for pipe in (source, *pipes):
+                pipe.close_far_end()
 
     def _kill(self, number: int) -> None:
         with contextlib.suppress(OSError):
             self._control.send(json.dumps({"op": "kill", "id": number}).encode())
-
-
-class _Pipe:
-    """One output stream of one command."""
-
-    def __init__(
-        self,
-        name: Literal["stdout", "stderr"],
-        on_chunk: Chunk | None,
-        sink: Callable[[bytes], None] | None = None,
-    ) -> None:
-        self.name: Literal["stdout", "stderr"] = name
-        self.output = Output()
-        self._take = sink or self.output.add
-        self._on_chunk = on_chunk
-        self._read_end, self.write_end = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._read_end, False)
-
-    async def read_all(self) -> None:
-        """Read until every writer has closed its end."""
-        while chunk := await self._read():
-            self._take(chunk)
-            if self._on_chunk is not None:
-                await self._on_chunk(chunk, self.name)
-
-    async def _read(self) -> bytes:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                return os.read(self._read_end, _CHUNK_BYTES)
-            except BlockingIOError:
-                readable = loop.create_future()
-                loop.add_reader(self._read_end, _resolve, readable)
-                try:
-                    await readable
-                finally:
-                    loop.remove_reader(self._read_end)
-
-    def close_write_end(self) -> None:
-        if self.write_end >= 0:
-            os.close(self.write_end)
-            self.write_end = -1
-
-    def close(self) -> None:
-        self.close_write_end()
-        os.close(self._read_end)
-
-
-def _resolve(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
 
 
 def _python() -> list[str]:
@@ -333,13 +261,3 @@ def _python() -> list[str]:
 
 def _short(command: str) -> str:
     return repr(command if len(command) <= 200 else f"{command[:200]}…")
-
-
-def text_chunks(emit: Callable[[str, Literal["stdout", "stderr"]], Awaitable[None]]) -> Chunk:
-    """Adapt a callback that takes text to chunks of bytes, which may cut a character in two."""
-    decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
-
-    async def on_chunk(chunk: bytes, stream: Literal["stdout", "stderr"]) -> None:
-        await emit(decoders[stream].decode(chunk), stream)
-
-    return on_chunk

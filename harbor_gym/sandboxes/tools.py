@@ -8,6 +8,11 @@ import signal
 _KILL_GRACE_SEC = 5.0
 
 
+CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private", "--pid", "--fork",
+             "--kill-child", "--mount-proc")  # fmt: skip
+"""In front of a tool that mounts: its mounts and processes end with it, and it ends with us, killed or not."""
+
+
 async def run_tool(*argv: str, timeout_sec: float | None = None) -> tuple[int, str]:
     """Run ``argv`` and return its exit status and its output, stdout and stderr together.
 

@@ -29,8 +29,8 @@ _HIDDEN_PROC = ("kcore", "keys", "timer_list", "sched_debug", "kmsg")
 _SHM_BYTES = 64 << 20
 """Docker's own default for /dev/shm."""
 _INIT = (
-    "if command -v bash >/dev/null 2>&1; then exec bash --norc --noprofile -c 'echo up; while read -r _; do :; done'; "
-    "fi; echo up; while read -r _; do :; done"
+    "b='echo up; exec >/dev/null 2>&1; while read -r _; do :; done'; "
+    'if command -v bash >/dev/null 2>&1; then exec bash --norc --noprofile -c "$b"; fi; eval "$b"'
 )
 """PID 1: bash reaps what it inherits. Its stdin ends when the supervisor does, and the sandbox with it."""
 
