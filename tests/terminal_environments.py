@@ -1,8 +1,7 @@
-"""Sandboxes for the terminal's tests: a running container behind Harbor's environment class."""
+"""Sandboxes for the terminal's tests, which count what reaches them: a local one, and a container started by hand."""
 
 import asyncio
 import logging
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +12,38 @@ from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.models.task.config import EnvironmentConfig
 from harbor.models.trial.paths import TrialPaths
 
+from harbor_gym.sandboxes.local import LocalEnvironment
 
-class ContainerEnvironment(BaseEnvironment):
-    """A container that was started by hand; counts the calls that reach it."""
+BASE_IMAGE = "debian:bookworm-slim"
+IMAGE = "harbor-gym-test-terminal"
+DOCKERFILE = f"""\
+FROM {BASE_IMAGE}
+RUN {{ command -v tmux && command -v vi && command -v less && command -v python3 && command -v ps; }} >/dev/null \\
+    || {{ apt-get update && apt-get install -y --no-install-recommends tmux vim-tiny less python3 procps; }}
+RUN useradd -m -s /bin/bash agent && echo 'PS1="$ "' | tee /root/.bashrc >/home/agent/.bashrc
+WORKDIR /srv
+"""
+
+
+class LocalSandbox(LocalEnvironment):
+    """A local sandbox."""
+
+    execs = 0
+    uploads = 0
+
+    @override
+    async def exec(self, *args: Any, **kwargs: Any) -> ExecResult:
+        self.execs += 1
+        return await super().exec(*args, **kwargs)
+
+    @override
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        self.uploads += 1
+        await super().upload_file(source_path, target_path)
+
+
+class Container(BaseEnvironment):
+    """A container that was started by hand."""
 
     def __init__(self, container: str, directory: Path, **kwargs: Any) -> None:
         super().__init__(
@@ -95,36 +123,39 @@ async def _call(argv: Sequence[str], timeout_sec: float | None) -> tuple[int, st
     return process.returncode or 0, output.decode(errors="replace")
 
 
-def start_container(image: str) -> str:
-    name = f"terminal-{uuid4().hex[:12]}"
-    subprocess.run(
-        [
-            "docker",
-            "run",
-            "-d",
-            "--rm",
-            "--init",
-            "--network=none",
-            "-w",
-            "/srv",
-            "--name",
-            name,
-            image,
-            "sleep",
-            "inf",
-        ],
-        check=True,
-        capture_output=True,
+def write_dockerfile(directory: Path) -> None:
+    """Write the test image's recipe."""
+    directory.mkdir(exist_ok=True)
+    (directory / "Dockerfile").write_text(DOCKERFILE)
+
+
+async def start_local(directory: Path) -> LocalSandbox:
+    """Start a local sandbox of the test image; the caller stops it."""
+    write_dockerfile(directory)
+    sandbox = LocalSandbox(
+        environment_dir=directory,
+        environment_name="terminal",
+        session_id="terminal",
+        trial_paths=TrialPaths(trial_dir=directory),
+        task_env_config=EnvironmentConfig(),
     )
+    await sandbox.start(force_build=False)
+    return sandbox
+
+
+def start_container(directory: Path) -> str:
+    """Start a container of the test image; return its name. The caller removes it."""
+    write_dockerfile(directory)
+    _docker("build", "-q", "-t", IMAGE, str(directory))
+    name = f"terminal-{uuid4().hex[:12]}"
+    _docker("run", "-d", "--rm", "--init", "--network=none", "--name", name, IMAGE, "sleep", "inf")
     return name
 
 
 def remove_container(name: str) -> None:
-    subprocess.run(["docker", "rm", "-f", name], check=False, capture_output=True)
+    _docker("rm", "-f", name)
 
 
-def has_image(image: str) -> bool:
-    docker = shutil.which("docker")
-    return (
-        docker is not None and not subprocess.run([docker, "image", "inspect", image], capture_output=True).returncode
-    )
+def _docker(*arguments: str) -> None:
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"docker {arguments[0]}: {done.stderr}"

@@ -9,7 +9,8 @@ Format 1, one observation per step, UTF-8, at most ``max_observation_bytes``:
 
 In the shell the text is everything from the line where the cursor stood after the previous step; under a
 full-screen program it is the visible screen. Headers: ``[exit code N]`` (never 0), ``[still running after S s]``,
-``[waiting for input]``, ``[full-screen program]``, ``[session ended]``, ``[session ended, exit code N]``.
+``[waiting for input]``, ``[full-screen program]``, ``[session ended]``, ``[session ended, exit code N]``; and, on a
+line of its own, ``[earlier lines lost: the scrollback holds N]``.
 """
 
 from collections.abc import Sequence
@@ -88,13 +89,27 @@ def find_news(lines: Sequence[str], anchor: Anchor, *, cursor_row: int, new_prom
     rewritten and all of it is new.
     """
     count = len(anchor.above)
-    if cursor_row < anchor.row or len(lines) < count:
-        return 0
-    if any(line.rstrip() != old for line, old in zip(lines[:count], anchor.above, strict=True)):
+    if cursor_row < anchor.row or not _holds(anchor.above, lines):
         return 0
     line = lines[count].rstrip() if count < len(lines) else ""
     rewritten = new_prompt and cursor_row == anchor.row and line == anchor.line
     return 0 if rewritten else count
+
+
+def has_overflowed(lines: Sequence[str], anchor: Anchor, *, history_lines: int, limit: int) -> bool:
+    """Tell whether the scrollback dropped lines since ``anchor``.
+
+    tmux drops a tenth of a full scrollback at once, so it is then nine tenths full, and does not begin any more with
+    the screen of the previous observation. Source: ``grid_collect_history`` in tmux's grid.c.
+    """
+    return history_lines >= limit - max(1, limit // 10) and not (
+        anchor.line and _holds(anchor.above, lines) and lines[len(anchor.above)].startswith(anchor.line)
+    )
+
+
+def _holds(above: Sequence[str], lines: Sequence[str]) -> bool:
+    """Tell whether ``lines`` begins with the lines that were above the cursor."""
+    return len(lines) > len(above) and all(line.rstrip() == old for line, old in zip(lines, above, strict=False))
 
 
 def compose(header: str, excerpt: Excerpt, *, max_bytes: int) -> Observation:

@@ -23,7 +23,7 @@ from harbor_gym.terminal.keys import (
     encode_keystrokes,
 )
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
-from harbor_gym.terminal.session import TerminalTurn
+from harbor_gym.terminal.session import Terminal, TerminalTurn
 from harbor_gym.types import Command
 
 if TYPE_CHECKING:
@@ -159,8 +159,12 @@ class PortableTerminal:
             waited_sec=int(self._wait_ms(commands[-1]).partition("/")[0]) / 1000 if commands else 0.0,
             typed_line=bool(commands) and commands[-1].keystrokes.endswith("\n"),
         )
+        start, overflowed = self._find_start(frame, pane, new_prompt=new_prompt)
+        if overflowed:
+            lost = f"[earlier lines lost: the scrollback holds {self._config.history_lines}]"
+            header = f"{header}\n{lost}" if header else lost
         composed = observation.compose(
-            header, self._excerpt(frame, pane, new_prompt=new_prompt), max_bytes=self._config.max_observation_bytes
+            header, frames.excerpt_of(frame, start=start), max_bytes=self._config.max_observation_bytes
         )
         waits = tuple("deadline" if wait == "idle" else wait for wait in frame.waits)
         return TerminalTurn(
@@ -173,13 +177,17 @@ class PortableTerminal:
             transport="portable",
         )
 
-    def _excerpt(self, frame: frames.Frame, pane: frames.Pane, *, new_prompt: bool) -> observation.Excerpt:
+    def _find_start(self, frame: frames.Frame, pane: frames.Pane, *, new_prompt: bool) -> tuple[int, bool]:
+        """Return the first new line, and whether lines before it are lost; move the anchor to the cursor."""
         if pane.alternate:
-            return frames.excerpt_of(frame, start=0)
+            return 0, False
         cursor_row = pane.history_lines + pane.cursor_row
         start = observation.find_news(frame.lines, self._anchor, cursor_row=cursor_row, new_prompt=new_prompt)
+        overflowed = observation.has_overflowed(
+            frame.lines, self._anchor, history_lines=pane.history_lines, limit=self._config.history_lines
+        )
         self._anchor = observation.place_anchor(frame.visible, cursor_row=pane.cursor_row, rows=pane.rows)
-        return frames.excerpt_of(frame, start=start)
+        return 0 if overflowed else start, overflowed
 
     def _turn_without_session(self, commands: Sequence[Command], code: int | None, started: float) -> TerminalTurn:
         self._ended = True
@@ -195,7 +203,7 @@ class PortableTerminal:
 
 async def open_terminal(
     environment: "BaseEnvironment", config: TerminalConfig, *, user: str | int | None = None
-) -> PortableTerminal:
+) -> Terminal:
     """Start an interactive bash in a tmux pane inside ``environment``, in the environment's working directory.
 
     ``user`` None is the environment's default user at this moment; the session keeps it. The caller closes the

@@ -4,7 +4,7 @@ import asyncio
 import math
 from typing import TYPE_CHECKING
 
-from harbor_gym.errors import SandboxLostError, SandboxTimeoutError
+from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxTimeoutError
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment, ExecResult  # 0.3 s to import, and only types are needed
@@ -28,8 +28,10 @@ async def run_in_sandbox(
     try:
         async with asyncio.timeout(limit + GRACE_SEC):
             return await environment.exec(command, timeout_sec=limit, user=user)
-    except TimeoutError as error:
+    except (TimeoutError, SandboxTimeoutError) as error:
         raise _timeout(environment, purpose, limit) from error
+    except HarborGymError:
+        raise
     except Exception as error:  # The boundary to foreign code: environments raise whatever their client library raises.
         if "timed out" in str(error).lower():
             raise _timeout(environment, purpose, limit) from error

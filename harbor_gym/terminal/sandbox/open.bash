@@ -55,7 +55,7 @@ exec 9<>"$dir/nap"
 for ((i = 0; i < 1000; i++)); do
     read -r mark <"$dir/prompt"
     [ "$mark" != 0:0:0 ] && break
-    [ -e "/proc/$shell/stat" ] || fail shell-ended "$(tmux -u -S "$dir/socket" capture-pane -p -t %0 2>&1 | grep . | tail -n 5)"
+    [ -e "/proc/$shell/stat" ] || fail shell-ended "$(tmux -u -S "$dir/socket" capture-pane -p -S - -t %0 2>&1 | grep . | tail -n 5)"
     read -rt 0.01 -u 9
 done
 read -rt 0.015 -u 9

@@ -86,7 +86,26 @@ foreground_runs() {
 
 foreground_reads() {
     local pid
-    for pid in "${members[@]}"; do reads_terminal "$pid" && return 0; done
+    for pid in "${members[@]}"; do reads_terminal "$pid" && has_run "$pid" && return 0; done
+    return 1
+}
+
+# The time a process has spent on a processor: the proof that it woke up for what was typed.
+note_runtimes() {
+    local pid
+    runtimes=()
+    foreground=$terminal_group
+    find_foreground
+    for pid in "${members[@]}"; do read_runtime "$pid" && runtimes[pid]=$runtime; done
+}
+
+read_runtime() { read -r runtime _ <"/proc/$1/schedstat"; } 2>/dev/null
+
+has_run() { [ -z "${runtimes[$1]}" ] || { read_runtime "$1" && [ "$runtime" != "${runtimes[$1]}" ]; }; }
+
+foreground_has_run() {
+    local pid
+    for pid in "${members[@]}"; do has_run "$pid" && return 0; done
     return 1
 }
 
@@ -106,11 +125,14 @@ shell_is_idle() {
     [ "$call" = "$sys_read" ] || [[ $sys_select == *" $call "* ]] || [ "$sys_read" = none ]
 }
 
-# Looks at the screen; sets why when it has been quiet and the foreground program tells that it waits.
-look() {
-    local screen
+read_screen() {
     screen=$(tm display-message -p -t %0 '#{alternate_on} #{pane_dead} #{cursor_x} #{cursor_y} #{history_size}' \; \
         capture-pane -p -t %0 2>/dev/null) || screen='0 1'
+}
+
+# Looks at the screen; sets why when it has been quiet and the foreground program tells that it waits.
+look() {
+    read_screen
     case $screen in [01]' 1'*) why=ended && return ;; esac
     read_clock
     if [ "$screen" != "$last_screen" ]; then
@@ -118,15 +140,21 @@ look() {
         quiet_since=$now
     fi
     ((now - quiet_since >= quiet_ms)) && read_stat "$shell" || return
+    local verdict=
     foreground=$terminal_group
     find_foreground
     if [[ $screen == 1* ]]; then
-        foreground_runs || why=fullscreen
+        ! foreground_runs && foreground_has_run && verdict=fullscreen
     elif foreground_reads; then
-        why=tty_read
+        verdict=tty_read
     elif [ -n "$editing" ] && [ "$foreground" = "$shell" ] && ! read_syscall "$shell" && shell_is_idle; then
-        why=tty_read
+        verdict=tty_read
     fi
+    [ -n "$verdict" ] || return
+    # A command may have ended since the screen was read: what was seen must still hold.
+    read_screen
+    read_mark
+    [ "$screen" = "$last_screen" ] && [ "$mark" = "$typed" ] && why=$verdict
 }
 
 # Waits at most $1 ms. $2 is set when nothing can end the wait early but the end of the session.
@@ -181,6 +209,7 @@ run_command() {
     editing=
     read_mark
     read_stat "$shell"
+    runtimes=()
     if [ "$2" = none ]; then
         read -r typed <"$dir/typed"
         if [ "$mark" != "$typed" ] && [ "$group" = "$terminal_group" ]; then
@@ -191,8 +220,9 @@ run_command() {
     else
         case "$2 $3" in
             hex*0d* | hex*03* | hex*04* | hex*1a* | file* | 'keys C-'* | 'keys Enter') ;;
-            *) [ "$group" = "$terminal_group" ] && editing=1 ;;
+            *) read_stat "$shell" && [ "$group" = "$terminal_group" ] && editing=1 ;;
         esac
+        note_runtimes
         typed=$mark
         printf '%s\n' "$typed" >"$dir/typed"
         type_keys "$2" "$3" 2>/dev/null || { why=ended && return; }
