@@ -1,6 +1,7 @@
 """Keystrokes to what tmux is told to type: a key name from a closed list, or bytes as they are."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harbor_gym.types import Command
@@ -49,6 +50,6 @@ def encode_keystrokes(keystrokes: str) -> Keys:
     return Keys(name=None, data=keystrokes.encode().replace(b"\n", b"\r"))
 
 
-def count_keystroke_bytes(commands: tuple[Command, ...]) -> int:
+def count_keystroke_bytes(commands: Iterable[Command]) -> int:
     """Sum the UTF-8 bytes of all keystrokes; a lone surrogate counts as three."""
     return sum(len(command.keystrokes.encode(errors="surrogatepass")) for command in commands)

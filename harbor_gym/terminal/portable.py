@@ -59,7 +59,7 @@ class PortableTerminal:
         started = time.monotonic()
         if self._ended:
             return self._turn_without_session(commands, None, started)
-        if (size := count_keystroke_bytes(tuple(commands))) > MAX_KEYSTROKE_BYTES:
+        if (size := count_keystroke_bytes(commands)) > MAX_KEYSTROKE_BYTES:
             return self._refuse(commands, f"{size} bytes of keystrokes, at most {MAX_KEYSTROKE_BYTES}", started)
         try:
             keys = [encode_keystrokes(command.keystrokes) for command in commands]
