@@ -1,16 +1,19 @@
 """What a training run shows: a line a batch while it runs, and its curve as a picture."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 from harbor_gym.errors import MissingDependencyError
 
-_POLL_SEC = 0.5
+POLL_SEC = 0.5
+"""How often a run's metrics are looked at, in seconds."""
+
 _REWARD = "env/all/reward/total"
 _TURNS = "env/all/turns_per_episode"
 _SECONDS = "time/total"
@@ -82,8 +85,9 @@ def describe_batch(record: dict[str, Any], *, total: int) -> str:
     )
 
 
-async def follow(log_path: Path, *, total: int, show: Callable[[str], None], title: str) -> None:
-    """Show a line for each new batch and redraw ``curve.png``, until cancelled.
+@contextlib.asynccontextmanager
+async def following(log_path: Path, *, total: int, show: Callable[[str], None], title: str) -> AsyncGenerator[None]:
+    """Show a line for each new batch and redraw ``curve.png`` while the block runs, to the last batch.
 
     Args:
         log_path: The run's folder.
@@ -91,19 +95,32 @@ async def follow(log_path: Path, *, total: int, show: Callable[[str], None], tit
         show: Takes each line.
         title: The curve's title.
     """
-    shown = len(read_metrics(log_path / "metrics.jsonl"))
-    while True:
-        await asyncio.sleep(_POLL_SEC)
-        shown = await _show_new(log_path, shown, total=total, show=show, title=title)
+    metrics_path = log_path / "metrics.jsonl"
+    shown = len(read_metrics(metrics_path))
+    stop = asyncio.Event()
 
+    async def look() -> None:
+        nonlocal shown
+        records = read_metrics(metrics_path)
+        for record in records[shown:]:
+            show(describe_batch(record, total=total))
+        if len(records) > shown:
+            shown = len(records)
+            await asyncio.to_thread(draw_curve, metrics_path, log_path / "curve.png", title=title)
 
-async def _show_new(log_path: Path, shown: int, *, total: int, show: Callable[[str], None], title: str) -> int:
-    records = read_metrics(log_path / "metrics.jsonl")
-    for record in records[shown:]:
-        show(describe_batch(record, total=total))
-    if len(records) > shown:
-        await asyncio.to_thread(draw_curve, log_path / "metrics.jsonl", log_path / "curve.png", title=title)
-    return len(records)
+    async def follow() -> None:
+        while not stop.is_set():
+            await look()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), POLL_SEC)
+        await look()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(follow(), name="harbor-gym-reporting")
+        try:
+            yield
+        finally:
+            stop.set()
 
 
 def calm_console() -> None:

@@ -218,17 +218,10 @@ async def train(run: Run) -> None:
 
         config = training_config(run, model_name, base_url)
         title = f"{run.env.task_dir.name}, {run.env.sandbox}, learning rate {run.learning_rate:g}"
-        progress = asyncio.create_task(
-            reporting.follow(run.log_path, total=run.num_batches, show=typer.echo, title=title)
-        )
-        calm = asyncio.get_running_loop().call_soon(reporting.calm_console)
-        try:
+        # The loop sets up logging before it first waits; the console is calmed right after that.
+        asyncio.get_running_loop().call_soon(reporting.calm_console)
+        async with reporting.following(run.log_path, total=run.num_batches, show=typer.echo, title=title):
             await loop.main(config)
-        finally:
-            calm.cancel()
-            progress.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await progress
 
 
 @contextlib.asynccontextmanager
