@@ -115,12 +115,13 @@ async def following(log_path: Path, *, total: int, show: Callable[[str], None], 
                 await asyncio.wait_for(stop.wait(), POLL_SEC)
         await look()
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(follow(), name="harbor-gym-reporting")
-        try:
-            yield
-        finally:
-            stop.set()
+    following_task = asyncio.create_task(follow(), name="harbor-gym-reporting")
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait((following_task,))
+    following_task.result()
 
 
 def calm_console() -> None:

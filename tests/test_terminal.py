@@ -378,7 +378,6 @@ async def test_the_socket_survives_a_swept_tmp(terminal: Terminal) -> None:
         "set -o noclobber",
         "set -u",
         "unset PROMPT_COMMAND",
-        "PS1=",
         "exec bash",
         "shopt -s extdebug",
         "cd /; PS1='\\w> '",

@@ -220,8 +220,8 @@ async def _run_build(environment_dir: Path, text: str, bases: dict[str, _Base]) 
         recipe, id_file = Path(folder) / "Dockerfile", Path(folder) / "id"
         recipe.write_text(replaced)
         code, output = await run_tool(
-            *CONTAINED, "buildah", "bud", "--layers", "--pull-never", *_ULIMITS, "--iidfile", str(id_file),
-            "-f", str(recipe), str(environment_dir),
+            *CONTAINED, "buildah", "bud", "--layers", "--force-rm", "--pull-never", *_ULIMITS,
+            "--iidfile", str(id_file), "-f", str(recipe), str(environment_dir),
         )  # fmt: skip
         if code != 0:
             raise SandboxStartError(f"{environment_dir / 'Dockerfile'} does not build:\n{_tail(output)}")

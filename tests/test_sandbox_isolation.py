@@ -1,0 +1,228 @@
+"""What a local sandbox must not be able to do, and what must be left when it or its maker is gone: nothing."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from harbor_gym.cache import cache_dir
+from harbor_gym.errors import SandboxError
+from harbor_gym.sandboxes.local import LocalEnvironment
+from tests.engines import require_engine
+from tests.local_sandboxes import make_sandbox, output, running
+
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
+_REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _engine() -> None:
+    require_engine("local")
+
+
+@pytest.fixture
+async def sandbox(tmp_path: Path) -> AsyncGenerator[LocalEnvironment]:
+    async with running(make_sandbox(tmp_path)) as started:
+        yield started
+
+
+async def test_no_file_of_the_host_is_visible(sandbox: LocalEnvironment, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    paths = [secret, _REPOSITORY, cache_dir(), Path("/proc/1/root") / secret.relative_to("/"), Path.home() / ".cache"]
+    assert await output(sandbox, f"ls -d {' '.join(map(str, paths))} 2>/dev/null || :") == ""
+    assert await output(sandbox, "cat /proc/self/mountinfo | awk '{print $5}' | grep -v '^/\\(dev\\|proc\\)'") == "/"
+
+
+async def test_no_process_of_the_host_is_visible(sandbox: LocalEnvironment) -> None:
+    assert (
+        await output(sandbox, "echo /proc/[0-9]*; :", user="root") in ("/proc/1 /proc/2", "/proc/1 /proc/3")
+        or len((await output(sandbox, "ls -d /proc/[0-9]*")).split()) < 5
+    )
+    assert await output(sandbox, "readlink /proc/1/exe") == "/usr/bin/bash"
+    namespaces = ("pid", "mnt", "net", "ipc", "uts", "cgroup")
+    inside = await output(sandbox, f"for n in {' '.join(namespaces)}; do readlink /proc/self/ns/$n; done")
+    assert not set(inside.split()) & {os.readlink(f"/proc/self/ns/{name}") for name in namespaces}
+
+
+async def test_there_is_no_network_but_loopback(sandbox: LocalEnvironment) -> None:
+    assert await output(sandbox, "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '") == "lo"
+    talk = "import socket; s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname()); print('up')"
+    assert await output(sandbox, f'python3 -c "{talk}"; getent hosts localhost >/dev/null; hostname') == "up\nsandbox"
+    away = "import socket; socket.create_connection(('192.0.2.1', 80), 5)"
+    assert "Network is unreachable" in ((await sandbox.exec(f'python3 -c "{away}"')).stderr or "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo 1 > /proc/sys/vm/swappiness",
+        "echo x > /proc/sys/kernel/core_pattern",
+        "umount /proc/sys",
+        "mount -o remount,rw /proc/sys",
+        "mount -t tmpfs tmpfs /mnt",
+        "mount -t proc proc /mnt",
+        "mknod /tmp/disk b 254 0",
+        "echo b > /proc/sysrq-trigger",
+        "echo x > /dev/new",
+        "chroot /proc/1/root/.. ls /work",
+        "nsenter --target 1 --mount --net true && unshare --mount true",
+        "python3 -c 'import os; os.sched_setaffinity(1, {0}); os.setpriority(os.PRIO_PROCESS, 0, -5)'",
+        "python3 -c 'import os; os.open(\"/proc/kcore\", os.O_RDONLY)'",
+    ],
+)
+async def test_root_inside_can_not_change_the_machine(sandbox: LocalEnvironment, command: str) -> None:
+    assert (await sandbox.exec(command)).return_code != 0
+
+
+async def test_privileges_can_not_be_regained(sandbox: LocalEnvironment) -> None:
+    status = await output(sandbox, "grep -E 'Cap(Inh|Prm|Eff|Bnd|Amb)|NoNewPrivs' /proc/self/status")
+    fields = {name: int(value, 16) for name, value in (line.split(":\t") for line in status.splitlines())}
+    allowed = sum(1 << capability for capability in (0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31))
+    assert fields["NoNewPrivs"] == 1
+    assert fields["CapInh"] == fields["CapAmb"] == 0
+    assert fields["CapBnd"] == fields["CapEff"] == allowed
+    assert (await output(sandbox, "grep CapEff /proc/self/status", user="dev")).endswith("0" * 16)
+
+
+async def test_a_command_holds_no_descriptor_but_its_three_pipes(sandbox: LocalEnvironment, tmp_path: Path) -> None:
+    listing = "for f in /proc/self/fd/*; do readlink $f; done | grep -v /proc/ | cut -d: -f1 | sort -u"
+    assert await output(sandbox, listing) == "pipe"
+    # An uploaded file's reader could otherwise open the host's file again, for writing.
+    await sandbox.exec(
+        "mv /bin/cat /bin/real-cat; printf '#!/bin/bash\\nreadlink /proc/$$/fd/0' > /bin/cat; chmod +x /bin/cat"
+    )
+    (tmp_path / "file").write_text("x")
+    await sandbox.upload_file(tmp_path / "file", "/seen")
+    assert (await output(sandbox, "real-cat /seen")).startswith("pipe:")
+
+
+async def test_links_inside_lead_nowhere_outside(sandbox: LocalEnvironment, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_text("uploaded")
+    await sandbox.exec(f"ln -s {outside} /out; ln -s /etc/shadow /link")
+    await sandbox.upload_dir(source, "/out")
+    await sandbox.upload_file(source / "file", f"{outside}/second")
+    assert list(outside.iterdir()) == []
+    await sandbox.download_file("/link", tmp_path / "shadow")
+    assert (tmp_path / "shadow").read_text() != Path("/etc/shadow").read_text()
+
+
+async def test_a_hostile_archive_writes_nothing_outside_its_directory(
+    sandbox: LocalEnvironment, tmp_path: Path
+) -> None:
+    make = """
+import io, sys, tarfile
+tar = tarfile.open(fileobj=sys.stdout.buffer, mode="w|")
+def add(name, kind=tarfile.REGTYPE, link=""):
+    member = tarfile.TarInfo(name); member.type = kind; member.linkname = link
+    member.size = 4 if kind == tarfile.REGTYPE else 0
+    tar.addfile(member, io.BytesIO(b"evil"))
+add("../escaped"); add("/tmp/escaped-absolute"); add("link", tarfile.SYMTYPE, ".."); add("link/through")
+add("hard", tarfile.LNKTYPE, "../../etc/passwd"); add("out", tarfile.SYMTYPE, "/etc"); add("fine")
+tar.close()
+"""
+    (tmp_path / "make.py").write_text(make)
+    await sandbox.upload_file(tmp_path / "make.py", "/make.py")
+    await sandbox.exec("printf '#!/bin/bash\\npython3 /make.py' > /bin/tar; chmod +x /bin/tar")
+    await sandbox.download_dir("/app", tmp_path / "parent" / "target")
+    assert sorted(str(p.relative_to(tmp_path)) for p in (tmp_path / "parent").rglob("*") if p.is_file()) == [
+        "parent/target/fine",
+        "parent/target/tmp/escaped-absolute",
+    ] or not list((tmp_path / "parent").glob("escaped*"))
+    assert not (tmp_path / "parent" / "escaped").exists()
+    assert not (tmp_path / "parent" / "through").exists()
+    assert not Path("/tmp/escaped-absolute").exists()
+    assert (tmp_path / "parent" / "target" / "fine").read_text() == "evil"
+    await sandbox.exec("printf '#!/bin/bash\\necho garbage that is no archive' > /bin/tar")
+    with pytest.raises(SandboxError, match="no archive"):
+        await sandbox.download_dir("/app", tmp_path / "other")
+
+
+async def test_a_fifo_for_passwd_blocks_nobody(sandbox: LocalEnvironment) -> None:
+    await sandbox.exec("rm /etc/passwd && mkfifo /etc/passwd")
+    assert await output(sandbox, "id -u", user="0", timeout_sec=20) == "0"
+    with pytest.raises(SandboxError, match="user 'dev'"):
+        await sandbox.exec("true", user="dev", timeout_sec=20)
+
+
+async def test_storage_is_bounded(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path, config={"storage_mb": 32})) as sandbox:
+        for place in ("/filled", "/tmp/filled", "/dev/shm/filled"):
+            result = await sandbox.exec(f"head -c 100M /dev/zero > {place}; s=$?; rm -f {place}; exit $s")
+            assert "No space left" in (result.stderr or "")
+
+
+_HOST = """
+import asyncio, sys
+from pathlib import Path
+from tests.local_sandboxes import make_sandbox
+
+async def main():
+    sandboxes = [make_sandbox(Path(sys.argv[1]) / str(n)) for n in range(2)]
+    for sandbox in sandboxes:
+        await sandbox.start(force_build=False)
+        await sandbox.exec("(setsid sleep {mark} >/dev/null 2>&1 &)")
+        await asyncio.create_subprocess_exec(*sandbox.exec_argv("sleep {mark}"))
+    pending = asyncio.ensure_future(sandboxes[0].exec("sleep {mark}"))
+    await asyncio.sleep(0.5)
+    print("ready", flush=True)
+    await pending
+
+asyncio.run(main())
+"""
+
+
+def _processes(mark: str) -> list[str]:
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if mark in text:
+            found.append(text)
+    return found
+
+
+async def test_after_sigkill_of_the_host_process_nothing_is_left(tmp_path: Path) -> None:
+    mark = str(time.time_ns())
+    host = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _HOST.replace("{mark}", mark), str(tmp_path / mark),
+        cwd=_REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert host.stdout is not None
+    assert await host.stdout.readline() == b"ready\n"
+    supervisors = _processes(f'"parent": {host.pid},')
+    assert len(supervisors) == 2
+    assert len(_processes(f"sleep {mark}")) >= 5
+    host.send_signal(signal.SIGKILL)
+    await host.wait()
+    deadline = time.monotonic() + 10
+    while left := [*_processes(mark), *_processes(f'"parent": {host.pid},')]:
+        assert time.monotonic() < deadline, left
+        await asyncio.sleep(0.02)
+    assert "harbor-gym" not in Path("/proc/mounts").read_text()
+
+
+async def test_after_sigkill_of_the_supervisor_nothing_is_left(sandbox: LocalEnvironment) -> None:
+    mark = str(time.time_ns())
+    await sandbox.exec(f"setsid sleep {mark} >/dev/null 2>&1 &")
+    assert _processes(f"sleep {mark}")
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    for pid in children:
+        if b'"parent"' in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(int(pid), signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while left := _processes(f"sleep {mark}"):
+        assert time.monotonic() < deadline, left
+        await asyncio.sleep(0.02)
