@@ -245,9 +245,12 @@ async def test_a_sandbox_that_never_starts_is_told(nothing_left: None) -> None:
 
 
 @pytest.mark.docker
+@pytest.mark.local
 @pytest.mark.slow
 async def test_docker_shows_the_same_conversation(edited: Callable[[Edit], Path]) -> None:
     require_engine("docker")
+    require_engine("local")
     task = edited(only("good"))
-    [played] = await play_demonstrations(task, sandbox="docker", episodes=1)
-    assert (played.reward, played.turns) == (1.0, 5)
+    conversations = [await collect_demonstrations(task, sandbox=name, episodes=1) for name in ("docker", "local")]
+    docker, local = (re.sub(r"root@\w+:", "root@HOST:", json.dumps(conversation)) for conversation in conversations)
+    assert docker == local
