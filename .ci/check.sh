@@ -9,7 +9,7 @@ cd "$here/.." || exit 1
 failed=()
 gate() {
   say "$*"
-  "$@" || failed+=("$1")
+  "$@" || failed+=("$(basename "$1") ${2:-}")
 }
 
 mapfile -t scripts < <(git ls-files '*.sh' '.ci/run' | grep -v '^tasks/.*/environment/')
@@ -18,4 +18,4 @@ gate .venv/bin/ruff format --check .
 gate .venv/bin/pyright
 gate .venv/bin/shellcheck -x "${scripts[@]}"
 gate .ci/leaks.sh
-[ ${#failed[@]} -eq 0 ] || die "failed: ${failed[*]}"
+[ ${#failed[@]} -eq 0 ] || die "failed: $(printf '%s; ' "${failed[@]}")"

@@ -40,3 +40,27 @@ apt_major() {
   version=${version%%[!0-9]*}
   printf '%s\n' "${version:-0}"
 }
+
+# Prepare apt for a newer suite of this distribution, at the mirror that this machine's own sources name, with lists of
+# its own under the directory $1. Fills the array newer_suite with apt's options. $2 is deb or deb-src.
+apt_newer_suite() {
+  local work=$1 kind=$2 label suite keyring mirror
+  # shellcheck disable=SC1091  # the system's own description of itself
+  case $(. /etc/os-release && echo "$ID") in
+    debian) label=Debian suite=trixie keyring=/usr/share/keyrings/debian-archive-keyring.gpg ;;
+    ubuntu) label=Ubuntu suite=noble keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg ;;
+    *) return 1 ;;
+  esac
+  # shellcheck disable=SC2016  # apt expands the fields, not the shell
+  mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' "Origin: $label" | sed -n "s/^$label //p")
+  mirror=${mirror%%$'\n'*}
+  [ -n "$mirror" ] || return 1
+  mkdir -p "$work"/{lists/partial,cache/archives/partial}
+  echo "$kind [signed-by=$keyring] $mirror $suite main" >"$work/sources.list"
+  # shellcheck disable=SC2034  # for the caller
+  newer_suite=(
+    -o "Dir::Etc::sourcelist=$work/sources.list" -o 'Dir::Etc::sourceparts=-'
+    -o "Dir::State::lists=$work/lists" -o "Dir::Cache=$work/cache" -o 'APT::Sandbox::User=root'
+  )
+  apt "${newer_suite[@]}" update
+}

@@ -2,6 +2,7 @@
 # Prints the path of a Python that the pins were made for (3.12 first, up to 3.14), installing one where apt can.
 # PYTHON=/some/python chooses one by hand.
 set -euo pipefail
+own=${XDG_DATA_HOME:-$HOME/.local/share}/harbor-gym/python
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=.ci/lib.sh
 . "$here/lib.sh"
@@ -15,7 +16,7 @@ find_python() {
   local candidate found
   for candidate in "${PYTHON:-}" python3.12 \
     "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12*/bin/python3 /opt/pyenv/versions/3.12*/bin/python3 \
-    python3 python3.13 python3.14 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[34]*/bin/python3; do
+    python3 python3.13 python3.14 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[34]*/bin/python3 "$own/bin/python3"; do
     [ -n "$candidate" ] || continue
     if found=$(usable "$candidate"); then printf '%s\n' "$found"; return 0; fi
   done
@@ -40,4 +41,5 @@ apt_python() {
 
 find_python && exit 0
 if apt_python && find_python; then exit 0; fi
+if can_apt && "$here/build_python.sh" "$own" >&2 && find_python; then exit 0; fi
 die 'Python 3.12, 3.13 or 3.14 is needed and none was found. Install one (pyenv install 3.12, uv python install 3.12, or apt-get install python3 on Ubuntu 24.04 or Debian 13), or name one: make PYTHON=/path/to/python3.12'

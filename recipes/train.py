@@ -79,7 +79,7 @@ DEFAULTS = {
         temperature=1.0,
         num_batches=5,
         learning_rate=1e-3,
-        max_turns=12,
+        max_turns=10,
     ),
 }
 

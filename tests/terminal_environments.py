@@ -29,17 +29,11 @@ class LocalSandbox(LocalEnvironment):
     """A local sandbox."""
 
     execs = 0
-    uploads = 0
 
     @override
     async def exec(self, *args: Any, **kwargs: Any) -> ExecResult:
         self.execs += 1
         return await super().exec(*args, **kwargs)
-
-    @override
-    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        self.uploads += 1
-        await super().upload_file(source_path, target_path)
 
 
 class Container(BaseEnvironment):
@@ -57,7 +51,6 @@ class Container(BaseEnvironment):
         )
         self.container = container
         self.execs = 0
-        self.uploads = 0
 
     @staticmethod
     @override
@@ -75,10 +68,7 @@ class Container(BaseEnvironment):
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        self.uploads += 1
-        code, output = await _call(["docker", "cp", str(source_path), f"{self.container}:{target_path}"], None)
-        if code:
-            raise RuntimeError(output)
+        raise NotImplementedError
 
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:

@@ -41,19 +41,16 @@ async def test_no_file_of_the_host_is_visible(sandbox: LocalEnvironment, tmp_pat
 
 
 async def test_no_process_of_the_host_is_visible(sandbox: LocalEnvironment) -> None:
-    assert (
-        await output(sandbox, "echo /proc/[0-9]*; :", user="root") in ("/proc/1 /proc/2", "/proc/1 /proc/3")
-        or len((await output(sandbox, "ls -d /proc/[0-9]*")).split()) < 5
-    )
+    assert await output(sandbox, "ps -eo comm --no-headers") == "bash\nbash\nps"
     assert await output(sandbox, "readlink /proc/1/exe") == "/usr/bin/bash"
     namespaces = ("pid", "mnt", "net", "ipc", "uts", "cgroup")
     inside = await output(sandbox, f"for n in {' '.join(namespaces)}; do readlink /proc/self/ns/$n; done")
-    assert not set(inside.split()) & {os.readlink(f"/proc/self/ns/{name}") for name in namespaces}
+    assert not set(inside.split()) & {str(Path(f"/proc/self/ns/{name}").readlink()) for name in namespaces}
 
 
 async def test_there_is_no_network_but_loopback(sandbox: LocalEnvironment) -> None:
     assert await output(sandbox, "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '") == "lo"
-    talk = "import socket; s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname()); print('up')"
+    talk = "from socket import *; s = create_server(('127.0.0.1', 0)); create_connection(s.getsockname()); print('up')"
     assert await output(sandbox, f'python3 -c "{talk}"; getent hosts localhost >/dev/null; hostname') == "up\nsandbox"
     away = "import socket; socket.create_connection(('192.0.2.1', 80), 5)"
     assert "Network is unreachable" in ((await sandbox.exec(f'python3 -c "{away}"')).stderr or "")
@@ -72,7 +69,13 @@ async def test_there_is_no_network_but_loopback(sandbox: LocalEnvironment) -> No
         "echo b > /proc/sysrq-trigger",
         "echo x > /dev/new",
         "chroot /proc/1/root/.. ls /work",
-        "nsenter --target 1 --mount --net true && unshare --mount true",
+        "nsenter --target 1 --mount --net true",
+        "unshare --mount true",
+        "unshare --user --map-root-user --mount umount /proc/sys",
+        "unshare --user --map-root-user --mount mount -o remount,bind,rw /proc/sys",
+        "unshare --user --map-root-user --mount --pid --fork mount -t proc proc /mnt",
+        "unshare --user --map-root-user --mount --net mount -t sysfs sysfs /mnt",
+        "unshare --user --map-root-user --mount sh -c 'umount -l /proc; echo 1 > /proc/sys/vm/swappiness'",
         "python3 -c 'import os; os.sched_setaffinity(1, {0}); os.setpriority(os.PRIO_PROCESS, 0, -5)'",
         "python3 -c 'import os; os.open(\"/proc/kcore\", os.O_RDONLY)'",
     ],
@@ -92,8 +95,10 @@ async def test_privileges_can_not_be_regained(sandbox: LocalEnvironment) -> None
 
 
 async def test_a_command_holds_no_descriptor_but_its_three_pipes(sandbox: LocalEnvironment, tmp_path: Path) -> None:
-    listing = "for f in /proc/self/fd/*; do readlink $f; done | grep -v /proc/ | cut -d: -f1 | sort -u"
-    assert await output(sandbox, listing) == "pipe"
+    listing = (
+        "import os; print([os.readlink(f'/proc/self/fd/{n}')[:5] for n in os.listdir('/proc/self/fd') if n != '3'])"
+    )
+    assert await output(sandbox, f'exec python3 -c "{listing}"') == "['pipe:', 'pipe:', 'pipe:']"
     # An uploaded file's reader could otherwise open the host's file again, for writing.
     await sandbox.exec(
         "mv /bin/cat /bin/real-cat; printf '#!/bin/bash\\nreadlink /proc/$$/fd/0' > /bin/cat; chmod +x /bin/cat"
@@ -109,12 +114,19 @@ async def test_links_inside_lead_nowhere_outside(sandbox: LocalEnvironment, tmp_
     source = tmp_path / "source"
     source.mkdir()
     (source / "file").write_text("uploaded")
-    await sandbox.exec(f"ln -s {outside} /out; ln -s /etc/shadow /link")
-    await sandbox.upload_dir(source, "/out")
-    await sandbox.upload_file(source / "file", f"{outside}/second")
-    assert list(outside.iterdir()) == []
-    await sandbox.download_file("/link", tmp_path / "shadow")
-    assert (tmp_path / "shadow").read_text() != Path("/etc/shadow").read_text()
+    (outside / "secret").write_text("the host's")
+    await sandbox.exec(f"ln -s {outside} /out; ln -s {outside}/secret /link; mkdir /dir; ln -s {outside} /dir/deep")
+    with pytest.raises(SandboxError):
+        await sandbox.upload_dir(source, "/out")
+    with pytest.raises(SandboxError):
+        await sandbox.download_file("/link", tmp_path / "fetched")
+    await sandbox.upload_file(source / "file", f"{outside}/secret")
+    await sandbox.upload_dir(source, "/dir/deep")
+    assert await output(sandbox, "cat /link") == "uploaded"
+    await sandbox.download_dir("/dir", tmp_path / "dir")
+    assert list((tmp_path / "dir").iterdir()) == []
+    assert [path.name for path in outside.iterdir()] == ["secret"]
+    assert (outside / "secret").read_text() == "the host's"
 
 
 async def test_a_hostile_archive_writes_nothing_outside_its_directory(
@@ -134,15 +146,11 @@ tar.close()
     (tmp_path / "make.py").write_text(make)
     await sandbox.upload_file(tmp_path / "make.py", "/make.py")
     await sandbox.exec("printf '#!/bin/bash\\npython3 /make.py' > /bin/tar; chmod +x /bin/tar")
-    await sandbox.download_dir("/app", tmp_path / "parent" / "target")
-    assert sorted(str(p.relative_to(tmp_path)) for p in (tmp_path / "parent").rglob("*") if p.is_file()) == [
-        "parent/target/fine",
-        "parent/target/tmp/escaped-absolute",
-    ] or not list((tmp_path / "parent").glob("escaped*"))
-    assert not (tmp_path / "parent" / "escaped").exists()
-    assert not (tmp_path / "parent" / "through").exists()
-    assert not Path("/tmp/escaped-absolute").exists()
-    assert (tmp_path / "parent" / "target" / "fine").read_text() == "evil"
+    parent = tmp_path / "parent"
+    await sandbox.download_dir("/app", parent / "target")
+    files = {str(path.relative_to(parent)) for path in parent.rglob("*") if not path.is_dir()}
+    # An absolute name loses its root; what climbs out, or goes through a link that does, is left out.
+    assert files == {"target/fine", "target/tmp/escaped-absolute"}
     await sandbox.exec("printf '#!/bin/bash\\necho garbage that is no archive' > /bin/tar")
     with pytest.raises(SandboxError, match="no archive"):
         await sandbox.download_dir("/app", tmp_path / "other")
@@ -150,7 +158,7 @@ tar.close()
 
 async def test_a_fifo_for_passwd_blocks_nobody(sandbox: LocalEnvironment) -> None:
     await sandbox.exec("rm /etc/passwd && mkfifo /etc/passwd")
-    assert await output(sandbox, "id -u", user="0", timeout_sec=20) == "0"
+    assert await output(sandbox, "echo $UID", user="0", timeout_sec=20) == "0"
     with pytest.raises(SandboxError, match="user 'dev'"):
         await sandbox.exec("true", user="dev", timeout_sec=20)
 
@@ -182,15 +190,15 @@ asyncio.run(main())
 """
 
 
-def _processes(mark: str) -> list[str]:
-    found: list[str] = []
+def _pids(mark: str) -> list[int]:
+    found: list[int] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         if mark in text:
-            found.append(text)
+            found.append(int(path.parts[2]))
     return found
 
 
@@ -202,27 +210,25 @@ async def test_after_sigkill_of_the_host_process_nothing_is_left(tmp_path: Path)
     )  # fmt: skip
     assert host.stdout is not None
     assert await host.stdout.readline() == b"ready\n"
-    supervisors = _processes(f'"parent": {host.pid},')
+    supervisors = _pids(f'"parent": {host.pid},')
     assert len(supervisors) == 2
-    assert len(_processes(f"sleep {mark}")) >= 5
+    assert len(_pids(f"sleep {mark}")) >= 5
     host.send_signal(signal.SIGKILL)
     await host.wait()
     deadline = time.monotonic() + 10
-    while left := [*_processes(mark), *_processes(f'"parent": {host.pid},')]:
+    while left := [*_pids(mark), *_pids(f'"parent": {host.pid},')]:
         assert time.monotonic() < deadline, left
         await asyncio.sleep(0.02)
-    assert "harbor-gym" not in Path("/proc/mounts").read_text()
+    assert "harbor-gym" not in await asyncio.to_thread(Path("/proc/mounts").read_text)
 
 
 async def test_after_sigkill_of_the_supervisor_nothing_is_left(sandbox: LocalEnvironment) -> None:
     mark = str(time.time_ns())
     await sandbox.exec(f"setsid sleep {mark} >/dev/null 2>&1 &")
-    assert _processes(f"sleep {mark}")
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    for pid in children:
-        if b'"parent"' in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(int(pid), signal.SIGKILL)
+    assert _pids(f"sleep {mark}")
+    (supervisor,) = _pids(f'"parent": {os.getpid()},')
+    os.kill(supervisor, signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while left := _processes(f"sleep {mark}"):
+    while left := _pids(f"sleep {mark}"):
         assert time.monotonic() < deadline, left
         await asyncio.sleep(0.02)

@@ -10,7 +10,7 @@ MAX_KEYSTROKE_BYTES = 2 * 1024 * 1024
 """Ceiling on the keystrokes of one step, in UTF-8 bytes."""
 
 MAX_INLINE_BYTES = 1024
-"""Longer keystrokes travel as a file: tmux takes 16 KiB of arguments, and one hex word is three characters."""
+"""Longer keystrokes are pasted: tmux takes 16 KiB of arguments, and one hex word is three characters."""
 
 _KEY_NAME = re.compile(
     r"(C-[a-z@\[\]\\^_]|M-[!-~]|Enter|Escape|Tab|BTab|Space|BSpace|DC|IC|Up|Down|Left|Right"

@@ -1,11 +1,10 @@
 """The portable transport: one ``exec`` per step, on any Harbor environment that has bash and tmux."""
 
-import asyncio
+import base64
 import logging
 import math
 import secrets
 import shlex
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +35,7 @@ _MARGIN_SEC = 30
 """Time for everything in a step but the waits themselves, on an overloaded machine."""
 
 _MAX_COMMAND_BYTES = 100_000
-"""Linux takes at most 128 KiB in one argument; longer keystrokes are uploaded."""
+"""Linux takes at most 128 KiB in one argument; longer keystrokes are sent ahead in pieces."""
 
 logger = logging.getLogger(__name__)
 
@@ -85,10 +84,13 @@ class PortableTerminal:
     async def _step(self, commands: Sequence[Command], keys: Sequence[Keys]) -> frames.Frame:
         nonce = f"@{secrets.token_hex(8)}"
         arguments: list[str] = []
-        inline_bytes = 0
+        room = _MAX_COMMAND_BYTES
         for command, typed in zip(commands, keys, strict=True):
-            inline_bytes += len(typed.data) * 3 if len(typed.data) <= MAX_INLINE_BYTES else 0
-            arguments += [self._wait_ms(command), *await self._payload(typed, inline=inline_bytes < _MAX_COMMAND_BYTES)]
+            kind, payload = _encode_payload(typed)
+            if len(payload) > room:
+                kind, payload = "file", await self._send_ahead(payload)
+            room -= len(payload)
+            arguments += [self._wait_ms(command), kind, payload]
         script = f"{self._directory}/step"
         call = shlex.join(["bash", script, nonce, str(self._frame_bytes), *arguments])
         budget = sum(int(wait.partition("/")[0]) for wait in arguments[::3]) / 1000
@@ -110,28 +112,22 @@ class PortableTerminal:
                 f"(return code {result.return_code}): {error}. Run the episode again in a fresh sandbox."
             ) from error
 
-    async def _payload(self, keys: Keys, *, inline: bool) -> list[str]:
-        if keys.is_empty:
-            return ["none", "-"]
-        if keys.name is not None:
-            return ["keys", keys.name]
-        if len(keys.data) <= MAX_INLINE_BYTES and inline:
-            return ["hex", keys.data.hex(" ")]
-        return ["file", await self._upload(keys.data)]
+    async def _send_ahead(self, payload: str) -> str:
+        """Bring a long payload into the sandbox in pieces; return the name of its file.
 
-    async def _upload(self, data: bytes) -> str:
-        target = f"{self._directory}/keys-{secrets.token_hex(4)}"
-        file = await asyncio.to_thread(_write_temporary, data)
-        try:
-            await self._environment.upload_file(file, target)
-        except Exception as error:  # The boundary to foreign code, as in run_in_sandbox.
-            raise SandboxLostError(
-                f"Sandbox {self._environment.session_id!r} could not take {len(data)} bytes of keystrokes: "
-                f"{type(error).__name__}: {error}. Run the episode again in a fresh sandbox."
-            ) from error
-        finally:
-            file.unlink()
-        return target
+        ``upload_file`` would be one call, but it may miss file systems that are mounted inside the sandbox, and the
+        file would not belong to the session's user.
+        """
+        name = f"keys-{secrets.token_hex(4)}"
+        for start in range(0, len(payload), _MAX_COMMAND_BYTES):
+            await run_in_sandbox(
+                self._environment,
+                f"printf %s {payload[start : start + _MAX_COMMAND_BYTES]} >>{self._directory}/{name}",
+                timeout_sec=_MARGIN_SEC,
+                user=self._user,
+                purpose="take keystrokes",
+            )
+        return name
 
     def _wait_ms(self, command: Command) -> str:
         config = self._config
@@ -150,9 +146,9 @@ class PortableTerminal:
         if pane is None:
             return self._turn_without_session(commands, None, started)
         new_prompt, self._mark = frame.mark != self._mark, frame.mark
-        self._ended = pane.dead
-        last = "ended" if pane.dead else (frame.waits[-1] if frame.waits else None)
-        exit_code = pane.dead_status if pane.dead else (frame.exit_code if new_prompt and commands else None)
+        self._ended = pane.dead or "ended" in frame.waits
+        last = "ended" if self._ended else (frame.waits[-1] if frame.waits else None)
+        exit_code = pane.dead_status if self._ended else (frame.exit_code if new_prompt and commands else None)
         header = observation.describe(
             last,
             exit_code=exit_code,
@@ -169,7 +165,7 @@ class PortableTerminal:
         waits = tuple("deadline" if wait == "idle" else wait for wait in frame.waits)
         return TerminalTurn(
             text=composed.text,
-            ended=pane.dead,
+            ended=self._ended,
             waits=(waits + ("ended",) * len(commands))[: len(commands)],
             exit_code=exit_code,
             duration_sec=time.monotonic() - started,
@@ -237,12 +233,15 @@ async def open_terminal(
             raise _start_error(environment, "no-answer", f"return code {result.return_code}: {output[-500:]}", "")
 
 
-def _write_temporary(data: bytes) -> Path:
-    with tempfile.NamedTemporaryFile(prefix="keys-", delete=False) as file:
-        file.write(data)
-    path = Path(file.name)
-    path.chmod(0o644)  # Some environments copy the mode, and the sandbox's user is not ours.
-    return path
+def _encode_payload(keys: Keys) -> tuple[str, str]:
+    """Return kind and payload for the step script, free of anything a shell could read."""
+    if keys.is_empty:
+        return "none", "-"
+    if keys.name is not None:
+        return "keys", keys.name
+    if len(keys.data) <= MAX_INLINE_BYTES:
+        return "hex", keys.data.hex(" ")
+    return "base64", base64.b64encode(keys.data).decode()
 
 
 def _start_error(environment: "BaseEnvironment", reason: str, details: str, output: str) -> HarborGymError:

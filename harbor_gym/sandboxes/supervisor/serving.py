@@ -21,11 +21,13 @@ from typing import Any
 from inside import RequestError, run_child
 from kernel import KEPT_CAPABILITIES, MS_BIND, MS_NODEV, MS_PRIVATE, MS_REC, NAMESPACES, harden_self, mount, start_time
 
-_PRELOADED = (array,)
-"""What the standard library imports late (in ``socket.recv_fds``), when nothing can be imported any more."""
 _READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
 """Settings of the whole machine, which root could write without any capability. bubblewrap leaves /proc/sys open."""
 _HIDDEN_PROC = ("kcore", "keys", "timer_list", "sched_debug", "kmsg")
+_UNSHARED = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+"""Not --unshare-all: it makes a user namespace too, in which root's commands, being outside it, could do everything."""
+_REQUEST_BYTES = 4096
+_REQUEST_DESCRIPTORS = 4
 _SHM_BYTES = 64 << 20
 """Docker's own default for /dev/shm."""
 _INIT = (
@@ -103,7 +105,7 @@ class _Supervisor:
         for name in _HIDDEN_PROC:
             if os.path.exists(f"/proc/{name}"):  # noqa: PTH110  # pathlib would cost 20 ms of imports at every start
                 argv += ["--ro-bind", "/dev/null", f"/proc/{name}"]
-        argv += ["--unshare-all", "--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--new-session"]
+        argv += [*_UNSHARED, "--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--new-session"]
         argv += ["--info-fd", str(info_fd), "--cap-drop", "ALL"]
         for name in KEPT_CAPABILITIES:
             argv += ["--cap-add", name.upper()]
@@ -130,7 +132,7 @@ class _Supervisor:
 
     def handle_request(self) -> bool:
         try:
-            payload, handles, _, _ = socket.recv_fds(self.control, 4096, 4, socket.MSG_CMSG_CLOEXEC)
+            payload, handles = _receive(self.control)
         except ConnectionError:
             return False
         if not payload:
@@ -195,6 +197,16 @@ class _Supervisor:
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
+
+
+def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive one message with its descriptors; ``socket.recv_fds`` would let every later command inherit those."""
+    space = socket.CMSG_LEN(_REQUEST_DESCRIPTORS * array.array("i").itemsize)
+    payload, ancillary, _, _ = control.recvmsg(_REQUEST_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    handles = array.array("i")
+    for _, _, data in ancillary:
+        handles.frombytes(data[: len(data) - len(data) % handles.itemsize])
+    return payload, list(handles)
 
 
 def _ignore(_number: int, _frame: object) -> None:

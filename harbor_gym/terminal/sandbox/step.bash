@@ -1,6 +1,7 @@
 # Type each command, wait for it as long as it takes, then show the screen. One call is one step.
 # Arguments: the frame's nonce, the byte limit of a frame, then three per command: wait in ms as <busy>/<idle>, kind, payload.
-#   kind "keys": payload is a tmux key name; "hex": bytes as hex words; "file": bytes in that file; "none": type nothing.
+#   kind "keys": payload is a tmux key name; "hex": bytes as hex words; "base64": bytes in base64; "file": the name of a
+#   file with bytes in base64, sent ahead; "none": type nothing.
 dir=${BASH_SOURCE[0]%/*}
 nonce=$1 limit=$2
 shift 2
@@ -133,7 +134,12 @@ read_screen() {
 # Looks at the screen; sets why when it has been quiet and the foreground program tells that it waits.
 look() {
     read_screen
-    case $screen in [01]' 1'*) why=ended && return ;; esac
+    case $screen in
+        [01]' 1'*)
+            await_dead_pane
+            return
+            ;;
+    esac
     read_clock
     if [ "$screen" != "$last_screen" ]; then
         last_screen=$screen
@@ -157,6 +163,21 @@ look() {
     [ "$screen" = "$last_screen" ] && [ "$mark" = "$typed" ] && why=$verdict
 }
 
+# The session is over: give tmux a moment to notice, for it holds the last output and the exit code.
+await_dead_pane() {
+    local turn pane
+    why=ended
+    for ((turn = 0; turn < 200; turn++)); do
+        pane=$(tm display-message -p -t %0 '#{pane_dead} #{pane_dead_status}#{pane_dead_signal}' 2>/dev/null) || return
+        case $pane in
+            1\ ?*) return ;;
+            # Before 3.3 tmux keeps no signal: what has no status yet may never get one.
+            1*) ((turn < 170)) && turn=170 ;;
+        esac
+        nap 0.01
+    done
+}
+
 # Waits at most $1 ms. $2 is set when nothing can end the wait early but the end of the session.
 wait_until_done() {
     local end next_look started
@@ -169,8 +190,7 @@ wait_until_done() {
     next_look=$((now + 30))
     while [ -z "$why" ]; do
         if ! read_stat "$shell"; then
-            look
-            why=ended
+            await_dead_pane
         elif [ -z "$2" ] && at_prompt; then
             why=prompt
         else
@@ -190,18 +210,20 @@ wait_until_done() {
 }
 
 type_keys() {
-    local flags=
     case $1 in
         keys) tm send-keys -t %0 "$2" ;;
         # shellcheck disable=SC2086
         hex) tm send-keys -t %0 -H $2 ;;
-        file)
-            [ -e "$dir/paste-flags" ] && read -r flags <"$dir/paste-flags"
-            # shellcheck disable=SC2086
-            tm load-buffer -b keys "$2" \; paste-buffer -d -r $flags -b keys -t %0
-            rm -f "$2"
-            ;;
+        base64) printf %s "$2" | base64 -d | paste_keys ;;
+        file) base64 -d <"$dir/$2" | paste_keys && rm -f "$dir/$2" ;;
     esac
+}
+
+paste_keys() {
+    local flags=
+    [ -e "$dir/paste-flags" ] && read -r flags <"$dir/paste-flags"
+    # shellcheck disable=SC2086
+    tm load-buffer -b keys - \; paste-buffer -d -r $flags -b keys -t %0
 }
 
 run_command() {
@@ -219,7 +241,7 @@ run_command() {
         fi
     else
         case "$2 $3" in
-            hex*0d* | hex*03* | hex*04* | hex*1a* | file* | 'keys C-'* | 'keys Enter') ;;
+            hex*0d* | hex*03* | hex*04* | hex*1a* | base64* | file* | 'keys C-'* | 'keys Enter') ;;
             *) read_stat "$shell" && [ "$group" = "$terminal_group" ] && editing=1 ;;
         esac
         note_runtimes
