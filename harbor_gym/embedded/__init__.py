@@ -1,1 +1,126 @@
-"""The embedded training backend: a policy of our own making and a Tinker-compatible server for it."""
+"""The embedded training backend: a policy of our own making and a Tinker-compatible server for it.
+
+:func:`ensure_policy` builds or finds the policy for a task; :class:`harbor_gym.embedded.server.TrainingServer` serves
+it. Both need the extras ``tinker`` and ``server``; importing this package needs neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harbor_gym import prompts
+from harbor_gym.cache import cache_dir, locked
+from harbor_gym.errors import TaskError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from harbor_gym.embedded.warm_start import Progress
+
+DEMONSTRATIONS = 200
+"""Episodes that the demonstrator plays for one policy."""
+
+_DECIDING_SOURCES = ("demonstrations.py", "policy.py", "warm_start.py")
+"""Files of this package whose change makes another policy of the same task."""
+
+
+async def ensure_policy(
+    task_dir: Path,
+    *,
+    sandbox: str,
+    renderer_name: str,
+    seed: int = 0,
+    rebuild: bool = False,
+    progress: Callable[[str, int, int, float | None], None] | None = None,
+) -> Path:
+    """Return the warm-started policy for a task: the cached one, or one made now in a few minutes.
+
+    A scripted demonstrator plays the task in its true sandbox; the policy learns to imitate it. Two callers at once
+    build it once. The result is a Hugging Face directory: the ``model_name`` for renderer, tokenizer and server.
+
+    Args:
+        task_dir: A Harbor task directory that has a demonstrator.
+        sandbox: As ``TerminalEnvConfig.sandbox``. Prompts differ between sandboxes, so each has a policy of its own.
+        renderer_name: The cookbook's renderer that the policy will be driven with.
+        seed: Decides the demonstrator's choices and the policy's weights.
+        rebuild: Make it anew although it is cached.
+        progress: Called as ``progress(phase, done, total, loss)`` while one is made, perhaps from another thread;
+            ``phase`` is ``"demonstrations"`` (the loss is None) or ``"warm start"``.
+
+    Raises:
+        TaskError: The task is malformed or has no demonstrator.
+        MissingDependencyError: An extra is not installed.
+        HarborGymError: The sandbox failed again and again.
+    """
+    key = await asyncio.to_thread(_key, task_dir, sandbox, renderer_name, seed)
+    folder = cache_dir() / "policies" / key
+    async with locked(f"policy-{key}"):
+        if rebuild:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        if (known := _complete_policy(folder)) is not None:
+            return known
+        from harbor_gym.embedded.demonstrations import collect_demonstrations
+        from harbor_gym.embedded.policy import training_stack
+
+        with training_stack():  # say that an extra is missing before the demonstrator plays for a minute
+            import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]  # presence check
+            import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]  # presence check
+        conversations = await collect_demonstrations(
+            task_dir,
+            sandbox=sandbox,
+            episodes=DEMONSTRATIONS,
+            seed=seed,
+            progress=None if progress is None else lambda done, total: progress("demonstrations", done, total, None),
+        )
+        return await _warm_start(conversations, folder, renderer_name, seed, progress)
+
+
+async def _warm_start(
+    conversations: list[list[dict[str, str]]],
+    folder: Path,
+    renderer_name: str,
+    seed: int,
+    progress: Callable[[str, int, int, float | None], None] | None,
+) -> Path:
+    from harbor_gym.embedded.warm_start import warm_start
+
+    abandoned = threading.Event()
+
+    def report(now: Progress) -> None:
+        if abandoned.is_set():
+            raise asyncio.CancelledError
+        if progress is not None:
+            progress("warm start", now.step, now.steps, now.loss)
+
+    try:
+        return await asyncio.to_thread(
+            warm_start, conversations, folder, renderer_name=renderer_name, seed=seed, progress=report
+        )
+    finally:
+        # A thread can't be cancelled: it ends itself at its next step.
+        abandoned.set()
+
+
+def _complete_policy(folder: Path) -> Path | None:
+    from harbor_gym.embedded.warm_start import RECORD_NAME
+
+    return next((record.parent for record in sorted(folder.glob(f"policy-*/{RECORD_NAME}"))), None)
+
+
+def _key(task_dir: Path, sandbox: str, renderer_name: str, seed: int) -> str:
+    if not (task_dir / "task.toml").is_file():
+        raise TaskError(f"{task_dir} is not a Harbor task directory: it has no task.toml")
+    digest = hashlib.sha256()
+    for word in (prompts.PROMPT_FORMAT, sandbox, renderer_name, str(seed), str(DEMONSTRATIONS)):
+        digest.update(word.encode() + b"\0")
+    for name in _DECIDING_SOURCES:
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    for path in sorted(path for path in task_dir.rglob("*") if path.is_file()):
+        digest.update(str(path.relative_to(task_dir)).encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]

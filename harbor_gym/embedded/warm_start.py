@@ -52,10 +52,10 @@ class WarmStartSettings:
     batch_size: int = 8
     """Conversations a step."""
 
-    learning_rate: float = 3e-3
-    """Peak rate of AdamW; a tenth of the steps warm up, a cosine leads down to a tenth of it."""
+    learning_rate: float = 1e-2
+    """Peak rate of both optimizers; a tenth of the steps warm up, a cosine leads down to a tenth of it."""
 
-    vocab_size: int = 1536
+    vocab_size: int = 2048
     hidden_size: int = 192
     layers: int = 4
 
@@ -208,26 +208,39 @@ def _train(
     import torch
 
     shared = _shared_prefix(rows)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, settings.steps))
+    optimizers = _optimizers(model, settings.learning_rate)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: _rate(step, settings.steps)) for one in optimizers]
     batches = _batches(rows, settings)
     losses: list[float] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
     try:
         for step in range(1, settings.steps + 1):
-            optimizer.zero_grad()
+            model.zero_grad()
             loss = _loss(model, next(batches), shared)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
+            for one in (*optimizers, *schedules):
+                one.step()
             losses.append(loss.item())
             if progress is not None:
                 progress(Progress(step, settings.steps, losses[-1]))
     finally:
         torch.set_num_threads(threads)
     return losses
+
+
+def _optimizers(model: Qwen3ForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices, which needs half the steps of AdamW here; AdamW for embeddings and norms."""
+    import torch
+
+    embeddings = set(model.get_input_embeddings().parameters())
+    matrices = [weight for weight in model.parameters() if weight.ndim == 2 and weight not in embeddings]
+    others = [weight for weight in model.parameters() if weight.ndim != 2 or weight in embeddings]
+    return [
+        torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
 
 
 def _loss(model: Qwen3ForCausalLM, batch: Sequence[Row], shared: int) -> torch.Tensor:
