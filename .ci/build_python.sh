@@ -32,7 +32,7 @@ from_source() {
   source=$(apt-cache "${newer_suite[@]}" showsrc python3-defaults | sed -n 's/^Version: \([0-9]*\.[0-9]*\).*/python\1/p')
   (cd "$work" && apt "${newer_suite[@]}" source --download-only "${source%%$'\n'*}")
   mkdir "$work/source"
-  tar -xf "$work"/python3*.orig.tar.* -C "$work/source" --strip-components=1
+  tar -xf "$work"/python3*.orig.tar.?z -C "$work/source" --strip-components=1
   (
     cd "$work/source"
     ./configure --quiet --prefix="$prefix" --with-ensurepip=install
