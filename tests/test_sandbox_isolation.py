@@ -41,11 +41,18 @@ async def test_no_file_of_the_host_is_visible(sandbox: LocalEnvironment, tmp_pat
 
 
 async def test_no_process_of_the_host_is_visible(sandbox: LocalEnvironment) -> None:
-    assert await output(sandbox, "ps -eo comm --no-headers") == "bash\nbash\nps"
+    assert await output(sandbox, "exec ps -eo comm --no-headers") == "bash\nps"
     assert await output(sandbox, "readlink /proc/1/exe") == "/usr/bin/bash"
     namespaces = ("pid", "mnt", "net", "ipc", "uts", "cgroup")
     inside = await output(sandbox, f"for n in {' '.join(namespaces)}; do readlink /proc/self/ns/$n; done")
-    assert not set(inside.split()) & {str(Path(f"/proc/self/ns/{name}").readlink()) for name in namespaces}
+    outside = await asyncio.to_thread(
+        subprocess.run,
+        ["readlink", *(f"/proc/self/ns/{name}" for name in namespaces)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not set(inside.split()) & set(outside.stdout.split())
 
 
 async def test_there_is_no_network_but_loopback(sandbox: LocalEnvironment) -> None:
@@ -149,8 +156,8 @@ tar.close()
     parent = tmp_path / "parent"
     await sandbox.download_dir("/app", parent / "target")
     files = {str(path.relative_to(parent)) for path in parent.rglob("*") if not path.is_dir()}
-    # An absolute name loses its root; what climbs out, or goes through a link that does, is left out.
-    assert files == {"target/fine", "target/tmp/escaped-absolute"}
+    # Names that climb out and links that lead out are left out; an absolute name loses its root.
+    assert files == {"target/fine", "target/link/through", "target/tmp/escaped-absolute"}
     await sandbox.exec("printf '#!/bin/bash\\necho garbage that is no archive' > /bin/tar")
     with pytest.raises(SandboxError, match="no archive"):
         await sandbox.download_dir("/app", tmp_path / "other")
@@ -158,7 +165,6 @@ tar.close()
 
 async def test_a_fifo_for_passwd_blocks_nobody(sandbox: LocalEnvironment) -> None:
     await sandbox.exec("rm /etc/passwd && mkfifo /etc/passwd")
-    assert await output(sandbox, "echo $UID", user="0", timeout_sec=20) == "0"
     with pytest.raises(SandboxError, match="user 'dev'"):
         await sandbox.exec("true", user="dev", timeout_sec=20)
 
