@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 
-_KILL_GRACE_SEC = 5.0
+_END_GRACE_SEC = 3.0
 
 
 CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private", "--pid", "--fork",
@@ -38,9 +38,16 @@ async def run_tool(*argv: str, timeout_sec: float | None = None) -> tuple[int, s
         return 124, f"{' '.join(argv)} took longer than {timeout_sec:g} s"
     finally:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_KILL_GRACE_SEC):
-                    await process.communicate()
+            await _end(process)
     return process.returncode or 0, output.decode("utf-8", "replace")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Interrupt first, so that a builder removes what it was working on; then kill."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_GRACE_SEC):
+                await process.communicate()
+                return

@@ -26,6 +26,9 @@ _READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
 _HIDDEN_PROC = ("kcore", "keys", "timer_list", "sched_debug", "kmsg")
 _UNSHARED = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
 """Not --unshare-all: it makes a user namespace too, in which root's commands, being outside it, could do everything."""
+_KILLED = 128 + signal.SIGKILL
+_END_SETTLE_MS = 50
+"""Wait for PID 1's end after a command died of SIGKILL: long enough for the kernel, short for a plain ``kill -9``."""
 _REQUEST_BYTES = 4096
 _REQUEST_DESCRIPTORS = 4
 _SHM_BYTES = 64 << 20
@@ -170,13 +173,15 @@ class _Supervisor:
                         send(pid, signal.SIGKILL)
 
     def reap(self) -> None:
+        """Collect the dead and report the commands among them, unless they died of the sandbox's own end."""
+        finished: list[dict[str, Any]] = []
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                break
             if pid == 0:
-                return
+                break
             if pid not in self.running:
                 continue
             request, report = self.running.pop(pid)
@@ -185,7 +190,17 @@ class _Supervisor:
                 error = os.read(report, 4096)
             os.close(report)
             code = os.waitstatus_to_exitcode(status)
-            self.reply(id=request, return_code=code if code >= 0 else 128 - code, error=error.decode() or None)
+            finished.append({"id": request, "return_code": code if code >= 0 else 128 - code, "error": error.decode()})
+        if any(message["return_code"] == _KILLED for message in finished) and self.is_ending():
+            return
+        for message in finished:
+            self.reply(**message)
+
+    def is_ending(self) -> bool:
+        """Tell whether PID 1 is dead. The kernel kills all others first and waits until they are collected."""
+        poll = select.poll()
+        poll.register(self.init_pidfd, select.POLLIN)
+        return bool(poll.poll(_END_SETTLE_MS))
 
     def tear_down(self) -> None:
         """Kill PID 1, which takes every process of its namespace along, and wait until all are gone."""
