@@ -20,6 +20,7 @@ for base in /run /dev/shm /var/tmp "$HOME" /tmp; do
     dir=$(mktemp -d "$base/.terminal-XXXXXXXX" 2>/dev/null) && break
 done
 [ -n "$dir" ] || fail no-directory
+# shellcheck disable=SC2015
 printf '%s\n' "$step" >"$dir/step" &&
     printf '%s\n' "${rc//@DIR@/$dir}" >"$dir/rc" &&
     printf '%s\n' "$close" >"$dir/close" &&
@@ -50,12 +51,18 @@ if tmux -S "$dir/socket" list-commands paste-buffer 2>/dev/null | grep -q '\[-[a
     printf '%s\n' -S >"$dir/paste-flags"
 fi
 
+is_running() {
+    local stat
+    IFS= read -r -d '' stat <"/proc/$1/stat"
+    [ -n "$stat" ] && [[ ${stat##*) } != [ZX]* ]]
+} 2>/dev/null
+
 read -r shell _ <"$dir/pane"
 exec 9<>"$dir/nap"
 for ((i = 0; i < 1000; i++)); do
     read -r mark <"$dir/prompt"
     [ "$mark" != 0:0:0 ] && break
-    [ -e "/proc/$shell/stat" ] || fail shell-ended "$(tmux -u -S "$dir/socket" capture-pane -p -S - -t %0 2>&1 | grep . | tail -n 5)"
+    is_running "$shell" || fail shell-ended "$(tmux -u -S "$dir/socket" capture-pane -p -S - -t %0 2>&1 | grep . | tail -n 5)"
     read -rt 0.01 -u 9
 done
 read -rt 0.015 -u 9

@@ -1,4 +1,5 @@
 # Read by the policy's interactive shell: the user's own settings, then a hook that notes each prompt in a file.
+# shellcheck disable=SC1090
 if [ -f ~/.bashrc ]; then . ~/.bashrc; fi
 
 __prompt_status() { __prompt_code=$?; return "$__prompt_code"; }
@@ -9,5 +10,6 @@ __prompt_mark() {
 if ((BASH_VERSINFO[0] > 5 || (BASH_VERSINFO[0] == 5 && BASH_VERSINFO[1] >= 1))); then
     PROMPT_COMMAND=(__prompt_status "${PROMPT_COMMAND[@]}" __prompt_mark)
 else
+    # shellcheck disable=SC2178
     PROMPT_COMMAND=$'__prompt_status\n'"${PROMPT_COMMAND:-:}"$'\n__prompt_mark'
 fi
