@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 DEMONSTRATIONS = 200
 """Episodes that the demonstrator plays for one policy."""
 
+STEPS = 120
+"""Optimizer steps of the warm start."""
+
 _DECIDING_SOURCES = ("demonstrations.py", "policy.py", "warm_start.py")
 """Files of this package whose change makes another policy of the same task."""
 
@@ -99,7 +102,13 @@ async def _warm_start(
 
     try:
         return await asyncio.to_thread(
-            warm_start, conversations, folder, renderer_name=renderer_name, seed=seed, progress=report
+            warm_start,
+            conversations,
+            folder,
+            renderer_name=renderer_name,
+            seed=seed,
+            steps=STEPS,
+            progress=report,
         )
     finally:
         # A thread can't be cancelled: it ends itself at its next step.
@@ -116,7 +125,7 @@ def _key(task_dir: Path, sandbox: str, renderer_name: str, seed: int) -> str:
     if not (task_dir / "task.toml").is_file():
         raise TaskError(f"{task_dir} is not a Harbor task directory: it has no task.toml")
     digest = hashlib.sha256()
-    for word in (prompts.PROMPT_FORMAT, sandbox, renderer_name, str(seed), str(DEMONSTRATIONS)):
+    for word in (prompts.PROMPT_FORMAT, sandbox, renderer_name, str(seed), str(DEMONSTRATIONS), str(STEPS)):
         digest.update(word.encode() + b"\0")
     for name in _DECIDING_SOURCES:
         digest.update(Path(__file__).with_name(name).read_bytes())
