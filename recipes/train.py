@@ -13,6 +13,7 @@ import contextlib
 import os
 import random
 import sys
+import warnings
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import datetime
@@ -213,6 +214,9 @@ def settle_log_path(log_path: Path, behavior: LogDirExists) -> None:
 async def train(run: Run) -> None:
     """Run the cookbook's loop, and the reporter beside it."""
     random.seed(run.seed)
+    # The cookbook calls methods that newer tinker versions deprecate; its progress bars would break up our lines.
+    warnings.filterwarnings("ignore", message="DEPRECATED: ", category=FutureWarning)
+    os.environ.setdefault("TQDM_DISABLE", "1")
     async with model_service(run) as (model_name, base_url):
         from tinker_cookbook.rl import train as loop
 
@@ -243,12 +247,18 @@ async def model_service(run: Run) -> AsyncGenerator[tuple[str, str | None]]:
             sandbox=run.env.sandbox,
             renderer_name=run.renderer_name,
             seed=run.seed,
-            progress=typer.echo,
+            progress=show_preparation,
         )
     typer.echo("starting the embedded training server")
     async with TrainingServer(model_dir, run.log_path / "server", max_lora_rank=run.lora_rank) as server:
         os.environ.update(server.client_environment())
         yield str(model_dir), server.base_url
+
+
+def show_preparation(phase: str, done: int, total: int, loss: float | None) -> None:
+    """Show every tenth part of a preparation."""
+    if done * 10 // total > (done - 1) * 10 // total:
+        typer.echo(f"{phase} {done}/{total}" + (f"  loss {loss:.2f}" if loss is not None else ""))
 
 
 def training_config(run: Run, model_name: str, base_url: str | None) -> "Config":
