@@ -27,7 +27,7 @@ def main(base_url: str, model: str) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     service = tinker.ServiceClient(base_url=base_url)
     trainer = service.create_lora_training_client(base_model=model, rank=4, seed=1).result()
-    sampler = trainer.save_weights_and_get_sampling_client()
+    sampler = trainer.save_weights_and_get_sampling_client().result()
     prompt = list(range(10, 74))
     params = types.SamplingParams(max_tokens=16, temperature=1.0, seed=3)
     sequences = sampler.sample(types.ModelInput.from_ints(prompt), 2, params).result().sequences
@@ -57,7 +57,7 @@ def main(base_url: str, model: str) -> dict[str, Any]:
         for a, b in zip(one["logprobs"].data, other["logprobs"].data, strict=True)
     )
     second = resumed.save_state("second").result().path
-    rest = service.create_rest_client()
+    rest = tinker.RestClient(base_url=base_url)
     run_id = second.removeprefix("tinker://").partition("/")[0]
     seen["listed"] = [checkpoint.checkpoint_id for checkpoint in rest.list_checkpoints(run_id).result().checkpoints]
     rest.delete_checkpoint_from_tinker_path(second).result()

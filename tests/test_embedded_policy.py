@@ -74,7 +74,7 @@ def test_the_cookbooks_renderers_work_from_the_directory(model_dir: Path, render
 
     loaded = get_tokenizer(str(model_dir))
     renderer = get_renderer(renderer_name, loaded, model_name=str(model_dir))
-    end = loaded.convert_tokens_to_ids("<|im_end|>")
+    (end,) = loaded.encode("<|im_end|>", add_special_tokens=False)
     assert renderer.get_stop_sequences() == [end]
     message, ended = renderer.parse_response([*loaded.encode(_answer("ls\n")), end])
     assert ended.is_clean
@@ -207,13 +207,16 @@ async def test_a_tasks_policy_is_built_in_its_sandbox_and_cached(
     monkeypatch.setattr(embedded, "cache_dir", lambda: tmp_path / "cache")
     seen: list[tuple[str, int, int, float | None]] = []
 
+    def note(phase: str, done: int, total: int, loss: float | None) -> None:
+        seen.append((phase, done, total, loss))
+
     async def ensure(*, rebuild: bool = False) -> Path:
         return await embedded.ensure_policy(
             task_dir,
             sandbox="local",
             renderer_name="qwen3",
             rebuild=rebuild,
-            progress=lambda *now: seen.append(now),
+            progress=note,
         )
 
     with pytest.raises(TaskError, match=r"moves\.json"):
