@@ -200,7 +200,18 @@ def test_a_cut_frame_counts_what_it_left_in_the_sandbox() -> None:
     assert frame.missing_bytes == sum(len(line) + 1 for line in omitted)
 
 
-@pytest.mark.parametrize("answer", ["", "@n step , 0:0:0\n", "@n end\n", f"@x step , 0:0:0\n{_PANE}\n@x end\n"])
-def test_an_incomplete_answer_is_an_error(answer: str) -> None:
-    with pytest.raises(FrameError, match="expected a line"):
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "@n step , 0:0:0\n",
+        "@n end\n",
+        f"@x step , 0:0:0\n{_PANE}\n@x end\n",
+        "@n step , 0:0:0\n@n end\n",
+        "@n step , 0:0:0\nbash: no such file\n@n end\n",
+        f"@n step\n{_PANE}\n@n end\n",
+    ],
+)
+def test_a_damaged_answer_is_an_error(answer: str) -> None:
+    with pytest.raises(FrameError):
         parse_frame(answer, "@n")

@@ -45,9 +45,17 @@ async def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenera
     if request.param == "docker":
         yield Container(request.getfixturevalue("container"), tmp_path)
         return
-    local = await start_local(tmp_path / "environment")
-    yield local
-    await local.stop(delete=True)
+    started = await start_local(tmp_path / "environment")
+    yield started
+    await started.stop(delete=True)
+
+
+@pytest.fixture
+async def local(tmp_path: Path) -> AsyncGenerator[LocalSandbox]:
+    require_engine("local")
+    sandbox = await start_local(tmp_path / "environment")
+    yield sandbox
+    await sandbox.stop(delete=True)
 
 
 @pytest.fixture
@@ -352,7 +360,7 @@ async def test_noise_is_text(terminal: Terminal, seed: int) -> None:
         ("kill -9 $$\n", "[session ended]"),
         ("tmux kill-server\n", "[session ended]"),
         ("exec true\n", "[session ended, exit code 0]"),
-        ("rm -rf /run/.terminal-* /dev/shm/.terminal-*\n", "[session ended]"),
+        ("rm -rf /run/.terminal-*\n", "[session ended]"),
     ],
 )
 async def test_an_ended_session_is_an_outcome(terminal: Terminal, keystrokes: str, header: str) -> None:
@@ -363,6 +371,15 @@ async def test_an_ended_session_is_an_outcome(terminal: Terminal, keystrokes: st
     assert "Pane is dead" not in turn.text
     again = await enter(terminal, "ls\n")
     assert (again.ended, again.waits) == (True, ("ended",))
+    await terminal.close()
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("keystrokes", ["kill -9 -1\n", "rm -f /usr/bin/*\n", "rm -rf --no-preserve-root /usr /run\n"])
+async def test_wrecking_the_sandbox_ends_the_session(local: LocalSandbox, keystrokes: str) -> None:
+    terminal = await open_terminal(local, TerminalConfig())
+    turn = await enter(terminal, keystrokes, "echo never\n")
+    assert (turn.ended, turn.waits[-1]) == (True, "ended")
     await terminal.close()
 
 
@@ -427,6 +444,14 @@ async def test_closing_stops_what_the_policy_started(sandbox: Sandbox) -> None:
     assert await read(sandbox, f"pgrep -fa 'sleep 100[1-4]$|{directory}/[s]ocket'; ls -d {directory} 2>/dev/null") == ""
 
 
+async def test_closing_works_without_the_sessions_files(sandbox: Sandbox) -> None:
+    terminal = await open_terminal(sandbox, TerminalConfig())
+    await enter(terminal, "nohup sleep 1005 >/dev/null 2>&1 &\n", "rm -rf /run/.terminal-*\n", wait_sec=1.0)
+    assert await read(sandbox, "pgrep -fc 'sleep 100[5]$'") == "1"
+    await terminal.close()
+    assert await read(sandbox, "pgrep -fa 'sleep 100[5]$|[.]terminal-'") == ""
+
+
 async def test_two_terminals_do_not_meddle(sandbox: Sandbox) -> None:
     one, two = [await open_terminal(sandbox, TerminalConfig()) for _ in range(2)]
     async with asyncio.TaskGroup() as group:
@@ -479,11 +504,9 @@ async def test_a_lost_container_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.local
-async def test_a_lost_local_sandbox_is_an_error(tmp_path: Path) -> None:
-    require_engine("local")
-    sandbox = await start_local(tmp_path / "environment")
-    terminal = await open_terminal(sandbox, TerminalConfig())
-    await sandbox.stop(delete=True)
+async def test_a_lost_local_sandbox_is_an_error(local: LocalSandbox) -> None:
+    terminal = await open_terminal(local, TerminalConfig())
+    await local.stop(delete=True)
     with pytest.raises(SandboxLostError):
         await enter(terminal, "ls\n")
     with pytest.raises(SandboxLostError):

@@ -54,12 +54,23 @@ class Frame:
         return int(self.mark.rpartition(":")[2])
 
 
+NO_SESSION = Frame((), "0:0:0", None, (), None, 0, 0, ())
+"""What there is to see when nothing answers any more."""
+
+
 def parse_frame(answer: str, nonce: str) -> Frame:
     """Read the step script's standard output.
 
     Raises:
-        FrameError: the answer has no beginning or no end, so the script did not run through.
+        FrameError: the answer is cut or damaged: the script did not run through.
     """
+    try:
+        return _parse(answer, nonce)
+    except (ValueError, IndexError) as error:
+        raise FrameError(str(error)) from error
+
+
+def _parse(answer: str, nonce: str) -> Frame:
     lines = answer.split("\n")
     start = _find(lines, f"{nonce} step ", 0)
     end = _find(lines, f"{nonce} end", start)
@@ -109,7 +120,7 @@ def _find(lines: list[str], prefix: str, start: int) -> int:
     for index in range(start, len(lines)):
         if lines[index].startswith(prefix):
             return index
-    raise FrameError(f"expected a line {prefix!r} in the sandbox's answer, found {lines[-5:]!r}")
+    raise ValueError(f"expected a line {prefix!r} in the sandbox's answer, found {lines[-5:]!r}")
 
 
 def _parse_pane(line: str) -> Pane:

@@ -1,6 +1,7 @@
 """The portable transport: one ``exec`` per step, on any Harbor environment that has bash and tmux."""
 
 import base64
+import functools
 import logging
 import math
 import secrets
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbor_gym.config import TerminalConfig
-from harbor_gym.errors import HarborGymError, SandboxLostError, TerminalStartError
+from harbor_gym.errors import HarborGymError, SandboxError, SandboxLostError, TerminalStartError
 from harbor_gym.terminal import frame as frames
 from harbor_gym.terminal import observation
 from harbor_gym.terminal.keys import (
@@ -37,17 +38,28 @@ _MARGIN_SEC = 30
 _MAX_COMMAND_BYTES = 100_000
 """Linux takes at most 128 KiB in one argument; longer keystrokes are sent ahead in pieces."""
 
+_NO_SHELL_CODES = (126, 127)
+"""A shell that was there when the session opened cannot be run any more: the policy removed it."""
+
 logger = logging.getLogger(__name__)
 
 
 class PortableTerminal:
     """A tmux session driven by one script run per step. Made by :func:`open_terminal`."""
 
-    def __init__(self, environment: "BaseEnvironment", config: TerminalConfig, user: str | int | None, directory: str):
+    def __init__(
+        self,
+        environment: "BaseEnvironment",
+        config: TerminalConfig,
+        user: str | int | None,
+        directory: str,
+        pids: tuple[str, str],
+    ) -> None:
         self._environment = environment
         self._config = config
         self._user = user
         self._directory = directory
+        self._pids = pids
         self._anchor = observation.Anchor()
         self._mark = ""
         self._ended = False
@@ -71,15 +83,23 @@ class PortableTerminal:
         """See :meth:`harbor_gym.terminal.Terminal.close`."""
         if self._closed:
             return
+        was_ended = self._ended
         self._closed = self._ended = True
-        result = await run_in_sandbox(
-            self._environment,
-            f"[ ! -r {self._directory}/close ] || exec bash {self._directory}/close close",
-            timeout_sec=_CLOSE_TIMEOUT_SEC,
-            user=self._user,
-            purpose="stop the terminal session",
-        )
-        logger.debug("terminal closed: rc=%s %s", result.return_code, (result.stdout or "").strip())
+        try:
+            result = await run_in_sandbox(
+                self._environment,
+                shlex.join(["bash", "-c", _read_script("close"), "bash", self._directory, *self._pids]),
+                timeout_sec=_CLOSE_TIMEOUT_SEC,
+                user=self._user,
+                purpose="stop the terminal session",
+            )
+        except SandboxError as error:
+            if not was_ended:
+                raise
+            # Whoever ended the session may have removed the shell that could clean up after it.
+            logger.debug("nothing could be stopped after the session had ended: %s", error)
+        else:
+            logger.debug("terminal closed: %s", (result.stdout or "").strip())
 
     async def _step(self, commands: Sequence[Command], keys: Sequence[Keys]) -> frames.Frame:
         nonce = f"@{secrets.token_hex(8)}"
@@ -104,6 +124,8 @@ class PortableTerminal:
         try:
             return frames.parse_frame(result.stdout or "", nonce)
         except frames.FrameError as error:
+            if result.return_code in _NO_SHELL_CODES:
+                return frames.NO_SESSION
             if commands:
                 # The script was killed half-way (`kill -9 -1` does it): look once, type nothing again.
                 return await self._step([], [])
@@ -212,9 +234,8 @@ async def open_terminal(
     """
     user = user if user is not None else environment.default_user
     nonce = f"@{secrets.token_hex(8)}"
-    scripts = {path.stem: path.read_text() for path in _SCRIPTS.glob("*.bash")}
-    arguments = [scripts["step"], scripts["rc"], scripts["close"], config.columns, config.rows, config.history_lines]
-    call = shlex.join(["bash", "-c", scripts["open"], "bash", nonce, *map(str, arguments)])
+    arguments = [_read_script("step"), _read_script("rc"), config.columns, config.rows, config.history_lines]
+    call = shlex.join(["bash", "-c", _read_script("open"), "bash", nonce, *map(str, arguments)])
     result = await run_in_sandbox(
         environment,
         f"command -v bash >/dev/null 2>&1 || {{ echo '{nonce} fail no-bash'; exit 0; }}; exec {call}",
@@ -223,14 +244,19 @@ async def open_terminal(
         purpose="open a terminal session",
     )
     answer = next((line for line in (result.stdout or "").split("\n") if line.startswith(nonce)), "")
-    match answer.split(" ", 3):
-        case [_, "ok", directory, _]:
-            return PortableTerminal(environment, config, user, directory)
+    match answer.split(" "):
+        case [_, "ok", directory, shell, server]:
+            return PortableTerminal(environment, config, user, directory, (shell, server))
         case [_, "fail", reason, *details]:
             raise _start_error(environment, reason, " ".join(details), result.stdout or "")
         case _:
             output = f"{result.stdout or ''}{result.stderr or ''}".strip()
             raise _start_error(environment, "no-answer", f"return code {result.return_code}: {output[-500:]}", "")
+
+
+@functools.cache
+def _read_script(name: str) -> str:
+    return (_SCRIPTS / f"{name}.bash").read_text()
 
 
 def _encode_payload(keys: Keys) -> tuple[str, str]:

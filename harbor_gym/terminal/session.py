@@ -49,9 +49,10 @@ class Terminal(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the session and stop every process that was started in it. Idempotent.
+        """End the session and stop every process that was started in it.
 
-        Not stopped: a process that left the session's process tree and wiped its own environment.
+        Idempotent, and silent about the sandbox if the session had ended before. Not stopped: a process that
+        left the session's process tree and wiped its own environment.
 
         Raises:
             SandboxLostError: the sandbox is gone.

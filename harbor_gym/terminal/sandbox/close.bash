@@ -1,7 +1,7 @@
 # End the session and everything that was started in it: the pane's descendants, and whatever carries its TMUX variable.
-dir=${BASH_SOURCE[0]%/*}
-nonce=$1
-read -r shell _ <"$dir/pane"
+# Sent whole, because the policy may have deleted the session's directory.
+exec 2>/dev/null
+dir=$1 shell=$2 server=$3
 
 collect() {
     local pid child children path queue=("$shell")
@@ -16,24 +16,24 @@ collect() {
         path=${path#/proc/}
         pids[${path%/environ}]=1
     done < <(grep -ls "TMUX=$dir/" /proc/[0-9]*/environ)
+    [[ $(<"/proc/$server/comm") == tmux* ]] && pids[server]=1
     for pid in "${!pids[@]}"; do
         IFS= read -r -d '' stat <"/proc/$pid/stat"
         [[ -z $stat || ${stat##*) } == Z* ]] && unset "pids[pid]"
         stat=
     done
-} 2>/dev/null
+}
 
 pids=()
 collect
-((${#pids[@]})) && kill -TERM "${!pids[@]}" 2>/dev/null
-tmux -S "$dir/socket" kill-server 2>/dev/null
-exec 9<>"$dir/nap"
+((${#pids[@]})) && kill -TERM "${!pids[@]}"
+tmux -S "$dir/socket" kill-server
 for ((turn = 0; turn < 60; turn++)); do
     collect
     ((${#pids[@]})) || break
     # Half a second of grace, then no more.
-    ((turn >= 20)) && kill -KILL "${!pids[@]}" 2>/dev/null
-    read -rt 0.025 -u 9
+    ((turn >= 20)) && kill -KILL "${!pids[@]}"
+    sleep 0.025
 done
 rm -rf "$dir"
-printf '%s closed %s\n' "$nonce" "${#pids[@]}"
+echo "${#pids[@]} processes left"

@@ -1,6 +1,6 @@
 # Open the session: one private directory, one tmux server in it, one interactive bash in its pane.
-# Answers with one line: "<nonce> ok <dir> <shell pid>", or "<nonce> fail <reason> <details>".
-nonce=$1 step=$2 rc=$3 close=$4 columns=$5 rows=$6 history=$7
+# Answers with one line: "<nonce> ok <dir> <shell pid> <server pid>", or "<nonce> fail <reason> <details>".
+nonce=$1 step=$2 rc=$3 columns=$4 rows=$5 history=$6
 
 fail() {
     printf '%s fail %s\n' "$nonce" "$*"
@@ -23,7 +23,6 @@ done
 # shellcheck disable=SC2015
 printf '%s\n' "$step" >"$dir/step" &&
     printf '%s\n' "${rc//@DIR@/$dir}" >"$dir/rc" &&
-    printf '%s\n' "$close" >"$dir/close" &&
     printf '0:0:0\n' >"$dir/prompt" &&
     printf '0:0:0\n' >"$dir/typed" &&
     mkfifo "$dir/nap" || fail no-directory "$dir"
@@ -57,7 +56,7 @@ is_running() {
     [ -n "$stat" ] && [[ ${stat##*) } != [ZX]* ]]
 } 2>/dev/null
 
-read -r shell _ <"$dir/pane"
+read -r shell server _ <"$dir/pane"
 exec 9<>"$dir/nap"
 for ((i = 0; i < 1000; i++)); do
     read -r mark <"$dir/prompt"
@@ -66,4 +65,4 @@ for ((i = 0; i < 1000; i++)); do
     read -rt 0.01 -u 9
 done
 read -rt 0.015 -u 9
-printf '%s ok %s %s\n' "$nonce" "$dir" "$shell"
+printf '%s ok %s %s %s\n' "$nonce" "$dir" "$shell" "$server"
