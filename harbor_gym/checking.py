@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from harbor_gym.errors import HarborGymError, TaskError, UsageError, VerifierError
+from harbor_gym.errors import HarborGymError, TaskError, UsageError
+from harbor_gym.rewards import scalar_reward
 
 if TYPE_CHECKING:
     from harbor.models.trial.config import EnvironmentConfig
@@ -167,9 +168,4 @@ def _reward(result: TrialResult) -> float:
         if result.agent_execution is None and not result.step_results:
             raise start_failure(result)
         raise grading_failure(result, result.exception_info)
-    rewards = result.verifier_result.rewards
-    if "reward" in rewards:
-        return float(rewards["reward"])
-    if len(rewards) == 1:
-        return float(next(iter(rewards.values())))
-    raise VerifierError(f"the verifier gave no reward called 'reward' and not exactly one other: {sorted(rewards)}")
+    return scalar_reward(result.verifier_result.rewards)

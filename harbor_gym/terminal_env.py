@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 from harbor_gym import prompts, sandboxes
 from harbor_gym.actions import parse_action
 from harbor_gym.config import TerminalEnvConfig
-from harbor_gym.errors import HarborGymError, UsageError, VerifierError
+from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.rewards import scalar_reward
 from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
 from harbor_gym.types import Command, EndReason, EpisodeInfo
 
@@ -297,15 +298,7 @@ class AsyncTerminalGymEnv:
         return None
 
     def _scalar(self, rewards: Mapping[str, float]) -> float:
-        """Pick the one reward that trains the policy, by name and never by position."""
-        key = self.config.reward_key or ("reward" if "reward" in rewards or len(rewards) != 1 else next(iter(rewards)))
-        if key not in rewards:
-            known = ", ".join(sorted(rewards)) or "none"
-            raise VerifierError(
-                f"the verifier of {self.config.task_dir} wrote no reward named {key!r} (it wrote: {known}); "
-                "name the one to train on with TerminalEnvConfig.reward_key"
-            )
-        return rewards[key]
+        return scalar_reward(rewards, self.config.reward_key)
 
     # -- life cycle ----------------------------------------------------------------------------------------------
 

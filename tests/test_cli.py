@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harbor_gym import __version__
-from tests.tiny_task import write_tiny_task
+from tests.tasks import write_task
 
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -57,7 +57,7 @@ def test_misuse_is_one_line_and_exit_code_2(
     monkeypatch.delenv("DAYTONA_API_KEY", raising=False)
     monkeypatch.delenv("DAYTONA_JWT_TOKEN", raising=False)
     (tmp_path / "empty").mkdir()
-    write_tiny_task(tmp_path / "empty" / "tiny")
+    write_task(tmp_path / "empty" / "tiny")
     path = tmp_path if arguments[0] == "." else tmp_path / "empty" / arguments[0]
     done = run("check", path, *arguments[1:], DOCKER_HOST=f"unix://{tmp_path}/no.sock")
     assert done.returncode == 2, done
@@ -90,7 +90,7 @@ def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_json_holds_one_object_per_task(tmp_path: Path, refusing: str) -> None:
     for name in ("a", "b"):
-        write_tiny_task(tmp_path / "tasks" / name)
+        write_task(tmp_path / "tasks" / name)
     done = run("check", tmp_path / "tasks", "--env", refusing, "--json")
     assert done.returncode == 1, done
     rows = json.loads(done.stdout)
@@ -102,7 +102,7 @@ def test_json_holds_one_object_per_task(tmp_path: Path, refusing: str) -> None:
 
 
 def test_an_error_is_shown_as_one_never_as_zero(tmp_path: Path, refusing: str) -> None:
-    task = write_tiny_task(tmp_path / "tiny")
+    task = write_task(tmp_path / "tiny")
     done = run("check", task, "--env", refusing)
     assert done.returncode == 1
     assert done.stdout.splitlines()[1].split()[:3] == ["tiny", "-", "-"]
@@ -112,7 +112,7 @@ def test_an_error_is_shown_as_one_never_as_zero(tmp_path: Path, refusing: str) -
 
 
 def test_nothing_is_kept_unless_asked(tmp_path: Path, refusing: str) -> None:
-    task = write_tiny_task(tmp_path / "tiny")
+    task = write_task(tmp_path / "tiny")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     run("check", task, "--env", refusing, TMPDIR=str(temporary))

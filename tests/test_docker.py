@@ -16,8 +16,8 @@ from harbor.models.trial.paths import TrialPaths
 
 from harbor_gym.sandboxes import environment_config
 from tests.engines import require_engine
+from tests.tasks import BASE, write_task
 from tests.test_cli import run
-from tests.tiny_task import BASE_IMAGE, write_tiny_task
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow]
 def docker() -> None:
     require_engine("docker")
     script = Path(__file__).parent.parent / ".ci" / "docker_base.sh"
-    subprocess.run([script, BASE_IMAGE], check=True)
+    subprocess.run([script, BASE], check=True)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_leftovers_would_be_seen(name: str) -> None:
 
 
 def test_a_good_task_gives_1_to_its_oracle_and_0_to_nothing(tmp_path: Path, name: str) -> None:
-    done = run("check", write_tiny_task(tmp_path / name), "--env", "docker", "--json")
+    done = run("check", write_task(tmp_path / name), "--env", "docker", "--json")
     assert done.returncode == 0, done
     (row,) = json.loads(done.stdout)
     assert (row["task"], row["oracle"], row["nop"], row["ok"], row["error"]) == (name, 1.0, 0.0, True, None)
@@ -66,10 +66,10 @@ def test_a_good_task_gives_1_to_its_oracle_and_0_to_nothing(tmp_path: Path, name
 
 
 def test_a_table_tells_good_bad_and_broken_apart(tmp_path: Path, name: str) -> None:
-    write_tiny_task(tmp_path / f"{name}-bad-build", Dockerfile=f"FROM {BASE_IMAGE}\nRUN echo no such luck && false\n")
-    write_tiny_task(tmp_path / f"{name}-good")
-    write_tiny_task(tmp_path / f"{name}-mute", test="#!/bin/bash\ntrue\n")
-    write_tiny_task(tmp_path / f"{name}-solved", Dockerfile=f"FROM {BASE_IMAGE}\nRUN mkdir /app && touch /app/done\n")
+    write_task(tmp_path / f"{name}-bad-build", dockerfile=f"FROM {BASE}\nRUN echo no such luck && false\n")
+    write_task(tmp_path / f"{name}-good")
+    write_task(tmp_path / f"{name}-mute", test_sh="#!/bin/bash\ntrue\n")
+    write_task(tmp_path / f"{name}-solved", dockerfile=f"FROM {BASE}\nRUN mkdir -p /srv && echo done >/srv/answer\n")
     done = run("check", tmp_path, "--env", "docker")
     assert done.returncode == 1, done
     rows = [line.split() for line in done.stdout.splitlines()[1:]]
@@ -104,7 +104,7 @@ services:
   main:
     environment: {{OWN: "1"}}
   beside:
-    image: {BASE_IMAGE}
+    image: {BASE}
     command: sleep infinity
     init: true
     stop_grace_period: 1s
@@ -132,7 +132,7 @@ async def started(task_dir: Path, name: str) -> AsyncGenerator[BaseEnvironment]:
 
 @pytest.mark.parametrize("compose", [None, OWN_COMPOSE], ids=["dockerfile", "own compose file"])
 async def test_the_overlay_reaches_the_container(tmp_path: Path, name: str, compose: str | None) -> None:
-    task = write_tiny_task(tmp_path / "task")
+    task = write_task(tmp_path / "task")
     if compose is not None:
         (task / "environment" / "docker-compose.yaml").write_text(compose)
     async with started(task, name) as environment:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "harbor_gym"
 # A room imports from the floors below its own, and from itself.
 FLOORS = (
     {"types", "errors", "config"},
-    {"prompts", "cache", "reporting"},
+    {"prompts", "cache", "reporting", "rewards"},
     {"actions", "terminal", "episode", "sandboxes"},
     {"terminal_env", "checking"},
     {"token_env"},
