@@ -14,7 +14,7 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -75,7 +75,7 @@ DEFAULTS = {
     Backend.LOCAL: Defaults(
         model_name=None,
         renderer_name="qwen3_instruct",
-        max_tokens=128,
+        max_tokens=64,
         max_context_tokens=4096,
         temperature=1.0,
         num_batches=5,
@@ -252,7 +252,27 @@ async def model_service(run: Run) -> AsyncGenerator[tuple[str, str | None]]:
     typer.echo("starting the embedded training server")
     async with TrainingServer(model_dir, run.log_path / "server", max_lora_rank=run.lora_rank) as server:
         os.environ.update(server.client_environment())
-        yield str(model_dir), server.base_url
+        async with cancelled_with(server.monitor()):
+            yield str(model_dir), server.base_url
+
+
+@contextlib.asynccontextmanager
+async def cancelled_with(watch: Coroutine[None, None, None]) -> AsyncGenerator[None]:
+    """Run the block until ``watch`` fails; then cancel the block and raise that failure."""
+    block = asyncio.current_task()
+    assert block is not None
+    watcher = asyncio.create_task(watch)
+    watcher.add_done_callback(lambda task: task.cancelled() or task.exception() is None or block.cancel())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if watcher.done() and not watcher.cancelled() and (error := watcher.exception()) is not None:
+            block.uncancel()
+            raise error from None
+        raise
+    finally:
+        watcher.cancel()
+        await asyncio.wait((watcher,))
 
 
 def show_preparation(phase: str, done: int, total: int, loss: float | None) -> None:
