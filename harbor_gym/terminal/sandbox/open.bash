@@ -56,12 +56,23 @@ is_running() {
     [ -n "$stat" ] && [[ ${stat##*) } != [ZX]* ]]
 } 2>/dev/null
 
+# What the pane shows at its end, once tmux has noticed the end.
+last_words() {
+    local turn
+    for ((turn = 0; turn < 100; turn++)); do
+        kill -CHLD "$server"
+        [ "$(tmux -S "$dir/socket" display-message -p -t %0 '#{pane_dead}')" = 1 ] && break
+        read -rt 0.01 -u 9
+    done
+    tmux -u -S "$dir/socket" capture-pane -p -S - -t %0 | grep . | tail -n 5
+} 2>/dev/null
+
 read -r shell server _ <"$dir/pane"
 exec 9<>"$dir/nap"
 for ((i = 0; i < 1000; i++)); do
     read -r mark <"$dir/prompt"
     [ "$mark" != 0:0:0 ] && break
-    is_running "$shell" || fail shell-ended "$(tmux -u -S "$dir/socket" capture-pane -p -S - -t %0 2>&1 | grep . | tail -n 5)"
+    is_running "$shell" || fail shell-ended "$(last_words)"
     read -rt 0.01 -u 9
 done
 read -rt 0.015 -u 9
