@@ -484,7 +484,8 @@ async def test_a_missing_program_is_named(
 async def test_a_shell_that_ends_at_once_is_no_terminal(sandbox: Sandbox) -> None:
     await sandbox.exec("cp ~/.bashrc ~/.bashrc.old; echo 'echo broken; exit 1' >>~/.bashrc")
     try:
-        with pytest.raises(TerminalStartError, match=r"(?s)bashrc may exit.*broken"):
+        # What bash said last is not asserted: tmux can lose the output of a process that ends at once.
+        with pytest.raises(TerminalStartError, match=r"~/.bashrc may exit"):
             await open_terminal(sandbox, TerminalConfig())
     finally:
         await sandbox.exec("mv ~/.bashrc.old ~/.bashrc")

@@ -60,7 +60,7 @@ is_running() {
 last_words() {
     local turn
     for ((turn = 0; turn < 100; turn++)); do
-        kill -CHLD "$server"
+        ((turn > 20)) && kill -CHLD "$server"
         [ "$(tmux -S "$dir/socket" display-message -p -t %0 '#{pane_dead}')" = 1 ] && break
         read -rt 0.01 -u 9
     done
