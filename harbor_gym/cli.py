@@ -137,6 +137,70 @@ def base(
     )
 
 
+bench = typer.Typer(help="Measure the terminal, side by side with Harbor's own.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+type _BenchEnv = Annotated[str, typer.Option("--env", help="Sandbox, as `check` takes it.")]
+
+
+@bench.command("step")
+def bench_step(
+    env: _BenchEnv = "local",
+    repeat: Annotated[int, typer.Option(min=1, help="Times that every step is taken in every terminal.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object with rows and summary.")] = False,
+) -> None:
+    """Time single steps over each transport and with Harbor's TmuxSession, in one sandbox, taking turns."""
+    from harbor_gym.bench import bench_steps
+    from harbor_gym.bench.report import format_table
+
+    def show_progress(done: int) -> None:
+        if sys.stderr.isatty():
+            typer.echo(f"\r{done}/{repeat} repetitions", err=True, nl=done == repeat)
+
+    with _one_line_errors(), _quiet_harbor():
+        _preflight(env)
+        report = asyncio.run(bench_steps(env, repeat=repeat, on_progress=show_progress))
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else format_table(report))
+    if not report.is_right:
+        raise typer.Exit(FAILED)
+
+
+@bench.command("concurrency")
+def bench_concurrency(
+    env: _BenchEnv = "local",
+    terminals: Annotated[int, typer.Option(min=1, help="Terminals at once, each in a sandbox of its own.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that each terminal takes.")] = 10,
+    transport: Annotated[str | None, typer.Option(help="Force a transport; by default the terminal chooses.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Take steps in many terminals at once: none may be lost, and the event loop must stay free."""
+    from harbor_gym import bench as benchmarks
+
+    with _one_line_errors(), _quiet_harbor():
+        _preflight(env)
+        report = asyncio.run(benchmarks.bench_concurrency(env, terminals=terminals, steps=steps, transport=transport))
+    found = report.as_object()
+    typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(f"{k:<18}{v}" for k, v in found.items()))
+    if not report.is_right:
+        raise typer.Exit(FAILED)
+
+
+def _preflight(env: str) -> None:
+    from harbor_gym.sandboxes import environment_config, preflight
+
+    preflight(environment_config(env))
+
+
+@contextmanager
+def _quiet_harbor() -> Generator[None]:
+    """Keep Harbor's progress, which it reports through loggers, off the terminal."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 @contextmanager
 def _one_line_errors() -> Generator[None]:
     """Turn our errors into one line on stderr and an exit code."""

@@ -13,9 +13,9 @@ PACKAGE = Path(__file__).parent.parent / "harbor_gym"
 # A room imports from the floors below its own, and from itself.
 FLOORS = (
     {"types", "errors", "config"},
-    {"prompts", "cache", "reporting", "rewards"},
+    {"prompts", "cache", "reporting", "rewards", "recording"},
     {"actions", "terminal", "episode", "sandboxes"},
-    {"terminal_env", "checking"},
+    {"terminal_env", "checking", "bench"},
     {"token_env"},
     {"rollout", "transcripts"},
     {"tinker", "gymnasium", "adapters"},
@@ -27,7 +27,7 @@ FLOORS = (
 # Who may import what from outside; everything that is not listed is free.
 OWNERS = {
     "harbor.trial": {"episode", "checking"},
-    "harbor.agents": {"episode", "actions"},
+    "harbor.agents": {"episode", "actions", "bench"},
     "gymnasium": {"gymnasium"},
     "tinker": {"tinker", "embedded"},
     "tinker_cookbook": {"tinker", "embedded"},

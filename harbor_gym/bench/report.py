@@ -1,0 +1,220 @@
+"""From samples to rows, ratios and goals. Pure functions, no I/O."""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harbor_gym.bench.implementations import HARBOR, PERSISTENT, PORTABLE
+from harbor_gym.bench.scenarios import LIST, ROWS, SIX
+
+_LIST_GOALS_MS = {"local": 10.0, "docker": 25.0}
+_SIX_GOAL_RATIO = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One step, taken once."""
+
+    row: str
+    implementation: str
+    repetition: int
+    seconds: float
+    turns: int
+    execs: int
+    """Calls of ``environment.exec`` in all turns together."""
+
+    observation: str | None
+    """The observation of a step that went wrong; None when it showed what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """All samples of one step in one implementation."""
+
+    row: str
+    implementation: str
+    median_ms: float
+    p95_ms: float
+    correct: int
+    """Samples whose observation held what a person would expect."""
+
+    of: int
+    execs_per_step: float
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One thing the terminal is meant to reach."""
+
+    goal: str
+    measured: float | None
+    """None when nothing could be measured: the transport does not exist here."""
+
+    reached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What ``harbor-gym bench step`` found."""
+
+    sandbox: str
+    repeat: int
+    rows: tuple[StepRow, ...]
+
+    ratios: dict[str, dict[str, float]]
+    """Row → our implementation → how many times faster than Harbor's: the median over repetitions, each compared
+    with the same repetition of Harbor's."""
+
+    goals: tuple[Goal, ...]
+
+    fallbacks: dict[str, int]
+    """Implementation → turns that came over another transport than the one measured."""
+
+    unavailable: dict[str, str]
+    """Implementation → why it could not be opened here."""
+
+    wrong: tuple[dict[str, str], ...]
+    """For each row and implementation that went wrong, the first observation that did."""
+
+    @property
+    def is_right(self) -> bool:
+        """Tell whether every step of ours showed what it should."""
+        return all(row.correct == row.of for row in self.rows if row.implementation != HARBOR)
+
+    def as_object(self) -> dict[str, Any]:
+        """Return the report as JSON has it: ``rows`` and ``summary``."""
+        return {
+            "rows": [_as_dict(row) for row in self.rows],
+            "summary": {
+                "env": self.sandbox,
+                "repeat": self.repeat,
+                "ratio_to_harbor": self.ratios,
+                "goals": [_as_dict(goal) for goal in self.goals],
+                "all_correct": self.is_right,
+                "fallbacks": self.fallbacks,
+                "unavailable": self.unavailable,
+                "wrong": list(self.wrong),
+            },
+        }
+
+
+def summarize(
+    samples: Sequence[Sample],
+    *,
+    sandbox: str,
+    repeat: int,
+    fallbacks: dict[str, int],
+    unavailable: dict[str, str],
+) -> StepReport:
+    """Make the report from all samples of one run."""
+    names = list(dict.fromkeys(sample.implementation for sample in samples))
+    rows = tuple(
+        _summarize_row(row, name, chosen)
+        for row in ROWS
+        for name in names
+        if (chosen := [one for one in samples if (one.row, one.implementation) == (row, name)])
+    )
+    ratios = {
+        row: {name: ratio for name in names if name != HARBOR and (ratio := _ratio(samples, row, name)) is not None}
+        for row in ROWS
+    }
+    wrong: dict[tuple[str, str], str] = {}
+    for one in samples:
+        if one.observation is not None:
+            wrong.setdefault((one.row, one.implementation), one.observation)
+    return StepReport(
+        sandbox=sandbox,
+        repeat=repeat,
+        rows=rows,
+        ratios=ratios,
+        goals=tuple(_judge(rows, ratios, sandbox=sandbox, fell_back=bool(fallbacks.get(PERSISTENT)))),
+        fallbacks=fallbacks,
+        unavailable=unavailable,
+        wrong=tuple(
+            {"row": row, "implementation": name, "observation": text[-1000:]} for (row, name), text in wrong.items()
+        ),
+    )
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the smallest value that at least ``percent`` % of the values don't exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def _summarize_row(row: str, name: str, samples: Sequence[Sample]) -> StepRow:
+    milliseconds = [one.seconds * 1000 for one in samples]
+    return StepRow(
+        row=row,
+        implementation=name,
+        median_ms=round(statistics.median(milliseconds), 2),
+        p95_ms=round(percentile(milliseconds, 95), 2),
+        correct=sum(one.observation is None for one in samples),
+        of=len(samples),
+        execs_per_step=round(sum(one.execs for one in samples) / sum(one.turns for one in samples), 2),
+    )
+
+
+def _ratio(samples: Sequence[Sample], row: str, name: str) -> float | None:
+    taken = {(one.implementation, one.repetition): one.seconds for one in samples if one.row == row}
+    pairs = [
+        (taken[HARBOR, repetition], seconds)
+        for (implementation, repetition), seconds in taken.items()
+        if implementation == name and (HARBOR, repetition) in taken
+    ]
+    return round(statistics.median(theirs / ours for theirs, ours in pairs), 2) if pairs else None
+
+
+def _judge(
+    rows: Iterable[StepRow], ratios: dict[str, dict[str, float]], *, sandbox: str, fell_back: bool
+) -> Iterable[Goal]:
+    by_key = {(row.row, row.implementation): row for row in rows}
+    ours = [row for row in by_key.values() if row.implementation != HARBOR]
+    if (limit := _LIST_GOALS_MS.get(sandbox)) is not None:
+        found = by_key.get((LIST, PERSISTENT))
+        measured = found.median_ms if found is not None and not fell_back else None
+        yield Goal(f"persistent ls, median ms <= {limit:g}", measured, measured is not None and measured <= limit)
+    execs = {row.execs_per_step for row in ours if row.implementation == PORTABLE}
+    yield Goal("portable, execs per step = 1", max(execs, default=None), execs == {1.0})
+    best = max(ratios.get(SIX, {}).values(), default=None)
+    yield Goal(f"{SIX}, times faster >= {_SIX_GOAL_RATIO:g}", best, best is not None and best >= _SIX_GOAL_RATIO)
+    share = sum(row.correct for row in ours) / max(1, sum(row.of for row in ours))
+    yield Goal("ours correct, % = 100", round(100 * share, 2), share == 1)
+
+
+def format_table(report: StepReport) -> str:
+    """Return the report for people."""
+    titles = ("step", "terminal", "median ms", "p95 ms", "correct", "execs", "x Harbor")
+    cells = [titles, *(_cells(row, report) for row in report.rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(titles))]
+    lines = ["  ".join(_align(cell, widths[i], left=i < 2) for i, cell in enumerate(line)).rstrip() for line in cells]
+    lines.append("")
+    for goal in report.goals:
+        measured = "not available" if goal.measured is None else f"{goal.measured:g}"
+        lines.append(f"{'reached    ' if goal.reached else 'NOT reached'}  {goal.goal}: {measured}")
+    lines += [f"{name} could not be opened: {reason}" for name, reason in report.unavailable.items()]
+    lines += [f"{name} fell back in {count} turns" for name, count in report.fallbacks.items() if count]
+    return "\n".join(lines)
+
+
+def _cells(row: StepRow, report: StepReport) -> tuple[str, ...]:
+    ratio = report.ratios[row.row].get(row.implementation)
+    return (
+        row.row,
+        row.implementation,
+        f"{row.median_ms:.1f}",
+        f"{row.p95_ms:.1f}",
+        f"{row.correct}/{row.of}",
+        f"{row.execs_per_step:g}",
+        "" if ratio is None else f"{ratio:.1f}",
+    )
+
+
+def _align(cell: str, width: int, *, left: bool) -> str:
+    return cell.ljust(width) if left else cell.rjust(width)
+
+
+def _as_dict(value: StepRow | Goal) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}

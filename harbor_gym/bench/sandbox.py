@@ -1,0 +1,114 @@
+"""Sandboxes for benchmarks: Harbor's own environments, started without a trial around them."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from harbor_gym.errors import HarborGymError, SandboxStartError
+from harbor_gym.sandboxes import environment_config
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment, ExecResult
+
+_STOP_TIMEOUT_SEC = 120.0
+
+PROMPT = "bench$"
+"""What the shell's prompt looks like in every benchmarked sandbox."""
+
+LISTINGS = 100
+"""Directories /srv/bench/0 … /srv/bench/99, each with two files named after it."""
+
+# Images with the tools inside need no network; the others get them from Debian.
+_DOCKERFILE = f"""\
+FROM debian:bookworm-slim
+RUN {{ command -v tmux && command -v vi && command -v python3; }} >/dev/null \\
+    || {{ apt-get update && apt-get install -y --no-install-recommends tmux vim-tiny python3 procps; }}
+RUN echo "PS1='{PROMPT} '" | tee /root/.bashrc >/root/.profile \\
+    && for i in $(seq 0 {LISTINGS - 1}); do \\
+        mkdir -p /srv/bench/$i && touch /srv/bench/$i/alpha-$i.txt /srv/bench/$i/beta-$i.txt; done
+WORKDIR /srv
+"""
+
+
+def write_bench_task(task_dir: Path) -> Path:
+    """Write the task whose image the benchmarks run in; return its directory."""
+    for folder in ("environment", "tests"):
+        (task_dir / folder).mkdir(parents=True)
+    (task_dir / "task.toml").write_text('schema_version = "1.4"\n[task]\nname = "harbor-gym/bench"\n')
+    (task_dir / "instruction.md").write_text("Nothing is asked: this task is measured, not solved.\n")
+    (task_dir / "tests" / "test.sh").write_text("#!/bin/sh\necho 0 >/logs/verifier/reward.txt\n")
+    (task_dir / "environment" / "Dockerfile").write_text(_DOCKERFILE)
+    return task_dir
+
+
+@asynccontextmanager
+async def started_environment(sandbox: str, task_dir: Path | None = None) -> AsyncGenerator[BaseEnvironment]:
+    """Start one sandbox outside a trial; stop and delete it at the end.
+
+    Args:
+        sandbox: A name as :func:`harbor_gym.sandboxes.environment_config` takes it.
+        task_dir: The Harbor task whose image it gets. None: the benchmarks' own.
+
+    Raises:
+        UsageError: Nothing has that name.
+        SandboxStartError: The sandbox could not be made or started.
+    """
+    config = environment_config(sandbox)
+    with tempfile.TemporaryDirectory(prefix="harbor-gym-bench-", ignore_cleanup_errors=True) as temporary:
+        task_dir = task_dir or write_bench_task(Path(temporary) / "task")
+        environment = None
+        try:
+            try:
+                environment = _create(config, task_dir, Path(temporary) / "trial")
+                await environment.start(force_build=False)
+            except HarborGymError:
+                raise
+            except Exception as exc:  # The boundary to Harbor: each kind of sandbox raises what its client raises.
+                raise SandboxStartError(
+                    f"Sandbox {sandbox!r} did not start for a benchmark: {type(exc).__name__}: {str(exc).rstrip('.')}. "
+                    f"`harbor-gym check` on a task of your own with --env {sandbox} tells whether it works at all."
+                ) from exc
+            yield environment
+        finally:
+            if environment is not None:
+                async with asyncio.timeout(_STOP_TIMEOUT_SEC):
+                    await environment.stop(delete=True)
+
+
+def _create(config: Any, task_dir: Path, trial_dir: Path) -> BaseEnvironment:
+    from harbor.environments.factory import EnvironmentFactory
+    from harbor.models.task.task import Task
+    from harbor.models.trial.paths import TrialPaths
+
+    paths = TrialPaths(trial_dir)
+    paths.mkdir()
+    return EnvironmentFactory.create_environment_from_config(
+        config,
+        environment_dir=task_dir / "environment",
+        environment_name="harbor-gym-bench",
+        session_id=f"harbor-gym-bench-{uuid4().hex[:8]}",
+        trial_paths=paths,
+        task_env_config=Task(task_dir).config.environment,
+    )
+
+
+class ExecCounter:
+    """Count the calls of one environment's ``exec`` from here on.
+
+    The environment itself is instrumented, not wrapped: a transport may look at what kind of environment it is given.
+    """
+
+    def __init__(self, environment: BaseEnvironment) -> None:
+        self.count = 0
+        self._exec = environment.exec
+        environment.exec = self._counted
+
+    async def _counted(self, *args: Any, **kwargs: Any) -> ExecResult:
+        self.count += 1
+        return await self._exec(*args, **kwargs)

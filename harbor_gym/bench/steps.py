@@ -1,0 +1,109 @@
+"""Take every step in every implementation, turn by turn in the same sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from harbor_gym.bench.implementations import HarborTerminal, Implementation, OurTerminal, our_transports
+from harbor_gym.bench.report import Sample, StepReport, summarize
+from harbor_gym.bench.sandbox import ExecCounter, started_environment
+from harbor_gym.bench.scenarios import Scenario, Step, make_scenarios
+from harbor_gym.errors import TerminalStartError
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment
+
+logger = logging.getLogger(__name__)
+
+
+async def bench_steps(sandbox: str, *, repeat: int, on_progress: Callable[[int], None] = lambda _: None) -> StepReport:
+    """Measure one sandbox's terminals against Harbor's ``TmuxSession``.
+
+    Within a repetition the implementations take turns scenario by scenario, in an order that rotates, so that what
+    else the machine does hits all of them alike. An implementation whose step went wrong starts a new session.
+
+    Args:
+        sandbox: ``local``, ``docker``, or any other sandbox by name.
+        repeat: Repetitions of every step.
+        on_progress: Told the number of finished repetitions.
+
+    Raises:
+        SandboxStartError: The sandbox did not start.
+        SandboxLostError: The sandbox is gone.
+    """
+    async with started_environment(sandbox) as environment, contextlib.AsyncExitStack() as stack:
+        counter = ExecCounter(environment)
+        implementations, unavailable = await _open_all(environment, stack)
+        for one in implementations:
+            await _play(make_scenarios(repeat)[0], one, counter, repeat)  # Warm up: not counted.
+        samples: list[Sample] = []
+        for repetition in range(repeat):
+            for number, scenario in enumerate(make_scenarios(repetition)):
+                for implementation in _rotate(implementations, repetition + number):
+                    samples += await _play(scenario, implementation, counter, repetition)
+            on_progress(repetition + 1)
+    return summarize(
+        samples,
+        sandbox=sandbox,
+        repeat=repeat,
+        fallbacks={one.name: one.fallbacks for one in implementations},
+        unavailable=unavailable,
+    )
+
+
+async def _open_all(
+    environment: BaseEnvironment, stack: contextlib.AsyncExitStack
+) -> tuple[list[Implementation], dict[str, str]]:
+    opened: list[Implementation] = []
+    unavailable: dict[str, str] = {}
+    candidates: list[Implementation] = [OurTerminal(environment, name) for name in our_transports()]
+    for one in [*candidates, HarborTerminal(environment)]:
+        try:
+            await one.open()
+        except TerminalStartError as error:
+            unavailable[one.name] = str(error)
+            continue
+        stack.push_async_callback(one.close)
+        opened.append(one)
+    return opened, unavailable
+
+
+async def _play(
+    scenario: Scenario, implementation: Implementation, counter: ExecCounter, repetition: int
+) -> list[Sample]:
+    """Take the scenario's steps in order. After a wrong one nothing is known about the session: it is replaced."""
+    samples: list[Sample] = []
+    for step in scenario:
+        sample = await _take(step, implementation, counter, repetition)
+        if step.row is not None:
+            samples.append(sample)
+        if sample.observation is not None:
+            logger.debug("%s: wrong after %r: %r", implementation.name, step.row, sample.observation)
+            await implementation.close()
+            await implementation.open()
+            break  # The scenario's later steps would start from nowhere.
+    return samples
+
+
+async def _take(step: Step, implementation: Implementation, counter: ExecCounter, repetition: int) -> Sample:
+    execs, started = counter.count, time.perf_counter()
+    texts = [await implementation.run(commands) for commands in step.turns]
+    seconds, execs = time.perf_counter() - started, counter.count - execs
+    return Sample(
+        row=step.row or "",
+        implementation=implementation.name,
+        repetition=repetition,
+        seconds=seconds,
+        turns=len(step.turns),
+        execs=execs,
+        observation=None if step.is_right(texts) else "\n".join(texts),
+    )
+
+
+def _rotate(implementations: list[Implementation], by: int) -> list[Implementation]:
+    start = by % len(implementations)
+    return implementations[start:] + implementations[:start]
