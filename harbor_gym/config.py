@@ -5,6 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from harbor_gym.types import ActionFormat
+
 
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -46,6 +48,9 @@ class TerminalEnvConfig(_Config):
 
     terminal: TerminalConfig = TerminalConfig()
     """Pane size, waits and the observation budget."""
+
+    action_format: ActionFormat = ActionFormat.TERMINUS_JSON
+    """How the policy's messages are written; the system prompt of a chat policy follows it."""
 
     max_turns: int | None = Field(default=50, ge=1)
     """Turns (calls of ``step``) after which the episode is truncated and verified; None is no limit."""

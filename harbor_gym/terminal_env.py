@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harbor_gym.episode import AgentPhase, Episode, PhaseEnd
 
 Action = str | Sequence[Command | tuple[str, float]]
-"""Commands (keystrokes, duration in seconds), or the text of one terminus-json-plain message."""
+"""Commands (keystrokes, duration in seconds), or the text of one message in the configuration's ``action_format``."""
 
 
 class _State(StrEnum):
@@ -100,8 +100,8 @@ class AsyncTerminalGymEnv:
         """Type the action's keystrokes and return what the terminal shows.
 
         Args:
-            action: A list of commands, or the text of one terminus-json-plain message. Text that can't be read
-                executes nothing: the observation then says what was wrong.
+            action: A list of commands, or the text of one message in the configuration's ``action_format``. Text that
+                can't be read executes nothing: the observation then says what was wrong.
 
         Returns:
             Observation (terminal text), reward, done, ``info``; see :class:`harbor_gym.types.EpisodeInfo`.
@@ -188,12 +188,14 @@ class AsyncTerminalGymEnv:
 
     async def _step(self, action: Action) -> tuple[str, float, bool, EpisodeInfo]:
         assert self._terminal is not None
-        parsed = parse_action(action)
+        language = self.config.action_format
+        parsed = parse_action(action, format=language)
         self._turn += 1
         info = EpisodeInfo(turn=self._turn, parse_error=parsed.error, metrics={})
         if parsed.error is not None:
             self._parse_failures += 1
-            observation, reason = prompts.parse_error(parsed.error, parsed.warning), self._parse_failures_exhausted()
+            observation = prompts.parse_error(parsed.error, parsed.warning, language)
+            reason = self._parse_failures_exhausted()
         else:
             self._parse_failures = 0
             turn = await self._terminal.run(parsed.commands)
@@ -202,7 +204,7 @@ class AsyncTerminalGymEnv:
             if parsed.task_complete:
                 reason = self._declared_complete() or reason
                 if reason is None:
-                    observation = prompts.confirmation_request(observation)
+                    observation = prompts.confirmation_request(observation, language)
             else:
                 self._confirmation_pending = False
                 observation = prompts.with_warning(parsed.warning, observation)

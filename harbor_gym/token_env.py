@@ -117,7 +117,7 @@ class TokenTerminalEnv:
         self.transcript = Transcript()
         self._shown = prompts.first_message(info.get("instruction", ""), screen)
         messages = [
-            ChatMessage(role="system", content=prompts.system_prompt()),
+            ChatMessage(role="system", content=prompts.system_prompt(self.env.config.action_format)),
             ChatMessage(role="user", content=self._shown),
         ]
         self._prompt = await asyncio.to_thread(self._codec.prompt, messages)

@@ -17,6 +17,22 @@ class Command:
     """Ceiling on the wait, in seconds. The terminal returns earlier when the command is done."""
 
 
+class ActionFormat(StrEnum):
+    """How a policy's messages are written. Whatever the format, the same commands are behind it."""
+
+    TERMINUS_JSON = "terminus-json-plain"
+    """Terminus-2's JSON, read by Harbor's own parser."""
+
+    TERMINUS_XML = "terminus-xml-plain"
+    """Terminus-2's XML, read by Harbor's own parser."""
+
+    BASH_TOOL = "bash-tool"
+    """Calls of a tool ``bash``, as chat models write tool calls."""
+
+    KEYSTROKES = "keystrokes"
+    """The whole message is typed as it stands."""
+
+
 class EndReason(StrEnum):
     """Why an episode ended. The same words stand in ``info``, in metrics and in every adapter."""
 

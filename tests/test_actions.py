@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harbor_gym.actions import ParsedAction, harbor_parser, parse_action, parse_terminus_json
+from harbor_gym.actions import ActionFormat, ParsedAction, harbor_parser, parse_action, parse_terminus_json
 from harbor_gym.actions.harbor_parser import load_harbor_parser
 from harbor_gym.errors import MissingDependencyError, UsageError
 from harbor_gym.types import Command
@@ -174,10 +174,11 @@ def test_loading_the_parser_loads_nothing_else() -> None:
 
 
 def test_a_moved_parser_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harbor_parser, "_FILE", Path("agents", "elsewhere.py"))
+    monkeypatch.setattr(harbor_parser, "_DIRECTORY", Path("agents", "elsewhere"))
     load_harbor_parser.cache_clear()
     try:
-        with pytest.raises(MissingDependencyError, match=r"harbor/agents/elsewhere.py.*pip install"):
-            load_harbor_parser()
+        for action_format in (ActionFormat.TERMINUS_JSON, ActionFormat.TERMINUS_XML):
+            with pytest.raises(MissingDependencyError, match=rf"{action_format} .*agents/elsewhere/.*pip install"):
+                load_harbor_parser(action_format)
     finally:
         load_harbor_parser.cache_clear()

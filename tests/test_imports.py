@@ -12,7 +12,8 @@ PACKAGE = Path(__file__).parent.parent / "harbor_gym"
 
 # A room imports from the floors below its own, and from itself.
 FLOORS = (
-    {"types", "errors", "config"},
+    {"types", "errors"},
+    {"config"},
     {"prompts", "cache", "reporting", "rewards", "recording"},
     {"actions", "terminal", "episode", "sandboxes"},
     {"terminal_env", "checking", "bench"},

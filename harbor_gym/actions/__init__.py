@@ -1,5 +1,16 @@
 """The actions room: what a policy writes, read into commands for the terminal."""
 
-from harbor_gym.actions.parse import ParsedAction, parse_action, parse_terminus_json
+from harbor_gym.actions.parse import parse_action
+from harbor_gym.actions.parsed import ParsedAction
+from harbor_gym.actions.terminus import parse_terminus_json, parse_terminus_xml
+from harbor_gym.actions.tool_call import parse_tool_call
+from harbor_gym.types import ActionFormat
 
-__all__ = ["ParsedAction", "parse_action", "parse_terminus_json"]
+__all__ = [
+    "ActionFormat",
+    "ParsedAction",
+    "parse_action",
+    "parse_terminus_json",
+    "parse_terminus_xml",
+    "parse_tool_call",
+]

@@ -1,0 +1,82 @@
+"""What every action format is read into, and the rules that hold for all of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harbor_gym.types import Command
+
+MAX_DURATION_SEC = 60.0
+"""Ceiling on a command's duration. Source: Terminus-2 clamps there, after its parser."""
+
+MAX_MESSAGE_CHARS = 16_000_000
+"""Longer messages are refused unread."""
+
+_MAX_FEEDBACK_CHARS = 2_000
+"""A message can break every rule ten thousand times; the policy is told the first few."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAction:
+    """One action, ready to be carried out."""
+
+    commands: tuple[Command, ...]
+    task_complete: bool
+    error: str | None
+    """Why the action could not be read; then nothing is executed. Fit to be shown to the model."""
+
+    warning: str | None
+    """What was tolerated. Fit to be shown to the model."""
+
+    analysis: str
+    plan: str
+
+
+def success(
+    commands: tuple[Command, ...],
+    *,
+    task_complete: bool = False,
+    warning: str = "",
+    analysis: object = "",
+    plan: object = "",
+) -> ParsedAction:
+    """Return an action that was read."""
+    return ParsedAction(
+        commands, task_complete, None, _feedback(warning) or None, plain_text(analysis), plain_text(plan)
+    )
+
+
+def failure(error: str, warning: str = "", analysis: object = "", plan: object = "") -> ParsedAction:
+    """Return an action that could not be read."""
+    return ParsedAction((), False, _feedback(error), _feedback(warning) or None, plain_text(analysis), plain_text(plan))
+
+
+def check_commands(pairs: Iterable[tuple[str, float]]) -> tuple[tuple[Command, ...], str | None]:
+    """Return the commands, or none of them and what is wrong with the first bad one."""
+    commands: list[Command] = []
+    for number, (keystrokes, duration) in enumerate(pairs, start=1):
+        if "\0" in keystrokes:
+            return (), f"Command {number} 'keystrokes' contains a NUL character, which cannot be typed"
+        if any("\ud800" <= char <= "\udfff" for char in keystrokes):
+            return (), f"Command {number} 'keystrokes' contains half of a surrogate pair, which is not a character"
+        commands.append(Command(keystrokes, _clamp(duration)))
+    return tuple(commands), None
+
+
+def as_list(warnings: Iterable[str]) -> str:
+    """Return warnings as Harbor writes them: one a line, each after a dash."""
+    return "\n".join(f"- {warning}" for warning in warnings)
+
+
+def plain_text(value: object) -> str:
+    """Return text that can be encoded; what is not text is dropped, as it was never meant for a reader."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
+
+
+def _clamp(duration: float) -> float:
+    # NaN alone differs from itself; math.isnan would fail on integers beyond a float's range.
+    return 1.0 if duration != duration else float(min(max(duration, 0.0), MAX_DURATION_SEC))
+
+
+def _feedback(text: str) -> str:
+    text = plain_text(text)
+    return text if len(text) <= _MAX_FEEDBACK_CHARS else f"{text[:_MAX_FEEDBACK_CHARS]}…"
