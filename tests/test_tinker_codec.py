@@ -1,5 +1,6 @@
 """Chats as tokens: every prompt extends the last one by what was sampled, for each renderer that works offline."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -86,6 +87,19 @@ def test_a_garbled_answer_reads_as_nothing_or_text_but_never_raises() -> None:
     (stop,) = codec.stop
     assert codec.text([stop, stop]) == ""
     assert codec.text([]) == ""
+
+
+def test_many_threads_get_the_tokens_that_one_gets() -> None:
+    codec = make_codec("qwen3_instruct")
+    sampled = sample(codec, "answer")
+    chat: list[Any] = [{"role": "system", "content": "s" * 300}, {"role": "user", "content": "<|im_end|> look " * 50}]
+
+    def everything(_: int) -> tuple[list[int], list[int], str]:
+        return codec.prompt(chat), codec.next_turn(sampled, "seen " * 200), codec.text(sampled)
+
+    alone = everything(0)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(result == alone for result in pool.map(everything, range(400)))
 
 
 def test_thinking_stays_in_the_prompt_and_out_of_the_action(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """A cookbook renderer as the token environment's chat codec."""
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import cast
 
@@ -16,6 +17,11 @@ logger = logging.getLogger(__name__)
 # Two answers that share no token: what their renderings have in common after them does not come from the answer.
 _PROBE_ANSWERS = ("0", "z")
 _PROBE_MESSAGES = ("next", "another one")
+
+
+# A Hugging Face tokenizer switches its reading of special tokens per call and shares that switch among threads: two
+# renderings at once can write <|im_end|> as plain text. The cookbook hands out one tokenizer per model, so one lock.
+_rendering = threading.Lock()
 
 
 class RendererCodec:
@@ -34,7 +40,8 @@ class RendererCodec:
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
         self.stop: list[str] | list[int] = renderer.get_stop_sequences()
-        self._tokens_before_tail = self._find_tail()
+        with _rendering:
+            self._tokens_before_tail = self._find_tail()
         self.off_template = not renderer.has_extension_property
         """Whether the model's own chat template would drop earlier thinking that stays in our prompts."""
         if self.off_template:
@@ -46,29 +53,29 @@ class RendererCodec:
 
     def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Return the tokens that precede the model's first answer."""
-        return self.renderer.build_generation_prompt([_message(m["role"], m["content"]) for m in messages]).to_ints()
+        with _rendering:
+            chat = [_message(m["role"], m["content"]) for m in messages]
+            return self.renderer.build_generation_prompt(chat).to_ints()
 
     def next_turn(self, sampled: Sequence[int], message: str) -> list[int]:
         """Return the tokens between ``sampled`` and the next answer."""
-        tail = self._tail(message)
-        tokens = list(sampled)
-        for stop in self.stop:
-            stop_tokens = [stop] if isinstance(stop, int) else self._encode(stop)
-            rest = self._after_stop(tail, stop)
-            if rest is not None and tokens[-len(stop_tokens) :] == stop_tokens:
-                return rest
+        with _rendering:
+            tail = self._render(_PROBE_ANSWERS[0], message)[self._tokens_before_tail :]
+            for stop in self.stop:
+                stop_tokens = [stop] if isinstance(stop, int) else self._encode(stop)
+                rest = self._after_stop(tail, stop)
+                if rest is not None and list(sampled[-len(stop_tokens) :]) == stop_tokens:
+                    return rest
         return tail
 
     def text(self, sampled: Sequence[int]) -> str:
         """Return the answer without thinking and end marks; nothing if the renderer can't read it at all."""
         try:
-            message, _ = self.renderer.parse_response(list(sampled))
+            with _rendering:
+                message, _ = self.renderer.parse_response(list(sampled))
         except RendererError:
             return ""
         return get_text_content(message)
-
-    def _tail(self, message: str) -> list[int]:
-        return self._render(_PROBE_ANSWERS[0], message)[self._tokens_before_tail :]
 
     def _render(self, answer: str, message: str) -> list[int]:
         chat = [_message("user", "task"), _message("assistant", answer), _message("user", message)]
