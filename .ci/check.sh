@@ -13,9 +13,11 @@ gate() {
 }
 
 mapfile -t scripts < <(git ls-files '*.sh' '.ci/run' | grep -v '^tasks/.*/environment/')
+mapfile -t fragments < <(git ls-files '*.bash')
 gate .venv/bin/ruff check .
 gate .venv/bin/ruff format --check .
 gate .venv/bin/pyright
 gate .venv/bin/shellcheck -x "${scripts[@]}"
+gate .venv/bin/shellcheck -s bash "${fragments[@]}"
 gate .ci/leaks.sh
 [ ${#failed[@]} -eq 0 ] || die "failed: $(printf '%s; ' "${failed[@]}")"
