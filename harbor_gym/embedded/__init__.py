@@ -13,9 +13,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harbor_gym import prompts
+from harbor_gym import prompts, sandboxes
 from harbor_gym.cache import cache_dir, locked
-from harbor_gym.errors import TaskError
+from harbor_gym.errors import HarborGymError, TaskError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,8 @@ async def ensure_policy(
 
     Args:
         task_dir: A Harbor task directory that has a demonstrator.
-        sandbox: As ``TerminalEnvConfig.sandbox``. Prompts differ between sandboxes, so each has a policy of its own.
+        sandbox: As ``TerminalEnvConfig.sandbox``. The demonstrator plays in it only where ``local``, which is quicker,
+            can't run; a terminal shows the same in either, so one policy serves both.
         renderer_name: The cookbook's renderer that the policy will be driven with.
         seed: Decides the demonstrator's choices and the policy's weights.
         rebuild: Make it anew although it is cached.
@@ -60,7 +61,7 @@ async def ensure_policy(
         MissingDependencyError: An extra is not installed.
         HarborGymError: The sandbox failed again and again.
     """
-    key = await asyncio.to_thread(_key, task_dir, sandbox, renderer_name, seed)
+    key = await asyncio.to_thread(_key, task_dir, renderer_name, seed)
     folder = cache_dir() / "policies" / key
     async with locked(f"policy-{key}"):
         if rebuild:
@@ -75,7 +76,7 @@ async def ensure_policy(
             import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]  # presence check
         conversations = await collect_demonstrations(
             task_dir,
-            sandbox=sandbox,
+            sandbox=await asyncio.to_thread(_quickest, sandbox),
             episodes=DEMONSTRATIONS,
             seed=seed,
             progress=None if progress is None else lambda done, total: progress("demonstrations", done, total, None),
@@ -121,11 +122,19 @@ def _complete_policy(folder: Path) -> Path | None:
     return next((record.parent for record in sorted(folder.glob(f"policy-*/{RECORD_NAME}"))), None)
 
 
-def _key(task_dir: Path, sandbox: str, renderer_name: str, seed: int) -> str:
+def _quickest(sandbox: str) -> str:
+    try:
+        sandboxes.preflight(sandboxes.environment_config(sandboxes.LOCAL))
+    except HarborGymError:
+        return sandbox
+    return sandboxes.LOCAL
+
+
+def _key(task_dir: Path, renderer_name: str, seed: int) -> str:
     if not (task_dir / "task.toml").is_file():
         raise TaskError(f"{task_dir} is not a Harbor task directory: it has no task.toml")
     digest = hashlib.sha256()
-    for word in (prompts.PROMPT_FORMAT, sandbox, renderer_name, str(seed), str(DEMONSTRATIONS), str(STEPS)):
+    for word in (prompts.PROMPT_FORMAT, renderer_name, str(seed), str(DEMONSTRATIONS), str(STEPS)):
         digest.update(word.encode() + b"\0")
     for name in _DECIDING_SOURCES:
         digest.update(Path(__file__).with_name(name).read_bytes())
