@@ -1,0 +1,123 @@
+"""recipes/train.py as a person runs it: bad flags end at once, and a small run is real to the last file."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harbor_gym import reporting
+from tests.engines import require_engine
+
+ROOT = Path(__file__).parent.parent
+TASK = ROOT / "tasks" / "devops_task"
+
+
+def train(*arguments: str, timeout_sec: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    secrets = ("TINKER_API_KEY", "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")
+    inherited = {name: value for name, value in os.environ.items() if name not in secrets}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "recipes" / "train.py"), *arguments],
+        env={**inherited, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_sec,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--task-dir", "nowhere"], "nowhere"),
+        (["--task-dir", str(ROOT / "tests")], "task.toml"),
+        (["--task-dir", str(TASK), "--env", "dokcer"], "docker"),
+        (["--task-dir", str(TASK), "--env", "daytona"], "DAYTONA_API_KEY"),
+        (["--task-dir", str(TASK), "--env", "docker"], "docker"),
+        (["--task-dir", str(TASK), "--env", "tests.nothing:Here"], "tests.nothing"),
+    ],
+)
+def test_what_can_not_work_is_one_line_and_exit_code_2(arguments: list[str], expected: str, tmp_path: Path) -> None:
+    log_path = tmp_path / "run"
+    # An address where no daemon listens: the same as no Docker.
+    done = train(*arguments, "--log-path", str(log_path), DOCKER_HOST=f"unix://{tmp_path}/no.sock")
+    assert done.returncode == 2, done.stderr
+    assert expected in done.stderr.lower() or expected in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not log_path.exists(), "nothing may be started or made"
+
+
+def test_a_missing_key_for_the_service_is_named(tmp_path: Path) -> None:
+    require_engine("local")
+    done = train("--task-dir", str(TASK), "--env", "local", "--log-path", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "TINKER_API_KEY" in done.stderr
+    assert "--backend local" in done.stderr
+
+
+def test_an_existing_run_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    require_engine("local")
+    arguments = ("--task-dir", str(TASK), "--env", "local", "--backend", "local", "--log-path", str(tmp_path))
+    for extra in ((), ("--log-dir-exists", "raise")):
+        done = train(*arguments, *extra)
+        assert done.returncode == 2
+        assert str(tmp_path) in done.stderr
+
+
+def test_help_lists_every_flag_of_the_documented_command() -> None:
+    shown = train("--help", COLUMNS="200").stdout
+    documented = (
+        *("task-dir", "env", "model-name", "renderer-name", "max-tokens", "temperature", "groups-per-batch"),
+        *("group-size", "num-batches", "learning-rate", "lora-rank", "save-every", "log-path"),
+        *("base-url", "backend", "eval-every", "max-turns", "loss-fn", "wandb-project"),
+        *("load-checkpoint-path", "seed", "log-dir-exists"),
+    )
+    assert [flag for flag in documented if f"--{flag}" not in shown] == []
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that has seen four demonstrations for a few steps: it need not be good, only real."""
+    import asyncio
+
+    for engine in ("server", "tinker", "local"):
+        require_engine(engine)
+    from harbor_gym.embedded.demonstrations import collect_demonstrations
+    from harbor_gym.embedded.warm_start import warm_start
+
+    conversations = asyncio.run(collect_demonstrations(TASK, sandbox="local", episodes=4, seed=0))
+    return warm_start(conversations, tmp_path_factory.mktemp("policy"), renderer_name="qwen3_instruct", steps=8)
+
+
+@pytest.mark.server
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("nothing_left")
+def test_a_small_run_is_real_to_the_last_file(model_dir: Path, tmp_path: Path) -> None:
+    log_path = tmp_path / "run"
+    done = train(
+        *("--task-dir", str(TASK), "--env", "local", "--backend", "local", "--model-name", str(model_dir)),
+        *("--group-size", "2", "--num-batches", "2", "--max-turns", "3", "--save-every", "1", "--eval-every", "2"),
+        *("--log-path", str(log_path)),
+        timeout_sec=540,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == f"run folder: {log_path}"
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("batch ")] == ["1/2", "2/2"]
+    batches = reporting.read_metrics(log_path / "metrics.jsonl")
+    assert [batch["step"] for batch in batches] == [0, 1]
+    for batch in batches:
+        assert batch["env/all/total_episodes"] == 2
+        assert batch["env/all/time/sandbox_start_sec"] > 0
+        assert batch["env/all/time/verifier_sec"] > 0
+    assert (log_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    transcripts = [json.loads(path.read_text()) for path in (log_path / "transcripts" / "train").rglob("*.json")]
+    assert len(transcripts) == 4
+    assert all(transcript["reward"] is not None and transcript["turns"] for transcript in transcripts)
+    assert list((log_path / "transcripts" / "test").rglob("*.json")), "the evaluation's episodes are kept as well"
+    checkpoints = [json.loads(line) for line in (log_path / "checkpoints.jsonl").read_text().splitlines()]
+    assert checkpoints[-1]["state_path"].startswith("tinker://")
