@@ -7,16 +7,16 @@ from harbor.models.trial.config import EnvironmentConfig
 
 from harbor_gym.checking import TaskCheck, check_tasks, find_tasks
 from harbor_gym.errors import UsageError
-from tests.tiny_task import write_tiny_task
+from tests.tasks import write_task
 
 
 def test_a_task_directory_is_itself(tmp_path: Path) -> None:
-    task = write_tiny_task(tmp_path / "one")
+    task = write_task(tmp_path / "one")
     assert find_tasks(task) == [task]
 
 
 def test_a_directory_of_tasks_is_its_tasks_by_name(tmp_path: Path) -> None:
-    tasks = [write_tiny_task(tmp_path / name) for name in ("b", "a")]
+    tasks = [write_task(tmp_path / name) for name in ("b", "a")]
     (tmp_path / "notes").mkdir()
     (tmp_path / "README.md").write_text("not a task")
     assert find_tasks(tmp_path) == sorted(tasks)
@@ -62,7 +62,7 @@ BROKEN = {
 @pytest.mark.parametrize("case", BROKEN)
 async def test_a_broken_task_is_an_error_not_a_reward(tmp_path: Path, case: str) -> None:
     file, content, expected = BROKEN[case]
-    task = write_tiny_task(tmp_path / "broken")
+    task = write_task(tmp_path / "broken")
     if content is None:
         (task / file).unlink()
         if file != "instruction.md":
