@@ -106,6 +106,32 @@ def test_both_kinds_of_apt_sources_are_read(tmp_path: Path) -> None:
     assert three.uri == "http://three/debian"
 
 
+@pytest.mark.parametrize(
+    ("source", "suite", "uri"),
+    [
+        ("deb http://one/debian trixie main", "bookworm", "http://one/debian"),
+        ("deb http://one/ubuntu noble-updates main universe", "noble", "http://one/ubuntu"),
+        ("deb http://one/ubuntu noble main\ndeb http://two/debian bookworm main", "bookworm", "http://two/debian"),
+    ],
+)
+def test_the_base_comes_from_an_archive_that_the_machine_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, suite: str, uri: str
+) -> None:
+    (tmp_path / "sources.list").write_text(source + "\n")
+    mirrors = base_image.apt_mirrors(tmp_path)
+    monkeypatch.setattr(base_image, "apt_mirrors", lambda: mirrors)
+    assert base_image.base_name().startswith(f"{suite}-")
+    assert base_image.description() == f"harbor-gym offline base (mmdebstrap {suite})"
+    chosen, mirror = base_image._choose_mirror(mirrors)  # pyright: ignore[reportPrivateUsage]  # no public way to see it
+    assert (chosen, mirror.uri) == (suite, uri)
+
+
+def test_a_machine_without_an_archive_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_image, "apt_mirrors", list)
+    with pytest.raises(SandboxStartError, match="Debian or Ubuntu"):
+        base_image.base_name()
+
+
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
@@ -234,7 +260,7 @@ async def test_a_substituted_base_is_loud_recorded_and_never_taken_for_the_real_
     with caplog.at_level(logging.WARNING):
         image = await build_image(context)
         await build_image(context)
-    assert image.substitutions == (f"{unheard_of} -> {base_image.DESCRIPTION}",)
+    assert image.substitutions == (f"{unheard_of} -> {base_image.description()}",)
     assert [record.message.count("SUBSTITUTED") for record in caplog.records] == [1]
     await run_tool("buildah", "tag", f"localhost/harbor-gym-base:{base_image.base_name()}", unheard_of)
     try:

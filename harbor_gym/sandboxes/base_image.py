@@ -1,4 +1,4 @@
-"""A Debian base image made from packages alone, for machines that reach a package mirror but no container registry."""
+"""A Debian or Ubuntu base image made from packages alone, where a mirror can be reached and no container registry."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from harbor_gym.cache import cache_dir, locked
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool
 
-SUITE = "bookworm"
-DESCRIPTION = f"harbor-gym offline base (mmdebstrap {SUITE})"
+_DEBIAN_SUITE = "bookworm"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PACKAGES = ("ca-certificates", "less", "procps", "python3", "tmux", "vim-tiny")
 _EXCLUDED = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
@@ -42,7 +41,7 @@ async def ensure_base_tar() -> Path:
 
     Raises:
         MissingDependencyError: mmdebstrap is not installed.
-        SandboxStartError: The machine names no Debian mirror, or the mirror does not deliver.
+        SandboxStartError: The machine names no Debian or Ubuntu mirror, or the mirror does not deliver.
     """
     path = cache_dir() / "bases" / f"{base_name()}.tar"
     if path.is_file():
@@ -55,15 +54,29 @@ async def ensure_base_tar() -> Path:
 
 
 def base_name() -> str:
-    """Return a name that changes whenever the base image's recipe does."""
-    recipe = json.dumps([SUITE, os.uname().machine, _PACKAGES, _EXCLUDED])
-    return f"{SUITE}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    """Return a name that changes whenever the base image's recipe does.
+
+    Raises:
+        SandboxStartError: The machine names no mirror that a base could be made from.
+    """
+    suite, _ = _choose_mirror(apt_mirrors())
+    recipe = json.dumps([suite, os.uname().machine, _PACKAGES, _EXCLUDED])
+    return f"{suite}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+
+
+def description() -> str:
+    """Return what to call the base where it stands in for a real image.
+
+    Raises:
+        SandboxStartError: The machine names no mirror that a base could be made from.
+    """
+    return f"harbor-gym offline base (mmdebstrap {_choose_mirror(apt_mirrors())[0]})"
 
 
 async def _make_tar(path: Path) -> None:
     if shutil.which("mmdebstrap") is None:
         raise MissingDependencyError("the offline base image needs mmdebstrap: apt-get install mmdebstrap")
-    mirror = _choose_mirror(await asyncio.to_thread(apt_mirrors))
+    suite, mirror = _choose_mirror(await asyncio.to_thread(apt_mirrors))
     signed = f"[signed-by={mirror.signed_by}] " if mirror.signed_by else ""
     partial = path.with_name(f".{path.name}.partial")
     excludes = [f"--dpkgopt=path-exclude={pattern}" for pattern in _EXCLUDED]
@@ -75,7 +88,7 @@ async def _make_tar(path: Path) -> None:
         "--format=tar",
         f"--include={','.join(_PACKAGES)}",
     ]
-    argv += [*excludes, SUITE, str(partial), f"deb {signed}{mirror.uri} {SUITE} main"]
+    argv += [*excludes, suite, str(partial), f"deb {signed}{mirror.uri} {suite} main"]
     try:
         code, output = await run_tool(*argv, timeout_sec=_BUILD_TIMEOUT_SEC)
         if code != 0:
@@ -86,14 +99,21 @@ async def _make_tar(path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _choose_mirror(mirrors: list[Mirror]) -> Mirror:
-    """Prefer a mirror that names our suite; else any of Debian's main archives, which carry every suite."""
-    exact = [mirror for mirror in mirrors if SUITE in mirror.suites and "main" in mirror.components]
-    archives = [mirror for mirror in mirrors if re.search(r"/debian/?$", mirror.uri) and "main" in mirror.components]
+def _choose_mirror(mirrors: list[Mirror]) -> tuple[str, Mirror]:
+    """Return the suite to make the base from, and where its packages are.
+
+    Debian 12 wherever a Debian archive is named, since any carries every suite; on Ubuntu the machine's own release.
+    """
+    usable = [mirror for mirror in mirrors if "main" in mirror.components]
+    exact = [mirror for mirror in usable if _DEBIAN_SUITE in mirror.suites]
+    archives = [mirror for mirror in usable if re.search(r"/debian/?$", mirror.uri)]
     for mirror in [*exact, *archives]:
-        return mirror
+        return _DEBIAN_SUITE, mirror
+    for mirror in usable:
+        if re.search(r"/ubuntu(-ports)?/?$", mirror.uri) and mirror.suites:
+            return mirror.suites[0].partition("-")[0], mirror
     raise SandboxStartError(
-        f"no apt source of this machine names a Debian archive, so the offline base image ({SUITE}) can't be made: "
+        "no apt source of this machine names a Debian or Ubuntu archive, so the offline base image can't be made: "
         "add one to /etc/apt/sources.list.d, or pull the task's base image where a registry can be reached"
     )
 

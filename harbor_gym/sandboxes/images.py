@@ -164,10 +164,11 @@ async def _substitute(reference: str) -> _Base:
         code, _ = await run_tool("buildah", "inspect", "--type", "image", local)
         if code != 0:
             await _import_base(await base_image.ensure_base_tar(), local)
-    substitution = f"{reference} -> {base_image.DESCRIPTION}"
+    description = base_image.description()
+    substitution = f"{reference} -> {description}"
     if substitution not in _warned:
         _warned.add(substitution)
-        _logger.warning("base image %s can't be pulled: SUBSTITUTED by %s", reference, base_image.DESCRIPTION)
+        _logger.warning("base image %s can't be pulled: SUBSTITUTED by %s", reference, description)
     return _Base(local, f"substitute:{name}", substitution)
 
 
