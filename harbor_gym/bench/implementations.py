@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 from harbor_gym.config import TerminalConfig
@@ -46,11 +46,14 @@ def our_transports() -> tuple[str, ...]:
     return (PORTABLE, PERSISTENT) if "transport" in TerminalConfig.model_fields else (PORTABLE,)
 
 
-def terminal_config(transport: str | None) -> TerminalConfig:
-    """Return the default configuration over a given transport; None leaves the choice to the terminal."""
-    if transport is None or "transport" not in TerminalConfig.model_fields:
-        return TerminalConfig()
-    return TerminalConfig.model_validate({"transport": transport})
+def terminal_config(transport: str | None, **settings: Any) -> TerminalConfig:
+    """Return a configuration over a given transport, with the defaults but for ``settings``.
+
+    A transport of None leaves the choice to the terminal.
+    """
+    if transport is not None and "transport" in TerminalConfig.model_fields:
+        settings["transport"] = transport
+    return TerminalConfig.model_validate(settings)
 
 
 class OurTerminal:

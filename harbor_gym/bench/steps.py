@@ -76,17 +76,12 @@ async def _play(
     scenario: Scenario, implementation: Implementation, counter: ExecCounter, repetition: int
 ) -> list[Sample]:
     """Take the scenario's steps in order. After a wrong one nothing is known about the session: it is replaced."""
-    samples: list[Sample] = []
-    for step in scenario:
-        sample = await _take(step, implementation, counter, repetition)
-        if step.row is not None:
-            samples.append(sample)
-        if sample.observation is not None:
-            logger.debug("%s: wrong after %r: %r", implementation.name, step.row, sample.observation)
-            await implementation.close()
-            await implementation.open()
-            break  # The scenario's later steps would start from nowhere.
-    return samples
+    taken = [await _take(step, implementation, counter, repetition) for step in scenario]
+    if wrong := [one for one in taken if one.observation is not None]:
+        logger.debug("%s: wrong after %r: %r", implementation.name, wrong[0].row, wrong[0].observation)
+        await implementation.close()
+        await implementation.open()
+    return [sample for step, sample in zip(scenario, taken, strict=True) if step.row is not None]
 
 
 async def _take(step: Step, implementation: Implementation, counter: ExecCounter, repetition: int) -> Sample:
