@@ -63,7 +63,7 @@ async def talk(sandbox: LocalEnvironment, tmux: str, user: str) -> str:
 async def test_what_is_missing_is_brought_along(tmp_path: Path, image: str, user: str) -> None:
     dockerfile, missing = IMAGES[image]
     async with running(make_sandbox(tmp_path, dockerfile=dockerfile)) as sandbox:
-        before = await output(sandbox, "find / -xdev -path '*terminal-tools*' -prune -o -type f -print | sort | md5sum")
+        before = await output(sandbox, "find / -xdev -path '*tmux-tools*' -prune -o -type f -print | sort | md5sum")
         tools = await ensure_tmux(sandbox, user=user)
         assert tools is not None
         found = await output(sandbox, f"ls {tools}")
@@ -78,7 +78,7 @@ async def test_what_is_missing_is_brought_along(tmp_path: Path, image: str, user
                 await output(sandbox, f"{tools}/bash -c 'x=(a b); echo ${{x[1]}} $BASH'", user=user)
                 == f"b {tools}/bash"
             )
-        after = await output(sandbox, "find / -xdev -path '*terminal-tools*' -prune -o -type f -print | sort | md5sum")
+        after = await output(sandbox, "find / -xdev -path '*tmux-tools*' -prune -o -type f -print | sort | md5sum")
         assert after == before
 
 
@@ -86,7 +86,7 @@ async def test_what_is_missing_is_brought_along(tmp_path: Path, image: str, user
 async def test_a_good_image_is_left_alone(tmp_path: Path, user: str | None) -> None:
     async with running(make_sandbox(tmp_path, dockerfile=f"{DEBIAN}RUN useradd dev\n")) as sandbox:
         assert await ensure_tmux(sandbox, user=user) is None
-        assert await output(sandbox, "find / -xdev -name '*terminal-tools*'") == ""
+        assert await output(sandbox, "find / -xdev -name '*tmux-tools*'") == ""
 
 
 async def test_what_was_brought_along_is_used_again(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_nowhere_to_put_it(tmp_path: Path) -> None:
     dockerfile = f"{NO_TMUX}RUN rm /usr/bin/head\n"
     async with running(make_sandbox(tmp_path, dockerfile=dockerfile)) as sandbox:
         assert "head: not found" in await refusal(sandbox)
-        assert await output(sandbox, "find / -xdev -name '*terminal-tools*'") == ""
+        assert await output(sandbox, "find / -xdev -name '*tmux-tools*'") == ""
 
 
 async def test_a_host_without_tmux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

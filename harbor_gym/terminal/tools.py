@@ -80,7 +80,7 @@ async def _install(environment: "BaseEnvironment", bundle: Bundle, tools: list[s
     """Return the directory in which ``tools`` lie and work."""
     problem = ""
     for place in _PLACES:
-        directory = f"{place}/.terminal-tools-{bundle.name}"
+        directory = f"{place}/.tmux-tools-{bundle.name}"
         # tmux checks its locale before it tells its version.
         calls = " && ".join(f"{directory}/{tool} {'-V' if tool == 'tmux' else '--version'}" for tool in tools)
         check = f"{calls} && echo works"

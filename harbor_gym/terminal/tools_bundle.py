@@ -112,7 +112,8 @@ def find_content() -> Content:
     if locale is None and loader is not None and "musl" not in loader:
         raise BundleError(f"the host has no C.UTF-8 locale (looked for {' and '.join(map(str, _LOCALES))})")
     if locale is not None:
-        members["locale/C.utf8/LC_CTYPE"] = locale / "LC_CTYPE"
+        # tmux needs the characters alone; bash refuses a locale of which anything is missing.
+        members |= {f"locale/C.utf8/{file.relative_to(locale)}": file for file in locale.rglob("*") if file.is_file()}
     for term in _TERMS:
         entries = (place / letter / term for place in _TERMINFO for letter in ("s", "73"))
         if entry := next((entry for entry in entries if entry.is_file()), None):
