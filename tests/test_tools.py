@@ -21,7 +21,7 @@ FROM debian:bookworm-slim AS packages
 RUN apt-get update && apt-get install -y --no-install-recommends busybox-static
 FROM scratch
 COPY --from=packages /bin/busybox /bin/busybox
-RUN ["/bin/busybox", "sh", "-c", "/bin/busybox --install -s /bin && mkdir -p /etc /root /tmp \
+RUN ["/bin/busybox", "sh", "-c", "/bin/busybox --install -s /bin && mkdir -p /etc /root /tmp && chmod 1777 /tmp \
 && echo root:x:0:0:root:/root:/bin/sh >/etc/passwd && echo dev:x:1000:1000:dev:/tmp:/bin/sh >>/etc/passwd"]
 """
 IMAGES = {

@@ -61,9 +61,10 @@ async def _probe(environment: "BaseEnvironment", user: str | int | None) -> tupl
     answer = await _run(environment, command, user, "look for tmux")
     found = [line.removeprefix(nonce).strip() for line in answer.splitlines() if line.startswith(nonce)]
     if len(found) != 3:
+        # Harbor's Docker environment, for one, runs every command with the image's own bash.
         raise TerminalStartError(
-            f"No terminal in sandbox {environment.session_id!r}: its shell can't tell what it has. "
-            f"Expected three lines from `uname -m`, `tmux -V` and `command -v bash`, found {answer[-300:]!r}."
+            f"No terminal in sandbox {environment.session_id!r}: it can't run a command at all: "
+            f"{' '.join(answer.split())[-300:]!r}. If it has no bash, install one in the task's environment/Dockerfile."
         )
     machine, version, bash = found
     missing: dict[str, str] = {}
