@@ -1,7 +1,7 @@
 """Configuration objects: frozen, closed, passed whole."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -32,6 +32,14 @@ class TerminalConfig(_Config):
 
     max_wait_sec: float = Field(default=60.0, gt=0)
     """Cap on every command's ``duration`` (seconds)."""
+
+    wait: Literal["early", "exact"] = "early"
+    """``early``: ``duration`` is a ceiling. ``exact``: every command's whole ``duration`` is slept, without a floor, as
+    Terminus-2 does."""
+
+    transport: Literal["auto", "portable", "persistent"] = "auto"
+    """``persistent`` keeps a channel into the sandbox open (local and docker); ``portable`` is one ``exec`` per step,
+    anywhere; ``auto`` takes the first where it can be had."""
 
 
 class TerminalEnvConfig(_Config):
@@ -73,6 +81,10 @@ class TerminalEnvConfig(_Config):
 
     trials_dir: Path | None = None
     """Keep each trial's folder (logs, result.json) under this directory. None: a temporary one, removed at close."""
+
+    recording_path: Path | None = None
+    """Record each episode here as an asciicast, replacing the last one. None: ``recording.cast`` in the trial's
+    folder where that is kept, nowhere otherwise."""
 
     stop_timeout_sec: float = Field(default=60.0, gt=0)
     """Seconds that ``close`` gives Harbor to stop the sandbox before it gives up and raises."""

@@ -13,6 +13,7 @@ from harbor_gym import prompts, sandboxes
 from harbor_gym.actions import parse_action
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.recording import CastRecorder
 from harbor_gym.rewards import scalar_reward
 from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
 from harbor_gym.types import Command, EndReason, EpisodeInfo
@@ -62,6 +63,8 @@ class AsyncTerminalGymEnv:
         self._confirmation_pending = False
         self._terminal_sec = 0.0
         self._time_limit_sec: float | None = None
+        self._recorder: CastRecorder | None = None
+        self._started = 0.0
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -161,6 +164,7 @@ class AsyncTerminalGymEnv:
             stop_timeout_sec=config.stop_timeout_sec,
         )
         phase = await episode.start()
+        await asyncio.to_thread(self._start_recording, episode, task.name)
         screen, info = await self._enter(phase)
         info["task"] = task.name
         info["metrics"]["time/sandbox_start_sec"] = episode.sandbox_start_sec
@@ -176,6 +180,7 @@ class AsyncTerminalGymEnv:
         opening: Coroutine[Any, Any, Terminal] = open_terminal(phase.environment, self.config.terminal, user=phase.user)
         self._terminal = await run_in_phase(phase, opening)
         turn = await self._terminal.run([])
+        self._record("", turn.text)
         info = EpisodeInfo(
             instruction=phase.instruction,
             sandbox=str(phase.environment.type()),
@@ -200,6 +205,7 @@ class AsyncTerminalGymEnv:
             self._parse_failures = 0
             turn = await self._terminal.run(parsed.commands)
             self._account(turn, info)
+            self._record("".join(command.keystrokes for command in parsed.commands), turn.text)
             observation, reason = turn.text, EndReason.SESSION_ENDED if turn.ended else None
             if parsed.task_complete:
                 reason = self._declared_complete() or reason
@@ -270,6 +276,19 @@ class AsyncTerminalGymEnv:
         info["metrics"]["time/terminal_sec"] = self._terminal_sec
         await self._release()
 
+    def _start_recording(self, episode: "Episode", task_name: str) -> None:
+        # Not into the trial's agent folder: a sandbox may mount that, and the policy could turn the file into a link.
+        kept = episode.trial_dir / "recording.cast" if self.config.trials_dir and episode.trial_dir else None
+        path = self.config.recording_path or kept
+        self._started = time.monotonic()
+        if path is not None:
+            terminal = self.config.terminal
+            self._recorder = CastRecorder(path, columns=terminal.columns, rows=terminal.rows, title=task_name)
+
+    def _record(self, keystrokes: str, text: str) -> None:
+        if self._recorder is not None:
+            self._recorder.turn(self._turn, keystrokes, text, time.monotonic() - self._started)
+
     # -- small decisions -----------------------------------------------------------------------------------------
 
     def _account(self, turn: TerminalTurn, info: EpisodeInfo) -> None:
@@ -331,6 +350,9 @@ class AsyncTerminalGymEnv:
     async def _release(self) -> None:
         episode, self._episode = self._episode, None
         self._terminal = self._phase = None
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.close()
         if episode is not None:
             await episode.close()
 

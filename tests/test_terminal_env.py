@@ -263,6 +263,9 @@ async def test_a_kept_trial_has_harbors_result(task_dir: Path, tmp_path: Path) -
     assert trial_dir is not None
     result = json.loads((trial_dir / "result.json").read_text())
     assert result["verifier_result"]["rewards"] == {"reward": 1.0}
+    header, *events = map(json.loads, (trial_dir / "recording.cast").read_text().splitlines())
+    assert (header["width"], header["height"]) == (160, 40)
+    assert [text for _, kind, text in events if kind == "i"] == [DONE]
 
 
 async def test_each_step_of_a_multi_step_task_brings_its_own_reward(tmp_path: Path) -> None:

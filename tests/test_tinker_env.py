@@ -160,7 +160,7 @@ async def test_an_infrastructure_failure_is_retried_and_then_masked_but_never_a_
     builder = make_builder(broken, model_dir, label="g", transcripts_dir=transcripts)
     with pytest.raises(AllTrajectoriesFailedError):
         await run_group(builder, policy, strategy=MinViableGroup(max_retries=1))
-    written = [json.loads(path.read_text()) for path in sorted((transcripts / "g").iterdir())]
+    written = [json.loads(path.read_text()) for path in sorted((transcripts / "g").glob("*.json"))]
     assert len(written) == 3, "two episodes and one retry"
     assert {document["end_reason"] for document in written} == {"infrastructure_error"}
     assert {document["reward"] for document in written} == {None}

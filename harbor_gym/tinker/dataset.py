@@ -58,7 +58,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     """Names the group in transcripts: a relative path such as ``train/batch_0003/group_0``."""
 
     transcripts_dir: Path | None = None
-    """Where to write transcripts; None writes none."""
+    """Where to write transcripts and, beside each, the terminal's recording; None writes none."""
 
     _envs: list[HarborTerminalTinkerEnv] = field(default_factory=list[HarborTerminalTinkerEnv], init=False, repr=False)
     _made: int = field(default=0, init=False, repr=False)
@@ -92,11 +92,12 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         return [self.config.task_dir.name]
 
     def _make_env(self, codec: RendererCodec, index: int) -> HarborTerminalTinkerEnv:
-        path = None
+        path, config = None, self.config
         if self.transcripts_dir is not None:
             path = self.transcripts_dir / self.label / f"episode_{index:03d}.json"
+            config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
         token_env = TokenTerminalEnv(
-            AsyncTerminalGymEnv(self.config),
+            AsyncTerminalGymEnv(config),
             codec,
             max_tokens=self.max_tokens,
             max_context_tokens=self.max_context_tokens,
