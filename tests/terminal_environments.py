@@ -5,7 +5,7 @@ import logging
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, override
+from typing import Any, Literal, override
 from uuid import uuid4
 
 from harbor.environments.base import BaseEnvironment, ExecResult
@@ -13,6 +13,8 @@ from harbor.models.task.config import EnvironmentConfig
 from harbor.models.trial.paths import TrialPaths
 
 from harbor_gym.sandboxes.local import LocalEnvironment
+
+type Transport = Literal["auto", "portable", "persistent"]
 
 BASE_IMAGE = "debian:bookworm-slim"
 IMAGE = "harbor-gym-test-terminal"
@@ -29,6 +31,7 @@ class LocalSandbox(LocalEnvironment):
     """A local sandbox."""
 
     execs = 0
+    transport: Transport = "auto"
 
     @override
     async def exec(self, *args: Any, **kwargs: Any) -> ExecResult:
@@ -51,6 +54,7 @@ class Container(BaseEnvironment):
         )
         self.container = container
         self.execs = 0
+        self.transport: Transport = "auto"
 
     @staticmethod
     @override
@@ -98,6 +102,10 @@ class Container(BaseEnvironment):
             ["docker", "exec", *owner, *where, self.container, "bash", "-c", command], timeout_sec
         )
         return ExecResult(stdout=output, return_code=code)
+
+    def exec_argv(self, command: str, *, user: str | int | None = None) -> list[str]:
+        owner = [] if user is None else ["-u", str(user)]
+        return ["docker", "exec", "-i", *owner, self.container, "bash", "-c", command]
 
 
 async def _call(argv: Sequence[str], timeout_sec: float | None) -> tuple[int, str]:

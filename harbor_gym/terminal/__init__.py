@@ -4,7 +4,7 @@ It knows a Harbor environment's ``exec`` and ``upload_file``, and nothing of Har
 """
 
 from harbor_gym.terminal.observation import OBSERVATION_FORMAT
-from harbor_gym.terminal.portable import open_terminal
+from harbor_gym.terminal.opening import open_terminal
 from harbor_gym.terminal.session import Terminal, TerminalTurn
 
 __all__ = ["OBSERVATION_FORMAT", "Terminal", "TerminalTurn", "open_terminal"]

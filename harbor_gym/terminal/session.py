@@ -30,7 +30,7 @@ class TerminalTurn:
     """UTF-8 bytes of output that ``text`` leaves out."""
 
     transport: str
-    """Which transport carried the turn: ``portable``."""
+    """Which transport carried the turn: ``portable`` or ``persistent``."""
 
 
 class Terminal(Protocol):

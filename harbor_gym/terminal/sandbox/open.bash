@@ -25,6 +25,7 @@ printf '%s\n' "$step" >"$dir/step" &&
     printf '%s\n' "${rc//@DIR@/$dir}" >"$dir/rc" &&
     printf '0:0:0\n' >"$dir/prompt" &&
     printf '0:0:0\n' >"$dir/typed" &&
+    printf '%s\n' "$PATH" >"$dir/path" &&
     mkfifo "$dir/nap" || fail no-directory "$dir"
 
 # An unknown locale makes bash complain; without UTF-8 tmux would not start at all.

@@ -2,9 +2,16 @@
 # shellcheck disable=SC1090
 if [ -f ~/.bashrc ]; then . ~/.bashrc; fi
 
+# A host name that differs from sandbox to sandbox says nothing and costs tokens.
+PS1=${PS1//'\\'/$'\1'}
+PS1=${PS1//\\[hH]/sandbox}
+PS1=${PS1//$'\1'/'\\'}
+
 __prompt_status() { __prompt_code=$?; return "$__prompt_code"; }
 __prompt_mark() {
     printf '%s:%s:%s\n' "$$" "$((__prompt_count += 1))" "${__prompt_code:-0}" >|"@DIR@/prompt" || :
+    # A FIFO opened for both takes the byte, and drops it where no one waits.
+    [ -p "@DIR@/nap" ] && printf '\n' 1<>"@DIR@/nap" || :
 } 2>/dev/null
 
 if ((BASH_VERSINFO[0] > 5 || (BASH_VERSINFO[0] == 5 && BASH_VERSINFO[1] >= 1))); then

@@ -1,12 +1,15 @@
-# Type each command, wait for it as long as it takes, then show the screen. One call is one step.
-# Arguments: the frame's nonce, the byte limit of a frame, then three per command: wait in ms as <busy>/<idle>, kind, payload.
-#   kind "keys": payload is a tmux key name; "hex": bytes as hex words; "base64": bytes in base64; "file": the name of a
-#   file with bytes in base64, sent ahead; "none": type nothing.
+# Type each command, wait for it as long as it takes, then show the screen: that is a step.
+# `step STEP` takes one; `again STEP` takes one that another process may have begun; `serve NONCE` takes steps from
+# standard input, a line each, until it ends.
+# STEP is the frame's nonce, the byte limit of a frame, the number of the first command, then three words per command:
+# wait in ms as <busy>/<idle>, or with =<ms> exactly that long; kind; payload.
+#   kind "keys": payload is a tmux key name; "hex": bytes as hex words with commas between; "base64": bytes in base64;
+#   "file": the name of a file with bytes in base64, sent ahead; "none": type nothing.
 # Some environments merge the error stream into the answer, and the policy may delete any file at any moment.
 exec 2>/dev/null
+LC_ALL=C
 dir=${BASH_SOURCE[0]%/*}
-nonce=$1 limit=$2
-shift 2
+nonce='' answer=() to='' from='' client='' is_resident='' can_drain=1
 quiet_ms=120 settle_sec=0.015
 case $HOSTTYPE in
     x86_64) sys_read=0 sys_select=' 23 270 ' sys_poll=' 7 271 ' sys_epoll=' 232 281 ' ;;
@@ -15,7 +18,77 @@ case $HOSTTYPE in
 esac
 
 tm() { tmux -u -S "$dir/socket" "$@"; }
-nap() { read -rt "$1" -u 9 || :; }
+
+# Waits for so many seconds, or for the shell's next prompt.
+nap() {
+    read -rt "$1" -u 9 || return 0
+    while read -rt 0 -u 9; do read -rt 0.001 -u 9; done
+    return 0
+}
+
+# True when whoever asked for this step has gone, or asks for the next one.
+is_abandoned() { [ -n "$is_resident" ] && read -rt 0; }
+
+# A control client saves a fork for every word with tmux.
+connect() {
+    local line
+    tmux=$(type -P tmux)
+    coproc CONTROL { exec tmux -u -S "$dir/socket" -C attach-session -t main; }
+    # shellcheck disable=SC2153
+    client=$CONTROL_PID
+    exec {from}<&"${CONTROL[0]}" {to}>&"${CONTROL[1]}" || return
+    eval "exec ${CONTROL[0]}<&- ${CONTROL[1]}>&-"
+    while IFS= read -rt 10 -u "$from" line; do
+        if [[ $line == %session-changed* ]]; then
+            ask refresh-client -F no-output && return
+            break
+        fi
+    done
+    disconnect
+}
+
+disconnect() {
+    [ -n "$to" ] && exec {to}>&- {from}<&-
+    to='' from=''
+}
+
+# Runs tmux commands through the control client; sets answer to the lines they print.
+# It goes no further than a client of its own could: a session that only this process can still reach is over.
+ask() {
+    local word text='' line block=''
+    answer=()
+    [ -n "$to" ] && [ -e "$dir/socket" ] && [ -x "$tmux" ] || return
+    for word; do
+        case $word in
+            ';') text+=' ;' ;;
+            *"'"*) text+=" \"$word\"" ;;
+            *) text+=" '$word'" ;;
+        esac
+    done
+    printf "%s ; display-message -p '%s.'\\n" "${text# }" "$nonce" >&"$to"
+    while IFS= read -rt 20 -u "$from" line; do
+        if [ -z "$block" ]; then
+            [[ $line == '%begin '* ]] && block=${line#%begin }
+        elif [ "$line" = "%end $block" ]; then
+            block=''
+        elif [ "$line" = "%error $block" ]; then
+            return 1
+        elif [ "$line" = "$nonce." ]; then
+            return 0
+        else
+            answer+=("$line")
+        fi
+    done
+    disconnect
+    return 1
+}
+
+# The same, by a client of its own where there is no control client.
+query() {
+    local text
+    if [ -n "$to" ]; then ask "$@" && return; fi
+    [ -z "$to" ] && text=$(tm "$@") && mapfile -t answer <<<"$text"
+}
 read_clock() {
     local up
     read -r up _ </proc/uptime
@@ -117,10 +190,29 @@ foreground_has_run() {
 at_prompt() {
     read_mark
     [ "$mark" != "$typed" ] && shell_is_idle || return 1
-    local seen=$mark
-    nap "$settle_sec"
+    local seen=$mark is_drawn=''
+    [ -n "$call" ] && drain && is_drawn=1
+    # More input may be on its way than the line that brought this prompt.
+    if [ -z "$is_drawn" ] || [ -n "$types_ahead" ]; then nap "$settle_sec"; fi
     read_mark
-    [ "$mark" = "$seen" ] && shell_is_idle && read_stat "$server" && [ "$state" = S ]
+    [ "$mark" = "$seen" ] && shell_is_idle || return 1
+    [ -n "$is_drawn" ] || { read_stat "$server" && [ "$state" = S ]; }
+}
+
+# Makes sure that tmux has drawn all that was written to the pane: a path that no one looks at is written behind it.
+# Under a stopped output (C-s) the write would hang.
+drain() {
+    local turn
+    [ -n "$to" ] && [ -n "$can_drain" ] || return
+    drains=$((drains + 1))
+    printf '\033]7;%s\a' "$nonce$drains" >"$tty" || return
+    for ((turn = 0; turn < 100; turn++)); do
+        ask display-message -p -t %0 '#{pane_path}' || return
+        [ "${answer[0]}" = "$nonce$drains" ] && return
+        ((turn < 3)) || nap 0.001
+    done
+    can_drain=''
+    return 1
 }
 
 shell_is_idle() {
@@ -130,8 +222,8 @@ shell_is_idle() {
 }
 
 read_screen() {
-    screen=$(tm display-message -p -t %0 '#{alternate_on} #{pane_dead} #{cursor_x} #{cursor_y} #{history_size}' \; \
-        capture-pane -p -t %0 2>/dev/null) || screen='0 1'
+    query display-message -p -t %0 '#{alternate_on} #{pane_dead} #{cursor_x} #{cursor_y} #{history_size}' \; \
+        capture-pane -p -t %0 && printf -v screen '%s\n' "${answer[@]}" || screen='0 1'
 }
 
 # Looks at the screen; sets why when it has been quiet and the foreground program tells that it waits.
@@ -168,11 +260,11 @@ look() {
 
 # The session is over: give tmux a moment to notice, for it holds the last output and the exit code.
 await_dead_pane() {
-    local turn pane
+    local turn
     why=ended
     for ((turn = 0; turn < 200; turn++)); do
-        pane=$(tm display-message -p -t %0 '#{pane_dead} #{pane_dead_status}#{pane_dead_signal}' 2>/dev/null) || return
-        case $pane in
+        query display-message -p -t %0 '#{pane_dead} #{pane_dead_status}#{pane_dead_signal}' || return
+        case ${answer[0]} in
             1\ ?*) return ;;
             # Before 3.3 tmux keeps no signal: what has no status yet may never get one.
             1*) ((turn < 170)) && turn=170 ;;
@@ -185,7 +277,7 @@ await_dead_pane() {
 
 # Waits at most $1 ms. $2 is set when nothing can end the wait early but the end of the session.
 wait_until_done() {
-    local end next_look started
+    local end next_look started tries=0
     why=
     last_screen=
     read_clock
@@ -208,32 +300,64 @@ wait_until_done() {
                 next_look=$((now + (now - started < 500 ? 40 : 100)))
             fi
         fi
-        if [ -z "$why" ]; then
-            if ((now - started < 40)); then nap 0.004; elif ((now - started < 5000)); then nap 0.01; else nap 0.03; fi
-        fi
+        if [ -z "$why" ]; then doze; fi
+        if is_abandoned; then why=abandoned; fi
     done
 }
 
+# Until the next moment at which there could be news. The prompt's hook wakes us up; what follows it takes a moment.
+doze() {
+    local left=$((next_look < end ? next_look - now : end - now))
+    if [ "$mark" != "$typed" ] && ((++tries < 30)); then
+        nap 0.0005
+    elif [ -n "$2" ] || ((now - started >= 40)); then
+        ((left < 10)) && left=10
+        ((left > 50)) && left=50
+        nap "0.0$left"
+    else
+        nap 0.004
+    fi
+}
+
+# tmux notes the command's number in the same breath as it types, so that nothing is ever typed twice.
 type_keys() {
-    # shellcheck disable=SC2086  # hex words are one argument each
+    local noted=(\; set-option -p -t %0 @typed "$number")
     case $1 in
-        keys) tm send-keys -t %0 "$2" ;;
-        hex) tm send-keys -t %0 -H $2 ;;
+        keys) type_words "$2" ;;
+        hex)
+            # shellcheck disable=SC2086  # hex words are one argument each
+            type_words -H ${2//,/ }
+            ;;
         base64) printf %s "$2" | base64 -d | paste_keys ;;
         file) base64 -d <"$dir/$2" | paste_keys && rm -f "$dir/$2" ;;
     esac
+}
+
+type_words() {
+    if [ -n "$to" ]; then
+        ask send-keys -t %0 "$@" "${noted[@]}" && return
+        [ -z "$to" ] || return
+        # The control client went away with the keys, or before.
+        read_noted && ((noted_number >= number)) && return
+    fi
+    # A client's command line reads a final semicolon as the end of a command.
+    tm send-keys -t %0 "${@/%;/\\;}" "${noted[@]}"
 }
 
 paste_keys() {
     local flags=
     [ -e "$dir/paste-flags" ] && read -r flags <"$dir/paste-flags"
     # shellcheck disable=SC2086
-    tm load-buffer -b keys - \; paste-buffer -d -r $flags -b keys -t %0
+    tm load-buffer -b keys - \; paste-buffer -d -r $flags -b keys -t %0 "${noted[@]}"
+}
+
+read_noted() {
+    query display-message -p -t %0 '#{@typed}' && noted_number=${answer[0]:-0}
 }
 
 run_command() {
     local idle=
-    editing=
+    editing='' types_ahead=''
     read_mark
     read_stat "$shell"
     runtimes=()
@@ -244,27 +368,80 @@ run_command() {
         elif [ "$group" = "$terminal_group" ] && reads_terminal "$shell"; then
             idle=1
         fi
+    elif ((number <= noted_number)); then
+        read -r typed <"$dir/typed"
+        types_ahead=1
     else
         case "$2 $3" in
             hex*0d* | hex*03* | hex*04* | hex*1a* | base64* | file* | 'keys C-'* | 'keys Enter') ;;
-            *) read_stat "$shell" && [ "$group" = "$terminal_group" ] && editing=1 ;;
+            *) [ "$group" = "$terminal_group" ] && editing=1 ;;
         esac
+        case "$2 $3" in hex*13* | 'keys C-s' | base64* | file*) can_drain='' ;; esac
+        case "$2 $3" in hex*0d,* | base64* | file*) types_ahead=1 ;; esac
+        [ "$group" = "$terminal_group" ] || types_ahead=1
         note_runtimes
         typed=$mark
         printf '%s\n' "$typed" >"$dir/typed"
-        type_keys "$2" "$3" 2>/dev/null || { why=ended && return; }
+        type_keys "$2" "$3" || { why=ended && return; }
     fi
-    local wait_ms=${1%/*}
-    [ -n "$idle" ] && wait_ms=${1#*/}
-    wait_until_done "$wait_ms" "$idle"
+    if [[ $1 == =* ]]; then
+        wait_exactly "${1#=}"
+    elif [ -n "$idle" ]; then
+        wait_until_done "${1#*/}" idle
+    else
+        wait_until_done "${1%/*}" ''
+    fi
 }
 
+# Sleeps, and says then what there is to see.
+wait_exactly() {
+    wait_until_done "$1" exact
+    [ "$why" = idle ] || return
+    why=deadline
+    read_stat "$shell"
+    foreground=$terminal_group
+    find_foreground
+    if at_prompt; then
+        why=prompt
+    elif read_screen && [[ $screen == 1* ]]; then
+        why=fullscreen
+    elif foreground_reads; then
+        why=tty_read
+    fi
+}
+
+# The frame stays in tmux, taken in one breath, so that it can be had again if this answer is lost.
 show_screen() {
-    tm display-message -p -t %0 \
-        "$nonce pane #{pane_dead} #{pane_dead_status} . #{alternate_on} #{cursor_y} #{history_size} #{pane_height}" \; \
-        if-shell -F -t %0 '#{alternate_on}' 'capture-pane -p -t %0' \
-        "capture-pane -p -J -S - -t %0 ; clear-history -t %0 ; display-message -p '$nonce visible' ; capture-pane -p -J -t %0" \
-        >"$dir/frame" 2>/dev/null || { printf '%s gone\n' "$nonce" && return; }
+    local take=capture-pane shown=capture-pane
+    read_mark
+    printf '%s step %s %s\n' "$nonce" "${waits:-,}" "$mark"
+    local commands=(
+        set-option -p -F -t %0 @frame
+        "$nonce pane #{pane_dead} #{pane_dead_status} . #{alternate_on} #{cursor_y} #{history_size} #{pane_height}" \;
+        set-option -p -t %0 @step "$nonce step ${waits:-,} $mark" \;
+        display-message -p -t %0 '#{@frame}' \;
+        if-shell -F -t %0 '#{alternate_on}' 'capture-pane -b text -t %0 ; capture-pane -p -t %0'
+        "capture-pane -b text -J -S - -t %0 ; capture-pane -p -J -S - -t %0 ; clear-history -t %0 ; \
+capture-pane -b visible -J -t %0 ; display-message -p '$nonce visible' ; capture-pane -p -J -t %0"
+    )
+    if [ -n "$to" ] && ask display-message -p -t %0 '#{history_size}' && ((answer[0] < 200)); then
+        ask "${commands[@]}" && show_answer && return
+    fi
+    tm "${commands[@]}" >"$dir/frame" && show_file || printf '%s gone\n' "$nonce"
+}
+
+show_answer() {
+    local text
+    printf -v text '%s\n' "${answer[@]}"
+    if ((${#text} <= 2 * limit)); then
+        printf %s "$text"
+    else
+        printf '%s\n%s cut %s %s\n' "${text::limit}" "$nonce" "${#answer[@]}" "${#text}"
+        printf %s "${text: -limit}"
+    fi
+}
+
+show_file() {
     local size lines
     size=$(wc -c <"$dir/frame")
     if ((size <= 2 * limit)); then
@@ -278,16 +455,86 @@ show_screen() {
     : >"$dir/frame"
 }
 
-exec 9<>"$dir/nap"
-read -r shell server tty <"$dir/pane"
-read_mark
-typed=$mark waits="" why=""
-while (($#)); do
-    if [ "$why" != ended ]; then run_command "$1" "$2" "$3"; fi
-    waits+=,$why
+# Stops the process that served this session. True when it had already looked at the screen for this very step.
+take_over() {
+    local pid turn
+    read -r pid client <"$dir/channel" && [ -n "$pid" ] || return
+    for ((turn = 0; turn < 500; turn++)); do
+        if [[ $(tr '\0' ' ' <"/proc/$pid/cmdline") == *"$dir/step serve"* ]]; then
+            kill -KILL "$pid"
+        elif [[ " $(tm list-clients -F '#{client_pid}' | tr '\n' ' ')" == *" $client "* ]]; then
+            # What it had not yet read of its commands is lost with it.
+            kill -KILL "$client"
+        else
+            break
+        fi
+        nap 0.005
+    done
+    : >"$dir/channel"
+    query display-message -p -t %0 '#{@step}' && [[ ${answer[0]} == "$nonce step "* ]]
+}
+
+show_again() {
+    printf '%s\n' "${answer[0]}"
+    query display-message -p -t %0 '#{@frame}' || return
+    if [[ ${answer[0]#* . } == 1* ]]; then
+        tm display-message -p -t %0 '#{@frame}' \; show-buffer -b text
+    else
+        tm display-message -p -t %0 '#{@frame}' \; show-buffer -b text \; \
+            display-message -p "$nonce visible" \; show-buffer -b visible
+    fi >"$dir/frame" && show_file || printf '%s gone\n' "$nonce"
+}
+
+take_step() {
+    nonce=$1 limit=$2 number=$3
     shift 3
-done
-read_mark
-printf '%s step %s %s\n' "$nonce" "${waits:-,}" "$mark"
-show_screen
-printf '%s end\n' "$nonce"
+    exec 9<>"$dir/nap"
+    read -r shell server tty <"$dir/pane"
+    read_mark
+    typed=$mark waits='' why='' noted_number=0 drains=0
+    if [ "$mode" = again ] && take_over; then
+        show_again
+    else
+        [ "$mode" = again ] && read_noted
+        while (($#)); do
+            if [ "$why" != ended ]; then run_command "$1" "$2" "$3"; fi
+            [ "$why" = abandoned ] && return
+            waits+=,$why number=$((number + 1))
+            shift 3
+        done
+        show_screen
+    fi
+    printf '%s end\n' "$nonce"
+    exec 9<&-
+}
+
+serve() {
+    local words
+    is_resident=1 nonce=$1
+    trap '' PIPE
+    [ -e "$dir/path" ] && read -r PATH <"$dir/path"
+    exec 9<>"$dir/nap"
+    connect
+    printf '%s %s\n' $$ "$client" >"$dir/channel"
+    printf '%s ready\n' "$nonce"
+    while read -ra words; do
+        case ${words[0]} in
+            put) printf %s "${words[2]}" >>"$dir/${words[1]}" ;;
+            step)
+                if [ -r "$dir/step" ] && [ -x "$BASH" ]; then
+                    take_step "${words[@]:1}"
+                else
+                    printf '%s step , 0:0:0\n%s gone\n%s end\n' "${words[1]}" "${words[1]}" "${words[1]}"
+                fi
+                ;;
+        esac
+    done
+    disconnect
+}
+
+mode=$1
+shift
+case $mode in
+    serve) serve "$@" ;;
+    *) take_step "$@" ;;
+esac

@@ -1,0 +1,104 @@
+"""A process of this machine whose pipes lead into the sandbox: requests in, answers out."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+_OPEN_TIMEOUT_SEC = 15.0
+_END_TIMEOUT_SEC = 2.0
+"""How long the process may take to end by itself when its input has ended."""
+
+
+class ChannelBrokenError(Exception):
+    """The process ended, or answered nothing usable in time. Internal to this room: a broken channel is replaced."""
+
+
+class Channel:
+    """One living process. Made by :meth:`open`; the owner closes it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def open(cls, argv: Sequence[str], *, ready: str, max_answer_bytes: int) -> "Channel":
+        """Start ``argv`` and wait for its line ``ready``.
+
+        The process is in a session of its own: an interrupt typed at this machine's terminal is not for it. It ends
+        when its standard input does, so also with this process.
+
+        Raises:
+            ChannelBrokenError: it could not be started, or said something else.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                limit=max_answer_bytes,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ChannelBrokenError(f"{argv[0]} could not be started: {error}") from error
+        channel = cls(process)
+        try:
+            await channel._read_until(f"{ready}\n", _OPEN_TIMEOUT_SEC)
+        except BaseException:
+            await channel.close()
+            raise
+        return channel
+
+    async def ask(self, lines: Sequence[str], *, end: str, timeout_sec: float) -> str:
+        """Send ``lines`` and return the answer up to its line ``end``.
+
+        Cancelling leaves the channel usable: the next request makes the other side drop this one, and what it may
+        still have said stands before the next answer.
+
+        Raises:
+            ChannelBrokenError: the process has ended, or the time was up.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write("".join(f"{line}\n" for line in lines).encode())
+            async with asyncio.timeout(timeout_sec):
+                await self._process.stdin.drain()
+                return await self._read_until(f"{end}\n", None)
+        except TimeoutError as error:
+            raise ChannelBrokenError(f"no answer within {timeout_sec:.0f} s") from error
+        except OSError as error:
+            raise ChannelBrokenError(f"it takes no more requests: {error}") from error
+
+    async def close(self) -> None:
+        """End the process and wait until it is gone. Idempotent."""
+        ending = asyncio.ensure_future(self._end())
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await ending
+            raise
+
+    async def _end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(_END_TIMEOUT_SEC):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        with contextlib.suppress(OSError):
+            await self._process.stdin.wait_closed()
+
+    async def _read_until(self, end: str, timeout_sec: float | None) -> str:
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(timeout_sec):
+                data = await self._process.stdout.readuntil(end.encode())
+        except TimeoutError as error:
+            raise ChannelBrokenError(f"no answer within {timeout_sec:.0f} s") from error
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as error:
+            raise ChannelBrokenError(str(error)) from error
+        return data.decode(errors="replace")

@@ -1,0 +1,115 @@
+"""Opening a session in a sandbox, and choosing the way to it."""
+
+import logging
+import secrets
+import shlex
+from typing import TYPE_CHECKING
+
+from harbor_gym.config import TerminalConfig
+from harbor_gym.errors import HarborGymError, TerminalStartError
+from harbor_gym.terminal.channel import ChannelBrokenError
+from harbor_gym.terminal.persistent import PersistentTransport
+from harbor_gym.terminal.portable import PortableTransport
+from harbor_gym.terminal.sandbox_exec import run_in_sandbox
+from harbor_gym.terminal.scripts import read_script
+from harbor_gym.terminal.session import Terminal
+from harbor_gym.terminal.step import Transport, max_answer_bytes
+from harbor_gym.terminal.tmux_terminal import TmuxTerminal
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
+
+_OPEN_TIMEOUT_SEC = 60
+
+logger = logging.getLogger(__name__)
+
+
+async def open_terminal(
+    environment: "BaseEnvironment", config: TerminalConfig, *, user: str | int | None = None
+) -> Terminal:
+    """Start an interactive bash in a tmux pane inside ``environment``, in the environment's working directory.
+
+    ``user`` None is the environment's default user at this moment; the session keeps it. The caller closes the
+    terminal; a terminal that failed to open leaves nothing behind.
+
+    Raises:
+        TerminalStartError: the image has no bash or no usable tmux, the shell ended at once, or the transport that
+            ``config`` asks for is not to be had here.
+        SandboxLostError: the sandbox is gone.
+        SandboxTimeoutError: the sandbox did not answer.
+    """
+    user = user if user is not None else environment.default_user
+    nonce = f"@{secrets.token_hex(8)}"
+    arguments = [read_script("step"), read_script("rc"), config.columns, config.rows, config.history_lines]
+    call = shlex.join(["bash", "-c", read_script("open"), "bash", nonce, *map(str, arguments)])
+    result = await run_in_sandbox(
+        environment,
+        f"command -v bash >/dev/null 2>&1 || {{ echo '{nonce} fail no-bash'; exit 0; }}; exec {call}",
+        timeout_sec=_OPEN_TIMEOUT_SEC,
+        user=user,
+        purpose="open a terminal session",
+    )
+    answer = next((line for line in (result.stdout or "").split("\n") if line.startswith(nonce)), "")
+    match answer.split(" "):
+        case [_, "ok", directory, shell, server]:
+            pids = (shell, server)
+            portable = PortableTransport(environment, user, directory)
+            terminal = TmuxTerminal(environment, config, user, directory, pids, portable)
+            if config.transport == "portable":
+                return terminal
+            try:
+                terminal.transport = await _connect(environment, config, user, directory, portable)
+            except BaseException:
+                await terminal.close()
+                raise
+            return terminal
+        case [_, "fail", reason, *details]:
+            raise _start_error(environment, reason, " ".join(details), result.stdout or "")
+        case _:
+            output = f"{result.stdout or ''}{result.stderr or ''}".strip()
+            raise _start_error(environment, "no-answer", f"return code {result.return_code}: {output[-500:]}", "")
+
+
+async def _connect(
+    environment: "BaseEnvironment",
+    config: TerminalConfig,
+    user: str | int | None,
+    directory: str,
+    portable: PortableTransport,
+) -> Transport:
+    """Return the persistent transport, or the portable one where that is not to be had and not insisted on."""
+    persistent = PersistentTransport(
+        environment, user, directory, portable=portable, max_answer_bytes=max_answer_bytes(config)
+    )
+    problem = (
+        f"{type(environment).__name__} lets no process into its sandbox but by exec; local and docker sandboxes do"
+    )
+    try:
+        if await persistent.connect():
+            return persistent
+    except ChannelBrokenError as error:
+        problem = f"the way into the sandbox does not answer: {error}"
+    if config.transport == "persistent":
+        raise TerminalStartError(
+            f"No persistent terminal in sandbox {environment.session_id!r}: {problem}. "
+            "Set transport to 'auto' or 'portable'."
+        )
+    logger.debug("portable transport for sandbox %s: %s", environment.session_id, problem)
+    return portable
+
+
+def _start_error(environment: "BaseEnvironment", reason: str, details: str, output: str) -> HarborGymError:
+    install = "Install it in the task's environment/Dockerfile (Debian: `RUN apt-get update && apt-get install -y {}`)."
+    match reason:
+        case "no-tmux" | "no-bash":
+            program = reason.removeprefix("no-")
+            what = f"the image has no {program}. {install.format(program)}"
+        case "old-tmux":
+            what = f"the image has {details}, and at least tmux 3.0 is needed. {install.format('tmux')}"
+        case "no-directory":
+            what = f"no directory for the session could be made in /run, /dev/shm, /var/tmp, $HOME or /tmp. {details}"
+        case "shell-ended":
+            what = f"bash ended at once; its ~/.bashrc may exit. Last output: {output.strip()[-500:]}"
+        case _:
+            what = f"{reason}: {details} {output.strip()[-500:]}".strip()
+    return TerminalStartError(f"No terminal in sandbox {environment.session_id!r}: {what}")

@@ -1,0 +1,98 @@
+"""The persistent transport: the step script stays in the sandbox behind a pipe, and a step costs no ``exec``."""
+
+import logging
+import secrets
+import shlex
+from typing import TYPE_CHECKING
+
+from harbor_gym.terminal import frame as frames
+from harbor_gym.terminal.channel import Channel, ChannelBrokenError
+from harbor_gym.terminal.entry import enter_argv
+from harbor_gym.terminal.portable import MARGIN_SEC, PortableTransport
+from harbor_gym.terminal.step import LONG_PAYLOAD_BYTES, Step
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
+
+_MAX_BREAKS = 3
+"""Channels that may break in a row, without a step between, before no new one is tried."""
+
+logger = logging.getLogger(__name__)
+
+
+class PersistentTransport:
+    """Hands steps to the resident step script. Where its channel breaks, the portable transport finishes the step."""
+
+    def __init__(
+        self,
+        environment: "BaseEnvironment",
+        user: str | int | None,
+        directory: str,
+        *,
+        portable: PortableTransport,
+        max_answer_bytes: int,
+    ) -> None:
+        self.name = "persistent"
+        self._environment = environment
+        self._user = user
+        self._directory = directory
+        self._portable = portable
+        self._max_answer_bytes = max_answer_bytes
+        self._channel: Channel | None = None
+        self._breaks = 0
+        self._is_closed = False
+
+    async def connect(self) -> bool:
+        """Enter the sandbox. False: the environment offers no way in.
+
+        Raises:
+            ChannelBrokenError: there is one, but no usable answer came.
+        """
+        ready = f"@{secrets.token_hex(8)}"
+        command = f"exec {shlex.join(['bash', f'{self._directory}/step', 'serve', ready])}"
+        argv = await enter_argv(self._environment, command, user=self._user)
+        if argv is None:
+            return False
+        self._channel = await Channel.open(argv, ready=f"{ready} ready", max_answer_bytes=self._max_answer_bytes)
+        return True
+
+    async def take(self, step: Step) -> frames.Frame:
+        """See :meth:`harbor_gym.terminal.step.Transport.take`."""
+        try:
+            if self._channel is None and self._breaks <= _MAX_BREAKS and not self._is_closed:
+                await self.connect()
+            if self._channel is not None:
+                frame = await self._ask(self._channel, step)
+                self.name, self._breaks = "persistent", 0
+                return frame
+        except ChannelBrokenError as error:
+            logger.info("the channel into sandbox %s broke: %s", self._environment.session_id, error)
+            self._breaks += 1
+            await self.close_channel()
+        self.name = "portable"
+        return await self._portable.take(step, again=True)
+
+    async def _ask(self, channel: Channel, step: Step) -> frames.Frame:
+        short, files = step.with_long_payloads_in_files()
+        lines = [
+            f"put {name} {content[start : start + LONG_PAYLOAD_BYTES]}"
+            for name, content in files.items()
+            for start in range(0, len(content), LONG_PAYLOAD_BYTES)
+        ]
+        lines.append(" ".join(["step", *short.words]))
+        answer = await channel.ask(lines, end=f"{step.nonce} end", timeout_sec=step.wait_sec + MARGIN_SEC)
+        try:
+            return frames.parse_frame(answer, step.nonce)
+        except frames.FrameError as error:
+            raise ChannelBrokenError(f"damaged answer: {error}") from error
+
+    async def close_channel(self) -> None:
+        """End the channel, if there is one; the next step may open another."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def close(self) -> None:
+        """See :meth:`harbor_gym.terminal.step.Transport.close`."""
+        self._is_closed = True
+        await self.close_channel()
