@@ -45,13 +45,17 @@ async def talk(sandbox: LocalEnvironment, tmux: str, user: str) -> str:
     server = f"env -i PATH=/usr/bin:/bin LC_ALL=C {tmux} -S /tmp/socket-{user} -f /dev/null"
     program = 'printf \'é漢😀 %s\\n\' "$PATH"; read line; echo "got $line"; sleep 100'
     script = f"""
+        await() {{
+            for i in $(seq 100); do
+                screen=$({server} capture-pane -p -t main)
+                case $screen in *"$1"*) return ;; esac
+                sleep 0.1
+            done
+        }}
         {server} new-session -d -s main -x 80 -y 10 sh -c {shlex.quote(program)} || exit 1
+        await 'é漢'
         {server} send-keys -t main 'ünï' Enter
-        for i in 1 2 3 4 5 6 7 8 9; do
-            screen=$({server} capture-pane -p -t main)
-            case $screen in *'got ü'*) break ;; esac
-            sleep 0.2
-        done
+        await 'got ü'
         {server} kill-server
         printf '%s\\n' "$screen"
     """

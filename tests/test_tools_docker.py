@@ -42,9 +42,9 @@ async def test_a_container_gets_a_tmux(tmp_path: Path, name: str, dockerfile: st
         script = f"""
             {tmux} new-session -d -s main 'echo é漢; read line; echo "got $line"; sleep 100'
             {tmux} send-keys -t main ünï Enter
-            for i in 1 2 3 4 5 6 7 8 9; do
+            for i in $(seq 100); do
                 {tmux} capture-pane -p -t main | grep 'got ü' && break
-                sleep 0.2
+                sleep 0.1
             done
             {tmux} kill-server
         """
