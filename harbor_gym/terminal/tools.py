@@ -43,7 +43,7 @@ async def ensure_tmux(environment: "BaseEnvironment", *, user: str | int | None 
     try:
         bundle = await ensure_bundle()
         if machine != bundle.machine:
-            raise BundleError(f"the sandbox's processor is {machine}, and the host's {bundle.machine}")
+            raise BundleError(f"the sandbox's processor is {machine or 'unknown'}, and the host's {bundle.machine}")
         return await _install(environment, bundle, list(missing))
     except (BundleError, OSError) as error:
         lacks = " and ".join(missing.values())
@@ -52,6 +52,11 @@ async def ensure_tmux(environment: "BaseEnvironment", *, user: str | int | None 
             f"from the host: {error}. Install {' and '.join(missing)} in the task's environment/Dockerfile "
             f"(Debian: `RUN apt-get update && apt-get install -y {' '.join(missing)}`)."
         ) from error
+
+
+def path_prefix(tools: str | None) -> str:
+    """Return what a shell command begins with to find what :func:`ensure_tmux` brought along before the image's own."""
+    return f'PATH="{tools}:$PATH"; ' if tools else ""
 
 
 async def _probe(environment: "BaseEnvironment", user: str | int | None) -> tuple[str, dict[str, str]]:
