@@ -192,6 +192,14 @@ def test_the_table_is_aligned() -> None:
     assert title.split("  ")[0].strip() == "step"
     assert [line.index("1/1") + 3 for line in (first, second)] == [title.index("correct") + len("correct")] * 2
     assert first.endswith("10.0")
+    assert "*" not in table
+
+
+def test_the_table_says_where_harbor_was_fast_and_wrong() -> None:
+    samples = [sample(LIST, PORTABLE, 0, 0.2), sample(LIST, HARBOR, 0, 0.1, observation="nothing")]
+    lines = format_table(report_on(*samples)).splitlines()
+    assert lines[1].endswith("0.5*")
+    assert lines[3].startswith("* Harbor's observation")
 
 
 # --- for real ---------------------------------------------------------------------------------------------------------

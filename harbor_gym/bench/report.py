@@ -187,9 +187,12 @@ def _judge(
 def format_table(report: StepReport) -> str:
     """Return the report for people."""
     titles = ("step", "terminal", "median ms", "p95 ms", "correct", "execs", "x Harbor")
-    cells = [titles, *(_cells(row, report) for row in report.rows)]
+    misread = {row.row for row in report.rows if row.implementation == HARBOR and row.correct < row.of}
+    cells = [titles, *(_cells(row, report, misread) for row in report.rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(titles))]
     lines = ["  ".join(_align(cell, widths[i], left=i < 2) for i, cell in enumerate(line)).rstrip() for line in cells]
+    if misread:
+        lines.append("* Harbor's observation did not show the step's result: its time is that of not having waited.")
     lines.append("")
     for goal in report.goals:
         measured = "not available" if goal.measured is None else f"{goal.measured:g}"
@@ -199,7 +202,7 @@ def format_table(report: StepReport) -> str:
     return "\n".join(lines)
 
 
-def _cells(row: StepRow, report: StepReport) -> tuple[str, ...]:
+def _cells(row: StepRow, report: StepReport, misread: set[str]) -> tuple[str, ...]:
     ratio = report.ratios[row.row].get(row.implementation)
     return (
         row.row,
@@ -208,7 +211,7 @@ def _cells(row: StepRow, report: StepReport) -> tuple[str, ...]:
         f"{row.p95_ms:.1f}",
         f"{row.correct}/{row.of}",
         f"{row.execs_per_step:g}",
-        "" if ratio is None else f"{ratio:.1f}",
+        "" if ratio is None else f"{ratio:.1f}{'*' if row.row in misread else ' '}",
     )
 
 

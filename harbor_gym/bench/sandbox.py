@@ -15,6 +15,7 @@ from harbor_gym.sandboxes import environment_config
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment, ExecResult
+    from harbor.models.trial.config import EnvironmentConfig as TrialEnvironmentConfig
 
 _STOP_TIMEOUT_SEC = 120.0
 
@@ -60,33 +61,38 @@ async def started_environment(sandbox: str, task_dir: Path | None = None) -> Asy
         SandboxStartError: The sandbox could not be made or started.
     """
     config = environment_config(sandbox)
-    with tempfile.TemporaryDirectory(prefix="harbor-gym-bench-", ignore_cleanup_errors=True) as temporary:
-        task_dir = task_dir or write_bench_task(Path(temporary) / "task")
-        environment = None
+    temporary = await asyncio.to_thread(
+        tempfile.TemporaryDirectory, prefix="harbor-gym-bench-", ignore_cleanup_errors=True
+    )
+    environment = None
+    try:
         try:
-            try:
-                environment = _create(config, task_dir, Path(temporary) / "trial")
-                await environment.start(force_build=False)
-            except HarborGymError:
-                raise
-            except Exception as exc:  # The boundary to Harbor: each kind of sandbox raises what its client raises.
-                raise SandboxStartError(
-                    f"Sandbox {sandbox!r} did not start for a benchmark: {type(exc).__name__}: {str(exc).rstrip('.')}. "
-                    f"`harbor-gym check` on a task of your own with --env {sandbox} tells whether it works at all."
-                ) from exc
-            yield environment
-        finally:
+            environment = await asyncio.to_thread(_create, config, task_dir, Path(temporary.name))
+            await environment.start(force_build=False)
+        except HarborGymError:
+            raise
+        except Exception as exc:  # The boundary to Harbor: each kind of sandbox raises what its client raises.
+            raise SandboxStartError(
+                f"Sandbox {sandbox!r} did not start for a benchmark: {type(exc).__name__}: {str(exc).rstrip('.')}. "
+                f"`harbor-gym check` on a task of your own with --env {sandbox} tells whether it works at all."
+            ) from exc
+        yield environment
+    finally:
+        try:
             if environment is not None:
                 async with asyncio.timeout(_STOP_TIMEOUT_SEC):
                     await environment.stop(delete=True)
+        finally:
+            await asyncio.to_thread(temporary.cleanup)
 
 
-def _create(config: Any, task_dir: Path, trial_dir: Path) -> BaseEnvironment:
+def _create(config: TrialEnvironmentConfig, task_dir: Path | None, temporary: Path) -> BaseEnvironment:
     from harbor.environments.factory import EnvironmentFactory
     from harbor.models.task.task import Task
     from harbor.models.trial.paths import TrialPaths
 
-    paths = TrialPaths(trial_dir)
+    task_dir = task_dir or write_bench_task(temporary / "task")
+    paths = TrialPaths(temporary / "trial")
     paths.mkdir()
     return EnvironmentFactory.create_environment_from_config(
         config,
