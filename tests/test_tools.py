@@ -7,7 +7,7 @@ import pytest
 
 from harbor_gym.errors import TerminalStartError
 from harbor_gym.sandboxes.local import LocalEnvironment
-from harbor_gym.terminal import tools_bundle
+from harbor_gym.terminal import tools, tools_bundle
 from harbor_gym.terminal.tools import ensure_tmux
 from tests.engines import require_engine
 from tests.local_sandboxes import make_sandbox, output, running
@@ -29,7 +29,6 @@ IMAGES = {
     "old tmux": (f"{NO_TMUX}RUN printf '#!/bin/sh\\necho tmux 2.9a\\n' >/usr/bin/tmux\n", ["tmux"]),
     "no bash": (f"{DEBIAN}RUN rm -f /bin/bash && useradd --create-home dev\n", ["bash"]),
     "no locale": (f"{NO_TMUX}RUN rm -rf /usr/lib/locale\n", ["tmux"]),
-    "no /var/tmp": (f"{NO_TMUX}RUN rm -rf /var/tmp && touch /var/tmp\n", ["tmux"]),
     "no terminfo": (f"{NO_TMUX}RUN rm -rf /lib/terminfo /usr/share/terminfo /etc/terminfo\n", ["tmux"]),
     "busybox": (BUSYBOX, ["bash", "tmux"]),
 }  # fmt: skip
@@ -68,19 +67,19 @@ async def test_what_is_missing_is_brought_along(tmp_path: Path, image: str, user
     dockerfile, missing = IMAGES[image]
     async with running(make_sandbox(tmp_path, dockerfile=dockerfile)) as sandbox:
         before = await output(sandbox, "find / -xdev -path '*tmux-tools*' -prune -o -type f -print | sort | md5sum")
-        tools = await ensure_tmux(sandbox, user=user)
-        assert tools is not None
-        found = await output(sandbox, f"ls {tools}")
+        directory = await ensure_tmux(sandbox, user=user)
+        assert directory is not None
+        found = await output(sandbox, f"ls {directory}")
         assert [tool for tool in ("bash", "tmux") if tool in found.split()] == missing
-        tmux = f"{tools}/tmux" if "tmux" in missing else "tmux"
+        tmux = f"{directory}/tmux" if "tmux" in missing else "tmux"
         screen = await talk(sandbox, tmux, user)
         # Wide characters, typed text, and the image's own PATH: nothing is lost and nothing added.
         assert screen.split("\n")[0].split() == ["é漢😀", "/usr/bin:/bin"]
         assert "got ünï" in screen
         if "bash" in missing:
             assert (
-                await output(sandbox, f"{tools}/bash -c 'x=(a b); echo ${{x[1]}} $BASH'", user=user)
-                == f"b {tools}/bash"
+                await output(sandbox, f"{directory}/bash -c 'x=(a b); echo ${{x[1]}} $BASH'", user=user)
+                == f"b {directory}/bash"
             )
         after = await output(sandbox, "find / -xdev -path '*tmux-tools*' -prune -o -type f -print | sort | md5sum")
         assert after == before
@@ -99,6 +98,12 @@ async def test_what_was_brought_along_is_used_again(tmp_path: Path) -> None:
         inode = await output(sandbox, f"stat -c %i {first}/tmux")
         assert await ensure_tmux(sandbox, user="dev") == first
         assert await output(sandbox, f"stat -c %i {first}/tmux") == inode
+
+
+async def test_another_place_where_the_first_will_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "_PLACES", ("/proc", "/dev/null", "/opt"))
+    async with running(make_sandbox(tmp_path, dockerfile=NO_TMUX)) as sandbox:
+        assert (await ensure_tmux(sandbox) or "").startswith("/opt/.tmux-tools-")
 
 
 async def test_what_does_not_work_is_brought_again(tmp_path: Path) -> None:

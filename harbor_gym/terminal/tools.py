@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MIN_TMUX = (3, 0)
 """The oldest tmux that the terminal's scripts can work with."""
 
-_PLACES = ("/var/tmp", "/opt", "/run")
+_PLACES = ("/run", "/opt", "/var/tmp")
 """Where the tools may lie, out of everybody's way; an environment's upload may miss what is mounted over one."""
 
 _EXEC_TIMEOUT_SEC = 60
