@@ -36,7 +36,9 @@ class PersistentTransport:
         self._environment = environment
         self._user = user
         self._directory = directory
-        self._portable = portable
+        self.portable = portable
+        """What finishes a step when the channel breaks."""
+
         self._max_answer_bytes = max_answer_bytes
         self._channel: Channel | None = None
         self._breaks = 0
@@ -70,7 +72,7 @@ class PersistentTransport:
             self._breaks += 1
             await self.close_channel()
         self.name = "portable"
-        return await self._portable.take(step, again=True)
+        return await self.portable.take(step, again=True)
 
     async def _ask(self, channel: Channel, step: Step) -> frames.Frame:
         short, files = step.with_long_payloads_in_files()

@@ -347,8 +347,9 @@ type_words() {
 paste_keys() {
     local flags=
     [ -e "$dir/paste-flags" ] && read -r flags <"$dir/paste-flags"
-    # shellcheck disable=SC2086
-    tm load-buffer -b keys - \; paste-buffer -d -r $flags -b keys -t %0 "${noted[@]}"
+    # The keys take their time to get there: another process may have typed them meanwhile.
+    tm load-buffer -b keys - \; if-shell -F -t %0 "#{!=:#{@typed},$number}" \
+        "paste-buffer -d -r $flags -b keys -t %0 ; set-option -p -t %0 @typed $number"
 }
 
 read_noted() {
@@ -461,28 +462,35 @@ take_over() {
     read -r pid client <"$dir/channel" && [ -n "$pid" ] || return
     for ((turn = 0; turn < 500; turn++)); do
         if [[ $(tr '\0' ' ' <"/proc/$pid/cmdline") == *"$dir/step serve"* ]]; then
-            kill -KILL "$pid"
+            kill_tree "$pid"
         elif [[ " $(tm list-clients -F '#{client_pid}' | tr '\n' ' ')" == *" $client "* ]]; then
             # What it had not yet read of its commands is lost with it.
             kill -KILL "$client"
         else
             break
         fi
-        nap 0.005
+        nap 0.002
     done
     : >"$dir/channel"
     query display-message -p -t %0 '#{@step}' && [[ ${answer[0]} == "$nonce step "* ]]
 }
 
+kill_tree() {
+    local child children=''
+    kill -STOP "$1"
+    read -r children <"/proc/$1/task/$1/children"
+    kill -KILL "$1"
+    for child in $children; do kill_tree "$child"; done
+}
+
+# One call for each buffer: tmux 3.3 loses output where show-buffer is not the last command.
 show_again() {
     printf '%s\n' "${answer[0]}"
-    query display-message -p -t %0 '#{@frame}' || return
-    if [[ ${answer[0]#* . } == 1* ]]; then
-        tm display-message -p -t %0 '#{@frame}' \; show-buffer -b text
-    else
-        tm display-message -p -t %0 '#{@frame}' \; show-buffer -b text \; \
-            display-message -p "$nonce visible" \; show-buffer -b visible
-    fi >"$dir/frame" && show_file || printf '%s gone\n' "$nonce"
+    query display-message -p -t %0 '#{@frame}' &&
+        {
+            printf '%s\n' "${answer[0]}" && tm show-buffer -b text &&
+                { [[ ${answer[0]#* . } == 1* ]] || { printf '%s visible\n' "$nonce" && tm show-buffer -b visible; }; }
+        } >"$dir/frame" && show_file || printf '%s gone\n' "$nonce"
 }
 
 take_step() {
