@@ -121,15 +121,15 @@ async def _call(argv: Sequence[str], timeout_sec: float | None) -> tuple[int, st
     return process.returncode or 0, output.decode(errors="replace")
 
 
-def write_dockerfile(directory: Path) -> None:
+def write_dockerfile(directory: Path, dockerfile: str = DOCKERFILE) -> None:
     """Write the test image's recipe."""
     directory.mkdir(exist_ok=True)
-    (directory / "Dockerfile").write_text(DOCKERFILE)
+    (directory / "Dockerfile").write_text(dockerfile)
 
 
-async def start_local(directory: Path) -> LocalSandbox:
+async def start_local(directory: Path, dockerfile: str = DOCKERFILE) -> LocalSandbox:
     """Start a local sandbox of the test image; the caller stops it."""
-    write_dockerfile(directory)
+    write_dockerfile(directory, dockerfile)
     sandbox = LocalSandbox(
         environment_dir=directory,
         environment_name="terminal",
