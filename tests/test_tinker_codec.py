@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harbor_gym.actions import ActionFormat, parse_action
 from tests.engines import require_engine
 from tests.tokenizers import CHAT_MARKS, byte_level_tokenizer
 
@@ -80,6 +81,14 @@ def test_any_message_comes_out_whole(name: str, turns: list[tuple[str, str]]) ->
 def test_an_answer_is_read_back_without_its_end(name: str) -> None:
     codec = make_codec(name)
     assert codec.text(sample(codec, '{"analysis": "a"}')).strip() == '{"analysis": "a"}'
+
+
+@pytest.mark.parametrize("name", ["qwen3_instruct", "llama3", "role_colon"])
+def test_a_tool_call_is_part_of_the_answer(name: str) -> None:
+    codec = make_codec(name)
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    (command,) = parse_action(codec.text(sample(codec, call)), format=ActionFormat.BASH_TOOL).commands
+    assert command.keystrokes == "ls\n"
 
 
 def test_a_garbled_answer_reads_as_nothing_or_text_but_never_raises() -> None:

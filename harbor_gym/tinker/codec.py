@@ -1,12 +1,13 @@
 """A cookbook renderer as the token environment's chat codec."""
 
+import json
 import logging
 import threading
 from collections.abc import Sequence
 from typing import cast
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.renderers import Message, Renderer, ToolCall
 from tinker_cookbook.renderers.base import get_text_content
 
 from harbor_gym.errors import UsageError
@@ -75,7 +76,10 @@ class RendererCodec:
                 message, _ = self.renderer.parse_response(list(sampled))
         except RendererError:
             return ""
-        return get_text_content(message)
+        # Some renderers lift tool calls out of the content; for a bash-tool action they are the action.
+        calls = [_tool_call_text(call) for call in message.get("tool_calls", ())]
+        unread = [call.raw_text for call in message.get("unparsed_tool_calls", ())]
+        return "".join([get_text_content(message), *calls, *unread])
 
     def _render(self, answer: str, message: str) -> list[int]:
         chat = [_message("user", "task"), _message("assistant", answer), _message("user", message)]
@@ -105,6 +109,11 @@ class RendererCodec:
 
     def _encode(self, text: str) -> list[int]:
         return self.renderer.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _tool_call_text(call: ToolCall) -> str:
+    name = json.dumps(call.function.name)
+    return f'<tool_call>{{"name": {name}, "arguments": {call.function.arguments}}}</tool_call>'
 
 
 def _message(role: str, content: str) -> Message:
