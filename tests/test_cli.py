@@ -36,7 +36,7 @@ def test_the_console_script_is_the_same_command() -> None:
 def test_help_names_every_command() -> None:
     done = run("--help")
     assert done.returncode == 0
-    assert all(command in done.stdout for command in ("check", "base"))
+    assert all(command in done.stdout for command in ("check", "base", "bench"))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ _DOCKERFILE = f"""\
 FROM debian:bookworm-slim
 RUN {{ command -v tmux && command -v vi && command -v python3; }} >/dev/null \\
     || {{ apt-get update && apt-get install -y --no-install-recommends tmux vim-tiny python3 procps; }}
-RUN echo "PS1='{PROMPT} '" | tee /root/.bashrc >/root/.profile \\
+RUN echo "PS1='{PROMPT} '" | tee ~/.bashrc >~/.profile \\
     && for i in $(seq 0 {LISTINGS - 1}); do \\
         mkdir -p /srv/bench/$i && touch /srv/bench/$i/alpha-$i.txt /srv/bench/$i/beta-$i.txt; done
 WORKDIR /srv
