@@ -53,6 +53,8 @@ async def sandbox(
     if request.param == "docker":
         entered = Container(request.getfixturevalue("container"), tmp_path)
         entered.transport = transport
+        await entered.exec("rm -rf /srv/*")
+        entered.execs = 0
         yield entered
         return
     started = await start_local(tmp_path / "environment")

@@ -379,7 +379,7 @@ run_command() {
         esac
         case "$2 $3" in hex*13* | 'keys C-s' | base64* | file*) can_drain='' ;; esac
         case "$2 $3" in hex*0d,* | base64* | file*) types_ahead=1 ;; esac
-        [ "$group" = "$terminal_group" ] || types_ahead=1
+        [ "$2" = keys ] || [ "$group" = "$terminal_group" ] || types_ahead=1
         note_runtimes
         typed=$mark
         printf '%s\n' "$typed" >"$dir/typed"
