@@ -15,6 +15,7 @@ from harbor_gym.terminal.scripts import read_script
 from harbor_gym.terminal.session import Terminal
 from harbor_gym.terminal.step import Transport, max_answer_bytes
 from harbor_gym.terminal.tmux_terminal import TmuxTerminal
+from harbor_gym.terminal.tools import ensure_tmux, path_prefix
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
@@ -39,12 +40,27 @@ async def open_terminal(
         SandboxTimeoutError: the sandbox did not answer.
     """
     user = user if user is not None else environment.default_user
+    try:
+        return await _open(environment, config, user, None)
+    except _ToolMissingError:
+        # Images that have what is needed pay nothing for those that have not.
+        return await _open(environment, config, user, await ensure_tmux(environment, user=user))
+
+
+class _ToolMissingError(Exception):
+    """The image has no bash, or no usable tmux."""
+
+
+async def _open(
+    environment: "BaseEnvironment", config: TerminalConfig, user: str | int | None, tools: str | None
+) -> Terminal:
     nonce = f"@{secrets.token_hex(8)}"
-    arguments = [read_script("step"), read_script("rc"), config.columns, config.rows, config.history_lines]
+    arguments = [read_script("step"), read_script("rc"), config.columns, config.rows, config.history_lines, tools or ""]
     call = shlex.join(["bash", "-c", read_script("open"), "bash", nonce, *map(str, arguments)])
     result = await run_in_sandbox(
         environment,
-        f"command -v bash >/dev/null 2>&1 || {{ echo '{nonce} fail no-bash'; exit 0; }}; exec {call}",
+        f"{path_prefix(tools)}command -v bash >/dev/null 2>&1 || "
+        f"{{ echo '{nonce} fail no-bash'; exit 0; }}; exec {call}",
         timeout_sec=_OPEN_TIMEOUT_SEC,
         user=user,
         purpose="open a terminal session",
@@ -53,8 +69,8 @@ async def open_terminal(
     match answer.split(" "):
         case [_, "ok", directory, shell, server]:
             pids = (shell, server)
-            portable = PortableTransport(environment, user, directory)
-            terminal = TmuxTerminal(environment, config, user, directory, pids, portable)
+            portable = PortableTransport(environment, user, directory, tools)
+            terminal = TmuxTerminal(environment, config, user, directory, pids, portable, tools)
             if config.transport == "portable":
                 return terminal
             try:
@@ -63,6 +79,8 @@ async def open_terminal(
                 await terminal.close()
                 raise
             return terminal
+        case [_, "fail", "no-tmux" | "no-bash" | "old-tmux", *_] if tools is None:
+            raise _ToolMissingError
         case [_, "fail", reason, *details]:
             raise _start_error(environment, reason, " ".join(details), result.stdout or "")
         case _:

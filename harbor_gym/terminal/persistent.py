@@ -51,7 +51,7 @@ class PersistentTransport:
             ChannelBrokenError: there is one, but no usable answer came.
         """
         ready = f"@{secrets.token_hex(8)}"
-        command = f"exec {shlex.join(['bash', f'{self._directory}/step', 'serve', ready])}"
+        command = f"{self.portable.prefix}exec {shlex.join(['bash', f'{self._directory}/step', 'serve', ready])}"
         argv = await enter_argv(self._environment, command, user=self._user)
         if argv is None:
             return False

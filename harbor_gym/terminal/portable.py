@@ -7,6 +7,7 @@ from harbor_gym.errors import SandboxLostError
 from harbor_gym.terminal import frame as frames
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 from harbor_gym.terminal.step import LONG_PAYLOAD_BYTES, Step
+from harbor_gym.terminal.tools import path_prefix
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
@@ -21,11 +22,15 @@ _NO_SHELL_CODES = (126, 127)
 class PortableTransport:
     """Runs the step script once per step."""
 
-    def __init__(self, environment: "BaseEnvironment", user: str | int | None, directory: str) -> None:
+    def __init__(
+        self, environment: "BaseEnvironment", user: str | int | None, directory: str, tools: str | None = None
+    ) -> None:
         self.name = "portable"
         self._environment = environment
         self._user = user
         self._directory = directory
+        self.prefix = path_prefix(tools)
+        """What every command in the sandbox begins with."""
 
     async def take(self, step: Step, *, again: bool = False) -> frames.Frame:
         """See :meth:`harbor_gym.terminal.step.Transport.take`.
@@ -41,7 +46,8 @@ class PortableTransport:
         nonce = step.nonce
         result = await run_in_sandbox(
             self._environment,
-            f"[ ! -r {script} ] || exec {call}; printf '%s step , 0:0:0\\n%s gone\\n%s end\\n' {nonce} {nonce} {nonce}",
+            f"{self.prefix}[ ! -r {script} ] || exec {call}; "
+            f"printf '%s step , 0:0:0\\n%s gone\\n%s end\\n' {nonce} {nonce} {nonce}",
             timeout_sec=step.wait_sec + MARGIN_SEC,
             user=self._user,
             purpose="take a terminal step",

@@ -15,6 +15,7 @@ from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 from harbor_gym.terminal.scripts import read_script
 from harbor_gym.terminal.session import TerminalTurn
 from harbor_gym.terminal.step import Step, Transport, make_step
+from harbor_gym.terminal.tools import path_prefix
 from harbor_gym.types import Command
 
 if TYPE_CHECKING:
@@ -36,12 +37,14 @@ class TmuxTerminal:
         directory: str,
         pids: tuple[str, str],
         transport: Transport,
+        tools: str | None = None,
     ) -> None:
         self._environment = environment
         self._config = config
         self._user = user
         self._directory = directory
         self._pids = pids
+        self._tools = tools
         self.transport = transport
         """How steps reach the session; the terminal closes it."""
 
@@ -76,7 +79,8 @@ class TmuxTerminal:
             await self.transport.close()
             result = await run_in_sandbox(
                 self._environment,
-                shlex.join(["bash", "-c", read_script("close"), "bash", self._directory, *self._pids]),
+                path_prefix(self._tools)
+                + shlex.join(["bash", "-c", read_script("close"), "bash", self._directory, *self._pids]),
                 timeout_sec=_CLOSE_TIMEOUT_SEC,
                 user=self._user,
                 purpose="stop the terminal session",

@@ -1,6 +1,6 @@
 # Open the session: one private directory, one tmux server in it, one interactive bash in its pane.
 # Answers with one line: "<nonce> ok <dir> <shell pid> <server pid>", or "<nonce> fail <reason> <details>".
-nonce=$1 step=$2 rc=$3 columns=$4 rows=$5 history=$6
+nonce=$1 step=$2 rc=$3 columns=$4 rows=$5 history=$6 tools=$7
 
 fail() {
     printf '%s fail %s\n' "$nonce" "$*"
@@ -14,6 +14,13 @@ fail() {
 dir=
 command -v tmux >/dev/null 2>&1 || fail no-tmux
 version=$(tmux -V)
+# What was brought along stays off the pane's PATH, and its locale out of the pane's environment.
+tmux=$(command -v tmux) path=${PATH#"$tools:"}
+clean=()
+if [ -n "$tools" ]; then
+    rc="unset LOCPATH"$'\n'$rc
+    clean=(set-environment -gu LOCPATH \;)
+fi
 [[ $version =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] < 3)) && fail old-tmux "$version"
 
 for base in /run /dev/shm /var/tmp "$HOME" /tmp; do
@@ -37,10 +44,14 @@ term=screen
 for terminfo in /etc/terminfo /lib/terminfo /usr/lib/terminfo /usr/share/terminfo; do
     if [ -e "$terminfo/s/screen-256color" ] || [ -e "$terminfo/73/screen-256color" ]; then term=screen-256color; fi
 done
+if [ -n "$tools" ] && [ "$term" = screen ]; then
+    export TERMINFO_DIRS=$TERMINFO_DIRS:$tools/terminfo
+    term=screen-256color
+fi
 unset TMUX TMUX_PANE
 export LC_ALL=$locale SHELL=$BASH
 
-pane=$(tmux -u -f /dev/null -S "$dir/socket" start-server \; \
+pane=$(PATH=$path "$tmux" -u -f /dev/null -S "$dir/socket" start-server \; "${clean[@]}" \
     set-option -g history-limit "$history" \; set-option -g status off \; set-option -s escape-time 0 \; \
     set-option -s default-terminal "$term" \; set-option -g default-shell "$BASH" \; \
     set-option -wg remain-on-exit on \; \
