@@ -300,17 +300,18 @@ wait_until_done() {
                 next_look=$((now + (now - started < 500 ? 40 : 100)))
             fi
         fi
-        if [ -z "$why" ]; then doze; fi
+        if [ -z "$why" ]; then doze "$2"; fi
         if is_abandoned; then why=abandoned; fi
     done
 }
 
 # Until the next moment at which there could be news. The prompt's hook wakes us up; what follows it takes a moment.
+# $1 is set when nothing can end the wait early but the end of the session.
 doze() {
     local left=$((next_look < end ? next_look - now : end - now))
     if [ "$mark" != "$typed" ] && ((++tries < 30)); then
         nap 0.0005
-    elif [ -n "$2" ] || ((now - started >= 40)); then
+    elif [ -n "$1" ] || ((now - started >= 40)); then
         ((left < 10)) && left=10
         ((left > 50)) && left=50
         nap "0.0$left"
@@ -413,7 +414,6 @@ wait_exactly() {
 
 # The frame stays in tmux, taken in one breath, so that it can be had again if this answer is lost.
 show_screen() {
-    local take=capture-pane shown=capture-pane
     read_mark
     printf '%s step %s %s\n' "$nonce" "${waits:-,}" "$mark"
     local commands=(
