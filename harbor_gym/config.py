@@ -37,6 +37,10 @@ class TerminalConfig(_Config):
     """``early``: ``duration`` is a ceiling. ``exact``: every command's whole ``duration`` is slept, without a floor, as
     Terminus-2 does."""
 
+    keys: Literal["exact", "harbor"] = "exact"
+    """``exact``: a key's name on its own is that key, all else arrives byte by byte. ``harbor``: tmux reads the
+    keystrokes as under Terminus-2, see :mod:`harbor_gym.terminal.harbor_keys`."""
+
     transport: Literal["auto", "portable", "persistent"] = "auto"
     """``persistent`` keeps a channel into the sandbox open (local and docker); ``portable`` is one ``exec`` per step,
     anywhere; ``auto`` takes the first where it can be had."""

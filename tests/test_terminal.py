@@ -80,7 +80,7 @@ async def terminal(sandbox: Sandbox) -> AsyncGenerator[Terminal]:
     await opened.close()
 
 
-async def open_session(sandbox: Sandbox, *, user: str | None = None, **settings: int | float) -> Terminal:
+async def open_session(sandbox: Sandbox, *, user: str | None = None, **settings: int | float | str) -> Terminal:
     config = TerminalConfig.model_validate({"transport": sandbox.transport, **settings})
     return await open_terminal(sandbox, config, user=user)
 
@@ -481,6 +481,20 @@ async def test_two_terminals_do_not_meddle(sandbox: Sandbox) -> None:
     await one.close()
     assert (await enter(two, "echo alive\n")).text.endswith("\nalive\n$")
     await two.close()
+
+
+async def test_keys_can_be_read_as_terminus_2_has_them_read(sandbox: Sandbox) -> None:
+    terminal = await open_session(sandbox, keys="harbor")
+    turn = await enter(terminal, "echo 'a;b' \"$HOME\" é one;", "Enter")
+    assert "\na;b /root é one\n" in turn.text, "tmux takes a final semicolon for its own"
+    turn = await enter(terminal, "echo ", "0x41", "Enter")
+    assert "\nA\n" in turn.text, "a hexadecimal number is a character"
+    turn = await enter(terminal, "echo one\necho two\n")
+    assert "\none\n" in turn.text
+    assert "\ntwo\n" in turn.text
+    assert (await enter(terminal, "sleep 30\n", wait_sec=0.5)).waits == ("deadline",)
+    assert (await enter(terminal, "C-c")).waits == ("prompt",)
+    await terminal.close()
 
 
 @pytest.mark.parametrize(("program", "words"), [("tmux", "no tmux"), ("bash", "no bash")])

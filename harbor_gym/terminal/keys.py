@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from harbor_gym.terminal.harbor_keys import as_one_argument, is_pasted
 from harbor_gym.types import Command
 
 MAX_KEYSTROKE_BYTES = 2 * 1024 * 1024
@@ -28,10 +29,13 @@ class Keys:
     data: bytes
     """The bytes to type, carriage returns for line feeds. Empty for a key name and for a bare wait."""
 
+    text: str | None = None
+    """What tmux itself is to read, as one argument of ``send-keys``; None for names and bytes."""
+
     @property
     def is_empty(self) -> bool:
         """Tell whether nothing is typed at all."""
-        return self.name is None and not self.data
+        return self.name is None and not self.data and self.text is None
 
 
 def encode_keystrokes(keystrokes: str) -> Keys:
@@ -48,6 +52,19 @@ def encode_keystrokes(keystrokes: str) -> Keys:
     if "\0" in keystrokes:
         raise ValueError("keystrokes contain a NUL character")
     return Keys(name=None, data=keystrokes.encode().replace(b"\n", b"\r"))
+
+
+def encode_harbor_keystrokes(keystrokes: str) -> Keys:
+    """Read one command's keystrokes as Terminus-2 would have tmux read them.
+
+    Raises:
+        ValueError: as :func:`encode_keystrokes`.
+    """
+    if "\0" in keystrokes:
+        raise ValueError("keystrokes contain a NUL character")
+    if is_pasted(keystrokes):
+        return Keys(name=None, data=keystrokes.encode().replace(b"\n", b"\r"))
+    return Keys(name=None, data=b"", text=as_one_argument(keystrokes))
 
 
 def count_keystroke_bytes(commands: Iterable[Command]) -> int:

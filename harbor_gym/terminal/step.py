@@ -23,7 +23,7 @@ class Typing:
     wait: str
     """Milliseconds, ``<busy>/<idle>`` or ``=<exactly>``."""
 
-    kind: Literal["none", "keys", "hex", "base64", "file"]
+    kind: Literal["none", "keys", "hex", "text", "base64", "file"]
 
     payload: str
     """Free of white space and of anything that a shell could read."""
@@ -132,11 +132,13 @@ def _wait(duration_sec: float, config: TerminalConfig) -> str:
     return f"{round(busy * 1000)}/{round(given * 1000)}"
 
 
-def _encode(keys: Keys) -> tuple[Literal["none", "keys", "hex", "base64"], str]:
+def _encode(keys: Keys) -> tuple[Literal["none", "keys", "hex", "text", "base64"], str]:
     if keys.is_empty:
         return "none", "-"
     if keys.name is not None:
         return "keys", keys.name
+    if keys.text is not None:
+        return "text", keys.text.encode().hex(",")
     if len(keys.data) <= MAX_INLINE_BYTES:
         return "hex", keys.data.hex(",")
     return "base64", base64.b64encode(keys.data).decode()

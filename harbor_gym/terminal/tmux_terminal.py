@@ -10,7 +10,12 @@ from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import SandboxError
 from harbor_gym.terminal import frame as frames
 from harbor_gym.terminal import observation
-from harbor_gym.terminal.keys import MAX_KEYSTROKE_BYTES, count_keystroke_bytes, encode_keystrokes
+from harbor_gym.terminal.keys import (
+    MAX_KEYSTROKE_BYTES,
+    count_keystroke_bytes,
+    encode_harbor_keystrokes,
+    encode_keystrokes,
+)
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 from harbor_gym.terminal.scripts import read_script
 from harbor_gym.terminal.session import TerminalTurn
@@ -62,7 +67,8 @@ class TmuxTerminal:
         if (size := count_keystroke_bytes(commands)) > MAX_KEYSTROKE_BYTES:
             return self._refuse(commands, f"{size} bytes of keystrokes, at most {MAX_KEYSTROKE_BYTES}", started)
         try:
-            keys = [encode_keystrokes(command.keystrokes) for command in commands]
+            encode = encode_harbor_keystrokes if self._config.keys == "harbor" else encode_keystrokes
+            keys = [encode(command.keystrokes) for command in commands]
         except ValueError as error:
             return self._refuse(commands, str(error), started)
         step = make_step(commands, keys, first_number=self._typed + 1, config=self._config)

@@ -329,6 +329,7 @@ type_keys() {
             # shellcheck disable=SC2086  # hex words are one argument each
             type_words -H ${2//,/ }
             ;;
+        text) type_text "$2" ;;
         base64) printf %s "$2" | base64 -d | paste_keys ;;
         file) base64 -d <"$dir/$2" | paste_keys && rm -f "$dir/$2" ;;
     esac
@@ -343,6 +344,13 @@ type_words() {
     fi
     # A client's command line reads a final semicolon as the end of a command.
     tm send-keys -t %0 "${@/%;/\\;}" "${noted[@]}"
+}
+
+# What tmux is to read by itself: newlines and quotes have no place in a line for the control client.
+type_text() {
+    local text to=''
+    printf -v text %b "\\x${1//,/\\x}"
+    type_words -- "$text"
 }
 
 paste_keys() {
@@ -376,10 +384,12 @@ run_command() {
     else
         case "$2 $3" in
             hex*0d* | hex*03* | hex*04* | hex*1a* | base64* | file* | 'keys C-'* | 'keys Enter') ;;
+            # Keys that tmux reads by itself: line feeds and controls, C-…, ^… and Enter.
+            text*0[34ad]* | text*1a* | 'text 43,2d'* | 'text 5e'* | 'text 45,6e,74,65,72') ;;
             *) [ "$group" = "$terminal_group" ] && editing=1 ;;
         esac
-        case "$2 $3" in hex*13* | 'keys C-s' | base64* | file*) can_drain='' ;; esac
-        case "$2 $3" in hex*0d,* | base64* | file*) types_ahead=1 ;; esac
+        case "$2 $3" in hex*13* | 'keys C-s' | text*13* | 'text 43,2d,73' | base64* | file*) can_drain='' ;; esac
+        case "$2 $3" in hex*0d,* | text*0[ad],* | base64* | file*) types_ahead=1 ;; esac
         [ "$2" = keys ] || [ "$group" = "$terminal_group" ] || types_ahead=1
         note_runtimes
         typed=$mark
