@@ -71,7 +71,10 @@ async def test_a_session_in_it_is_persistent_and_like_any_other(environment: Bas
     for transport in ("portable", "auto"):
         terminal = await open_terminal(environment, TerminalConfig.model_validate({"transport": transport}))
         turns = [await terminal.run([])]
-        turns += [await terminal.run([Command(keys, 30.0)]) for keys in ("whoami; echo $GREETING\n", "vi /etc/issue\n", ":q\n")]
+        turns += [
+            await terminal.run([Command(keys, 30.0)])
+            for keys in ("whoami; echo $GREETING\n", "vi /etc/issue\n", ":q\n")
+        ]
         texts.append([turn.text for turn in turns])
         await terminal.close()
     assert turns[-1].transport == "persistent"
