@@ -61,6 +61,18 @@ docker_plugins() {
   has_buildx || die 'buildx was installed, yet docker buildx version fails'
 }
 
+# A killed daemon leaves its pid files; a new one refuses to start while anything, a zombie too, has that pid.
+forget_killed_daemon() {
+  local file pid
+  for file in /var/run/docker.pid /run/docker/containerd/containerd.pid; do
+    pid=$(cat "$file" 2>/dev/null) || continue
+    case $(readlink "/proc/$pid/exe" 2>/dev/null) in
+      */dockerd* | */containerd*) ;;
+      *) rm -f "$file" ;;
+    esac
+  done
+}
+
 docker_daemon() {
   if docker info >/dev/null 2>&1; then return 0; fi
   [ -z "${DOCKER_HOST:-}" ] || die "no Docker daemon answers at DOCKER_HOST=$DOCKER_HOST"
@@ -70,6 +82,7 @@ docker_daemon() {
     systemctl start docker
   else
     has dockerd || die 'no Docker daemon answers and dockerd is not installed'
+    forget_killed_daemon
     say 'starting dockerd by hand; its log is /var/log/dockerd.log'
     setsid nohup dockerd >>/var/log/dockerd.log 2>&1 </dev/null &
   fi
