@@ -138,13 +138,13 @@ async def _resolve_base(reference: str) -> _Base:
     for _ in range(2):
         for candidate in dict.fromkeys((reference, full)):
             code, output = await run_tool(
-                "buildah", "inspect", "--type", "image", "--format", "{{.FromImageID}}", candidate
+                *CONTAINED, "buildah", "inspect", "--type", "image", "--format", "{{.FromImageID}}", candidate
             )
             if code == 0:
                 return _Base(candidate, output.strip())
         if full in _unreachable:
             break
-        code, why = await run_tool("buildah", "pull", "--quiet", full, timeout_sec=_PULL_TIMEOUT_SEC)
+        code, why = await run_tool(*CONTAINED, "buildah", "pull", "--quiet", full, timeout_sec=_PULL_TIMEOUT_SEC)
         if code != 0:
             _logger.debug("can't pull %s: %s", full, why.strip())
             _unreachable.add(full)
@@ -161,7 +161,7 @@ async def _substitute(reference: str) -> _Base:
     name = base_image.base_name()
     local = f"localhost/harbor-gym-base:{name}"
     async with locked("base-import"):
-        code, _ = await run_tool("buildah", "inspect", "--type", "image", local)
+        code, _ = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", local)
         if code != 0:
             await _import_base(await base_image.ensure_base_tar(), local)
     description = base_image.description()
@@ -198,7 +198,7 @@ async def _build_and_export(
         image_id = bases[docker_image].reference
     else:
         image_id = await _run_build(environment_dir, text, bases)
-    code, output = await run_tool("buildah", "inspect", "--type", "image", image_id)
+    code, output = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", image_id)
     if code != 0:
         raise SandboxStartError(f"buildah built {image_id} but can't show it: {_tail(output)}")
     settings = json.loads(output)["OCIv1"].get("config", {})

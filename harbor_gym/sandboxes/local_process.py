@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from harbor_gym.cache import cache_dir
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError
+from harbor_gym.processes import start_process
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); import serving; sys.exit(serving.main())"
@@ -83,7 +84,7 @@ class SupervisedSandbox:
         }
         far_end = self._far_end.fileno()
         environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-        self._process = await asyncio.create_subprocess_exec(
+        self._process = await start_process(
             *_python(),
             "serve",
             str(far_end),

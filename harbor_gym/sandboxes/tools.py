@@ -5,6 +5,8 @@ import contextlib
 import os
 import signal
 
+from harbor_gym.processes import start_process
+
 _END_GRACE_SEC = 3.0
 
 
@@ -23,7 +25,7 @@ async def run_tool(*argv: str, timeout_sec: float | None = None) -> tuple[int, s
     """
     # buildah: chroot isolation needs no runtime; overlay unless the machine's own configuration chose otherwise.
     environment = {"STORAGE_DRIVER": "overlay", **os.environ, "BUILDAH_ISOLATION": "chroot"}
-    process = await asyncio.create_subprocess_exec(
+    process = await start_process(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
+from harbor_gym.processes import start_process
+
 _OPEN_TIMEOUT_SEC = 15.0
 _END_TIMEOUT_SEC = 2.0
 """How long the process may take to end by itself when its input has ended."""
@@ -30,7 +32,7 @@ class Channel:
             ChannelBrokenError: it could not be started, or said something else.
         """
         try:
-            process = await asyncio.create_subprocess_exec(
+            process = await start_process(
                 *argv,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

@@ -8,6 +8,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
+from harbor_gym.processes import start_process
+
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
 
@@ -65,7 +67,7 @@ def docker_labels(environment: "BaseEnvironment") -> dict[str, str]:
 
 
 async def _output(argv: list[str]) -> str:
-    process = await asyncio.create_subprocess_exec(
+    process = await start_process(
         *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     try:

@@ -1,0 +1,40 @@
+"""Start child processes that no cancellation can lose."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+_END_TIMEOUT_SEC = 2.0
+
+
+async def start_process(*argv: str, **options: Any) -> asyncio.subprocess.Process:
+    """Do what ``asyncio.create_subprocess_exec`` does, and kill the process if the caller is cancelled meanwhile.
+
+    asyncio's own may leave a process behind when it is cancelled between the fork and the connecting of the pipes.
+
+    Args:
+        argv: The program and its arguments.
+        options: As ``asyncio.create_subprocess_exec`` takes them.
+
+    Raises:
+        OSError: The program could not be started.
+    """
+    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*argv, **options))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await _undo(starting)
+        raise
+
+
+async def _undo(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
+    while not starting.done():
+        with contextlib.suppress(asyncio.CancelledError):  # one is on its way to the caller already
+            await asyncio.wait((starting,))
+    if starting.cancelled() or starting.exception() is not None:
+        return
+    process = starting.result()
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+        await asyncio.wait_for(process.wait(), _END_TIMEOUT_SEC)
