@@ -37,4 +37,5 @@ async def _undo(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     with contextlib.suppress(TimeoutError, asyncio.CancelledError):
-        await asyncio.wait_for(process.wait(), _END_TIMEOUT_SEC)
+        # Reads to the end and closes the pipes, which waiting alone does not.
+        await asyncio.wait_for(process.communicate(), _END_TIMEOUT_SEC)
