@@ -1,6 +1,7 @@
 """The environment: order of calls, budgets, outcomes. Terminal and trial are other rooms' work."""
 
 import asyncio
+import contextlib
 import functools
 import time
 import warnings
@@ -349,12 +350,19 @@ class AsyncTerminalGymEnv:
 
     async def _release(self) -> None:
         episode, self._episode = self._episode, None
-        self._terminal = self._phase = None
+        terminal, self._terminal = self._terminal, None
+        self._phase = None
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.close()
-        if episode is not None:
-            await episode.close()
+        try:
+            if terminal is not None:
+                # Its channel is a process of this machine. What it runs in the sandbox ends with that in any case.
+                with contextlib.suppress(HarborGymError):
+                    await terminal.close()
+        finally:
+            if episode is not None:
+                await episode.close()
 
 
 @functools.cache
