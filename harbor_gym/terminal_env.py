@@ -58,7 +58,6 @@ class AsyncTerminalGymEnv:
         self._state = _State.IDLE
         self._episode: Episode | None = None
         self._terminal: Terminal | None = None
-        self._phase: AgentPhase | None = None
         self._turn = 0
         self._parse_failures = 0
         self._confirmation_pending = False
@@ -176,7 +175,6 @@ class AsyncTerminalGymEnv:
         from harbor_gym.episode.episode import run_in_phase
 
         started = time.monotonic()
-        self._phase = phase
         self._confirmation_pending = False
         opening: Coroutine[Any, Any, Terminal] = open_terminal(phase.environment, self.config.terminal, user=phase.user)
         self._terminal = await run_in_phase(phase, opening)
@@ -351,7 +349,6 @@ class AsyncTerminalGymEnv:
     async def _release(self) -> None:
         episode, self._episode = self._episode, None
         terminal, self._terminal = self._terminal, None
-        self._phase = None
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.close()

@@ -9,12 +9,12 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Self
 
 from harbor_gym.cache import cache_dir
+from harbor_gym.cancellation import uninterrupted
 from harbor_gym.errors import HarborGymError, UsageError
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
@@ -119,7 +119,7 @@ class TrainingServer:
         """Stop server and engine and wait until both are gone. Safe to call at any time, and again."""
         self._stopping = True
         if self._process is not None:
-            await _uninterrupted(_end_process_group(self._process))
+            await uninterrupted(_end_process_group(self._process))
         shutil.rmtree(self.state_dir / "tmp", ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
@@ -270,17 +270,3 @@ def _group_exists(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-async def _uninterrupted[T](work: Coroutine[Any, Any, T]) -> T:
-    """Await ``work`` to its end although the caller is cancelled meanwhile; the cancellation follows it."""
-    task = asyncio.ensure_future(work)
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError
-    return task.result()

@@ -19,6 +19,7 @@ from harbor.trial.hooks import TrialEvent, TrialHookEvent
 from harbor.trial.trial import Trial
 from pydantic import ValidationError
 
+from harbor_gym.cancellation import uninterrupted
 from harbor_gym.episode import agent, failures
 from harbor_gym.episode.task import grades_in_shared_sandbox
 from harbor_gym.errors import (
@@ -167,7 +168,7 @@ class Episode:
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name="harbor-gym-close")
-        await _finish(self._closing)
+        await uninterrupted(self._closing)
 
     async def _create_trial(self, key: str) -> Trial:
         config = TrialConfig(
@@ -270,21 +271,6 @@ class Episode:
             )
         if not run.cancelled():
             run.exception()  # retrieved: whatever ended the trial was reported to the one who waited for it
-
-
-async def _finish(task: asyncio.Task[None]) -> None:
-    """Wait for ``task`` to the end, also when cancelled meanwhile; the cancellation is delivered afterwards."""
-    cancellation: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as exc:
-            if task.done():
-                break
-            cancellation = exc
-    task.result()
-    if cancellation is not None:
-        raise cancellation
 
 
 async def run_in_phase[T](phase: AgentPhase, work: Coroutine[Any, Any, T]) -> T:

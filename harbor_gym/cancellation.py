@@ -1,0 +1,27 @@
+"""Work that a cancellation must not cut short."""
+
+import asyncio
+from collections.abc import Awaitable
+
+
+async def uninterrupted[T](work: Awaitable[T]) -> T:
+    """Wait for ``work`` to its end, also when cancelled meanwhile; the cancellation is delivered afterwards.
+
+    An error of ``work`` is raised in place of the cancellation.
+
+    Args:
+        work: A task, which others may wait for too, or a coroutine.
+    """
+    task = asyncio.ensure_future(work)
+    cancellation: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as exc:
+            if task.done():
+                break
+            cancellation = exc
+    result = task.result()
+    if cancellation is not None:
+        raise cancellation
+    return result
