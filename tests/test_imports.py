@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "harbor_gym"
 FLOORS = (
     {"types", "errors"},
     {"config"},
-    {"cancellation", "processes", "prompts", "cache", "reporting", "rewards", "recording"},
+    {"cancellation", "processes", "prompts", "cache", "owners", "reporting", "rewards", "recording"},
     {"actions", "terminal", "episode", "sandboxes"},
     {"terminal_env", "checking", "bench"},
     {"token_env"},

@@ -1,0 +1,153 @@
+"""Who owns what outlives a call: a name for this process that no other process, boot or machine shares.
+
+What could be left behind by a killed process carries its owner's label, in a Docker label or in a file name. A reaper
+removes what a dead owner left; where it can't know that an owner is dead, it takes it for alive.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import socket
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_FORMAT = re.compile(r"([0-9a-f]{12})\.([0-9a-f]{12})\.(\d+)\.(\d+)\.(\d+)")
+_START_TIME = 19
+"""Place of the start time in ``/proc/PID/stat`` behind the command's name; the state is at 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """One process of one boot of one machine, as seen in one PID namespace."""
+
+    host: str
+    """The machine, or the container, as 12 hex digits."""
+
+    boot: str
+    """Its boot, as 12 hex digits; zeros where the system tells none."""
+
+    pid_namespace: int
+    """What its pid is counted in; 0 where the system has one such space only."""
+
+    pid: int
+
+    start_time: int
+    """When it started, in clock ticks since boot; 0 where the system does not tell. Pids are used again; pairs not."""
+
+    def __str__(self) -> str:
+        return f"{self.host}.{self.boot}.{self.pid_namespace}.{self.pid}.{self.start_time}"
+
+    @classmethod
+    def find(cls, text: str) -> Owner | None:
+        """Return the owner whose label is in ``text``, a label or a file name; None where there is none."""
+        found = _FORMAT.search(text)
+        if found is None:
+            return None
+        host, boot, *numbers = found.groups()
+        return cls(host, boot, *map(int, numbers))
+
+
+def owner_label() -> str:
+    """Return this process's label, fit for Docker labels and file names (letters, digits and dots; about 55)."""
+    return str(_owner_of(os.getpid()))
+
+
+def run_id() -> str:
+    """Return the id of this process's run, 12 hex digits: for people who look for what belongs together."""
+    return _run_of(os.getpid())
+
+
+def is_alive(owner: Owner | str) -> bool:
+    """Tell whether an owner may still be running: True unless it is known to be dead.
+
+    An owner of another machine, of another container, or one that can't be read, may be alive for all we know.
+    """
+    known = Owner.find(owner) if isinstance(owner, str) else owner
+    here = _owner_of(os.getpid())
+    if known is None or known.host != here.host:
+        return True
+    if known.boot != here.boot:
+        return False
+    if known.pid_namespace != here.pid_namespace:
+        return True
+    start_time = _start_time(known.pid)
+    return start_time is not None and start_time in (known.start_time, 0)
+
+
+def owned_temporary_dir(prefix: str) -> Path:
+    """Make a temporary directory that a reaper can tell the owner of. Its maker removes it.
+
+    Args:
+        prefix: Begin of its name; ``harbor-gym-`` stands before it.
+    """
+    return Path(tempfile.mkdtemp(prefix=f"{TEMPORARY_PREFIX}{prefix}-{owner_label()}-"))
+
+
+TEMPORARY_PREFIX = "harbor-gym-"
+"""What the name of every temporary directory of ours begins with."""
+
+
+@functools.cache
+def _owner_of(pid: int) -> Owner:
+    return Owner(_host(), _boot(), _pid_namespace(), pid, _start_time(pid) or 0)
+
+
+@functools.cache
+def _run_of(pid: int) -> str:
+    return _digest(f"{pid} {uuid.uuid4()}")
+
+
+def _host() -> str:
+    # The host name tells containers apart that were made from one image with a machine id in it.
+    machine = _read(Path("/etc/machine-id")) or f"{uuid.getnode():x}"
+    return _digest(f"{machine}\n{socket.gethostname()}")
+
+
+def _boot() -> str:
+    identity = _read(_PROC / "sys/kernel/random/boot_id")
+    return identity.replace("-", "")[:12] if identity else "0" * 12
+
+
+def _pid_namespace() -> int:
+    try:
+        return (_PROC / "self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
+def _start_time(pid: int) -> int | None:
+    """Return when a process started, 0 where the system does not tell, None if it is gone or only a zombie."""
+    if not (_PROC / "self/stat").exists():
+        return 0 if _exists(pid) else None
+    try:
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[_START_TIME])
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
