@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from harbor_gym.terminal.screen import Screen
 from harbor_gym.types import Command
 
 
@@ -45,6 +46,15 @@ class Terminal(Protocol):
         Raises:
             SandboxLostError: the sandbox is gone.
             SandboxTimeoutError: the sandbox did not answer; what was typed may or may not have arrived.
+        """
+        ...
+
+    async def screen(self) -> Screen | None:
+        """Return the screen as it is now, or None when the session is gone. No later observation changes for it.
+
+        Raises:
+            SandboxLostError: the sandbox is gone.
+            SandboxTimeoutError: the sandbox did not answer.
         """
         ...
 

@@ -17,6 +17,7 @@ from harbor_gym.terminal.keys import (
     encode_keystrokes,
 )
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
+from harbor_gym.terminal.screen import Screen, capture_screen
 from harbor_gym.terminal.scripts import read_script
 from harbor_gym.terminal.session import TerminalTurn
 from harbor_gym.terminal.step import Step, Transport, make_step
@@ -74,6 +75,10 @@ class TmuxTerminal:
         step = make_step(commands, keys, first_number=self._typed + 1, config=self._config)
         self._typed += len(commands)
         return self._read(commands, step, await self.transport.take(step), started)
+
+    async def screen(self) -> Screen | None:
+        """See :meth:`harbor_gym.terminal.Terminal.screen`."""
+        return await capture_screen(self._environment, self._directory, user=self._user, tools=self._tools)
 
     async def close(self) -> None:
         """See :meth:`harbor_gym.terminal.Terminal.close`."""

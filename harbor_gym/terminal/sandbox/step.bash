@@ -10,21 +10,23 @@ exec 2>/dev/null
 LC_ALL=C
 dir=${BASH_SOURCE[0]%/*}
 nonce='' answer=() to='' from='' client='' is_resident='' can_drain=1
-quiet_ms=120 settle_sec=0.015
+quiet_ms=120 settle_sec=0.015 patience_sec=0.04
 case $HOSTTYPE in
-    x86_64) sys_read=0 sys_select=' 23 270 ' sys_poll=' 7 271 ' sys_epoll=' 232 281 ' ;;
-    aarch64 | arm64) sys_read=63 sys_select=' 72 ' sys_poll=' 73 ' sys_epoll=' 22 ' ;;
-    *) sys_read=none sys_select='' sys_poll='' sys_epoll='' ;;
+    x86_64) sys_read=0 sys_select=' 23 270 ' sys_poll=' 7 271 ' sys_epoll=' 232 281 ' sys_wait=' 61 247 130 ' ;;
+    aarch64 | arm64) sys_read=63 sys_select=' 72 ' sys_poll=' 73 ' sys_epoll=' 22 ' sys_wait=' 260 95 133 ' ;;
+    *) sys_read=none sys_select='' sys_poll='' sys_epoll='' sys_wait='' ;;
 esac
 
 tm() { tmux -u -S "$dir/socket" "$@"; }
 
-# Waits for so many seconds, or for the shell's next prompt.
-nap() {
+# Waits for so many seconds, or for the shell's next prompt; false when that came.
+sleep_through() {
     read -rt "$1" -u 9 || return 0
     while read -rt 0 -u 9; do read -rt 0.001 -u 9; done
-    return 0
+    return 1
 }
+
+nap() { sleep_through "$1" || return 0; }
 
 # True when whoever asked for this step has gone, or asks for the next one.
 is_abandoned() { [ -n "$is_resident" ] && read -rt 0; }
@@ -96,7 +98,7 @@ read_clock() {
     now=$((10#$up * 10))
 }
 
-# Sets state, group, terminal_group of a process; false when it is gone or a zombie.
+# Sets state, group, terminal_group, threads of a process; false when it is gone or a zombie.
 read_stat() {
     local stat
     IFS= read -r -d '' stat <"/proc/$1/stat" 2>/dev/null
@@ -104,7 +106,7 @@ read_stat() {
     stat=${stat##*) }
     # shellcheck disable=SC2086
     set -- $stat
-    state=$1 group=$3 terminal_group=$6
+    state=$1 group=$3 terminal_group=$6 threads=${18}
     [[ $state != [ZX] ]]
 } 2>/dev/null
 
@@ -116,26 +118,47 @@ read_mark() {
 # The kernel's word on what a process waits for; false where it may not be read.
 read_syscall() {
     call=
-    read -r call first second _ fourth _ <"/proc/$1/syscall" && [ -n "$call" ]
+    read -r call first second third fourth fifth _ <"/proc/$1/syscall" && [ -n "$call" ]
 } 2>/dev/null
 
 is_terminal() { [ "/proc/$1/fd/$(($2))" -ef "$tty" ] || [ "/proc/$1/fd/$(($2))" -ef /dev/tty ]; }
-is_raw() { [[ $(stty -F "$tty" -a 2>/dev/null) == *-icanon* ]]; }
+is_raw() { modes=$(stty -F "$tty" -a) && [[ $modes == *-icanon* ]]; }
 is_forever() { [[ $1 == 0xffffffff || $1 == 0xffffffffffffffff ]]; }
 
+# True where the process waits for the terminal's input and, as far as the kernel tells, for nothing else.
+# Sets patience: "forever" when nothing but input ends the wait, "limited" when time does, too, and empty where what
+# it waits for is guessed.
 reads_terminal() {
+    patience=
     read_syscall "$1" || return 1
     if [ "$call" = "$sys_read" ]; then
+        patience=forever
         is_terminal "$1" "$first"
     elif [[ $sys_select == *" $call "* ]]; then
+        patience=limited
+        [ "$fifth" = 0x0 ] && patience=forever
         [ "$first" = 0x1 ] && is_terminal "$1" 0
     elif [[ $sys_poll == *" $call "* ]]; then
-        [ "$second" = 0x1 ] && is_terminal "$1" 0 && is_raw
+        [ "$second" = 0x1 ] && is_terminal "$1" 0 && is_raw || return
+        is_forever "$third" || [ "$third" = 0x0 ] || ! holds_socket "$1"
     elif [[ $sys_epoll == *" $call "* ]]; then
-        is_forever "$fourth" && is_terminal "$1" 0 && is_raw
+        is_forever "$fourth" && is_terminal "$1" 0 && is_raw && ! holds_socket "$1" "$first"
     else
         return 1
     fi
+}
+
+# True where a process has a socket open, or where the given epoll descriptor looks after one.
+holds_socket() {
+    local path line
+    if [ -z "$2" ]; then
+        for path in "/proc/$1/fd/"*; do [ -S "$path" ] && return; done
+        return 1
+    fi
+    while read -r line; do
+        [[ $line =~ ^tfd:\ +([0-9]+) ]] && [ -S "/proc/$1/fd/${BASH_REMATCH[1]}" ] && return
+    done <"/proc/$1/fdinfo/$(($2))"
+    return 1
 }
 
 # Sets members: the processes of the terminal's foreground group.
@@ -165,6 +188,50 @@ foreground_reads() {
     local pid
     for pid in "${members[@]}"; do reads_terminal "$pid" && has_run "$pid" && return 0; done
     return 1
+}
+
+# Sets evidence to what proves that every process in the foreground waits for input, or for one that does; sets
+# patience as the least patient one's. False without such a proof. Where threads share the work, there is none.
+find_evidence() {
+    local pid least=''
+    evidence=
+    read_stat "$shell" && foreground=$terminal_group
+    find_foreground
+    for pid in "${members[@]}"; do
+        read_stat "$pid" && [ "$state" = S ] && [ "$threads" = 1 ] && read_runtime "$pid" || return
+        if reads_terminal "$pid"; then
+            [ -n "$patience" ] && has_run "$pid" || return
+            [ "$least" = limited ] || least=$patience
+        else
+            [ -n "$call" ] && [[ $sys_wait == *" $call "* ]] || return
+        fi
+        evidence+="$pid $call $first $runtime,"
+    done
+    patience=$least
+    [ -n "$patience" ]
+}
+
+# True when all that was typed has been taken in, answered and drawn: nobody did anything since, and nobody will before
+# more is typed. One who reads for a limited time only has other things to do, but in a full-screen program that is
+# waited for no longer than a few ticks of its clock.
+has_settled() {
+    local before wanted
+    find_evidence || return
+    before=$evidence wanted=$patience
+    if [ "$wanted" = limited ]; then
+        query display-message -p -t %0 '#{alternate_on}' && [ "${answer[0]}" = 1 ] && sleep_through "$patience_sec"
+    else
+        sleep_through "$settle_sec"
+    fi || return
+    find_evidence && [ "$evidence" = "$before" ] && [ "$patience" = "$wanted" ] || return
+    # A read that comes back after a while, although nothing was typed, is a way to look whether something was.
+    if [[ $evidence == *" $sys_read "* ]] && is_raw && ! [[ $modes == *'min = 1; time = 0;'* ]]; then return 1; fi
+    read_stat "$server" && [ "$state" = S ] || return
+    read_screen
+    read_mark
+    [ "$mark" = "$typed" ] && [[ $screen != [01]' 1'* ]] || return
+    why=tty_read
+    if [[ $screen == 1* ]]; then why=fullscreen; fi
 }
 
 # The time a process has spent on a processor: the proof that it woke up for what was typed.
