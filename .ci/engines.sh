@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the programs that sandboxes need, only where they are missing.
-#   engines.sh local    tmux, bubblewrap, buildah, mmdebstrap: the local sandbox
+#   engines.sh local    tmux, bubblewrap, slirp4netns, buildah, mmdebstrap: the local sandbox
 #   engines.sh docker   Docker with Compose v2 and BuildKit, and a running daemon
 # Without root or apt it prints what to install and fails.
 set -euo pipefail
@@ -10,7 +10,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 local_engine() {
   local missing=() pair
-  for pair in tmux:tmux bwrap:bubblewrap buildah:buildah mmdebstrap:mmdebstrap git:git mount:mount; do
+  for pair in tmux:tmux bwrap:bubblewrap slirp4netns:slirp4netns buildah:buildah mmdebstrap:mmdebstrap git:git mount:mount; do
     has "${pair%%:*}" || missing+=("${pair#*:}")
   done
   if [ ${#missing[@]} -eq 0 ]; then

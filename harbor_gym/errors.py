@@ -6,21 +6,49 @@ HarborGymError
 ├── TaskError               the task directory is wrong
 ├── SandboxError            the sandbox failed
 │   ├── SandboxStartError       it could not be built or started
+│   │   └── SandboxThrottledError   whoever provides it wants fewer or later starts (rate limit, quota)
 │   ├── SandboxLostError        it went away under a running episode
+│   │   └── SandboxMemoryError      because what ran in it needed more memory than it may have
 │   └── SandboxTimeoutError     it did not answer in time
 ├── TerminalError           the terminal inside the sandbox failed
 │   └── TerminalStartError      no usable shell session could be opened
 └── VerifierError           the verifier gave no verdict (crash, timeout, missing or broken reward file)
+    └── VerifierOutOfMemoryError  the sandbox's memory limit killed part of it
 
 Everything below SandboxError, TerminalError and VerifierError is an infrastructure failure: it says nothing
 about the policy and must never become a reward. ``is_infrastructure`` tells them apart.
 """
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Self
 
 
 class HarborGymError(Exception):
     """Base of every error that harbor_gym raises on purpose."""
 
     is_infrastructure: bool = False
+
+    evidence: Mapping[str, str] = MappingProxyType({})
+    """What the trial left, as far as there is any: the ends of ``exception``, ``verifier_output``, ``trial_log``."""
+
+    trial_dir: Path | None = None
+    """The trial's folder, if it is kept."""
+
+    def attach(self, evidence: Mapping[str, str], *, trial_dir: Path | None) -> Self:
+        """Put what the trial left on the error, for programs as attributes and for people as notes; survives pickling.
+
+        Args:
+            evidence: Text by name.
+            trial_dir: The trial's folder, None where that is going to be removed.
+        """
+        self.evidence, self.trial_dir = dict(evidence), trial_dir
+        for name, text in evidence.items():
+            self.add_note(f"--- {name} ---\n{text}")
+        if trial_dir is not None:
+            self.add_note(f"trial folder: {trial_dir}")
+        return self
 
 
 class UsageError(HarborGymError, ValueError):
@@ -45,8 +73,21 @@ class SandboxStartError(SandboxError):
     """The sandbox could not be built, started or prepared."""
 
 
+class SandboxThrottledError(SandboxStartError):
+    """The sandbox's provider refuses to start more for now: a rate limit or a quota. Later it may be granted."""
+
+    def __init__(self, message: str, retry_after_sec: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_sec = retry_after_sec
+        """Seconds that the provider asked to wait, where it said so."""
+
+
 class SandboxLostError(SandboxError):
     """The sandbox went away while the episode was running."""
+
+
+class SandboxMemoryError(SandboxLostError):
+    """What ran in the sandbox needed more memory than it may have, and all of it was killed."""
 
 
 class SandboxTimeoutError(SandboxError):
@@ -67,3 +108,7 @@ class VerifierError(HarborGymError):
     """The verifier gave no verdict: it crashed, timed out, or wrote no usable reward."""
 
     is_infrastructure = True
+
+
+class VerifierOutOfMemoryError(VerifierError):
+    """The verifier gave no verdict, and the sandbox's memory limit killed a process while it ran."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from harbor.models.task.config import EnvironmentConfig
+from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
 from harbor.models.trial.paths import TrialPaths
 
 from harbor_gym.sandboxes.local import LocalEnvironment
@@ -21,12 +21,14 @@ WORKDIR /app
 def make_sandbox(directory: Path, *, dockerfile: str = DOCKERFILE, **options: Any) -> LocalEnvironment:
     """Make a sandbox of a one-file build context in ``directory``, not yet started.
 
-    ``config`` among the options is the task's ``[environment]``; the rest goes to the constructor.
+    ``config`` among the options is the task's ``[environment]``; the rest goes to the constructor. Without a policy of
+    its own it has no network.
     """
     context = directory / "environment"
     context.mkdir(parents=True, exist_ok=True)
     (context / "Dockerfile").write_text(dockerfile)
     config = options.pop("config", {})
+    options.setdefault("network_policy", NetworkPolicy(network_mode=NetworkMode.NO_NETWORK))
     return LocalEnvironment(
         environment_dir=context,
         environment_name="test",

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, override
+from typing import IO, Any, Literal, override
 
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
@@ -21,6 +20,7 @@ from harbor.environments.definition import (
     require_agent_environment_definition,
     should_use_prebuilt_docker_image,
 )
+from harbor.models.task.config import NetworkPolicy
 
 from harbor_gym.errors import (
     MissingDependencyError,
@@ -30,10 +30,12 @@ from harbor_gym.errors import (
     SandboxTimeoutError,
     TaskError,
 )
-from harbor_gym.sandboxes import archive
+from harbor_gym.sandboxes import archive, limits
 from harbor_gym.sandboxes.images import Image, build_image
 from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
+from harbor_gym.sandboxes.network import NAME_SERVER
 from harbor_gym.sandboxes.pipes import text_chunks
+from harbor_gym.sandboxes.walls import DEFAULT_MAX_PROCESSES, WallOptions, Walls
 
 _DEFAULT_STORAGE_MB = 2048
 _TRANSFER_TIMEOUT_SEC = 600.0
@@ -41,11 +43,9 @@ _PROBE_TIMEOUT_SEC = 10.0
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HARBOR_LOGS = "/logs/"
 _AUTOGROUP_NICE = -10
+_USE_NAME_SERVER = f"rm -f /etc/resolv.conf && echo nameserver {NAME_SERVER} > /etc/resolv.conf"
 _TOOLS = {"bwrap": "bubblewrap", "buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → the Debian package that holds it."""
-
-_logger = logging.getLogger(__name__)
-_warned_about_network = False
 
 
 @functools.cache
@@ -78,16 +78,47 @@ class LocalEnvironment(BaseEnvironment):
     what a task writes counts as memory). Processes, mounts, IPC, host name, network and cgroups are namespaces of
     their own. Root inside is root without the capabilities to mount, to make devices or to trace.
 
-    There is **no network but loopback**, also for a task whose ``network_mode`` is ``public`` (Harbor's default):
-    such a task is run, and the log says so once. Allowlists are refused. Images are built with the host's network.
+    **Limits** hold for all processes of a sandbox together, by control groups of either version: ``memory_mb`` (files
+    not counted; a tolerance of 64 MiB or an eighth), ``cpus``, and the option ``max_processes`` (1024). Who needs more
+    memory loses the sandbox, and the caller gets a ``SandboxMemoryError``: never half a sandbox, never a reward. Where
+    no control groups can be made, ``memory_mb`` bounds each process by itself, the log says so once, and a policy that
+    asks for enforcement is refused.
 
-    Needs root on Linux with bubblewrap and buildah. ``cpus`` and ``memory_mb`` are not enforced, and an explicit policy
-    that asks for it is refused. Compose tasks, GPUs and host mounts of the user's own are refused.
+    **Network**: ``no-network`` is loopback only. ``public`` goes through slirp4netns, a network stack without rights on
+    the machine: connections out, none in. Not reachable are 169.254.0.0/16, the machine's loopback and, unless the
+    option ``private_network`` is true, private networks and the machine's own addresses. Without slirp4netns such a
+    task is refused, unless the option ``network`` is ``"none"``, which runs every task without. Phases may differ.
+    Allowlists are refused. Images are built with the machine's network.
+
+    **System calls** that ordinary programs do without are refused: tracing (no gdb or strace), mounts, namespaces, BPF,
+    io_uring, kernel keys. setuid files give no rights.
+
+    Needs root on Linux with bubblewrap and buildah. Compose tasks, GPUs and host mounts of the user's own are refused.
 
     The environment belongs to the event loop that started it. When the process dies, however, its sandboxes go too.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        max_processes: int = DEFAULT_MAX_PROCESSES,
+        network: Literal["task", "none"] = "task",
+        private_network: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Prepare a sandbox; Harbor's own arguments go to Harbor's base class.
+
+        Args:
+            args: Harbor's.
+            max_processes: Processes and threads of the sandbox, at most.
+            network: ``"task"`` gives what the task asks for, ``"none"`` only loopback.
+            private_network: Let a public network reach private networks and this machine's own addresses.
+            kwargs: Harbor's.
+
+        Raises:
+            UsageError: An option has no such value.
+        """
+        self._options = WallOptions(max_processes, network, private_network)
         self._sandbox: SupervisedSandbox | None = None
         self._image: Image | None = None
         self._is_started = False
@@ -101,12 +132,16 @@ class LocalEnvironment(BaseEnvironment):
     @property
     @override
     def capabilities(self) -> EnvironmentCapabilities:
-        return EnvironmentCapabilities(mounted=False, disable_internet=True)
+        return EnvironmentCapabilities(mounted=False, disable_internet=True, dynamic_network_policy=True)
 
     @classmethod
     @override
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        return EnvironmentResourceCapabilities()
+        """Say what this machine's control groups can enforce. Makes and removes empty ones, once per process."""
+        if sys.platform != "linux":
+            return EnvironmentResourceCapabilities()
+        places = limits.places()
+        return EnvironmentResourceCapabilities(cpu_limit="cpu" in places, memory_limit="memory" in places)
 
     @property
     def image_substitutions(self) -> tuple[str, ...]:
@@ -156,7 +191,7 @@ class LocalEnvironment(BaseEnvironment):
         """Build the image if the cache has none, and start the sandbox.
 
         Raises:
-            MissingDependencyError: A program is missing.
+            MissingDependencyError: A program is missing; for a task with a public network, slirp4netns too.
             SandboxStartError: The image can't be built, or the sandbox does not come up.
         """
         if self._is_started:
@@ -166,10 +201,9 @@ class LocalEnvironment(BaseEnvironment):
         _outweigh_sandboxes()
         try:
             self._image = await self._build_image(force_build=force_build)
-            self._warn_about_network()
+            walls = await asyncio.to_thread(self._walls)
             self._sandbox = SupervisedSandbox()
-            storage_mb = self._effective_storage_mb or _DEFAULT_STORAGE_MB
-            await self._sandbox.start(self._image.rootfs, storage_bytes=storage_mb << 20)
+            await self._sandbox.start(self._image.rootfs, walls)
             await self._make_directories()
             await self._upload_environment_dir_after_start()
         except BaseException:
@@ -188,15 +222,23 @@ class LocalEnvironment(BaseEnvironment):
             force_build=force_build,
         )
 
-    def _warn_about_network(self) -> None:
-        global _warned_about_network
-        if self._network_is_public and not _warned_about_network:
-            _warned_about_network = True
-            _logger.warning(
-                "%s: local sandboxes have no network, though the task's network_mode is public; "
-                "tasks that download at run time need --env docker",
-                self.environment_name,
-            )
+    def _walls(self) -> Walls:
+        return self._options.walls(
+            storage_mb=self._effective_storage_mb or _DEFAULT_STORAGE_MB,
+            memory_mb=self._effective_memory_mb,
+            cpus=self._effective_cpus,
+            has_network=self._has_network(self.network_policy),
+        )
+
+    def _has_network(self, policy: NetworkPolicy) -> bool:
+        return self._options.has_network(policy, self.environment_name)
+
+    @override
+    async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
+        is_open = self._has_network(network_policy)
+        await self._running().switch_network(is_open=is_open)
+        if is_open:
+            await self._run_as_root(_USE_NAME_SERVER, "name the sandbox's name server")
 
     async def _make_directories(self) -> None:
         commands = ["chmod 1777 /tmp"]
@@ -205,10 +247,15 @@ class LocalEnvironment(BaseEnvironment):
         # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it.
         workdirs = {self._request("", cwd=None, env=None, user=None).cwd, self._image.workdir if self._image else "/"}
         commands.append(f"mkdir -p {' '.join(map(shlex.quote, sorted(workdirs)))}")
-        request = self._request(" && ".join(commands), cwd="/", env=None, user="root")
+        if self._has_network(self.network_policy):
+            commands.append(_USE_NAME_SERVER)
+        await self._run_as_root(" && ".join(commands), "make the sandbox's directories")
+
+    async def _run_as_root(self, command: str, what: str) -> None:
+        request = self._request(command, cwd="/", env=None, user="root")
         finished = await self._running().run(request, timeout_sec=_TRANSFER_TIMEOUT_SEC)
         if finished.return_code != 0:
-            raise SandboxStartError(f"the sandbox's directories can't be made: {finished.stderr.text().strip()}")
+            raise SandboxStartError(f"can't {what}: {finished.stderr.text().strip()}")
 
     @override
     async def stop(self, delete: bool) -> None:

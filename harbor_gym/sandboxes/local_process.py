@@ -15,9 +15,18 @@ from pathlib import Path
 from typing import IO, Any
 
 from harbor_gym.cache import cache_dir
-from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError
+from harbor_gym.errors import (
+    SandboxError,
+    SandboxLostError,
+    SandboxMemoryError,
+    SandboxStartError,
+    SandboxTimeoutError,
+)
 from harbor_gym.processes import start_process
+from harbor_gym.sandboxes import limits
+from harbor_gym.sandboxes.network import NETWORK_PROGRAM
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
+from harbor_gym.sandboxes.walls import Walls
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); import serving; sys.exit(serving.main())"
 _SUPERVISOR = Path(__file__).with_name("supervisor")
@@ -62,10 +71,14 @@ class SupervisedSandbox:
         self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._requests = 0
         self._is_lost = False
+        self._loss: dict[str, Any] = {}
+        self._group = limits.group_name()
+        self._target: dict[str, Any] = {}
+        self._data_limit_bytes: int | None = None
 
     # --- life ----------------------------------------------------------------------------------------------------
 
-    async def start(self, rootfs: Path, *, storage_bytes: int) -> None:
+    async def start(self, rootfs: Path, walls: Walls) -> None:
         """Build the sandbox on ``rootfs``, which stays untouched; return when its PID 1 runs.
 
         After any failure, call :meth:`stop`.
@@ -75,12 +88,19 @@ class SupervisedSandbox:
         """
         mountpoint = cache_dir() / "mountpoint"
         mountpoint.mkdir(exist_ok=True)
+        limits.remove_abandoned_groups()
+        bounds = limits.as_config(self._group, walls.limits)
+        self._data_limit_bytes = bounds.pop("data_limit_bytes")
         config = {
             "parent": os.getpid(),
             "rootfs": str(rootfs),
             "mountpoint": str(mountpoint),
-            "storage_bytes": storage_bytes,
+            "storage_bytes": walls.storage_bytes,
             "bwrap": shutil.which("bwrap"),
+            "slirp4netns": shutil.which(NETWORK_PROGRAM),
+            "has_network": walls.has_network,
+            "closed_networks": walls.closed_networks,
+            **bounds,
         }
         far_end = self._far_end.fileno()
         environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
@@ -104,7 +124,7 @@ class SupervisedSandbox:
             raise SandboxStartError(f"the local sandbox did not come up within {_READY_TIMEOUT_SEC:g} s") from None
         if "error" in answer:
             raise SandboxStartError(f"the local sandbox could not be set up: {answer['error']}")
-        self._target = {"init": answer["init"], "start_time": answer["start_time"]}
+        self._target = {"init": answer["init"], "start_time": answer["start_time"], "cgroups": config["cgroups"]}
 
     async def stop(self) -> None:
         """Kill everything inside and wait until it is gone. Idempotent.
@@ -117,7 +137,7 @@ class SupervisedSandbox:
         self._control.close()
         self._far_end.close()
         self._lose()
-        if self._process is None or self._process.returncode is not None:
+        if self._process is None:
             return
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_SEC):
@@ -127,6 +147,9 @@ class SupervisedSandbox:
                 self._process.kill()
             await self._process.wait()
             raise SandboxTimeoutError(f"the local sandbox did not end within {_STOP_TIMEOUT_SEC:g} s") from None
+        finally:
+            if self._process.returncode != 0:  # a killed supervisor could not remove them
+                limits.remove_groups([self._group])
 
     @property
     def is_running(self) -> bool:
@@ -153,7 +176,9 @@ class SupervisedSandbox:
             self._lose()
             return
         message = json.loads(data)
-        if "id" in message:
+        if "lost" in message:
+            self._loss = message
+        elif "id" in message:
             waiting = self._pending.get(message["id"])
             if waiting is not None and not waiting.done():
                 waiting.set_result(message)
@@ -164,7 +189,40 @@ class SupervisedSandbox:
 
     def enter_argv(self, request: Request) -> list[str]:
         """Return an argument vector that runs ``request`` in this sandbox with the stdio of whoever starts it."""
-        return [*_python(), "enter", json.dumps({**self._target, "spec": request.as_json()})]
+        return [*_python(), "enter", json.dumps({**self._target, "spec": self._spec(request)})]
+
+    def _spec(self, request: Request) -> dict[str, Any]:
+        return {**request.as_json(), "data_limit_bytes": self._data_limit_bytes}
+
+    async def switch_network(self, *, is_open: bool) -> None:
+        """Give the sandbox a network or take it, with every connection.
+
+        Raises:
+            SandboxError: There is no network to be had.
+            SandboxLostError: The sandbox is gone.
+        """
+        if not self.is_running:
+            raise self._lost("the local sandbox is not running")
+        self._requests += 1
+        number = self._requests
+        answered = self._pending[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._control.send(json.dumps({"op": "network", "id": number, "is_open": is_open}).encode())
+            answer = await answered
+        except OSError as exc:
+            raise SandboxLostError(f"the local sandbox can't change its network any more: {exc}") from exc
+        finally:
+            self._pending.pop(number, None)
+        if "lost" in answer:
+            raise self._lost("the local sandbox went away while its network changed")
+        if answer["error"]:
+            raise SandboxError(f"the local sandbox gets no network: {answer['error']}")
+
+    def _lost(self, what: str) -> SandboxLostError:
+        if not self._loss:
+            return SandboxLostError(what)
+        kind = SandboxMemoryError if self._loss["kind"] == "memory" else SandboxLostError
+        return kind(f"{what}: {self._loss['lost']}")
 
     async def run(
         self,
@@ -188,10 +246,11 @@ class SupervisedSandbox:
         Raises:
             SandboxError: No such user or directory, or no shell, in the sandbox.
             SandboxLostError: The sandbox is gone.
+            SandboxMemoryError: It is gone because its processes needed more memory than it may have.
             SandboxTimeoutError: The time was up; the command was killed.
         """
         if not self.is_running:
-            raise SandboxLostError("the local sandbox is not running")
+            raise self._lost("the local sandbox is not running")
         self._requests += 1
         number = self._requests
         answered = self._pending[number] = asyncio.get_running_loop().create_future()
@@ -230,7 +289,7 @@ class SupervisedSandbox:
                 f"command timed out after {timeout_sec:g} seconds and was killed: {_short(request.command)}"
             ) from None
         if "lost" in answer:
-            raise SandboxLostError(f"the local sandbox went away while it ran: {_short(request.command)}")
+            raise self._lost(f"the local sandbox went away while it ran {_short(request.command)}")
         if answer.get("error"):
             raise SandboxError(f"the local sandbox can't run {_short(request.command)}: {answer['error']}")
         return answer
@@ -238,7 +297,7 @@ class SupervisedSandbox:
     def _send(self, number: int, request: Request, source: InputPipe, pipes: list[OutputPipe]) -> None:
         spec = os.memfd_create("spec")
         try:
-            text = memoryview(json.dumps(request.as_json()).encode())
+            text = memoryview(json.dumps(self._spec(request)).encode())
             while text:
                 text = text[os.write(spec, text) :]
             handles = [spec, source.far_end, *(pipe.far_end for pipe in pipes)]

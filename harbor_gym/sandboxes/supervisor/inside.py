@@ -6,9 +6,12 @@ executed before the process has given up what a sandbox may not have.
 
 import contextlib
 import os
+import resource
 import signal
 from typing import Any, NoReturn
 
+import cgroups
+import syscalls
 from kernel import PR_SET_PDEATHSIG, drop_privileges, prctl
 
 _ACCOUNT_FILE_BYTES = 1 << 20
@@ -78,6 +81,9 @@ def _become(spec: dict[str, Any]) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     arguments = _shell_arguments(spec["command"])
+    if limit := spec.get("data_limit_bytes"):
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    syscalls.install()
     for shell in ("bash", "sh"):
         for directory in _SHELL_PATHS:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -97,9 +103,10 @@ def _shell_arguments(command: str) -> list[str]:
     return [f"/proc/self/fd/{script}"]
 
 
-def run_child(spec: dict[str, Any], mount_namespace: int, report: int) -> NoReturn:
+def run_child(spec: dict[str, Any], mount_namespace: int, report: int, joins: list[int]) -> NoReturn:
     """Turn a process just forked into the requested command; where that fails, say why on ``report`` and exit 126."""
     try:
+        cgroups.join(joins)
         os.setns(mount_namespace, os.CLONE_NEWNS)
         _become(spec)
     except BaseException as exc:  # a forked child must never return into its parent's code

@@ -6,6 +6,7 @@ Source: capabilities(7), prctl(2), mount(2), pid_namespaces(7).
 import ctypes
 import os
 import sys
+from typing import Any
 
 KEPT_CAPABILITIES = {
     "cap_chown": 0,
@@ -40,6 +41,11 @@ def _checked(result: int, what: str) -> None:
 def prctl(option: int, argument: int) -> None:
     """Call prctl(2) with one argument."""
     _checked(_libc.prctl(option, argument, 0, 0, 0), f"prctl {option}")
+
+
+def prctl_pointer(option: int, argument: int, pointer: Any) -> None:
+    """Call prctl(2) with a number and a pointer."""
+    _checked(_libc.prctl(option, argument, pointer, 0, 0), f"prctl {option}")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:

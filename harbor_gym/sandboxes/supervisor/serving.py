@@ -1,8 +1,10 @@
 """One sandbox's supervisor: a small process between the caller and the sandbox. Runs by itself, stdlib only.
 
-``serve`` builds the sandbox (private mount namespace, overlay on tmpfs, bubblewrap), then forks one process into it
-for every request on its control socket, and ends with the first of: the socket's end, the caller's death, the
-sandbox's death. ``enter`` runs one process in a living sandbox with the caller's own stdio.
+``serve`` builds the sandbox (control groups, private mount namespace, overlay on tmpfs, bubblewrap), then forks one
+process into it for every request on its control socket, and ends with the first of: the socket's end, the caller's
+death, the sandbox's death. ``enter`` runs one process in a living sandbox with the caller's own stdio.
+
+The supervisor itself is in none of the sandbox's control groups: no lack of memory or processes there stops it.
 
 From before the sandbox lives until a child has become its command, these processes are not dumpable (nothing inside can
 read their memory or reach their executable) and can import nothing.
@@ -18,26 +20,17 @@ import socket
 import sys
 from typing import Any
 
+import building
+import cgroups
 from inside import RequestError, run_child
-from kernel import KEPT_CAPABILITIES, MS_BIND, MS_NODEV, MS_PRIVATE, MS_REC, NAMESPACES, harden_self, mount, start_time
+from kernel import NAMESPACES, harden_self, start_time
+from network import UserNetwork
 
-_READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
-"""Settings of the whole machine, which root could write without any capability. bubblewrap leaves /proc/sys open."""
-_HIDDEN_PROC = ("kcore", "keys", "timer_list", "sched_debug", "kmsg")
-_UNSHARED = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
-"""Not --unshare-all: it makes a user namespace too, in which root's commands, being outside it, could do everything."""
 _KILLED = 128 + signal.SIGKILL
 _END_SETTLE_MS = 50
 """Wait for PID 1's end after a command died of SIGKILL: long enough for the kernel, short for a plain ``kill -9``."""
 _REQUEST_BYTES = 4096
 _REQUEST_DESCRIPTORS = 4
-_SHM_BYTES = 64 << 20
-"""Docker's own default for /dev/shm."""
-_INIT = (
-    "b='echo up; exec >/dev/null 2>&1; while read -r _; do :; done'; "
-    'if command -v bash >/dev/null 2>&1; then exec bash --norc --noprofile -c "$b"; fi; eval "$b"'
-)
-"""PID 1: bash reaps what it inherits. Its stdin ends when the supervisor does, and the sandbox with it."""
 
 
 class _Supervisor:
@@ -45,75 +38,33 @@ class _Supervisor:
         self.control = control
         self.config = config
         self.running: dict[int, tuple[int, int]] = {}
-        self.bwrap = 0
+        self.bwrap = self.init = 0
         self.init_pidfd = -1
         self.mount_namespace = -1
         self.keep_alive = -1
+        self.joins: list[int] = []
+        self.cgroups = cgroups.Cgroups(config["cgroups"], config["limits"])
+        self.network = UserNetwork(config)
+        self.loss = ""
+        self.loss_kind = ""
 
     def reply(self, **message: Any) -> None:
         with contextlib.suppress(OSError):
             self.control.send(json.dumps(message).encode())
 
     def build(self) -> None:
-        """Mount the overlay, start bubblewrap, and wait until PID 1 of the sandbox runs."""
-        os.unshare(os.CLONE_NEWNS)
-        mount("none", "/", None, MS_REC | MS_PRIVATE)
-        place: str = self.config["mountpoint"]
-        mount("harbor-gym", place, "tmpfs", MS_NODEV, f"mode=0700,size={self.config['storage_bytes']}")
-        os.chdir(place)
-        for name in ("lower", "upper", "work", "root"):
-            os.mkdir(name)  # noqa: PTH102  # pathlib would cost 20 ms of imports at every start
-        mount(self.config["rootfs"], "lower", None, MS_BIND)
-        os.chmod("upper", 0o755)  # noqa: PTH101  # as above
-        mount("overlay", "root", "overlay", MS_NODEV, "lowerdir=lower,upperdir=upper,workdir=work")
-        init = self._spawn_bwrap()
-        self.init_pidfd = os.pidfd_open(init)
-        self.mount_namespace = os.open(f"/proc/{init}/ns/mnt", os.O_RDONLY)
+        """Make the control groups, mount the files, start PID 1, and enter its namespaces."""
+        self.cgroups.make()
+        self.joins = cgroups.open_joins(self.config["cgroups"])
+        building.mount_root(self.config)
+        self.bwrap, self.keep_alive, answer = building.start_bwrap(self.config, self.joins)
+        self.init = building.wait_for_init(answer)
+        self.init_pidfd = os.pidfd_open(self.init)
+        self.mount_namespace = os.open(f"/proc/{self.init}/ns/mnt", os.O_RDONLY)
         os.setns(self.init_pidfd, NAMESPACES)
-        self.reply(ready=True, init=init, start_time=start_time(init))
-
-    def _spawn_bwrap(self) -> int:
-        log = os.memfd_create("bwrap")
-        stdin_read, self.keep_alive = os.pipe()
-        up_read, up_write = os.pipe()
-        info_read, info_write = os.pipe()
-        os.set_inheritable(info_write, True)
-        argv = self._bwrap_argv(info_write)
-        actions = [
-            (os.POSIX_SPAWN_DUP2, stdin_read, 0),
-            (os.POSIX_SPAWN_DUP2, up_write, 1),
-            (os.POSIX_SPAWN_DUP2, log, 2),
-        ]
-        self.bwrap = os.posix_spawn(argv[0], argv, dict(os.environ), file_actions=actions)
-        for handle in (stdin_read, up_write, info_write):
-            os.close(handle)
-        info = b""
-        while chunk := os.read(info_read, 4096):
-            info += chunk
-        is_up = os.read(up_read, 16)
-        os.close(info_read)
-        os.close(up_read)
-        if not is_up:
-            said = os.pread(log, 2000, 0).decode("utf-8", "replace").strip()
-            raise RequestError(said or "bubblewrap ended without a word")
-        os.close(log)
-        return int(json.loads(info)["child-pid"])
-
-    def _bwrap_argv(self, info_fd: int) -> list[str]:
-        argv = [self.config["bwrap"], "--bind", f"{self.config['mountpoint']}/root", "/"]
-        argv += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
-        argv += ["--remount-ro", "/dev", "--proc", "/proc"]
-        for name in _READ_ONLY_PROC:
-            argv += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
-        for name in _HIDDEN_PROC:
-            if os.path.exists(f"/proc/{name}"):  # noqa: PTH110  # pathlib would cost 20 ms of imports at every start
-                argv += ["--ro-bind", "/dev/null", f"/proc/{name}"]
-        argv += [*_UNSHARED, "--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--new-session"]
-        argv += ["--info-fd", str(info_fd), "--cap-drop", "ALL"]
-        for name in KEPT_CAPABILITIES:
-            argv += ["--cap-add", name.upper()]
-        argv += ["--clearenv", "--setenv", "PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
-        return [*argv, "--chdir", "/", "--", "/bin/sh", "-c", _INIT]
+        if self.config["has_network"]:
+            self.network.open(self.init, self.init_pidfd)
+        self.reply(ready=True, init=self.init, start_time=start_time(self.init))
 
     def serve(self, parent: int) -> None:
         """Answer requests until the caller, the control socket or the sandbox is gone."""
@@ -123,12 +74,17 @@ class _Supervisor:
         poll = select.poll()
         for handle in (self.control.fileno(), parent, wake_read, self.init_pidfd):
             poll.register(handle, select.POLLIN)
-        while True:
+        if self.cgroups.events >= 0:
+            poll.register(self.cgroups.events, self.cgroups.event_kind)
+        while not self.loss:
             ready = {handle for handle, _ in poll.poll()}
+            if self.cgroups.events in ready:
+                self.cgroups.take_events()
+                self.cgroups.follow_files(building.files_bytes())
             if wake_read in ready:
                 os.read(wake_read, 4096)
             self.reap()
-            if parent in ready or self.init_pidfd in ready:
+            if parent in ready or self.init_pidfd in ready or self.has_lost_memory():
                 return
             if self.control.fileno() in ready and not self.handle_request():
                 return
@@ -146,6 +102,8 @@ class _Supervisor:
                 self.start_command(message["id"], handles)
             elif message["op"] == "kill":
                 self.kill(message["id"])
+            elif message["op"] == "network":
+                self.switch_network(message["id"], is_open=message["is_open"])
         finally:
             for handle in handles:
                 os.close(handle)
@@ -160,9 +118,20 @@ class _Supervisor:
             os.setsid()
             for target, handle in enumerate(stdio):
                 os.dup2(handle, target)
-            run_child(spec, self.mount_namespace, report_write)
+            run_child(spec, self.mount_namespace, report_write, self.joins)
         os.close(report_write)
         self.running[pid] = (request, report_read)
+
+    def switch_network(self, request: int, *, is_open: bool) -> None:
+        error = ""
+        try:
+            if is_open:
+                self.network.open(self.init, self.init_pidfd)
+            else:
+                self.network.close()
+        except OSError as exc:
+            error = str(exc)
+        self.reply(id=request, return_code=0, error=error)
 
     def kill(self, request: int) -> None:
         for pid, (running, _) in self.running.items():
@@ -182,6 +151,9 @@ class _Supervisor:
                 break
             if pid == 0:
                 break
+            if pid == self.network.pid:
+                self.network.pid = 0
+                self.loss = "its network process (slirp4netns) ended"
             if pid not in self.running:
                 continue
             request, report = self.running.pop(pid)
@@ -191,6 +163,9 @@ class _Supervisor:
             os.close(report)
             code = os.waitstatus_to_exitcode(status)
             finished.append({"id": request, "return_code": code if code >= 0 else 128 - code, "error": error.decode()})
+        # A command that survives what the kernel killed for memory must not pass for an ordinary end.
+        if finished and self.has_lost_memory():
+            return
         if any(message["return_code"] == _KILLED for message in finished) and self.is_ending():
             return
         for message in finished:
@@ -202,6 +177,13 @@ class _Supervisor:
         poll.register(self.init_pidfd, select.POLLIN)
         return bool(poll.poll(_END_SETTLE_MS))
 
+    def has_lost_memory(self) -> bool:
+        """Tell whether the sandbox ran out of memory, which is its end: who was killed, and who was not, is chance."""
+        if not self.cgroups.is_out_of_memory():
+            return False
+        self.loss, self.loss_kind = "its processes needed more memory than it may have", "memory"
+        return True
+
     def tear_down(self) -> None:
         """Kill PID 1, which takes every process of its namespace along, and wait until all are gone."""
         with contextlib.suppress(OSError):
@@ -209,9 +191,13 @@ class _Supervisor:
                 signal.pidfd_send_signal(self.init_pidfd, signal.SIGKILL)
             elif self.bwrap:
                 os.kill(self.bwrap, signal.SIGKILL)
+        self.network.close()
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
+        if self.loss:
+            self.reply(lost=self.loss, kind=self.loss_kind)
+        self.cgroups.remove()
 
 
 def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
@@ -255,6 +241,7 @@ def enter(target: dict[str, Any]) -> int:
     try:
         pidfd = os.pidfd_open(init)
         mount_namespace = os.open(f"/proc/{init}/ns/mnt", os.O_RDONLY)
+        joins = cgroups.open_joins(target["cgroups"])
         if start_time(init) != target["start_time"]:
             raise ProcessLookupError
     except (ProcessLookupError, FileNotFoundError):
@@ -265,7 +252,7 @@ def enter(target: dict[str, Any]) -> int:
     report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     pid = os.fork()
     if pid == 0:
-        run_child({**target["spec"], "die_with_parent": True}, mount_namespace, report_write)
+        run_child({**target["spec"], "die_with_parent": True}, mount_namespace, report_write, joins)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _: os.kill(pid, received))
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

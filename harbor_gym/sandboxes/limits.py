@@ -1,0 +1,149 @@
+"""Where this machine lets a sandbox's control groups be made, and what to remove of those whose owner is dead."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from harbor_gym.sandboxes.owners import is_alive, owner_label
+
+CONTROLLERS = ("memory", "pids", "cpu")
+_PREFIX = "harbor-gym-"
+_NEEDED_FILES = {
+    ("memory", 1): ("memory.limit_in_bytes", "memory.oom_control", "cgroup.event_control"),
+    ("memory", 2): ("memory.max", "memory.high", "memory.events", "memory.oom.group"),
+    ("pids", 1): ("pids.max",),
+    ("pids", 2): ("pids.max",),
+    ("cpu", 1): ("cpu.cfs_quota_us",),
+    ("cpu", 2): ("cpu.max",),
+}
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use, all its processes together. None is no limit."""
+
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    max_processes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A directory of the cgroup file system in which groups with one controller can be made."""
+
+    version: Literal[1, 2]
+    directory: Path
+
+
+@functools.cache
+def places() -> Mapping[str, Place]:
+    """Return a place for each of :data:`CONTROLLERS` that this process may make groups with, found by making one.
+
+    Groups are made beside or below this process's own, so that bounds of the whole (a container's) hold on.
+    """
+    mounts, own = _mounts(Path("/proc/self/mountinfo").read_text()), Path("/proc/self/cgroup").read_text()
+    return {name: place for name in CONTROLLERS if (place := _first_usable(name, mounts, own)) is not None}
+
+
+def group_name() -> str:
+    """Return a name for one sandbox's groups that says whose they are."""
+    return f"{_PREFIX}{owner_label()}-{next(_numbers)}"
+
+
+def remove_groups(names: Iterable[str] | None = None) -> None:
+    """Remove groups by name; without names, those of dead owners. What still has processes stays."""
+    for place in places().values():
+        found = place.directory.glob(f"{_PREFIX}*") if names is None else map(place.directory.joinpath, names)
+        for directory in found:
+            if names is not None or not is_alive(directory.name):
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
+
+
+@functools.cache
+def remove_abandoned_groups() -> None:
+    """Remove what dead owners left, once per process."""
+    remove_groups()
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    version: Literal[1, 2]
+    controllers: frozenset[str]
+    root: str
+    point: Path
+
+
+def _mounts(mountinfo: str) -> list[_Mount]:
+    found: list[_Mount] = []
+    for line in mountinfo.splitlines():
+        fields, _, rest = line.partition(" - ")
+        kind, _, options = rest.split(" ", 2)
+        root, point = fields.split()[3:5]
+        if kind == "cgroup":
+            found.append(_Mount(1, frozenset(options.split(",")), root, Path(point)))
+        elif kind == "cgroup2":
+            found.append(_Mount(2, frozenset(CONTROLLERS), root, Path(point)))
+    return sorted(found, key=lambda mount: mount.version)
+
+
+def _first_usable(controller: str, mounts: list[_Mount], own: str) -> Place | None:
+    for mount in mounts:
+        if controller not in mount.controllers:
+            continue
+        directory = _own_directory(mount, controller, own)
+        # Version 2 lets a group have either processes or parts with limits: beside our own is next best to below.
+        above = [directory, *directory.parents] if mount.version == 2 else [directory]
+        for candidate in above:
+            if candidate.is_relative_to(mount.point) and _is_usable(controller, mount.version, candidate):
+                return Place(mount.version, candidate)
+    return None
+
+
+def _own_directory(mount: _Mount, controller: str, own: str) -> Path:
+    for line in own.splitlines():
+        _, names, path = line.split(":", 2)
+        if names == "" if mount.version == 2 else controller in names.split(","):
+            inner = os.path.relpath(path, mount.root)
+            if not inner.startswith("..") and (directory := mount.point / inner).is_dir():
+                return directory
+    return mount.point
+
+
+def _is_usable(controller: str, version: Literal[1, 2], directory: Path) -> bool:
+    probe = directory / f"{_PREFIX}{owner_label()}-probe-{controller}"
+    try:
+        if version == 2:
+            enabled = (directory / "cgroup.subtree_control").read_text().split()
+            if controller not in enabled:
+                (directory / "cgroup.subtree_control").write_text(f"+{controller}")
+        probe.mkdir()
+    except OSError:
+        return False
+    try:
+        return all((probe / name).exists() for name in _NEEDED_FILES[controller, version])
+    finally:
+        probe.rmdir()
+
+
+def as_config(name: str, limits: Limits) -> dict[str, Any]:
+    """Return what the supervisor is told: its groups by controller, and the bounds."""
+    wanted = {"memory": limits.memory_bytes, "cpu": limits.cpus, "pids": limits.max_processes}
+    return {
+        "cgroups": {
+            controller: [place.version, str(place.directory / name)]
+            for controller, place in places().items()
+            if wanted[controller] is not None
+        },
+        "limits": asdict(limits),
+        # The next best, for each process by itself; what root may start, no such limit bounds.
+        "data_limit_bytes": None if "memory" in places() else limits.memory_bytes,
+    }

@@ -1,0 +1,122 @@
+"""How one sandbox comes to be: an overlay on tmpfs for its files, bubblewrap for its first process."""
+
+import json
+import os
+import signal
+from typing import Any, NoReturn
+
+import cgroups
+import syscalls
+from inside import RequestError
+from kernel import KEPT_CAPABILITIES, MS_BIND, MS_NODEV, MS_PRIVATE, MS_REC, mount
+
+_READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
+"""Settings of the whole machine, which root could write without any capability. bubblewrap leaves /proc/sys open."""
+_HIDDEN_PROC = ("kcore", "keys", "timer_list", "sched_debug", "kmsg")
+_UNSHARED = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+"""Not --unshare-all: it makes a user namespace too, in which root's commands, being outside it, could do everything."""
+_SHM_BYTES = 64 << 20
+"""Docker's own default for /dev/shm."""
+_BYTES_PER_FILE, _MIN_FILES = 8 << 10, 1 << 14
+"""Room for as many files as a disk of the size would have, and half as many again: each takes memory of the kernel."""
+_INIT = (
+    "b='echo up; exec >/dev/null 2>&1; while read -r _; do :; done'; "
+    'if command -v bash >/dev/null 2>&1; then exec bash --norc --noprofile -c "$b"; fi; eval "$b"'
+)
+"""PID 1: bash reaps what it inherits. Its stdin ends when the supervisor does, and the sandbox with it."""
+
+
+def mount_root(config: dict[str, Any]) -> None:
+    """Mount the sandbox's files in a mount namespace of this process's own, and make their place the working directory.
+
+    Everything written goes to memory, no more than ``storage_bytes`` of it.
+    """
+    os.unshare(os.CLONE_NEWNS)
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    place: str = config["mountpoint"]
+    storage: int = config["storage_bytes"]
+    files = max(_MIN_FILES, storage // _BYTES_PER_FILE)
+    mount("harbor-gym", place, "tmpfs", MS_NODEV, f"mode=0700,size={storage},nr_inodes={files}")
+    os.chdir(place)
+    for name in ("lower", "upper", "work", "root"):
+        os.mkdir(name)  # noqa: PTH102  # pathlib would cost 20 ms of imports at every start
+    mount(config["rootfs"], "lower", None, MS_BIND)
+    os.chmod("upper", 0o755)  # noqa: PTH101  # as above
+    mount("overlay", "root", "overlay", MS_NODEV, "lowerdir=lower,upperdir=upper,workdir=work")
+
+
+def files_bytes() -> int:
+    """Return how much memory the sandbox's files take. Reads the working directory's file system."""
+    state = os.statvfs(".")
+    return (state.f_blocks - state.f_bfree) * state.f_frsize
+
+
+def start_bwrap(config: dict[str, Any], joins: list[int]) -> tuple[int, int, tuple[int, int, int]]:
+    """Start bubblewrap in the control groups that ``joins`` leads to.
+
+    Returns:
+        Its pid; a descriptor at whose close the sandbox ends; and what :func:`wait_for_init` needs.
+    """
+    log, rules = os.memfd_create("bwrap"), os.memfd_create("rules")
+    os.write(rules, syscalls.program(os.uname().machine))
+    os.lseek(rules, 0, os.SEEK_SET)
+    stdin_read, keep_alive = os.pipe()
+    up_read, up_write = os.pipe()
+    info_read, info_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _become_bwrap(_bwrap_argv(config, info_write, rules), joins, (stdin_read, up_write, log), (info_write, rules))
+    for handle in (stdin_read, up_write, info_write, rules):
+        os.close(handle)
+    return pid, keep_alive, (info_read, up_read, log)
+
+
+def wait_for_init(answer: tuple[int, int, int]) -> int:
+    """Return the pid of the sandbox's PID 1 when that runs.
+
+    Raises:
+        RequestError: bubblewrap refused, in its own words.
+    """
+    info_read, up_read, log = answer
+    info = b""
+    while chunk := os.read(info_read, 4096):
+        info += chunk
+    is_up = os.read(up_read, 16)
+    said = os.pread(log, 2000, 0).decode("utf-8", "replace").strip()
+    for handle in answer:
+        os.close(handle)
+    if not is_up:
+        raise RequestError(said or "bubblewrap ended without a word")
+    return int(json.loads(info)["child-pid"])
+
+
+def _become_bwrap(argv: list[str], joins: list[int], stdio: tuple[int, int, int], kept: tuple[int, int]) -> NoReturn:
+    try:
+        for target, handle in enumerate(stdio):
+            os.dup2(handle, target)
+        cgroups.join(joins)
+        for handle in kept:
+            os.set_inheritable(handle, True)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.execve(argv[0], argv, dict(os.environ))
+    except BaseException as exc:  # a forked child must never return into its parent's code
+        os.write(2, str(exc).encode("utf-8", "replace"))
+    finally:
+        os._exit(126)
+
+
+def _bwrap_argv(config: dict[str, Any], info: int, rules: int) -> list[str]:
+    argv = [config["bwrap"], "--bind", f"{config['mountpoint']}/root", "/"]
+    argv += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
+    argv += ["--remount-ro", "/dev", "--proc", "/proc"]
+    for name in _READ_ONLY_PROC:
+        argv += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
+    for name in _HIDDEN_PROC:
+        if os.path.exists(f"/proc/{name}"):  # noqa: PTH110  # pathlib would cost 20 ms of imports at every start
+            argv += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    argv += [*_UNSHARED, "--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--new-session"]
+    argv += ["--info-fd", str(info), "--seccomp", str(rules), "--cap-drop", "ALL"]
+    for name in KEPT_CAPABILITIES:
+        argv += ["--cap-add", name.upper()]
+    argv += ["--clearenv", "--setenv", "PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
+    return [*argv, "--chdir", "/", "--", "/bin/sh", "-c", _INIT]

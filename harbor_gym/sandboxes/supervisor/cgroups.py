@@ -1,0 +1,166 @@
+"""One sandbox's control groups: limits on memory, processes and processor time that hold for all of it together.
+
+Version 1 has one tree per controller, version 2 one for all; a machine may have both. Files written in the sandbox lie
+in memory too and are charged to it, but they have a bound of their own: the memory limit follows them.
+
+Source: the kernel's admin-guide/cgroup-v1 and cgroup-v2.rst.
+"""
+
+import contextlib
+import os
+import select
+import time
+from typing import Any
+
+_PERIOD_US = 100_000
+_REMOVE_SEC = 2.0
+_PAUSE_SEC = 0.005
+_HEADROOM_BYTES = 64 << 20
+_HEADROOM_PART = 8
+"""The limit stands this much above what processes may have: files are noticed a moment after they were written."""
+_NEAR_LIMIT_BYTES = 4 << 20
+_JOIN_FILES = {1: "tasks", 2: "cgroup.procs"}
+"""Writing to version 1's ``tasks`` moves the writer in 0.05 ms; ``cgroup.procs`` may wait 10 ms for all processors."""
+
+
+def _write(directory: str, name: str, value: object) -> None:
+    handle = os.open(f"{directory}/{name}", os.O_WRONLY)
+    try:
+        os.write(handle, str(value).encode())
+    finally:
+        os.close(handle)
+
+
+def _read(directory: str, name: str) -> str:
+    handle = os.open(f"{directory}/{name}", os.O_RDONLY)
+    try:
+        return os.read(handle, 4096).decode()
+    finally:
+        os.close(handle)
+
+
+def _counter(text: str, key: str) -> int:
+    fields = dict(line.split() for line in text.splitlines() if len(line.split()) == 2)  # "key value"
+    return int(fields.get(key, 0))
+
+
+def open_joins(places: dict[str, Any]) -> list[int]:
+    """Open what :func:`join` writes to. To be done before entering the sandbox, where there are no such files."""
+    paths = {f"{directory}/{_JOIN_FILES[version]}" for version, directory in places.values()}
+    return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in sorted(paths)]
+
+
+def join(handles: list[int]) -> None:
+    """Move this single-threaded process into the groups."""
+    for handle in handles:
+        os.write(handle, b"0")
+
+
+class Cgroups:
+    """The groups of one sandbox, made by :meth:`make` and removed by :meth:`remove`.
+
+    ``places`` names a version and a directory for each controller that the machine has; ``limits`` what is bounded:
+    ``memory_bytes``, ``cpus`` and ``max_processes``.
+    """
+
+    def __init__(self, places: dict[str, Any], limits: dict[str, Any]) -> None:
+        self.directories = sorted({directory for _, directory in places.values()})
+        self.memory_bytes: int = limits["memory_bytes"] or 0
+        self.memory_version, self.memory = places["memory"] if self.memory_bytes and "memory" in places else (0, "")
+        self.events = -1
+        """Has ``event_kind`` (of poll) when memory runs short."""
+        self.event_kind = select.POLLIN if self.memory_version == 1 else select.POLLPRI
+        self._places = places
+        self._limits = limits
+        self._headroom = max(_HEADROOM_BYTES, self.memory_bytes // _HEADROOM_PART)
+        self._ceiling = 0
+
+    def make(self) -> None:
+        """Make the groups and set their limits."""
+        for directory in self.directories:
+            os.mkdir(directory)  # noqa: PTH102  # pathlib would cost 20 ms of imports at every start
+        if "pids" in self._places:
+            _write(self._places["pids"][1], "pids.max", self._limits["max_processes"])
+        if "cpu" in self._places:
+            version, directory = self._places["cpu"]
+            quota = int(self._limits["cpus"] * _PERIOD_US)
+            name, value = ("cpu.cfs_quota_us", quota) if version == 1 else ("cpu.max", f"{quota} {_PERIOD_US}")
+            _write(directory, name, value)
+        if self.memory:
+            self._bound_memory()
+
+    def _bound_memory(self) -> None:
+        if self.memory_version == 1:
+            _write(self.memory, "memory.swappiness", 0)
+            self.events = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._notify("memory.oom_control", "")
+        else:
+            # All of it or nothing: what is left of a sandbox after one process was killed is in no known state.
+            _write(self.memory, "memory.oom.group", 1)
+            with contextlib.suppress(OSError):  # a kernel without swap accounting
+                _write(self.memory, "memory.swap.max", 0)
+            self.events = os.open(f"{self.memory}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
+        self.follow_files(0)
+
+    def _notify(self, name: str, argument: object) -> None:
+        handle = os.open(f"{self.memory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _write(self.memory, "cgroup.event_control", f"{self.events} {handle} {argument}")
+        finally:
+            os.close(handle)
+
+    def follow_files(self, files_bytes: int) -> None:
+        """Let the memory limit be what processes may have and what files take now; ask for word before it is met."""
+        expected = self.memory_bytes + files_bytes
+        ceiling = expected + self._headroom
+        if self._ceiling and abs(ceiling - self._ceiling) < self._headroom // 2:
+            return
+        with contextlib.suppress(OSError):  # EBUSY: files went and processes took their place; the old limit holds
+            if self.memory_version == 1:
+                _write(self.memory, "memory.limit_in_bytes", ceiling)
+                # The last, because caches may keep the use above the first two.
+                for above in (0, self._headroom // 2, self._headroom - _NEAR_LIMIT_BYTES):
+                    self._notify("memory.usage_in_bytes", expected + above)
+            else:
+                _write(self.memory, "memory.max", ceiling)
+                _write(self.memory, "memory.high", expected)
+            self._ceiling = ceiling
+
+    def take_events(self) -> None:
+        """Clear what made ``events`` ready."""
+        if self.memory_version == 1:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.events)
+        else:
+            os.pread(self.events, 4096, 0)
+
+    def is_out_of_memory(self) -> bool:
+        """Tell whether the kernel has killed, or must kill, processes of the sandbox for lack of memory.
+
+        The parent's trouble is announced to its children too; what counts is this group's own.
+        """
+        if not self.memory:
+            return False
+        if self.memory_version == 2:
+            return _counter(_read(self.memory, "memory.events"), "oom_kill") > 0
+        state = _read(self.memory, "memory.oom_control")
+        if _counter(state, "oom_kill") > 0:
+            return True
+        usage = int(_read(self.memory, "memory.usage_in_bytes"))
+        return _counter(state, "under_oom") > 0 and usage + _NEAR_LIMIT_BYTES > self._ceiling
+
+    def remove(self) -> None:
+        """Remove the groups, which must have no processes any more; the kernel may need a moment to see that."""
+        deadline = time.monotonic() + _REMOVE_SEC
+        for directory in self.directories:
+            while True:
+                try:
+                    os.rmdir(directory)  # noqa: PTH106  # pathlib would cost 20 ms of imports at every start
+                except FileNotFoundError:
+                    break
+                except OSError:
+                    if time.monotonic() > deadline:
+                        break
+                    time.sleep(_PAUSE_SEC)
+                else:
+                    break
