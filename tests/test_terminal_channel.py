@@ -18,7 +18,7 @@ import pytest
 
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import TerminalStartError
-from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
+from harbor_gym.terminal import Terminal, TerminalTurn, channel, open_terminal
 from harbor_gym.terminal.keys import encode_keystrokes
 from harbor_gym.terminal.persistent import PersistentTransport
 from harbor_gym.terminal.step import make_step
@@ -177,6 +177,30 @@ async def test_killing_the_other_end_is_survived(sandbox: Sandbox, terminal: Ter
     await sandbox.exec(killing)
     for word in ("one", "two"):
         assert (await enter(terminal, f"echo {word}\n")).text == f"$ echo {word}\n{word}\n$"
+
+
+@pytest.mark.parametrize("moment", ["before", "during"])
+async def test_a_hung_channel_is_left_before_the_step_is_over(
+    sandbox: Sandbox, terminal: Terminal, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "MAX_SILENCE_SEC", 2.5)
+    stop = "pkill -STOP -f '[s]tep serve'"
+    if moment == "before":
+        await sandbox.exec(stop)
+        turn = await enter(terminal, "echo one | tee -a /srv/typed\n")
+    else:
+        turn = await enter(terminal, f"{stop}; sleep 0.2; echo one | tee -a /srv/typed\n")
+    assert (turn.transport, turn.waits) == ("portable", ("prompt",))
+    assert turn.text.endswith("\none\n$")
+    assert turn.duration_sec < _LONG_SEC / 2, "the ceiling was waited for"
+    turn = await enter(terminal, "cat /srv/typed\n")
+    assert (turn.transport, turn.text) == ("persistent", "$ cat /srv/typed\none\n$")
+
+
+async def test_a_long_wait_is_no_hung_channel(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "MAX_SILENCE_SEC", 2.5)
+    turn = await enter(terminal, "sleep 3.5\n")
+    assert (turn.transport, turn.waits) == ("persistent", ("prompt",))
 
 
 async def test_killing_the_other_end_from_within_is_survived(terminal: Terminal) -> None:

@@ -7,6 +7,11 @@ from collections.abc import Sequence
 from harbor_gym.processes import start_process
 
 _OPEN_TIMEOUT_SEC = 15.0
+MAX_SILENCE_SEC = 6.0
+"""The other side gives a sign of life every second, so one that is silent for so long hangs. On a machine so busy that
+it does not, what follows is only slower: nothing is typed twice."""
+
+_CHUNK_BYTES = 65_536
 _END_TIMEOUT_SEC = 2.0
 """How long the process may take to end by itself when its input has ended."""
 
@@ -18,8 +23,10 @@ class ChannelBrokenError(Exception):
 class Channel:
     """One living process. Made by :meth:`open`; the owner closes it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, max_answer_bytes: int) -> None:
         self._process = process
+        self._max_answer_bytes = max_answer_bytes
+        self._received = bytearray()
 
     @classmethod
     async def open(cls, argv: Sequence[str], *, ready: str, max_answer_bytes: int) -> "Channel":
@@ -37,14 +44,13 @@ class Channel:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
-                limit=max_answer_bytes,
                 start_new_session=True,
             )
         except OSError as error:
             raise ChannelBrokenError(f"{argv[0]} could not be started: {error}") from error
-        channel = cls(process)
+        channel = cls(process, max_answer_bytes)
         try:
-            await channel._read_until(f"{ready}\n", _OPEN_TIMEOUT_SEC)
+            await channel._read_until(f"{ready}\n", max_silence_sec=_OPEN_TIMEOUT_SEC)
         except BaseException:
             await channel.close()
             raise
@@ -64,7 +70,7 @@ class Channel:
             self._process.stdin.write("".join(f"{line}\n" for line in lines).encode())
             async with asyncio.timeout(timeout_sec):
                 await self._process.stdin.drain()
-                return await self._read_until(f"{end}\n", None)
+                return await self._read_until(f"{end}\n", max_silence_sec=MAX_SILENCE_SEC)
         except TimeoutError as error:
             raise ChannelBrokenError(f"no answer within {timeout_sec:.0f} s") from error
         except OSError as error:
@@ -94,13 +100,28 @@ class Channel:
         with contextlib.suppress(OSError):
             await self._process.stdin.wait_closed()
 
-    async def _read_until(self, end: str, timeout_sec: float | None) -> str:
+    async def _read_until(self, end: str, *, max_silence_sec: float) -> str:
+        """Return what was received up to the line ``end``.
+
+        Raises:
+            ChannelBrokenError: The process has ended, was silent for too long, or said too much.
+        """
         assert self._process.stdout is not None
-        try:
-            async with asyncio.timeout(timeout_sec):
-                data = await self._process.stdout.readuntil(end.encode())
-        except TimeoutError as error:
-            raise ChannelBrokenError(f"no answer within {timeout_sec:.0f} s") from error
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as error:
-            raise ChannelBrokenError(str(error)) from error
-        return data.decode(errors="replace")
+        wanted, searched = end.encode(), 0
+        while (start := self._received.find(wanted, searched)) < 0:
+            if len(self._received) > self._max_answer_bytes:
+                raise ChannelBrokenError(f"an answer of more than {self._max_answer_bytes} bytes")
+            searched = max(0, len(self._received) - len(wanted))
+            try:
+                async with asyncio.timeout(max_silence_sec):
+                    data = await self._process.stdout.read(_CHUNK_BYTES)
+            except TimeoutError as error:
+                raise ChannelBrokenError(f"no sign of life for {max_silence_sec:.0f} s") from error
+            except OSError as error:
+                raise ChannelBrokenError(str(error)) from error
+            if not data:
+                raise ChannelBrokenError(f"it ended after {len(self._received)} bytes of an answer")
+            self._received += data
+        answer = bytes(self._received[: start + len(wanted)])
+        del self._received[: start + len(wanted)]
+        return answer.decode(errors="replace")

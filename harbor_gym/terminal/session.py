@@ -58,6 +58,10 @@ class Terminal(Protocol):
         """
         ...
 
+    async def detach(self) -> None:
+        """Let go of everything that this machine holds for the session, which goes on in the sandbox. Idempotent."""
+        ...
+
     async def close(self) -> None:
         """End the session and stop every process that was started in it.
 

@@ -80,6 +80,10 @@ class TmuxTerminal:
         """See :meth:`harbor_gym.terminal.Terminal.screen`."""
         return await capture_screen(self._environment, self._directory, user=self._user, tools=self._tools)
 
+    async def detach(self) -> None:
+        """See :meth:`harbor_gym.terminal.Terminal.detach`."""
+        await self.transport.close()
+
     async def close(self) -> None:
         """See :meth:`harbor_gym.terminal.Terminal.close`."""
         if self._closed:

@@ -9,7 +9,7 @@
 exec 2>/dev/null
 LC_ALL=C
 dir=${BASH_SOURCE[0]%/*}
-nonce='' answer=() to='' from='' client='' is_resident='' can_drain=1
+nonce='' signed=-1 answer=() to='' from='' client='' is_resident='' can_drain=1
 quiet_ms=120 settle_sec=0.015 patience_sec=0.04
 case $HOSTTYPE in
     x86_64) sys_read=0 sys_select=' 23 270 ' sys_poll=' 7 271 ' sys_epoll=' 232 281 ' sys_wait=' 61 247 130 ' ;;
@@ -30,6 +30,13 @@ nap() { sleep_through "$1" || return 0; }
 
 # True when whoever asked for this step has gone, or asks for the next one.
 is_abandoned() { [ -n "$is_resident" ] && read -rt 0; }
+
+# Shows every second that this process is alive to whoever asked for the step.
+give_sign() {
+    [ -n "$is_resident" ] && ((SECONDS != signed)) || return
+    signed=$SECONDS
+    printf '%s .\n' "$nonce"
+}
 
 # A control client saves a fork for every word with tmux.
 connect() {
@@ -125,19 +132,27 @@ is_terminal() { [ "/proc/$1/fd/$(($2))" -ef "$tty" ] || [ "/proc/$1/fd/$(($2))" 
 is_raw() { modes=$(stty -F "$tty" -a) && [[ $modes == *-icanon* ]]; }
 is_forever() { [[ $1 == 0xffffffff || $1 == 0xffffffffffffffff ]]; }
 
-# True where the process waits for the terminal's input and, as far as the kernel tells, for nothing else.
-# Sets patience: "forever" when nothing but input ends the wait, "limited" when time does, too, and empty where what
-# it waits for is guessed.
-reads_terminal() {
-    patience=
+# True where the process waits for the terminal's input and for nothing else but, perhaps, time.
+# Sets patience: "forever", or "limited" when time ends the wait, too.
+reads_only_terminal() {
     read_syscall "$1" || return 1
     if [ "$call" = "$sys_read" ]; then
         patience=forever
         is_terminal "$1" "$first"
     elif [[ $sys_select == *" $call "* ]]; then
         patience=limited
-        [ "$fifth" = 0x0 ] && patience=forever
+        if [ "$fifth" = 0x0 ]; then patience=forever; fi
         [ "$first" = 0x1 ] && is_terminal "$1" 0
+    else
+        return 1
+    fi
+}
+
+# The same, or as likely as the kernel lets one tell.
+reads_terminal() {
+    reads_only_terminal "$1" && return
+    if [ -z "$call" ]; then
+        return 1
     elif [[ $sys_poll == *" $call "* ]]; then
         [ "$second" = 0x1 ] && is_terminal "$1" 0 && is_raw || return
         is_forever "$third" || [ "$third" = 0x0 ] || ! holds_socket "$1"
@@ -198,9 +213,10 @@ find_evidence() {
     read_stat "$shell" && foreground=$terminal_group
     find_foreground
     for pid in "${members[@]}"; do
-        read_stat "$pid" && [ "$state" = S ] && [ "$threads" = 1 ] && read_runtime "$pid" || return
-        if reads_terminal "$pid"; then
-            [ -n "$patience" ] && has_run "$pid" || return
+        read_stat "$pid" || continue
+        [ "$state" = S ] && [ "$threads" = 1 ] && read_runtime "$pid" || return
+        if reads_only_terminal "$pid"; then
+            has_run "$pid" || return
             [ "$least" = limited ] || least=$patience
         else
             [ -n "$call" ] && [[ $sys_wait == *" $call "* ]] || return
@@ -241,6 +257,11 @@ note_runtimes() {
     foreground=$terminal_group
     find_foreground
     for pid in "${members[@]}"; do read_runtime "$pid" && runtimes[pid]=$runtime; done
+}
+
+sum_runtimes() {
+    local pid
+    for pid in "${members[@]}"; do read_runtime "$pid" && spent+="$pid $runtime,"; done
 }
 
 read_runtime() { read -r runtime _ <"/proc/$1/schedstat"; } 2>/dev/null
@@ -303,14 +324,17 @@ look() {
             ;;
     esac
     read_clock
-    if [ "$screen" != "$last_screen" ]; then
-        last_screen=$screen
-        quiet_since=$now
-    fi
-    ((now - quiet_since >= quiet_ms)) && read_stat "$shell" || return
-    local verdict=
+    read_stat "$shell" || return
     foreground=$terminal_group
     find_foreground
+    # A program that looks for input now and then, while it works, is quiet on its screen alone.
+    local verdict='' spent=''
+    [[ $screen == 1* ]] || sum_runtimes
+    if [ "$screen$spent" != "$last_screen$last_spent" ]; then
+        last_screen=$screen last_spent=$spent
+        quiet_since=$now
+    fi
+    ((now - quiet_since >= quiet_ms)) || return
     if [[ $screen == 1* ]]; then
         ! foreground_runs && foreground_has_run && verdict=fullscreen
     elif foreground_reads; then
@@ -346,7 +370,7 @@ await_dead_pane() {
 wait_until_done() {
     local end next_look started tries=0
     why=
-    last_screen=
+    last_screen='' last_spent=''
     read_clock
     started=$now
     quiet_since=$now
@@ -357,6 +381,8 @@ wait_until_done() {
             await_dead_pane
         elif [ -z "$2" ] && at_prompt; then
             why=prompt
+        elif [ -z "$2" ] && [ -n "$can_settle" ] && has_settled; then
+            break
         else
             read_clock
             if ((now >= end)); then
@@ -368,6 +394,7 @@ wait_until_done() {
             fi
         fi
         if [ -z "$why" ]; then doze "$2"; fi
+        give_sign
         if is_abandoned; then why=abandoned; fi
     done
 }
@@ -378,6 +405,8 @@ doze() {
     local left=$((next_look < end ? next_look - now : end - now))
     if [ "$mark" != "$typed" ] && ((++tries < 30)); then
         nap 0.0005
+    elif [ -z "$1" ] && [ -n "$can_settle" ] && ((now - started >= 40 && now - started < 200)); then
+        nap 0.01
     elif [ -n "$1" ] || ((now - started >= 40)); then
         ((left < 10)) && left=10
         ((left > 50)) && left=50
@@ -434,7 +463,7 @@ read_noted() {
 
 run_command() {
     local idle=
-    editing='' types_ahead=''
+    editing='' types_ahead='' can_settle=''
     read_mark
     read_stat "$shell"
     runtimes=()
@@ -458,6 +487,8 @@ run_command() {
         case "$2 $3" in hex*13* | 'keys C-s' | text*13* | 'text 43,2d,73' | base64* | file*) can_drain='' ;; esac
         case "$2 $3" in hex*0d,* | text*0[ad],* | base64* | file*) types_ahead=1 ;; esac
         [ "$2" = keys ] || [ "$group" = "$terminal_group" ] || types_ahead=1
+        # What begins with an escape may go on: many a program waits a moment for more of it.
+        case "$2 $3" in 'keys Escape' | *1b | 'text 45,73,63,61,70,65' | base64* | file*) ;; *) can_settle=1 ;; esac
         note_runtimes
         typed=$mark
         printf '%s\n' "$typed" >"$dir/typed"
@@ -604,7 +635,11 @@ serve() {
     printf '%s ready\n' "$nonce"
     while read -ra words; do
         case ${words[0]} in
-            put) printf %s "${words[2]}" >>"$dir/${words[1]}" ;;
+            put)
+                printf %s "${words[2]}" >>"$dir/${words[1]}"
+                signed=-1
+                give_sign
+                ;;
             step)
                 if [ -r "$dir/step" ] && [ -x "$BASH" ]; then
                     take_step "${words[@]:1}"
