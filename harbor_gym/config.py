@@ -92,3 +92,23 @@ class TerminalEnvConfig(_Config):
 
     stop_timeout_sec: float = Field(default=60.0, gt=0)
     """Seconds that ``close`` gives Harbor to stop the sandbox before it gives up and raises."""
+
+
+class PoolLimits(_Config):
+    """How fast a :class:`harbor_gym.pool.WarmPool` may start sandboxes, and when it gives up."""
+
+    max_starts_at_once: int = Field(default=8, ge=1)
+    """Sandboxes that may be starting at the same time."""
+
+    starts_per_sec: float = Field(default=20.0, gt=0)
+    """Starts per second in the long run. As many as may start at once are allowed in one burst."""
+
+    max_failures: int = Field(default=3, ge=1)
+    """Failures in a row after which a waiting lease raises and no stock is made any more. Starts that failed side by
+    side count as one."""
+
+    backoff_sec: float = Field(default=1.0, gt=0)
+    """Pause after a first failure, doubled with each further one; a longer wait that the provider asks for is kept."""
+
+    max_backoff_sec: float = Field(default=60.0, gt=0)
+    """Ceiling on that doubling; not on what the provider asks for."""

@@ -2,21 +2,22 @@
 
 import asyncio
 import contextlib
-import functools
 import time
 import warnings
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from harbor_gym import prompts, sandboxes
+from harbor_gym import prompts
 from harbor_gym.actions import parse_action
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.pool import WarmPool
+from harbor_gym.prepared import PreparedEpisode, open_phase_terminal
 from harbor_gym.recording import CastRecorder
 from harbor_gym.rewards import scalar_reward
-from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
+from harbor_gym.terminal import Terminal, TerminalTurn
 from harbor_gym.types import Command, EndReason, EpisodeInfo
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class AsyncTerminalGymEnv:
 
     Args:
         config: The task, the sandbox and the budgets.
+        pool: Take sandboxes from this pool, which its maker closes. None starts one at each ``reset``.
 
     Example::
 
@@ -53,8 +55,12 @@ class AsyncTerminalGymEnv:
             observation, reward, done, info = await env.step([("ls -la\\n", 1.0)])
     """
 
-    def __init__(self, config: TerminalEnvConfig) -> None:
+    def __init__(self, config: TerminalEnvConfig, *, pool: WarmPool | None = None) -> None:
+        if pool is not None:
+            pool.require_fit(config)
         self.config = config
+        self._pool = pool
+        self._prepared: PreparedEpisode | None = None
         self._state = _State.IDLE
         self._episode: Episode | None = None
         self._terminal: Terminal | None = None
@@ -148,47 +154,52 @@ class AsyncTerminalGymEnv:
     # -- one episode ---------------------------------------------------------------------------------------------
 
     async def _start(self) -> tuple[str, EpisodeInfo]:
-        from harbor_gym.episode import Episode
-        from harbor_gym.episode.task import load_task
-
-        config = self.config
-        task = await load_task(config.task_dir)
-        await asyncio.to_thread(_preflight, config.sandbox)
+        prepared, metrics = await self._prepare()
         self._turn = self._parse_failures = 0
         self._terminal_sec = 0.0
-        self._time_limit_sec = config.time_limit_sec or task.config.agent.timeout_sec
-        episode = self._episode = Episode(
-            task,
-            sandboxes.environment_config(config.sandbox, options=config.sandbox_options),
-            trials_dir=config.trials_dir,
-            stop_timeout_sec=config.stop_timeout_sec,
-        )
-        phase = await episode.start()
-        await asyncio.to_thread(self._start_recording, episode, task.name)
-        screen, info = await self._enter(phase)
-        info["task"] = task.name
-        info["metrics"]["time/sandbox_start_sec"] = episode.sandbox_start_sec
-        return screen, info
+        self._time_limit_sec = self.config.time_limit_sec or prepared.task.config.agent.timeout_sec
+        await asyncio.to_thread(self._start_recording, prepared.episode, prepared.task.name)
+        turn = await prepared.look()
+        self._prepared, self._episode, self._terminal = None, prepared.episode, prepared.terminal
+        info = self._show(prepared.phase, turn)
+        info["task"] = prepared.task.name
+        info["metrics"] |= {"time/sandbox_start_sec": prepared.episode.sandbox_start_sec, **metrics}
+        info["metrics"]["time/terminal_open_sec"] = prepared.terminal_open_sec
+        return turn.text, info
+
+    async def _prepare(self) -> tuple[PreparedEpisode, dict[str, float]]:
+        """Return an episode with its terminal open, and what is to be told of where it came from."""
+        if self._pool is None:
+            # Known here before it starts, so that a close() meanwhile can stop it.
+            prepared = self._prepared = PreparedEpisode(self.config)
+            await prepared.prepare()
+            return prepared, {}
+        lease = await self._pool.lease()
+        self._prepared = lease.prepared
+        if self._state is _State.CLOSED:
+            raise UsageError("the environment was closed while it waited for a sandbox")
+        return lease.prepared, {"pool/hit": float(lease.hit), "pool/wait_sec": lease.wait_sec}
 
     async def _enter(self, phase: "AgentPhase") -> tuple[str, EpisodeInfo]:
         """Open a terminal in the phase's sandbox; return its screen."""
-        from harbor_gym.episode.episode import run_in_phase
-
         started = time.monotonic()
-        self._confirmation_pending = False
-        opening: Coroutine[Any, Any, Terminal] = open_terminal(phase.environment, self.config.terminal, user=phase.user)
-        self._terminal = await run_in_phase(phase, opening)
+        self._terminal = await open_phase_terminal(phase, self.config)
         turn = await self._terminal.run([])
+        info = self._show(phase, turn)
+        info["metrics"]["time/terminal_open_sec"] = time.monotonic() - started
+        return turn.text, info
+
+    def _show(self, phase: "AgentPhase", turn: TerminalTurn) -> EpisodeInfo:
+        self._confirmation_pending = False
         self._record("", turn.text)
-        info = EpisodeInfo(
+        return EpisodeInfo(
             instruction=phase.instruction,
             sandbox=str(phase.environment.type()),
             image_substitutions=tuple(getattr(phase.environment, "image_substitutions", ())),
             turn=self._turn,
             transport=turn.transport,
-            metrics={"time/terminal_open_sec": time.monotonic() - started},
+            metrics={},
         )
-        return turn.text, info
 
     async def _step(self, action: Action) -> tuple[str, float, bool, EpisodeInfo]:
         assert self._terminal is not None
@@ -349,6 +360,7 @@ class AsyncTerminalGymEnv:
     async def _release(self) -> None:
         episode, self._episode = self._episode, None
         terminal, self._terminal = self._terminal, None
+        prepared, self._prepared = self._prepared, None
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.close()
@@ -360,9 +372,5 @@ class AsyncTerminalGymEnv:
         finally:
             if episode is not None:
                 await episode.close()
-
-
-@functools.cache
-def _preflight(sandbox: str) -> None:
-    """Check once per process that a sandbox type can run here; failures are not remembered."""
-    sandboxes.preflight(sandboxes.environment_config(sandbox))
+            if prepared is not None:
+                await prepared.close()

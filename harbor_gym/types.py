@@ -124,4 +124,5 @@ class EpisodeInfo(TypedDict, total=False):
 
     metrics: Required[dict[str, float]]
     """Numbers for aggregation: ``time/sandbox_start_sec``, ``time/terminal_open_sec``, ``time/step_sec``,
-    ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum)."""
+    ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum); with a warm pool ``pool/hit`` and
+    ``pool/wait_sec``."""

@@ -108,6 +108,7 @@ def main(
     temperature: Annotated[float | None, option("Sampling temperature.", HOW)] = None,
     groups_per_batch: Annotated[int, option("Groups in a batch.", HOW)] = 1,
     group_size: Annotated[int, option("Episodes in a group; rewards are centred in it.", HOW)] = 8,
+    warm_sandboxes: Annotated[int, option("Sandboxes kept ready for the next batch; 0 keeps none.", HOW)] = 0,
     num_batches: Annotated[int | None, option("Batches to train.", HOW)] = None,
     learning_rate: Annotated[float | None, option("Adam's learning rate.", HOW)] = None,
     lora_rank: Annotated[int, option("Rank of the LoRA adapter.", HOW)] = 32,
@@ -133,6 +134,7 @@ def main(
         temperature=defaults.temperature if temperature is None else temperature,
         groups_per_batch=groups_per_batch,
         group_size=group_size,
+        warm_sandboxes=warm_sandboxes,
         num_batches=num_batches or defaults.num_batches,
         learning_rate=learning_rate or defaults.learning_rate,
         lora_rank=lora_rank,
@@ -174,6 +176,7 @@ class Run:
     temperature: float
     groups_per_batch: int
     group_size: int
+    warm_sandboxes: int
     num_batches: int
     learning_rate: float
     lora_rank: int
@@ -220,12 +223,17 @@ async def train(run: Run) -> None:
     async with model_service(run) as (model_name, base_url):
         from tinker_cookbook.rl import train as loop
 
+        from harbor_gym.pool import close_shared_pools
+
         config = training_config(run, model_name, base_url)
         title = f"{run.env.task_dir.name}, {run.env.sandbox}, learning rate {run.learning_rate:g}"
         # The loop sets up logging before it first waits; the console is calmed right after that.
         asyncio.get_running_loop().call_soon(reporting.calm_console)
         async with reporting.following(run.log_path, total=run.num_batches, show=typer.echo, title=title):
-            await loop.main(config)
+            try:
+                await loop.main(config)
+            finally:
+                await close_shared_pools()
 
 
 @contextlib.asynccontextmanager
@@ -301,6 +309,7 @@ def training_config(run: Run, model_name: str, base_url: str | None) -> "Config"
             max_context_tokens=run.max_context_tokens,
             groups_per_batch=run.groups_per_batch,
             group_size=run.group_size,
+            warm_sandboxes=run.warm_sandboxes,
             num_batches=run.num_batches,
             test_episodes=run.group_size if run.eval_every else 0,
             transcripts_dir=str(run.log_path / "transcripts"),

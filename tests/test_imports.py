@@ -14,8 +14,10 @@ PACKAGE = Path(__file__).parent.parent / "harbor_gym"
 FLOORS = (
     {"types", "errors"},
     {"config"},
-    {"cancellation", "processes", "prompts", "cache", "owners", "reporting", "rewards", "recording"},
+    {"cancellation", "processes", "prompts", "cache", "owners", "pacing", "reporting", "rewards", "recording"},
     {"actions", "terminal", "episode", "sandboxes"},
+    {"prepared"},
+    {"pool"},
     {"terminal_env", "checking", "bench"},
     {"token_env"},
     {"rollout", "transcripts"},

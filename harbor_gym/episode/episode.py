@@ -96,6 +96,7 @@ class Episode:
         self._phase: AgentPhase | None = None
         self._phases_ended = 0
         self._closing: asyncio.Task[None] | None = None
+        self._start_error: BaseException | None = None
 
     @property
     def trial_dir(self) -> Path | None:
@@ -107,11 +108,17 @@ class Episode:
         """Seconds that building and starting the sandbox took."""
         return _seconds(self._trial.result.environment_setup) if self._trial is not None else 0.0
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing of the episode is left, or will be as soon as the running ``close`` is done."""
+        return self._closing is not None
+
     async def start(self) -> AgentPhase:
         """Start the trial and return when its sandbox is ready for the policy.
 
         Raises:
             TaskError: The configuration asks for something that the sandbox type can't do.
+            SandboxThrottledError: The sandbox's provider wants fewer or later starts.
             SandboxStartError: The sandbox could not be built or started.
             SandboxTimeoutError: It did not start in the time that the task allows.
         """
@@ -125,10 +132,11 @@ class Episode:
             forget()
         self._check_open()
         self._trial.add_hook(TrialEvent.VERIFICATION_START, self._discard_planted_verdict)
+        self._keep_start_error(self._trial.agent_environment)
         self._run = asyncio.create_task(self._trial.run(), name=f"harbor-trial-{self._trial.config.trial_name}")
         phase = await self._next_phase()
         if phase is None:
-            raise failures.start_failure(self._finished_result(self._run))
+            raise failures.start_failure(self._finished_result(self._run), self._start_error) from self._start_error
         return phase
 
     async def end_phase(self) -> PhaseEnd:
@@ -187,6 +195,19 @@ class Episode:
             raise TaskError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
         except (OSError, RuntimeError) as exc:
             raise SandboxStartError(f"the sandbox of task {self._task.name!r} can't be set up: {exc}") from exc
+
+    def _keep_start_error(self, environment: BaseEnvironment) -> None:
+        """Keep the object that starting raises: Harbor's result has its name and text, not what hangs on it."""
+        start = environment.start
+
+        async def kept(force_build: bool) -> None:
+            try:
+                await start(force_build)
+            except BaseException as exc:
+                self._start_error = exc
+                raise
+
+        environment.start = kept
 
     async def _ensure_trials_dir(self) -> Path:
         if self._trials_dir is not None:
@@ -262,7 +283,9 @@ class Episode:
                 await asyncio.to_thread(shutil.rmtree, self._temporary_dir, ignore_errors=True)
 
     async def _stop(self, run: asyncio.Task[TrialResult]) -> None:
-        run.cancel()
+        if not run.cancelling():
+            # A second cancellation would cut Harbor's clean-up short: the end of the loop may have sent the first.
+            run.cancel()
         await asyncio.wait((run,), timeout=self._stop_timeout_sec)
         if not run.done():
             raise SandboxTimeoutError(

@@ -3,7 +3,15 @@
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 
 from harbor_gym import errors
-from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxStartError, SandboxTimeoutError, VerifierError
+from harbor_gym.episode.throttling import is_throttled, retry_after_sec
+from harbor_gym.errors import (
+    HarborGymError,
+    SandboxLostError,
+    SandboxStartError,
+    SandboxThrottledError,
+    SandboxTimeoutError,
+    VerifierError,
+)
 
 _EVIDENCE_LINES = 30
 
@@ -19,19 +27,23 @@ _VERIFIER_HINTS = {
 }
 
 
-def start_failure(result: TrialResult) -> HarborGymError:
+def start_failure(result: TrialResult, cause: BaseException | None = None) -> HarborGymError:
     """Return the error for a trial that ended before the agent's phase began.
 
     Args:
         result: The finished trial.
+        cause: What the sandbox raised when it was started, if that is why.
     """
     info = result.exception_info
     if info is None:
         return SandboxStartError(f"trial of task {result.task_name!r} ended before the agent could run, with no error")
     if (own := _own_error(info)) is not None:
         return own
+    message = f"the sandbox of task {result.task_name!r} did not start: {_describe(info)}"
+    if cause is not None and is_throttled(cause):
+        return SandboxThrottledError(message, retry_after_sec(cause))
     kind = SandboxTimeoutError if info.exception_type in _START_TIMEOUTS else SandboxStartError
-    return kind(f"the sandbox of task {result.task_name!r} did not start: {_describe(info)}")
+    return kind(message)
 
 
 def grading_failure(result: TrialResult, info: ExceptionInfo | None) -> HarborGymError:

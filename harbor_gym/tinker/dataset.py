@@ -15,6 +15,7 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.pool import WarmPool, shared_pool
 from harbor_gym.terminal_env import AsyncTerminalGymEnv
 from harbor_gym.tinker.codec import RendererCodec
 from harbor_gym.tinker.env import STOP_REASONS, HarborTerminalTinkerEnv
@@ -60,13 +61,22 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     transcripts_dir: Path | None = None
     """Where to write transcripts and, beside each, the terminal's recording; None writes none."""
 
+    warm_sandboxes: int = 0
+    """Sandboxes that the event loop keeps ready for all groups of this configuration; 0 keeps none."""
+
+    is_last: bool = False
+    """Whether no later group will want a sandbox: the stock is then used up and not renewed."""
+
     _envs: list[HarborTerminalTinkerEnv] = field(default_factory=list[HarborTerminalTinkerEnv], init=False, repr=False)
     _made: int = field(default=0, init=False, repr=False)
 
     async def make_envs(self) -> Sequence[Env]:
         """Make ``group_size`` environments. May be called again for retries; ``cleanup`` closes all of them."""
         codec = await asyncio.to_thread(_codec, self.renderer_name, self.model_name)
-        envs = [self._make_env(codec, self._made + index) for index in range(self.group_size)]
+        pool = self.warm_pool()
+        if pool is not None and self.is_last:
+            pool.stop_refilling()
+        envs = [self._make_env(codec, self._made + index, pool) for index in range(self.group_size)]
         self._made += self.group_size
         self._envs.extend(envs)
         return envs
@@ -87,17 +97,24 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
             for env in envs:
                 tasks.create_task(_close(env))
 
+    def warm_pool(self) -> WarmPool | None:
+        """Return the running loop's pool for this configuration, started; None where none is wanted.
+
+        Close it with :func:`harbor_gym.pool.close_shared_pools` when the training ends; else the loop's end does.
+        """
+        return shared_pool(self.config, size=self.warm_sandboxes) if self.warm_sandboxes else None
+
     def logging_tags(self) -> list[str]:
         """Return the task's name, under which the loop aggregates metrics."""
         return [self.config.task_dir.name]
 
-    def _make_env(self, codec: RendererCodec, index: int) -> HarborTerminalTinkerEnv:
+    def _make_env(self, codec: RendererCodec, index: int, pool: WarmPool | None) -> HarborTerminalTinkerEnv:
         path, config = None, self.config
         if self.transcripts_dir is not None:
             path = self.transcripts_dir / self.label / f"episode_{index:03d}.json"
             config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
         token_env = TokenTerminalEnv(
-            AsyncTerminalGymEnv(config),
+            AsyncTerminalGymEnv(config, pool=pool),
             codec,
             max_tokens=self.max_tokens,
             max_context_tokens=self.max_context_tokens,
@@ -142,13 +159,12 @@ class HarborSingleTaskRLDataset(RLDataset):
         """Return the group builders of batch ``index``."""
         if not 0 <= index < self._num_batches:
             raise IndexError(f"batch {index} of a dataset of {self._num_batches}")
-        return [self._group(f"{self._split}/batch_{index:04d}/group_{n}") for n in range(self._groups_per_batch)]
+        is_last = index == self._num_batches - 1
+        labels = [f"{self._split}/batch_{index:04d}/group_{n}" for n in range(self._groups_per_batch)]
+        return [dataclasses.replace(self._template, label=label, is_last=is_last) for label in labels]
 
     def __len__(self) -> int:
         return self._num_batches
-
-    def _group(self, label: str) -> HarborSingleTaskEnvGroupBuilder:
-        return dataclasses.replace(self._template, label=label)
 
 
 @chz.chz
@@ -185,10 +201,17 @@ class HarborSingleTaskRLDatasetBuilder(RLDatasetBuilder):
     transcripts_dir: str | None = None
     """Where to write transcripts; None writes none."""
 
+    warm_sandboxes: int = 0
+    """Training sandboxes to keep ready, so that a batch's start while the last one trains; 0 keeps none."""
+
     async def __call__(self) -> tuple[HarborSingleTaskRLDataset, HarborSingleTaskRLDataset | None]:
-        """Return the training set, and the test set if there are ``test_episodes``."""
+        """Return the training set, and the test set if there are ``test_episodes``. Warm sandboxes begin to start."""
+        if self.warm_sandboxes < 0:
+            raise UsageError(f"warm_sandboxes must be at least 0, got {self.warm_sandboxes}")
+        template = dataclasses.replace(self._group(self.group_size), warm_sandboxes=self.warm_sandboxes)
+        template.warm_pool()
         train = HarborSingleTaskRLDataset(
-            self._group(self.group_size),
+            template,
             groups_per_batch=self.groups_per_batch,
             num_batches=self.num_batches,
             split="train",

@@ -1,0 +1,44 @@
+"""When the next start may happen: a token bucket, and pauses that others ask for."""
+
+import asyncio
+import random
+import time
+
+_JITTER = 0.25
+"""Waits are lengthened by up to this share, so that processes that were refused together don't come back together."""
+
+
+class Pacer:
+    """Let starts through at a bounded rate. For one caller at a time.
+
+    Args:
+        per_sec: Starts per second in the long run.
+        burst: Starts that may follow one another at once after a quiet time.
+    """
+
+    def __init__(self, *, per_sec: float, burst: int) -> None:
+        self._per_sec = per_sec
+        self._burst = burst
+        self._tokens = float(burst)
+        self._filled_at = time.monotonic()
+        self._not_before = 0.0
+
+    async def acquire(self) -> None:
+        """Wait until a start is allowed, and count it. A cancelled wait counts nothing."""
+        while (delay_sec := self._delay_sec()) > 0:  # noqa: ASYNC110 - a pause may be asked for while it sleeps
+            await asyncio.sleep(_jittered(delay_sec))
+        self._tokens -= 1
+
+    def hold_back(self, seconds: float) -> None:
+        """Allow no start for at least so long. Never shortens an earlier pause."""
+        self._not_before = max(self._not_before, time.monotonic() + _jittered(seconds))
+
+    def _delay_sec(self) -> float:
+        now = time.monotonic()
+        self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_sec)
+        self._filled_at = now
+        return max((1 - self._tokens) / self._per_sec, self._not_before - now)
+
+
+def _jittered(seconds: float) -> float:
+    return seconds * random.uniform(1, 1 + _JITTER)

@@ -1,0 +1,395 @@
+"""Sandboxes that are ready before they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import logging
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from harbor_gym.cancellation import uninterrupted
+from harbor_gym.config import PoolLimits, TerminalEnvConfig
+from harbor_gym.errors import (
+    HarborGymError,
+    SandboxError,
+    SandboxLostError,
+    SandboxStartError,
+    SandboxThrottledError,
+    TerminalError,
+    UsageError,
+)
+from harbor_gym.pacing import Pacer
+from harbor_gym.prepared import PreparedEpisode
+
+_logger = logging.getLogger(__name__)
+
+_LOOK_TIMEOUT_SEC = 15.0
+"""How long a sandbox that has waited may take to show its screen before it counts as dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One prepared episode, now the lessee's: closing it is the lessee's duty."""
+
+    prepared: PreparedEpisode
+    hit: bool
+    """Whether it was ready when it was asked for."""
+
+    wait_sec: float
+    """Seconds until it was handed out, the look that proves it alive included."""
+
+
+@dataclass(slots=True)
+class PoolCounts:
+    """What a pool has done so far. Every prepared sandbox is ready, leased or discarded; any other is leaked."""
+
+    hits: int = 0
+    misses: int = 0
+    wait_sec: float = 0.0
+    """Seconds that all leases together waited."""
+
+    created: int = 0
+    failed: int = 0
+    dead: int = 0
+    """Sandboxes that died while they waited; none was handed out."""
+
+    discarded: int = 0
+    undead: int = 0
+    """Discarded sandboxes that did not stop in time."""
+
+
+@dataclass(slots=True)
+class _Waiter:
+    future: asyncio.Future[PreparedEpisode]
+    failures_before: int
+
+
+class WarmPool:
+    """Keep episodes of one task ready: sandbox up, terminal open. For any sandbox type.
+
+    It fills in the background from the first lease (or ``start``) on, and again after every lease. It belongs to one
+    event loop; ``close``, or the end of that loop, discards what nobody leased. What is leased belongs to its lessee.
+
+    Args:
+        config: The task and the sandbox. Budgets and the recording may differ from one lessee to another.
+        size: Sandboxes to keep ready.
+        limits: How fast to start them, and when to give up.
+
+    Example::
+
+        async with WarmPool(config, size=8) as pool:
+            env = AsyncTerminalGymEnv(config, pool=pool)
+    """
+
+    def __init__(self, config: TerminalEnvConfig, *, size: int, limits: PoolLimits | None = None) -> None:
+        if size < 1:
+            raise UsageError(f"a warm pool's size must be at least 1, got {size}")
+        self.config = _without_recording(config)
+        self.size = size
+        self.counts = PoolCounts()
+        self._limits = limits or PoolLimits()
+        self._pacer = Pacer(per_sec=self._limits.starts_per_sec, burst=self._limits.max_starts_at_once)
+        self._ready: deque[PreparedEpisode] = deque()
+        self._waiters: deque[_Waiter] = deque()
+        self._starting = 0
+        self._in_hand = 0
+        self._failures = 0
+        """Failures so far, side by side ones as one."""
+
+        self._failures_in_a_row = 0
+        self._failed_at = 0.0
+        self._is_refilling = True
+        self._is_closed = False
+        self._wake = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._tasks = asyncio.TaskGroup()
+
+    # -- for the lessee ------------------------------------------------------------------------------------------
+
+    def require_fit(self, config: TerminalEnvConfig) -> None:
+        """Raise unless this pool's sandboxes are what ``config`` describes.
+
+        Raises:
+            UsageError: Something but the recording's place differs.
+        """
+        wanted = _without_recording(config)
+        if wanted != self.config:
+            pairs = zip(wanted, self.config, strict=True)
+            differing = [name for (name, ours), (_, theirs) in pairs if ours != theirs]
+            raise UsageError(f"the warm pool was made for another configuration: {', '.join(differing)} differ")
+
+    async def lease(self) -> Lease:
+        """Hand out one episode that has just been seen alive, at its first screen. In the order of asking.
+
+        Raises:
+            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset`: at once where no retry can mend it, else
+                after ``max_failures`` in a row.
+            UsageError: The pool is closed, or belongs to another event loop.
+        """
+        self.start()
+        started = time.monotonic()
+        hit = bool(self._ready) and not self._waiters
+        for _ in range(self.size + self._limits.max_failures):
+            prepared = await self._take()
+            try:
+                is_alive = await self._is_alive(prepared)
+            finally:
+                self._in_hand -= 1
+            if is_alive:
+                break
+            hit = False
+        else:
+            raise SandboxLostError(
+                f"every sandbox of {self.config.task_dir.name} died before its first screen was read"
+            )
+        wait_sec = time.monotonic() - started
+        self.counts.wait_sec += wait_sec
+        self.counts.hits += hit
+        self.counts.misses += not hit
+        self._wake.set()
+        return Lease(prepared, hit, wait_sec)
+
+    def start(self) -> None:
+        """Begin to fill. Idempotent; the first lease does it too.
+
+        Raises:
+            UsageError: The pool is closed, or belongs to another event loop.
+        """
+        if self._keeper is None and not self._is_closed:
+            # A context of its own: what starts a sandbox later is not part of whatever asked first.
+            keeping = self._run()
+            self._keeper = asyncio.create_task(keeping, name="harbor-gym-pool", context=contextvars.Context())
+            self._wake.set()
+        self._require_open()
+
+    def stop_refilling(self) -> None:
+        """Make no more stock: what is ready is still leased, and who waits is still served."""
+        self._is_refilling = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it hands out nothing any more."""
+        return self._is_closed
+
+    async def close(self) -> None:
+        """Discard what is ready or starting, and let those who wait fail. Idempotent; leases are not touched."""
+        self._is_closed = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await uninterrupted(asyncio.wait((self._keeper,)))
+            if not self._keeper.cancelled():
+                self._keeper.result()
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the counts so far, named ``pool/…``; ``pool/leaked`` is 0 unless something is wrong."""
+        counts = self.counts
+        leased = counts.hits + counts.misses
+        leaked = counts.created - leased - counts.discarded - len(self._ready) - self._in_hand + counts.undead
+        return {
+            "pool/hits": counts.hits,
+            "pool/misses": counts.misses,
+            "pool/wait_sec": counts.wait_sec,
+            "pool/created": counts.created,
+            "pool/failed": counts.failed,
+            "pool/dead": counts.dead,
+            "pool/ready": len(self._ready),
+            "pool/starting": self._starting,
+            "pool/leaked": leaked,
+        }
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("the warm pool is closed: make a new one")
+        if self._keeper is not None and self._keeper.get_loop() is not asyncio.get_running_loop():
+            raise UsageError("the warm pool belongs to another event loop: make one per loop")
+
+    async def _take(self) -> PreparedEpisode:
+        """Take the oldest ready episode in hand, or wait in line for one."""
+        if self._ready and not self._waiters:
+            self._in_hand += 1
+            return self._ready.popleft()
+        self._require_open()
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), self._failures)
+        self._waiters.append(waiter)
+        self._wake.set()
+        try:
+            return await waiter.future
+        except asyncio.CancelledError:
+            if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
+                self._in_hand -= 1
+                self._ready.appendleft(waiter.future.result())
+                self._serve()
+            raise
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    async def _is_alive(self, prepared: PreparedEpisode) -> bool:
+        try:
+            async with asyncio.timeout(_LOOK_TIMEOUT_SEC):
+                turn = await prepared.look()
+        except (TimeoutError, SandboxError, TerminalError) as exc:
+            _logger.info("a sandbox of %s died while it was kept ready: %s", self.config.task_dir.name, exc)
+        except BaseException:
+            await uninterrupted(self._discard(prepared))
+            raise
+        else:
+            if not turn.ended and not prepared.is_closed:
+                return True
+        self.counts.dead += 1
+        await self._discard(prepared)
+        return False
+
+    # -- keeping it full -----------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            async with self._tasks:
+                await self._keep()
+        except BaseException as exc:
+            error = exc
+            raise
+        finally:
+            self._is_closed = True
+            self._fail_waiters(error)
+            await uninterrupted(self._discard_ready())
+
+    async def _keep(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._missing() > 0:
+                await self._pacer.acquire()
+                if self._missing() > 0:
+                    self._starting += 1
+                    self._tasks.create_task(self._start_one())
+
+    def _missing(self) -> int:
+        """Return how many sandboxes should be started now."""
+        is_working = self._failures_in_a_row < self._limits.max_failures
+        stock = self.size if is_working and self._is_refilling else 0
+        wanted = stock + len(self._waiters) - len(self._ready) - self._starting
+        return min(wanted, self._limits.max_starts_at_once - self._starting)
+
+    async def _start_one(self) -> None:
+        prepared, began = PreparedEpisode(self.config), time.monotonic()
+        try:
+            await prepared.prepare()
+        except HarborGymError as exc:
+            self.counts.failed += 1
+            self._note_failure(exc, began)
+            await self._stop(prepared)
+        except BaseException:
+            await uninterrupted(self._stop(prepared))
+            raise
+        else:
+            self.counts.created += 1
+            self._failures_in_a_row = 0
+            self._ready.append(prepared)
+            self._serve()
+        finally:
+            self._starting -= 1
+            self._wake.set()
+
+    def _serve(self) -> None:
+        while self._ready and self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.future.done():
+                self._in_hand += 1
+                waiter.future.set_result(self._ready.popleft())
+
+    def _note_failure(self, error: HarborGymError, began: float) -> None:
+        _logger.info("a sandbox for the warm pool of %s did not start: %s", self.config.task_dir.name, error)
+        if began >= self._failed_at:
+            self._failed_at = time.monotonic()
+            self._failures += 1
+            self._failures_in_a_row += 1
+        limits = self._limits
+        pause = min(limits.backoff_sec * 2.0 ** (self._failures_in_a_row - 1), limits.max_backoff_sec)
+        if isinstance(error, SandboxThrottledError):
+            pause = max(pause, error.retry_after_sec or 0.0)
+        self._pacer.hold_back(pause)
+        for waiter in list(self._waiters):
+            failures = min(self._failures_in_a_row, self._failures - waiter.failures_before)
+            if not error.is_infrastructure or failures >= limits.max_failures:
+                self._waiters.remove(waiter)
+                _fail(waiter, error)
+
+    def _fail_waiters(self, error: BaseException | None) -> None:
+        while self._waiters:
+            if error is None or isinstance(error, asyncio.CancelledError):
+                _fail(self._waiters.popleft(), UsageError("the warm pool was closed while a sandbox was waited for"))
+            else:
+                _fail(self._waiters.popleft(), SandboxStartError(f"the warm pool broke off: {error}"))
+
+    async def _discard_ready(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            while self._ready:
+                group.create_task(self._discard(self._ready.popleft()))
+
+    async def _discard(self, prepared: PreparedEpisode) -> None:
+        self.counts.discarded += 1
+        await self._stop(prepared)
+
+    async def _stop(self, prepared: PreparedEpisode) -> None:
+        try:
+            await prepared.discard()
+        except HarborGymError as exc:
+            self.counts.undead += 1
+            _logger.warning("a sandbox that the warm pool kept did not stop: %s", exc)
+
+
+def _without_recording(config: TerminalEnvConfig) -> TerminalEnvConfig:
+    return config.model_copy(update={"recording_path": None})
+
+
+def _fail(waiter: _Waiter, error: HarborGymError) -> None:
+    if not waiter.future.done():
+        # A copy: each lessee's traceback grows on its own.
+        waiter.future.set_exception(copy.copy(error))
+
+
+# -- one pool per event loop and configuration ---------------------------------------------------------------------
+
+_shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[WarmPool]] = weakref.WeakKeyDictionary()
+
+
+def shared_pool(config: TerminalEnvConfig, *, size: int, limits: PoolLimits | None = None) -> WarmPool:
+    """Return the running loop's pool for ``config``, started; made if there is none, enlarged if it is smaller.
+
+    For those who can't hand a pool on because they must pickle. Close with :func:`close_shared_pools`.
+    """
+    pools = _shared.setdefault(asyncio.get_running_loop(), [])
+    pools[:] = [pool for pool in pools if not pool.is_closed]
+    for pool in pools:
+        if pool.config == _without_recording(config):
+            pool.size = max(pool.size, size)
+            return pool
+    pool = WarmPool(config, size=size, limits=limits)
+    pool.start()
+    pools.append(pool)
+    return pool
+
+
+async def close_shared_pools() -> None:
+    """Close every shared pool of the running loop."""
+    pools = _shared.pop(asyncio.get_running_loop(), [])
+    async with asyncio.TaskGroup() as group:
+        for pool in pools:
+            group.create_task(pool.close())
