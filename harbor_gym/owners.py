@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import socket
-import tempfile
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,13 +79,9 @@ def is_alive(owner: Owner | str) -> bool:
     return start_time is not None and start_time in (known.start_time, 0)
 
 
-def owned_temporary_dir(prefix: str) -> Path:
-    """Make a temporary directory that a reaper can tell the owner of. Its maker removes it.
-
-    Args:
-        prefix: Begin of its name; ``harbor-gym-`` stands before it.
-    """
-    return Path(tempfile.mkdtemp(prefix=f"{TEMPORARY_PREFIX}{prefix}-{owner_label()}-"))
+def temporary_prefix(what: str) -> str:
+    """Return the begin of a temporary directory's name, for ``tempfile``, that tells a reaper whose it is."""
+    return f"{TEMPORARY_PREFIX}{what}-{owner_label()}-"
 
 
 TEMPORARY_PREFIX = "harbor-gym-"

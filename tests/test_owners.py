@@ -4,13 +4,14 @@ import dataclasses
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harbor_gym import owners
-from harbor_gym.owners import Owner, is_alive, owned_temporary_dir, owner_label, run_id
+from harbor_gym.owners import Owner, is_alive, owner_label, run_id, temporary_prefix
 
 PRINT_LABEL = (
     "from harbor_gym.owners import owner_label; import sys; print(owner_label(), flush=True); sys.stdin.read()"
@@ -93,12 +94,9 @@ def test_a_fork_is_an_owner_of_its_own() -> None:
 
 
 def test_a_temporary_directory_names_its_owner(me: Owner) -> None:
-    path = owned_temporary_dir("trial")
-    try:
-        assert path.name.startswith("harbor-gym-trial-")
-        assert Owner.find(path.name) == me
-    finally:
-        path.rmdir()
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("trial")) as path:
+        assert Path(path).name.startswith("harbor-gym-trial-")
+        assert Owner.find(Path(path).name) == me
 
 
 def test_a_system_without_proc_knows_processes_by_pid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

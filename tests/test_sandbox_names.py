@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
+from harbor.environments.docker.docker import DockerEnvironment as HarborDockerEnvironment
 from harbor.models.environment_type import EnvironmentType
+from harbor.utils.import_path import import_symbol
 
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
 from harbor_gym.sandboxes import environment_config, preflight, sandbox_names
@@ -19,17 +20,19 @@ def test_local_is_our_own_class() -> None:
     assert config.kwargs == {"x": 1}
 
 
-@pytest.mark.parametrize("kind", EnvironmentType, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("kind", sorted(set(EnvironmentType) - {EnvironmentType.DOCKER}), ids=lambda kind: kind.value)
 def test_every_harbor_kind_passes_by_name(kind: EnvironmentType) -> None:
     config = environment_config(kind.value, options={"x": 1})
     assert (config.type, config.import_path, config.kwargs) == (kind, None, {"x": 1})
     assert kind.value in sandbox_names()
 
 
-def test_only_docker_gets_the_overlay() -> None:
-    assert environment_config("daytona").extra_docker_compose == []
-    (overlay,) = environment_config("docker").extra_docker_compose
-    assert yaml.safe_load(overlay.read_text()) == {"services": {"main": {"init": True, "stop_grace_period": "1s"}}}
+def test_docker_is_harbors_own_with_an_owner() -> None:
+    config = environment_config("docker", options={"x": 1})
+    assert config.kwargs == {"x": 1}
+    assert config.extra_docker_compose == []
+    assert config.import_path is not None
+    assert issubclass(import_symbol(config.import_path), HarborDockerEnvironment)
 
 
 def test_an_import_path_passes() -> None:

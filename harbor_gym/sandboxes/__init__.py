@@ -7,7 +7,6 @@ import importlib.metadata
 import re
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
@@ -19,7 +18,8 @@ LOCAL = "local"
 """Name of the sandbox that needs no daemon."""
 
 _LOCAL_IMPORT_PATH = "harbor_gym.sandboxes.local:LocalEnvironment"
-_DOCKER_OVERLAY = Path(__file__).with_name("docker_overlay.yaml")
+_DOCKER_IMPORT_PATH = "harbor_gym.sandboxes.docker:DockerEnvironment"
+_NAMES = {_LOCAL_IMPORT_PATH: LOCAL, _DOCKER_IMPORT_PATH: "docker"}
 _PROBE_TIMEOUT_SEC = 20
 """Generous for ``docker compose version``: a daemon that starts many containers answers slowly."""
 
@@ -53,8 +53,9 @@ def environment_config(name: str, *, options: Mapping[str, Any] | None = None) -
         kind = EnvironmentType(name)
     except ValueError:
         raise UsageError(_unknown_name(name)) from None
-    overlays = [_DOCKER_OVERLAY] if kind is EnvironmentType.DOCKER else []
-    return EnvironmentConfig(type=kind, kwargs=kwargs, extra_docker_compose=overlays)
+    if kind is EnvironmentType.DOCKER:
+        return EnvironmentConfig(import_path=_DOCKER_IMPORT_PATH, kwargs=kwargs)
+    return EnvironmentConfig(type=kind, kwargs=kwargs)
 
 
 def preflight(config: EnvironmentConfig) -> None:
@@ -85,8 +86,8 @@ def preflight(config: EnvironmentConfig) -> None:
 
 
 def _label(config: EnvironmentConfig) -> str:
-    if config.import_path == _LOCAL_IMPORT_PATH:
-        return LOCAL
+    if config.import_path in _NAMES:
+        return _NAMES[config.import_path]
     if config.import_path is not None:
         return config.import_path
     return config.type.value if config.type is not None else "docker"

@@ -1,0 +1,197 @@
+"""What Docker holds of one Compose project, and how it is removed for certain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harbor_gym.cache import locked
+from harbor_gym.errors import SandboxStartError
+from harbor_gym.owners import owner_label, run_id
+from harbor_gym.sandboxes.tools import run_tool
+
+OWNER_LABEL = "harbor_gym.owner"
+RUN_LABEL = "harbor_gym.run"
+IMAGE_LABEL = "harbor_gym.image"
+"""On images that are kept from one reset to the next; any may be removed when no container uses it."""
+
+PROJECT_LABEL = "com.docker.compose.project"
+MAIN = "main"
+_COMMAND_TIMEOUT_SEC = 60.0
+_NO_TALK = "com.docker.network.bridge.enable_icc=false"
+"""Containers of one bridge can't reach one another: an episode must not meet its neighbours."""
+
+
+async def docker(*words: str, timeout_sec: float = _COMMAND_TIMEOUT_SEC) -> tuple[int, str]:
+    """Run the Docker client; return its exit status and what it printed."""
+    return await run_tool("docker", *words, timeout_sec=timeout_sec)
+
+
+def labels() -> dict[str, str]:
+    """Return the labels that everything of this process carries."""
+    return {OWNER_LABEL: owner_label(), RUN_LABEL: run_id()}
+
+
+# --- the project -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """One thing of a project that Docker still has."""
+
+    kind: str
+    """``container``, ``network`` or ``volume``."""
+
+    name: str
+
+
+_LISTINGS = {
+    "container": ("ps", "--all", "--quiet"),
+    "network": ("network", "ls", "--quiet"),
+    "volume": ("volume", "ls", "--quiet"),
+}
+_REMOVALS = {
+    "container": ("rm", "--force", "--volumes"),
+    "network": ("network", "rm"),
+    "volume": ("volume", "rm", "--force"),
+    "image": ("image", "rm"),
+}
+
+
+async def containers_of(project: str, *, service: str | None = None, is_running: bool = False) -> list[str]:
+    """Return the ids of a project's containers, stopped ones too unless ``is_running``."""
+    filters = ["--filter", f"label={PROJECT_LABEL}={project}"]
+    if service is not None:
+        filters += ["--filter", f"label=com.docker.compose.service={service}"]
+    everything = [] if is_running else ["--all"]
+    _, output = await docker("ps", *everything, "--quiet", "--no-trunc", *filters)
+    return output.split()
+
+
+async def left_of(project: str, kinds: Iterable[str]) -> list[Left]:
+    """Return what Docker still has of a project.
+
+    Raises:
+        SandboxStartError: Docker does not answer.
+    """
+    found: list[Left] = []
+    for kind in kinds:
+        code, output = await docker(*_LISTINGS[kind], "--filter", f"label={PROJECT_LABEL}={project}")
+        if code != 0:
+            raise SandboxStartError(f"docker can't list what {project} has left: {output.strip()}")
+        found += [Left(kind, name) for name in output.split()]
+    return found
+
+
+def removal(kind: str, name: str) -> list[str]:
+    """Return the Docker client's words that remove one thing."""
+    return [*_REMOVALS[kind], name]
+
+
+async def remove(things: Iterable[Left]) -> list[str]:
+    """Remove things, containers first; return what Docker said of each that it did not remove."""
+    refusals: list[str] = []
+    for thing in sorted(things, key=lambda one: list(_REMOVALS).index(one.kind)):
+        code, output = await docker(*removal(thing.kind, thing.name))
+        if code != 0:
+            refusals.append(f"{thing.kind} {thing.name}: {output.strip()}")
+    return refusals
+
+
+# --- the network -----------------------------------------------------------------------------------------------------
+
+
+class SharedNetwork:
+    """One network for all sandboxes of this process that need no more than a way out.
+
+    It exists while a sandbox uses it. With one network each, sandboxes would end where address pools do: near 30.
+    """
+
+    def __init__(self) -> None:
+        self._users: set[str] = set()
+        self._made: str | None = None
+
+    @staticmethod
+    def name() -> str:
+        """Return the network's name in this process."""
+        return f"harbor-gym-{owner_label()}"
+
+    async def use(self, user: str) -> None:
+        """Have the network exist until ``user`` leaves it.
+
+        Raises:
+            SandboxStartError: Docker can't make it.
+        """
+        name = self.name()
+        self._users.add(user)
+        if self._made == name:
+            return
+        async with locked("docker-network"):
+            if self._made == name:
+                return
+            texts = [f"{key}={value}" for key, value in labels().items()]
+            options = ["--opt", _NO_TALK, *(word for text in texts for word in ("--label", text))]
+            code, output = await docker("network", "create", *options, name)
+            if code != 0 and "already exists" not in output:
+                raise SandboxStartError(f"docker can't make a network for the sandboxes: {output.strip()}")
+            self._made = name
+
+    async def leave(self, user: str) -> None:
+        """Remove the network if ``user`` was its last. Idempotent."""
+        if user not in self._users:
+            return
+        self._users.discard(user)
+        async with locked("docker-network"):
+            if self._users or self._made is None:
+                return
+            name, self._made = self._made, None
+            await docker("network", "rm", name)
+
+
+SHARED_NETWORK = SharedNetwork()
+
+
+# --- the overlay -----------------------------------------------------------------------------------------------------
+
+
+def own_services(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Return what Compose files say of services, networks and volumes: section → name → definition.
+
+    What a file includes or extends from others is not seen.
+    """
+    found: dict[str, dict[str, Any]] = {"services": {}, "networks": {}, "volumes": {}}
+    for path in paths:
+        document = yaml.safe_load(path.read_text())
+        for section, known in found.items():
+            entries = document.get(section) if isinstance(document, dict) else None
+            if isinstance(entries, dict):
+                known.update({str(name): entry or {} for name, entry in entries.items()})
+    return found
+
+
+def overlay(declared: Mapping[str, Mapping[str, Any]], main: Mapping[str, Any], networks: Mapping[str, Any]) -> str:
+    """Return a Compose file that labels everything of a project as ours and adds what ``main`` says.
+
+    Args:
+        declared: The task's own, as :func:`own_services` returns it.
+        main: Settings of the main service.
+        networks: Definitions of networks; without labels they get ours.
+    """
+    services: dict[str, Any] = {name: {"labels": labels()} for name in declared["services"]}
+    # An init process takes SIGTERM, which `sleep infinity` as PID 1 ignores.
+    services[MAIN] = {"labels": labels(), "init": True, "stop_grace_period": "1s", **main}
+    document: dict[str, Any] = {"services": services}
+    for section, extra in (("networks", networks), ("volumes", {})):
+        own = {name: {"labels": labels()} for name, entry in declared[section].items() if not _is_external(entry)}
+        if entries := {**own, **extra}:
+            document[section] = entries
+    return json.dumps(document, indent=2)
+
+
+def _is_external(entry: object) -> bool:
+    return isinstance(entry, dict) and bool(entry.get("external"))  # pyright: ignore[reportUnknownVariableType]

@@ -1,0 +1,176 @@
+"""Remove what dead processes of this machine left behind, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from harbor_gym.owners import TEMPORARY_PREFIX, Owner, is_alive
+from harbor_gym.sandboxes.docker_engine import OWNER_LABEL, PROJECT_LABEL, removal
+
+_LISTING_TIMEOUT_SEC = 20.0
+_REMOVAL_TIMEOUT_SEC = 60.0
+_FIELDS = f'{{{{.Label "{OWNER_LABEL}"}}}}\t{{{{.Label "{PROJECT_LABEL}"}}}}'
+_LISTINGS = {
+    "container": ["ps", "--all", "--format", f"{{{{.ID}}}}\t{_FIELDS}"],
+    "network": ["network", "ls", "--format", f"{{{{.ID}}}}\t{_FIELDS}"],
+    "volume": ["volume", "ls", "--format", f"{{{{.Name}}}}\t{_FIELDS}"],
+}
+_CGROUPS = Path("/sys/fs/cgroup")
+_CGROUP_DEPTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """One thing that outlived its owner."""
+
+    kind: str
+    """``container``, ``network``, ``volume``, ``image``, ``directory`` or ``cgroup``."""
+
+    name: str
+    """Docker's id or name of it, or its path."""
+
+    owner: str
+    """The label of the process that left it."""
+
+
+def find_leftovers() -> list[Leftover]:
+    """Return everything that dead owners left on this machine, in the order in which it can be removed.
+
+    What has no owner's label is never among it, nor what may belong to a living process or to another machine. Blocks
+    for some hundredths of a second, and for longer where the Docker daemon is slow to answer.
+    """
+    return [*_in_docker(), *_directories(), *_cgroups()]
+
+
+def remove(leftovers: Iterable[Leftover]) -> list[str]:
+    """Remove leftovers; return a line for each that could not be removed."""
+    refusals: list[str] = []
+    for one in leftovers:
+        if (refusal := _remove(one)) is not None:
+            refusals.append(f"{one.kind} {one.name}: {refusal}")
+    return refusals
+
+
+def reap_in_background() -> None:
+    """Have what dead owners left removed by a thread of its own, once per process. Returns at once."""
+    global _reaped_by
+    with _lock:
+        if _reaped_by == os.getpid():
+            return
+        _reaped_by = os.getpid()
+    threading.Thread(target=_reap_quietly, name="harbor-gym-reaper", daemon=True).start()
+
+
+_lock = threading.Lock()
+_reaped_by: int | None = None
+
+
+def _reap_quietly() -> None:
+    # Nobody waits for this; what is wrong with the daemon the sandbox's own start will say.
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        remove(find_leftovers())
+
+
+# --- Docker ----------------------------------------------------------------------------------------------------------
+
+
+def _in_docker() -> Iterator[Leftover]:
+    if shutil.which("docker") is None:
+        return
+    owned = {kind: list(_listed(kind, words, OWNER_LABEL)) for kind, words in _LISTINGS.items()}
+    dead = {one.project: one.owner for things in owned.values() for one in things if not is_alive(one.owner)}
+    alive = {one.project for things in owned.values() for one in things if is_alive(one.owner)}
+    for kind, words in _LISTINGS.items():
+        found = {one.name: one.owner for one in owned[kind] if not is_alive(one.owner)}
+        # What a task's Compose file includes from others could not be labelled: it goes with its project.
+        for project in sorted(dead.keys() - alive - {""}):
+            for one in _listed(kind, words, f"{PROJECT_LABEL}={project}"):
+                found.setdefault(one.name, dead[project])
+        yield from (Leftover(kind, name, owner) for name, owner in found.items())
+    for project in sorted(dead.keys() - alive - {""}):
+        label = f"label={PROJECT_LABEL}={project}"
+        yield from (Leftover("image", name, dead[project]) for name in _docker("images", "--quiet", "--filter", label))
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    name: str
+    owner: str
+    project: str
+
+
+def _listed(kind: str, words: list[str], label: str) -> Iterator[_Owned]:
+    for line in _docker(*words, "--filter", f"label={label}"):
+        name, owner, project = line.split("\t")
+        if Owner.find(owner) or not owner:
+            yield _Owned(name, owner, project)
+
+
+def _docker(*words: str) -> list[str]:
+    """Return the lines that the Docker client prints; none where there is no daemon."""
+    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False, timeout=_LISTING_TIMEOUT_SEC)
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _directories() -> Iterator[Leftover]:
+    for path in sorted(Path(tempfile.gettempdir()).glob(f"{TEMPORARY_PREFIX}*")):
+        with contextlib.suppress(OSError):
+            if _is_dead(path.name) and path.lstat().st_uid == os.geteuid():
+                yield Leftover("directory", str(path), str(Owner.find(path.name)))
+
+
+def _cgroups() -> Iterator[Leftover]:
+    """Find control groups by the label in their names, the deepest first."""
+    for directory, names, _ in os.walk(_CGROUPS):
+        depth = len(Path(directory).relative_to(_CGROUPS).parts)
+        if depth >= _CGROUP_DEPTH:
+            names.clear()
+        for name in names:
+            if name.startswith(TEMPORARY_PREFIX) and _is_dead(name):
+                yield Leftover("cgroup", str(Path(directory) / name), str(Owner.find(name)))
+
+
+def _is_dead(name: str) -> bool:
+    return (owner := Owner.find(name)) is not None and not is_alive(owner)
+
+
+def _remove(one: Leftover) -> str | None:
+    """Remove one thing; return why it is still there, or None when it is gone."""
+    try:
+        match one.kind:
+            case "directory":
+                shutil.rmtree(one.name)
+            case "cgroup":
+                _remove_cgroup(Path(one.name))
+            case kind:
+                done = subprocess.run(
+                    ["docker", *removal(kind, one.name)],
+                    capture_output=True, text=True, check=False, timeout=_REMOVAL_TIMEOUT_SEC,
+                )  # fmt: skip
+                # Another reaper may have been faster.
+                if done.returncode != 0 and "no such" not in done.stderr.lower():
+                    return done.stderr.strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, subprocess.SubprocessError) as exc:
+        return str(exc)
+    return None
+
+
+def _remove_cgroup(path: Path) -> None:
+    """Remove a control group with those below it; one that still has processes refuses."""
+    for child in path.iterdir():
+        if child.is_dir():
+            _remove_cgroup(child)
+    path.rmdir()
