@@ -30,6 +30,7 @@ from harbor_gym.errors import (
     UsageError,
     VerifierError,
 )
+from harbor_gym.owners import temporary_prefix
 
 # Harbor's agent timeout would count the policy's thinking time; our budgets end episodes instead.
 _NO_AGENT_TIMEOUT_SEC = 10.0 * 365 * 24 * 3600
@@ -212,7 +213,7 @@ class Episode:
     async def _ensure_trials_dir(self) -> Path:
         if self._trials_dir is not None:
             return self._trials_dir
-        self._temporary_dir = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="harbor-gym-trial-"))
+        self._temporary_dir = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=temporary_prefix("trial")))
         return self._temporary_dir
 
     async def _next_phase(self) -> AgentPhase | None:
@@ -294,6 +295,9 @@ class Episode:
             )
         if not run.cancelled():
             run.exception()  # retrieved: whatever ended the trial was reported to the one who waited for it
+        # Harbor notes down that a sandbox could not be removed, and goes on.
+        if self._trial is not None and (left := getattr(self._trial.agent_environment, "left_behind", None)):
+            raise SandboxTimeoutError(left)
 
 
 async def run_in_phase[T](phase: AgentPhase, work: Coroutine[Any, Any, T]) -> T:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from harbor_gym.cache import cache_dir, locked
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
+from harbor_gym.owners import temporary_prefix
 from harbor_gym.sandboxes import base_image, dockerfile
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool
 
@@ -176,7 +177,7 @@ _warned: set[str] = set()
 
 
 async def _import_base(tar: Path, reference: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="harbor-gym-") as folder:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
         recipe = Path(folder) / "Dockerfile"
         lines = ["FROM scratch", f"ADD {tar.name} /", f"ENV PATH={base_image.PATH}", 'CMD ["bash"]', ""]
         recipe.write_text("\n".join(lines))
@@ -217,7 +218,7 @@ async def _build_and_export(
 
 async def _run_build(environment_dir: Path, text: str, bases: dict[str, _Base]) -> str:
     replaced = dockerfile.replace_references(text, {ref: base.reference for ref, base in bases.items()})
-    with tempfile.TemporaryDirectory(prefix="harbor-gym-") as folder:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
         recipe, id_file = Path(folder) / "Dockerfile", Path(folder) / "id"
         recipe.write_text(replaced)
         code, output = await run_tool(
