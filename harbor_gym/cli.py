@@ -7,6 +7,8 @@ import dataclasses
 import json
 import logging
 import sys
+import tempfile
+import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +20,7 @@ from harbor_gym import __version__
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
-    from harbor.models.trial.config import EnvironmentConfig
-
-    from harbor_gym.checking import TaskCheck
+    from harbor_gym.checking import CheckPlan, TaskCheck
 
 FAILED = 1
 """Exit code: the answer is no."""
@@ -59,58 +59,77 @@ def _options(
 
 @app.command()
 def check(
-    path: Annotated[Path, typer.Argument(help="A task directory, or a directory of tasks.")],
+    paths: Annotated[list[Path], typer.Argument(help="Task directories, or directories of tasks.")],
     env: Annotated[
         str, typer.Option("--env", help="Sandbox: local, docker, any Harbor environment type, or module.path:Class.")
     ] = "docker",
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of the oracle and of doing nothing: do they agree?")] = 2,
+    forge: Annotated[bool, typer.Option(help="Also try to be rewarded without doing the task.")] = True,
+    concurrency: Annotated[int, typer.Option(min=1, help="Tasks checked at the same time.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object per task.")] = False,
     trials_dir: Annotated[Path | None, typer.Option(help="Keep the trials' folders here.")] = None,
 ) -> None:
-    """Check that each task's oracle scores 1.0 and that doing nothing scores 0.0."""
-    from harbor_gym.checking import find_tasks
+    """Check that each task's oracle scores 1.0, that doing nothing and forging score 0.0, and that runs agree."""
+    from harbor_gym.checking import CheckPlan, find_tasks
     from harbor_gym.sandboxes import environment_config, preflight
 
     with _one_line_errors():
-        tasks = find_tasks(path)
+        tasks = find_tasks(paths)
         environment = environment_config(env)
         preflight(environment)
-    checks = asyncio.run(_check_all(tasks, environment, trials_dir, table=not as_json))
+    with _folder(trials_dir) as folder, _quiet_harbor(), warnings.catch_warnings():
+        # What Harbor warns of is the task author's business elsewhere; here a table is printed.
+        warnings.simplefilter("ignore", UserWarning)
+        plan = CheckPlan(environment, folder, repeat=repeat, forge=forge)
+        checks = asyncio.run(_check_all(tasks, plan, concurrency, table=not as_json))
     if as_json:
         typer.echo(json.dumps([_as_object(one) for one in checks], indent=2))
     if not all(one.ok for one in checks):
         raise typer.Exit(FAILED)
 
 
-async def _check_all(
-    tasks: Sequence[Path], environment: EnvironmentConfig, trials_dir: Path | None, *, table: bool
-) -> list[TaskCheck]:
+async def _check_all(tasks: Sequence[Path], plan: CheckPlan, concurrency: int, *, table: bool) -> list[TaskCheck]:
     from harbor_gym.checking import check_tasks
 
-    # Harbor reports progress through loggers; here a table does.
-    logging.disable(logging.CRITICAL)
     width = max(len("task"), *(len(task.name) for task in tasks))
-    if table:
-        typer.echo(f"{'task':<{width}}  oracle  nop     seconds  verdict")
-    checks: list[TaskCheck] = []
-    async for one in check_tasks(list(tasks), environment=environment, trials_dir=trials_dir):
-        checks.append(one)
-        if table:
-            typer.echo(_row(one, width))
-    if table:
-        for one in checks:
-            if one.error is not None:
-                typer.echo(f"\n{one.task}: {one.error}", err=True)
+    if not table:
+        return await check_tasks(tasks, plan, concurrency=concurrency)
+    typer.echo(f"{'task':<{width}}  {'oracle':<9}{'nop':<9}{'forged':<8}  start  agent verify   stop    all  verdict")
+    checks = await check_tasks(
+        tasks, plan, concurrency=concurrency, on_checked=lambda one: typer.echo(_row(one, width))
+    )
+    for one in checks:
+        if one.reason is not None:
+            typer.echo(f"{one.task}: {one.reason}", err=True)
     return checks
 
 
 def _row(one: TaskCheck, width: int) -> str:
-    verdict = "ok" if one.ok else "error" if one.error is not None else "FAILED"
-    oracle, nop = ("-" if reward is None else str(reward) for reward in (one.oracle, one.nop))
-    return f"{one.task:<{width}}  {oracle:<6}  {nop:<6}  {one.seconds:7.1f}  {verdict}"
+    rewards = [_rewards(one.oracle), _rewards(one.nop), "-" if one.forged is None else f"{one.forged:g}"]
+    phases = one.phases
+    times = ["-"] * 4 if phases is None else [f"{t:.1f}" for t in dataclasses.astuple(phases)]
+    columns = "".join(f"{time:>7}" for time in [*times, f"{one.seconds:.1f}"])
+    return f"{one.task:<{width}}  {rewards[0]:<9}{rewards[1]:<9}{rewards[2]:<8}{columns}  {one.verdict.value}"
+
+
+def _rewards(rewards: Sequence[float]) -> str:
+    return " ".join(f"{reward:.3g}" for reward in rewards) or "-"
 
 
 def _as_object(one: TaskCheck) -> dict[str, object]:
-    return {**dataclasses.asdict(one), "path": str(one.path), "seconds": round(one.seconds, 3), "ok": one.ok}
+    """Return what ``--json`` prints: the fields, and what follows from them."""
+    derived = {"path": str(one.path), "ok": one.ok, "verdict": one.verdict.value, "reason": one.reason}
+    return {**dataclasses.asdict(one), **derived}
+
+
+@contextmanager
+def _folder(wanted: Path | None) -> Generator[Path]:
+    """Give the folder that the user wants, or a temporary one."""
+    if wanted is not None:
+        yield wanted
+        return
+    with tempfile.TemporaryDirectory(prefix="harbor-gym-check-", ignore_cleanup_errors=True) as temporary:
+        yield Path(temporary)
 
 
 @app.command()
@@ -181,6 +200,25 @@ def bench_concurrency(
         report = asyncio.run(benchmarks.bench_concurrency(env, terminals=terminals, steps=steps, transport=transport))
     found = report.as_object()
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(f"{k:<18}{v}" for k, v in found.items()))
+    if not report.is_right:
+        raise typer.Exit(FAILED)
+
+
+@bench.command("vector")
+def bench_vector(
+    env: _BenchEnv = "local",
+    num_envs: Annotated[int, typer.Option(min=2, max=100, help="Sub-environments at once.")] = 32,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that each kind of step is taken.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Step many sub-environments of `gym.make_vec` at once, and a single one in between."""
+    from harbor_gym.bench.vector import bench_vector
+
+    with _one_line_errors(), _quiet_harbor():
+        _preflight(env)
+        report = bench_vector(env, num_envs=num_envs, repeat=repeat)
+    found = report.as_object()
+    typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(f"{k:<20}{v}" for k, v in found.items()))
     if not report.is_right:
         raise typer.Exit(FAILED)
 

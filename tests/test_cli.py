@@ -96,19 +96,20 @@ def test_json_holds_one_object_per_task(tmp_path: Path, refusing: str) -> None:
     rows = json.loads(done.stdout)
     assert [row["task"] for row in rows] == ["a", "b"]
     for row in rows:
-        assert (row["oracle"], row["nop"], row["ok"]) == (None, None, False)
-        assert "this sandbox takes no tasks" in row["error"]
+        assert (row["oracle"], row["nop"], row["forged"], row["ok"]) == ([], [], None, False)
+        assert row["verdict"] == "refused"
+        assert "this sandbox takes no tasks" in row["reason"]
         assert row["seconds"] >= 0
 
 
-def test_an_error_is_shown_as_one_never_as_zero(tmp_path: Path, refusing: str) -> None:
+def test_a_refusal_is_shown_as_one_never_as_zero(tmp_path: Path, refusing: str) -> None:
     task = write_task(tmp_path / "tiny")
     done = run("check", task, "--env", refusing)
     assert done.returncode == 1
     assert done.stdout.splitlines()[1].split()[:3] == ["tiny", "-", "-"]
-    assert done.stdout.splitlines()[1].endswith("error")
+    assert done.stdout.splitlines()[1].endswith("refused")
     assert "this sandbox takes no tasks" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_nothing_is_kept_unless_asked(tmp_path: Path, refusing: str) -> None:

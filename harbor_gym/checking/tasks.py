@@ -1,0 +1,30 @@
+"""Find the tasks that a path means."""
+
+from pathlib import Path
+
+from harbor_gym.errors import UsageError
+
+
+def find_tasks(paths: list[Path]) -> list[Path]:
+    """Return the task directories at ``paths``: each one itself, or those directly inside it, by name; none twice.
+
+    Raises:
+        UsageError: There is no such directory, or no task in it.
+    """
+    return list(dict.fromkeys(task for path in paths for task in _tasks_at(path)))
+
+
+def has_solution(task_dir: Path) -> bool:
+    """Tell whether the task brings a solution that the oracle could run."""
+    return (task_dir / "solution").is_dir() or any(task_dir.glob("steps/*/solution"))
+
+
+def _tasks_at(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a directory; give a task directory or a directory of tasks")
+    if (path / "task.toml").is_file():
+        return [path.resolve()]
+    tasks = sorted(child.resolve() for child in path.iterdir() if (child / "task.toml").is_file())
+    if not tasks:
+        raise UsageError(f"{path} holds no task.toml, nor does any directory directly inside it")
+    return tasks
