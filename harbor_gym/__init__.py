@@ -6,6 +6,8 @@ Importing this package costs little: what a name needs is imported when the name
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from harbor_gym.gymnasium.registration import register_when_imported
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -44,3 +46,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+register_when_imported()

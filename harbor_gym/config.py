@@ -90,6 +90,9 @@ class TerminalEnvConfig(_Config):
     """Record each episode here as an asciicast, replacing the last one. None: ``recording.cast`` in the trial's
     folder where that is kept, nowhere otherwise."""
 
+    capture_screen: bool = False
+    """Look at the whole screen after each turn, for rendering: ``AsyncTerminalGymEnv.screen``. Costs one ``exec``."""
+
     stop_timeout_sec: float = Field(default=60.0, gt=0)
     """Seconds that ``close`` gives Harbor to stop the sandbox before it gives up and raises."""
 

@@ -17,7 +17,7 @@ from harbor_gym.pool import WarmPool
 from harbor_gym.prepared import PreparedEpisode, open_phase_terminal
 from harbor_gym.recording import CastRecorder
 from harbor_gym.rewards import scalar_reward
-from harbor_gym.terminal import Terminal, TerminalTurn
+from harbor_gym.terminal import Screen, Terminal, TerminalTurn
 from harbor_gym.types import Command, EndReason, EpisodeInfo
 
 if TYPE_CHECKING:
@@ -71,6 +71,16 @@ class AsyncTerminalGymEnv:
         self._time_limit_sec: float | None = None
         self._recorder: CastRecorder | None = None
         self._started = 0.0
+        self.screen: Screen | None = None
+        """The screen after the last turn, where the configuration says ``capture_screen``; it outlives the episode."""
+
+    @property
+    def remaining(self) -> tuple[float, float]:
+        """What is left of the turns and of the terminal time, as fractions in [0, 1]; 1 where there is no limit."""
+        limits = (self.config.max_turns, self._time_limit_sec)
+        spent = (self._turn, self._terminal_sec)
+        turns, seconds = (1.0 if n is None else max(0.0, 1 - used / n) for n, used in zip(limits, spent, strict=True))
+        return turns, seconds
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -161,6 +171,7 @@ class AsyncTerminalGymEnv:
         await asyncio.to_thread(self._start_recording, prepared.episode, prepared.task.name)
         turn = await prepared.look()
         self._prepared, self._episode, self._terminal = None, prepared.episode, prepared.terminal
+        await self._look(prepared.terminal)
         info = self._show(prepared.phase, turn)
         info["task"] = prepared.task.name
         info["metrics"] |= {"time/sandbox_start_sec": prepared.episode.sandbox_start_sec, **metrics}
@@ -185,6 +196,7 @@ class AsyncTerminalGymEnv:
         started = time.monotonic()
         self._terminal = await open_phase_terminal(phase, self.config)
         turn = await self._terminal.run([])
+        await self._look(self._terminal)
         info = self._show(phase, turn)
         info["metrics"]["time/terminal_open_sec"] = time.monotonic() - started
         return turn.text, info
@@ -214,6 +226,7 @@ class AsyncTerminalGymEnv:
         else:
             self._parse_failures = 0
             turn = await self._terminal.run(parsed.commands)
+            await self._look(self._terminal)
             self._account(turn, info)
             self._record("".join(command.keystrokes for command in parsed.commands), turn.text)
             observation, reason = turn.text, EndReason.SESSION_ENDED if turn.ended else None
@@ -300,6 +313,10 @@ class AsyncTerminalGymEnv:
             self._recorder.turn(self._turn, keystrokes, text, time.monotonic() - self._started)
 
     # -- small decisions -----------------------------------------------------------------------------------------
+
+    async def _look(self, terminal: Terminal) -> None:
+        if self.config.capture_screen:
+            self.screen = await terminal.screen() or self.screen
 
     def _account(self, turn: TerminalTurn, info: EpisodeInfo) -> None:
         self._terminal_sec += turn.duration_sec

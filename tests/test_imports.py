@@ -14,15 +14,15 @@ PACKAGE = Path(__file__).parent.parent / "harbor_gym"
 FLOORS = (
     {"types", "errors"},
     {"config"},
-    {"cancellation", "processes", "prompts", "cache", "owners", "pacing", "reporting", "rewards", "recording"},
+    {"cancellation", "portal", "processes", "prompts", "cache", "owners", "pacing", "reporting", "rewards", "recording"},
     {"actions", "terminal", "episode", "sandboxes"},
     {"prepared"},
     {"pool"},
-    {"terminal_env", "checking", "bench"},
+    {"terminal_env", "checking"},
     {"token_env"},
     {"rollout", "transcripts"},
     {"tinker", "gymnasium", "adapters"},
-    {"embedded"},
+    {"embedded", "bench"},
     {"cli"},
     {"__main__"},
 )

@@ -3,7 +3,7 @@
 import logging
 import secrets
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import HarborGymError, TerminalStartError
@@ -31,7 +31,8 @@ async def open_terminal(
     """Start an interactive bash in a tmux pane inside ``environment``, in the environment's working directory.
 
     ``user`` None is the environment's default user at this moment; the session keeps it. The caller closes the
-    terminal; a terminal that failed to open leaves nothing behind.
+    terminal; a terminal that failed to open leaves nothing behind. An environment that runs no real processes offers
+    a terminal of its own by a method ``make_terminal(config, *, user)``.
 
     Raises:
         TerminalStartError: the image has no bash or no usable tmux, the shell ended at once, or the transport that
@@ -40,6 +41,8 @@ async def open_terminal(
         SandboxTimeoutError: the sandbox did not answer.
     """
     user = user if user is not None else environment.default_user
+    if offer := getattr(environment, "make_terminal", None):
+        return cast("Terminal", await offer(config, user=user))
     try:
         return await _open(environment, config, user, None)
     except _ToolMissingError:

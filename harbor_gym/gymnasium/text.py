@@ -1,0 +1,117 @@
+"""Gymnasium's ``Text`` over the characters that a terminal knows, which are too many to list."""
+
+from collections.abc import Iterator, Sequence, Set
+from typing import Any, overload, override
+
+import numpy as np
+from gymnasium.spaces import Text
+from numpy.typing import NDArray
+
+_CODE_POINTS = 0x110000
+_SURROGATES = range(0xD800, 0xE000)
+_SAMPLE_LENGTH = 64
+_SAMPLE_CHARACTERS = "".join(map(chr, range(0x20, 0x7F))) + "\n"
+
+
+class TerminalText(Text):
+    """Every string of at most ``max_length`` characters that can be encoded; NUL is none of them.
+
+    ``Text`` wants its character set spelled out. This one's has 1 112 063 members, so membership is computed, and an
+    index into the set is the code point. Samples are short and made of what a keyboard has.
+
+    Args:
+        max_length: Ceiling on the length, in characters.
+        sample_length: Ceiling on the length of samples, in characters.
+        seed: Seeds the samples.
+    """
+
+    def __init__(
+        self, max_length: int, *, sample_length: int = _SAMPLE_LENGTH, seed: int | np.random.Generator | None = None
+    ) -> None:
+        super().__init__(max_length, min_length=0, charset=_SAMPLE_CHARACTERS, seed=seed)
+        self.sample_length = min(sample_length, max_length)
+
+    @override
+    def sample(
+        self,
+        mask: tuple[int | None, NDArray[np.int8] | None] | None = None,
+        probability: tuple[int | None, NDArray[np.float64] | None] | None = None,
+    ) -> str:
+        """Return a short random string; of masks only the length counts."""
+        length = (mask or probability or (None, None))[0]
+        if length is None:
+            length = int(self.np_random.integers(0, self.sample_length + 1))
+        return "".join(self.np_random.choice(list(_SAMPLE_CHARACTERS), size=length))
+
+    @override
+    def contains(self, x: Any) -> bool:
+        """Tell whether ``x`` is a string of this space."""
+        return isinstance(x, str) and len(x) <= self.max_length and all(char in _CHARACTERS for char in set(x))
+
+    @override
+    def __eq__(self, other: object, /) -> bool:
+        return isinstance(other, TerminalText) and self.max_length == other.max_length
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # as Text: spaces can be reseeded
+
+    @override
+    def __repr__(self) -> str:
+        return f"TerminalText({self.max_length})"
+
+    @property
+    @override
+    def character_set(self) -> Any:
+        """All characters, as a set whose members are computed."""
+        return _CHARACTERS
+
+    @property
+    @override
+    def character_list(self) -> Any:
+        """All code points, as a sequence whose members are computed."""
+        return _CODE_POINT_LIST
+
+    @override
+    def character_index(self, char: str) -> np.int32:
+        """Return the character's code point."""
+        return np.int32(ord(char))
+
+    @property
+    @override
+    def characters(self) -> str:
+        """The characters that samples are made of."""
+        return _SAMPLE_CHARACTERS
+
+
+class _Characters(Set[str]):
+    """What can stand in a terminal's text. Its length is the code space's, for ``character_index`` to stay below."""
+
+    def __contains__(self, char: object) -> bool:
+        return isinstance(char, str) and len(char) == 1 and char != "\0" and ord(char) not in _SURROGATES
+
+    def __iter__(self) -> Iterator[str]:
+        return (char for char in map(chr, range(_CODE_POINTS)) if char in self)
+
+    def __len__(self) -> int:
+        return _CODE_POINTS
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Characters)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # a set, not a frozenset
+
+
+class _CodePoints(Sequence[str]):
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        points = range(_CODE_POINTS)[index]
+        return chr(points) if isinstance(points, int) else [chr(point) for point in points]
+
+    def __len__(self) -> int:
+        return _CODE_POINTS
+
+
+_CHARACTERS = _Characters()
+_CODE_POINT_LIST = _CodePoints()

@@ -1,0 +1,230 @@
+"""Synchronous callers' door to asyncio: one event loop on one thread, shared by the whole process.
+
+Harbor wants one loop a process. Scripts, threads, notebooks and callers that run a loop of their own all come in here,
+and block until their call is done. What they leave open is closed when its owner is garbage-collected, and at the
+interpreter's exit at the latest.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor  # exit hooks run backwards: its own must be registered before ours
+from typing import Any
+
+from harbor_gym.errors import UsageError
+
+type Closer = Callable[[], Coroutine[Any, Any, None]]
+
+_WORKERS = 8
+"""Threads behind asyncio.to_thread on the portal's loop."""
+
+_EXIT_TIMEOUT_SEC = 90.0
+"""Longer than an environment gives its sandbox to stop; after that the interpreter exits with what is left."""
+
+logger = logging.getLogger(__name__)
+
+
+class Portal:
+    """An event loop on a thread of its own. Get the process's one from :func:`get_portal`."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._executor = _full_executor()
+        self._loop.set_default_executor(self._executor)
+        self._keys = itertools.count()
+        self._closers: dict[int, Closer] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="harbor-gym-portal", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Tell whether this process got the portal by a fork: its thread stayed behind, so nothing can be called."""
+        return os.getpid() != self._pid
+
+    def call[**P, T](self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``function(*args, **kwargs)`` on the portal's loop, and block until it is done.
+
+        An interrupt (Ctrl-C) cancels the work, waits until it has cleaned up, and is raised then.
+
+        Args:
+            function: An async function.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+
+        Raises:
+            UsageError: The caller is a forked child, or runs on the portal's own thread, or the interpreter is exiting.
+        """
+        self._check_caller()
+        call: _Call[T] = _Call()
+        self._loop.call_soon_threadsafe(self._start, call, function(*args, **kwargs))
+        try:
+            return call.outcome.result()
+        except BaseException:
+            if not call.outcome.done():  # raised in this thread, while waiting
+                self._loop.call_soon_threadsafe(call.cancel)
+                concurrent.futures.wait((call.outcome,))
+            raise
+
+    def own(self, owner: object, close: Closer) -> Callable[[], None]:
+        """Have ``close`` run on the loop once ``owner`` is garbage, or at the interpreter's exit.
+
+        Args:
+            owner: What the caller holds.
+            close: An async function that must not refer to ``owner``.
+
+        Returns:
+            A function that takes this back, for an owner that was closed by hand.
+        """
+        key = next(self._keys)
+        self._closers[key] = close
+        finalizer = weakref.finalize(owner, self._abandon, key)
+        finalizer.atexit = False  # at that time asyncio can no longer start threads
+
+        def disown() -> None:
+            finalizer.detach()
+            self._closers.pop(key, None)
+
+        return disown
+
+    def shut_down(self) -> None:
+        """Close everything that is owned, then the loop. Later calls are refused. Idempotent."""
+        if self._is_closed or self.is_inherited:
+            return
+        self._is_closed = True
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._close_all(), self._loop).result(_EXIT_TIMEOUT_SEC)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_EXIT_TIMEOUT_SEC)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()  # which shuts the executor down without waiting
+
+    def _check_caller(self) -> None:
+        if self.is_inherited:
+            raise UsageError(
+                f"this belongs to process {self._pid}, and a forked child (process {os.getpid()}) can't use it: make "
+                "environments in the process that uses them, or start processes with the 'spawn' method"
+            )
+        if threading.current_thread() is self._thread:
+            raise UsageError("a blocking call from the event loop that is to do the work; await the async env instead")
+        if self._is_closed:
+            raise UsageError("the interpreter is exiting: no call can be made any more")
+
+    def _start[T](self, call: "_Call[T]", work: Coroutine[Any, Any, T]) -> None:
+        call.task = self._keep(work)
+        call.task.add_done_callback(call.finish)
+
+    def _keep[T](self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _abandon(self, key: int) -> None:
+        """Close what lost its owner. Runs in any thread, at any moment, so it must not wait."""
+        close = self._closers.pop(key, None)
+        if close is not None and not self.is_inherited and not self._is_closed:
+            self._loop.call_soon_threadsafe(lambda: self._keep(_close_quietly(close)))
+
+    async def _close_all(self) -> None:
+        closers = list(self._closers.values())
+        self._closers.clear()
+        running = {task for task in self._tasks if task is not asyncio.current_task()}
+        async with asyncio.TaskGroup() as group:
+            for close in closers:
+                group.create_task(_close_quietly(close))
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+
+
+class _Call[T]:
+    """One blocking call: the task on the loop, and its outcome for the thread that waits."""
+
+    def __init__(self) -> None:
+        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self.task: asyncio.Task[T] | None = None
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    def finish(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.outcome.set_exception(UsageError("the call was cancelled: the interpreter is exiting"))
+        elif (error := task.exception()) is not None:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())
+
+
+def _full_executor() -> ThreadPoolExecutor:
+    """Return an executor that has started all its threads: at the interpreter's exit, no more can be started."""
+    executor = ThreadPoolExecutor(_WORKERS, thread_name_prefix="harbor-gym-portal")
+    everyone = threading.Barrier(_WORKERS + 1)
+    for _ in range(_WORKERS):
+        executor.submit(everyone.wait)
+    everyone.wait()
+    return executor
+
+
+_lock = threading.Lock()
+_portal: Portal | None = None
+
+
+def get_portal() -> Portal:
+    """Return this process's portal, started on first use.
+
+    Raises:
+        UsageError: The interpreter is exiting.
+    """
+    global _portal
+    with _lock:
+        if _portal is None:
+            _register_exit()
+            _portal = Portal()
+        return _portal
+
+
+def _register_exit() -> None:
+    # atexit comes too late: by then the executor behind asyncio.to_thread has shut down, which closing needs.
+    try:
+        threading._register_atexit(_shut_down)  # pyright: ignore[reportAttributeAccessIssue]  # nothing public runs before executors shut down
+    except RuntimeError as exc:
+        raise UsageError("the interpreter is exiting: no environment can be started any more") from exc
+
+
+def _shut_down() -> None:
+    if _portal is not None:
+        _portal.shut_down()
+
+
+def _forget() -> None:
+    """Start over in a forked child, where neither the portal's thread nor a lock's holder exists."""
+    global _portal, _lock
+    _portal, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+async def _close_quietly(close: Closer) -> None:
+    try:
+        await close()
+    except Exception:  # The end of the line: nobody waits for this, and other things must still be closed.
+        logger.warning("something that nobody closed could not be closed", exc_info=True)
