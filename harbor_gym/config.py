@@ -80,8 +80,21 @@ class TerminalEnvConfig(_Config):
     reward_key: str | None = None
     """Which key of the verifier's rewards is the scalar. None: ``reward``, or the only key there is."""
 
-    keep_agent_processes: bool = False
-    """Leave what the policy started running while the verifier runs (for tasks that ask for a service)."""
+    reward_function: str | None = None
+    """Make the scalar of all keys instead: ``mean``, ``min``, ``max``, ``sum``, or ``module.path:function``."""
+
+    step_rewards: bool = True
+    """In a multi-step task, pay each step's reward with the transition that ended it. False: every transition but the
+    last carries 0.0, and the last the task's reward by its own strategy (``info["episode_reward"]``)."""
+
+    keep_agent_processes: bool | None = None
+    """Leave what the policy started running while the verifier runs (for tasks that ask for a service), and in a
+    multi-step task beyond. What is kept could reach into a verifier of the same sandbox, if its user may.
+    None: ``keep_agent_processes`` in the task's ``[metadata]``, else False."""
+
+    verifier: dict[str, Any] = Field(default_factory=dict)
+    """Harbor's settings of a run's verifier: ``import_path`` and ``kwargs`` of a verifier of your own, ``env`` (write
+    secrets as ``${NAME}``), ``override_timeout_sec``, ``max_timeout_sec``. The task's own stand in its task.toml."""
 
     trials_dir: Path | None = None
     """Keep each trial's folder (logs, result.json) under this directory. None: a temporary one, removed at close."""

@@ -61,6 +61,7 @@ class PreparedEpisode:
             sandboxes.environment_config(config.sandbox, options=config.sandbox_options),
             trials_dir=config.trials_dir,
             stop_timeout_sec=config.stop_timeout_sec,
+            verifier=config.verifier,
         )
         self._phase = await self._episode.start()
         started = time.monotonic()

@@ -1,8 +1,22 @@
 """Choose the one number that trains a policy among those that a verifier wrote."""
 
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import Any, cast
 
-from harbor_gym.errors import VerifierError
+from harbor_gym.errors import UsageError, VerifierError
+
+RewardFunction = Callable[[Mapping[str, float]], float]
+"""Makes the scalar of all that a verifier wrote, by name."""
+
+_AGGREGATES: dict[str, Callable[[Iterable[float]], float]] = {
+    "mean": statistics.fmean,
+    "min": min,
+    "max": max,
+    "sum": math.fsum,
+}
 
 
 def scalar_reward(rewards: Mapping[str, float], key: str | None = None) -> float:
@@ -22,6 +36,50 @@ def scalar_reward(rewards: Mapping[str, float], key: str | None = None) -> float
         known = ", ".join(sorted(rewards)) or "none"
         raise VerifierError(
             f"the verifier wrote no reward named {name!r} (it wrote: {known}); "
-            "name the one to use (TerminalEnvConfig.reward_key)"
+            "name the one to use (TerminalEnvConfig.reward_key) or a function of all (reward_function)"
         )
     return float(rewards[name])
+
+
+def reward_function(key: str | None = None, function: str | None = None) -> RewardFunction:
+    """Return how the scalar is made: by a key's name, or by a function of all keys.
+
+    Args:
+        key: As for :func:`scalar_reward`.
+        function: ``mean``, ``min``, ``max`` or ``sum`` of all keys, or ``module.path:function`` of one's own, which
+            gets the rewards by name and returns a finite number.
+
+    Raises:
+        UsageError: Both are given, or there is no such function.
+    """
+    if function is None:
+        return lambda rewards: scalar_reward(rewards, key)
+    if key is not None:
+        raise UsageError(f"reward_key {key!r} and reward_function {function!r} exclude each other: give one")
+    return _checked(_named(function), function)
+
+
+def _named(name: str) -> RewardFunction:
+    if name in _AGGREGATES:
+        return lambda rewards: _AGGREGATES[name](rewards.values())
+    module, colon, attribute = name.partition(":")
+    try:
+        found: Any = getattr(import_module(module), attribute) if colon else None
+    except (ImportError, AttributeError) as exc:
+        raise UsageError(f"reward_function {name!r} can't be imported: {exc}") from exc
+    if not callable(found):
+        known = ", ".join(_AGGREGATES)
+        raise UsageError(f"reward_function {name!r} is no function; known: {known}, or module.path:function")
+    return cast(RewardFunction, found)  # as its name promised; what it returns is checked
+
+
+def _checked(function: RewardFunction, name: str) -> RewardFunction:
+    def scalar(rewards: Mapping[str, float]) -> float:
+        if not rewards:
+            raise VerifierError(f"the verifier wrote no reward at all for reward_function {name!r} to go by")
+        value = float(function(rewards))
+        if not math.isfinite(value):
+            raise UsageError(f"reward_function {name!r} returned {value} for {dict(rewards)}")
+        return value
+
+    return scalar

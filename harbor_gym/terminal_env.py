@@ -16,12 +16,12 @@ from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.pool import WarmPool
 from harbor_gym.prepared import PreparedEpisode, open_phase_terminal
 from harbor_gym.recording import CastRecorder
-from harbor_gym.rewards import scalar_reward
+from harbor_gym.rewards import reward_function
 from harbor_gym.terminal import Screen, Terminal, TerminalTurn
 from harbor_gym.types import Command, EndReason, EpisodeInfo
 
 if TYPE_CHECKING:
-    from harbor_gym.episode import AgentPhase, Episode, PhaseEnd
+    from harbor_gym.episode import AgentPhase, Episode
 
 Action = str | Sequence[Command | tuple[str, float]]
 """Commands (keystrokes, duration in seconds), or the text of one message in the configuration's ``action_format``."""
@@ -59,6 +59,7 @@ class AsyncTerminalGymEnv:
         if pool is not None:
             pool.require_fit(config)
         self.config = config
+        self._reward = reward_function(config.reward_key, config.reward_function)
         self._pool = pool
         self._prepared: PreparedEpisode | None = None
         self._state = _State.IDLE
@@ -134,7 +135,8 @@ class AsyncTerminalGymEnv:
         self._state = _State.STEPPING
         try:
             result = await self._step(action)
-        except BaseException:
+        except BaseException as exc:
+            await self._explain(exc)
             await self._fail()
             raise
         self._become(_State.DONE if result[2] else _State.READY)
@@ -204,7 +206,7 @@ class AsyncTerminalGymEnv:
     def _show(self, phase: "AgentPhase", turn: TerminalTurn) -> EpisodeInfo:
         self._confirmation_pending = False
         self._record("", turn.text)
-        return EpisodeInfo(
+        info = EpisodeInfo(
             instruction=phase.instruction,
             sandbox=str(phase.environment.type()),
             image_substitutions=tuple(getattr(phase.environment, "image_substitutions", ())),
@@ -212,6 +214,11 @@ class AsyncTerminalGymEnv:
             transport=turn.transport,
             metrics={},
         )
+        if phase.offers.skills_dir is not None:
+            info["skills_dir"] = phase.offers.skills_dir
+        if phase.offers.mcp_servers:
+            info["mcp_servers"] = tuple(server.model_dump() for server in phase.offers.mcp_servers)
+        return info
 
     async def _step(self, action: Action) -> tuple[str, float, bool, EpisodeInfo]:
         assert self._terminal is not None
@@ -264,7 +271,8 @@ class AsyncTerminalGymEnv:
         self._state = _State.STEPPING
         try:
             result = await self._end_phase(reason, "", EpisodeInfo(turn=self._turn, metrics={}))
-        except BaseException:
+        except BaseException as exc:
+            await self._explain(exc)
             await self._fail()
             raise
         self._become(_State.DONE)
@@ -275,29 +283,48 @@ class AsyncTerminalGymEnv:
     ) -> tuple[str, float, bool, EpisodeInfo]:
         """Have the verifier judge what the policy left; go on to a multi-step task's next step if there is one."""
         assert self._episode is not None
-        if self._terminal is not None and not self.config.keep_agent_processes:
+        keep = self._keeps_processes(self._episode)
+        if self._terminal is not None and keep:
+            await self._terminal.detach()
+        elif self._terminal is not None:
             await self._terminal.close()
             self._terminal = None
-        end = await self._episode.end_phase()
+        end = await self._episode.end_phase(keep_processes=keep, is_last=reason is not EndReason.COMPLETED)
         info["rewards"] = dict(end.rewards)
         info["metrics"]["time/verifier_sec"] = end.verifier_sec
+        info["metrics"]["stopped_processes"] = end.stopped_processes
+        if end.oom_kills is not None:
+            info["metrics"]["oom_kills"] = end.oom_kills
         reward = self._scalar(end.rewards)
-        if end.next_phase is not None and reason is EndReason.COMPLETED:
+        if end.next_phase is not None:
             screen, entered = await self._enter(end.next_phase)
             entered["metrics"] = {**info["metrics"], **entered["metrics"]}
             merged: EpisodeInfo = {**info, **entered}
-            return prompts.next_step(end.next_phase.instruction, screen), reward, False, merged
-        await self._conclude(reason, end, reward, info)
-        return observation, reward, True, info
+            paid = reward if self.config.step_rewards else 0.0
+            return prompts.next_step(end.next_phase.instruction, screen), paid, False, merged
+        if end.is_gated and reason is EndReason.COMPLETED:
+            reason = EndReason.STEP_GATE
+        episode_reward = self._scalar(end.episode_rewards) if end.episode_rewards else reward
+        await self._conclude(reason, episode_reward, info)
+        return observation, reward if self.config.step_rewards else episode_reward, True, info
 
-    async def _conclude(self, reason: EndReason, end: "PhaseEnd", reward: float, info: EpisodeInfo) -> None:
+    async def _conclude(self, reason: EndReason, episode_reward: float, info: EpisodeInfo) -> None:
         assert self._episode is not None
         info["end_reason"] = reason
         info["truncated"] = reason.is_truncation
-        info["episode_reward"] = self._scalar(end.episode_rewards) if end.episode_rewards else reward
+        info["episode_reward"] = episode_reward
         info["trial_dir"] = self._episode.trial_dir if self.config.trials_dir is not None else None
         info["metrics"]["time/terminal_sec"] = self._terminal_sec
         await self._release()
+
+    def _keeps_processes(self, episode: "Episode") -> bool:
+        keep = self.config.keep_agent_processes
+        return episode.task_keeps_processes if keep is None else keep
+
+    async def _explain(self, error: BaseException) -> None:
+        """Put what the trial has left on an infrastructure failure, while it is still there."""
+        if isinstance(error, HarborGymError) and error.is_infrastructure and self._episode is not None:
+            await self._episode.explain(error)
 
     def _start_recording(self, episode: "Episode", task_name: str) -> None:
         # Not into the trial's agent folder: a sandbox may mount that, and the policy could turn the file into a link.
@@ -346,7 +373,7 @@ class AsyncTerminalGymEnv:
         return None
 
     def _scalar(self, rewards: Mapping[str, float]) -> float:
-        return scalar_reward(rewards, self.config.reward_key)
+        return self._reward(rewards)
 
     # -- life cycle ----------------------------------------------------------------------------------------------
 

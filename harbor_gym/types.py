@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Required, TypedDict
+from typing import Any, Required, TypedDict
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,9 @@ class EndReason(StrEnum):
 
     TIME_LIMIT = "time_limit"
     """The episode's environment time ran out."""
+
+    STEP_GATE = "step_gate"
+    """A multi-step task's further steps stay closed: the step's reward is below its ``min_reward``."""
 
     SESSION_ENDED = "session_ended"
     """The policy ended its own shell session (``exit``, ``kill -9 $$``)."""
@@ -114,15 +117,24 @@ class EpisodeInfo(TypedDict, total=False):
     """When done: whether a budget of ours cut the episode short."""
 
     rewards: dict[str, float]
-    """When graded: every key of the verifier's reward."""
+    """When graded: every key of the verifier's reward; in a multi-step task of the step that just ended."""
 
     episode_reward: float
-    """When done: the task's reward as Harbor reports it, for a multi-step task by its own strategy."""
+    """When done: the task's reward as Harbor reports it, for a multi-step task by its own strategy (mean or final) over
+    the steps that were graded. An episode that a budget cuts in a middle step is reported as Harbor reports one that a
+    ``min_reward`` gate stopped there: the steps behind it don't count."""
+
+    skills_dir: str
+    """Where the task declares one: the sandbox's directory of skills. ``instruction`` lists them."""
+
+    mcp_servers: tuple[dict[str, Any], ...]
+    """Where the task declares any: its MCP servers, as ``task.toml`` has them. ``instruction`` lists them."""
 
     trial_dir: Path | None
     """When done: the trial's folder if it is kept, else None."""
 
     metrics: Required[dict[str, float]]
     """Numbers for aggregation: ``time/sandbox_start_sec``, ``time/terminal_open_sec``, ``time/step_sec``,
-    ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum); with a warm pool ``pool/hit`` and
+    ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum), ``stopped_processes`` (the policy's that ran on
+    and were killed before grading), ``oom_kills`` (where the sandbox tells); with a warm pool ``pool/hit`` and
     ``pool/wait_sec``."""

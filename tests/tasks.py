@@ -19,17 +19,22 @@ def write_task(
     dockerfile: str = f"FROM {BASE}\nWORKDIR /srv\n",
     test_sh: str = PASS_IF_DONE,
     toml: str = "",
+    root_toml: str = "",
     instruction: str = "Write the word done into /srv/answer.\n",
 ) -> Path:
-    """Write a one-step task whose solution is ``DONE`` unless told otherwise; return its directory."""
-    for name, text in {
-        "task.toml": f'schema_version = "1.4"\n[task]\nname = "test/{task_dir.name.replace("_", "-")}"\n{toml}',
+    """Write a one-step task whose solution is ``DONE`` unless told otherwise; return its directory.
+
+    ``root_toml`` holds keys outside all tables, ``toml`` the tables.
+    """
+    name = f"test/{task_dir.name.replace('_', '-')}"
+    for file, text in {
+        "task.toml": f'schema_version = "1.4"\n{root_toml}[task]\nname = "{name}"\n{toml}',
         "instruction.md": instruction,
         "environment/Dockerfile": dockerfile,
         "tests/test.sh": test_sh,
         "solution/solve.sh": f"#!/bin/bash\n{DONE}",
     }.items():
-        path = task_dir / name
+        path = task_dir / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return task_dir

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 from harbor.agents.base import BaseAgent
+from harbor.agents.capabilities import AgentCapabilities
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
+from harbor_gym.episode.offers import Offers, read_skills
 from harbor_gym.errors import UsageError
 
 IMPORT_PATH = f"{__name__}:PolicyAgent"
@@ -19,7 +21,7 @@ class Stage(Protocol):
     """The waiting side of a trial: it is told when the agent's turn has come."""
 
     def enter(
-        self, instruction: str, environment: BaseEnvironment, context: contextvars.Context
+        self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, offers: Offers
     ) -> asyncio.Future[None]:
         """Take over the agent phase; the phase lasts until the returned future is done."""
         ...
@@ -33,6 +35,9 @@ class PolicyAgent(BaseAgent):
     """
 
     _stages: ClassVar[dict[str, Stage]] = {}
+
+    capabilities: ClassVar[AgentCapabilities] = AgentCapabilities(skills=True, mcp_servers=True)
+    """What the task declares of these is told to the policy, after its instruction."""
 
     def __init__(self, *args: Any, stage: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,7 +61,9 @@ class PolicyAgent(BaseAgent):
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
         """Give the phase to the stage and wait for its end."""
-        await self._stage.enter(instruction, environment, contextvars.copy_context())
+        skills = await read_skills(environment, self.skills_dir) if self.skills_dir else ()
+        offers = Offers(self.skills_dir, skills, tuple(self.mcp_servers))
+        await self._stage.enter(instruction + offers.text(), environment, contextvars.copy_context(), offers)
 
 
 def register(key: str, stage: Stage) -> Callable[[], None]:

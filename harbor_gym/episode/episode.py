@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import math
 import shutil
 import tempfile
 import uuid
@@ -12,23 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from harbor.environments.base import BaseEnvironment
+from harbor.models.task.config import StepConfig
 from harbor.models.task.task import Task
-from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
-from harbor.models.trial.result import ExceptionInfo, StepResult, TimingInfo, TrialResult
+from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig, VerifierConfig
+from harbor.models.trial.result import StepResult, TimingInfo, TrialResult
 from harbor.trial.hooks import TrialEvent, TrialHookEvent
 from harbor.trial.trial import Trial
 from pydantic import ValidationError
 
 from harbor_gym.cancellation import uninterrupted
-from harbor_gym.episode import agent, failures
-from harbor_gym.episode.task import grades_in_shared_sandbox
+from harbor_gym.episode import agent, custody, failures
+from harbor_gym.episode.evidence import read_evidence
+from harbor_gym.episode.offers import Offers
+from harbor_gym.episode.task import grades_in_shared_sandbox, phase_users
 from harbor_gym.errors import (
+    HarborGymError,
     SandboxLostError,
     SandboxStartError,
     SandboxTimeoutError,
     TaskError,
     UsageError,
-    VerifierError,
 )
 from harbor_gym.owners import temporary_prefix
 
@@ -41,7 +45,7 @@ class AgentPhase:
     """The policy's turn: a sandbox that is up, and what to do in it."""
 
     instruction: str
-    """The task's instruction, or the current step's in a multi-step task."""
+    """The task's instruction, or the current step's in a multi-step task, and what else is offered to the policy."""
 
     environment: BaseEnvironment
     """The running sandbox. It belongs to the trial: never stop it from here."""
@@ -54,6 +58,12 @@ class AgentPhase:
 
     done: asyncio.Future[None] = field(repr=False)
     """Resolved by the episode when the phase is over."""
+
+    census: asyncio.Task[custody.Census] = field(repr=False)
+    """What ran in the sandbox before the policy; :func:`run_in_phase` waits for it."""
+
+    offers: Offers
+    """Skills and MCP servers that the task declares; the instruction tells of them already."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,15 @@ class PhaseEnd:
     episode_rewards: Mapping[str, float]
     """At the end of the episode: the task's rewards, for a multi-step task combined by its own strategy."""
 
+    stopped_processes: int
+    """Processes of the policy's that were still running and were killed before grading."""
+
+    oom_kills: int | None
+    """Processes that the sandbox's memory limit killed during the phase; None where the sandbox doesn't tell."""
+
+    is_gated: bool
+    """Whether the task has further steps that this one's reward keeps closed (``min_reward``)."""
+
 
 class Episode:
     """One Harbor trial, driven from outside: :meth:`start`, act in the sandbox, :meth:`end_phase`, :meth:`close`.
@@ -81,13 +100,24 @@ class Episode:
         environment: Harbor's configuration of the sandbox.
         trials_dir: Keep the trial's folder here; None uses a temporary one that ``close`` removes.
         stop_timeout_sec: Seconds that ``close`` waits for Harbor to stop the sandbox.
+        verifier: Harbor's settings of a run's verifier (its ``VerifierConfig``); None are Harbor's defaults.
+
+    Raises:
+        UsageError: Harbor knows no such setting of a verifier, or it would switch the verifier off.
     """
 
     def __init__(
-        self, task: Task, environment: EnvironmentConfig, *, trials_dir: Path | None, stop_timeout_sec: float
+        self,
+        task: Task,
+        environment: EnvironmentConfig,
+        *,
+        trials_dir: Path | None,
+        stop_timeout_sec: float,
+        verifier: Mapping[str, Any] | None = None,
     ) -> None:
         self._task = task
         self._environment_config = environment
+        self._verifier_config = _verifier_config(verifier or {})
         self._trials_dir = trials_dir
         self._stop_timeout_sec = stop_timeout_sec
         self._temporary_dir: Path | None = None
@@ -98,11 +128,19 @@ class Episode:
         self._phases_ended = 0
         self._closing: asyncio.Task[None] | None = None
         self._start_error: BaseException | None = None
+        self._censuses: list[asyncio.Task[custody.Census]] = []
+        self._stopped = custody.Stopped(0, None)
+        self._autopsy: custody.Autopsy | None = None
 
     @property
     def trial_dir(self) -> Path | None:
         """The trial's folder, once started; it survives ``close`` only under a ``trials_dir``."""
         return self._trial.paths.trial_dir if self._trial is not None else None
+
+    @property
+    def task_keeps_processes(self) -> bool:
+        """Whether the task says that its verifier wants what the policy started still running."""
+        return self._task.config.metadata.get("keep_agent_processes") is True
 
     @property
     def sandbox_start_sec(self) -> float:
@@ -132,39 +170,78 @@ class Episode:
         finally:
             forget()
         self._check_open()
-        self._trial.add_hook(TrialEvent.VERIFICATION_START, self._discard_planted_verdict)
+        self._trial.add_hook(TrialEvent.VERIFICATION_START, self._seal_verifier_dirs)
+        self._examine_before_stop(self._trial.agent_environment)
         self._keep_start_error(self._trial.agent_environment)
         self._run = asyncio.create_task(self._trial.run(), name=f"harbor-trial-{self._trial.config.trial_name}")
         phase = await self._next_phase()
         if phase is None:
-            raise failures.start_failure(self._finished_result(self._run), self._start_error) from self._start_error
+            error = failures.start_failure(self._finished_result(self._run), self._start_error)
+            raise await self.explain(error) from self._start_error
         return phase
 
-    async def end_phase(self) -> PhaseEnd:
+    async def end_phase(self, *, keep_processes: bool = False, is_last: bool = False) -> PhaseEnd:
         """End the policy's phase, let Harbor verify it, and return the verdict.
+
+        Args:
+            keep_processes: Leave running what the policy started.
+            is_last: End the episode here, also where a multi-step task has further steps.
 
         Raises:
             VerifierError: There is no verdict: the verifier crashed, timed out or wrote no usable reward.
-            SandboxLostError: The trial had already ended by itself.
+            SandboxStartError: A multi-step task's next step could not be set up.
+            SandboxLostError: The trial had already ended by itself, or its sandbox is gone.
         """
         if self._phase is None or self._run is None:
             raise UsageError("no agent phase is running")
-        if self._run.done():
-            raise failures.lost(self._finished_result(self._run))
-        self._phase.done.set_result(None)
+        try:
+            return await self._end_phase(self._phase, self._run, keep_processes=keep_processes, is_last=is_last)
+        except HarborGymError as exc:
+            raise await self.explain(exc) from exc.__cause__
+
+    async def explain[E: HarborGymError](self, error: E) -> E:
+        """Attach to an error what the trial has left so far, and return it.
+
+        Args:
+            error: An error that this episode brought about. One that has its evidence already is left as it is.
+        """
+        if error.evidence or self._trial is None:
+            return error
+        evidence = await asyncio.to_thread(read_evidence, self._trial.paths.trial_dir)
+        if self._autopsy is not None and self._autopsy.output:
+            evidence.setdefault("verifier_output", self._autopsy.output.strip())
+        return error.attach(evidence, trial_dir=self.trial_dir if self._trials_dir is not None else None)
+
+    async def _end_phase(
+        self, phase: AgentPhase, run: asyncio.Task[TrialResult], *, keep_processes: bool, is_last: bool
+    ) -> PhaseEnd:
+        assert self._trial is not None
+        if run.done():
+            raise failures.lost(self._finished_result(run))
+        census = await asyncio.shield(phase.census)
+        self._stopped = custody.Stopped(0, None)
+        if not keep_processes:
+            self._stopped = await custody.stop_processes(phase.environment, census)
+        if is_last and (steps := self._trial.task.config.steps):
+            # A gate that no reward passes: Harbor then ends the trial after this step, in good order.
+            steps[self._phases_ended].min_reward = math.inf
+        phase.done.set_result(None)
         self._phase = None
         next_phase = await self._next_phase()
         self._phases_ended += 1
         if next_phase is None:
-            self._finished_result(self._run)
+            self._finished_result(run)
         return self._verdict(next_phase)
 
     def enter(
-        self, instruction: str, environment: BaseEnvironment, context: contextvars.Context
+        self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, offers: Offers
     ) -> asyncio.Future[None]:
         """Take over an agent phase (called by the trial's agent)."""
         done = asyncio.get_running_loop().create_future()
-        self._phases.put_nowait(AgentPhase(instruction, environment, environment.default_user, context, done))
+        census = asyncio.create_task(custody.take_census(environment), name="harbor-gym-census")
+        self._censuses.append(census)
+        phase = AgentPhase(instruction, environment, environment.default_user, context, done, census, offers)
+        self._phases.put_nowait(phase)
         return done
 
     async def close(self) -> None:
@@ -187,6 +264,7 @@ class Episode:
                 import_path=agent.IMPORT_PATH, kwargs={"stage": key}, override_timeout_sec=_NO_AGENT_TIMEOUT_SEC
             ),
             environment=self._environment_config,
+            verifier=self._verifier_config,
         )
         try:
             return await Trial.create(config)
@@ -249,34 +327,67 @@ class Episode:
             graded = result.step_results[self._phases_ended - 1]
         rewards = graded.verifier_result.rewards if graded.verifier_result is not None else None
         if rewards is None:
-            raise failures.grading_failure(result, _cause(graded, result))
+            raise failures.grading_failure(result, graded.exception_info or result.exception_info, self._oom_kills())
+        begun = len(result.step_results or ())
+        if next_phase is None and begun > self._phases_ended:
+            raise failures.step_failure(result)
         combined = result.verifier_result.rewards if result.verifier_result is not None else None
         return PhaseEnd(
             rewards=_floats(rewards),
             next_phase=next_phase,
             verifier_sec=_seconds(graded.verifier),
             episode_rewards=_floats(combined or {}),
+            stopped_processes=self._stopped.processes,
+            oom_kills=self._stopped.oom_kills,
+            is_gated=next_phase is None and begun < len(self._task.config.steps or ()),
         )
 
-    async def _discard_planted_verdict(self, event: TrialHookEvent) -> None:
+    def _oom_kills(self) -> int:
+        """Return how many processes the memory limit killed since the last phase began, as far as that is known."""
+        census = self._censuses[-1]
+        before = census.result().oom_kills if census.done() and not census.cancelled() else None
+        after = self._autopsy.oom_kills if self._autopsy is not None else None
+        return after - before - (self._stopped.oom_kills or 0) if before is not None and after is not None else 0
+
+    async def _seal_verifier_dirs(self, event: TrialHookEvent) -> None:
         """Empty the verifier's directories, so that nothing the policy wrote there can be taken for a verdict."""
         assert self._trial is not None
-        if self._task.has_steps or not grades_in_shared_sandbox(self._task):
-            return  # Harbor empties them itself in these modes
+        step = self._current_step()
+        if not grades_in_shared_sandbox(self._task, step):
+            return  # a sandbox that the policy never saw
         environment, paths = self._trial.agent_environment, self._trial.agent_env_paths
-        async with asyncio.TaskGroup() as group:
-            emptied = [
-                group.create_task(environment.empty_dirs([paths.verifier_dir], chmod=True)),
-                group.create_task(environment.empty_dirs([paths.tests_dir], chmod=False)),
-            ]
-        for task in emptied:
-            outcome = task.result()
-            if outcome is not None and outcome.return_code != 0:
-                output = outcome.stderr or outcome.stdout
-                raise VerifierError(f"the verifier's directories could not be emptied before grading: {output}")
+        agent_user, verifier_user = phase_users(self._task, step)
+        owner = ""
+        if agent_user != verifier_user:
+            owner = str(verifier_user) if verifier_user is not None else await custody.user_id(environment)
+        await custody.seal(environment, (paths.verifier_dir, paths.tests_dir), owner=owner)
+
+    def _current_step(self) -> StepConfig | None:
+        return self._task.config.steps[self._phases_ended] if self._task.config.steps else None
+
+    def _examine_before_stop(self, environment: BaseEnvironment) -> None:
+        """Have a look at a sandbox whose verifier gave no verdict, before Harbor stops it: later there is none."""
+        stop = environment.stop
+
+        async def examined(delete: bool) -> None:
+            if self._lacks_verdict() and self._closing is None and self._trial is not None:
+                test_output = self._trial.agent_env_paths.verifier_dir / "test-stdout.txt"
+                self._autopsy = await custody.examine(environment, test_output)
+            await stop(delete)
+
+        environment.stop = examined
+
+    def _lacks_verdict(self) -> bool:
+        assert self._trial is not None
+        result = self._trial.result
+        graded = result.step_results[-1] if result.step_results else result
+        return graded.verifier is not None and graded.verifier_result is None
 
     async def _close(self) -> None:
         try:
+            for census in self._censuses:
+                census.cancel()
+            await asyncio.gather(*self._censuses, return_exceptions=True)
             if self._run is not None:
                 await self._stop(self._run)
         finally:
@@ -303,21 +414,31 @@ class Episode:
 async def run_in_phase[T](phase: AgentPhase, work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` in the context of the trial's agent phase, where Harbor's per-agent settings apply.
 
+    Returns when the phase's census has been taken, too: no work of the policy's can come before it.
+
     Args:
         phase: The phase that is running.
         work: A coroutine that uses the phase's environment.
     """
     task = asyncio.get_running_loop().create_task(work, context=phase.context.copy())
     try:
-        return await asyncio.shield(task)
+        result = await asyncio.shield(task)
+        await asyncio.shield(phase.census)
+        return result
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait((task,))
         raise
 
 
-def _cause(graded: StepResult | TrialResult, result: TrialResult) -> ExceptionInfo | None:
-    return graded.exception_info or result.exception_info
+def _verifier_config(settings: Mapping[str, Any]) -> VerifierConfig:
+    unknown = settings.keys() - (VerifierConfig.model_fields.keys() - {"disable"})  # without a verdict no reward
+    if unknown:
+        raise UsageError(f"a verifier has no setting {', '.join(sorted(unknown))} here (TerminalEnvConfig.verifier)")
+    try:
+        return VerifierConfig(**settings)
+    except ValidationError as exc:
+        raise UsageError(f"TerminalEnvConfig.verifier: {exc}") from exc
 
 
 def _floats(rewards: Mapping[str, float | int]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from harbor_gym.errors import (
     SandboxThrottledError,
     SandboxTimeoutError,
     VerifierError,
+    VerifierOutOfMemoryError,
 )
 
 _EVIDENCE_LINES = 30
@@ -34,7 +35,7 @@ def start_failure(result: TrialResult, cause: BaseException | None = None) -> Ha
         result: The finished trial.
         cause: What the sandbox raised when it was started, if that is why.
     """
-    info = result.exception_info
+    info = result.exception_info or _step_cause(result)
     if info is None:
         return SandboxStartError(f"trial of task {result.task_name!r} ended before the agent could run, with no error")
     if (own := _own_error(info)) is not None:
@@ -46,12 +47,27 @@ def start_failure(result: TrialResult, cause: BaseException | None = None) -> Ha
     return kind(message)
 
 
-def grading_failure(result: TrialResult, info: ExceptionInfo | None) -> HarborGymError:
+def step_failure(result: TrialResult) -> HarborGymError:
+    """Return the error for a multi-step trial that ended because a later step could not be set up.
+
+    Args:
+        result: The finished trial.
+    """
+    info = _step_cause(result)
+    if info is not None and (own := _own_error(info)) is not None:
+        return own
+    step = result.step_results[-1].step_name if result.step_results else "?"
+    cause = _describe(info) if info is not None else "no error was recorded"
+    return SandboxStartError(f"step {step!r} of task {result.task_name!r} could not be set up: {cause}")
+
+
+def grading_failure(result: TrialResult, info: ExceptionInfo | None, oom_kills: int = 0) -> HarborGymError:
     """Return the error for a trial whose verifier gave no verdict.
 
     Args:
         result: The trial.
         info: What Harbor recorded as the cause, if anything.
+        oom_kills: Processes that the sandbox's memory limit killed while it graded.
     """
     if info is None:
         return VerifierError(f"task {result.task_name!r} ended without a verdict and without an error")
@@ -59,6 +75,9 @@ def grading_failure(result: TrialResult, info: ExceptionInfo | None) -> HarborGy
         return own
     hint = _VERIFIER_HINTS.get(info.exception_type)
     message = f"the verifier of task {result.task_name!r} gave no verdict: {_describe(info)}"
+    if oom_kills:
+        ran_out = f"its sandbox's memory limit killed {oom_kills} of its processes: raise [environment] memory_mb"
+        return VerifierOutOfMemoryError(f"{message} ({ran_out})")
     return VerifierError(f"{message} ({hint})" if hint else message)
 
 
@@ -70,6 +89,10 @@ def lost(result: TrialResult) -> SandboxLostError:
     """
     cause = _describe(result.exception_info) if result.exception_info else "no error was recorded"
     return SandboxLostError(f"the trial of task {result.task_name!r} ended under a running episode: {cause}")
+
+
+def _step_cause(result: TrialResult) -> ExceptionInfo | None:
+    return result.step_results[-1].exception_info if result.step_results else None
 
 
 def _own_error(info: ExceptionInfo) -> HarborGymError | None:

@@ -3,8 +3,13 @@
 import asyncio
 from pathlib import Path
 
+from harbor.models.task.config import StepConfig, TaskOS
 from harbor.models.task.task import Task
-from harbor.models.task.verifier_mode import VerifierEnvironmentMode, resolve_task_verifier_mode
+from harbor.models.task.verifier_mode import (
+    VerifierEnvironmentMode,
+    resolve_step_verifier_mode,
+    resolve_task_verifier_mode,
+)
 from pydantic import ValidationError
 
 from harbor_gym.errors import TaskError
@@ -22,21 +27,49 @@ async def load_task(task_dir: Path) -> Task:
     return await asyncio.to_thread(_load, task_dir)
 
 
-def grades_in_shared_sandbox(task: Task) -> bool:
-    """Tell whether the task's verifier runs in the sandbox that the policy used."""
-    return resolve_task_verifier_mode(task.config) is VerifierEnvironmentMode.SHARED
+def grades_in_shared_sandbox(task: Task, step: StepConfig | None = None) -> bool:
+    """Tell whether the verifier, of the task or of one of its steps, runs in the sandbox that the policy used."""
+    mode = resolve_task_verifier_mode(task.config) if step is None else resolve_step_verifier_mode(task.config, step)
+    return mode is VerifierEnvironmentMode.SHARED
+
+
+def phase_users(task: Task, step: StepConfig | None = None) -> tuple[str | int | None, str | int | None]:
+    """Return who the policy and who the verifier is, in the task or in one of its steps; None is the image's user."""
+    config = task.config
+    agent, verifier = config.agent.user, config.verifier.user
+    if step is None:
+        return agent, verifier
+    return (
+        agent if step.agent.user is None else step.agent.user,
+        verifier if step.verifier.user is None else step.verifier.user,
+    )
 
 
 def _load(task_dir: Path) -> Task:
     _check_files(task_dir)
     try:
-        return Task(task_dir)
+        task = Task(task_dir)
     except ValidationError as exc:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_url=False))
         raise TaskError(f"{task_dir / 'task.toml'} is not a Harbor task configuration: {problems}") from exc
     except (OSError, ValueError, RuntimeError) as exc:
         # tomllib's and Harbor's own complaints are ValueErrors; each already says what and where.
         raise TaskError(f"{task_dir} is not a usable Harbor task: {exc}") from exc
+    _check_support(task, task_dir)
+    return task
+
+
+def _check_support(task: Task, task_dir: Path) -> None:
+    """Refuse loudly what no terminal policy can do, before anything is started."""
+    if task.config.environment.os is TaskOS.WINDOWS:
+        raise TaskError(f"{task_dir}: [environment] os is windows; a terminal here is a Unix shell")
+    steps = task.config.steps
+    trajectory = task.paths.step_trajectory_path(steps[0].name) if steps else task.paths.trajectory_path
+    if trajectory.is_file():
+        raise TaskError(
+            f"{trajectory}: this task goes on from a recorded session, which a policy behind reset and step can't be "
+            "given (Terminus-2 refuses it too): remove the file to start from the instruction alone"
+        )
 
 
 def _check_files(task_dir: Path) -> None:

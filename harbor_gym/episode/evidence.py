@@ -1,0 +1,37 @@
+"""What a failed trial leaves for whoever wants to know why, read before its folder goes."""
+
+from pathlib import Path
+
+_MAX_BYTES = 4000
+_FILES = {
+    "exception": ("exception.txt",),
+    "verifier_output": ("verifier/test-stdout.txt", "steps/*/verifier/test-stdout.txt"),
+    "trial_log": ("trial.log",),
+}
+"""Name of a piece of evidence → where a trial's folder has it."""
+
+
+def read_evidence(trial_dir: Path) -> dict[str, str]:
+    """Return the ends of the trial's own records: ``exception``, ``verifier_output``, ``trial_log``; absent ones not.
+
+    Args:
+        trial_dir: The trial's folder, which may be half written.
+    """
+    found: dict[str, str] = {}
+    for name, patterns in _FILES.items():
+        files = [file for pattern in patterns for file in trial_dir.glob(pattern) if _is_plain(file)]
+        if files and (text := _tail(max(files, key=lambda file: file.stat().st_mtime))):
+            found[name] = text
+    return found
+
+
+def _is_plain(file: Path) -> bool:
+    return file.is_file() and not file.is_symlink()  # a sandbox may have made it: follow nothing
+
+
+def _tail(file: Path) -> str:
+    with file.open("rb") as stream:
+        size = stream.seek(0, 2)
+        stream.seek(max(0, size - _MAX_BYTES))
+        text = stream.read(_MAX_BYTES).decode("utf-8", "replace")
+    return (f"[… {size - _MAX_BYTES} bytes before]\n{text}" if size > _MAX_BYTES else text).strip()

@@ -1,0 +1,86 @@
+# shellcheck shell=sh
+# Kill what was started here after clock tick $1. Spared: what ran before, what those processes started meanwhile
+# (a server's workers), and this script. $2 and $3 are the caller's boot id and process namespace: never kill in that. Answer with the number killed,
+# the number left, and the memory limit's victims so far.
+# POSIX sh and builtins: the policy may have broken or removed the image's programs.
+exec 2>/dev/null
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+began=$1 boot=$2 namespace=$3
+passes=100
+
+kills=-
+for file in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
+    [ -r "$file" ] || continue
+    while read -r name value; do [ "$name" = oom_kill ] && kills=$value; done <"$file"
+    break
+done
+
+read -r here </proc/sys/kernel/random/boot_id
+if [ "$here" = "$boot" ] && [ "$(readlink /proc/self/ns/pid)" = "$namespace" ]; then
+    echo "stop 0 0 $kills"
+    exit 0
+fi
+
+# Set state, parent and start of process $1; fail where it is gone.
+look() {
+    stat=
+    while IFS= read -r line || [ -n "$line" ]; do stat="$stat$line "; done <"/proc/$1/stat"
+    [ -n "$stat" ] || return 1
+    # shellcheck disable=SC2086  # the fields after the name, which may hold anything
+    set -- ${stat##*) }
+    state=$1 parent=$2 start=${20}
+}
+
+# Whether process $1, younger than the phase, descends from one that is older and not the sandbox's first.
+is_of_a_service() {
+    above=$1
+    for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do
+        eval "above=\${parent_$above:-0}"
+        [ "$above" -gt 1 ] || return 1
+        eval "born=\${start_$above:-}"
+        [ -n "$born" ] || return 1
+        [ "$born" -le "$began" ] && return 0
+    done
+    return 1
+}
+
+own=" $$ "
+pid=$$
+while look "$pid" && [ "$parent" -gt 1 ]; do
+    pid=$parent
+    look "$pid" && [ "$start" -gt "$began" ] && own="$own$pid "
+done
+
+stopped=0 seen=' '
+while :; do
+    pids='' victims='' others=0
+    for path in /proc/[0-9]*; do
+        pid=${path#/proc/}
+        look "$pid" || continue
+        case $state in Z | X) continue ;; esac
+        pids="$pids $pid"
+        eval "parent_$pid=$parent start_$pid=$start"
+    done
+    for pid in $pids; do
+        [ "$pid" = 1 ] && continue
+        case $own in *" $pid "*) continue ;; esac
+        eval "start=\$start_$pid"
+        if [ "$start" -le "$began" ] || is_of_a_service "$pid"; then
+            others=1
+            continue
+        fi
+        victims="$victims $pid"
+        case $seen in *" $pid:$start "*) ;; *) stopped=$((stopped + 1)) seen="$seen$pid:$start " ;; esac
+    done
+    for pid in $pids; do unset "parent_$pid" "start_$pid"; done
+    passes=$((passes - 1))
+    if [ -z "$victims" ] || [ "$passes" = 0 ]; then break; fi
+    # Everyone at once, where there is nobody to spare: no process can outrun that by forking.
+    [ "$others" = 0 ] && [ "$own" = " $$ " ] && kill -s KILL -- -1
+    # shellcheck disable=SC2086  # a list
+    kill -s KILL $victims
+    sleep 0.02
+done
+# shellcheck disable=SC2086  # a list
+set -- $victims
+echo "stop $stopped $# $kills"
