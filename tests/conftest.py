@@ -11,6 +11,17 @@ import pytest
 from tests.tasks import write_task
 
 _SETTLE_SEC = 5.0
+_LONGEST = ("test_train_recipe", "test_embedded_server", "test_terminal", "test_demonstrations", "test_kill")
+"""Files to begin with: where several processes share the tests, a long one at the end would leave the others idle."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Share tests among processes by file and engine: a module's sandbox or server is started once."""
+    rank = {name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(_LONGEST)))
+    for item in items:
+        engine = next((name for name in ("docker", "local") if name in item.name), "")
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {engine}"))
 
 
 @pytest.fixture
