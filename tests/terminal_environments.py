@@ -1,6 +1,7 @@
 """Sandboxes for the terminal's tests, which count what reaches them: a local one, and a container started by hand."""
 
 import asyncio
+import contextlib
 import logging
 import subprocess
 from collections.abc import Sequence
@@ -20,9 +21,10 @@ BASE_IMAGE = "debian:bookworm-slim"
 IMAGE = "harbor-gym-test-terminal"
 DOCKERFILE = f"""\
 FROM {BASE_IMAGE}
-RUN {{ command -v tmux && command -v vi && command -v less && command -v python3 && command -v ps; }} >/dev/null \\
-    || {{ apt-get update && apt-get install -y --no-install-recommends tmux vim-tiny less python3 procps; }}
-RUN useradd -m -s /bin/bash agent && echo 'PS1="$ "' | tee /root/.bashrc >/home/agent/.bashrc
+RUN command -v tmux vi less python3 ps nano sudo | wc -l | grep -qx 7 \\
+    || {{ apt-get update && apt-get install -y --no-install-recommends tmux vim-tiny less python3 procps nano sudo; }}
+RUN useradd -m -s /bin/bash agent && echo agent:secret | chpasswd && usermod -aG sudo agent \\
+    && echo "Defaults lecture=never" >/etc/sudoers.d/plain && echo 'PS1="$ "' | tee /root/.bashrc >/home/agent/.bashrc
 WORKDIR /srv
 """
 
@@ -119,6 +121,17 @@ async def _call(argv: Sequence[str], timeout_sec: float | None) -> tuple[int, st
         await process.wait()
         raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from None
     return process.returncode or 0, output.decode(errors="replace")
+
+
+def channel_processes(of: int | None) -> list[int]:
+    """Return the children of a process that hold a channel; of None: all that anybody holds."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            parent = int((entry / "stat").read_text().rpartition(") ")[2].split()[1])
+            if of in (parent, None) and b"/step serve" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
 
 
 def write_dockerfile(directory: Path, dockerfile: str = DOCKERFILE) -> None:

@@ -135,9 +135,9 @@ async def test_the_floor_rescues_a_batch_whose_first_command_is_slow(terminal: T
 
 
 async def test_the_deadline_is_told_and_the_command_goes_on(terminal: Terminal) -> None:
-    turn = await enter(terminal, "sleep 1.5; echo late\n", wait_sec=1.0)
+    turn = await enter(terminal, "sleep 2.5; echo late\n", wait_sec=1.0)
     assert (turn.waits, turn.exit_code) == (("deadline",), None)
-    assert turn.text == "[still running after 1.0 s]\n$ sleep 1.5; echo late"
+    assert turn.text == "[still running after 1.0 s]\n$ sleep 2.5; echo late"
     turn = await enter(terminal, "")
     assert (turn.text, turn.waits) == ("late\n$", ("prompt",))
 

@@ -29,6 +29,7 @@ from tests.terminal_environments import (
     BASE_IMAGE,
     Container,
     LocalSandbox,
+    channel_processes,
     remove_container,
     start_container,
     start_local,
@@ -77,17 +78,6 @@ async def enter(terminal: Terminal, *keystrokes: str, wait_sec: float = _LONG_SE
 
 async def read(sandbox: Sandbox, command: str) -> str:
     return ((await sandbox.exec(command)).stdout or "").strip()
-
-
-def channel_processes(of: int | None) -> list[int]:
-    """Return the children of a process that hold a channel; of None: all that anybody holds."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            parent = int((entry / "stat").read_text().rpartition(") ")[2].split()[1])
-            if of in (parent, None) and b"/step serve" in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return found
 
 
 async def kill_channels_after(delay_sec: float) -> None:

@@ -64,22 +64,29 @@ disconnect() {
 # Runs tmux commands through the control client; sets answer to the lines they print.
 # It goes no further than a client of its own could: a session that only this process can still reach is over.
 ask() {
-    local word text='' line block=''
+    local word text='' line block='' left=1
     answer=()
     [ -n "$to" ] && [ -e "$dir/socket" ] && [ -x "$tmux" ] || return
     for word; do
         case $word in
-            ';') text+=' ;' ;;
+            ';') text+=' ;' && left=$((left + 1)) ;;
+            # It answers with as many blocks as it likes: the end is what a last command says.
+            if-shell) text+=' if-shell' && left=1000 ;;
             *"'"*) text+=" \"$word\"" ;;
             *) text+=" '$word'" ;;
         esac
     done
-    printf "%s ; display-message -p '%s.'\\n" "${text# }" "$nonce" >&"$to"
+    ((left < 1000)) || text+=" ; display-message -p '$nonce.'"
+    printf '%s\n' "${text# }" >&"$to"
     while IFS= read -rt 20 -u "$from" line; do
-        if [ -z "$block" ]; then
+        # Every line costs time: first what most of them are.
+        if [[ $line != [%@]* && -n $block ]]; then
+            answer+=("$line")
+        elif [ -z "$block" ]; then
             [[ $line == '%begin '* ]] && block=${line#%begin }
         elif [ "$line" = "%end $block" ]; then
-            block=''
+            block='' left=$((left - 1))
+            ((left)) || return 0
         elif [ "$line" = "%error $block" ]; then
             return 1
         elif [ "$line" = "$nonce." ]; then
@@ -250,6 +257,13 @@ has_settled() {
     if [[ $screen == 1* ]]; then why=fullscreen; fi
 }
 
+# The kernel says nothing about a program with more rights than ours, like sudo. But who reads a password turns the
+# echo off for just so long, and works on whole lines still.
+reads_secret() {
+    [ "$foreground" != "$shell" ] && ! read_syscall "$foreground" && has_run "$foreground" || return
+    ! is_raw && [[ $modes == *[[:space:]]-echo[[:space:]]* ]]
+}
+
 # The time a process has spent on a processor: the proof that it woke up for what was typed.
 note_runtimes() {
     local pid
@@ -276,6 +290,7 @@ foreground_has_run() {
 
 # True when the shell has printed a new prompt and sleeps on its input, with nothing left to draw.
 at_prompt() {
+    history=
     read_mark
     [ "$mark" != "$typed" ] && shell_is_idle || return 1
     local seen=$mark is_drawn=''
@@ -295,8 +310,9 @@ drain() {
     drains=$((drains + 1))
     printf '\033]7;%s\a' "$nonce$drains" >"$tty" || return
     for ((turn = 0; turn < 100; turn++)); do
-        ask display-message -p -t %0 '#{pane_path}' || return
-        [ "${answer[0]}" = "$nonce$drains" ] && return
+        ask display-message -p -t %0 '#{history_size} #{pane_path}' || return
+        history=${answer[0]%% *}
+        [ "${answer[0]#* }" = "$nonce$drains" ] && return
         ((turn < 3)) || nap 0.001
     done
     can_drain=''
@@ -337,7 +353,7 @@ look() {
     ((now - quiet_since >= quiet_ms)) || return
     if [[ $screen == 1* ]]; then
         ! foreground_runs && foreground_has_run && verdict=fullscreen
-    elif foreground_reads; then
+    elif foreground_reads || reads_secret; then
         verdict=tty_read
     elif [ -n "$editing" ] && [ "$foreground" = "$shell" ] && ! read_syscall "$shell" && shell_is_idle; then
         verdict=tty_read
@@ -368,7 +384,7 @@ await_dead_pane() {
 
 # Waits at most $1 ms. $2 is set when nothing can end the wait early but the end of the session.
 wait_until_done() {
-    local end next_look started tries=0
+    local end next_look started tries=0 dozes=0
     why=
     last_screen='' last_spent=''
     read_clock
@@ -381,7 +397,7 @@ wait_until_done() {
             await_dead_pane
         elif [ -z "$2" ] && at_prompt; then
             why=prompt
-        elif [ -z "$2" ] && [ -n "$can_settle" ] && has_settled; then
+        elif [ -z "$2" ] && [ -n "$can_settle" ] && ((dozes)) && has_settled; then
             break
         else
             read_clock
@@ -393,7 +409,7 @@ wait_until_done() {
                 next_look=$((now + (now - started < 500 ? 40 : 100)))
             fi
         fi
-        if [ -z "$why" ]; then doze "$2"; fi
+        if [ -z "$why" ]; then doze "$2" && dozes=$((dozes + 1)); fi
         give_sign
         if is_abandoned; then why=abandoned; fi
     done
@@ -463,6 +479,7 @@ read_noted() {
 
 run_command() {
     local idle=
+    history=
     editing='' types_ahead='' can_settle=''
     read_mark
     read_stat "$shell"
@@ -533,7 +550,8 @@ show_screen() {
         "capture-pane -b text -J -S - -t %0 ; capture-pane -p -J -S - -t %0 ; clear-history -t %0 ; \
 capture-pane -b visible -J -t %0 ; display-message -p '$nonce visible' ; capture-pane -p -J -t %0"
     )
-    if [ -n "$to" ] && ask display-message -p -t %0 '#{history_size}' && ((answer[0] < 200)); then
+    if [ -n "$to" ] && [ -z "$history" ] && ask display-message -p -t %0 '#{history_size}'; then history=${answer[0]}; fi
+    if [ -n "$to" ] && [ -n "$history" ] && ((history < 200)); then
         ask "${commands[@]}" && show_answer && return
     fi
     tm "${commands[@]}" >"$dir/frame" && show_file || printf '%s gone\n' "$nonce"
@@ -607,7 +625,7 @@ take_step() {
     exec 9<>"$dir/nap"
     read -r shell server tty <"$dir/pane"
     read_mark
-    typed=$mark waits='' why='' noted_number=0 drains=0
+    typed=$mark waits='' why='' noted_number=0 drains=0 history=''
     if [ "$mode" = again ] && take_over; then
         show_again
     else
