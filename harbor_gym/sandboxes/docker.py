@@ -180,7 +180,7 @@ class DockerEnvironment(HarborDockerEnvironment):
             SandboxStartError: Docker refuses, or the main container ended at once.
             RuntimeError: Compose failed; Harbor's own error.
         """
-        reaper.reap_in_background()
+        reaper.reap_in_background(in_docker=True)
         await asyncio.to_thread(self._runs_linux_containers)
         if force_build:
             _built_here.discard(self._main_image_name)

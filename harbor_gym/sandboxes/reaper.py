@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harbor_gym.owners import TEMPORARY_PREFIX, Owner, is_alive
-from harbor_gym.sandboxes.docker_engine import OWNER_LABEL, PROJECT_LABEL, removal
+from harbor_gym.sandboxes.docker_engine import IMAGE_LABEL, OWNER_LABEL, PROJECT_LABEL, removal
 
 _LISTING_TIMEOUT_SEC = 20.0
 _REMOVAL_TIMEOUT_SEC = 60.0
@@ -38,7 +38,7 @@ class Leftover:
     """Docker's id or name of it, or its path."""
 
     owner: str
-    """The label of the process that left it."""
+    """The label of the process that left it; empty for what was kept on purpose."""
 
 
 def find_leftovers() -> list[Leftover]:
@@ -50,6 +50,15 @@ def find_leftovers() -> list[Leftover]:
     return [*_in_docker(), *_directories(), *_cgroups()]
 
 
+def find_images() -> list[Leftover]:
+    """Return the tasks' images that Docker keeps from one start to the next. Those in use refuse to be removed."""
+    if shutil.which("docker") is None:
+        return []
+    # By name: an image that went by several would refuse to be removed by its id.
+    named = _docker("images", "--format", "{{.Repository}}:{{.Tag}}", "--filter", f"label={IMAGE_LABEL}")
+    return [Leftover("image", name, "") for name in named if "<none>" not in name]
+
+
 def remove(leftovers: Iterable[Leftover]) -> list[str]:
     """Remove leftovers; return a line for each that could not be removed."""
     refusals: list[str] = []
@@ -59,24 +68,28 @@ def remove(leftovers: Iterable[Leftover]) -> list[str]:
     return refusals
 
 
-def reap_in_background() -> None:
-    """Have what dead owners left removed by a thread of its own, once per process. Returns at once."""
-    global _reaped_by
+def reap_in_background(*, in_docker: bool) -> None:
+    """Have what dead owners left removed by a thread of its own, once per process. Returns at once.
+
+    Args:
+        in_docker: What Docker holds, too; otherwise folders only, which takes a millisecond.
+    """
+    done_already = (os.getpid(), in_docker)
     with _lock:
-        if _reaped_by == os.getpid():
+        if done_already in _reaped:
             return
-        _reaped_by = os.getpid()
-    threading.Thread(target=_reap_quietly, name="harbor-gym-reaper", daemon=True).start()
+        _reaped.add(done_already)
+    threading.Thread(target=_reap_quietly, args=(in_docker,), name="harbor-gym-reaper", daemon=True).start()
 
 
 _lock = threading.Lock()
-_reaped_by: int | None = None
+_reaped: set[tuple[int, bool]] = set()
 
 
-def _reap_quietly() -> None:
+def _reap_quietly(in_docker: bool) -> None:
     # Nobody waits for this; what is wrong with the daemon the sandbox's own start will say.
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        remove(find_leftovers())
+        remove(find_leftovers() if in_docker else _directories())
 
 
 # --- Docker ----------------------------------------------------------------------------------------------------------
