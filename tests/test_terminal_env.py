@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from harbor_gym.errors import (
 )
 from tests.engines import require_engine
 from tests.tasks import BASE, DONE, write_task
+from tests.terminal_environments import channel_processes
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("local_engine", "nothing_left")]
 
@@ -270,8 +272,8 @@ async def test_a_kept_trial_has_harbors_result(task_dir: Path, tmp_path: Path) -
     assert [text for _, kind, text in events if kind == "i"] == [DONE]
 
 
-async def test_each_step_of_a_multi_step_task_brings_its_own_reward(tmp_path: Path) -> None:
-    task_dir = tmp_path / "steps"
+def write_two_steps(directory: Path) -> Path:
+    task_dir = directory / "steps"
     write_task(task_dir, toml='[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n')
     (task_dir / "instruction.md").unlink()
     for name, word in (("one", "first"), ("two", "second")):
@@ -280,6 +282,21 @@ async def test_each_step_of_a_multi_step_task_brings_its_own_reward(tmp_path: Pa
         (step / "instruction.md").write_text(f"Write {word} into /srv/{name}.\n")
         check = f"if grep -qx {word} /srv/{name}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt"
         (step / "tests" / "test.sh").write_text(f"#!/bin/bash\n{check}\n")
+    return task_dir
+
+
+async def test_processes_that_outlive_a_step_hold_nothing_of_this_machine(tmp_path: Path) -> None:
+    task_dir = write_two_steps(tmp_path)
+    async with make_env(task_dir, confirm_task_complete=False, keep_agent_processes=True) as env:
+        await env.reset()
+        await env.step(message("sleep 1008 &\n", complete=True))
+        observation, *_ = await env.step(message("pgrep -c -f 'sleep 100[8]'\n"))
+        assert "\n1\n" in observation
+        assert len(channel_processes(os.getpid())) == 1
+
+
+async def test_each_step_of_a_multi_step_task_brings_its_own_reward(tmp_path: Path) -> None:
+    task_dir = write_two_steps(tmp_path)
     async with make_env(task_dir, confirm_task_complete=False) as env:
         _, info = await env.reset()
         assert info.get("instruction") == "Write first into /srv/one.\n"

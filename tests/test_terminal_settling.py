@@ -17,7 +17,7 @@ from tests.terminal_environments import LocalSandbox, start_local
 
 pytestmark = pytest.mark.local
 
-_ROUNDS = int(os.environ.get("HARBOR_GYM_SETTLING_ROUNDS", "12"))
+_ROUNDS = int(os.environ.get("HARBOR_GYM_SETTLING_ROUNDS", "6"))
 _LONG_SEC = 30.0
 
 _SCRIPTS = {
