@@ -291,7 +291,8 @@ class Episode:
     async def _ensure_trials_dir(self) -> Path:
         if self._trials_dir is not None:
             return self._trials_dir
-        self._temporary_dir = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=temporary_prefix("trial")))
+        # Not in a thread: a cancellation would lose the folder between its making and this assignment.
+        self._temporary_dir = Path(tempfile.mkdtemp(prefix=temporary_prefix("trial")))
         return self._temporary_dir
 
     async def _next_phase(self) -> AgentPhase | None:
