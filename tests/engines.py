@@ -10,7 +10,7 @@ import pytest
 
 _HOW_TO_ENABLE = {
     "docker": "install Docker with Compose v2 and start the daemon (`make engines` does both on Debian)",
-    "local": "run as root on Linux with bubblewrap, slirp4netns, buildah, mmdebstrap and tmux (`make engines` installs these)",
+    "local": "run as root on Linux with bubblewrap, slirp4netns, buildah, mmdebstrap, tmux (`make engines` gets them)",
     "server": "install the embedded training server (`make setup`)",
     "tinker": 'pip install "harbor-gym[tinker]"',
 }

@@ -13,7 +13,9 @@ import pytest
 
 from harbor_gym.cache import cache_dir
 from harbor_gym.errors import SandboxError
+from harbor_gym.sandboxes import limits
 from harbor_gym.sandboxes.local import LocalEnvironment
+from harbor_gym.sandboxes.network import NETWORK_PROGRAM
 from tests.engines import require_engine
 from tests.local_sandboxes import make_sandbox, output, running
 
@@ -63,32 +65,61 @@ async def test_there_is_no_network_but_loopback(sandbox: LocalEnvironment) -> No
     assert "Network is unreachable" in ((await sandbox.exec(f'python3 -c "{away}"')).stderr or "")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "echo 1 > /proc/sys/vm/swappiness",
-        "echo x > /proc/sys/kernel/core_pattern",
-        "umount /proc/sys",
-        "mount -o remount,rw /proc/sys",
-        "mount -t tmpfs tmpfs /mnt",
-        "mount -t proc proc /mnt",
-        "mknod /tmp/disk b 254 0",
-        "echo b > /proc/sysrq-trigger",
-        "echo x > /dev/new",
-        "chroot /proc/1/root/.. ls /work",
-        "nsenter --target 1 --mount --net true",
-        "unshare --mount true",
-        "unshare --user --map-root-user --mount umount /proc/sys",
-        "unshare --user --map-root-user --mount mount -o remount,bind,rw /proc/sys",
-        "unshare --user --map-root-user --mount --pid --fork mount -t proc proc /mnt",
-        "unshare --user --map-root-user --mount --net mount -t sysfs sysfs /mnt",
-        "unshare --user --map-root-user --mount sh -c 'umount -l /proc; echo 1 > /proc/sys/vm/swappiness'",
-        "python3 -c 'import os; os.sched_setaffinity(1, {0}); os.setpriority(os.PRIO_PROCESS, 0, -5)'",
-        "python3 -c 'import os; os.open(\"/proc/kcore\", os.O_RDONLY)'",
-    ],
-)
-async def test_root_inside_can_not_change_the_machine(sandbox: LocalEnvironment, command: str) -> None:
-    assert (await sandbox.exec(command)).return_code != 0
+_ATTEMPTS = [
+    "echo 1 > /proc/sys/vm/swappiness",
+    "echo x > /proc/sys/kernel/core_pattern",
+    "umount /proc/sys",
+    "mount -o remount,rw /proc/sys",
+    "mount -t tmpfs tmpfs /mnt",
+    "mount -t proc proc /mnt",
+    "mknod /tmp/disk b 254 0",
+    "echo b > /proc/sysrq-trigger",
+    "echo x > /dev/new",
+    "chroot /proc/1/root/.. ls /work",
+    "nsenter --target 1 --mount --net true",
+    "unshare --mount true",
+    "unshare --user --map-root-user --mount umount /proc/sys",
+    "unshare --user --map-root-user --mount mount -o remount,bind,rw /proc/sys",
+    "unshare --user --map-root-user --mount --pid --fork mount -t proc proc /mnt",
+    "unshare --user --map-root-user --mount --net mount -t sysfs sysfs /mnt",
+    "unshare --user --map-root-user --mount sh -c 'umount -l /proc; echo 1 > /proc/sys/vm/swappiness'",
+    "python3 -c 'import os; os.sched_setaffinity(1, {0}); os.setpriority(os.PRIO_PROCESS, 0, -5)'",
+    "python3 -c 'import os; os.open(\"/proc/kcore\", os.O_RDONLY)'",
+    "echo 1 > /proc/irq/default_smp_affinity",
+    "echo -1000 > /proc/self/oom_score_adj",
+    "echo x > /sys/power/state",
+    "mkdir /sys/fs/cgroup/escape",
+    "cat /proc/kmsg",
+    "cat /proc/1/mem",
+    "cat /dev/mem",
+    'python3 -c \'import fcntl; fcntl.ioctl(open("/dev/tty", "w"), 0x5412, b"x")\'',
+    "python3 -c 'import socket; socket.sethostname(\"changed\")'",
+    "date -s 2001-01-01",
+    "python3 -c 'import os; os.nice(-5)'",
+    "ls /run/docker.sock",
+    "ls /var/run/docker.sock",
+    "ls /run/containerd",
+    "grep -q . /proc/net/unix && grep @/containerd /proc/net/unix",
+]
+
+
+async def test_root_inside_can_not_change_the_machine(sandbox: LocalEnvironment) -> None:
+    assert [command for command in _ATTEMPTS if (await sandbox.exec(command)).return_code == 0] == []
+    assert await output(sandbox, "ls -A /sys; ls /dev | tr '\\n' ' '") == (
+        "core fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"
+    )
+
+
+async def test_no_process_of_the_host_can_be_signalled(sandbox: LocalEnvironment) -> None:
+    host = await asyncio.create_subprocess_exec("sleep", "1000")
+    try:
+        await sandbox.exec(f"kill -9 {host.pid}; kill -9 -{host.pid}; kill -9 -1")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await host.wait()
+    finally:
+        host.kill()
+        await host.wait()
 
 
 async def test_privileges_can_not_be_regained(sandbox: LocalEnvironment) -> None:
@@ -169,20 +200,17 @@ async def test_a_fifo_for_passwd_blocks_nobody(sandbox: LocalEnvironment) -> Non
         await sandbox.exec("true", user="dev", timeout_sec=20)
 
 
-async def test_storage_is_bounded(tmp_path: Path) -> None:
-    async with running(make_sandbox(tmp_path, config={"storage_mb": 32})) as sandbox:
-        for place in ("/filled", "/tmp/filled", "/dev/shm/filled"):
-            result = await sandbox.exec(f"head -c 100M /dev/zero > {place}; s=$?; rm -f {place}; exit $s")
-            assert "No space left" in (result.stderr or "")
-
-
 _HOST = """
 import asyncio, sys
 from pathlib import Path
+from harbor.models.task.config import NetworkPolicy
 from tests.local_sandboxes import make_sandbox
 
 async def main():
-    sandboxes = [make_sandbox(Path(sys.argv[1]) / str(n)) for n in range(2)]
+    walls = {"network_policy": NetworkPolicy(network_mode="public")}
+    sandboxes = [
+        make_sandbox(Path(sys.argv[1]) / str(n), config={"memory_mb": 256, "cpus": 1}, **walls) for n in range(2)
+    ]
     for sandbox in sandboxes:
         await sandbox.start(force_build=False)
         await sandbox.exec("(setsid sleep {mark} >/dev/null 2>&1 &)")
@@ -208,6 +236,19 @@ def _pids(mark: str) -> list[int]:
     return found
 
 
+def _parent(pid: int) -> int:
+    """Return a living process's parent, 0 when it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[1])
+
+
+def _groups(owner: int) -> list[Path]:
+    return [path for place in limits.places().values() for path in place.directory.glob(f"harbor-gym-*.{owner}.*")]
+
+
 async def test_after_sigkill_of_the_host_process_nothing_is_left(tmp_path: Path) -> None:
     mark = str(time.time_ns())
     host = await asyncio.create_subprocess_exec(
@@ -219,10 +260,16 @@ async def test_after_sigkill_of_the_host_process_nothing_is_left(tmp_path: Path)
     supervisors = _pids(f'"parent": {host.pid},')
     assert len(supervisors) == 2
     assert len(_pids(f"sleep {mark}")) >= 5
+    networks = [pid for pid in _pids(NETWORK_PROGRAM) if _parent(pid) in supervisors]
+    assert len(networks) == 2
+    groups = _groups(host.pid)
+    assert len(groups) == 2 * len(limits.places())
     host.send_signal(signal.SIGKILL)
     await host.wait()
     deadline = time.monotonic() + 10
-    while left := [*_pids(mark), *_pids(f'"parent": {host.pid},')]:
+    while left := [
+        *_pids(mark), *_pids(f'"parent": {host.pid},'), *(pid for pid in networks if _parent(pid)), *_groups(host.pid),
+    ]:  # fmt: skip
         assert time.monotonic() < deadline, left
         await asyncio.sleep(0.02)
     assert "harbor-gym" not in await asyncio.to_thread(Path("/proc/mounts").read_text)

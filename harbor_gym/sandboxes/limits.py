@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -49,8 +48,9 @@ def places() -> Mapping[str, Place]:
 
     Groups are made beside or below this process's own, so that bounds of the whole (a container's) hold on.
     """
-    mounts, own = _mounts(Path("/proc/self/mountinfo").read_text()), Path("/proc/self/cgroup").read_text()
-    return {name: place for name in CONTROLLERS if (place := _first_usable(name, mounts, own)) is not None}
+    mounts = parse_mounts(Path("/proc/self/mountinfo").read_text())
+    own = Path("/proc/self/cgroup").read_text()
+    return {name: place for name in CONTROLLERS if (place := first_usable(name, mounts, own, _is_usable)) is not None}
 
 
 def group_name() -> str:
@@ -58,14 +58,25 @@ def group_name() -> str:
     return f"{_PREFIX}{owner_label()}-{next(_numbers)}"
 
 
-def remove_groups(names: Iterable[str] | None = None) -> None:
-    """Remove groups by name; without names, those of dead owners. What still has processes stays."""
+def remove_groups(names: Iterable[str] | None = None) -> bool:
+    """Remove groups by name; without names, those of dead owners. What still has processes stays.
+
+    Returns:
+        True if none of them is left.
+    """
+    is_done = True
     for place in places().values():
         found = place.directory.glob(f"{_PREFIX}*") if names is None else map(place.directory.joinpath, names)
         for directory in found:
-            if names is not None or not is_alive(directory.name):
-                with contextlib.suppress(OSError):
-                    directory.rmdir()
+            if names is None and is_alive(directory.name):
+                continue
+            try:
+                directory.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                is_done = False
+    return is_done
 
 
 @functools.cache
@@ -75,27 +86,33 @@ def remove_abandoned_groups() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mount:
+class Mount:
+    """One hierarchy of control groups as it is mounted."""
+
     version: Literal[1, 2]
     controllers: frozenset[str]
     root: str
     point: Path
 
 
-def _mounts(mountinfo: str) -> list[_Mount]:
-    found: list[_Mount] = []
+def parse_mounts(mountinfo: str) -> list[Mount]:
+    """Return the hierarchies in ``/proc/self/mountinfo``'s text, version 1 first: a controller there is not in 2."""
+    found: list[Mount] = []
     for line in mountinfo.splitlines():
         fields, _, rest = line.partition(" - ")
         kind, _, options = rest.split(" ", 2)
         root, point = fields.split()[3:5]
         if kind == "cgroup":
-            found.append(_Mount(1, frozenset(options.split(",")), root, Path(point)))
+            found.append(Mount(1, frozenset(options.split(",")), root, Path(point)))
         elif kind == "cgroup2":
-            found.append(_Mount(2, frozenset(CONTROLLERS), root, Path(point)))
+            found.append(Mount(2, frozenset(CONTROLLERS), root, Path(point)))
     return sorted(found, key=lambda mount: mount.version)
 
 
-def _first_usable(controller: str, mounts: list[_Mount], own: str) -> Place | None:
+def first_usable(
+    controller: str, mounts: list[Mount], own: str, is_usable: Callable[[str, Literal[1, 2], Path], bool]
+) -> Place | None:
+    """Return the first place for a controller, given this process's own groups (``/proc/self/cgroup``)."""
     for mount in mounts:
         if controller not in mount.controllers:
             continue
@@ -103,12 +120,12 @@ def _first_usable(controller: str, mounts: list[_Mount], own: str) -> Place | No
         # Version 2 lets a group have either processes or parts with limits: beside our own is next best to below.
         above = [directory, *directory.parents] if mount.version == 2 else [directory]
         for candidate in above:
-            if candidate.is_relative_to(mount.point) and _is_usable(controller, mount.version, candidate):
+            if candidate.is_relative_to(mount.point) and is_usable(controller, mount.version, candidate):
                 return Place(mount.version, candidate)
     return None
 
 
-def _own_directory(mount: _Mount, controller: str, own: str) -> Path:
+def _own_directory(mount: Mount, controller: str, own: str) -> Path:
     for line in own.splitlines():
         _, names, path = line.split(":", 2)
         if names == "" if mount.version == 2 else controller in names.split(","):

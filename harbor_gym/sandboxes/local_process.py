@@ -32,6 +32,7 @@ _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); import serving; sys.ex
 _SUPERVISOR = Path(__file__).with_name("supervisor")
 _READY_TIMEOUT_SEC = 30.0
 _STOP_TIMEOUT_SEC = 10.0
+_REMOVE_PAUSE_SEC = 0.01
 _MESSAGE_BYTES = 1 << 16
 _DRAIN_SEC = 0.1
 """How long output may still arrive after a command's end from what it left running (``> >(tee log)``)."""
@@ -148,8 +149,15 @@ class SupervisedSandbox:
             await self._process.wait()
             raise SandboxTimeoutError(f"the local sandbox did not end within {_STOP_TIMEOUT_SEC:g} s") from None
         finally:
-            if self._process.returncode != 0:  # a killed supervisor could not remove them
-                limits.remove_groups([self._group])
+            if self._process.returncode != 0:
+                await self._remove_groups()
+
+    async def _remove_groups(self) -> None:
+        """Do what a killed supervisor could not; the kernel takes a moment to end what was in the sandbox."""
+        for _ in range(int(_STOP_TIMEOUT_SEC / _REMOVE_PAUSE_SEC)):
+            if limits.remove_groups([self._group]):
+                return
+            await asyncio.sleep(_REMOVE_PAUSE_SEC)
 
     @property
     def is_running(self) -> bool:

@@ -74,6 +74,7 @@ class Cgroups:
         self._limits = limits
         self._headroom = max(_HEADROOM_BYTES, self.memory_bytes // _HEADROOM_PART)
         self._ceiling = 0
+        self._is_exceeded = False
 
     def make(self) -> None:
         """Make the groups and set their limits."""
@@ -115,7 +116,7 @@ class Cgroups:
         ceiling = expected + self._headroom
         if self._ceiling and abs(ceiling - self._ceiling) < self._headroom // 2:
             return
-        with contextlib.suppress(OSError):  # EBUSY: files went and processes took their place; the old limit holds
+        try:
             if self.memory_version == 1:
                 _write(self.memory, "memory.limit_in_bytes", ceiling)
                 # The last, because caches may keep the use above the first two.
@@ -124,6 +125,10 @@ class Cgroups:
             else:
                 _write(self.memory, "memory.max", ceiling)
                 _write(self.memory, "memory.high", expected)
+        except OSError:  # EBUSY of version 1: files went, and processes took their place before it was noticed
+            held = _counter(_read(self.memory, "memory.stat"), "rss")
+            self._is_exceeded = held > self.memory_bytes + self._headroom
+        else:
             self._ceiling = ceiling
 
     def take_events(self) -> None:
@@ -144,7 +149,7 @@ class Cgroups:
         if self.memory_version == 2:
             return _counter(_read(self.memory, "memory.events"), "oom_kill") > 0
         state = _read(self.memory, "memory.oom_control")
-        if _counter(state, "oom_kill") > 0:
+        if self._is_exceeded or _counter(state, "oom_kill") > 0:
             return True
         usage = int(_read(self.memory, "memory.usage_in_bytes"))
         return _counter(state, "under_oom") > 0 and usage + _NEAR_LIMIT_BYTES > self._ceiling

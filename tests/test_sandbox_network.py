@@ -1,0 +1,194 @@
+"""What a local sandbox with a public network reaches, and what it must not; and how the network comes and goes."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from harbor.models.task.config import NetworkMode, NetworkPolicy
+from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
+from harbor.trial.trial import Trial
+
+from harbor_gym.errors import MissingDependencyError, SandboxLostError, UsageError
+from harbor_gym.sandboxes import environment_config
+from harbor_gym.sandboxes.local import LocalEnvironment
+from harbor_gym.sandboxes.network import NETWORK_PROGRAM, own_addresses
+from tests.engines import require_engine
+from tests.local_sandboxes import make_sandbox, output, running
+from tests.tasks import write_task
+
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
+_REPOSITORY = Path(__file__).parents[1]
+_PUBLIC = NetworkPolicy(network_mode=NetworkMode.PUBLIC)
+_NO_NETWORK = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
+_DEVICES = "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ' | sort"
+_TALK = """
+import errno, json, socket, sys
+said = {}
+for name, host, port in json.loads(sys.argv[1]):
+    try:
+        with socket.create_connection((host, port), 1) as connection:
+            said[name] = connection.recv(100).decode()
+    except TimeoutError:
+        said[name] = "TIMEOUT"
+    except OSError as exc:
+        said[name] = errno.errorcode.get(exc.errno, str(exc))
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _engine() -> None:
+    require_engine("local")
+
+
+@pytest.fixture
+async def greeter() -> AsyncGenerator[int]:
+    """A port of this machine, on all its addresses, that greets whoever connects."""
+
+    async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(greet, "0.0.0.0", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def _talk(sandbox: LocalEnvironment, **targets: tuple[str, int]) -> dict[str, str]:
+    """Connect from inside to each target and return what it said, or the error's name."""
+    listed = json.dumps([(name, *target) for name, target in targets.items()])
+    return json.loads(await output(sandbox, f"python3 -c '{_TALK}' '{listed}'"))
+
+
+def _own_address() -> str:
+    addresses = [network.partition("/")[0] for network in own_addresses()]
+    if not addresses:
+        pytest.skip("this machine has no IPv4 address but loopback's: give it one")
+    return addresses[0]
+
+
+async def test_a_public_network_reaches_others_but_neither_the_machine_nor_private_networks(
+    tmp_path: Path, greeter: int
+) -> None:
+    here = _own_address()
+    targets = {"machine": (here, greeter), "metadata": ("169.254.169.254", 80),
+               "private": ("10.1.2.3", 80), "shared": ("100.64.0.1", 80), "docker": ("172.17.0.1", greeter),
+               "home": ("192.168.77.1", 80)}  # fmt: skip
+    async with running(make_sandbox(tmp_path / "open", network_policy=_PUBLIC, private_network=True)) as sandbox:
+        said = await _talk(sandbox, loopback=("10.0.2.2", greeter), machine=(here, greeter),
+                           metadata=targets["metadata"])  # fmt: skip
+        assert said["machine"] == "hello"
+        assert said["loopback"] in ("ECONNREFUSED", "ENETUNREACH", "EHOSTUNREACH", "TIMEOUT")
+        assert said["metadata"] == "EHOSTUNREACH"
+        assert await output(sandbox, "cat /etc/resolv.conf") == "nameserver 10.0.2.3"
+        routes = await output(sandbox, "cat /proc/net/route")
+        assert "0000FEA9\t00000000\t0201" in routes, "169.254.0.0/16 has no route that rejects"
+    async with running(make_sandbox(tmp_path / "closed", network_policy=_PUBLIC)) as sandbox:
+        said = await _talk(sandbox, **targets)
+        assert said == dict.fromkeys(said, "EHOSTUNREACH")
+        assert await output(sandbox, _DEVICES) == "lo\ntap0"
+        change = "import socket; s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW); s.send(bytes.fromhex('{}'))"
+        delete = "1c000000190005000100000000000000" + "02100000fe030001" + "00000000"
+        await sandbox.exec(f'python3 -c "{change.format(delete)}"')
+        assert "0000FEA9\t00000000\t0201" in await output(sandbox, "cat /proc/net/route")
+
+
+async def test_a_network_comes_and_goes_with_the_phases(tmp_path: Path, greeter: int) -> None:
+    here = (_own_address(), greeter)
+    async with running(make_sandbox(tmp_path, private_network=True)) as sandbox:
+        assert await _talk(sandbox, machine=here) == {"machine": "ENETUNREACH"}
+        for _ in range(2):
+            await sandbox.set_network_policy(_PUBLIC)
+            assert await _talk(sandbox, machine=here) == {"machine": "hello"}
+            assert await output(sandbox, "cat /etc/resolv.conf") == "nameserver 10.0.2.3"
+            await sandbox.set_network_policy(_NO_NETWORK)
+            assert await output(sandbox, _DEVICES) == "lo"
+            assert await _talk(sandbox, machine=here) == {"machine": "ENETUNREACH"}
+
+
+async def test_the_network_process_is_unseen_inside_and_dies_with_the_sandbox(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path, network_policy=_PUBLIC)) as sandbox:
+        assert NETWORK_PROGRAM not in await output(sandbox, "ps -eo args")
+        (process,) = _network_processes()
+        with pytest.raises(SandboxLostError, match="slirp4netns"):  # noqa: PT012  # the kill is what makes it fail
+            waiting = asyncio.ensure_future(sandbox.exec("sleep 100"))
+            await asyncio.sleep(0.2)
+            os.kill(process, signal.SIGKILL)
+            await waiting
+    async with running(make_sandbox(tmp_path, network_policy=_PUBLIC)):
+        assert len(_network_processes()) == 1
+    assert _network_processes() == []
+
+
+def _network_processes() -> list[int]:
+    """Return the pids of network processes below this one."""
+    found: list[int] = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            pid, _, rest = file.read_text().partition(" (")
+            name, _, fields = rest.rpartition(") ")
+            parent = fields.split()[1]
+            grandparent = Path(f"/proc/{parent}/stat").read_text().rpartition(") ")[2].split()[1]
+            if name == NETWORK_PROGRAM and int(grandparent) == os.getpid():
+                found.append(int(pid))
+    return found
+
+
+async def test_without_the_program_a_public_network_is_refused_unless_none_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    which = shutil.which
+
+    def all_but_one(name: str) -> str | None:
+        return None if name == NETWORK_PROGRAM else which(name)
+
+    monkeypatch.setattr(shutil, "which", all_but_one)
+    with pytest.raises(MissingDependencyError, match="apt-get install -y slirp4netns"):
+        await make_sandbox(tmp_path, network_policy=_PUBLIC).start(force_build=False)
+    for _ in range(2):
+        async with running(make_sandbox(tmp_path, network_policy=_PUBLIC, network="none")) as sandbox:
+            assert await output(sandbox, _DEVICES) == "lo"
+    assert caplog.text.count("without a network") <= 1  # 0 where an earlier test said so already
+    async with running(make_sandbox(tmp_path)):
+        """A task without a network does not need it."""
+    with pytest.raises(UsageError, match="'maybe'"):
+        make_sandbox(tmp_path, network="maybe")
+
+
+_PHASES_TOML = """
+[environment]
+network_mode = "no-network"
+memory_mb = 512
+cpus = 1
+[verifier]
+network_mode = "public"
+"""
+_PHASES_TEST = """\
+#!/bin/bash
+exec > /logs/verifier/reward.txt
+if [ "$(cat /srv/answer)" = none ] && grep -q tap0 /proc/net/dev; then echo 1; else echo 0; fi
+"""
+
+
+async def test_harbors_own_trials_solve_tasks_in_it_and_switch_its_phases(tmp_path: Path) -> None:
+    phases = write_task(tmp_path / "phases", toml=_PHASES_TOML, test_sh=_PHASES_TEST)
+    (phases / "solution" / "solve.sh").write_text("grep -q tap0 /proc/net/dev || echo none > /srv/answer\n")
+    for task in (phases, _REPOSITORY / "tasks" / "devops_task"):
+        config = TrialConfig(
+            task=TaskConfig(path=task),
+            trials_dir=tmp_path / "trials",
+            agent=AgentConfig(name="oracle"),
+            environment=environment_config("local"),
+        )
+        result = await (await Trial.create(config)).run()
+        assert result.exception_info is None, result.exception_info
+        assert result.verifier_result is not None
+        assert result.verifier_result.rewards == {"reward": 1.0}
