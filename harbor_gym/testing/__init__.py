@@ -1,0 +1,58 @@
+"""Public conformance checks, and a sandbox in memory: what those need who write sandboxes or wrap environments.
+
+**You wrote a Harbor environment class** (or chose a provider) and want to know whether episodes can rely on it::
+
+    report = await check_sandbox("my_package.sandbox:MyEnvironment")   # or a class, or a name as --env takes it
+    print(report)
+    report.raise_for_failures()
+
+or ``harbor-gym check-sandbox --env my_package.sandbox:MyEnvironment``. Each behaviour is a small promise with a name
+and a contract: commands, environment, users, interruptions, uploads, downloads, folders, walls, terminal, life.
+What your class does not do on purpose goes into its attribute ``not_promised: Mapping[str, str]``, behaviour → reason:
+that is shown and is no failure, and with ``probe_not_promised=True`` it is a failure once it does hold.
+
+**You subclass or wrap** :class:`harbor_gym.AsyncTerminalGymEnv`::
+
+    report = await check_env(lambda config: MyWrapper(AsyncTerminalGymEnv(config)))
+    report.raise_for_failures()
+
+That runs on :class:`FakeEnvironment`, in milliseconds; give it a configuration to run on a real sandbox.
+
+**You test what is around a sandbox** (rewards, retries, budgets, adapters) and want no engine::
+
+    TerminalEnvConfig(
+        task_dir=...,
+        sandbox="harbor_gym.testing:FakeEnvironment",
+        sandbox_options={
+            "answers": {"make": ["error 2\\n", 2]},
+            "solved_when": {"/srv/answer": "done"},
+            "fail": {"exec": 3},
+        },
+    )
+
+The fake reads a few words of shell (``echo done > answer``, ``cat``, ``&&`` …) and runs no process.
+"""
+
+from harbor_gym.testing.behaviours import NotApplicable, Violation
+from harbor_gym.testing.env_probe import write_tiny_task
+from harbor_gym.testing.environments import ENV_BEHAVIOURS, check_env
+from harbor_gym.testing.fake import FakeEnvironment
+from harbor_gym.testing.promises import NOT_PROMISED
+from harbor_gym.testing.report import ConformanceError, Outcome, Report, Verdict
+from harbor_gym.testing.sandboxes import SANDBOX_BEHAVIOURS, check_sandbox
+
+__all__ = [
+    "ENV_BEHAVIOURS",
+    "NOT_PROMISED",
+    "SANDBOX_BEHAVIOURS",
+    "ConformanceError",
+    "FakeEnvironment",
+    "NotApplicable",
+    "Outcome",
+    "Report",
+    "Verdict",
+    "Violation",
+    "check_env",
+    "check_sandbox",
+    "write_tiny_task",
+]

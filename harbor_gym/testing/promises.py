@@ -1,0 +1,72 @@
+"""What kinds of sandboxes are known not to do, and why. Tests see to it that they really don't."""
+
+from collections.abc import Mapping
+
+type Reasons = Mapping[str, str]
+"""Behaviour → why it does not hold."""
+
+
+def _for(reason: str, *behaviours: str) -> dict[str, str]:
+    return dict.fromkeys(behaviours, reason)
+
+
+FAKE: Reasons = {
+    **_for(
+        "it runs no processes",
+        "a_death_by_signal_is_128_and_the_signal",
+        "a_timed_out_command_is_dead",
+        "a_cancelled_command_is_dead",
+        "a_process_left_behind_holds_nothing_up",
+        "a_daemon_lives_on_between_commands",
+        "orphans_are_reaped",
+        "an_executable_stays_one",
+        "two_sandboxes_share_no_processes",
+        "a_closed_terminal_leaves_no_process",
+    ),
+    **_for(
+        "it has no accounts, only names",
+        "a_user_goes_by_name",
+        "a_user_goes_by_uid",
+        "a_user_goes_by_uid_and_gid",
+        "a_user_that_is_not_there_is_refused",
+        "an_ordinary_user_is_no_root",
+        "is_file_and_is_dir_ask_as_the_user",
+    ),
+    **_for(
+        "it knows a few words of shell and is no bash",
+        "commands_are_read_by_bash",
+        "bytes_that_are_no_text_are_replaced",
+        "large_output_is_whole",
+        "a_file_comes_back_byte_for_byte",
+    ),
+    **_for(
+        "it has no image, so it reads none",
+        "cwd_is_the_images_by_default",
+        "env_of_image_task_and_trial_arrive",
+    ),
+    **_for(
+        "it has no links",
+        "an_upload_follows_no_link_to_the_host",
+        "a_download_leads_to_nothing_of_the_host",
+    ),
+}
+
+HARBORS_DOCKER: Reasons = {
+    **_for("Harbor reads stderr merged into stdout", "stderr_is_told_apart"),
+    **_for(
+        "the command is one argument of the docker client, and Linux takes 128 KiB in one",
+        "long_commands_are_run",
+    ),
+    **_for(
+        "only the docker client is killed; the process inside runs on",
+        "a_timed_out_command_is_dead",
+        "a_cancelled_command_is_dead",
+    ),
+    **_for("a missing folder is copied as an empty one", "an_upload_that_has_no_source_raises"),
+    **_for("`docker cp` keeps links as they are, wherever they lead", "a_download_leads_to_nothing_of_the_host"),
+}
+
+NOT_PROMISED: Mapping[str, Reasons] = {
+    "harbor.environments.docker.docker:DockerEnvironment": HARBORS_DOCKER,
+}
+"""For classes that can't say so themselves, ``module:Class`` → reasons. A class of yours has ``not_promised``."""

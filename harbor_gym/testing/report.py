@@ -1,0 +1,103 @@
+"""What a conformance check found: one outcome per behaviour, as text, as JSON, or as an error."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+REPORT_FORMAT = 1
+"""Version of :meth:`Report.as_object`."""
+
+
+class Verdict(StrEnum):
+    """What is known about one behaviour."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+
+    NOT_APPLICABLE = "not applicable"
+    """The subject says by its own capabilities that it has no such thing."""
+
+    NOT_PROMISED = "not promised"
+    """It is known not to hold, and the reason is on record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one behaviour's check found."""
+
+    name: str
+    """The behaviour's name, a sentence in small letters."""
+
+    family: str
+    """What it belongs to: ``commands``, ``files`` …"""
+
+    contract: str
+    """What is promised, in a sentence or two."""
+
+    verdict: Verdict
+
+    reason: str = ""
+    """Why not, where it didn't pass."""
+
+    seconds: float = 0.0
+    """How long the check took."""
+
+
+class ConformanceError(AssertionError):
+    """A behaviour that is promised does not hold. The message has every one of them, with its contract."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The outcomes of one check, in the order in which they were found."""
+
+    subject: str
+    """What was checked."""
+
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether nothing failed and something passed."""
+        return not self.failures and any(one.verdict is Verdict.PASSED for one in self.outcomes)
+
+    @property
+    def failures(self) -> tuple[Outcome, ...]:
+        """Return what should hold and doesn't."""
+        return tuple(one for one in self.outcomes if one.verdict is Verdict.FAILED)
+
+    def __getitem__(self, name: str) -> Outcome:
+        for one in self.outcomes:
+            if one.name == name:
+                return one
+        raise KeyError(name)
+
+    def raise_for_failures(self) -> None:
+        """Raise if anything failed, or if nothing was there to pass.
+
+        Raises:
+            ConformanceError: Its message lists what failed, why, and what had been promised.
+        """
+        if not self.ok:
+            raise ConformanceError(str(self))
+
+    def __str__(self) -> str:
+        counts = Counter(one.verdict for one in self.outcomes)
+        summary = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+        return "\n".join([f"{self.subject}: {summary or 'nothing was checked'}", *self._lines()])
+
+    def _lines(self) -> Iterator[str]:
+        width = max((len(one.name) for one in self.outcomes), default=0)
+        for one in self.outcomes:
+            if one.verdict is Verdict.PASSED:
+                continue
+            reason = "\n      ".join(one.reason.splitlines())
+            yield f"  {one.name:<{width}}  {one.verdict.value}: {reason}"
+            if one.verdict is Verdict.FAILED:
+                yield f"      promised: {' '.join(one.contract.split())}"
+
+    def as_object(self) -> dict[str, object]:
+        """Return the report as plain data for JSON."""
+        outcomes = [{**asdict(one), "seconds": round(one.seconds, 3)} for one in self.outcomes]
+        return {"format": REPORT_FORMAT, "subject": self.subject, "ok": self.ok, "outcomes": outcomes}
