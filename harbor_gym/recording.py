@@ -1,8 +1,13 @@
-"""Recordings of episodes for asciinema's players, made of what the terminal reports.
+"""Recordings of episodes for asciinema's players, made of what the terminal's channel reports.
 
 Nothing is typed into the pane and nothing waits: each turn appends a few lines to a file. The format is asciicast v2,
 which every asciinema player and converter reads: a header, then one JSON array per event. Per turn there is a marker
-(``m``, to jump to), the keystrokes (``i``) and what changed on the screen (``o``).
+(``m``, to jump to), the keystrokes (``i``) and what changed on the screen (``o``): first the new output as the policy
+read it, then, where that leaves another screen than the terminal's, the terminal's.
+
+So a player shows at every marker the very text that was on the screen, and a flood costs no more than its observation.
+What passed between two turns, colours and the cursor are not recorded: the pane's raw bytes would cost each step more
+time than the step itself takes.
 Source: https://docs.asciinema.org/manual/asciicast/v2/
 """
 
@@ -44,8 +49,6 @@ class CastRecorder:
     A turn reaches the file in one write, so a process that dies leaves a whole recording of the turns before. If the
     disk fills up, the recording ends there with a warning, and the episode goes on.
 
-    An observation does not tell that the shell's screen was cleared: what was on it before stays above.
-
     Args:
         path: The file to write; an existing one is replaced. Its directory is made.
         columns: Width of the terminal.
@@ -78,7 +81,7 @@ class CastRecorder:
             }
         )
 
-    def turn(self, turn_index: int, keystrokes: str, text: str, at_sec: float) -> None:
+    def turn(self, turn_index: int, keystrokes: str, text: str, at_sec: float, *, shown: Sequence[str] = ()) -> None:
         """Append one turn. After :meth:`close`, or once the disk was full, do nothing.
 
         Args:
@@ -86,8 +89,10 @@ class CastRecorder:
             keystrokes: Everything typed in this turn, as the policy wrote it.
             text: The observation. Its header goes into the marker's label, the rest onto the screen.
             at_sec: Seconds since the recording began; never less than in the turn before, or taken as equal.
+            shown: The whole screen, wrapped rows joined, as a turn of the terminal has it; empty where it is not known.
         """
         header, lines = _split(text)
+        screen = [_clean(line) for line in shown]
         if math.isfinite(at_sec) and at_sec > self._last_sec:
             self._last_sec = round(at_sec, 6)
         at_sec = self._last_sec
@@ -95,7 +100,7 @@ class CastRecorder:
         events: list[Sequence[float | str]] = [(at_sec, "m", label)]
         if keystrokes:
             events.append((at_sec, "i", _encodable(keystrokes)))
-        if change := self._paint(header, lines):
+        if change := self._paint(header, lines, is_known=bool(screen)) + self._correct(header, screen):
             events.append((at_sec, "o", change))
         self._append(*events)
 
@@ -113,11 +118,11 @@ class CastRecorder:
     ) -> None:
         self.close()
 
-    def _paint(self, header: Sequence[str], lines: list[str]) -> str:
+    def _paint(self, header: Sequence[str], lines: list[str], *, is_known: bool) -> str:
         """Return what brings a player's screen from the previous turn to this one."""
         if _FULL_SCREEN in header:
             self._is_full_screen = True
-            return _CLEAR + "\r\n".join(lines[-self._rows :])
+            return "" if is_known else _CLEAR + "\r\n".join(lines[-self._rows :])
         known = "\r\n".join(self._screen)
         returns, self._is_full_screen = self._is_full_screen, False
         prefix = _CLEAR + known if returns else ""
@@ -138,6 +143,20 @@ class CastRecorder:
         self._is_unfinished = any(line.startswith(_UNFINISHED) for line in header)
         return prefix + change
 
+    def _correct(self, header: Sequence[str], shown: list[str]) -> str:
+        """Return what brings a player's screen to ``shown`` if it does not show that already."""
+        if not shown:
+            return ""
+        repaint = _CLEAR + "\r\n".join(shown)
+        if _FULL_SCREEN in header or self._is_full_screen:
+            return repaint
+        # The player wrote the same lines; with as many as fill the screen it shows the same ones of them.
+        fills = len(shown) >= self._rows and self._screen[-len(shown) :] == shown
+        if self._screen == shown or fills:
+            return ""
+        self._screen = shown
+        return repaint
+
     def _append(self, *values: object) -> None:
         if self._file is None:
             return
@@ -154,9 +173,13 @@ class CastRecorder:
 
 def _split(text: str) -> tuple[list[str], list[str]]:
     """Return the header lines of an observation and the rest, without anything that could control a terminal."""
-    lines = [_CONTROL.sub("", _encodable(line)) for line in text.split("\n")] if text else []
+    lines = [_clean(line) for line in text.split("\n")] if text else []
     count = next((i for i, line in enumerate(lines) if not _HEADER.fullmatch(line)), len(lines))
     return lines[:count], lines[count:]
+
+
+def _clean(line: str) -> str:
+    return _CONTROL.sub("", _encodable(line))
 
 
 def _label(keystrokes: str) -> str:

@@ -205,7 +205,7 @@ class AsyncTerminalGymEnv:
 
     def _show(self, phase: "AgentPhase", turn: TerminalTurn) -> EpisodeInfo:
         self._confirmation_pending = False
-        self._record("", turn.text)
+        self._record("", turn)
         info = EpisodeInfo(
             instruction=phase.instruction,
             sandbox=str(phase.environment.type()),
@@ -235,7 +235,7 @@ class AsyncTerminalGymEnv:
             turn = await self._terminal.run(parsed.commands)
             await self._look(self._terminal)
             self._account(turn, info)
-            self._record("".join(command.keystrokes for command in parsed.commands), turn.text)
+            self._record("".join(command.keystrokes for command in parsed.commands), turn)
             observation, reason = turn.text, EndReason.SESSION_ENDED if turn.ended else None
             if parsed.task_complete:
                 reason = self._declared_complete() or reason
@@ -335,9 +335,10 @@ class AsyncTerminalGymEnv:
             terminal = self.config.terminal
             self._recorder = CastRecorder(path, columns=terminal.columns, rows=terminal.rows, title=task_name)
 
-    def _record(self, keystrokes: str, text: str) -> None:
+    def _record(self, keystrokes: str, turn: TerminalTurn) -> None:
         if self._recorder is not None:
-            self._recorder.turn(self._turn, keystrokes, text, time.monotonic() - self._started)
+            at_sec = time.monotonic() - self._started
+            self._recorder.turn(self._turn, keystrokes, turn.text, at_sec, shown=turn.shown)
 
     # -- small decisions -----------------------------------------------------------------------------------------
 

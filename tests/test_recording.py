@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harbor_gym.config import TerminalConfig
 from harbor_gym.recording import CAST_VERSION, CastRecorder
+from harbor_gym.terminal import open_terminal
+from harbor_gym.types import Command
+from tests.engines import require_engine
 from tests.recordings import read, replay
+from tests.terminal_environments import start_local
 
 COLUMNS, ROWS = 40, 6
 
@@ -192,3 +197,48 @@ def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         start(tmp_path / "file" / "episode.cast")
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("transport", ["portable", "persistent"])
+async def test_a_player_shows_what_the_terminal_showed(tmp_path: Path, nothing_left: None, transport: str) -> None:
+    require_engine("local")
+    sandbox = await start_local(tmp_path / "environment")
+    config = TerminalConfig.model_validate({"transport": transport, "columns": 80, "rows": 24})
+    terminal = await open_terminal(sandbox, config)
+    path = tmp_path / "episode.cast"
+    try:
+        with CastRecorder(path, columns=80, rows=24, title="test/task") as recorder:
+            for index, keystrokes in enumerate(_KEYSTROKES):
+                turn = await terminal.run([Command(keystrokes, 2.0)])
+                recorder.turn(index, keystrokes, turn.text, float(index), shown=turn.shown)
+                screen = await terminal.screen()
+                assert screen is not None
+                assert "\n".join(replay(path)) == screen.text, f"after {keystrokes!r}"
+        assert path.stat().st_size < 200_000
+        await terminal.close()
+    finally:
+        await sandbox.stop(delete=True)
+
+
+_KEYSTROKES = (
+    "echo hello\n",
+    "clear\n",
+    "seq 10\n",
+    "seq 10000\n",
+    f"echo {'x' * 200}\n",
+    "echo 漢字 🎉 é\n",
+    "printf '\\033[5;10Hhere\\033[31m'; sleep 0.2\n",
+    "clear; seq 30; printf '\\033[H\\033[2J'; echo rewritten\n",
+    "vi /etc/passwd\n",
+    "G",
+    ":q\n",
+    "seq 100 | less\n",
+    "q",
+    "yes\n",
+    "C-c",
+    "reset\n",
+    "python3 -q\n",
+    "print('a\\nb')\n",
+    "C-d",
+)

@@ -33,6 +33,9 @@ class TerminalTurn:
     transport: str
     """Which transport carried the turn: ``portable`` or ``persistent``."""
 
+    shown: tuple[str, ...] = ()
+    """The whole screen at the turn's end, wrapped rows joined, uncut; empty where there was nothing to look at."""
+
 
 class Terminal(Protocol):
     """One interactive shell inside a sandbox. One call at a time."""

@@ -138,6 +138,7 @@ class TmuxTerminal:
             duration_sec=time.monotonic() - started,
             omitted_bytes=composed.omitted_bytes,
             transport=self.transport.name,
+            shown=tuple(observation.trim_lines(frame.lines if pane.alternate else frame.visible)),
         )
 
     def _find_start(self, frame: frames.Frame, pane: frames.Pane, *, new_prompt: bool) -> tuple[int, bool]:
