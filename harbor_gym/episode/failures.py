@@ -7,6 +7,7 @@ from harbor_gym.episode.throttling import is_throttled, retry_after_sec
 from harbor_gym.errors import (
     HarborGymError,
     SandboxLostError,
+    SandboxMemoryError,
     SandboxStartError,
     SandboxThrottledError,
     SandboxTimeoutError,
@@ -71,7 +72,10 @@ def grading_failure(result: TrialResult, info: ExceptionInfo | None, oom_kills: 
     """
     if info is None:
         return VerifierError(f"task {result.task_name!r} ended without a verdict and without an error")
-    if (own := _own_error(info)) is not None:
+    own = _own_error(info)
+    if isinstance(own, SandboxMemoryError):
+        return VerifierOutOfMemoryError(f"the verifier of task {result.task_name!r} gave no verdict: {own}")
+    if own is not None:
         return own
     hint = _VERIFIER_HINTS.get(info.exception_type)
     message = f"the verifier of task {result.task_name!r} gave no verdict: {_describe(info)}"

@@ -8,7 +8,10 @@ output=$1
 
 for directory; do
     if [ -L "$directory" ] || { [ -e "$directory" ] && [ ! -d "$directory" ]; }; then rm -rf -- "$directory"; fi
-    mkdir -p -- "$directory" && find "$directory" -mindepth 1 -maxdepth 1 -exec rm -rf -- {} +
+    # Closed first: who runs on must not fill what is being emptied.
+    mkdir -p -- "$directory" && chmod 755 -- "$directory"
+    chown root -- "$directory" 2>/dev/null
+    find "$directory" -mindepth 1 -maxdepth 1 -exec rm -rf -- {} +
     # Believed only when seen: the policy may have replaced the programs above.
     for left in "$directory"/* "$directory"/.[!.]* "$directory"/..?*; do
         if [ -e "$left" ] || [ -L "$left" ]; then
@@ -17,8 +20,6 @@ for directory; do
         fi
     done
     [ -d "$directory" ] || { echo "$directory could not be made"; exit 0; }
-    chown root -- "$directory" 2>/dev/null
-    chmod 755 -- "$directory"
 done
 if [ -z "$owner" ] || ! chown "$owner" -- "$output"; then chmod 777 -- "$output"; fi
 echo sealed
