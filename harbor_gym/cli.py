@@ -242,6 +242,47 @@ def bench_vector(
         report = bench_vector(env, num_envs=num_envs, repeat=repeat)
     found = report.as_object()
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(f"{k:<20}{v}" for k, v in found.items()))
+
+
+@bench.command("reset")
+def bench_reset(
+    env: _BenchEnv = "local",
+    at_once: Annotated[
+        list[int] | None, typer.Option(min=2, help="Sandboxes at once, repeatable. [default: 8, and 64 for local]")
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that a single sandbox is measured.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Time create, first prompt and close; from a warm pool too; beside the sandbox's own peers."""
+    from harbor_gym.bench.reset import bench_reset, format_reset
+
+    with _one_line_errors(), _quiet_harbor():
+        _preflight(env)
+        fleets = at_once or ([8, 64] if env == "local" else [8])
+        report = asyncio.run(bench_reset(env, at_once=fleets, repeat=repeat))
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else format_reset(report))
+
+
+@bench.command("episode")
+def bench_episode(
+    env: _BenchEnv = "local",
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes of ours.")] = 64,
+    at_once: Annotated[int, typer.Option(min=1, help="Episodes that run at the same time.")] = 16,
+    harbor_episodes: Annotated[
+        int, typer.Option(min=0, help="Episodes of Harbor's Terminus-2 session on Docker, for comparison; 0 is none.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Run a scripted episode of five steps with its verifier, many at once, and count episodes a minute."""
+    from harbor_gym.bench import episode as benchmark
+
+    with _one_line_errors(), _quiet_harbor():
+        for name in {env, *(["docker"] if harbor_episodes else [])}:
+            _preflight(name)
+        report = asyncio.run(
+            benchmark.bench_episode(env, episodes=episodes, at_once=at_once, harbor_episodes=harbor_episodes)
+        )
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else benchmark.format_episodes(report))
     if not report.is_right:
         raise typer.Exit(FAILED)
 

@@ -1,0 +1,252 @@
+"""Whole episodes, scripted: how many a minute through our environment, and through Harbor's own Terminus-2 session."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, override
+
+from harbor.agents.base import BaseAgent
+from harbor.environments.base import BaseEnvironment
+from harbor.models.agent.context import AgentContext
+from harbor.models.trial.paths import EnvironmentPaths
+
+from harbor_gym.bench.sandbox import write_bench_task
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.errors import HarborGymError, SandboxError, VerifierError
+from harbor_gym.terminal_env import AsyncTerminalGymEnv
+
+SCRIPT: tuple[tuple[str, float], ...] = (
+    ("ls /srv/bench/3\n", 1.0),
+    ("mkdir -p /srv/out && cd /srv/out\n", 1.0),
+    ("for i in 1 2 3; do echo line-$i; done > lines\n", 1.0),
+    ("wc -l lines | tee count\n", 1.0),
+    ("cat lines count\n", 1.0),
+)
+"""Five steps, one a turn: keystrokes and Terminus-2's duration."""
+
+_TEST = """\
+#!/bin/bash
+if [ "$(wc -l < /srv/out/lines)" = 3 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+_GOAL_PER_MINUTE = 1000.0
+_GOAL_TIMES_HARBOR = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow:
+    """One way to run the scripted episode."""
+
+    way: str
+    episodes: int
+    at_once: int
+    failed: int
+    """Episodes that broke off or whose verdict was not 1."""
+
+    wall_sec: float
+    per_minute: float
+    median_sec: float
+    """One episode from its start until nothing of it is left, while others run."""
+
+    host_cpu_ms: float
+    """CPU time of this process per episode."""
+
+    child_cpu_ms: float
+    """CPU time of its children per episode: with ``local`` the sandboxes, with Docker only the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeReport:
+    """What ``harbor-gym bench episode`` found."""
+
+    env: str
+    cpus: int
+    rows: list[EpisodeRow]
+
+    @property
+    def is_right(self) -> bool:
+        """Tell whether every episode got the verdict that its script deserves."""
+        return not any(row.failed for row in self.rows)
+
+    def goals(self) -> dict[str, bool]:
+        """Return which goals for an idle machine were reached in this run."""
+        ours = self.rows[0]
+        found: dict[str, bool] = {}
+        if self.env == "local":
+            found[f"{_GOAL_PER_MINUTE:g} a minute"] = ours.per_minute >= _GOAL_PER_MINUTE
+        if self.env == "local" and len(self.rows) > 1:
+            times = ours.per_minute / self.rows[1].per_minute
+            found[f"{_GOAL_TIMES_HARBOR:g} times Harbor's"] = times >= _GOAL_TIMES_HARBOR
+        return found
+
+    def as_object(self) -> dict[str, Any]:
+        """Return the report as JSON has it."""
+        return {**dataclasses.asdict(self), "goals": self.goals()}
+
+
+async def bench_episode(sandbox: str, *, episodes: int, at_once: int, harbor_episodes: int) -> EpisodeReport:
+    """Run the scripted episode ``episodes`` times, ``at_once`` at a time, with reset, verifier and close.
+
+    Args:
+        sandbox: ``local``, ``docker``, or any other sandbox by name.
+        episodes: Ours to count; one before them is not counted.
+        at_once: How many run at the same time, theirs too.
+        harbor_episodes: Harbor's to count, on Docker; 0 leaves them out.
+
+    Raises:
+        HarborGymError: The first, uncounted episode failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="harbor-gym-bench-") as folder:
+        task_dir = await asyncio.to_thread(_write_task, Path(folder) / "task")
+        config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, confirm_task_complete=False)
+        await _our_episode(config)
+        rows = [await _measure(f"harbor_gym, {sandbox}", lambda: _our_episode(config), episodes, at_once)]
+        if harbor_episodes:
+            trials = Path(folder) / "trials"
+            await _harbor_episode(task_dir, trials)
+            theirs = "Harbor's Terminus-2 session, docker"
+            rows.append(await _measure(theirs, lambda: _harbor_episode(task_dir, trials), harbor_episodes, at_once))
+        return EpisodeReport(sandbox, os.cpu_count() or 1, rows)
+
+
+def _write_task(task_dir: Path) -> Path:
+    write_bench_task(task_dir)
+    (task_dir / "tests" / "test.sh").write_text(_TEST)
+    return task_dir
+
+
+async def _measure(way: str, episode: Callable[[], Awaitable[None]], episodes: int, at_once: int) -> EpisodeRow:
+    seconds: list[float] = []
+    failed = 0
+    numbers = itertools.count()
+
+    async def work() -> None:
+        nonlocal failed
+        while next(numbers) < episodes:
+            started = time.perf_counter()
+            try:
+                await episode()
+            except HarborGymError:
+                failed += 1
+            seconds.append(time.perf_counter() - started)
+
+    started, before = time.perf_counter(), _cpu_sec()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(at_once, episodes)):
+            group.create_task(work())
+    wall, after = time.perf_counter() - started, _cpu_sec()
+    host_ms, child_ms = ((end - start) / episodes * 1000 for start, end in zip(before, after, strict=True))
+    return EpisodeRow(
+        way=way,
+        episodes=episodes,
+        at_once=at_once,
+        failed=failed,
+        wall_sec=round(wall, 3),
+        per_minute=round((episodes - failed) / wall * 60, 1),
+        median_sec=round(sorted(seconds)[len(seconds) // 2], 3),
+        host_cpu_ms=round(host_ms, 1),
+        child_cpu_ms=round(child_ms, 1),
+    )
+
+
+def _cpu_sec() -> tuple[float, float]:
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime, children.ru_utime + children.ru_stime
+
+
+# --- ours ------------------------------------------------------------------------------------------------------------
+
+_COMPLETE = '{"analysis": "", "plan": "", "commands": [], "task_complete": true}'
+
+
+async def _our_episode(config: TerminalEnvConfig) -> None:
+    async with AsyncTerminalGymEnv(config) as env:
+        await env.reset()
+        for command in SCRIPT:
+            await env.step([command])
+        _, reward, done, _ = await env.step(_COMPLETE)
+    if not done or reward != 1.0:
+        raise VerifierError(f"the scripted episode was judged {reward}, expected 1.0")
+
+
+# --- Harbor's --------------------------------------------------------------------------------------------------------
+
+
+class ScriptedTerminus(BaseAgent):
+    """Harbor's own terminal session, driven with the same script, as its Terminus-2 drives it."""
+
+    @staticmethod
+    @override
+    def name() -> str:
+        return "scripted-terminus"
+
+    @override
+    def version(self) -> str:
+        return "1"
+
+    @override
+    async def setup(self, environment: BaseEnvironment) -> None:
+        from harbor.agents.terminus_2.tmux_session import TmuxSession
+
+        self._session = TmuxSession(
+            session_name="terminus",
+            environment=environment,
+            logging_path=EnvironmentPaths.agent_dir / "terminus_2.pane",
+            local_asciinema_recording_path=None,
+            remote_asciinema_recording_path=None,
+            pane_width=160,
+            pane_height=40,
+            user=environment.default_user,
+        )
+        await self._session.start()
+
+    @override
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        for keystrokes, duration_sec in SCRIPT:
+            await self._session.send_keys(keystrokes, block=False, min_timeout_sec=duration_sec)
+            await self._session.get_incremental_output()
+        await self._session.stop()
+
+
+async def _harbor_episode(task_dir: Path, trials_dir: Path) -> None:
+    from harbor.models.environment_type import EnvironmentType
+    from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
+    from harbor.trial.trial import Trial
+
+    config = TrialConfig(
+        task=TaskConfig(path=task_dir),
+        trials_dir=trials_dir,
+        agent=AgentConfig(import_path=f"{__name__}:ScriptedTerminus"),
+        environment=EnvironmentConfig(type=EnvironmentType.DOCKER),
+    )
+    result = await (await Trial.create(config)).run()
+    rewards = result.verifier_result.rewards if result.verifier_result is not None else None
+    if result.exception_info is not None or (rewards or {}).get("reward") != 1:
+        why = result.exception_info.exception_message if result.exception_info else f"judged {rewards}"
+        raise SandboxError(f"Harbor's scripted trial failed: {why}")
+
+
+def format_episodes(report: EpisodeReport) -> str:
+    """Return the report as a table for people."""
+    head = ("way", "episodes", "at once", "failed", "a minute", "median s", "host CPU ms", "children's CPU ms")
+    lines = [
+        (
+            *(row.way, str(row.episodes), str(row.at_once), str(row.failed), f"{row.per_minute:.1f}"),
+            *(f"{row.median_sec:.2f}", f"{row.host_cpu_ms:.0f}", f"{row.child_cpu_ms:.0f}"),
+        )
+        for row in report.rows
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
+    text = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)) for line in (head, *lines)]
+    if len(report.rows) > 1:
+        text.append(f"\nours is {report.rows[0].per_minute / max(report.rows[1].per_minute, 1e-9):.1f} times Harbor's")
+    text += [f"{'reached' if reached else 'MISSED '}  {goal}" for goal, reached in report.goals().items()]
+    return "\n".join(line.rstrip() for line in text)

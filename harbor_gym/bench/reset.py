@@ -1,0 +1,333 @@
+"""How long until a sandbox shows its prompt, alone and many at once, and what it holds while idle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harbor_gym.bench.memory import descendants, processes_of_container, pss_bytes
+from harbor_gym.bench.report import percentile
+from harbor_gym.bench.sandbox import started_environment, write_bench_task
+from harbor_gym.config import PoolLimits, TerminalEnvConfig
+from harbor_gym.errors import HarborGymError, SandboxStartError
+from harbor_gym.pool import WarmPool
+from harbor_gym.prepared import PreparedEpisode
+from harbor_gym.processes import start_process
+
+HARBORS_DOCKER = "harbor.environments.docker.docker:DockerEnvironment"
+"""Harbor's Docker sandbox as it is, without anything of ours."""
+
+OURS, POOL, PEERS_RUN, HARBOR = "reset", "reset from a warm pool", "raw", "Harbor's DockerEnvironment"
+
+_GOALS_MS = {"local": {"ready": 60.0, "sandbox": 25.0, "all_64": 2000.0}, "docker": {"close": 1000.0}}
+_LEASE_GOAL_MS = 10.0
+_POOL_SIZE = 4
+_RAW_IMAGE = "debian:bookworm-slim"
+
+
+@dataclass(frozen=True, slots=True)
+class ResetRow:
+    """One way to get a sandbox, so many at once. Times are medians in milliseconds."""
+
+    way: str
+    at_once: int
+    runs: int
+    ready_ms: float
+    """Until the first prompt could be read; for a peer without a terminal, until its sandbox took commands."""
+
+    ready_p95_ms: float
+    all_ready_ms: float
+    """Until the last of those at once was ready."""
+
+    close_ms: float
+    sandbox_ms: float | None = None
+    """The sandbox's part of ``ready_ms``."""
+
+    terminal_ms: float | None = None
+    """The terminal's part of ``ready_ms``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetReport:
+    """What ``harbor-gym bench reset`` found."""
+
+    env: str
+    rows: list[ResetRow]
+    idle_bytes: int | None
+    """Memory of one idle sandbox: its processes' PSS and what it wrote into memory."""
+
+    unavailable: dict[str, str]
+    """Peers that could not be run here, and why."""
+
+    def row(self, way: str, at_once: int = 1) -> ResetRow | None:
+        """Return one row, if it was measured."""
+        return next((row for row in self.rows if (row.way, row.at_once) == (way, at_once)), None)
+
+    def ratios(self) -> dict[str, float]:
+        """Return how many times longer each peer takes than ours, in the same run and as many at once."""
+        return {
+            f"{row.way}, {row.at_once} at once": round(
+                (row.ready_ms + row.close_ms) / (ours.ready_ms + ours.close_ms), 2
+            )
+            for row in self.rows
+            if row.way not in (OURS, POOL) and (ours := self.row(OURS, row.at_once)) is not None
+        }
+
+    def goals(self) -> dict[str, bool]:
+        """Return which goals for an idle machine were reached in this run."""
+        one, many, pooled = self.row(OURS), self.row(OURS, 64), self.row(POOL)
+        goals = _GOALS_MS.get(self.env, {})
+        found: dict[str, bool] = {}
+        if one is not None and one.sandbox_ms is not None and "ready" in goals:
+            found[f"prompt within {goals['ready']:g} ms"] = one.ready_ms <= goals["ready"]
+            found[f"sandbox within {goals['sandbox']:g} ms"] = one.sandbox_ms <= goals["sandbox"]
+        if many is not None and "all_64" in goals:
+            found["64 at once within 2 s"] = many.all_ready_ms <= goals["all_64"]
+        if one is not None and "close" in goals:
+            found["closed within 1 s"] = one.close_ms <= goals["close"]
+        if pooled is not None:
+            found[f"leased within {_LEASE_GOAL_MS:g} ms"] = pooled.ready_ms <= _LEASE_GOAL_MS
+        return found
+
+    def as_object(self) -> dict[str, Any]:
+        """Return the report as JSON has it."""
+        return {**dataclasses.asdict(self), "ratios": self.ratios(), "goals": self.goals()}
+
+
+@dataclass(slots=True)
+class _Sample:
+    ready_sec: float
+    close_sec: float = 0.0
+    sandbox_sec: float | None = None
+    terminal_sec: float | None = None
+
+
+type _Hold = Callable[[], contextlib.AbstractAsyncContextManager[_Sample]]
+"""Gets one sandbox, yields how long that took, and gives it back."""
+
+
+async def bench_reset(sandbox: str, *, at_once: list[int], repeat: int) -> ResetReport:
+    """Measure create → first prompt → close over one sandbox type, with its peers in the same run.
+
+    Args:
+        sandbox: ``local``, ``docker``, or any other sandbox by name.
+        at_once: Fleet sizes to measure beside the single one.
+        repeat: How often the single one is measured.
+
+    Raises:
+        SandboxStartError: A sandbox did not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="harbor-gym-bench-") as folder:
+        config = TerminalEnvConfig(task_dir=write_bench_task(Path(folder) / "task"), sandbox=sandbox)
+        async with _ours(config):
+            pass  # The image is built and everything imported: not counted.
+        rows: list[ResetRow] = []
+        unavailable: dict[str, str] = {}
+        rows.append(await _measure(OURS, lambda: _ours(config), 1, repeat))
+        rows.append(await _measure_pool(config, repeat))
+        for way, hold in _peers(sandbox, config).items():
+            for fleet in (1, *(size for size in at_once if way == HARBOR)):
+                try:
+                    rows.append(await _measure(way, hold, fleet, min(repeat, 3) if way == HARBOR else repeat))
+                except SandboxStartError as exc:
+                    unavailable[way] = str(exc)
+        rows += [await _measure(OURS, lambda: _ours(config), fleet, 1) for fleet in at_once]
+        return ResetReport(sandbox, rows, await _idle_bytes(config), unavailable)
+
+
+async def _measure(way: str, hold: _Hold, at_once: int, repeat: int) -> ResetRow:
+    samples: list[_Sample] = []
+    walls: list[float] = []
+    for _ in range(repeat):
+        fleet, wall = await _fleet(hold, at_once)
+        samples += fleet
+        walls.append(wall)
+    return _row(way, at_once, samples, walls)
+
+
+def _row(way: str, at_once: int, samples: list[_Sample], walls: list[float]) -> ResetRow:
+    def median_ms(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return round(percentile(known, 50) * 1000, 1) if known else None
+
+    ready = [sample.ready_sec for sample in samples]
+    return ResetRow(
+        way=way,
+        at_once=at_once,
+        runs=len(samples),
+        ready_ms=round(percentile(ready, 50) * 1000, 1),
+        ready_p95_ms=round(percentile(ready, 95) * 1000, 1),
+        all_ready_ms=round(percentile(walls, 50) * 1000, 1),
+        close_ms=median_ms([sample.close_sec for sample in samples]) or 0.0,
+        sandbox_ms=median_ms([sample.sandbox_sec for sample in samples]),
+        terminal_ms=median_ms([sample.terminal_sec for sample in samples]),
+    )
+
+
+async def _fleet(hold: _Hold, size: int) -> tuple[list[_Sample], float]:
+    """Hold ``size`` sandboxes at the same time; return their samples and when the last was ready."""
+    ready = asyncio.Barrier(size)
+    walls: list[float] = []
+    started = time.perf_counter()
+
+    async def one() -> _Sample:
+        async with contextlib.AsyncExitStack() as stack:
+            sample = await stack.enter_async_context(hold())
+            walls.append(time.perf_counter() - started)
+            await ready.wait()
+            closing = time.perf_counter()
+            await stack.aclose()
+            sample.close_sec = time.perf_counter() - closing
+        return sample
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one()) for _ in range(size)]
+    except* HarborGymError as errors:
+        raise SandboxStartError(f"{size} at once: {errors.exceptions[0]}") from errors
+    return [task.result() for task in tasks], max(walls)
+
+
+@contextlib.asynccontextmanager
+async def _ours(config: TerminalEnvConfig) -> AsyncGenerator[_Sample]:
+    prepared = PreparedEpisode(config)
+    try:
+        started = time.perf_counter()
+        await prepared.prepare()
+        await prepared.look()
+        seconds = time.perf_counter() - started
+        yield _Sample(seconds, 0.0, prepared.episode.sandbox_start_sec, prepared.terminal_open_sec)
+    finally:
+        await prepared.close()
+
+
+async def _measure_pool(config: TerminalEnvConfig, repeat: int) -> ResetRow:
+    samples: list[_Sample] = []
+    async with WarmPool(config, size=_POOL_SIZE, limits=PoolLimits(max_starts_at_once=2)) as pool:
+        for _ in range(repeat):
+            while pool.metrics()["pool/ready"] < pool.size:  # noqa: ASYNC110 - a pool tells nobody that it is full
+                await asyncio.sleep(0.02)
+            started = time.perf_counter()
+            lease = await pool.lease()
+            sample = _Sample(time.perf_counter() - started)
+            closing = time.perf_counter()
+            await lease.prepared.close()
+            sample.close_sec = time.perf_counter() - closing
+            samples.append(sample)
+    return _row(POOL, 1, samples, [sample.ready_sec for sample in samples])
+
+
+# --- peers -----------------------------------------------------------------------------------------------------------
+
+
+def _peers(sandbox: str, config: TerminalEnvConfig) -> dict[str, _Hold]:
+    if sandbox == "local":
+        return {f"{PEERS_RUN} bwrap": lambda: _bubblewrap(config)}
+    if sandbox == "docker":
+        return {
+            f"{PEERS_RUN} docker run": lambda: _command("docker", "run", "--rm", "--network=none", _RAW_IMAGE, "true"),
+            HARBOR: lambda: _harbors_docker(config),
+        }
+    return {}
+
+
+@contextlib.asynccontextmanager
+async def _bubblewrap(config: TerminalEnvConfig) -> AsyncGenerator[_Sample]:
+    """The floor: namespaces around one command on the same image, with no overlay and no supervisor."""
+    from harbor_gym.sandboxes.images import build_image
+
+    rootfs = (await build_image(config.task_dir / "environment")).rootfs
+    argv = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", str(rootfs), "/", "--proc", "/proc"]
+    async with _command(*argv, "--dev", "/dev", "true") as sample:
+        yield sample
+
+
+@contextlib.asynccontextmanager
+async def _command(*argv: str) -> AsyncGenerator[_Sample]:
+    """Time a command from its start to its end, which is the peer's whole life."""
+    if shutil.which(argv[0]) is None:
+        raise SandboxStartError(f"{argv[0]} is not installed")
+    quiet = asyncio.subprocess.DEVNULL
+    started = time.perf_counter()
+    process = await start_process(*argv, stdin=quiet, stdout=quiet, stderr=quiet)
+    try:
+        status = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if status != 0:
+        raise SandboxStartError(f"{' '.join(argv)} ended with status {status}")
+    yield _Sample(time.perf_counter() - started)
+
+
+@contextlib.asynccontextmanager
+async def _harbors_docker(config: TerminalEnvConfig) -> AsyncGenerator[_Sample]:
+    started = time.perf_counter()
+    async with started_environment(HARBORS_DOCKER, config.task_dir) as environment:
+        await environment.exec("true")
+        yield _Sample(time.perf_counter() - started)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+async def _idle_bytes(config: TerminalEnvConfig) -> int | None:
+    """Return what one idle sandbox with an open terminal holds; None where that is not on this machine."""
+    before = await asyncio.to_thread(descendants)
+    async with _prepared(config) as prepared:
+        environment = prepared.phase.environment
+        if config.sandbox == "docker":
+            name = await environment.exec("cat /etc/hostname")
+            pids = await asyncio.to_thread(processes_of_container, (name.stdout or "").strip())
+            pids |= await asyncio.to_thread(descendants) - before
+            return await asyncio.to_thread(pss_bytes, pids) if pids else None
+        if config.sandbox != "local":
+            return None
+        used = await environment.exec("df -k / | tail -n 1 | awk '{print $3}'")
+        pids = await asyncio.to_thread(descendants) - before
+        written = int((used.stdout or "0").strip() or 0) << 10
+        return await asyncio.to_thread(pss_bytes, pids) + written
+
+
+@contextlib.asynccontextmanager
+async def _prepared(config: TerminalEnvConfig) -> AsyncGenerator[PreparedEpisode]:
+    prepared = PreparedEpisode(config)
+    try:
+        await prepared.prepare()
+        await prepared.look()
+        yield prepared
+    finally:
+        await prepared.close()
+
+
+def format_reset(report: ResetReport) -> str:
+    """Return the report as a table for people."""
+
+    def cell(value: float | None) -> str:
+        return "" if value is None else f"{value:.1f}"
+
+    head = ("way", "at once", "ready ms", "p95", "all ready", "sandbox", "terminal", "close")
+    lines = [
+        (
+            *(row.way, str(row.at_once), cell(row.ready_ms), cell(row.ready_p95_ms), cell(row.all_ready_ms)),
+            *(cell(row.sandbox_ms), cell(row.terminal_ms), cell(row.close_ms)),
+        )
+        for row in report.rows
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
+    text = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)) for line in (head, *lines)]
+    if report.idle_bytes is not None:
+        text.append(f"\nidle sandbox: {report.idle_bytes / (1 << 20):.1f} MiB")
+    text += [f"{way}: {ratio:g} times ours" for way, ratio in report.ratios().items()]
+    text += [f"{'reached' if reached else 'MISSED '}  {goal}" for goal, reached in report.goals().items()]
+    text += [f"not run: {way}: {why}" for way, why in report.unavailable.items()]
+    return "\n".join(line.rstrip() for line in text)
