@@ -23,7 +23,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SETTLE_SEC = 20.0
 
 
-async def episodes(sandbox: str, task: str, output: int) -> None:
+async def episodes(sandbox: str, task: Path, output: int) -> None:
     """Run episodes one after the other for ever, and write a line for each that begins and ends."""
     while True:
         os.write(output, b"began\n")
@@ -35,20 +35,20 @@ async def episodes(sandbox: str, task: str, output: int) -> None:
         os.write(output, b"ended\n")
 
 
-async def one_reset(sandbox: str, task: str) -> None:
+async def one_reset(sandbox: str, task: Path) -> None:
     """Import everything and have the task's image built: what is killed later are episodes."""
     async with AsyncTerminalGymEnv(TerminalEnvConfig(task_dir=task, sandbox=sandbox)) as env:
         await env.reset()
 
 
-async def side_by_side(sandbox: str, task: str, output: int, at_once: int) -> None:
+async def side_by_side(sandbox: str, task: Path, output: int, at_once: int) -> None:
     os.write(output, f"owner {owner_label()}\n".encode())
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):
             group.create_task(episodes(sandbox, task, output))
 
 
-def kill_one(sandbox: str, task: str, at_once: int, delay_sec: float) -> list[str]:
+def kill_one(sandbox: str, task: Path, at_once: int, delay_sec: float) -> list[str]:
     """Fork a child, kill it after a while, and return the lines that it wrote."""
     read, write = os.pipe()
     child = os.fork()
@@ -80,7 +80,7 @@ def orphans() -> list[str]:
         time.sleep(0.02)
 
 
-def rounds(sandbox: str, task: str, count: int, at_once: int, seed: int, max_sec: float) -> None:
+def rounds(sandbox: str, task: Path, count: int, at_once: int, seed: int, max_sec: float) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     asyncio.run(one_reset(sandbox, task))
     generator = random.Random(seed)
@@ -102,8 +102,8 @@ def rounds(sandbox: str, task: str, count: int, at_once: int, seed: int, max_sec
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["script", sandbox, task]:
-            asyncio.run(episodes(sandbox, task, sys.stdout.fileno()))
+            asyncio.run(episodes(sandbox, Path(task), sys.stdout.fileno()))
         case ["rounds", sandbox, task, count, at_once, seed, max_sec]:
-            rounds(sandbox, task, int(count), int(at_once), int(seed), float(max_sec))
+            rounds(sandbox, Path(task), int(count), int(at_once), int(seed), float(max_sec))
         case _:
             raise SystemExit(__doc__)

@@ -1,6 +1,7 @@
 """Whatever dies, nothing stays: hosts killed at random moments, interrupted scripts, episodes cancelled anywhere."""
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +153,10 @@ class _Cut:
 
     @types.coroutine
     def run(self) -> Generator[Any, Any, Any]:
-        send, value = self._work.send, None
+        resume: Callable[[], Any] = functools.partial(self._work.send, None)
         while True:
             try:
-                waited_for = send(value)
+                waited_for = resume()
             except StopIteration as end:
                 return end.value
             self.suspensions += 1
@@ -164,9 +165,9 @@ class _Cut:
                 assert task is not None
                 asyncio.get_running_loop().call_soon(task.cancel)
             try:
-                send, value = self._work.send, (yield waited_for)
+                resume = functools.partial(self._work.send, (yield waited_for))
             except BaseException as exc:
-                send, value = self._work.throw, exc
+                resume = functools.partial(self._work.throw, exc)
 
 
 async def cut_episode(task_dir: Path, at: int) -> int | None:

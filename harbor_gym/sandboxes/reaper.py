@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ _LISTINGS = {
     "network": ["network", "ls", "--format", f"{{{{.ID}}}}\t{_FIELDS}"],
     "volume": ["volume", "ls", "--format", f"{{{{.Name}}}}\t{_FIELDS}"],
 }
+_ATTEMPTS = 3
+_PAUSE_SEC = 0.3
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUP_DEPTH = 4
 
@@ -98,14 +101,14 @@ def _reap_quietly(in_docker: bool) -> None:
 def _in_docker() -> Iterator[Leftover]:
     if shutil.which("docker") is None:
         return
-    owned = {kind: list(_listed(kind, words, OWNER_LABEL)) for kind, words in _LISTINGS.items()}
+    owned = {kind: list(_listed(words, OWNER_LABEL)) for kind, words in _LISTINGS.items()}
     dead = {one.project: one.owner for things in owned.values() for one in things if not is_alive(one.owner)}
     alive = {one.project for things in owned.values() for one in things if is_alive(one.owner)}
     for kind, words in _LISTINGS.items():
         found = {one.name: one.owner for one in owned[kind] if not is_alive(one.owner)}
         # What a task's Compose file includes from others could not be labelled: it goes with its project.
         for project in sorted(dead.keys() - alive - {""}):
-            for one in _listed(kind, words, f"{PROJECT_LABEL}={project}"):
+            for one in _listed(words, f"{PROJECT_LABEL}={project}"):
                 found.setdefault(one.name, dead[project])
         yield from (Leftover(kind, name, owner) for name, owner in found.items())
     for project in sorted(dead.keys() - alive - {""}):
@@ -120,7 +123,7 @@ class _Owned:
     project: str
 
 
-def _listed(kind: str, words: list[str], label: str) -> Iterator[_Owned]:
+def _listed(words: list[str], label: str) -> Iterator[_Owned]:
     for line in _docker(*words, "--filter", f"label={label}"):
         name, owner, project = line.split("\t")
         if Owner.find(owner) or not owner:
@@ -144,7 +147,7 @@ def _directories() -> Iterator[Leftover]:
 
 
 def _cgroups() -> Iterator[Leftover]:
-    """Find control groups by the label in their names, the deepest first."""
+    """Find control groups by the label in their names. Those below one go with it."""
     for directory, names, _ in os.walk(_CGROUPS):
         depth = len(Path(directory).relative_to(_CGROUPS).parts)
         if depth >= _CGROUP_DEPTH:
@@ -167,18 +170,26 @@ def _remove(one: Leftover) -> str | None:
             case "cgroup":
                 _remove_cgroup(Path(one.name))
             case kind:
-                done = subprocess.run(
-                    ["docker", *removal(kind, one.name)],
-                    capture_output=True, text=True, check=False, timeout=_REMOVAL_TIMEOUT_SEC,
-                )  # fmt: skip
-                # Another reaper may have been faster.
-                if done.returncode != 0 and "no such" not in done.stderr.lower():
-                    return done.stderr.strip()
+                return _remove_from_docker(removal(kind, one.name))
     except FileNotFoundError:
         return None
     except (OSError, subprocess.SubprocessError) as exc:
         return str(exc)
     return None
+
+
+def _remove_from_docker(words: list[str]) -> str | None:
+    """Run a removal until Docker says that it is done; another reaper may be at work on the same things."""
+    said = ""
+    for _ in range(_ATTEMPTS):
+        done = subprocess.run(
+            ["docker", *words], capture_output=True, text=True, check=False, timeout=_REMOVAL_TIMEOUT_SEC
+        )
+        said = done.stderr.strip()
+        if done.returncode == 0 or "no such" in said.lower() or "not found" in said.lower():
+            return None
+        time.sleep(_PAUSE_SEC)
+    return said
 
 
 def _remove_cgroup(path: Path) -> None:
