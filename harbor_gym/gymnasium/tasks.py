@@ -29,7 +29,7 @@ class TaskSet:
         if task_dir is not None:
             paths = [Path(task_dir)]  # wrong or right: the first reset says so
         elif isinstance(task_dirs, str | Path):
-            paths = find_tasks(Path(task_dirs))
+            paths = find_tasks([Path(task_dirs)])
         else:
             paths = [Path(path) for path in task_dirs or ()]
         self._paths = {path.resolve().name: path for path in paths}

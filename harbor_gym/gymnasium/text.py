@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Any, overload, override
 
 import numpy as np
+from gymnasium.error import CustomSpaceError
 from gymnasium.spaces import Text
+from gymnasium.vector.utils import create_shared_memory
 from numpy.typing import NDArray
 
 _CODE_POINTS = 0x110000
@@ -17,7 +19,8 @@ class TerminalText(Text):
     """Every string of at most ``max_length`` characters that can be encoded; NUL is none of them.
 
     ``Text`` wants its character set spelled out. This one's has 1 112 063 members, so membership is computed, and an
-    index into the set is the code point. Samples are short and made of what a keyboard has.
+    index into the set is the code point. Samples are short, made of what a keyboard has, and not empty, which as
+    keystrokes would mean to wait.
 
     Args:
         max_length: Ceiling on the length, in characters.
@@ -40,7 +43,7 @@ class TerminalText(Text):
         """Return a short random string; of masks only the length counts."""
         length = (mask or probability or (None, None))[0]
         if length is None:
-            length = int(self.np_random.integers(0, self.sample_length + 1))
+            length = int(self.np_random.integers(1, self.sample_length + 1))
         return "".join(self.np_random.choice(list(_SAMPLE_CHARACTERS), size=length))
 
     @override
@@ -80,6 +83,12 @@ class TerminalText(Text):
     def characters(self) -> str:
         """The characters that samples are made of."""
         return _SAMPLE_CHARACTERS
+
+
+@create_shared_memory.register
+def _refuse_shared_memory(space: TerminalText, n: int = 1, ctx: Any = None) -> Any:
+    # Gymnasium 1.4 reads text from there once, before anything is written, and goes on returning that.
+    raise CustomSpaceError("text can't be passed through shared memory: use shared_memory=False")
 
 
 class _Characters(Set[str]):
