@@ -1,0 +1,90 @@
+# Typing.
+# shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
+
+# tmux notes the command's number in the same breath as it types, so that nothing is ever typed twice.
+type_keys() {
+    local noted=(\; set-option -p -t %0 @typed "$number")
+    case $1 in
+        keys) type_words "$2" ;;
+        hex)
+            # shellcheck disable=SC2086  # hex words are one argument each
+            type_words -H ${2//,/ }
+            ;;
+        text) type_text "$2" ;;
+        base64) printf %s "$2" | base64 -d | paste_keys ;;
+        file) base64 -d <"$dir/$2" | paste_keys && rm -f "$dir/$2" ;;
+    esac
+}
+
+type_words() {
+    if [ -n "$to" ]; then
+        ask send-keys -t %0 "$@" "${noted[@]}" && return
+        [ -z "$to" ] || return
+        # The control client went away with the keys, or before.
+        read_noted && ((noted_number >= number)) && return
+    fi
+    # A client's command line reads a final semicolon as the end of a command.
+    tm send-keys -t %0 "${@/%;/\\;}" "${noted[@]}"
+}
+
+# What tmux is to read by itself: newlines and quotes have no place in a line for the control client.
+type_text() {
+    local text to=''
+    printf -v text %b "\\x${1//,/\\x}"
+    type_words -- "$text"
+}
+
+paste_keys() {
+    local flags=
+    [ -e "$dir/paste-flags" ] && read -r flags <"$dir/paste-flags"
+    # The keys take their time to get there: another process may have typed them meanwhile.
+    tm load-buffer -b keys - \; if-shell -F -t %0 "#{!=:#{@typed},$number}" \
+        "paste-buffer -d -r $flags -b keys -t %0 ; set-option -p -t %0 @typed $number"
+}
+
+read_noted() {
+    query display-message -p -t %0 '#{@typed}' && noted_number=${answer[0]:-0}
+}
+
+run_command() {
+    local idle=
+    history=
+    editing='' types_ahead='' can_settle=''
+    read_mark
+    read_stat "$shell"
+    runtimes=()
+    if [ "$2" = none ]; then
+        read -r typed <"$dir/typed"
+        if [ "$mark" != "$typed" ] && [ "$group" = "$terminal_group" ]; then
+            idle=1
+        elif [ "$group" = "$terminal_group" ] && reads_terminal "$shell"; then
+            idle=1
+        fi
+    elif ((number <= noted_number)); then
+        read -r typed <"$dir/typed"
+        types_ahead=1
+    else
+        case "$2 $3" in
+            hex*0d* | hex*03* | hex*04* | hex*1a* | base64* | file* | 'keys C-'* | 'keys Enter') ;;
+            # Keys that tmux reads by itself: line feeds and controls, C-…, ^… and Enter.
+            text*0[34ad]* | text*1a* | 'text 43,2d'* | 'text 5e'* | 'text 45,6e,74,65,72') ;;
+            *) [ "$group" = "$terminal_group" ] && editing=1 ;;
+        esac
+        case "$2 $3" in hex*13* | 'keys C-s' | text*13* | 'text 43,2d,73' | base64* | file*) can_drain='' ;; esac
+        case "$2 $3" in hex*0d,* | text*0[ad],* | base64* | file*) types_ahead=1 ;; esac
+        [ "$2" = keys ] || [ "$group" = "$terminal_group" ] || types_ahead=1
+        # What begins with an escape may go on: many a program waits a moment for more of it.
+        case "$2 $3" in 'keys Escape' | *1b | 'text 45,73,63,61,70,65' | base64* | file*) ;; *) can_settle=1 ;; esac
+        note_runtimes
+        typed=$mark
+        printf '%s\n' "$typed" >"$dir/typed"
+        type_keys "$2" "$3" || { why=ended && return; }
+    fi
+    if [[ $1 == =* ]]; then
+        wait_exactly "${1#=}"
+    elif [ -n "$idle" ]; then
+        wait_until_done "${1#*/}" idle
+    else
+        wait_until_done "${1%/*}" ''
+    fi
+}

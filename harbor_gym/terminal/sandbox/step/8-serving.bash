@@ -1,0 +1,87 @@
+# Taking steps.
+# shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
+
+# Stops the process that served this session. True when it had already looked at the screen for this very step.
+take_over() {
+    local pid turn
+    read -r pid client <"$dir/channel" && [ -n "$pid" ] || return
+    for ((turn = 0; turn < 500; turn++)); do
+        if [[ $(tr '\0' ' ' <"/proc/$pid/cmdline") == *"$dir/step serve"* ]]; then
+            kill_tree "$pid"
+        elif [[ " $(tm list-clients -F '#{client_pid}' | tr '\n' ' ')" == *" $client "* ]]; then
+            # What it had not yet read of its commands is lost with it.
+            kill -KILL "$client"
+        else
+            break
+        fi
+        nap 0.002
+    done
+    : >"$dir/channel"
+    query display-message -p -t %0 '#{@step}' && [[ ${answer[0]} == "$nonce step "* ]]
+}
+
+kill_tree() {
+    local child children=''
+    kill -STOP "$1"
+    read -r children <"/proc/$1/task/$1/children"
+    kill -KILL "$1"
+    for child in $children; do kill_tree "$child"; done
+}
+
+take_step() {
+    nonce=$1 limit=$2 number=$3
+    shift 3
+    exec 9<>"$dir/nap"
+    read -r shell server tty <"$dir/pane"
+    read_mark
+    typed=$mark waits='' why='' noted_number=0 drains=0 history=''
+    if [ "$mode" = again ] && take_over; then
+        show_again
+    else
+        [ "$mode" = again ] && read_noted
+        while (($#)); do
+            if [ "$why" != ended ]; then run_command "$1" "$2" "$3"; fi
+            [ "$why" = abandoned ] && return
+            waits+=,$why number=$((number + 1))
+            shift 3
+        done
+        show_screen
+    fi
+    printf '%s end\n' "$nonce"
+    exec 9<&-
+}
+
+serve() {
+    local words
+    is_resident=1 nonce=$1
+    trap '' PIPE
+    [ -e "$dir/path" ] && read -r PATH <"$dir/path"
+    exec 9<>"$dir/nap"
+    connect
+    printf '%s %s\n' $$ "$client" >"$dir/channel"
+    printf '%s ready\n' "$nonce"
+    while read -ra words; do
+        case ${words[0]} in
+            put)
+                printf %s "${words[2]}" >>"$dir/${words[1]}"
+                signed=-1
+                give_sign
+                ;;
+            step)
+                if [ -r "$dir/step" ] && [ -x "$BASH" ]; then
+                    take_step "${words[@]:1}"
+                else
+                    printf '%s step , 0:0:0\n%s gone\n%s end\n' "${words[1]}" "${words[1]}" "${words[1]}"
+                fi
+                ;;
+        esac
+    done
+    disconnect
+}
+
+mode=$1
+shift
+case $mode in
+    serve) serve "$@" ;;
+    *) take_step "$@" ;;
+esac

@@ -1,0 +1,28 @@
+"""The step script is written in parts, and checked as the whole that runs in the sandbox."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from harbor_gym.terminal.scripts import read_script
+
+_SHELLCHECK = Path(sys.executable).parent / "shellcheck"
+
+
+def check(script: str) -> str:
+    done = subprocess.run([_SHELLCHECK, "-s", "bash", "-"], input=script, capture_output=True, text=True, check=False)
+    return done.stdout
+
+
+def test_the_joined_step_script_has_no_variable_of_which_a_part_knows_nothing() -> None:
+    lines = read_script("step").splitlines(keepends=True)
+    whole = "".join(line for line in lines if "disable=SC2034,SC2154" not in line)
+    assert check(whole) == ""
+    assert "SC2034" in check(whole + "mistyped=1\n")
+    assert "SC2154" in check(whole + 'echo "$mistyped"\n')
+
+
+def test_every_part_ends_before_the_next_begins() -> None:
+    script = read_script("step")
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert script.index("exec 2>/dev/null") < script.index("tm() {") < script.index("mode=$1")
