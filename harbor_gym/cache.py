@@ -1,13 +1,27 @@
-"""Where built things are kept between runs, and how processes share them."""
+"""Where built things are kept between runs, how processes share them, and how they are thrown away."""
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
 import fcntl
+import json
 import os
-from collections.abc import AsyncGenerator
+import shutil
+import time
+import uuid
+from collections.abc import AsyncGenerator, Generator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 _LOCK_POLL_SEC = 0.05
+_USED = ".used"
+"""In an entry's directory: users hold it locked, shared; its time is the last use."""
+
+_REMOVED = ".removed-"
+_BASE_LOCKS = ("base-import", "docker-import")
+"""Held by whoever reads a base."""
 
 
 def cache_dir() -> Path:
@@ -23,15 +37,16 @@ def cache_dir() -> Path:
     return path
 
 
+# --- locks -----------------------------------------------------------------------------------------------------------
+
+
 @contextlib.asynccontextmanager
 async def locked(name: str) -> AsyncGenerator[None]:
     """Hold the cache's lock ``name`` against every task and process that shares the cache directory.
 
     The lock goes with its holder, even one that is killed. Waiting is polled, so it can be cancelled.
     """
-    path = cache_dir() / "locks" / f"{name}.lock"
-    path.parent.mkdir(exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = _open_lock(name)
     try:
         while True:
             try:
@@ -42,3 +57,200 @@ async def locked(name: str) -> AsyncGenerator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def _locked_at_once(name: str) -> Generator[bool]:
+    """Hold the lock ``name`` if nobody does; yields whether it is held."""
+    handle = _open_lock(name)
+    try:
+        yield _flock(handle, fcntl.LOCK_EX)
+    finally:
+        os.close(handle)
+
+
+def _open_lock(name: str) -> int:
+    path = cache_dir() / "locks" / f"{name}.lock"
+    path.parent.mkdir(exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _flock(handle: int, operation: int) -> bool:
+    try:
+        fcntl.flock(handle, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class Hold:
+    """Keeps one entry from being pruned until it is released, or until its process is gone."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def release(self) -> None:
+        """Let go. Idempotent."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+
+def hold(directory: Path) -> Hold | None:
+    """Keep the entry in ``directory`` from being pruned, and note its use; None if it is gone or going.
+
+    Look for what is wanted in it only afterwards.
+    """
+    try:
+        handle = os.open(directory / _USED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
+    if not _flock(handle, fcntl.LOCK_SH):
+        os.close(handle)
+        return None
+    os.utime(handle)
+    return Hold(handle)
+
+
+# --- what there is ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One thing in the cache."""
+
+    kind: str
+    """``image`` (a task's root file system), ``base`` (made from packages), or another folder's name."""
+
+    path: Path
+    what: str
+    """What it was made for, as far as it is known."""
+
+    size_bytes: int
+    """Space on disk."""
+
+    last_used: float
+    """Seconds since the epoch."""
+
+    in_use: bool
+    """Whether a running process holds it; False where nobody takes note of that."""
+
+    can_be_pruned: bool
+    """Whether :func:`prune` takes it: what notes its users is, when it has none."""
+
+
+def entries() -> list[CacheEntry]:
+    """Return everything in the cache, the least recently used first. Reads every file's size: seconds for gigabytes."""
+    home = cache_dir()
+    found = [_image(path) for path in _children(home / "images")]
+    found += [_base(path) for path in _children(home / "bases") if path.suffix == ".tar"]
+    for folder in _children(home):
+        if folder.is_dir() and folder.name not in ("images", "bases", "locks", "mountpoint"):
+            size, changed = _measure(folder)
+            found.append(CacheEntry(folder.name, folder, "", size, changed, in_use=False, can_be_pruned=False))
+    return sorted(found, key=lambda entry: entry.last_used)
+
+
+def _children(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def _image(path: Path) -> CacheEntry:
+    size, changed = _measure(path)
+    with contextlib.suppress(OSError):
+        changed = (path / _USED).stat().st_mtime
+    record: dict[str, Any] = {}
+    with contextlib.suppress(OSError, json.JSONDecodeError):
+        record = cast("dict[str, Any]", json.loads((path / "image.json").read_text()))
+    what = str(record.get("made_for", "unfinished" if not record else ""))
+    with _unused(path) as is_free:
+        return CacheEntry("image", path, what, size, changed, in_use=not is_free, can_be_pruned=True)
+
+
+def _base(path: Path) -> CacheEntry:
+    status = path.stat()
+    with _unused(path) as is_free:
+        return CacheEntry(
+            "base", path, path.stem, status.st_blocks * 512, status.st_mtime, in_use=not is_free, can_be_pruned=True
+        )
+
+
+def _measure(folder: Path) -> tuple[int, float]:
+    """Return the space that a tree takes, hard links counted once, and when it last changed at the top."""
+    seen: set[tuple[int, int]] = set()
+    size = 0
+    for directory, _, names in os.walk(folder):
+        for name in (".", *names):
+            with contextlib.suppress(OSError):
+                status = os.lstat(os.path.join(directory, name))  # noqa: PTH118 - a Path per file takes twice as long
+                if (status.st_dev, status.st_ino) not in seen:
+                    seen.add((status.st_dev, status.st_ino))
+                    size += status.st_blocks * 512
+    return size, folder.stat().st_mtime
+
+
+@contextlib.contextmanager
+def _unused(path: Path) -> Generator[bool]:
+    """Shut out users of an image or a base for the block's time; yields whether there were none."""
+    if path.suffix == ".tar":
+        with contextlib.ExitStack() as stack:
+            names = (*_BASE_LOCKS, f"base-{path.stem}")
+            are_free = [stack.enter_context(_locked_at_once(name)) for name in names]
+            yield all(are_free)
+        return
+    with _locked_at_once(f"image-{path.name}") as is_built:
+        try:
+            handle = os.open(path / _USED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            yield False
+            return
+        try:
+            yield is_built and _flock(handle, fcntl.LOCK_EX)
+        finally:
+            os.close(handle)
+
+
+# --- throwing away ---------------------------------------------------------------------------------------------------
+
+
+def prune(
+    *, older_than_sec: float | None = None, max_bytes: int | None = None, everything: bool = False
+) -> list[CacheEntry]:
+    """Remove images and bases that no running process uses; return those that are gone.
+
+    Safe beside running processes: who needs a removed image builds it again, and one that is held stays.
+
+    Args:
+        older_than_sec: Remove what was not used for so long.
+        max_bytes: Remove the least recently used until all of the cache takes no more than that.
+        everything: Remove all.
+    """
+    present = entries()
+    total = sum(entry.size_bytes for entry in present)
+    now = time.time()
+    gone: list[CacheEntry] = []
+    for entry in present:
+        is_old = older_than_sec is not None and now - entry.last_used > older_than_sec
+        is_too_much = max_bytes is not None and total > max_bytes
+        if entry.can_be_pruned and (everything or is_old or is_too_much) and _remove(entry.path):
+            gone.append(entry)
+            total -= entry.size_bytes
+    for leftover in (cache_dir() / "images").glob(f"{_REMOVED}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    return gone
+
+
+def _remove(path: Path) -> bool:
+    with _unused(path) as is_free:
+        if not is_free:
+            return False
+        if path.is_file():
+            path.unlink()
+            return True
+        # Out of sight in one step: a half removed image must never be found.
+        removed = path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")
+        path.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+    return True

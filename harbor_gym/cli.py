@@ -11,6 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,7 @@ from harbor_gym import __version__
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
+    from harbor_gym.cache import CacheEntry
     from harbor_gym.checking import CheckPlan, TaskCheck
 
 FAILED = 1
@@ -177,6 +179,71 @@ def reap(
         typer.echo(f"not removed: {refusal}", err=True)
     if refusals:
         raise typer.Exit(FAILED)
+
+
+cache = typer.Typer(help="Show and prune what was built and is kept between runs.", no_args_is_help=True)
+app.add_typer(cache, name="cache")
+
+
+@cache.command("list")
+def cache_list(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object per entry.")] = False,
+) -> None:
+    """Show what the cache holds, the least recently used first."""
+    from harbor_gym.cache import cache_dir, entries
+
+    found = entries()
+    if as_json:
+        typer.echo(json.dumps([{**dataclasses.asdict(one), "path": str(one.path)} for one in found], indent=2))
+        return
+    for one in found:
+        typer.echo(_cache_row(one))
+    typer.echo(f"{_megabytes(sum(one.size_bytes for one in found))}  in {cache_dir()}")
+
+
+@cache.command("prune")
+def cache_prune(
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="What was not used for so long: 30m, 12h, 7d.")
+    ] = None,
+    max_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The least recently used, until this is left: 500M, 10G.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every image and base that nothing uses.")] = False,
+) -> None:
+    """Remove images and bases that no running sandbox stands on. They are built again when they are needed."""
+    from harbor_gym.cache import prune
+
+    with _one_line_errors():
+        if not (everything or older_than or max_size):
+            raise UsageError("say what to prune: --older-than AGE, --max-size SIZE or --all")
+        gone = prune(
+            older_than_sec=_quantity(older_than, {"m": 60, "h": 3600, "d": 86_400}, "--older-than")
+            if older_than
+            else None,
+            max_bytes=_quantity(max_size, {"M": 1 << 20, "G": 1 << 30}, "--max-size") if max_size else None,
+            everything=everything,
+        )
+    for one in gone:
+        typer.echo(_cache_row(one))
+    typer.echo(f"{_megabytes(sum(one.size_bytes for one in gone))}  removed")
+
+
+def _cache_row(one: CacheEntry) -> str:
+    used = datetime.fromtimestamp(one.last_used).isoformat(sep=" ", timespec="minutes")
+    state = "in use" if one.in_use else "      "
+    return f"{_megabytes(one.size_bytes)}  {used}  {state}  {one.kind:<8}  {one.path.name[:12]}  {one.what}".rstrip()
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):8.1f} MiB"
+
+
+def _quantity(text: str, units: dict[str, int], option: str) -> int:
+    number, unit = text[:-1], text[-1:]
+    if unit not in units or not number.isdecimal():
+        raise UsageError(f"{option} takes a whole number and one of {', '.join(units)}, got {text!r}")
+    return int(number) * units[unit]
 
 
 bench = typer.Typer(help="Measure the terminal, side by side with Harbor's own.", no_args_is_help=True)

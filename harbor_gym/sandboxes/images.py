@@ -15,7 +15,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from harbor_gym.cache import cache_dir, locked
+from harbor_gym.cache import Hold, cache_dir, hold, locked
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.owners import temporary_prefix
 from harbor_gym.sandboxes import base_image, dockerfile
@@ -28,6 +28,7 @@ _FORMAT = 1
 _ULIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
 """Where CAP_SYS_RESOURCE is missing, buildah's own higher limits can't be set and every RUN would fail."""
 _PULL_TIMEOUT_SEC = 300.0
+_PRUNE_PAUSE_SEC = 0.05
 _ERROR_TAIL_LINES = 25
 _HOSTS = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 _RESOLV_CONF = "# This sandbox has no network.\n"
@@ -64,6 +65,30 @@ class Image:
     """Bases that could not be had, and what stands in their place; empty is the rule."""
 
 
+async def hold_image(
+    environment_dir: Path,
+    *,
+    docker_image: str | None = None,
+    build_timeout_sec: float = 600.0,
+    force_build: bool = False,
+) -> tuple[Image, Hold]:
+    """Do what :func:`build_image` does, and keep the image from being pruned until the hold is released.
+
+    Raises:
+        MissingDependencyError, SandboxStartError: As :func:`build_image`.
+    """
+    while True:
+        image = await build_image(
+            environment_dir, docker_image=docker_image, build_timeout_sec=build_timeout_sec, force_build=force_build
+        )
+        held = await asyncio.to_thread(hold, image.rootfs.parent)
+        if held is not None and image.rootfs.is_dir():
+            return image, held
+        if held is not None:
+            held.release()
+        await asyncio.sleep(_PRUNE_PAUSE_SEC)  # it is being pruned at this moment: the next round builds it again
+
+
 async def build_image(
     environment_dir: Path,
     *,
@@ -73,7 +98,8 @@ async def build_image(
 ) -> Image:
     """Return the image of a task's environment, building and exporting it only when the cache has none.
 
-    Safe to call concurrently, from several processes too: one builds, the others wait and share.
+    Who stands on it for long takes :func:`hold_image`. Safe to call concurrently, from several processes too: one
+    builds, the others wait and share.
 
     Args:
         environment_dir: Build context, with its ``Dockerfile``.
@@ -211,7 +237,7 @@ async def _build_and_export(
         digest=digest,
         substitutions=tuple(base.substitution for base in bases.values() if base.substitution),
     )
-    await _export(image_id, image, home)
+    await _export(image_id, image, home, made_for=docker_image or str(environment_dir))
     _logger.info("built the image of %s in %.1f s", environment_dir, time.monotonic() - started)
     return image
 
@@ -230,7 +256,7 @@ async def _run_build(environment_dir: Path, text: str, bases: dict[str, _Base]) 
         return id_file.read_text().strip().removeprefix("sha256:")
 
 
-async def _export(image_id: str, image: Image, home: Path) -> None:
+async def _export(image_id: str, image: Image, home: Path, *, made_for: str) -> None:
     """Copy the image's root into the cache; it can be found there only when it is complete."""
     partial = home / f".partial-{uuid.uuid4().hex}"
     await asyncio.to_thread(_prepare, home, partial)
@@ -238,7 +264,7 @@ async def _export(image_id: str, image: Image, home: Path) -> None:
         code, output = await run_tool(*CONTAINED, "sh", "-c", _EXPORT, "sh", image_id, str(partial))
         if code != 0:
             raise SandboxStartError(f"the root file system of {image_id} can't be exported: {_tail(output)}")
-        await asyncio.to_thread(_complete, partial, image, home)
+        await asyncio.to_thread(_complete, partial, image, home, made_for)
     except BaseException:
         await asyncio.shield(asyncio.to_thread(shutil.rmtree, partial, ignore_errors=True))
         raise
@@ -251,12 +277,12 @@ def _prepare(home: Path, partial: Path) -> None:
     partial.mkdir()
 
 
-def _complete(partial: Path, image: Image, home: Path) -> None:
+def _complete(partial: Path, image: Image, home: Path, made_for: str) -> None:
     # An older root that this one replaces stays: running sandboxes may stand on it.
     _write_network_files(partial)
     partial.rename(image.rootfs)
     record = home / ".image.json"
-    record.write_text(json.dumps({**asdict(image), "rootfs": image.rootfs.name}, indent=2))
+    record.write_text(json.dumps({**asdict(image), "rootfs": image.rootfs.name, "made_for": made_for}, indent=2))
     record.rename(home / "image.json")
 
 

@@ -22,6 +22,7 @@ from harbor.environments.definition import (
 )
 from harbor.models.task.config import NetworkPolicy
 
+from harbor_gym.cache import Hold
 from harbor_gym.errors import (
     MissingDependencyError,
     SandboxError,
@@ -31,7 +32,7 @@ from harbor_gym.errors import (
     TaskError,
 )
 from harbor_gym.sandboxes import archive, limits
-from harbor_gym.sandboxes.images import Image, build_image
+from harbor_gym.sandboxes.images import Image, hold_image
 from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
 from harbor_gym.sandboxes.network import NAME_SERVER
 from harbor_gym.sandboxes.pipes import text_chunks
@@ -121,6 +122,7 @@ class LocalEnvironment(BaseEnvironment):
         self._options = WallOptions(max_processes, network, private_network)
         self._sandbox: SupervisedSandbox | None = None
         self._image: Image | None = None
+        self._hold: Hold | None = None
         self._is_started = False
         super().__init__(*args, **kwargs)
 
@@ -200,7 +202,7 @@ class LocalEnvironment(BaseEnvironment):
         await asyncio.to_thread(self.preflight)
         _outweigh_sandboxes()
         try:
-            self._image = await self._build_image(force_build=force_build)
+            self._image, self._hold = await self._hold_image(force_build=force_build)
             walls = await asyncio.to_thread(self._walls)
             self._sandbox = SupervisedSandbox()
             await self._sandbox.start(self._image.rootfs, walls)
@@ -210,12 +212,12 @@ class LocalEnvironment(BaseEnvironment):
             await self.stop(delete=True)
             raise
 
-    async def _build_image(self, *, force_build: bool) -> Image:
+    async def _hold_image(self, *, force_build: bool) -> tuple[Image, Hold]:
         config = self.task_env_config
         prebuilt = should_use_prebuilt_docker_image(
             self.environment_dir, docker_image=config.docker_image, force_build=force_build
         )
-        return await build_image(
+        return await hold_image(
             self.environment_dir,
             docker_image=config.docker_image if prebuilt else None,
             build_timeout_sec=config.build_timeout_sec,
@@ -267,9 +269,10 @@ class LocalEnvironment(BaseEnvironment):
             SandboxTimeoutError: It had to be killed the hard way.
         """
         sandbox, self._sandbox = self._sandbox, None
-        if sandbox is not None:
+        hold, self._hold = self._hold, None
+        if sandbox is not None or hold is not None:
             # Cancellation must not leave the kernel's work unobserved: it takes milliseconds.
-            await asyncio.shield(asyncio.ensure_future(sandbox.stop()))
+            await asyncio.shield(asyncio.ensure_future(_end(sandbox, hold)))
 
     # --- commands ------------------------------------------------------------------------------------------------
 
@@ -432,3 +435,13 @@ class LocalEnvironment(BaseEnvironment):
             spool.close()
             raise
         return spool
+
+
+async def _end(sandbox: SupervisedSandbox | None, hold: Hold | None) -> None:
+    try:
+        if sandbox is not None:
+            await sandbox.stop()
+    finally:
+        # Last: what it stood on may be pruned from here on.
+        if hold is not None:
+            hold.release()

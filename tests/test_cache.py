@@ -1,0 +1,145 @@
+"""The cache: what it lists, what it prunes, and that nothing is taken from under whoever uses it."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harbor_gym import cache
+from harbor_gym.cache import cache_dir, entries, hold, locked, prune
+from harbor_gym.sandboxes import images
+from tests.engines import require_engine
+from tests.local_sandboxes import DOCKERFILE, make_sandbox, output, running
+from tests.test_cli import run
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
+    return cache_dir()
+
+
+def write_image(name: str, *, kilobytes: int = 64, age_sec: float = 0.0) -> Path:
+    home = cache_dir() / "images" / name
+    (home / "rootfs-1").mkdir(parents=True)
+    (home / "rootfs-1" / "file").write_bytes(b"x" * (kilobytes << 10))
+    (home / "image.json").write_text(json.dumps({"rootfs": "rootfs-1", "made_for": f"tasks/{name}"}))
+    held = hold(home)
+    assert held is not None
+    held.release()
+    then = time.time() - age_sec
+    os.utime(home / ".used", times=(then, then))
+    return home
+
+
+def write_base(name: str = "bookworm-1") -> Path:
+    path = cache_dir() / "bases" / f"{name}.tar"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"x" * 4096)
+    return path
+
+
+def names(found: list[cache.CacheEntry]) -> list[str]:
+    return [entry.path.name for entry in found]
+
+
+def test_everything_is_listed_with_its_purpose_size_and_last_use() -> None:
+    write_image("young", kilobytes=128)
+    write_image("old", age_sec=7200)
+    write_base()
+    (cache_dir() / "policies" / "p").mkdir(parents=True)
+    found = entries()
+    assert names(found)[0] == "old"
+    by_name = {entry.path.name: entry for entry in found}
+    assert by_name["young"].what == "tasks/young"
+    assert 128 << 10 <= by_name["young"].size_bytes < 160 << 10
+    assert 7100 < time.time() - by_name["old"].last_used < 7300
+    assert {entry.kind: entry.can_be_pruned for entry in found} == {"image": True, "base": True, "policies": False}
+
+
+def test_age_size_and_everything_choose_what_goes() -> None:
+    write_image("old", age_sec=7200)
+    write_image("middle", age_sec=600)
+    young = write_image("young")
+    assert names(prune(older_than_sec=3600)) == ["old"]
+    assert names(prune(max_bytes=100 << 10)) == ["middle"]
+    assert young.is_dir()
+    assert prune(older_than_sec=3600, max_bytes=1 << 30) == []
+    base = write_base()
+    assert names(prune(everything=True)) == ["young", base.name]
+    assert entries() == []
+    assert list((cache_dir() / "images").iterdir()) == [], "nothing half removed is left"
+
+
+async def test_what_someone_holds_builds_or_reads_stays(own_cache: Path) -> None:
+    held_home, built_home, base = write_image("held"), write_image("built"), write_base()
+    held = hold(held_home)
+    assert held is not None
+    async with locked("image-built"), locked("base-import"):
+        assert [entry.in_use for entry in entries()] == [True] * 3
+        assert await asyncio.to_thread(prune, everything=True) == []
+    assert set(names(await asyncio.to_thread(prune, everything=True))) == {"built", base.name}
+    held.release()
+    held.release()
+    assert names(await asyncio.to_thread(prune, everything=True)) == ["held"]
+    assert hold(built_home) is None, "what is gone can't be held"
+
+
+def test_a_hold_ends_with_its_process() -> None:
+    home = write_image("held")
+    code = f"import time; from pathlib import Path; from harbor_gym.cache import hold; h = hold(Path({str(home)!r})); "
+    holder = subprocess.Popen(
+        [sys.executable, "-c", f"{code}print('held', flush=True); time.sleep(60)"], stdout=subprocess.PIPE, text=True
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert prune(everything=True) == []
+        holder.kill()
+        holder.wait()
+    assert names(prune(everything=True)) == ["held"]
+
+
+@pytest.mark.local
+async def test_a_running_sandboxs_image_stays_and_a_pruned_one_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_engine("local")
+    # The machine's own base, not a second one: making it takes half a minute.
+    monkeypatch.delenv("HARBOR_GYM_CACHE")
+    bases = list((cache_dir() / "bases").glob("*.tar"))
+    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
+    (cache_dir() / "bases").mkdir()
+    for base in bases:
+        (cache_dir() / "bases" / base.name).symlink_to(base)
+    async with running(make_sandbox(tmp_path / "one", dockerfile=f"{DOCKERFILE}RUN echo kept > /kept\n")) as sandbox:
+        (image,) = (entry for entry in entries() if entry.kind == "image")
+        assert image.in_use
+        assert image.what == str(tmp_path / "one" / "environment")
+        assert "image" not in {entry.kind for entry in await asyncio.to_thread(prune, everything=True)}
+        assert await output(sandbox, "cat /kept") == "kept"
+    assert [entry.path for entry in await asyncio.to_thread(prune, everything=True)] == [image.path]
+    async with running(make_sandbox(tmp_path / "one", dockerfile=f"{DOCKERFILE}RUN echo kept > /kept\n")) as sandbox:
+        assert await output(sandbox, "cat /kept") == "kept"
+    images._built.clear()  # pyright: ignore[reportPrivateUsage]  # its entries name this test's own cache
+
+
+def test_the_command_lists_and_prunes() -> None:
+    write_image("old", age_sec=90_000)
+    write_image("young")
+    listed = run("cache", "list")
+    assert listed.returncode == 0
+    assert "tasks/old" in listed.stdout
+    assert len(json.loads(run("cache", "list", "--json").stdout)) == 2
+    pruned = run("cache", "prune", "--older-than", "1d")
+    assert "tasks/old" in pruned.stdout
+    assert "tasks/young" not in pruned.stdout
+    for wrong in ([], ["--older-than", "soon"], ["--max-size", "1.5G"]):
+        refused = run("cache", "prune", *wrong)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith("error: ")
