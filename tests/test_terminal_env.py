@@ -14,7 +14,6 @@ from harbor_gym.errors import (
     SandboxStartError,
     TaskError,
     UsageError,
-    VerifierError,
 )
 from tests.engines import require_engine
 from tests.tasks import BASE, DONE, write_task
@@ -99,29 +98,6 @@ async def test_the_time_limit_counts_the_terminal_only(task_dir: Path) -> None:
     assert info.get("end_reason") is EndReason.TIME_LIMIT
 
 
-async def test_unreadable_actions_execute_nothing_and_end_the_episode_in_the_end(task_dir: Path) -> None:
-    async with make_env(task_dir, max_consecutive_parse_failures=2) as env:
-        await env.reset()
-        observation, reward, done, info = await env.step("rm -rf / # not JSON")
-        assert info.get("parse_error")
-        assert "JSON" in observation
-        assert (reward, done) == (0.0, False)
-        await env.step(message("true\n"))
-        await env.step("{")
-        _, reward, done, info = await env.step("]")
-    assert (reward, done) == (0.0, True)
-    assert info.get("end_reason") is EndReason.PARSE_FAILURES
-    assert info.get("rewards") == {"reward": 0.0}
-
-
-async def test_a_shell_that_the_policy_ends_is_graded(task_dir: Path) -> None:
-    async with make_env(task_dir) as env:
-        await env.reset()
-        _, reward, done, info = await env.step([(f"{DONE}exit\n", 1.0)])
-    assert (reward, done) == (1.0, True)
-    assert info.get("end_reason") is EndReason.SESSION_ENDED
-
-
 async def test_a_megabyte_of_keystrokes_is_typed_or_refused(task_dir: Path) -> None:
     async with make_env(task_dir) as env:
         await env.reset()
@@ -132,38 +108,6 @@ async def test_a_megabyte_of_keystrokes_is_typed_or_refused(task_dir: Path) -> N
         observation, *_ = await env.step([("echo still $((40 + 2))\n", 30.0)])
     assert "still 42" in observation
     assert info["turn"] == 1
-
-
-async def test_a_planted_reward_is_not_a_verdict(tmp_path: Path) -> None:
-    task_dir = write_task(tmp_path / "forged", test_sh="#!/bin/bash\nexit 1\n")
-    async with make_env(task_dir) as env:
-        await env.reset()
-        for file, verdict in (("reward.txt", "1"), ("reward.json", '{"reward": 1}')):
-            await env.step([(f"mkdir -p /logs/verifier; echo '{verdict}' > /logs/verifier/{file}\n", 1.0)])
-        await env.step(message(complete=True))
-        with pytest.raises(VerifierError, match=r"reward\.txt"):
-            await env.step(message(complete=True))
-        with pytest.raises(UsageError, match="reset"):
-            await env.step(message("true\n"))
-
-
-@pytest.mark.parametrize(
-    ("test_sh", "complaint"),
-    [
-        ("#!/bin/bash\ntrue\n", "must write"),
-        ("#!/bin/bash\necho nan > /logs/verifier/reward.txt\n", "finite"),
-        ("#!/bin/bash\n: > /logs/verifier/reward.txt\n", "empty"),
-        ('#!/bin/bash\necho \'{"a":1,"b":0}\' > /logs/verifier/reward.json\n', "reward_key"),
-    ],
-)
-async def test_a_verifier_without_a_verdict_is_an_error_and_not_a_zero(
-    tmp_path: Path, test_sh: str, complaint: str
-) -> None:
-    async with make_env(write_task(tmp_path / "mute", test_sh=test_sh), confirm_task_complete=False) as env:
-        await env.reset()
-        with pytest.raises(VerifierError, match=complaint) as caught:
-            await env.step(message(complete=True))
-        assert caught.value.is_infrastructure
 
 
 async def test_the_scalar_is_chosen_by_name(tmp_path: Path) -> None:
@@ -197,16 +141,6 @@ async def test_a_dockerfile_that_fails_shows_the_builders_last_words(tmp_path: P
     async with make_env(write_task(tmp_path / "unbuildable", dockerfile=dockerfile)) as env:
         with pytest.raises(SandboxStartError, match="these are the last words"):
             await env.reset()
-
-
-async def test_an_image_without_tmux_is_given_one(tmp_path: Path) -> None:
-    dockerfile = f"FROM {BASE}\nRUN rm -f /usr/bin/tmux\nWORKDIR /srv\n"
-    async with make_env(write_task(tmp_path / "bare", dockerfile=dockerfile), confirm_task_complete=False) as env:
-        await env.reset()
-        observation, *_ = await env.step([("command -v tmux || echo none here\n", 1.0)])
-        assert "none here" in observation, "what was brought along is not the policy's"
-        _, reward, *_ = await env.step(message(DONE, complete=True))
-    assert reward == 1.0
 
 
 async def test_calls_out_of_order_say_what_to_do(task_dir: Path) -> None:
