@@ -66,7 +66,7 @@ def kill_one(sandbox: str, task: Path, at_once: int, delay_sec: float) -> list[s
 
 
 def orphans() -> list[str]:
-    """Wait until everything that came to this process is gone; return what stays."""
+    """Wait until everything that came to this process is gone; return what stays, and end it."""
     deadline = time.monotonic() + _SETTLE_SEC
     while True:
         try:
@@ -76,7 +76,10 @@ def orphans() -> list[str]:
             return []
         if time.monotonic() > deadline:
             children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            return [Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")[:300] for child in children]
+            found = [Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")[:300] for child in children]
+            for child in children:
+                os.kill(int(child), signal.SIGKILL)
+            return found
         time.sleep(0.02)
 
 

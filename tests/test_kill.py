@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator
@@ -39,9 +40,13 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def kill_rounds(sandbox: str, task: Path, *, count: int, at_once: int, max_sec: float) -> dict[str, Any]:
     words = ["rounds", sandbox, str(task), count, at_once, SEED, max_sec]
     command = [sys.executable, "-W", "ignore", "-m", "tests.killed_host", *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=170)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    # To files: what wrongly lives on would hold pipes open, and the test would hang instead of failing.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        done = subprocess.run(command, cwd=ROOT, stdout=output, stderr=errors, check=False, timeout=170)
+        output.seek(0)
+        errors.seek(0)
+        assert done.returncode == 0, errors.read().decode()
+        return json.loads(output.read())
 
 
 def groups_of(owners: list[str]) -> list[str]:
