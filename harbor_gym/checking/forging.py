@@ -6,6 +6,7 @@ This runs as an episode of ours, so that what protects the verdict of an episode
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import shlex
 from pathlib import Path
@@ -65,6 +66,8 @@ async def _plant(phase: AgentPhase, tricks: list[str]) -> None:
 
     script = "\n".join(map(_read_script, ["common", *tricks]))
     command = f"bash -c {shlex.quote(script)} </dev/null; echo {_EXPECTED_END}"
+    # The phase's first work runs beside its census, which must not take the forger for a service of the task's.
+    await run_in_phase(phase, asyncio.sleep(0))
     planting = phase.environment.exec(command, user=phase.user, timeout_sec=_PLANTING_TIMEOUT_SEC)
     result = await run_in_phase(phase, planting)
     if _EXPECTED_END not in (result.stdout or ""):
