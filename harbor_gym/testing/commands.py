@@ -259,6 +259,6 @@ async def an_ordinary_user_is_no_root(probe: Probe) -> None:
 @USERS.promise
 async def is_file_and_is_dir_ask_as_the_user(probe: Probe) -> None:
     """``is_file(path, user)`` sees what that user can see."""
-    await probe.output("mkdir -pm 700 /root/own && touch /root/own/file && chmod 700 /root")
-    expect(await probe.sandbox.is_file("/root/own/file", user="root"), "root does not see its own file")
-    expect(not await probe.sandbox.is_file("/root/own/file", user=USER), f"{USER} sees a file in root's own folder")
+    await probe.output("mkdir -pm 700 /srv/own && touch /srv/own/file")
+    expect(await probe.sandbox.is_file("/srv/own/file", user="root"), "root does not see its own file")
+    expect(not await probe.sandbox.is_file("/srv/own/file", user=USER), f"{USER} sees a file in root's own folder")

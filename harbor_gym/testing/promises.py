@@ -69,4 +69,6 @@ HARBORS_DOCKER: Reasons = {
 NOT_PROMISED: Mapping[str, Reasons] = {
     "harbor.environments.docker.docker:DockerEnvironment": HARBORS_DOCKER,
 }
-"""For classes that can't say so themselves, ``module:Class`` → reasons. A class of yours has ``not_promised``."""
+"""For classes that can't say so themselves, and what derives from them: ``module:Class`` → reasons.
+
+A class of yours says it by an attribute ``not_promised``, which then stands alone."""

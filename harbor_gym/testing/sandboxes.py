@@ -123,5 +123,7 @@ def _from_config(config: EnvironmentConfig) -> MakeSandbox:
 
 def _own_reasons(environment: BaseEnvironment) -> Mapping[str, str]:
     declared = cast("Mapping[str, str] | None", getattr(environment, "not_promised", None))
-    kind = type(environment)
-    return declared if declared is not None else NOT_PROMISED.get(f"{kind.__module__}:{kind.__qualname__}", {})
+    if declared is not None:
+        return declared
+    lineage = (f"{kind.__module__}:{kind.__qualname__}" for kind in type(environment).__mro__)
+    return next((NOT_PROMISED[name] for name in lineage if name in NOT_PROMISED), {})

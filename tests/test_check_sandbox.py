@@ -1,0 +1,142 @@
+"""``check_sandbox``: one contract over fake, local and Docker sandboxes, and that each of its promises can break."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harbor_gym.errors import SandboxStartError, UsageError
+from harbor_gym.testing import (
+    SANDBOX_BEHAVIOURS,
+    ConformanceError,
+    FakeEnvironment,
+    Outcome,
+    Report,
+    Verdict,
+    check_sandbox,
+)
+from tests import broken_sandboxes
+from tests.broken_sandboxes import Broken
+from tests.engines import require_engine
+from tests.tasks import BASE
+from tests.test_cli import run
+
+AT_ONCE = 8
+
+SANDBOXES = [
+    pytest.param(FakeEnvironment, AT_ONCE, id="fake"),
+    pytest.param("local", AT_ONCE, id="local", marks=pytest.mark.local),
+    pytest.param("docker", 4, id="docker", marks=[pytest.mark.docker, pytest.mark.slow]),
+]
+"""Who keeps the contract, and how many behaviours at once. What must run as another user is one more line."""
+
+
+@pytest.fixture(autouse=True)
+def engine(request: pytest.FixtureRequest) -> None:
+    """Skip what this machine can't run."""
+    for name in ("local", "docker"):
+        if request.node.get_closest_marker(name) is not None:
+            require_engine(name)
+    if request.node.get_closest_marker("docker") is not None:
+        subprocess.run([Path(__file__).parent.parent / ".ci" / "docker_base.sh", BASE], check=True)
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize(("sandbox", "at_once"), SANDBOXES)
+async def test_every_kind_keeps_what_it_promises_and_no_more(sandbox: Any, at_once: int) -> None:
+    report = await check_sandbox(sandbox, concurrency=at_once, probe_not_promised=True)
+    assert not report.failures, str(report)
+    assert len(report.outcomes) == len(SANDBOX_BEHAVIOURS)
+    if sandbox == "local":
+        assert {one.verdict for one in report.outcomes} == {Verdict.PASSED}, str(report)
+
+
+def test_the_contract_has_many_behaviours_each_with_a_name_and_a_sentence() -> None:
+    names = {one.name for one in SANDBOX_BEHAVIOURS}
+    assert len(names) == len(SANDBOX_BEHAVIOURS) >= 40
+    assert all(one.contract.endswith(".") for one in SANDBOX_BEHAVIOURS)
+
+
+# --- each promise can break ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("broken", broken_sandboxes.ALL, ids=lambda kind: kind.__name__)
+async def test_a_broken_sandbox_is_noticed_by_all_that_should(broken: type[Broken]) -> None:
+    report = await check_sandbox(broken, only=broken.breaks, concurrency=AT_ONCE, timeout_sec=3)
+    assert {one.name for one in report.failures} == set(broken.breaks), str(report)
+
+
+def test_no_behaviour_is_without_a_sandbox_that_breaks_it() -> None:
+    broken = {name for kind in broken_sandboxes.ALL for name in kind.breaks}
+    assert {one.name for one in SANDBOX_BEHAVIOURS} == broken
+
+
+# --- the check itself ------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_on_record_as_not_promised_is_shown_with_its_reason_and_is_no_failure() -> None:
+    report = await check_sandbox(FakeEnvironment, only=["orphans_are_reaped", "unicode_goes_in_and_out"])
+    report.raise_for_failures()
+    assert report["orphans_are_reaped"].verdict is Verdict.NOT_PROMISED
+    assert "it runs no processes" in str(report)
+
+
+async def test_a_record_that_is_out_of_date_is_a_failure() -> None:
+    name = "unicode_goes_in_and_out"
+    report = await check_sandbox(
+        FakeEnvironment, only=[name], not_promised={name: "it is old"}, probe_not_promised=True
+    )
+    with pytest.raises(ConformanceError, match="it holds, though"):
+        report.raise_for_failures()
+
+
+async def test_a_name_that_is_no_behaviours_is_refused() -> None:
+    with pytest.raises(UsageError, match="no_such_thing"):
+        await check_sandbox(FakeEnvironment, only=["no_such_thing"])
+    with pytest.raises(UsageError, match="nor_this"):
+        await check_sandbox(FakeEnvironment, not_promised={"nor_this": "why"})
+
+
+async def test_a_sandbox_that_does_not_start_is_no_report() -> None:
+    class NeverStarts(FakeEnvironment):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, fail={"start": 1}, **kwargs)
+
+    with pytest.raises(SandboxStartError):
+        await check_sandbox(NeverStarts)
+
+
+async def test_a_behaviour_that_breaks_the_sandbox_does_not_take_the_next_ones_with_it() -> None:
+    class GoesWithANul(FakeEnvironment):
+        async def exec(self, command: str, *args: Any, **kwargs: Any) -> Any:
+            if "\0" in command:
+                await self.stop(delete=True)
+            return await super().exec(command, *args, **kwargs)
+
+    names = ["a_nul_is_refused_and_harms_nothing", "the_exit_code_is_the_commands_own", "cwd_is_the_calls"]
+    report = await check_sandbox(GoesWithANul, only=names)
+    assert [one.name for one in report.failures] == names[:1]
+
+
+def test_a_report_without_a_pass_is_no_success() -> None:
+    skipped = Outcome("name", "family", "What is promised.", Verdict.NOT_APPLICABLE, "why")
+    for outcomes in ((), (skipped,)):
+        with pytest.raises(ConformanceError):
+            Report("subject", outcomes).raise_for_failures()
+
+
+def test_the_command_prints_a_table_or_json_and_says_no_by_its_status() -> None:
+    arguments = ("check-sandbox", "--env", "harbor_gym.testing:FakeEnvironment", "--only", "environment")
+    done = run(*arguments)
+    assert done.returncode == 0, done
+    assert "it has no image" in done.stdout
+    report = json.loads(run(*arguments, "--json").stdout)
+    assert report["ok"]
+    assert {one["family"] for one in report["outcomes"]} == {"environment"}
+    misused = run("check-sandbox", "--env", "harbor_gym.testing:FakeEnvironment", "--only", "nonsense")
+    assert (misused.returncode, misused.stdout) == (2, "")
+    assert "nonsense" in misused.stderr
