@@ -90,6 +90,8 @@ _ATTEMPTS = [
     "echo x > /sys/power/state",
     "mkdir /sys/fs/cgroup/escape",
     "cat /proc/kmsg",
+    "cat /proc/keys",
+    "cat /proc/timer_list",
     "cat /proc/1/mem",
     "cat /dev/mem",
     'python3 -c \'import fcntl; fcntl.ioctl(open("/dev/tty", "w"), 0x5412, b"x")\'',

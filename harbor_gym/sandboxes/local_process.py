@@ -175,10 +175,9 @@ class SupervisedSandbox:
     def _receive(self) -> None:
         try:
             data = self._control.recv(_MESSAGE_BYTES)
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionError):
+            # A reset says that the other end left a request unread; its last words and the stream's end follow.
             return
-        except ConnectionError:
-            data = b""
         if not data:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
             self._lose()
@@ -192,6 +191,8 @@ class SupervisedSandbox:
                 waiting.set_result(message)
         elif not self._ready.done():
             self._ready.set_result(message)
+        else:
+            self._loss = {"lost": message["error"], "kind": ""}
 
     # --- commands ------------------------------------------------------------------------------------------------
 

@@ -84,7 +84,8 @@ class _Supervisor:
             if wake_read in ready:
                 os.read(wake_read, 4096)
             self.reap()
-            if parent in ready or self.init_pidfd in ready or self.has_lost_memory():
+            # First of all: whoever the kernel killed may have been PID 1.
+            if self.has_lost_memory() or parent in ready or self.init_pidfd in ready:
                 return
             if self.control.fileno() in ready and not self.handle_request():
                 return
