@@ -35,11 +35,12 @@ has_settled() {
     else
         sleep_through "$settle_sec"
     fi || return
-    find_evidence && [ "$evidence" = "$before" ] && [ "$patience" = "$wanted" ] || return
     # A read that comes back after a while, although nothing was typed, is a way to look whether something was.
     if [[ $evidence == *" $sys_read "* ]] && is_raw && ! [[ $modes == *'min = 1; time = 0;'* ]]; then return 1; fi
     read_stat "$server" && [ "$state" = S ] || return
     read_screen
+    # Nothing of all this took place unless everybody is still where they were.
+    find_evidence && [ "$evidence" = "$before" ] && [ "$patience" = "$wanted" ] || return
     read_mark
     [ "$mark" = "$typed" ] && [[ $screen != [01]' 1'* ]] || return
     why=tty_read
