@@ -99,7 +99,7 @@ async def remove(things: Iterable[Left]) -> list[str]:
     for thing in sorted(things, key=lambda one: list(_REMOVALS).index(one.kind)):
         code, output = await docker(*removal(thing.kind, thing.name))
         if code != 0:
-            refusals.append(f"{thing.kind} {thing.name}: {output.strip()}")
+            refusals.append(f"{thing.kind} {thing.name}: {' '.join(output.split())}")
     return refusals
 
 

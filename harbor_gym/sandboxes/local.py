@@ -31,7 +31,7 @@ from harbor_gym.errors import (
     SandboxTimeoutError,
     TaskError,
 )
-from harbor_gym.sandboxes import archive, limits
+from harbor_gym.sandboxes import archive, limits, reaper
 from harbor_gym.sandboxes.images import Image, hold_image
 from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
 from harbor_gym.sandboxes.network import NAME_SERVER
@@ -201,6 +201,7 @@ class LocalEnvironment(BaseEnvironment):
         self._is_started = True
         await asyncio.to_thread(self.preflight)
         _outweigh_sandboxes()
+        reaper.reap_in_background(in_docker=False)
         try:
             self._image, self._hold = await self._hold_image(force_build=force_build)
             walls = await asyncio.to_thread(self._walls)
