@@ -291,6 +291,7 @@ def _processes_naming(text: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_200_episodes_leave_nothing_and_grow_nothing(task_dir: Path) -> None:
     env = make(task_dir)
     for _ in range(5):

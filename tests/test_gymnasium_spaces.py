@@ -108,12 +108,15 @@ def test_the_longest_instruction_has_room_in_the_observation(tmp_path: Path) -> 
 
 
 def test_a_screen_is_read_from_what_tmux_prints() -> None:
-    answer = "noise\n@n 10 3 1 10 1 0\n\x1b[31mred\x1b[39m \x0eqx\x0f\nsecond"
+    answer = "noise\n@n 10 3 1 10 1 0 0\n\x1b[31mred\x1b[39m \x0eqx\x0f\nsecond"
     screen = parse_screen(answer, "@n")
     assert screen is not None
     assert screen.text == "red ─│\nsecond"
     assert (screen.cursor_row, screen.cursor_column) == (1, 9), "a cursor behind the last column stands on it"
     assert len(screen.lines) == 3
+    dead = parse_screen("@n 30 4 3 0 0 0 1\nlast words\n\n\nPane is dead (status 3, now)\n", "@n")
+    assert dead is not None
+    assert (dead.text, len(dead.lines)) == ("last words", 4), "what tmux itself writes is not the terminal's"
     assert parse_screen("no server running on /x", "@n") is None
 
 

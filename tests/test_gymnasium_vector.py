@@ -77,6 +77,19 @@ def test_all_step_in_one_call_and_reset_in_the_next_step(task_dir: Path) -> None
         envs.reset()
 
 
+def test_the_commands_of_one_step_run_at_the_same_time(task_dir: Path) -> None:
+    envs = make(task_dir, 4)
+    envs.reset()
+    observations, *_ = envs.step(["date +from-%s%N; sleep 2; date +to-%s%N\n"] * 4)
+    begun, ended = (
+        [int(line.removeprefix(mark)) for text in observations for line in text.splitlines() if line.startswith(mark)]
+        for mark in ("from-", "to-")
+    )
+    assert len(begun) == len(ended) == 4
+    assert max(begun) < min(ended)
+    envs.close()
+
+
 def test_same_step_returns_the_next_episode_and_the_final_one_beside_it(task_dir: Path) -> None:
     envs = make(task_dir, 2, autoreset_mode="SameStep")
     envs.reset()

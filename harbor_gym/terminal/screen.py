@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from harbor_gym.terminal.frame import drop_dead_line
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 from harbor_gym.terminal.tools import path_prefix
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
 
 _CAPTURE_TIMEOUT_SEC = 15
-_FIELDS = ("pane_width", "pane_height", "cursor_y", "cursor_x", "cursor_flag", "alternate_on")
+_FIELDS = ("pane_width", "pane_height", "cursor_y", "cursor_x", "cursor_flag", "alternate_on", "pane_dead")
 _SEQUENCE = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-9;:]*m|\x0f")
 _LINE_DRAWING = re.compile(r"\x0e([^\x0f]*)")
 _GRAPHICS = str.maketrans("`afgjklmnopqrstuvwxyz{|}~", "◆▒°±┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·")
@@ -82,8 +83,10 @@ def parse_screen(answer: str, nonce: str) -> Screen | None:
     numbers = [int(number) for number in header.split() if number.isdigit()]
     if not found or len(numbers) != len(_FIELDS):
         return None
-    columns, rows, cursor_row, cursor_column, cursor_flag, alternate = numbers
+    columns, rows, cursor_row, cursor_column, cursor_flag, alternate, is_dead = numbers
     lines = body.split("\n")[:rows]
+    if is_dead:
+        lines = drop_dead_line(lines)
     return Screen(
         columns=columns,
         rows=rows,
