@@ -19,6 +19,7 @@ import typer
 
 from harbor_gym import __version__
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
+from harbor_gym.owners import temporary_prefix
 
 if TYPE_CHECKING:
     from harbor_gym.cache import CacheEntry
@@ -130,7 +131,7 @@ def _folder(wanted: Path | None) -> Generator[Path]:
     if wanted is not None:
         yield wanted
         return
-    with tempfile.TemporaryDirectory(prefix="harbor-gym-check-", ignore_cleanup_errors=True) as temporary:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as temporary:
         yield Path(temporary)
 
 
