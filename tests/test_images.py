@@ -9,6 +9,7 @@ import pytest
 from harbor_gym.cache import cache_dir, locked
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes import base_image, dockerfile, images
+from harbor_gym.sandboxes.docker_images import find_in_docker
 from harbor_gym.sandboxes.images import build_image
 from harbor_gym.sandboxes.tools import run_tool
 from tests.engines import require_engine
@@ -285,3 +286,38 @@ async def test_a_build_that_is_cancelled_or_out_of_time_leaves_nothing(context: 
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not await asyncio.to_thread(lambda: list(own_cache.glob("images/*/*")))
+
+
+@pytest.mark.docker
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
+async def test_an_image_that_docker_holds_serves_as_image_and_as_base(context: Path) -> None:
+    require_engine("docker")
+    reference = "harbor-gym-test/only-in-docker:1"
+    await base_image.import_into_docker("debian:bookworm-slim")
+    recipe = "FROM debian:bookworm-slim\nRUN echo from-docker > /where\nENV WHERE=docker\nWORKDIR /there\n"
+    (context / "Dockerfile").write_text(recipe)
+    code, said = await run_tool("docker", "build", "--quiet", "--tag", reference, str(context))
+    assert code == 0, said
+    try:
+        prebuilt = await build_image(context, docker_image=reference)
+        assert (prebuilt.rootfs / "where").read_text() == "from-docker\n"
+        assert (prebuilt.env["WHERE"], prebuilt.workdir) == ("docker", "/there")
+        (context / "Dockerfile").write_text(f"FROM {reference}\nRUN echo more >> /where\n")
+        built = await build_image(context)
+        assert (built.rootfs / "where").read_text() == "from-docker\nmore\n"
+        _, label = await run_tool(
+            "docker", "image", "inspect", "--format", "{{index .Config.Labels}}", "debian:bookworm-slim"
+        )
+        if "harbor_gym.substitute" in label:
+            assert "stands on the harbor-gym offline base" in prebuilt.substitutions[0], (
+                "a stand-in is never kept quiet"
+            )
+        else:
+            assert prebuilt.substitutions == ()
+        found = await find_in_docker(reference)
+        assert found is not None
+        code, _ = await run_tool("buildah", "inspect", "--type", "image", found[0].removeprefix("sha256:"))
+        assert code == 0, "the copy is found by Docker's own id, so it is made once"
+    finally:
+        await run_tool("docker", "image", "rm", "--force", reference)

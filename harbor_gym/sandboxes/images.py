@@ -19,6 +19,7 @@ from harbor_gym.cache import Hold, cache_dir, hold, locked
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.owners import temporary_prefix
 from harbor_gym.sandboxes import base_image, dockerfile
+from harbor_gym.sandboxes.docker_images import copy_from_docker, find_in_docker
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool
 
 _logger = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ class _Base:
 
 
 async def _resolve_base(reference: str) -> _Base:
-    """Find a base image: local, pulled, or (Debian and Ubuntu only) the offline stand-in."""
+    """Find a base image: buildah's, Docker's, pulled, or (Debian and Ubuntu only) the offline stand-in."""
     full = dockerfile.full_reference(reference)
     for _ in range(2):
         for candidate in dict.fromkeys((reference, full)):
@@ -169,6 +170,8 @@ async def _resolve_base(reference: str) -> _Base:
             )
             if code == 0:
                 return _Base(candidate, output.strip())
+        if (base := await _docker_base(reference)) is not None:
+            return base
         if full in _unreachable:
             break
         code, why = await run_tool(*CONTAINED, "buildah", "pull", "--quiet", full, timeout_sec=_PULL_TIMEOUT_SEC)
@@ -182,6 +185,20 @@ async def _resolve_base(reference: str) -> _Base:
             f"run `buildah pull {full}` where a registry can be reached, or use another sandbox (--env docker)"
         )
     return await _substitute(reference)
+
+
+async def _docker_base(reference: str) -> _Base | None:
+    """Return Docker's image of this name. A stand-in of ours for an official image is not that image."""
+    found = await find_in_docker(reference)
+    if found is None:
+        return None
+    image_id, is_substitute = found
+    if is_substitute and dockerfile.is_debian_family(dockerfile.full_reference(reference)):
+        return None
+    async with locked(f"docker-image-{image_id.removeprefix('sha256:')[:32]}"):
+        copied = await copy_from_docker(image_id)
+    why = f"{reference} -> Docker's image of that name, which stands on the {base_image.description()}"
+    return _Base(copied, copied, why if is_substitute else None)
 
 
 async def _substitute(reference: str) -> _Base:
