@@ -54,9 +54,6 @@ JSON
 
 DOCKERFILE = f"FROM {BASE}\nRUN chmod 777 /srv /opt\nWORKDIR /srv\n"
 
-STOPS_AT_ONCE = "services: {main: {init: true, stop_grace_period: 1s}}\n"
-"""For the verifier's container: what our overlay does for the policy's, Harbor gives to no separate verifier."""
-
 LIMIT = "/sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes"
 
 
@@ -68,7 +65,6 @@ def docker_engine() -> None:
 async def test_a_compose_task_with_sidecar_evidence_and_a_separate_verifier(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "composed", root_toml=ROOT, toml=TOML, test_sh=JUDGE, dockerfile=DOCKERFILE)
     (task_dir / "environment/docker-compose.yaml").write_text(COMPOSE)
-    (task_dir / "tests/docker-compose.yaml").write_text(STOPS_AT_ONCE)
     (task_dir / "tests/Dockerfile").write_text(f"FROM {BASE}\nCOPY test.sh /tests/test.sh\n")
     script = [f"echo done by $(id -un) > answer; cat {LIMIT} 2>/dev/null >> answer; touch /opt/planted"]
     async with asyncio.TaskGroup() as group:
