@@ -293,31 +293,30 @@ async def test_a_build_that_is_cancelled_or_out_of_time_leaves_nothing(context: 
 @pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
 async def test_an_image_that_docker_holds_serves_as_image_and_as_base(context: Path) -> None:
     require_engine("docker")
-    reference = "harbor-gym-test/only-in-docker:1"
-    await base_image.import_into_docker("debian:bookworm-slim")
-    recipe = "FROM debian:bookworm-slim\nRUN echo from-docker > /where\nENV WHERE=docker\nWORKDIR /there\n"
-    (context / "Dockerfile").write_text(recipe)
-    code, said = await run_tool("docker", "build", "--quiet", "--tag", reference, str(context))
-    assert code == 0, said
+    names = ["harbor-gym-test/only-in-docker:real", "debian:harbor-gym-test-stand-in"]
+    (context / "where").write_text("from docker\n")
+    (context / "Dockerfile").write_text("FROM scratch\nCOPY where /where\nENV WHERE=docker\nWORKDIR /there\n")
+    real, stand_in = names
     try:
-        prebuilt = await build_image(context, docker_image=reference)
-        assert (prebuilt.rootfs / "where").read_text() == "from-docker\n"
-        assert (prebuilt.env["WHERE"], prebuilt.workdir) == ("docker", "/there")
-        (context / "Dockerfile").write_text(f"FROM {reference}\nRUN echo more >> /where\n")
+        for name, label in ((real, "other=1"), (stand_in, "harbor_gym.substitute=mmdebstrap")):
+            code, said = await run_tool("docker", "build", "--quiet", "--label", label, "--tag", name, str(context))
+            assert code == 0, said
+        prebuilt = await build_image(context, docker_image=real)
+        assert (prebuilt.rootfs / "where").read_text() == "from docker\n"
+        assert (prebuilt.env["WHERE"], prebuilt.workdir, prebuilt.substitutions) == ("docker", "/there", ())
+        (context / "Dockerfile").write_text(f"FROM {real}\nCOPY where /again\n")
         built = await build_image(context)
-        assert (built.rootfs / "where").read_text() == "from-docker\nmore\n"
-        _, label = await run_tool(
-            "docker", "image", "inspect", "--format", "{{index .Config.Labels}}", "debian:bookworm-slim"
-        )
-        if "harbor_gym.substitute" in label:
-            assert "stands on the harbor-gym offline base" in prebuilt.substitutions[0], (
-                "a stand-in is never kept quiet"
-            )
-        else:
-            assert prebuilt.substitutions == ()
-        found = await find_in_docker(reference)
+        assert (built.rootfs / "again").read_text() == (built.rootfs / "where").read_text()
+        found = await find_in_docker(real)
         assert found is not None
         code, _ = await run_tool("buildah", "inspect", "--type", "image", found[0].removeprefix("sha256:"))
         assert code == 0, "the copy is found by Docker's own id, so it is made once"
+        docker_base = images._docker_base  # pyright: ignore[reportPrivateUsage]  # all else would try a registry first
+        assert await docker_base(stand_in) is None, "a stand-in is not taken for the official image"
+        code, _ = await run_tool("docker", "tag", stand_in, f"{real}-not")
+        names.append(f"{real}-not")
+        base = await docker_base(f"{real}-not")
+        assert base is not None
+        assert "offline base" in (base.substitution or ""), "what stands on a stand-in says so"
     finally:
-        await run_tool("docker", "image", "rm", "--force", reference)
+        await run_tool("docker", "image", "rm", "--force", *names)
