@@ -133,6 +133,25 @@ async def test_a_behaviour_that_breaks_the_sandbox_does_not_take_the_next_ones_w
     assert [one.name for one in report.failures] == names[:1]
 
 
+async def test_a_sandbox_that_can_not_be_replaced_fails_the_rest() -> None:
+    class StartsOnce(FakeEnvironment):
+        starts = 0
+
+        async def start(self, force_build: bool) -> None:
+            StartsOnce.starts += 1
+            if StartsOnce.starts > 1:
+                raise SandboxStartError("there is no other one")
+            await super().start(force_build)
+
+        async def exec(self, command: str, *args: Any, **kwargs: Any) -> Any:
+            await self.stop(delete=True)
+            return await super().exec(command, *args, **kwargs)
+
+    names = ["the_exit_code_is_the_commands_own", "cwd_is_the_calls"]
+    report = await check_sandbox(StartsOnce, only=names)
+    assert [one.name for one in report.failures] == names
+
+
 def test_a_report_without_a_pass_is_no_success() -> None:
     skipped = Outcome("name", "family", "What is promised.", Verdict.NOT_APPLICABLE, "why")
     for outcomes in ((), (skipped,)):

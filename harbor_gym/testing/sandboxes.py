@@ -1,6 +1,7 @@
 """``check_sandbox``: one contract for every kind of sandbox."""
 
 import asyncio
+import contextlib
 import functools
 import tempfile
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -95,7 +96,8 @@ async def _observe_all(
         async with room:
             found[behaviour.name] = await check(behaviour, not_promised=reasons.get(behaviour.name))
             if found[behaviour.name].verdict is Verdict.FAILED:
-                await probe.prepare()
+                with contextlib.suppress(Exception):  # If no other one starts, that is every further outcome's reason.
+                    await probe.prepare()
 
     async with asyncio.TaskGroup() as group:
         for behaviour in behaviours:
