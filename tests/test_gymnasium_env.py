@@ -259,7 +259,7 @@ _ENDS = """
             print("child:", type(exc).__name__, flush=True)
         env.close()
         raise SystemExit
-    os.waitpid(child, 0)
+    print(os.waitpid(child, 0)[1], flush=True)
     print(env.step("echo still here\\n")[0].count("still here"), flush=True)
 """
 
@@ -270,7 +270,7 @@ def test_no_end_of_the_interpreter_leaves_a_sandbox(task_dir: Path, last_line: s
     command = [sys.executable, "-c", script, str(task_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         output, errors = process.communicate(timeout=60)
-    assert (process.returncode, output) == (code, "child: UsageError\n2\n"), errors
+    assert (process.returncode, output) == (code, "child: UsageError\n0\n2\n"), errors
     assert "Exception ignored" not in errors
     assert not list(Path(tempfile.gettempdir()).glob("harbor-gym*"))
     assert not _processes_naming(str(task_dir))

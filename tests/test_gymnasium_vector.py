@@ -93,7 +93,8 @@ def test_the_commands_of_one_step_run_at_the_same_time(task_dir: Path) -> None:
 def test_same_step_returns_the_next_episode_and_the_final_one_beside_it(task_dir: Path) -> None:
     envs = make(task_dir, 2, autoreset_mode="SameStep")
     envs.reset()
-    envs.step([DONE, "true\n"])
+    infos = envs.step([DONE, "unfinished"])[4]
+    assert infos["_exit_code"].tolist() == [True, False]
     observations, rewards, terminated, _, infos = envs.step([f"echo last\n{COMPLETE}", "true\n"])
     assert (rewards.tolist(), terminated.tolist()) == ([1, 0], [True, False])
     assert "last" in infos["final_obs"][0]
