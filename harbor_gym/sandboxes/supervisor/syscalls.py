@@ -8,6 +8,7 @@ Source: seccomp(2), the kernel's system call tables, the kernel's classic BPF (l
 
 import ctypes
 import errno
+import functools
 import os
 import struct
 
@@ -100,6 +101,7 @@ def _checks(column: int) -> bytes:
     return b"".join(_when(_EQUAL, numbers[column], body) for numbers, body in checked)
 
 
+@functools.cache
 def program(machine: str) -> bytes:
     """Return the filter for a machine (``uname -m``) as the kernel's and bubblewrap's array of instructions.
 
