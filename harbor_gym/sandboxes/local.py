@@ -75,9 +75,9 @@ class LocalExecTimeoutError(SandboxTimeoutError, RuntimeError):
 class LocalEnvironment(BaseEnvironment):
     """Run a task in namespaces of this machine: no daemon, nothing of the host visible, nothing left behind.
 
-    The root file system is the task's image, read-only, under an overlay in memory (``storage_mb``, 2 GiB by default;
-    what a task writes counts as memory). Processes, mounts, IPC, host name, network and cgroups are namespaces of
-    their own. Root inside is root without the capabilities to mount, to make devices or to trace.
+    The root file system is the task's image, read-only, under an overlay in memory (``storage_mb``, 2 GiB by default,
+    beside ``memory_mb``; at most one file for each 8 KiB of it). Processes, mounts, IPC, host name, network and cgroups
+    are namespaces of their own. Root inside is root without the capabilities to mount, to make devices or to trace.
 
     **Limits** hold for all processes of a sandbox together, by control groups of either version: ``memory_mb`` (files
     not counted; a tolerance of 64 MiB or an eighth), ``cpus``, and the option ``max_processes`` (1024). Who needs more
@@ -92,7 +92,7 @@ class LocalEnvironment(BaseEnvironment):
     Allowlists are refused. Images are built with the machine's network.
 
     **System calls** that ordinary programs do without are refused: tracing (no gdb or strace), mounts, namespaces, BPF,
-    io_uring, kernel keys. setuid files give no rights.
+    io_uring, kernel keys, and everything of 32-bit programs. setuid files give no rights.
 
     Needs root on Linux with bubblewrap and buildah. Compose tasks, GPUs and host mounts of the user's own are refused.
 
