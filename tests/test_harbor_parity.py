@@ -16,7 +16,8 @@ from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.types import EpisodeInfo
 from tests.engines import require_engine
 
-pytestmark = [pytest.mark.slow]
+# Six tasks three times over: on a machine that does other work beside, more than the usual limit.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 TASKS = Path(__file__).parent.parent / "tasks"
 NAMES = sorted(path.parent.name for path in TASKS.glob("*/task.toml"))

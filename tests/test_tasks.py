@@ -185,7 +185,7 @@ PARTS = {
     "answers reached through a link": ("vim_swap_recovery", "cd ~/notes; ln -sf /tests/unsaved.md incident.md", 0.0),
     "nothing locked": ("sensor_console", "printf 'try A 100\\ncommit\\n' | script -qc station /dev/null", 0.0),
     "console without a terminal": ("sensor_console", "printf 'commit\\n' | station", 0.0),
-    "record out of reach": ("sensor_console", "mkdir -p /var/lib/station; echo > /var/lib/station/record.json", 0.0),
+    "record out of reach": ("sensor_console", "echo '{\"locked\": [1, 2, 3]}' > /var/lib/station/record.json", 0.0),
     "balances without a header": ("ledger_separate_verifier", f"printf '%s\\n' {BALANCES} > balances.csv", 0.9),
     "half of the balances": ("ledger_separate_verifier", f"printf '%s\\n' x {HALF} > balances.csv", 0.45),
     "input changed": ("ledger_separate_verifier", "echo >> ledger.csv; echo account,balance > balances.csv", 0.0),
