@@ -47,6 +47,8 @@ def run(code: str, installed: Path, directory: Path) -> str:
         "import harbor_gym, gymnasium as gym; gym.spec('HarborTerminal-v0')",
         "import gymnasium as gym; gym.make_vec('harbor_gym:HarborTerminal-v0', num_envs=2, task_dir='.').close()",
         "import gymnasium as gym; gym.make('harbor_gym:HarborTerminal-v0', task_dir='.').close(); import harbor_gym",
+        "import harbor_gym, importlib.util; importlib.util.find_spec('gymnasium').loader.get_filename('gymnasium');"
+        " import gymnasium as gym; gym.spec('HarborTerminal-v0')",
         "import harbor_gym; from gymnasium.envs.registration import registry; registry['HarborTerminal-v0']",
         "import harbor_gym.gymnasium, gymnasium as gym; harbor_gym.gymnasium.register(); gym.spec('HarborTerminal-v0')",
     ],

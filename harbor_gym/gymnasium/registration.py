@@ -4,12 +4,14 @@ Gymnasium before 1.0 looked for the entry point ``gymnasium.envs``; since then t
 it offers, so ``import harbor_gym`` does, now or as soon as gymnasium is there.
 """
 
-import importlib.util
+import contextlib
+import importlib
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 ENV_ID = "HarborTerminal-v0"
 """What ``gym.make`` and ``gym.make_vec`` take."""
@@ -39,23 +41,27 @@ def register_when_imported() -> None:
 
 
 class _AfterImport(MetaPathFinder):
-    """Sees the import of gymnasium begin, steps out of the way for good, and has it end with the registration."""
+    """Sees the import of gymnasium coming, and has it end with the registration."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != _GYMNASIUM:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _RegisteringLoader(spec.loader)
+            spec.loader = _RegisteringLoader(spec.loader, self)
         return spec
 
 
 class _RegisteringLoader(Loader):
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, finder: _AfterImport) -> None:
         self._loader = loader
+        self._finder = finder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # for those who look at a spec and import nothing
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -63,5 +69,7 @@ class _RegisteringLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader  # as if we had never been here
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self._finder)
         self._loader.exec_module(module)
         register()
