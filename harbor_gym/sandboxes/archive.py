@@ -62,7 +62,9 @@ def pack(source: Path) -> IO[bytes]:
     packed = tempfile.TemporaryFile()  # noqa: SIM115  # the caller closes it
     try:
         with tarfile.open(fileobj=packed, mode="w") as tar:
-            tar.add(source, arcname=".", filter=_as_root)
+            # Not the directory itself: one that is there already keeps its owner and mode, as under `docker cp`.
+            for child in sorted(source.iterdir()):
+                tar.add(child, arcname=child.name, filter=_as_root)
     except BaseException:
         packed.close()
         raise
