@@ -131,6 +131,7 @@ class Episode:
         self._censuses: list[asyncio.Task[custody.Census]] = []
         self._stopped = custody.Stopped(0, None)
         self._autopsy: custody.Autopsy | None = None
+        self._stopping: asyncio.Task[None] | None = None
 
     @property
     def trial_dir(self) -> Path | None:
@@ -371,6 +372,7 @@ class Episode:
         stop = environment.stop
 
         async def examined(delete: bool) -> None:
+            self._stopping = asyncio.current_task()
             if self._lacks_verdict() and self._closing is None and self._trial is not None:
                 test_output = self._trial.agent_env_paths.verifier_dir / "test-stdout.txt"
                 self._autopsy = await custody.examine(environment, test_output)
@@ -400,7 +402,10 @@ class Episode:
             # A second cancellation would cut Harbor's clean-up short: the end of the loop may have sent the first.
             run.cancel()
         await asyncio.wait((run,), timeout=self._stop_timeout_sec)
-        if not run.done():
+        if run.done() and self._stopping is not None and self._stopping is not run:
+            # A cancelled trial ends without its shielded stop, which goes on alone.
+            await asyncio.wait((self._stopping,), timeout=self._stop_timeout_sec)
+        if not run.done() or (self._stopping is not None and not self._stopping.done()):
             raise SandboxTimeoutError(
                 f"the sandbox of task {self._task.name!r} did not stop within {self._stop_timeout_sec:g} s; "
                 "look for what is left with the sandbox's own tools (for Docker: docker ps)"
