@@ -420,7 +420,8 @@ class Episode:
 async def run_in_phase[T](phase: AgentPhase, work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` in the context of the trial's agent phase, where Harbor's per-agent settings apply.
 
-    Returns when the phase's census has been taken, too: no work of the policy's can come before it.
+    The first work of a phase runs beside the census of what was there before, so it must be none of the policy's (it
+    opens the terminal). It returns when that has been taken, too: whatever comes next is the policy's.
 
     Args:
         phase: The phase that is running.
