@@ -73,6 +73,12 @@ class Turn:
     reward: float
     """The reward of this turn."""
 
+    prompt_tokens: int = 0
+    """Length of the prompt that was answered, in tokens."""
+
+    sampled_tokens: int = 0
+    """Length of the answer, in tokens."""
+
 
 @dataclass
 class Transcript:
@@ -106,6 +112,7 @@ class TokenTerminalEnv:
         self._max_context_tokens = max_context_tokens
         self._prompt: list[int] = []
         self._shown = ""
+        self._lengths = 0, 0
 
     async def reset(self) -> TokenStep:
         """Start an episode; the returned step holds the first prompt, or is done if that prompt would not fit.
@@ -138,6 +145,7 @@ class TokenTerminalEnv:
         """
         if not self._prompt:
             raise UsageError("step can't be called before reset")
+        self._lengths = len(self._prompt), len(sampled)
         action = await asyncio.to_thread(self._codec.text, sampled)
         if stop_reason == "length":
             return self._record(action, await self._truncated(EndReason.MAX_TOKENS))
@@ -170,5 +178,5 @@ class TokenTerminalEnv:
         return TokenStep([], reward, done, info)
 
     def _record(self, action: str, step: TokenStep) -> TokenStep:
-        self.transcript.turns.append(Turn(self._shown, action, step.info, step.reward))
+        self.transcript.turns.append(Turn(self._shown, action, step.info, step.reward, *self._lengths))
         return step

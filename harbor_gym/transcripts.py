@@ -46,5 +46,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "observation": turn.observation,
         "action": turn.action,
         "reward": turn.reward,
+        "prompt_tokens": turn.prompt_tokens,
+        "sampled_tokens": turn.sampled_tokens,
         **{key: info[key] for key in _KEPT_INFO if key in info},
     }
