@@ -4,11 +4,12 @@ HarborGymError
 ├── UsageError              a call in the wrong order or with a wrong argument
 ├── MissingDependencyError  an optional package or program is not installed
 ├── TaskError               the task directory is wrong
+│   └── TaskSourceError         where it should come from can't be reached, or has no such task
 ├── SandboxError            the sandbox failed
 │   ├── SandboxStartError       it could not be built or started
 │   │   └── SandboxThrottledError   whoever provides it wants fewer or later starts (rate limit, quota)
 │   ├── SandboxLostError        it went away under a running episode
-│   │   └── SandboxMemoryError      because what ran in it needed more memory than it may have
+│   │   └── SandboxMemoryError      because the kernel killed it for lack of memory
 │   └── SandboxTimeoutError     it did not answer in time
 ├── TerminalError           the terminal inside the sandbox failed
 │   └── TerminalStartError      no usable shell session could be opened
@@ -63,6 +64,10 @@ class TaskError(HarborGymError):
     """The task directory is not a usable Harbor task."""
 
 
+class TaskSourceError(TaskError):
+    """A git repository or a registry can't be reached, or has no such task."""
+
+
 class SandboxError(HarborGymError):
     """The sandbox failed for a reason that is not the policy's doing."""
 
@@ -87,7 +92,7 @@ class SandboxLostError(SandboxError):
 
 
 class SandboxMemoryError(SandboxLostError):
-    """What ran in the sandbox needed more memory than it may have, and all of it was killed."""
+    """The sandbox itself, and not only what ran in it, was killed for lack of memory."""
 
 
 class SandboxTimeoutError(SandboxError):

@@ -31,7 +31,7 @@ FLOORS = (
     {"pool"},
     {"terminal_env", "checking"},
     {"token_env", "testing"},
-    {"rollout", "transcripts"},
+    {"rollout", "transcripts", "task_sources"},
     {"tinker", "gymnasium", "adapters"},
     {"embedded", "bench"},
     {"cli"},
