@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harbor_gym import reporting
+from harbor_gym.reporting import live
 
 BATCH = {
     "env/all/reward/total": 0.25,
@@ -31,7 +32,7 @@ def test_only_whole_records_of_batches_are_read(tmp_path: Path) -> None:
 
 def test_a_batch_is_one_line() -> None:
     line = reporting.describe_batch({"step": 2, **BATCH}, total=5)
-    assert line == "batch 3/5  reward 0.25  turns 6.5  12 s  (completed 75%, max_turns 25%)"
+    assert line == "batch 3/5  reward 0.25  turns 6.5  (completed 75%, max_turns 25%)  12 s"
 
 
 def test_the_curve_is_a_picture(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_the_curve_is_a_picture(tmp_path: Path) -> None:
 
 
 async def test_following_shows_each_new_batch_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting, "POLL_SEC", 0.01)
+    monkeypatch.setattr(live, "POLL_SEC", 0.01)
     write(tmp_path / "metrics.jsonl", {"step": 0, **BATCH})
     shown: list[str] = []
     seen = asyncio.Event()

@@ -1,0 +1,21 @@
+"""What a training run shows: lines while it runs, curves, tables over a sweep, and a page of its episodes."""
+
+from harbor_gym.reporting.curves import draw_curve, draw_rates
+from harbor_gym.reporting.live import calm_console, describe_batch, following
+from harbor_gym.reporting.metrics import Curves, find_runs, load_curves, read_metrics
+from harbor_gym.reporting.page import write_page
+from harbor_gym.reporting.table import format_summary
+
+__all__ = [
+    "Curves",
+    "calm_console",
+    "describe_batch",
+    "draw_curve",
+    "draw_rates",
+    "find_runs",
+    "following",
+    "format_summary",
+    "load_curves",
+    "read_metrics",
+    "write_page",
+]

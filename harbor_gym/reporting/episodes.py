@@ -1,0 +1,86 @@
+"""A run's episodes as its folder has them: transcripts, and beside each its recording."""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+_MAX_CAST_BYTES = 2 << 20
+"""A longer recording is left out of a page; its file stays."""
+
+_PLACE = re.compile(r"(?:(?P<split>\w+)/)?batch_(?P<batch>\d+)/(?P<group>[^/]+)/episode_(?P<episode>\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The episodes that go onto a page."""
+
+    episodes: Sequence[dict[str, Any]]
+    """By batch, those of evaluations last."""
+
+    found: int
+    """Episodes in the run's folder."""
+
+
+def choose_episodes(run_dir: Path, *, most: int, max_bytes: int) -> Chosen:
+    """Read episodes, evenly over the batches where not all are wanted.
+
+    Args:
+        run_dir: The run's folder.
+        most: Episodes to take at most.
+        max_bytes: Text and recordings to take at most, in bytes; the episode that exceeds it is the first left out.
+    """
+    paths = sorted((run_dir / "transcripts").rglob("*.json"))
+    chosen: list[dict[str, Any]] = []
+    room = max_bytes
+    for path in _in_turn(paths, most):
+        if len(chosen) == most or room <= 0:
+            break
+        episode = _read(path, run_dir)
+        if episode is not None:
+            room -= len(json.dumps(episode))
+            if room >= 0:
+                chosen.append(episode)
+    chosen.sort(key=lambda one: (one["split"] == "test", one["split"], one["batch"], one["group"], one["episode"]))
+    return Chosen(chosen, len(paths))
+
+
+def _in_turn(paths: Sequence[Path], most: int) -> Iterable[Path]:
+    """Yield a first episode of every batch, then a second of each …; of every n-th batch where they are too many."""
+    batches: dict[Path, list[Path]] = {}
+    for path in paths:
+        batches.setdefault(path.parent.parent, []).append(path)
+    stride = max(1, -(-len(batches) // max(1, most)))
+    spread = list(batches.values())
+    ordered = [*spread[::stride], *(one for n, one in enumerate(spread) if n % stride)]
+    return (path for path in chain.from_iterable(zip_longest(*ordered)) if path is not None)
+
+
+def _read(path: Path, run_dir: Path) -> dict[str, Any] | None:
+    """Return one episode, or None for what is no transcript."""
+    with contextlib.suppress(OSError, ValueError):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(document, dict) and isinstance(document.get("turns"), list):
+            name = path.relative_to(run_dir / "transcripts").as_posix()
+            place = _PLACE.fullmatch(name)
+            return {
+                **document,
+                "name": name.removesuffix(".json"),
+                "split": place["split"] or "train" if place else "",
+                "batch": int(place["batch"]) if place else 0,
+                "group": place["group"] if place else str(document.get("group", "")),
+                "episode": int(place["episode"]) if place else document.get("episode", 0),
+                "cast": _cast(path.with_suffix(".cast")),
+            }
+    return None
+
+
+def _cast(path: Path) -> str | None:
+    with contextlib.suppress(OSError):
+        if path.stat().st_size <= _MAX_CAST_BYTES:
+            return path.read_text(encoding="utf-8", errors="replace")
+    return None

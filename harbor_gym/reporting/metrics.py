@@ -1,0 +1,148 @@
+"""The metrics files of training runs: ours, and any that tinker-cookbook's RL loop wrote."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harbor_gym.errors import UsageError
+
+METRICS_NAME = "metrics.jsonl"
+REWARD_KEYS = ("env/all/reward/total", "reward/total", "env/all/reward", "reward")
+"""Where a batch's mean total reward may stand, the likeliest first."""
+
+TURNS_KEYS = ("env/all/turns_per_episode", "turns_per_episode")
+"""Where a batch's turns per episode may stand, the likeliest first."""
+
+_BATCH_KEYS = (*REWARD_KEYS, "progress/done_frac")
+_SHOWN_KEYS = 12
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the training batches' records in the order of writing, those of repeated batches too.
+
+    Args:
+        path: The file; one that doesn't exist yet has no records. A line still being written, or one that a killed
+            process left half written, is left out.
+    """
+    if not path.is_file():
+        return []
+    records: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        with contextlib.suppress(json.JSONDecodeError):
+            record = json.loads(line) if line.endswith("\n") else None
+            if isinstance(record, dict) and any(key in record for key in _BATCH_KEYS):
+                records.append({**record, "step": int(record.get("step", record.get("progress/batch", len(records))))})
+    return records
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return one record per training batch, by step. A batch that a resumed run repeated counts as it ended last.
+
+    Args:
+        path: A cookbook ``metrics.jsonl``; one that doesn't exist yet has no records.
+    """
+    latest = {record["step"]: record for record in read_records(path)}
+    return [latest[step] for step in sorted(latest)]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One run's reward and turns against the batch."""
+
+    name: str
+    """The run's folder."""
+
+    learning_rate: float | None
+    """As the run's ``config.json`` or its metrics have it."""
+
+    seed: int | None
+    """As the run's folder in a sweep has it."""
+
+    steps: Sequence[int]
+    """Batches, counted from 0; those that no episode survived are left out."""
+
+    reward: Sequence[float]
+    """Mean total reward of each batch."""
+
+    turns: Sequence[float]
+    """Mean turns per episode of each batch."""
+
+
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """Return the runs' folders: each path's own, or those in it.
+
+    Args:
+        paths: Folders of runs, folders of such folders, or metrics files.
+
+    Raises:
+        UsageError: One holds no metrics.
+    """
+    runs: list[Path] = []
+    for path in paths:
+        folder = path.parent if path.name == METRICS_NAME else path
+        found = [folder] if (folder / METRICS_NAME).is_file() else sorted(folder.glob(f"*/{METRICS_NAME}"))
+        if not found:
+            raise UsageError(f"{path} is no run and holds none: there is no {METRICS_NAME} in it or one folder below")
+        runs += [one.parent if one.name == METRICS_NAME else one for one in found]
+    return list(dict.fromkeys(runs))
+
+
+def load_curves(run_dir: Path, *, reward_key: str | None = None, turns_key: str | None = None) -> Curves:
+    """Read one run's curves.
+
+    Args:
+        run_dir: The run's folder.
+        reward_key: The metric that is the reward; None looks for the usual names.
+        turns_key: The metric that is the turns per episode; None looks for the usual names.
+
+    Raises:
+        UsageError: The run has no batch yet, or no such metric.
+    """
+    path = run_dir / METRICS_NAME
+    records = read_metrics(path)
+    if not records:
+        raise UsageError(f"{path} has no training batch yet")
+    reward = _key(records, path, "reward", (reward_key,) if reward_key else REWARD_KEYS)
+    turns = _key(records, path, "turns per episode", (turns_key,) if turns_key else TURNS_KEYS)
+    whole = [record for record in records if reward in record and turns in record]
+    return Curves(
+        name=run_dir.name,
+        learning_rate=_learning_rate(run_dir, records),
+        seed=_seed(run_dir.name),
+        steps=tuple(record["step"] for record in whole),
+        reward=tuple(float(record[reward]) for record in whole),
+        turns=tuple(float(record[turns]) for record in whole),
+    )
+
+
+def run_config(run_dir: Path) -> dict[str, Any]:
+    """Return the cookbook's ``config.json`` of a run; empty where there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
+        if isinstance(config, dict):
+            return config
+    return {}
+
+
+def _key(records: Sequence[dict[str, Any]], path: Path, what: str, names: Sequence[str]) -> str:
+    known = {key for record in records for key in record}
+    for name in names:
+        if name in known:
+            return name
+    word = what.split()[0]
+    alike = sorted(key for key in known if word in key) or sorted(known)
+    shown = ", ".join(alike[:_SHOWN_KEYS]) + (", …" if len(alike) > _SHOWN_KEYS else "")
+    raise UsageError(f"{path} has no {what}: looked for {', '.join(names)}. It has: {shown}. Name one of its keys")
+
+
+def _learning_rate(run_dir: Path, records: Sequence[dict[str, Any]]) -> float | None:
+    rate = run_config(run_dir).get("learning_rate", records[0].get("optim/lr"))
+    return float(rate) if isinstance(rate, int | float) else None
+
+
+def _seed(name: str) -> int | None:
+    _, found, seed = name.rpartition("seed_")
+    return int(seed) if found and seed.isdecimal() else None
