@@ -110,6 +110,18 @@ async def test_memory_that_runs_out_while_grading_is_told_from_other_silence(tmp
     assert isinstance(error, VerifierOutOfMemoryError)
 
 
+@pytest.mark.skipif("memory" not in limits.places(), reason="no memory control group can be made here")
+async def test_a_policy_that_runs_out_of_memory_is_graded_all_the_same(tmp_path: Path) -> None:
+    task_dir = write_task(tmp_path / "tight", toml="[environment]\nmemory_mb = 128\nstorage_mb = 64\n")
+    async with make_env(task_dir) as env:
+        await env.reset()
+        screen, _, done, _ = await env.step([("python3 -c 'bytearray(900 << 20)'\n", 30.0)])
+        assert "Killed" in screen
+        assert not done
+        _, reward, done, info = await env.step(COMPLETE)
+    assert (reward, done, info["metrics"]["oom_kills"]) == (0.0, True, 1)
+
+
 STARTS = {"ThrottledStart": "quota", "BrokenStart": "created but not started"}
 
 

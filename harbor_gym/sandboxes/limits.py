@@ -16,7 +16,7 @@ CONTROLLERS = ("memory", "pids", "cpu")
 _PREFIX = "harbor-gym-"
 _NEEDED_FILES = {
     ("memory", 1): ("memory.limit_in_bytes", "memory.oom_control", "cgroup.event_control"),
-    ("memory", 2): ("memory.max", "memory.high", "memory.events", "memory.oom.group"),
+    ("memory", 2): ("memory.max", "memory.high", "memory.events"),
     ("pids", 1): ("pids.max",),
     ("pids", 2): ("pids.max",),
     ("cpu", 1): ("cpu.cfs_quota_us",),

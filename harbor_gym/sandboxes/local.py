@@ -80,10 +80,10 @@ class LocalEnvironment(BaseEnvironment):
     are namespaces of their own. Root inside is root without the capabilities to mount, to make devices or to trace.
 
     **Limits** hold for all processes of a sandbox together, by control groups of either version: ``memory_mb`` (files
-    not counted; a tolerance of 64 MiB or an eighth), ``cpus``, and the option ``max_processes`` (1024). Who needs more
-    memory loses the sandbox, and the caller gets a ``SandboxMemoryError``: never half a sandbox, never a reward. Where
-    no control groups can be made, ``memory_mb`` bounds each process by itself, the log says so once, and a policy that
-    asks for enforcement is refused.
+    not counted; a tolerance of 64 MiB or an eighth), ``cpus``, and the option ``max_processes`` (1024). Where memory
+    runs short the kernel kills the largest process and counts it in the sandbox's /sys/fs/cgroup, as in a container.
+    Where no control groups can be made, ``memory_mb`` bounds each process by itself, the log says so once, and a
+    resource policy of Harbor's that asks for enforcement is refused.
 
     **Network**: ``no-network`` is loopback only. ``public`` goes through slirp4netns, a network stack without rights on
     the machine: connections out, none in. Not reachable are 169.254.0.0/16, the machine's loopback and, unless the

@@ -255,7 +255,7 @@ class SupervisedSandbox:
         Raises:
             SandboxError: No such user or directory, or no shell, in the sandbox.
             SandboxLostError: The sandbox is gone.
-            SandboxMemoryError: It is gone because its processes needed more memory than it may have.
+            SandboxMemoryError: It is gone because its first process was killed for lack of memory.
             SandboxTimeoutError: The time was up; the command was killed.
         """
         if not self.is_running:

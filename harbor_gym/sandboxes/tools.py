@@ -8,6 +8,7 @@ import signal
 from harbor_gym.processes import start_process
 
 _END_GRACE_SEC = 3.0
+_ERROR_TAIL_LINES = 25
 
 
 CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private", "--pid", "--fork",
@@ -53,3 +54,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             async with asyncio.timeout(_END_GRACE_SEC):
                 await process.communicate()
                 return
+
+
+def tail(output: str) -> str:
+    """Return the last lines of a tool's output, where its errors are."""
+    return "\n".join(output.strip().splitlines()[-_ERROR_TAIL_LINES:])

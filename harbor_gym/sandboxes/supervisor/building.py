@@ -12,6 +12,8 @@ from kernel import KEPT_CAPABILITIES, MS_BIND, MS_NODEV, MS_PRIVATE, MS_REC, mou
 
 _READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
 """Settings of the whole machine, which root could write without any capability. bubblewrap leaves /proc/sys open."""
+_OF_INIT = ("1/oom_score_adj", "1/oom_adj")
+"""Root inside could have the first process killed before all others, and the sandbox lost with it."""
 _HIDDEN_PROC = ("kcore", "keys", "timer_list", "sched_debug", "kmsg")
 _UNSHARED = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
 """Not --unshare-all: it makes a user namespace too, in which root's commands, being outside it, could do everything."""
@@ -51,8 +53,10 @@ def files_bytes() -> int:
     return (state.f_blocks - state.f_bfree) * state.f_frsize
 
 
-def start_bwrap(config: dict[str, Any], joins: list[int]) -> tuple[int, int, tuple[int, int, int]]:
-    """Start bubblewrap in the control groups that ``joins`` leads to.
+def start_bwrap(
+    config: dict[str, Any], joins: list[int], windows: list[tuple[str, str]]
+) -> tuple[int, int, tuple[int, int, int]]:
+    """Start bubblewrap in the control groups that ``joins`` leads to, with ``windows`` to be seen read-only inside.
 
     Returns:
         Its pid; a descriptor at whose close the sandbox ends; and what :func:`wait_for_init` needs.
@@ -65,7 +69,8 @@ def start_bwrap(config: dict[str, Any], joins: list[int]) -> tuple[int, int, tup
     info_read, info_write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become_bwrap(_bwrap_argv(config, info_write, rules), joins, (stdin_read, up_write, log), (info_write, rules))
+        argv = _bwrap_argv(config, windows, info_write, rules)
+        _become_bwrap(argv, joins, (stdin_read, up_write, log), (info_write, rules))
     for handle in (stdin_read, up_write, info_write, rules):
         os.close(handle)
     return pid, keep_alive, (info_read, up_read, log)
@@ -105,15 +110,20 @@ def _become_bwrap(argv: list[str], joins: list[int], stdio: tuple[int, int, int]
         os._exit(126)
 
 
-def _bwrap_argv(config: dict[str, Any], info: int, rules: int) -> list[str]:
+def _bwrap_argv(config: dict[str, Any], windows: list[tuple[str, str]], info: int, rules: int) -> list[str]:
     argv = [config["bwrap"], "--bind", f"{config['mountpoint']}/root", "/"]
     argv += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
     argv += ["--remount-ro", "/dev", "--proc", "/proc"]
-    for name in _READ_ONLY_PROC:
+    for name in (*_READ_ONLY_PROC, *_OF_INIT):
         argv += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
     for name in _HIDDEN_PROC:
         if os.path.exists(f"/proc/{name}"):  # noqa: PTH110  # pathlib would cost 20 ms of imports at every start
             argv += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    if windows:
+        argv += ["--tmpfs", "/sys", "--dir", "/sys/fs", "--dir", "/sys/fs/cgroup"]
+        for source, target in windows:
+            argv += ["--ro-bind", source, target]
+        argv += ["--remount-ro", "/sys"]
     argv += [*_UNSHARED, "--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--new-session"]
     argv += ["--info-fd", str(info), "--seccomp", str(rules), "--cap-drop", "ALL"]
     for name in KEPT_CAPABILITIES:

@@ -74,7 +74,6 @@ class Cgroups:
         self._limits = limits
         self._headroom = max(_HEADROOM_BYTES, self.memory_bytes // _HEADROOM_PART)
         self._ceiling = 0
-        self._is_exceeded = False
 
     def make(self) -> None:
         """Make the groups and set their limits."""
@@ -96,8 +95,6 @@ class Cgroups:
             self.events = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._notify("memory.oom_control", "")
         else:
-            # All of it or nothing: what is left of a sandbox after one process was killed is in no known state.
-            _write(self.memory, "memory.oom.group", 1)
             with contextlib.suppress(OSError):  # a kernel without swap accounting
                 _write(self.memory, "memory.swap.max", 0)
             self.events = os.open(f"{self.memory}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
@@ -115,21 +112,30 @@ class Cgroups:
         expected = self.memory_bytes + files_bytes
         ceiling = expected + self._headroom
         if self._ceiling and abs(ceiling - self._ceiling) < self._headroom // 2:
+            if self.memory_version == 2:
+                # Processes' doing: on to the limit without the brake, with word again just before it.
+                _write(self.memory, "memory.high", self._ceiling - _NEAR_LIMIT_BYTES)
             return
-        try:
-            if self.memory_version == 1:
-                _write(self.memory, "memory.limit_in_bytes", ceiling)
-                # The last, because caches may keep the use above the first two.
-                for above in (0, self._headroom // 2, self._headroom - _NEAR_LIMIT_BYTES):
-                    self._notify("memory.usage_in_bytes", expected + above)
-            else:
-                _write(self.memory, "memory.max", ceiling)
-                _write(self.memory, "memory.high", expected)
-        except OSError:  # EBUSY of version 1: files went, and processes took their place before it was noticed
-            held = _counter(_read(self.memory, "memory.stat"), "rss")
-            self._is_exceeded = held > self.memory_bytes + self._headroom
-        else:
+        if self.memory_version == 2:
+            _write(self.memory, "memory.max", ceiling)
+            _write(self.memory, "memory.high", expected)
             self._ceiling = ceiling
+        elif self._lower_or_raise(ceiling):
+            # The last, because caches may keep the use above the first two.
+            for above in (0, self._headroom // 2, self._headroom - _NEAR_LIMIT_BYTES):
+                self._notify("memory.usage_in_bytes", expected + above)
+            self._ceiling = ceiling
+
+    def _lower_or_raise(self, ceiling: int) -> bool:
+        """Set version 1's limit, which the kernel refuses to be below the use; tell whether it took it."""
+        try:
+            _write(self.memory, "memory.limit_in_bytes", ceiling)
+        except OSError:
+            # Files went, and processes took their place before it was noticed: whoever needs a page more is killed.
+            with contextlib.suppress(OSError):
+                _write(self.memory, "memory.limit_in_bytes", _read(self.memory, "memory.usage_in_bytes").strip())
+            return False
+        return True
 
     def take_events(self) -> None:
         """Clear what made ``events`` ready."""
@@ -139,20 +145,18 @@ class Cgroups:
         else:
             os.pread(self.events, 4096, 0)
 
-    def is_out_of_memory(self) -> bool:
-        """Tell whether the kernel has killed, or must kill, processes of the sandbox for lack of memory.
-
-        The parent's trouble is announced to its children too; what counts is this group's own.
-        """
+    def kills(self) -> int:
+        """Return how many processes of the sandbox the kernel has killed for lack of memory."""
         if not self.memory:
-            return False
+            return 0
+        name = "memory.events" if self.memory_version == 2 else "memory.oom_control"
+        return _counter(_read(self.memory, name), "oom_kill")
+
+    def windows(self) -> list[tuple[str, str]]:
+        """Return the directories to show inside, read-only, and where programs look for them: bounds and counts."""
         if self.memory_version == 2:
-            return _counter(_read(self.memory, "memory.events"), "oom_kill") > 0
-        state = _read(self.memory, "memory.oom_control")
-        if self._is_exceeded or _counter(state, "oom_kill") > 0:
-            return True
-        usage = int(_read(self.memory, "memory.usage_in_bytes"))
-        return _counter(state, "under_oom") > 0 and usage + _NEAR_LIMIT_BYTES > self._ceiling
+            return [(self.memory, "/sys/fs/cgroup")]
+        return [(self.memory, "/sys/fs/cgroup/memory")] if self.memory else []
 
     def remove(self) -> None:
         """Remove the groups, which must have no processes any more; the kernel may need a moment to see that."""

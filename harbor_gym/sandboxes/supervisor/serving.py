@@ -57,7 +57,7 @@ class _Supervisor:
         self.cgroups.make()
         self.joins = cgroups.open_joins(self.config["cgroups"])
         building.mount_root(self.config)
-        self.bwrap, self.keep_alive, answer = building.start_bwrap(self.config, self.joins)
+        self.bwrap, self.keep_alive, answer = building.start_bwrap(self.config, self.joins, self.cgroups.windows())
         self.init = building.wait_for_init(answer)
         self.init_pidfd = os.pidfd_open(self.init)
         self.mount_namespace = os.open(f"/proc/{self.init}/ns/mnt", os.O_RDONLY)
@@ -84,8 +84,9 @@ class _Supervisor:
             if wake_read in ready:
                 os.read(wake_read, 4096)
             self.reap()
-            # First of all: whoever the kernel killed may have been PID 1.
-            if self.has_lost_memory() or parent in ready or self.init_pidfd in ready:
+            if self.init_pidfd in ready and self.cgroups.kills():
+                self.loss, self.loss_kind = "its first process needed more memory than there was", "memory"
+            if parent in ready or self.init_pidfd in ready:
                 return
             if self.control.fileno() in ready and not self.handle_request():
                 return
@@ -164,9 +165,6 @@ class _Supervisor:
             os.close(report)
             code = os.waitstatus_to_exitcode(status)
             finished.append({"id": request, "return_code": code if code >= 0 else 128 - code, "error": error.decode()})
-        # A command that survives what the kernel killed for memory must not pass for an ordinary end.
-        if finished and self.has_lost_memory():
-            return
         if any(message["return_code"] == _KILLED for message in finished) and self.is_ending():
             return
         for message in finished:
@@ -177,13 +175,6 @@ class _Supervisor:
         poll = select.poll()
         poll.register(self.init_pidfd, select.POLLIN)
         return bool(poll.poll(_END_SETTLE_MS))
-
-    def has_lost_memory(self) -> bool:
-        """Tell whether the sandbox ran out of memory, which is its end: who was killed, and who was not, is chance."""
-        if not self.cgroups.is_out_of_memory():
-            return False
-        self.loss, self.loss_kind = "its processes needed more memory than it may have", "memory"
-        return True
 
     def tear_down(self) -> None:
         """Kill PID 1, which takes every process of its namespace along, and wait until all are gone."""

@@ -1,0 +1,123 @@
+"""Copy a mounted image's layers out of buildah's store. A program of its own, stdlib only; see :func:`main`.
+
+It runs where the image is mounted: in a private mount namespace that ends with it.
+"""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+_FILES = {
+    "hosts": "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+    "resolv.conf": "# This sandbox has no network.\n",
+    "hostname": "sandbox\n",
+}
+"""What a container runtime provides in /etc."""
+_PLACES = ("etc", "dev", "proc", "sys", "tmp")
+_OVERLAY_SWITCHES = ("redirect_dir", "metacopy")
+_IMAGE_DIRECTORY_MODE = 0o755
+
+
+def lower_directories(root: str, mounts: str) -> list[str]:
+    """Return the layers of the overlay that is mounted at ``root``, the topmost first; empty if there is none.
+
+    Args:
+        root: Where it is mounted.
+        mounts: The text of ``/proc/self/mountinfo``.
+    """
+    for line in mounts.splitlines():
+        place, _, source = line.partition(" - ")
+        if _unescaped(place.split()[4]) != root or not source.startswith("overlay "):
+            continue
+        options = source.split()[2]
+        stack = re.search(r"(?:^|,)lowerdir=([^,]*)", options)
+        if stack is None or "\\" in stack[1]:
+            return []
+        # Many layers are named from the store's own directory, to keep the option short.
+        home = os.path.dirname(os.path.dirname(root))  # noqa: PTH120  # pathlib has no realpath of a relative name
+        return [os.path.realpath(os.path.join(home, name)) for name in stack[1].split(":")]  # noqa: PTH118  # as above
+    return []
+
+
+def _unescaped(field: str) -> str:
+    return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), field)
+
+
+def writes_plain_layers(parameters: Path = Path("/sys/module/overlay/parameters")) -> bool:
+    """Tell whether this kernel's overlays write layers that mean the same on any other layers of the same content."""
+    for name in _OVERLAY_SWITCHES:
+        try:
+            if (parameters / name).read_text().strip() == "Y":
+                return False
+        except OSError:
+            continue
+    return True
+
+
+def copy_layers(root: str, layers: Path, staging: Path, image_id: str, diff_ids: list[str]) -> list[str]:
+    """Copy what the cache does not have yet; return the layers' names, the topmost first.
+
+    Where the layers can't be told apart, the whole root is one layer.
+    """
+    lowers = lower_directories(root, Path("/proc/self/mountinfo").read_text())
+    if len(lowers) != len(diff_ids) or not writes_plain_layers():
+        return [copy_once(root, layers, staging, f"whole-{image_id[:32]}")]
+    names = [identity.removeprefix("sha256:")[:32] for identity in reversed(diff_ids)]
+    pairs = [(lower, name) for lower, name in zip(lowers, names, strict=True) if any(os.scandir(lower))]
+    return [copy_once(lower, layers, staging, name) for lower, name in pairs]
+
+
+def copy_once(source: str, layers: Path, staging: Path, name: str) -> str:
+    """Copy a directory with everything that it says about its files, deletions too; it is complete or not there."""
+    if not (layers / name).is_dir():
+        partial = staging / name
+        partial.mkdir()
+        subprocess.run(["cp", "-a", f"{source}/.", str(partial)], check=True)
+        partial.rename(layers / name)
+    return name
+
+
+def write_top(root: Path, top: Path) -> None:
+    """Write the layer above an image's own: the files of /etc that a runtime provides, and places to mount on.
+
+    Nothing of the image is followed: its links may lead anywhere.
+    """
+    top.mkdir()
+    top.chmod(_IMAGE_DIRECTORY_MODE)
+    for name in _PLACES:
+        if not os.path.lexists(root / name):
+            (top / name).mkdir()
+            (top / name).chmod(_IMAGE_DIRECTORY_MODE)
+    etc = top / "etc"
+    is_of_image = not etc.exists()
+    if is_of_image:
+        etc.mkdir()
+    for name, content in _FILES.items():
+        (etc / name).write_text(content)
+        (etc / name).chmod(0o644)
+    if is_of_image:
+        status = (root / "etc").lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise SystemExit("the image's /etc is no directory")
+        os.chown(etc, status.st_uid, status.st_gid)
+        etc.chmod(status.st_mode & 0o7777)
+        os.utime(etc, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def main() -> int:
+    """Export the image mounted at the first argument; print the names of its layers as JSON on the last line."""
+    root, layers, staging, image_id, diff_ids = sys.argv[1:]
+    names = copy_layers(root, Path(layers), Path(staging), image_id, json.loads(diff_ids))
+    top = f"top-{Path(staging).name[-32:]}"
+    write_top(Path(root), Path(staging) / top)
+    (Path(staging) / top).rename(Path(layers) / top)
+    print(json.dumps([top, *names]))  # noqa: T201  # a program's own output
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
