@@ -1,6 +1,6 @@
 # A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
 .DEFAULT_GOAL := help
-.PHONY: help setup engines engines-local engines-docker train test check fmt lock clean
+.PHONY: help setup engines engines-local engines-docker train learn test check fmt lock clean
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -24,6 +24,10 @@ engines: engines-local engines-docker ## Both of the above
 
 train: setup engines-local ## Train on tasks/devops_task here, on the CPU (ARGS= adds flags)
 	$(PY) recipes/train.py --task-dir tasks/devops_task --env local --backend local $(ARGS)
+
+learn: setup engines-local ## Show that it learns: 3 learning rates x 3 seeds here, hours; a table and a figure (ARGS= adds flags)
+	$(PY) recipes/sweep.py --task-dir tasks/devops_task --sweep-path runs/learn --env local --backend local \
+		--num-batches 25 --save-every 5 $(ARGS)
 
 test: setup engines-local ## Run the tests, those on Docker where it can be had (ARGS= adds pytest's flags)
 	.ci/test.sh $(ARGS)

@@ -202,6 +202,23 @@ def reap(
         raise typer.Exit(FAILED)
 
 
+@app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a training run, also of one that goes on.")],
+    output: Annotated[Path | None, typer.Option(help="File to write. [default: report.html in that folder]")] = None,
+    episodes: Annotated[int, typer.Option(min=0, help="Episodes to put into it; every batch gives some.")] = 400,
+    megabytes: Annotated[int, typer.Option(min=1, help="Text and recordings to put into it.")] = 64,
+) -> None:
+    """Write a training run as one HTML file: curves, batches, and every episode turn by turn with its recording."""
+    from harbor_gym.reporting import write_page
+
+    with _one_line_errors():
+        page = write_page(run_dir, output, max_episodes=episodes, max_bytes=megabytes << 20)
+    left_out = page.found - page.shown
+    rest = f"; {left_out} left out (--episodes, --megabytes)" if left_out else ""
+    typer.echo(f"{page.path}: {page.shown} episodes{rest}")
+
+
 cache = typer.Typer(help="Show and prune what was built and is kept between runs.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 

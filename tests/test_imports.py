@@ -32,6 +32,7 @@ FLOORS = (
     {"terminal_env", "checking"},
     {"token_env", "testing"},
     {"rollout", "transcripts", "task_sources"},
+    {"evaluation"},
     {"tinker", "gymnasium", "adapters"},
     {"embedded", "bench"},
     {"cli"},

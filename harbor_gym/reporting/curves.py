@@ -39,7 +39,7 @@ def draw_curve(metrics_path: Path, picture_path: Path, *, title: str) -> None:
     records = [record for record in read_metrics(metrics_path) if _REWARD in record]
     figure, panels = _two_panels(title)
     for panel, key in zip(panels, (_REWARD, _TURNS), strict=True):
-        points = [(record["step"], record[key]) for record in records if key in record]
+        points = [(record["step"] + 1, record[key]) for record in records if key in record]
         panel.plot([x for x, _ in points], [y for _, y in points], color=COLOURS[0], marker="o", markersize=3)
     _finish(figure, panels, picture_path, highest=max((record[_REWARD] for record in records), default=1.0))
 
@@ -59,8 +59,15 @@ def draw_rates(runs: Sequence[Curves], picture_path: Path, *, title: str) -> Non
     for index, rate in enumerate(group_by_rate(runs)):
         for panel, name in zip(panels, ("reward", "turns"), strict=True):
             _draw_rate(panel, rate, name, COLOURS[index % len(COLOURS)], _DASHES[index // len(COLOURS) % len(_DASHES)])
-    panels[0].legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, borderaxespad=0.2)
+    legend = panels[0].legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, borderaxespad=0.2)
+    legend.set_title(_legend_title(runs))
+    legend.set_alignment("left")
     _finish(figure, panels, picture_path, highest=max((max(run.reward, default=0) for run in runs), default=1.0))
+
+
+def _legend_title(runs: Sequence[Curves]) -> str:
+    most = max((len(rate.runs) for rate in group_by_rate(runs)), default=0)
+    return f"learning rate (line: mean of {most} runs, band: their range)" if most > 1 else "learning rate"
 
 
 def _draw_rate(panel: Axes, rate: Rate, name: str, colour: str, dashes: str) -> None:
@@ -70,11 +77,11 @@ def _draw_rate(panel: Axes, rate: Rate, name: str, colour: str, dashes: str) -> 
             values.setdefault(step, []).append(value)
     steps = sorted(values)
     means = [sum(values[step]) / len(values[step]) for step in steps]
-    seeds = f" ({len(rate.runs)} runs)" if len(rate.runs) > 1 else ""
-    panel.plot(steps, means, color=colour, linestyle=dashes, linewidth=1.8, label=f"{rate.label}{seeds}")
+    batches = [step + 1 for step in steps]
+    panel.plot(batches, means, color=colour, linestyle=dashes, linewidth=1.8, label=rate.label)
     if len(rate.runs) > 1:
         low, high = [min(values[step]) for step in steps], [max(values[step]) for step in steps]
-        panel.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+        panel.fill_between(batches, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def _two_panels(title: str) -> tuple[Figure, Sequence[Axes]]:
@@ -86,7 +93,7 @@ def _two_panels(title: str) -> tuple[Figure, Sequence[Axes]]:
         raise MissingDependencyError('drawing curves needs matplotlib: pip install "harbor-gym[plot]"') from exc
     figure = Figure(figsize=(7, 6), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(2, 1, sharex=True)
+    panels = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for panel, label in zip(panels, ("total reward", "turns per episode"), strict=True):
         panel.set_ylabel(label)
         panel.spines[["top", "right"]].set_visible(False)

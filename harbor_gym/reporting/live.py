@@ -28,7 +28,7 @@ PHASES = {
     "sampling": ("sampling", "trajectory_group_worker"),
     "training": ("train_step",),
     "saving": ("save_checkpoint_and_get_sampling_client", "save_checkpoint"),
-    "evaluating": ("run_evals",),
+    "evaluating": ("run_evals", "run_evaluations_parallel"),
 }
 """Phase → the cookbook's spans that measure it, the first that a record has."""
 

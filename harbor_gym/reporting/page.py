@@ -126,11 +126,11 @@ def _episodes(chosen: Chosen) -> str:
 
 def _curves(records: Sequence[dict[str, Any]]) -> str:
     drawings: list[str] = []
-    for keys, label in ((REWARD_KEYS, "total reward"), (TURNS_KEYS, "turns per episode")):
+    for keys, label, top in ((REWARD_KEYS, "total reward", 1.0), (TURNS_KEYS, "turns per episode", 0.0)):
         key = next((key for key in keys if any(key in record for record in records)), None)
         if key is not None:
             points = [(record["step"], float(record[key])) for record in records if key in record]
-            drawings.append(curve(points, label=label))
+            drawings.append(curve(points, label=label, top=top))
     return f'<section class="curves">{"".join(drawings)}</section>'
 
 

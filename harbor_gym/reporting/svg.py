@@ -9,15 +9,16 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 24, 30
 _TICKS = 5
 
 
-def curve(points: Sequence[tuple[int, float]], *, label: str) -> str:
+def curve(points: Sequence[tuple[int, float]], *, label: str, top: float = 0.0) -> str:
     """Return an SVG of a value against the batch; points carry their figures as tooltips.
 
     Args:
         points: Batch, counted from 0, and value. What is no finite number is left out.
         label: What is drawn.
+        top: A value that the axis reaches in any case.
     """
     points = [(x, y) for x, y in points if math.isfinite(y)]
-    ticks = _nice_ticks(min(0.0, *(y for _, y in points), 0.0), max(0.0, *(y for _, y in points), 0.0))
+    ticks = _nice_ticks(min(0.0, *(y for _, y in points), 0.0), max(top, *(y for _, y in points), top))
     first, last = (points[0][0], points[-1][0]) if points else (0, 0)
 
     def at(x: float, y: float) -> tuple[float, float]:

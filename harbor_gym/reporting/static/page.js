@@ -84,7 +84,7 @@ function player(text) {
   try { cast = readCast(text); } catch { return { node: element("p", "error", "The recording can't be read."), jump() {}, stop() {} }; }
   const view = element("pre", "screen player");
   view.style.width = `${cast.columns}ch`;
-  view.style.height = `${cast.rows * 1.25}em`;
+  view.style.height = `${Math.max(6, cast.usedRows) * 1.25}em`;
   const slider = element("input");
   Object.assign(slider, { type: "range", min: 0, max: cast.events.length, value: cast.events.length });
   const label = element("span", "quiet");

@@ -78,7 +78,13 @@ function readCast(text) {
     before = event[0];
     events.push({ at, kind: event[1], data: event[2] });
   }
-  return { columns: header.width, rows: header.height, events, seconds: at };
+  const cast = { columns: header.width, rows: header.height, events, seconds: at, usedRows: 0 };
+  const screen = new Screen(cast.columns, cast.rows);
+  for (const event of events) {
+    if (event.kind === "o") screen.write(event.data);
+    cast.usedRows = Math.max(cast.usedRows, screen.lines.length);
+  }
+  return cast;
 }
 
 // What the screen shows after the first `count` events.

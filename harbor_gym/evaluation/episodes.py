@@ -1,0 +1,193 @@
+"""Play the episodes of an evaluation."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.episode.task import load_task
+from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.rollout import Rollout, Sample, Sampler, run_episode
+from harbor_gym.terminal_env import AsyncTerminalGymEnv
+from harbor_gym.token_env import ChatCodec, TokenTerminalEnv
+from harbor_gym.transcripts import write_transcript
+from harbor_gym.types import EndReason
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """One episode of an evaluation."""
+
+    task: str
+    """Name of the task's directory."""
+
+    episode: int
+    """Its number among the task's episodes."""
+
+    reward: float | None
+    """The verifier's reward; None after an infrastructure error, which says nothing about the policy."""
+
+    end_reason: EndReason
+    """Why it ended."""
+
+    turns: int
+    """Messages of the policy."""
+
+    prompt_tokens: int
+    """Length of the last prompt that was answered."""
+
+    sampled_tokens: int
+    """Tokens that the policy sampled in all its turns."""
+
+    seconds: float
+    """From the sandbox's start to its end, on the wall clock."""
+
+    sampling_sec: float
+    """Those of them in which it waited for the sampler."""
+
+    error: str | None = None
+    """The infrastructure error, if that ended it."""
+
+    failed_attempts: int = 0
+    """Attempts before this one that an infrastructure error ended."""
+
+
+@dataclass(frozen=True)
+class Player:
+    """What plays the episodes, and how."""
+
+    codec: ChatCodec
+    """How the model family writes a chat."""
+
+    sample: Sampler
+    """The policy."""
+
+    max_tokens: int
+    """The sampler's limit for one message, in tokens."""
+
+    max_context_tokens: int | None = None
+    """The model's context window in tokens; None checks nothing."""
+
+    retries: int = 1
+    """Fresh attempts at an episode that an infrastructure error ended."""
+
+    transcripts_dir: Path | None = None
+    """Where to write transcripts and recordings, as a training run does; None writes none."""
+
+
+async def evaluate(
+    tasks: Sequence[TerminalEnvConfig],
+    player: Player,
+    *,
+    episodes: int,
+    concurrency: int = 8,
+    on_episode: Callable[[EpisodeResult], None] | None = None,
+) -> list[EpisodeResult]:
+    """Play every task's episodes, task by task and then number by number.
+
+    Args:
+        tasks: Each task once, with its sandbox and budgets. All are read before the first sandbox starts.
+        player: The policy.
+        episodes: Episodes of each task.
+        concurrency: Episodes at the same time, over all tasks.
+        on_episode: Called with each episode as it ends.
+
+    Raises:
+        TaskError: A task is wrong.
+        UsageError: A count is below 1, or two tasks have the same name.
+        HarborGymError: What no retry can mend; the other episodes are then cancelled and closed.
+    """
+    for name, value in (("episodes", episodes), ("concurrency", concurrency)):
+        if value < 1:
+            raise UsageError(f"{name} must be at least 1, got {value}")
+    names = [config.task_dir.resolve().name for config in tasks]
+    if len(set(names)) < len(names) or not names:
+        raise UsageError(f"an evaluation needs tasks of different names, got {', '.join(names) or 'none'}")
+    for config in tasks:
+        await load_task(config.task_dir)
+    slots = asyncio.Semaphore(concurrency)
+
+    async def one(config: TerminalEnvConfig, number: int) -> EpisodeResult:
+        async with slots:
+            result = await _play(config, player, number)
+        if on_episode is not None:
+            on_episode(result)
+        return result
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            playing = [group.create_task(one(config, number)) for config in tasks for number in range(episodes)]
+    except BaseExceptionGroup as failures:
+        # The first failure cancelled the rest; it says what is wrong.
+        raise failures.exceptions[0] from None
+    return [task.result() for task in playing]
+
+
+async def _play(config: TerminalEnvConfig, player: Player, number: int) -> EpisodeResult:
+    """Play one episode, again in a fresh sandbox if an infrastructure error ends it."""
+    for attempt in range(player.retries + 1):
+        result = await _attempt(config, player, number)
+        if result.error is None or attempt == player.retries:
+            return dataclasses.replace(result, failed_attempts=attempt)
+    raise AssertionError("there is always a first attempt")
+
+
+async def _attempt(config: TerminalEnvConfig, player: Player, number: int) -> EpisodeResult:
+    name = config.task_dir.resolve().name
+    path = None
+    if player.transcripts_dir is not None:
+        path = player.transcripts_dir / "test" / "batch_0000" / name / f"episode_{number:03d}.json"
+        config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
+    env = TokenTerminalEnv(
+        AsyncTerminalGymEnv(config),
+        player.codec,
+        max_tokens=player.max_tokens,
+        max_context_tokens=player.max_context_tokens,
+    )
+    timed = _Timed(player.sample)
+    started = time.monotonic()
+    rollout = await run_episode(env, timed)
+    seconds = time.monotonic() - started
+    if path is not None:
+        labels = {"task": name, "group": name, "episode": number}
+        error = _text(rollout.error)
+        await asyncio.to_thread(write_transcript, path, env.transcript, labels=labels, error=error)
+    return _result(name, number, rollout, seconds, timed.seconds)
+
+
+def _result(name: str, number: int, rollout: Rollout, seconds: float, sampling_sec: float) -> EpisodeResult:
+    transitions = rollout.transitions
+    return EpisodeResult(
+        task=name,
+        episode=number,
+        reward=rollout.reward,
+        end_reason=rollout.end_reason,
+        turns=len(transitions),
+        prompt_tokens=len(transitions[-1].prompt) if transitions else 0,
+        sampled_tokens=sum(len(transition.sample.tokens) for transition in transitions),
+        seconds=round(seconds, 3),
+        sampling_sec=round(sampling_sec, 3),
+        error=_text(rollout.error),
+    )
+
+
+def _text(error: HarborGymError | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"
+
+
+class _Timed:
+    """A sampler that knows how long one waited for it."""
+
+    def __init__(self, sample: Sampler) -> None:
+        self._sample = sample
+        self.seconds = 0.0
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        started = time.monotonic()
+        try:
+            return await self._sample(prompt)
+        finally:
+            self.seconds += time.monotonic() - started

@@ -1,0 +1,145 @@
+"""What an evaluation came to: one object for JSON, one table for people."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from harbor_gym.evaluation.episodes import EpisodeResult
+from harbor_gym.evaluation.statistics import CONFIDENCE, Estimate, mean_estimate, pass_estimate
+
+REPORT_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """One task, or all of them. Infrastructure errors are counted and are in no mean and no denominator."""
+
+    name: str
+    """The task's name."""
+
+    episodes: int
+    """Episodes that were graded."""
+
+    solved: int
+    """Those whose reward reached the threshold."""
+
+    infrastructure_errors: int
+    """Episodes without a grade, after their retries."""
+
+    pass_at: dict[int, Estimate | None]
+    """k → pass@k; None where too few episodes were graded."""
+
+    reward: Estimate | None
+    """Mean reward; None where nothing was graded."""
+
+    turns: float | None
+    """Mean turns of a graded episode."""
+
+    sampled_tokens: float | None
+    """Mean tokens that the policy sampled in a graded episode."""
+
+    prompt_tokens: float | None
+    """Mean length of a graded episode's last prompt."""
+
+    seconds: float | None
+    """Mean seconds of a graded episode."""
+
+    sampling_sec: float | None
+    """Mean seconds of a graded episode in which it waited for the sampler."""
+
+    outcomes: dict[str, int]
+    """Why episodes ended → how many; infrastructure errors among them."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """An evaluation."""
+
+    threshold: float
+    """The reward at which a task counts as solved."""
+
+    overall: TaskReport
+    """All tasks: means over tasks, so that each counts the same; sums of counts."""
+
+    tasks: tuple[TaskReport, ...]
+    """Each task."""
+
+    episodes: tuple[EpisodeResult, ...]
+    """Each episode."""
+
+    def as_object(self) -> dict[str, Any]:
+        """Return what JSON takes."""
+        return {"format": REPORT_FORMAT, "confidence": CONFIDENCE, **asdict(self)}
+
+
+def summarize(results: Sequence[EpisodeResult], *, threshold: float = 1.0, ks: Sequence[int] = (1,)) -> Report:
+    """Make the report of an evaluation's episodes.
+
+    Args:
+        results: As :func:`harbor_gym.evaluation.evaluate` returned them.
+        threshold: The reward at which a task counts as solved.
+        ks: Numbers of attempts to estimate pass@k for.
+    """
+    by_task: dict[str, list[EpisodeResult]] = {}
+    for result in results:
+        by_task.setdefault(result.task, []).append(result)
+    groups = list(by_task.values())
+    tasks = tuple(_summarize(group[0].task, [group], threshold, ks) for group in groups)
+    return Report(threshold, _summarize("all", groups, threshold, ks), tasks, tuple(results))
+
+
+def _summarize(name: str, groups: Sequence[Sequence[EpisodeResult]], threshold: float, ks: Sequence[int]) -> TaskReport:
+    everything = [one for group in groups for one in group]
+    rewards = [[one.reward for one in group if one.reward is not None] for group in groups]
+    graded = [[one for one in group if one.reward is not None] for group in groups]
+    counts = [(len(group), sum(reward >= threshold for reward in group)) for group in rewards]
+
+    def mean(field: str) -> float | None:
+        means = [fmean(float(getattr(one, field)) for one in group) for group in graded if group]
+        return round(fmean(means), 3) if means else None
+
+    return TaskReport(
+        name=name,
+        episodes=sum(episodes for episodes, _ in counts),
+        solved=sum(solved for _, solved in counts),
+        infrastructure_errors=sum(one.reward is None for one in everything),
+        pass_at={k: pass_estimate(counts, k) for k in ks},
+        reward=mean_estimate(rewards),
+        turns=mean("turns"),
+        sampled_tokens=mean("sampled_tokens"),
+        prompt_tokens=mean("prompt_tokens"),
+        seconds=mean("seconds"),
+        sampling_sec=mean("sampling_sec"),
+        outcomes={str(reason): count for reason, count in Counter(one.end_reason for one in everything).most_common()},
+    )
+
+
+def format_report(report: Report) -> str:
+    """Return a Markdown table with a row per task, and one of all where there are several."""
+    shown = [*report.tasks, *([report.overall] if len(report.tasks) > 1 else [])]
+    ks = list(report.overall.pass_at)
+    head = ["task", "solved", *(f"pass@{k}" for k in ks), "reward", "turns", "tokens", "seconds", "infra", "ended"]
+    rows = [head, *(_row(one, ks) for one in shown)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |" for row in rows]
+    lines.insert(1, f"| {' | '.join('-' * width for width in widths)} |")
+    return "\n".join([*lines, f"brackets: {CONFIDENCE:.0%} intervals; solved: reward >= {report.threshold:g}"])
+
+
+def _row(one: TaskReport, ks: Sequence[int]) -> list[str]:
+    ended = ", ".join(f"{name} {count}" for name, count in one.outcomes.items())
+    return [
+        one.name,
+        f"{one.solved}/{one.episodes}",
+        *(_estimate(one.pass_at[k]) for k in ks),
+        _estimate(one.reward),
+        *("-" if value is None else f"{value:.1f}" for value in (one.turns, one.sampled_tokens, one.seconds)),
+        str(one.infrastructure_errors),
+        ended,
+    ]
+
+
+def _estimate(estimate: Estimate | None) -> str:
+    return "-" if estimate is None else f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"

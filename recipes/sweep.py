@@ -1,0 +1,182 @@
+"""Train once for each learning rate and seed, in one folder; then draw the curves and print the table.
+
+    python recipes/sweep.py --task-dir tasks/devops_task --learning-rates 1e-3,4e-4,1e-4 --seeds 0,1,2 \
+        --sweep-path runs/learn --env local --backend local --num-batches 25
+
+Flags that are not the sweep's own go to train.py as they stand. The same command goes on with an unfinished sweep:
+runs that are finished are left alone, a broken one resumes from its last checkpoint, and more rates or seeds are added.
+"""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harbor_gym.errors import UsageError
+from harbor_gym.reporting import draw_rates, format_summary, load_curves
+
+SWEEP_FORMAT = 1
+TRAIN = Path(__file__).with_name("train.py")
+TAIL_LINES = 15
+GRACE_SEC = 20.0
+"""What an interrupted run gets to stop its server and sandboxes, in seconds."""
+
+OWNED = ("--learning-rate", "--seed", "--log-path", "--log-dir-exists", "--task-dir")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One point of the grid."""
+
+    rate: float
+    seed: int
+    folder: Path
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the cookbook saved the checkpoint that it saves at the end."""
+        with contextlib.suppress(OSError, ValueError):
+            lines = (self.folder / "checkpoints.jsonl").read_text(encoding="utf-8").splitlines()
+            return any(record.get("final") or record["name"] == "final" for record in map(json.loads, lines))
+        return False
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def main(
+    context: typer.Context,
+    task_dir: Annotated[Path, typer.Option(help="Harbor task directory.")],
+    learning_rates: Annotated[str, typer.Option(help="With commas between.")] = "1e-3,4e-4,1e-4",
+    seeds: Annotated[str, typer.Option(help="With commas between.")] = "0,1,2",
+    sweep_path: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/sweep-TASK]")] = None,
+    parallel: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
+) -> None:
+    """Train for each learning rate and seed. Flags that are not listed here go to train.py."""
+    folder = (sweep_path or Path("runs") / f"sweep-{task_dir.resolve().name}").resolve()
+    try:
+        if taken := [flag for flag in context.args if flag.split("=")[0] in OWNED]:
+            raise UsageError(f"{', '.join(taken)} is for the sweep to set; see --help")
+        flags = ["--task-dir", str(task_dir.resolve()), *context.args]
+        rates, numbers = numbers_of(learning_rates, float), numbers_of(seeds, int)
+        runs = settle(folder, rates=rates, seeds=numbers, flags=flags)
+    except UsageError as exc:
+        typer.echo(f"sweep.py: {exc}", err=True)
+        raise typer.Exit(2) from exc
+    try:
+        failures = asyncio.run(train_all(runs, flags, parallel))
+    except KeyboardInterrupt:
+        typer.echo("sweep.py: interrupted; the same command goes on with it", err=True)
+        raise typer.Exit(130) from None
+    show(runs, folder, title=f"{task_dir.resolve().name}: {len(rates)} learning rates, {len(numbers)} seeds")
+    for failure in failures:
+        typer.echo(f"sweep.py: {failure}", err=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def numbers_of[Number: (int, float)](text: str, kind: type[Number]) -> list[Number]:
+    """Read numbers with commas between them."""
+    try:
+        return list(dict.fromkeys(kind(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        raise UsageError(f"expected numbers with commas between them, got {text!r}") from None
+
+
+def settle(folder: Path, *, rates: Sequence[float], seeds: Sequence[int], flags: Sequence[str]) -> list[Run]:
+    """Write the grid down and return its runs, those of an earlier call of the same sweep too."""
+    if not (rates and seeds):
+        raise UsageError("a sweep needs at least one learning rate and one seed")
+    file = folder / "sweep.json"
+    if file.is_file():
+        known = json.loads(file.read_text(encoding="utf-8"))
+        if known["train_flags"] != list(flags):
+            raise UsageError(f"{file} is a sweep with other flags, {known['train_flags']}; choose another --sweep-path")
+        rates, seeds = sorted({*rates, *known["learning_rates"]}, reverse=True), sorted({*seeds, *known["seeds"]})
+    folder.mkdir(parents=True, exist_ok=True)
+    grid = {"format": SWEEP_FORMAT, "learning_rates": list(rates), "seeds": list(seeds), "train_flags": list(flags)}
+    file.write_text(json.dumps(grid, indent=1) + "\n", encoding="utf-8")
+    # Seed by seed: a sweep that is cut short has something of every rate.
+    return [Run(rate, seed, folder / f"lr_{rate:g}_seed_{seed}") for seed in seeds for rate in rates]
+
+
+async def train_all(runs: Sequence[Run], flags: Sequence[str], parallel: int) -> list[str]:
+    """Train what is not finished and return what failed, a line each."""
+    slots = asyncio.Semaphore(parallel)
+
+    async def one(run: Run) -> str | None:
+        async with slots:
+            return await train(run, flags)
+
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(one(run)) for run in runs if not run.is_finished]
+        typer.echo(f"{len(waiting)} runs to train, {len(runs) - len(waiting)} finished already")
+    return [failure for task in waiting if (failure := task.result()) is not None]
+
+
+async def train(run: Run, flags: Sequence[str]) -> str | None:
+    """Run train.py to its end; return None or what went wrong. Its output goes beside its folder."""
+    log = run.folder.with_suffix(run.folder.suffix + ".log")
+    own = ["--learning-rate", f"{run.rate:g}", "--seed", str(run.seed), "--log-path", str(run.folder)]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(TRAIN), *flags, *own, "--log-dir-exists", "resume"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        limit=1 << 20,
+        process_group=0,  # Ctrl-C reaches this process alone, which passes it on once
+    )
+    tail: list[str] = []
+    try:
+        assert process.stdout is not None
+        with log.open("a", encoding="utf-8") as file:
+            async for data in process.stdout:
+                line = data.decode(errors="replace").rstrip()
+                file.write(f"{line}\n")
+                file.flush()
+                tail = [*tail, line][-TAIL_LINES:]
+                if line.startswith("batch "):
+                    typer.echo(f"{run.folder.name}  {line}")
+        code = await process.wait()
+    finally:
+        await stop(process)
+    if code == 0:
+        return None
+    return f"{run.folder.name} ended with exit code {code}; the end of {log}:\n" + "\n".join(tail)
+
+
+async def stop(process: asyncio.subprocess.Process) -> None:
+    """Interrupt a run that is still there, and kill it if that does not end it."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), GRACE_SEC)
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def show(runs: Sequence[Run], folder: Path, *, title: str) -> None:
+    """Draw and print what there is, finished or not."""
+    curves = []
+    for run in runs:
+        with contextlib.suppress(UsageError):  # a run without a batch
+            curves.append(load_curves(run.folder))
+    if not curves:
+        return
+    draw_rates(curves, folder / "curves.png", title=title)
+    typer.echo(format_summary(curves))
+    typer.echo(f"picture: {folder / 'curves.png'}")
+
+
+if __name__ == "__main__":
+    app()
