@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ _USED = ".used"
 _REMOVED = ".removed-"
 _BASE_LOCKS = ("base-import", "docker-import")
 """Held by whoever reads a base."""
+LAYERS_LOCK = "layers"
+"""Held by whoever adds layers, until an image's record names them: one that no record names may be removed."""
 
 
 def cache_dir() -> Path:
@@ -120,14 +123,15 @@ class CacheEntry:
     """One thing in the cache."""
 
     kind: str
-    """``image`` (a task's root file system), ``base`` (made from packages), or another folder's name."""
+    """``image`` (a task's root file system), ``layer`` (what several images stand on), ``base`` (made from packages),
+    or another folder's name."""
 
     path: Path
     what: str
     """What it was made for, as far as it is known."""
 
     size_bytes: int
-    """Space on disk."""
+    """Space on disk; of an image what it shares with no other."""
 
     last_used: float
     """Seconds since the epoch."""
@@ -136,19 +140,50 @@ class CacheEntry:
     """Whether a running process holds it; False where nobody takes note of that."""
 
     can_be_pruned: bool
-    """Whether :func:`prune` takes it: what notes its users is, when it has none."""
+    """Whether :func:`prune` takes it: what notes its users is, when it has none. A layer goes with its last image."""
 
 
 def entries() -> list[CacheEntry]:
     """Return everything in the cache, the least recently used first. Reads every file's size: seconds for gigabytes."""
     home = cache_dir()
-    found = [_image(path) for path in _children(home / "images")]
+    users = _layer_users()
+    sizes = {path.name: _measure(path) for path in _children(layers_dir())}
+    found: list[CacheEntry] = []
+    for path in _children(home / "images"):
+        own = [sizes[name][0] for name in _layers_of(path) if users[name] == 1 and name in sizes]
+        found.append(_image(path, sum(own)))
+    for name, (size, changed) in sizes.items():
+        if users[name] != 1:
+            what = f"shared by {users[name]} images" if users[name] else "unused"
+            found.append(
+                CacheEntry("layer", layers_dir() / name, what, size, changed, in_use=False, can_be_pruned=False)
+            )
     found += [_base(path) for path in _children(home / "bases") if path.suffix == ".tar"]
     for folder in _children(home):
-        if folder.is_dir() and folder.name not in ("images", "bases", "locks", "mountpoint"):
+        if folder.is_dir() and folder.name not in ("images", "layers", "bases", "locks", "mountpoint"):
             size, changed = _measure(folder)
             found.append(CacheEntry(folder.name, folder, "", size, changed, in_use=False, can_be_pruned=False))
     return sorted(found, key=lambda entry: entry.last_used)
+
+
+def layers_dir() -> Path:
+    """Return where layers are kept: directories of which any number of images stand on one, named by content."""
+    path = cache_dir() / "layers"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def _layer_users() -> Counter[str]:
+    """Return how many images stand on each layer, those included that were replaced and may still be in use."""
+    return Counter(name for home in _children(cache_dir() / "images") for name in _layers_of(home))
+
+
+def _layers_of(home: Path) -> set[str]:
+    names: set[str] = set()
+    for record in home.glob("*.json"):
+        with contextlib.suppress(OSError, json.JSONDecodeError):
+            names |= set(json.loads(record.read_text()).get("layers", ()))
+    return names
 
 
 def _children(folder: Path) -> list[Path]:
@@ -157,8 +192,9 @@ def _children(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def _image(path: Path) -> CacheEntry:
+def _image(path: Path, layer_bytes: int) -> CacheEntry:
     size, changed = _measure(path)
+    size += layer_bytes
     with contextlib.suppress(OSError):
         changed = (path / _USED).stat().st_mtime
     record: dict[str, Any] = {}
@@ -218,7 +254,7 @@ def _unused(path: Path) -> Generator[bool]:
 def prune(
     *, older_than_sec: float | None = None, max_bytes: int | None = None, everything: bool = False
 ) -> list[CacheEntry]:
-    """Remove images and bases that no running process uses; return those that are gone.
+    """Remove images and bases that no running process uses, and layers with their last image; return what is gone.
 
     Safe beside running processes: who needs a removed image builds it again, and one that is held stays.
 
@@ -229,14 +265,17 @@ def prune(
     """
     present = entries()
     total = sum(entry.size_bytes for entry in present)
+    shared = {entry.path: entry for entry in present if entry.kind == "layer"}
     now = time.time()
-    gone: list[CacheEntry] = []
+    gone = [shared[path] for path in _remove_unused_layers() if path in shared]
+    total -= sum(entry.size_bytes for entry in gone)
     for entry in present:
         is_old = older_than_sec is not None and now - entry.last_used > older_than_sec
         is_too_much = max_bytes is not None and total > max_bytes
         if entry.can_be_pruned and (everything or is_old or is_too_much) and _remove(entry.path):
-            gone.append(entry)
-            total -= entry.size_bytes
+            layers = [shared[path] for path in _remove_unused_layers() if path in shared]
+            gone += [entry, *layers]
+            total -= sum(one.size_bytes for one in (entry, *layers))
     for leftover in (cache_dir() / "images").glob(f"{_REMOVED}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     return gone
@@ -254,3 +293,18 @@ def _remove(path: Path) -> bool:
         path.rename(removed)
     shutil.rmtree(removed, ignore_errors=True)
     return True
+
+
+def _remove_unused_layers() -> list[Path]:
+    """Remove the layers that no image stands on, unless one is being added at this moment; return those."""
+    with _locked_at_once(LAYERS_LOCK) as is_free:
+        if not is_free:
+            return []
+        users = _layer_users()
+        unused = [path for path in _children(layers_dir()) if not users[path.name]]
+        for path in unused:
+            # Out of sight in one step, as above: what is half removed must not be found.
+            path.rename(path.with_name(f"{_REMOVED}{path.name}"))
+        for leftover in layers_dir().glob(f"{_REMOVED}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return unused

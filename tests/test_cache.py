@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harbor_gym import cache
-from harbor_gym.cache import cache_dir, entries, hold, locked, prune
+from harbor_gym.cache import LAYERS_LOCK, cache_dir, entries, hold, layers_dir, locked, prune
 from harbor_gym.sandboxes import images
 from tests.engines import require_engine
 from tests.local_sandboxes import DOCKERFILE, make_sandbox, output, running
@@ -24,11 +24,19 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache_dir()
 
 
-def write_image(name: str, *, kilobytes: int = 64, age_sec: float = 0.0) -> Path:
+def write_layer(name: str, *, kilobytes: int) -> str:
+    layer = layers_dir() / name
+    if not layer.is_dir():
+        layer.mkdir()
+        (layer / "file").write_bytes(b"x" * (kilobytes << 10))
+    return name
+
+
+def write_image(name: str, *, kilobytes: int = 64, age_sec: float = 0.0, shared: tuple[str, ...] = ()) -> Path:
     home = cache_dir() / "images" / name
-    (home / "rootfs-1").mkdir(parents=True)
-    (home / "rootfs-1" / "file").write_bytes(b"x" * (kilobytes << 10))
-    (home / "image.json").write_text(json.dumps({"rootfs": "rootfs-1", "made_for": f"tasks/{name}"}))
+    home.mkdir(parents=True)
+    layers = [write_layer(f"of-{name}", kilobytes=kilobytes), *(write_layer(one, kilobytes=256) for one in shared)]
+    (home / "image.json").write_text(json.dumps({"layers": layers, "made_for": f"tasks/{name}"}))
     held = hold(home)
     assert held is not None
     held.release()
@@ -74,6 +82,32 @@ def test_age_size_and_everything_choose_what_goes() -> None:
     assert names(prune(everything=True)) == ["young", base.name]
     assert entries() == []
     assert list((cache_dir() / "images").iterdir()) == [], "nothing half removed is left"
+
+
+def test_a_shared_layer_is_counted_once_and_goes_with_its_last_image() -> None:
+    write_image("old", age_sec=7200, shared=("common",))
+    write_image("young", shared=("common",))
+    write_layer("nobodys", kilobytes=64)
+    (cache_dir() / "images" / "young" / "replaced-1.json").write_text('{"layers": ["of-before"]}')
+    write_layer("of-before", kilobytes=64)
+    by_name = {entry.path.name: entry for entry in entries()}
+    assert by_name["common"].what == "shared by 2 images"
+    assert 256 << 10 <= by_name["common"].size_bytes < 300 << 10
+    assert by_name["old"].size_bytes < 100 << 10
+    assert by_name["young"].size_bytes >= 128 << 10, "a layer that a running sandbox may stand on is the image's own"
+    gone = prune(older_than_sec=3600)
+    assert set(names(gone)) == {"nobodys", "old"}
+    assert {path.name for path in layers_dir().iterdir()} == {"of-young", "of-before", "common"}
+    assert entries()[0].size_bytes >= 256 << 10, "what is shared no longer is the last image's own"
+    prune(everything=True)
+    assert list(layers_dir().iterdir()) == []
+
+
+async def test_a_layer_that_is_being_added_stays() -> None:
+    async with locked(LAYERS_LOCK):
+        write_layer("new", kilobytes=1)
+        assert await asyncio.to_thread(prune, everything=True) == []
+    assert names(await asyncio.to_thread(prune, everything=True)) == ["new"]
 
 
 async def test_what_someone_holds_builds_or_reads_stays(own_cache: Path) -> None:

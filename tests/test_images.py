@@ -2,15 +2,18 @@
 
 import asyncio
 import logging
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harbor_gym import cache
 from harbor_gym.cache import cache_dir, locked
 from harbor_gym.errors import SandboxStartError
-from harbor_gym.sandboxes import base_image, dockerfile, images
+from harbor_gym.sandboxes import base_image, bases, dockerfile, images
 from harbor_gym.sandboxes.docker_images import find_in_docker
-from harbor_gym.sandboxes.images import build_image
+from harbor_gym.sandboxes.images import Image, ImageSource
 from harbor_gym.sandboxes.tools import run_tool
 from tests.engines import require_engine
 
@@ -28,9 +31,19 @@ def context(tmp_path: Path) -> Path:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache and a process-wide memory that nobody used before."""
     monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
-    for memory in ("_built", "_unreachable", "_warned"):
-        monkeypatch.setattr(images, memory, type(getattr(images, memory))())
+    monkeypatch.setattr(images, "_built", {})
+    for memory in ("_unreachable", "_warned"):
+        monkeypatch.setattr(bases, memory, set())
     return tmp_path / "cache"
+
+
+async def build_image(context: Path, *, docker_image: str | None = None, **options: Any) -> Image:
+    return await images.build_image(ImageSource(context, docker_image), **options)
+
+
+def find(image: Image, name: str) -> Path:
+    """Return a file of an image in the layer that has it."""
+    return next(layer / name for layer in image.directories if os.path.lexists(layer / name))
 
 
 # --- Dockerfiles, read ------------------------------------------------------------------------------------------------
@@ -185,9 +198,9 @@ async def test_an_image_has_what_its_dockerfile_says(context: Path) -> None:
     (context / "data").write_text("data")
     image = await build_image(context)
     assert (image.env["A"], image.env["D"], image.workdir, image.user) == ("b c", "e", "/one/two", "65534:0")
-    assert (image.rootfs / "built").read_text() == "built-1\n"
-    assert (image.rootfs / "data").stat().st_uid == 65534
-    assert (image.rootfs / "etc" / "hosts").read_text().startswith("127.0.0.1\tlocalhost")
+    assert find(image, "built").read_text() == "built-1\n"
+    assert find(image, "data").stat().st_uid == 65534
+    assert find(image, "etc/hosts").read_text().startswith("127.0.0.1\tlocalhost")
 
 
 @pytest.mark.local
@@ -209,8 +222,10 @@ async def test_an_image_is_built_once_and_anew_when_its_context_changes(
     assert (await build_image(context)).digest not in (first.digest, second.digest)
     assert len(list((own_cache / "images").iterdir())) == 3
     forced = await build_image(context, force_build=True)
-    assert forced.rootfs != second.rootfs
-    assert second.rootfs.is_dir(), "sandboxes may still stand on it"
+    assert forced.layers != second.layers
+    assert second.layers[-1] == forced.layers[-1], "the base is there once"
+    cache.prune()
+    assert second.is_there, "sandboxes may still stand on it"
 
 
 @pytest.mark.local
@@ -237,7 +252,7 @@ async def test_heredocs_build_or_are_refused_with_advice(context: Path) -> None:
     (context / "Dockerfile").write_text(f"FROM {BASE}\nRUN <<EOF\necho here > /doc\nEOF\n")
     _, version = await run_tool("buildah", "--version")
     if dockerfile.builds_heredocs(version):
-        assert ((await build_image(context)).rootfs / "doc").read_text() == "here\n"
+        assert find((await build_image(context)), "doc").read_text() == "here\n"
     else:
         with pytest.raises(SandboxStartError, match=r"install buildah 1\.33"):
             await build_image(context)
@@ -302,16 +317,16 @@ async def test_an_image_that_docker_holds_serves_as_image_and_as_base(context: P
             code, said = await run_tool("docker", "build", "--quiet", "--label", label, "--tag", name, str(context))
             assert code == 0, said
         prebuilt = await build_image(context, docker_image=real)
-        assert (prebuilt.rootfs / "where").read_text() == "from docker\n"
+        assert find(prebuilt, "where").read_text() == "from docker\n"
         assert (prebuilt.env["WHERE"], prebuilt.workdir, prebuilt.substitutions) == ("docker", "/there", ())
         (context / "Dockerfile").write_text(f"FROM {real}\nCOPY where /again\n")
         built = await build_image(context)
-        assert (built.rootfs / "again").read_text() == (built.rootfs / "where").read_text()
+        assert find(built, "again").read_text() == find(built, "where").read_text()
         found = await find_in_docker(real)
         assert found is not None
         code, _ = await run_tool("buildah", "inspect", "--type", "image", found[0].removeprefix("sha256:"))
         assert code == 0, "the copy is found by Docker's own id, so it is made once"
-        docker_base = images._docker_base  # pyright: ignore[reportPrivateUsage]  # all else would try a registry first
+        docker_base = bases.docker_base  # all else would try a registry first
         assert await docker_base(stand_in) is None, "a stand-in is not taken for the official image"
         code, _ = await run_tool("docker", "tag", stand_in, f"{real}-not")
         names.append(f"{real}-not")

@@ -241,11 +241,17 @@ def _peers(sandbox: str, config: TerminalEnvConfig) -> dict[str, _Hold]:
 
 @contextlib.asynccontextmanager
 async def _bubblewrap(config: TerminalEnvConfig) -> AsyncGenerator[_Sample]:
-    """The floor: namespaces around one command on the same image, with no overlay and no supervisor."""
-    from harbor_gym.sandboxes.images import build_image
+    """The floor: namespaces around one command on the same image, read-only, with no supervisor."""
+    from harbor_gym.cache import cache_dir
+    from harbor_gym.sandboxes.images import ImageSource, build_image
 
-    rootfs = (await build_image(config.task_dir / "environment")).rootfs
-    argv = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", str(rootfs), "/", "--proc", "/proc"]
+    image = await build_image(ImageSource(config.task_dir / "environment"))
+    place = cache_dir() / "mountpoint"
+    place.mkdir(exist_ok=True)
+    lowers = ":".join(map(str, image.directories))
+    mounted = f'mount -t overlay -o "lowerdir={lowers}" overlay "{place}" && exec "$@"'
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", mounted, "sh", "bwrap", "--unshare-all"]
+    argv += ["--die-with-parent", "--ro-bind", str(place), "/", "--proc", "/proc"]
     async with _command(*argv, "--dev", "/dev", "true") as sample:
         yield sample
 

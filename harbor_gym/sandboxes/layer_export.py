@@ -102,7 +102,7 @@ def write_top(root: Path, top: Path) -> None:
     if is_of_image:
         status = (root / "etc").lstat()
         if not stat.S_ISDIR(status.st_mode):
-            raise SystemExit("the image's /etc is no directory")
+            raise NotADirectoryError("the image's /etc is no directory")
         os.chown(etc, status.st_uid, status.st_gid)
         etc.chmod(status.st_mode & 0o7777)
         os.utime(etc, ns=(status.st_atime_ns, status.st_mtime_ns))

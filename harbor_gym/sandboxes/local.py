@@ -32,7 +32,8 @@ from harbor_gym.errors import (
     TaskError,
 )
 from harbor_gym.sandboxes import archive, limits, reaper
-from harbor_gym.sandboxes.images import Image, hold_image
+from harbor_gym.sandboxes.forks import ImageOptions, Setup, hold_set_up
+from harbor_gym.sandboxes.images import Image, ImageSource, hold_image
 from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
 from harbor_gym.sandboxes.network import NAME_SERVER
 from harbor_gym.sandboxes.pipes import text_chunks
@@ -43,6 +44,8 @@ _TRANSFER_TIMEOUT_SEC = 600.0
 _PROBE_TIMEOUT_SEC = 10.0
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HARBOR_LOGS = "/logs/"
+_OF_VERIFIERS = "__verifier__"
+"""In the session ids that Harbor gives to separate verifiers' sandboxes."""
 _AUTOGROUP_NICE = -10
 _USE_NAME_SERVER = f"rm -f /etc/resolv.conf && echo nameserver {NAME_SERVER} > /etc/resolv.conf"
 _TOOLS = {"bwrap": "bubblewrap", "buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
@@ -85,6 +88,11 @@ class LocalEnvironment(BaseEnvironment):
     Where no control groups can be made, ``memory_mb`` bounds each process by itself, the log says so once, and a
     resource policy of Harbor's that asks for enforcement is refused.
 
+    **Images** come from the task's Dockerfile or ``docker_image``, which may say ``oci-archive:PATH`` or
+    ``docker-archive:PATH`` too, or from the options ``image`` (the same names) or ``rootfs`` (a directory, or a tar).
+    They are kept layer by layer: what several have in common is there once. A ``setup_command`` runs once, in a sandbox
+    of its own with the image's environment; every sandbox then starts from the files that it left.
+
     **Network**: ``no-network`` is loopback only. ``public`` goes through slirp4netns, a network stack without rights on
     the machine: connections out, none in. Not reachable are 169.254.0.0/16, the machine's loopback and, unless the
     option ``private_network`` is true, private networks and the machine's own addresses. Without slirp4netns such a
@@ -105,6 +113,9 @@ class LocalEnvironment(BaseEnvironment):
         max_processes: int = DEFAULT_MAX_PROCESSES,
         network: Literal["task", "none"] = "task",
         private_network: bool = False,
+        image: str | None = None,
+        rootfs: str | Path | None = None,
+        setup_command: str | None = None,
         **kwargs: Any,
     ) -> None:
         """Prepare a sandbox; Harbor's own arguments go to Harbor's base class.
@@ -114,12 +125,16 @@ class LocalEnvironment(BaseEnvironment):
             max_processes: Processes and threads of the sandbox, at most.
             network: ``"task"`` gives what the task asks for, ``"none"`` only loopback.
             private_network: Let a public network reach private networks and this machine's own addresses.
+            image: An image by name, or an archive of one, instead of the task's own.
+            rootfs: A directory, or a tar, that is the root file system instead. It is copied once.
+            setup_command: Shell text that root runs once for all sandboxes of this image.
             kwargs: Harbor's.
 
         Raises:
             UsageError: An option has no such value.
         """
         self._options = WallOptions(max_processes, network, private_network)
+        self._image_options = ImageOptions(image, None if rootfs is None else Path(rootfs), setup_command)
         self._sandbox: SupervisedSandbox | None = None
         self._image: Image | None = None
         self._hold: Hold | None = None
@@ -179,7 +194,9 @@ class LocalEnvironment(BaseEnvironment):
                 f"{self.environment_dir / COMPOSE_FILE_NAME}: local sandboxes run one container and no Compose: "
                 "use --env docker for this task"
             )
-        require_agent_environment_definition(self.environment_dir, docker_image=self.task_env_config.docker_image)
+        chosen = self._chosen_image
+        if chosen.image is None and chosen.rootfs is None:
+            require_agent_environment_definition(self.environment_dir, docker_image=self.task_env_config.docker_image)
         foreign = [target for target in self._mount_targets() if not target.startswith(_HARBOR_LOGS)]
         if foreign:
             raise TaskError(
@@ -206,7 +223,7 @@ class LocalEnvironment(BaseEnvironment):
             self._image, self._hold = await self._hold_image(force_build=force_build)
             walls = await asyncio.to_thread(self._walls)
             self._sandbox = SupervisedSandbox()
-            await self._sandbox.start(self._image.rootfs, walls)
+            await self._sandbox.start(self._image.directories, walls)
             await self._make_directories()
             await self._upload_environment_dir_after_start()
         except BaseException:
@@ -218,12 +235,33 @@ class LocalEnvironment(BaseEnvironment):
         prebuilt = should_use_prebuilt_docker_image(
             self.environment_dir, docker_image=config.docker_image, force_build=force_build
         )
-        return await hold_image(
+        chosen = self._chosen_image
+        source = ImageSource(
             self.environment_dir,
-            docker_image=config.docker_image if prebuilt else None,
-            build_timeout_sec=config.build_timeout_sec,
-            force_build=force_build,
+            docker_image=chosen.image or (config.docker_image if prebuilt else None),
+            rootfs=chosen.rootfs,
         )
+        timeout_sec = config.build_timeout_sec
+        image, held = await hold_image(source, build_timeout_sec=timeout_sec, force_build=force_build)
+        if chosen.setup_command is None:
+            return image, held
+        try:
+            workdir = config.workdir or image.workdir
+            setup = Setup(chosen.setup_command, self._first_command(workdir), workdir, _with_path(image.env))
+            walls = await asyncio.to_thread(self._walls)
+            return await hold_set_up(image, setup, walls, timeout_sec=timeout_sec)
+        finally:
+            held.release()
+
+    @property
+    def _chosen_image(self) -> ImageOptions:
+        """What the options say; a separate verifier's sandbox has an image of its own, of which they say nothing."""
+        return ImageOptions() if _OF_VERIFIERS in self.session_id else self._image_options
+
+    def _first_command(self, *workdirs: str) -> str:
+        # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it.
+        commands = ["chmod 1777 /tmp", f"mkdir -p {' '.join(map(shlex.quote, sorted(workdirs)))}"]
+        return " && ".join([*commands, *([_USE_NAME_SERVER] if self._has_network(self.network_policy) else [])])
 
     def _walls(self) -> Walls:
         return self._options.walls(
@@ -244,14 +282,10 @@ class LocalEnvironment(BaseEnvironment):
             await self._run_as_root(_USE_NAME_SERVER, "name the sandbox's name server")
 
     async def _make_directories(self) -> None:
-        commands = ["chmod 1777 /tmp"]
+        workdirs = {self._request("", cwd=None, env=None, user=None).cwd, self._image.workdir if self._image else "/"}
+        commands = [self._first_command(*workdirs)]
         if targets := self._mount_targets(writable_only=True):
             commands.append(self._ensure_dirs_command(targets))
-        # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it.
-        workdirs = {self._request("", cwd=None, env=None, user=None).cwd, self._image.workdir if self._image else "/"}
-        commands.append(f"mkdir -p {' '.join(map(shlex.quote, sorted(workdirs)))}")
-        if self._has_network(self.network_policy):
-            commands.append(_USE_NAME_SERVER)
         await self._run_as_root(" && ".join(commands), "make the sandbox's directories")
 
     async def _run_as_root(self, command: str, what: str) -> None:
@@ -350,7 +384,7 @@ class LocalEnvironment(BaseEnvironment):
             command=command,
             user=self._image.user if resolved is None else str(resolved),
             cwd=cwd or self.task_env_config.workdir or self._image.workdir,
-            env={"PATH": _DEFAULT_PATH, **self._image.env, **(self._merge_env(env) or {})},
+            env={**_with_path(self._image.env), **(self._merge_env(env) or {})},
         )
 
     # --- files ---------------------------------------------------------------------------------------------------
@@ -436,6 +470,10 @@ class LocalEnvironment(BaseEnvironment):
             spool.close()
             raise
         return spool
+
+
+def _with_path(env: dict[str, str]) -> dict[str, str]:
+    return {"PATH": _DEFAULT_PATH, **env}
 
 
 async def _end(sandbox: SupervisedSandbox | None, hold: Hold | None) -> None:

@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +26,7 @@ from harbor_gym.processes import start_process
 from harbor_gym.sandboxes import limits
 from harbor_gym.sandboxes.network import NETWORK_PROGRAM
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
+from harbor_gym.sandboxes.tools import run_tool
 from harbor_gym.sandboxes.walls import Walls
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); import serving; sys.exit(serving.main())"
@@ -79,8 +80,8 @@ class SupervisedSandbox:
 
     # --- life ----------------------------------------------------------------------------------------------------
 
-    async def start(self, rootfs: Path, walls: Walls) -> None:
-        """Build the sandbox on ``rootfs``, which stays untouched; return when its PID 1 runs.
+    async def start(self, layers: Sequence[Path], walls: Walls) -> None:
+        """Build the sandbox on ``layers``, the topmost first, which stay untouched; return when its PID 1 runs.
 
         After any failure, call :meth:`stop`.
 
@@ -94,7 +95,7 @@ class SupervisedSandbox:
         self._data_limit_bytes = bounds.pop("data_limit_bytes")
         config = {
             "parent": os.getpid(),
-            "rootfs": str(rootfs),
+            "layers": [str(layer) for layer in layers],
             "mountpoint": str(mountpoint),
             "storage_bytes": walls.storage_bytes,
             "bwrap": shutil.which("bwrap"),
@@ -151,6 +152,22 @@ class SupervisedSandbox:
         finally:
             if self._process.returncode != 0:
                 await self._remove_groups()
+
+    async def copy_written(self, target: Path) -> None:
+        """Copy everything that the sandbox wrote into a directory, as a layer: deletions are devices 0:0.
+
+        Nothing inside may run meanwhile. No link is followed, and nothing of the sandbox is executed.
+
+        Raises:
+            SandboxError: It can't be copied.
+        """
+        if not self.is_running or self._process is None:
+            raise self._lost("the local sandbox is not running")
+        written = f"{cache_dir() / 'mountpoint'}/upper/."
+        namespace = f"--mount=/proc/{self._process.pid}/ns/mnt"
+        code, said = await run_tool("nsenter", namespace, "cp", "--archive", "--one-file-system", written, str(target))
+        if code != 0:
+            raise SandboxError(f"what the local sandbox wrote can't be copied: {said.strip()}")
 
     async def _remove_groups(self) -> None:
         """Do what a killed supervisor could not; the kernel takes a moment to end what was in the sandbox."""

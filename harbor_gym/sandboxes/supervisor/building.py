@@ -40,11 +40,14 @@ def mount_root(config: dict[str, Any]) -> None:
     files = max(_MIN_FILES, storage // _BYTES_PER_FILE)
     mount("harbor-gym", place, "tmpfs", MS_NODEV, f"mode=0700,size={storage},nr_inodes={files}")
     os.chdir(place)
-    for name in ("lower", "upper", "work", "root"):
+    # Short names: what mount(2) takes as options has to fit a page, and an image may have 127 layers.
+    lowers = [str(number) for number in range(len(config["layers"]))]
+    for name in (*lowers, "upper", "work", "root"):
         os.mkdir(name)  # noqa: PTH102  # pathlib would cost 20 ms of imports at every start
-    mount(config["rootfs"], "lower", None, MS_BIND)
+    for layer, name in zip(config["layers"], lowers, strict=True):
+        mount(layer, name, None, MS_BIND)
     os.chmod("upper", 0o755)  # noqa: PTH101  # as above
-    mount("overlay", "root", "overlay", MS_NODEV, "lowerdir=lower,upperdir=upper,workdir=work")
+    mount("overlay", "root", "overlay", MS_NODEV, f"lowerdir={':'.join(lowers)},upperdir=upper,workdir=work")
 
 
 def files_bytes() -> int:
