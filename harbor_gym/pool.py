@@ -172,6 +172,12 @@ class WarmPool:
         """Make no more stock: what is ready is still leased, and who waits is still served."""
         self._is_refilling = False
 
+    def refill_to(self, size: int) -> None:
+        """Keep ``size`` ready from now on, also after ``stop_refilling``. What is ready beyond that is still leased."""
+        self.size = size
+        self._is_refilling = True
+        self._wake.set()
+
     @property
     def is_closed(self) -> bool:
         """Whether it hands out nothing any more."""

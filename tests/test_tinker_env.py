@@ -11,11 +11,10 @@ from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, SandboxStartError
 from tests.engines import require_engine
 from tests.tasks import BASE, DONE, write_task
+from tests.token_policies import RENDERER, message, scripted
 from tests.tokenizers import byte_level_tokenizer
 
 pytestmark = [pytest.mark.tinker, pytest.mark.local, pytest.mark.usefixtures("engines", "nothing_left")]
-
-RENDERER = "qwen3_instruct"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,30 +29,6 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("tokenizer")
     byte_level_tokenizer().save_pretrained(path)
     return str(path)
-
-
-def message(keys: str | None, *, complete: bool = False) -> str:
-    commands = [{"keystrokes": keys, "duration": 1.0}] if keys else []
-    return json.dumps({"analysis": "a", "plan": "p", "commands": commands, "task_complete": complete})
-
-
-def scripted(*answers: str, length_at: int | None = None) -> Any:
-    """A token policy that answers from a list, however the episodes interleave."""
-    from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
-
-    tokenizer = byte_level_tokenizer()
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-
-    class Scripted(TokenCompleter):
-        async def __call__(self, model_input: Any, stop: Any, *, max_tokens: int | None = None) -> Any:
-            assert stop == [end]
-            turn = tokenizer.decode(model_input.to_ints()).count("<|im_start|>assistant") - 1
-            tokens = tokenizer.encode(answers[turn], add_special_tokens=False)
-            if turn == length_at:
-                return TokensWithLogprobs(tokens=tokens, maybe_logprobs=[0.0] * len(tokens), stop_reason="length")
-            return TokensWithLogprobs(tokens=[*tokens, end], maybe_logprobs=[0.0] * (len(tokens) + 1))
-
-    return Scripted()
 
 
 def make_builder(task_dir: Path, model_dir: str, **settings: Any) -> Any:

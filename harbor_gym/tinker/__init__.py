@@ -11,16 +11,22 @@ except ModuleNotFoundError as exc:
 
 from harbor_gym.tinker.codec import RendererCodec
 from harbor_gym.tinker.dataset import (
-    HarborSingleTaskEnvGroupBuilder,
+    HarborRLDataset,
+    HarborRLDatasetBuilder,
     HarborSingleTaskRLDataset,
     HarborSingleTaskRLDatasetBuilder,
 )
 from harbor_gym.tinker.env import HarborTerminalTinkerEnv
+from harbor_gym.tinker.group import HarborSingleTaskEnvGroupBuilder
+from harbor_gym.tinker.strategy import RetryThenMask
 
 __all__ = [
+    "HarborRLDataset",
+    "HarborRLDatasetBuilder",
     "HarborSingleTaskEnvGroupBuilder",
     "HarborSingleTaskRLDataset",
     "HarborSingleTaskRLDatasetBuilder",
     "HarborTerminalTinkerEnv",
     "RendererCodec",
+    "RetryThenMask",
 ]

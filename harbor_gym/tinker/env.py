@@ -71,6 +71,8 @@ class HarborTerminalTinkerEnv(Env):
         self._transcript_path = transcript_path
         self._sums: Metrics = {}
         self._written = False
+        self.error: HarborGymError | None = None
+        """What broke the episode off, if something did."""
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, StopCondition] | InitialObservationOverflow:
         """Start the sandbox and return the first prompt.
@@ -155,6 +157,7 @@ class HarborTerminalTinkerEnv(Env):
 
     async def _write_transcript(self, error: HarborGymError | None = None) -> None:
         if error is not None:
+            self.error = error
             logger.warning("episode %s broke off: %s: %s", self._labels, type(error).__name__, error)
         if self._transcript_path is None or self._written:
             return
