@@ -43,6 +43,7 @@ class Policy:
     max_context_tokens: int
     max_lora_rank: int
     base_url: str | None
+    is_served_here: bool
     server_dir: Path | None
 
 
@@ -97,21 +98,24 @@ def policy_of(
         raise UsageError(f"{run} is no training run: it has no config.json with a model_name")
     dataset = config.get("dataset_builder") or {}
     name = model_name or config["model_name"]
-    is_served_here = Path(name).is_dir()
+    is_served_here = base_url is None and Path(name).is_dir()
+    if not is_served_here and not os.environ.get("TINKER_API_KEY"):
+        raise UsageError("TINKER_API_KEY is not set; a model that is a directory is served here without one")
     return Policy(
         model_name=name,
         renderer_name=config.get("renderer_name") or dataset.get("renderer_name") or renderer_name,
-        checkpoint=checkpoint_of(run, checkpoint),
+        checkpoint=checkpoint_of(run, checkpoint, "state_path" if is_served_here else "sampler_path"),
         max_tokens=max_tokens or config.get("max_tokens") or MAX_TOKENS,
         max_context_tokens=dataset.get("max_context_tokens") or MAX_CONTEXT_TOKENS,
         max_lora_rank=config.get("lora_rank") or 32,
         base_url=base_url or (None if is_served_here else config.get("base_url")),
+        is_served_here=is_served_here,
         server_dir=run / "server" if run is not None and is_served_here else None,
     )
 
 
-def checkpoint_of(run: Path | None, wanted: str) -> str | None:
-    """Return the address of the wanted sampling weights, None for the base model's own."""
+def checkpoint_of(run: Path | None, wanted: str, kind: str) -> str | None:
+    """Return the address of the wanted weights, None for the base model's own."""
     if wanted.startswith("tinker://"):
         return wanted
     if wanted == "base" or (run is None and wanted == "last"):
@@ -120,12 +124,12 @@ def checkpoint_of(run: Path | None, wanted: str) -> str | None:
     if run is not None:
         with contextlib.suppress(OSError):
             lines = (run / "checkpoints.jsonl").read_text(encoding="utf-8").splitlines()
-            known = {one["name"]: one["sampler_path"] for one in map(json.loads, lines) if "sampler_path" in one}
+            known = {one["name"]: one[kind] for one in map(json.loads, lines) if kind in one}
     if wanted == "last" and known:
         return known[list(known)[-1]]
     if wanted not in known:
         names = ", ".join(known) or "none"
-        raise UsageError(f"{run} has no checkpoint {wanted!r} that can be sampled from; it has: {names}")
+        raise UsageError(f"{run} has no checkpoint {wanted!r} to sample from; it has: {names}")
     return known[wanted]
 
 
@@ -159,7 +163,7 @@ async def sampling_client(policy: Policy) -> AsyncGenerator["tinker.SamplingClie
     """Yield a client of the policy, with a server of our own where the model is a directory."""
     async with contextlib.AsyncExitStack() as stack:
         base_url = policy.base_url
-        if base_url is None and Path(policy.model_name).is_dir():  # noqa: ASYNC240 - one stat before anything runs
+        if policy.is_served_here:
             from harbor_gym.embedded.server import TrainingServer
 
             state = policy.server_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -168,13 +172,16 @@ async def sampling_client(policy: Policy) -> AsyncGenerator["tinker.SamplingClie
             await stack.enter_async_context(server)
             os.environ.update(server.client_environment())
             base_url = server.base_url
-        elif not os.environ.get("TINKER_API_KEY"):
-            raise UsageError("TINKER_API_KEY is not set; a model that is a directory is served here without one")
         import tinker
 
         service = tinker.ServiceClient(base_url=base_url)
-        base = None if policy.checkpoint else policy.model_name
-        yield await service.create_sampling_client(model_path=policy.checkpoint, base_model=base)
+        if policy.is_served_here and policy.checkpoint is not None:
+            # A server that was started anew holds no adapter: it is made of the training state, then sampled from.
+            trainer = await service.create_training_client_from_state(policy.checkpoint)
+            yield await trainer.save_weights_and_get_sampling_client()
+        else:
+            base = None if policy.checkpoint else policy.model_name
+            yield await service.create_sampling_client(model_path=policy.checkpoint, base_model=base)
 
 
 def show_episode(result: EpisodeResult) -> None:

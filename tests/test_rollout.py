@@ -9,35 +9,17 @@ import pytest
 from harbor_gym import AsyncTerminalGymEnv, EndReason, TerminalEnvConfig
 from harbor_gym.errors import TaskError, VerifierError
 from harbor_gym.rollout import Sample, run_episode
-from harbor_gym.token_env import ChatMessage, TokenTerminalEnv
+from harbor_gym.token_env import TokenTerminalEnv
+from tests.character_codec import ASK, END, CharacterCodec
 from tests.engines import require_engine
 from tests.tasks import DONE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("local_engine", "nothing_left")]
 
-END, ASK = 0, 1
-
 
 @pytest.fixture(scope="module", autouse=True)
 def local_engine() -> None:
     require_engine("local")
-
-
-class CharacterCodec:
-    """A chat in code points: END closes a message, ASK opens the answer."""
-
-    def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
-        tokens: list[int] = []
-        for message in messages:
-            tokens += [*map(ord, message["content"]), END]
-        return [*tokens, ASK]
-
-    def next_turn(self, sampled: Sequence[int], message: str) -> list[int]:
-        closing = [] if sampled[-1:] == [END] else [END]
-        return [*closing, *map(ord, message), END, ASK]
-
-    def text(self, sampled: Sequence[int]) -> str:
-        return "".join(map(chr, (token for token in sampled if token != END)))
 
 
 def token_env(task_dir: Path) -> TokenTerminalEnv:

@@ -26,7 +26,7 @@ class Screen {
   put(piece) {
     if (piece === "\n") this.newLine();
     else if (piece === "\r") this.home();
-    else if (piece === "\t") for (const _ of " ".repeat(8 - (this.cells % 8))) this.print(" ");
+    else if (piece === "\t") this.tab();
     else if (piece === "\x1b[2J") this.clear();
     else if (piece === "\x1b[H") { this.row = 0; this.home(); }
     else if (piece >= " " && piece !== "\x7f") this.print(piece);
@@ -35,6 +35,14 @@ class Screen {
   home() {
     this.column = 0;
     this.cells = 0;
+  }
+
+  // A tab goes to the next stop, never to the next line, and leaves alone what it passes.
+  tab() {
+    const stop = Math.min(this.cells - (this.cells % 8) + 8, this.columns - 1);
+    for (; this.cells < stop; this.cells += 1, this.column += 1) {
+      if ([...this.lines[this.row]].length <= this.column) this.lines[this.row] += " ";
+    }
   }
 
   newLine() {
