@@ -124,14 +124,23 @@ async def _call(argv: Sequence[str], timeout_sec: float | None) -> tuple[int, st
 
 
 def channel_processes(of: int | None) -> list[int]:
-    """Return the children of a process that hold a channel; of None: all that anybody holds."""
-    found: list[int] = []
+    """Return what holds a channel below a process, and nothing below that; of None: all that anybody holds."""
+    parents: dict[int, int] = {}
+    holders: set[int] = set()
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
-            parent = int((entry / "stat").read_text().rpartition(") ")[2].split()[1])
-            if of in (parent, None) and b"/step serve" in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return found
+            pid = int(entry.name)
+            parents[pid] = int((entry / "stat").read_text().rpartition(") ")[2].split()[1])
+            if b"/step serve" in (entry / "cmdline").read_bytes():
+                holders.add(pid)
+    return [pid for pid in holders if of is None or _is_below(pid, of, parents, holders)]
+
+
+def _is_below(pid: int, ancestor: int, parents: dict[int, int], between: set[int]) -> bool:
+    while (pid := parents.get(pid, 0)) not in (0, ancestor):
+        if pid in between:
+            return False
+    return pid == ancestor
 
 
 def write_dockerfile(directory: Path, dockerfile: str = DOCKERFILE) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from typing import Protocol
 
 from harbor_gym.processes import start_process
 
@@ -20,10 +21,32 @@ class ChannelBrokenError(Exception):
     """The process ended, or answered nothing usable in time. Internal to this room: a broken channel is replaced."""
 
 
-class Channel:
-    """One living process. Made by :meth:`open`; the owner closes it."""
+class Process(Protocol):
+    """What a channel needs of a process that runs with pipes: one of asyncio's, or one that an environment offers."""
 
-    def __init__(self, process: asyncio.subprocess.Process, max_answer_bytes: int) -> None:
+    @property
+    def stdin(self) -> asyncio.StreamWriter | None:
+        """Where requests go."""
+        ...
+
+    @property
+    def stdout(self) -> asyncio.StreamReader | None:
+        """Where answers come from."""
+        ...
+
+    def kill(self) -> None:
+        """Kill it."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait for its end and return its status."""
+        ...
+
+
+class Channel:
+    """One living process. Made by :meth:`open` or :meth:`over`; the owner closes it."""
+
+    def __init__(self, process: Process, max_answer_bytes: int) -> None:
         self._process = process
         self._max_answer_bytes = max_answer_bytes
         self._received = bytearray()
@@ -48,6 +71,15 @@ class Channel:
             )
         except OSError as error:
             raise ChannelBrokenError(f"{argv[0]} could not be started: {error}") from error
+        return await cls.over(process, ready=ready, max_answer_bytes=max_answer_bytes)
+
+    @classmethod
+    async def over(cls, process: Process, *, ready: str, max_answer_bytes: int) -> "Channel":
+        """Take a process that has just been started, and wait for its line ``ready``.
+
+        Raises:
+            ChannelBrokenError: it said something else; it has been ended.
+        """
         channel = cls(process, max_answer_bytes)
         try:
             await channel._read_until(f"{ready}\n", max_silence_sec=_OPEN_TIMEOUT_SEC)

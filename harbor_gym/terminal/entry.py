@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, cast
 
 from harbor_gym.processes import start_process
+from harbor_gym.terminal.channel import Process
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
@@ -17,6 +18,21 @@ _DOCKER_MODULE = "harbor.environments.docker.docker"
 _LOOKUP_TIMEOUT_SEC = 20.0
 
 logger = logging.getLogger(__name__)
+
+
+async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> Process | None:
+    """Start ``command`` in the sandbox with pipes, or return None where the environment itself offers no such thing.
+
+    It does by a method ``exec_pipes(command, *, user)`` beside its ``exec_argv``, as local sandboxes do: that saves a
+    process.
+
+    Raises:
+        SandboxLostError: the sandbox is gone.
+    """
+    offer = getattr(environment, "exec_pipes", None)
+    if offer is None or getattr(environment, "exec_argv", None) is None:
+        return None
+    return cast("Process", await offer(command, user=user))
 
 
 async def enter_argv(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> list[str] | None:

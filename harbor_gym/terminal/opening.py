@@ -2,7 +2,6 @@
 
 import logging
 import secrets
-import shlex
 from typing import TYPE_CHECKING, cast
 
 from harbor_gym.config import TerminalConfig
@@ -11,7 +10,7 @@ from harbor_gym.terminal.channel import ChannelBrokenError
 from harbor_gym.terminal.persistent import PersistentTransport
 from harbor_gym.terminal.portable import PortableTransport
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
-from harbor_gym.terminal.scripts import read_script
+from harbor_gym.terminal.scripts import call_in_bash, read_script
 from harbor_gym.terminal.session import Terminal
 from harbor_gym.terminal.step import Transport, max_answer_bytes
 from harbor_gym.terminal.tmux_terminal import TmuxTerminal
@@ -59,11 +58,10 @@ async def _open(
 ) -> Terminal:
     nonce = f"@{secrets.token_hex(8)}"
     arguments = [read_script("step"), read_script("rc"), config.columns, config.rows, config.history_lines, tools or ""]
-    call = shlex.join(["bash", "-c", read_script("open"), "bash", nonce, *map(str, arguments)])
+    call = call_in_bash("open", nonce, *arguments)
     result = await run_in_sandbox(
         environment,
-        f"{path_prefix(tools)}command -v bash >/dev/null 2>&1 || "
-        f"{{ echo '{nonce} fail no-bash'; exit 0; }}; exec {call}",
+        f"{path_prefix(tools)}command -v bash >/dev/null 2>&1 || {{ echo '{nonce} fail no-bash'; exit 0; }}; {call}",
         timeout_sec=_OPEN_TIMEOUT_SEC,
         user=user,
         purpose="open a terminal session",

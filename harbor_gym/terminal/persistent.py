@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from harbor_gym.terminal import frame as frames
 from harbor_gym.terminal.channel import Channel, ChannelBrokenError
-from harbor_gym.terminal.entry import enter_argv
+from harbor_gym.terminal.entry import enter_argv, exec_pipes
 from harbor_gym.terminal.portable import MARGIN_SEC, PortableTransport
 from harbor_gym.terminal.step import LONG_PAYLOAD_BYTES, Step
 
@@ -52,11 +52,12 @@ class PersistentTransport:
         """
         ready = f"@{secrets.token_hex(8)}"
         command = f"{self.portable.prefix}exec {shlex.join(['bash', f'{self._directory}/step', 'serve', ready])}"
-        argv = await enter_argv(self._environment, command, user=self._user)
-        if argv is None:
-            return False
-        self._channel = await Channel.open(argv, ready=f"{ready} ready", max_answer_bytes=self._max_answer_bytes)
-        return True
+        says, limit = f"{ready} ready", self._max_answer_bytes
+        if (process := await exec_pipes(self._environment, command, user=self._user)) is not None:
+            self._channel = await Channel.over(process, ready=says, max_answer_bytes=limit)
+        elif (argv := await enter_argv(self._environment, command, user=self._user)) is not None:
+            self._channel = await Channel.open(argv, ready=says, max_answer_bytes=limit)
+        return self._channel is not None
 
     async def take(self, step: Step) -> frames.Frame:
         """See :meth:`harbor_gym.terminal.step.Transport.take`."""

@@ -1,7 +1,6 @@
 """The terminal itself: turns in, observations out, over whichever transport reaches the session."""
 
 import logging
-import shlex
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from harbor_gym.terminal.keys import (
 )
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 from harbor_gym.terminal.screen import Screen, capture_screen
-from harbor_gym.terminal.scripts import read_script
+from harbor_gym.terminal.scripts import call_in_bash
 from harbor_gym.terminal.session import TerminalTurn
 from harbor_gym.terminal.step import Step, Transport, make_step
 from harbor_gym.terminal.tools import path_prefix
@@ -94,8 +93,7 @@ class TmuxTerminal:
             await self.transport.close()
             result = await run_in_sandbox(
                 self._environment,
-                path_prefix(self._tools)
-                + shlex.join(["bash", "-c", read_script("close"), "bash", self._directory, *self._pids]),
+                path_prefix(self._tools) + call_in_bash("close", self._directory, *self._pids),
                 timeout_sec=_CLOSE_TIMEOUT_SEC,
                 user=self._user,
                 purpose="stop the terminal session",

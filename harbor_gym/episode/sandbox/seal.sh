@@ -6,19 +6,27 @@ owner=$1
 shift
 output=$1
 
+# Set left to something that lies in directory $1; fail where nothing does.
+find_left() {
+    for left in "$1"/* "$1"/.[!.]* "$1"/..?*; do
+        if [ -e "$left" ] || [ -L "$left" ]; then return 0; fi
+    done
+    return 1
+}
+
 for directory; do
     if [ -L "$directory" ] || { [ -e "$directory" ] && [ ! -d "$directory" ]; }; then rm -rf -- "$directory"; fi
-    # Closed first: who runs on must not fill what is being emptied.
-    mkdir -p -- "$directory" && chmod 755 -- "$directory"
-    chown root -- "$directory" 2>/dev/null
-    find "$directory" -mindepth 1 -maxdepth 1 -exec rm -rf -- {} +
+done
+# Closed first: who runs on must not fill what is being emptied.
+mkdir -p -- "$@" && chmod 755 -- "$@"
+chown root -- "$@" 2>/dev/null
+for directory; do
+    if find_left "$directory"; then find "$directory" -mindepth 1 -maxdepth 1 -exec rm -rf -- {} +; fi
     # Believed only when seen: the policy may have replaced the programs above.
-    for left in "$directory"/* "$directory"/.[!.]* "$directory"/..?*; do
-        if [ -e "$left" ] || [ -L "$left" ]; then
-            echo "$left could not be removed"
-            exit 0
-        fi
-    done
+    if find_left "$directory"; then
+        echo "$left could not be removed"
+        exit 0
+    fi
     [ -d "$directory" ] || { echo "$directory could not be made"; exit 0; }
 done
 if [ -z "$owner" ] || ! chown "$owner" -- "$output"; then chmod 777 -- "$output"; fi

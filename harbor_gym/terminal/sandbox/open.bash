@@ -1,5 +1,6 @@
 # Open the session: one private directory, one tmux server in it, one interactive bash in its pane.
 # Answers with one line: "<nonce> ok <dir> <shell pid> <server pid>", or "<nonce> fail <reason> <details>".
+# Every program it calls costs a millisecond or two of each episode: bash does what bash can.
 nonce=$1 step=$2 rc=$3 columns=$4 rows=$5 history=$6 tools=$7
 
 fail() {
@@ -12,19 +13,21 @@ fail() {
 }
 
 dir=
-command -v tmux >/dev/null 2>&1 || fail no-tmux
-version=$(tmux -V)
+hash tmux 2>/dev/null || fail no-tmux
 # What was brought along stays off the pane's PATH, and its locale out of the pane's environment.
-tmux=$(command -v tmux) path=${PATH#"$tools:"}
+tmux=${BASH_CMDS[tmux]} path=${PATH#"$tools:"}
 clean=()
 if [ -n "$tools" ]; then
     rc="unset LOCPATH"$'\n'$rc
     clean=(set-environment -gu LOCPATH \;)
 fi
-[[ $version =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] < 3)) && fail old-tmux "$version"
+is_old() { [[ $1 =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] < 3)); }
 
 for base in /run /dev/shm /var/tmp "$HOME" /tmp; do
-    dir=$(mktemp -d "$base/.terminal-XXXXXXXX" 2>/dev/null) && break
+    [ -w "$base" ] || continue
+    dir=$base/.terminal-${nonce#@}
+    mkdir -m 700 "$dir" 2>/dev/null && break
+    dir=
 done
 [ -n "$dir" ] || fail no-directory
 # shellcheck disable=SC2015
@@ -37,7 +40,8 @@ printf '%s\n' "$step" >"$dir/step" &&
 
 # An unknown locale makes bash complain; without UTF-8 tmux would not start at all.
 for locale in C.UTF-8 en_US.UTF-8 C; do
-    [ -z "$(LC_ALL=$locale bash --norc --noprofile -c : 2>&1)" ] && break
+    { LC_ALL=$locale; } 2>"$dir/complaint"
+    [ -s "$dir/complaint" ] || break
 done
 # Without the E3 capability `clear` pushes the screen into the scrollback, so that no line escapes the count.
 term=screen
@@ -51,16 +55,20 @@ fi
 unset TMUX TMUX_PANE
 export LC_ALL=$locale SHELL=$BASH
 
-pane=$(PATH=$path "$tmux" -u -f /dev/null -S "$dir/socket" start-server \; "${clean[@]}" \
+PATH=$path "$tmux" -u -f /dev/null -S "$dir/socket" start-server \; "${clean[@]}" \
     set-option -g history-limit "$history" \; set-option -g status off \; set-option -s escape-time 0 \; \
     set-option -s default-terminal "$term" \; set-option -g default-shell "$BASH" \; \
     set-option -wg remain-on-exit on \; \
-    new-session -d -P -F '#{pane_pid} #{pid} #{pane_tty}' -s main -x "$columns" -y "$rows" -c "$PWD" \
-    "$BASH" --rcfile "$dir/rc" -i 2>&1) || fail start "$pane"
-printf '%s\n' "$pane" >"$dir/pane"
-if tmux -S "$dir/socket" list-commands paste-buffer 2>/dev/null | grep -q '\[-[a-z]*S'; then
-    printf '%s\n' -S >"$dir/paste-flags"
+    new-session -d -P -F '#{pane_pid} #{pid} #{pane_tty} #{version}' -s main -x "$columns" -y "$rows" -c "$PWD" \
+    "$BASH" --rcfile "$dir/rc" -i >"$dir/pane" 2>&1
+status=$?
+read -r shell server tty version <"$dir/pane"
+if ((status)) || [[ $tty != /dev/* ]]; then
+    is_old "$(tmux -V)" && fail old-tmux "$(tmux -V)"
+    fail start "$(<"$dir/pane")"
 fi
+is_old "$version" && fail old-tmux "tmux $version"
+printf '%s %s %s\n' "$shell" "$server" "$tty" >"$dir/pane"
 
 is_running() {
     local stat
@@ -79,7 +87,6 @@ last_words() {
     tmux -u -S "$dir/socket" capture-pane -p -S - -t %0 | grep . | tail -n 5
 } 2>/dev/null
 
-read -r shell server _ <"$dir/pane"
 exec 9<>"$dir/nap"
 for ((i = 0; i < 1000; i++)); do
     read -r mark <"$dir/prompt"

@@ -36,7 +36,8 @@ type_text() {
 
 paste_keys() {
     local flags=
-    [ -e "$dir/paste-flags" ] && read -r flags <"$dir/paste-flags"
+    # Newer ones show control characters instead of pasting them, but for this.
+    [[ $(tm list-commands paste-buffer </dev/null) =~ \[-[a-zA-Z]*S ]] && flags=-S
     # The keys take their time to get there: another process may have typed them meanwhile.
     tm load-buffer -b keys - \; if-shell -F -t %0 "#{!=:#{@typed},$number}" \
         "paste-buffer -d -r $flags -b keys -t %0 ; set-option -p -t %0 @typed $number"
