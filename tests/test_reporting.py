@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from harbor_gym import reporting
+from harbor_gym.cli import app
 from harbor_gym.errors import UsageError
 from harbor_gym.recording import CastRecorder
 from harbor_gym.reporting import live
@@ -219,6 +221,14 @@ def test_a_large_run_gives_some_of_every_batch_and_says_what_is_left_out(tmp_pat
     assert reporting.write_page(tmp_path, max_bytes=3000).shown < 8
     with pytest.raises(UsageError, match="is no training run"):
         reporting.write_page(tmp_path / "transcripts" / "train")
+
+
+def test_the_command_writes_the_page_and_says_what_it_left_out(tmp_path: Path) -> None:
+    write_episodes(tmp_path, batches=2, episodes=2)
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "--episodes", "3"])
+    assert done.output == f"{tmp_path / 'report.html'}: 3 episodes; 1 left out (--episodes, --megabytes)\n"
+    assert (tmp_path / "report.html").is_file()
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "transcripts" / "train")]).exit_code == 2
 
 
 def _random_recording(path: Path, draw: random.Random) -> None:
