@@ -58,6 +58,11 @@ class TerminalEnvConfig(_Config):
     sandbox_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the sandbox class (Harbor's ``environment.kwargs``)."""
 
+    setup_command: str | None = Field(default=None, min_length=1)
+    """Shell text that root runs before the policy comes, in the task's sandbox and with its network. Files are what
+    counts: what it leaves running may be gone. ``local`` runs it once, with the image's environment alone, and starts
+    every sandbox from the files that it left; any other sandbox runs it at each start (``info["setup"]``)."""
+
     terminal: TerminalConfig = TerminalConfig()
     """Pane size, waits and the observation budget."""
 

@@ -10,14 +10,17 @@ import time
 from typing import TYPE_CHECKING
 
 from harbor_gym import sandboxes
-from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.errors import HarborGymError, SandboxStartError, UsageError
 from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
+from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 
 if TYPE_CHECKING:
     from harbor.models.task.task import Task
 
     from harbor_gym.config import TerminalEnvConfig
     from harbor_gym.episode import AgentPhase, Episode
+
+_OUTPUT_TAIL_CHARACTERS = 4000
 
 
 class PreparedEpisode:
@@ -56,14 +59,18 @@ class PreparedEpisode:
         await asyncio.to_thread(_preflight, config.sandbox)
         if self._is_closed:
             raise UsageError("the episode was closed while it was being started")
+        is_shared = config.setup_command is not None and sandboxes.shares_setup(config.sandbox)
+        setup = {"setup_command": config.setup_command} if is_shared else {}
         self._episode = Episode(
             self._task,
-            sandboxes.environment_config(config.sandbox, options=config.sandbox_options),
+            sandboxes.environment_config(config.sandbox, options={**config.sandbox_options, **setup}),
             trials_dir=config.trials_dir,
             stop_timeout_sec=config.stop_timeout_sec,
             verifier=config.verifier,
         )
         self._phase = await self._episode.start()
+        if config.setup_command is not None and not is_shared:
+            await _set_up(self._phase, config.setup_command, self._task.config.environment.build_timeout_sec)
         started = time.monotonic()
         self._terminal = await open_phase_terminal(self._phase, config)
         self.terminal_open_sec = time.monotonic() - started
@@ -137,6 +144,19 @@ class PreparedEpisode:
         finally:
             if self._episode is not None and (folder := self._episode.trial_dir) is not None:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+async def _set_up(phase: AgentPhase, command: str, timeout_sec: float) -> None:
+    """Run a set-up command in a sandbox that keeps none for the next."""
+    from harbor_gym.episode.episode import run_in_phase
+
+    work = run_in_sandbox(
+        phase.environment, command, timeout_sec=timeout_sec, user="root", purpose="run the setup_command"
+    )
+    done = await run_in_phase(phase, work)
+    if done.return_code != 0:
+        said = f"{done.stdout or ''}{done.stderr or ''}".strip()[-_OUTPUT_TAIL_CHARACTERS:]
+        raise SandboxStartError(f"setup_command ended with status {done.return_code}: {said}")
 
 
 async def open_phase_terminal(phase: AgentPhase, config: TerminalEnvConfig) -> Terminal:

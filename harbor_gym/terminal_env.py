@@ -17,6 +17,7 @@ from harbor_gym.pool import WarmPool
 from harbor_gym.prepared import PreparedEpisode, open_phase_terminal
 from harbor_gym.recording import CastRecorder
 from harbor_gym.rewards import reward_function
+from harbor_gym.sandboxes import shares_setup
 from harbor_gym.terminal import Screen, Terminal, TerminalTurn
 from harbor_gym.types import Command, EndReason, EpisodeInfo
 
@@ -176,6 +177,8 @@ class AsyncTerminalGymEnv:
         await self._look(prepared.terminal)
         info = self._show(prepared.phase, turn)
         info["task"] = prepared.task.name
+        if self.config.setup_command is not None:
+            info["setup"] = "shared" if shares_setup(self.config.sandbox) else "each_start"
         info["metrics"] |= {"time/sandbox_start_sec": prepared.episode.sandbox_start_sec, **metrics}
         info["metrics"]["time/terminal_open_sec"] = prepared.terminal_open_sec
         return turn.text, info

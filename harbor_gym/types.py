@@ -89,6 +89,10 @@ class EpisodeInfo(TypedDict, total=False):
     image_substitutions: tuple[str, ...]
     """Base images that could not be had and what stood in for them, one sentence each; empty is as it should be."""
 
+    setup: str
+    """After ``reset``, where there is a ``setup_command``: ``shared``, it ran once for all sandboxes of its image; or
+    ``each_start``, it ran in this sandbox."""
+
     turn: Required[int]
     """Calls of ``step`` so far in this episode."""
 

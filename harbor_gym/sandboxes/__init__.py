@@ -58,6 +58,11 @@ def environment_config(name: str, *, options: Mapping[str, Any] | None = None) -
     return EnvironmentConfig(type=kind, kwargs=kwargs)
 
 
+def shares_setup(name: str) -> bool:
+    """Tell whether a sandbox's class takes a ``setup_command`` that it runs once for many sandboxes."""
+    return name in (LOCAL, _LOCAL_IMPORT_PATH)
+
+
 def preflight(config: EnvironmentConfig) -> None:
     """Check that a sandbox of this kind can start here: keys, optional packages, daemons. Starts nothing.
 

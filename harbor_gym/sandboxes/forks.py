@@ -20,7 +20,7 @@ from harbor_gym.sandboxes.walls import Walls
 _FORMAT = 1
 _PRUNE_PAUSE_SEC = 0.05
 _OUTPUT_TAIL_CHARACTERS = 4000
-_KILL_THE_REST = "kill -9 -1"
+_KILL_THE_REST = "kill -9 -1 2>/dev/null; while kill -0 -1 2>/dev/null; do :; done; true"
 """What the command left running would not be there later, and must not write while its files are copied."""
 
 

@@ -43,6 +43,8 @@ def archive_path(reference: str, environment_dir: Path) -> Path:
 async def load_archive(reference: str, environment_dir: Path) -> str:
     """Read an image archive into buildah's store; return the image's id there.
 
+    The name that an archive gives its image is buildah's from then on, as with ``docker load``.
+
     Raises:
         SandboxStartError: There is no such archive, or it is none.
     """
