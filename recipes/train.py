@@ -1,4 +1,4 @@
-"""Train a policy on one Harbor task with tinker-cookbook's RL loop.
+"""Train a policy on Harbor tasks, one or many, with tinker-cookbook's RL loop.
 
 The same loop runs against the Tinker service (``--backend tinker``) and against the embedded server on this machine
 (``--backend local``); only the address differs.
@@ -6,15 +6,19 @@ The same loop runs against the Tinker service (``--backend tinker``) and against
     python recipes/train.py --task-dir tasks/devops_task --env daytona --model-name Qwen/Qwen3-30B-A3B-Instruct-2507 \
         --renderer-name qwen3 --max-tokens 4096 --temperature 0.7 --groups-per-batch 1 --group-size 8 \
         --num-batches 25 --learning-rate 4e-5 --lora-rank 32 --save-every 10 --log-path ./runs/x
+
+    python recipes/train.py --task-dir tasks --where difficulty=easy --test-fraction 0.25 --eval-every 5 \
+        --groups-per-batch 4 --epochs 3 --env docker
 """
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -25,9 +29,12 @@ import typer
 
 from harbor_gym import TerminalEnvConfig, reporting, sandboxes
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
+from harbor_gym.task_sources import SourcedTask, filter_tasks, resolve_tasks, split_tasks
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
+
+    from harbor_gym.tinker import HarborRLDatasetBuilder, RetryThenMask
 
 
 class Backend(StrEnum):
@@ -84,19 +91,27 @@ DEFAULTS = {
     ),
 }
 
+FAULT_POLL_SEC = 1.0
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-WHAT, HOW, WHERE = "What to train on", "How to train", "Where and what to keep"
+WHAT, HOW, ROLLOUTS, WHERE = "What to train on", "How to train", "Rollouts", "Where and what to keep"
 
 
-def option(help: str, panel: str) -> typer.models.OptionInfo:
+def option(help: str, panel: str, *, min: int | None = None) -> typer.models.OptionInfo:
     """Declare one flag."""
-    return typer.Option(help=help, rich_help_panel=panel)
+    return typer.Option(help=help, rich_help_panel=panel, min=min)
 
 
-@app.command(help="Train a policy on one Harbor task. Flags without a default take the backend's own.")
+@app.command(help="Train a policy on Harbor tasks. Flags without a default take the backend's own.")
 def main(
-    task_dir: Annotated[Path, option("Harbor task directory.", WHAT)],
+    task_dir: Annotated[list[Path] | None, option("Task directory, or a directory of tasks; repeatable.", WHAT)] = None,
+    task: Annotated[list[str] | None, option("git+URL@COMMIT#path, org/name@ref, or a path; repeatable.", WHAT)] = None,
+    registry_path: Annotated[Path | None, option("registry.json to look names up in.", WHAT)] = None,
+    where: Annotated[list[str] | None, option("Tasks with difficulty=easy, keywords!=vim …; repeatable.", WHAT)] = None,
+    task_weight: Annotated[list[str] | None, option("NAME=2 comes twice in an epoch; repeatable.", WHAT)] = None,
+    test_task: Annotated[list[str] | None, option("Name of a task to test on only; repeatable.", WHAT)] = None,
+    test_fraction: Annotated[float, option("Share of the tasks to test on only, drawn by --seed.", WHAT)] = 0.0,
     env: Annotated[str, option("Sandbox: local, docker, daytona, any Harbor type, or module:Class.", WHAT)] = "docker",
     max_turns: Annotated[int | None, option("Turns after which an episode is cut and verified.", WHAT)] = None,
     backend: Annotated[Backend, option("The Tinker service, or a server on this machine.", HOW)] = Backend.TINKER,
@@ -110,45 +125,75 @@ def main(
     group_size: Annotated[int, option("Episodes in a group; rewards are centred in it.", HOW)] = 8,
     warm_sandboxes: Annotated[int, option("Sandboxes kept ready for the next batch; 0 keeps none.", HOW)] = 0,
     num_batches: Annotated[int | None, option("Batches to train.", HOW)] = None,
+    epochs: Annotated[int | None, option("Passes over the tasks, instead of --num-batches.", HOW, min=1)] = None,
     learning_rate: Annotated[float | None, option("Adam's learning rate.", HOW)] = None,
     lora_rank: Annotated[int, option("Rank of the LoRA adapter.", HOW)] = 32,
     loss_fn: Annotated[str, option("importance_sampling, ppo, cispo, …", HOW)] = "importance_sampling",
     load_checkpoint_path: Annotated[str | None, option("Start from these weights (tinker://…).", HOW)] = None,
-    seed: Annotated[int, option("Seeds the embedded policy and Python; sampling is the server's.", HOW)] = 0,
+    seed: Annotated[int, option("Seeds the tasks' order and the embedded policy, not sampling.", HOW)] = 0,
+    max_rollout_retries: Annotated[int, option("Lost episodes that a group runs again.", ROLLOUTS, min=0)] = 3,
+    remove_constant_groups: Annotated[
+        bool, option("Leave groups of one reward out of the step, and of its metrics.", ROLLOUTS)
+    ] = False,
+    max_steps_off_policy: Annotated[
+        int | None, option("Sample while training; drop groups older than so many steps.", ROLLOUTS, min=0)
+    ] = None,
+    stream_minibatches: Annotated[
+        int | None, option("Train on a batch in so many parts, each when it is there.", ROLLOUTS, min=1)
+    ] = None,
     log_path: Annotated[Path | None, option("Folder of the run.  [default: runs/TASK-TIME]", WHERE)] = None,
     log_dir_exists: Annotated[LogDirExists, option("If that folder exists.", WHERE)] = LogDirExists.ASK,
     save_every: Annotated[int, option("Batches between checkpoints; 0 keeps only the last.", WHERE)] = 10,
     eval_every: Annotated[int, option("Batches between evaluations; 0 is never.", WHERE)] = 0,
+    test_episodes: Annotated[
+        int | None, option("Episodes of each test task.  [default: a group of one task, 1 of several]", WHERE, min=1)
+    ] = None,
     wandb_project: Annotated[str | None, option("Log to this Weights & Biases project too.", WHERE)] = None,
 ) -> None:
     """Resolve the flags, check everything that can be checked, then train."""
     defaults = DEFAULTS[backend]
-    run = Run(
-        env=TerminalEnvConfig(task_dir=task_dir, sandbox=env, max_turns=max_turns or defaults.max_turns),
-        backend=backend,
-        base_url=base_url,
-        model_name=model_name or defaults.model_name,
-        renderer_name=renderer_name or defaults.renderer_name,
-        max_tokens=max_tokens or defaults.max_tokens,
-        max_context_tokens=max_context_tokens or defaults.max_context_tokens,
-        temperature=defaults.temperature if temperature is None else temperature,
-        groups_per_batch=groups_per_batch,
-        group_size=group_size,
-        warm_sandboxes=warm_sandboxes,
-        num_batches=num_batches or defaults.num_batches,
-        learning_rate=learning_rate or defaults.learning_rate,
-        lora_rank=lora_rank,
-        loss_fn=loss_fn,
-        load_checkpoint_path=load_checkpoint_path,
-        seed=seed,
-        log_path=(log_path or Path("runs") / f"{task_dir.name}-{datetime.now():%Y%m%d-%H%M%S}").resolve(),
-        save_every=save_every,
-        eval_every=eval_every,
-        wandb_project=wandb_project,
-    )
+    sources = [*(task_dir or ()), *(task or ())]
+    name = task_dir[0].resolve().name if task_dir else "tasks"
+    log_path = (log_path or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}").resolve()
     try:
+        tasks = asyncio.run(find_tasks(sources, registry_path, where or ()))
+        train_tasks, test_tasks = split_tasks(tasks, test_fraction=test_fraction, test_tasks=test_task or (), seed=seed)
+        several = len(test_tasks or train_tasks) > 1
+        run = Run(
+            env=TerminalEnvConfig(task_dir=train_tasks[0].path, sandbox=env, max_turns=max_turns or defaults.max_turns),
+            tasks=tuple(tasks),
+            test_tasks=tuple(one.name for one in test_tasks),
+            task_weights=parse_weights(task_weight or ()),
+            backend=backend,
+            base_url=base_url,
+            model_name=model_name or defaults.model_name,
+            renderer_name=renderer_name or defaults.renderer_name,
+            max_tokens=max_tokens or defaults.max_tokens,
+            max_context_tokens=max_context_tokens or defaults.max_context_tokens,
+            temperature=defaults.temperature if temperature is None else temperature,
+            groups_per_batch=groups_per_batch,
+            group_size=group_size,
+            warm_sandboxes=warm_sandboxes,
+            num_batches=num_batches if num_batches or epochs else defaults.num_batches,
+            epochs=epochs,
+            learning_rate=learning_rate or defaults.learning_rate,
+            lora_rank=lora_rank,
+            loss_fn=loss_fn,
+            load_checkpoint_path=load_checkpoint_path,
+            seed=seed,
+            max_rollout_retries=max_rollout_retries,
+            remove_constant_groups=remove_constant_groups,
+            max_steps_off_policy=max_steps_off_policy,
+            stream_minibatches=stream_minibatches,
+            log_path=log_path,
+            save_every=save_every,
+            eval_every=eval_every,
+            test_episodes=test_episodes or (1 if several else group_size),
+            wandb_project=wandb_project,
+        )
         asyncio.run(check(run))
         settle_log_path(run.log_path, log_dir_exists)
+        note_tasks(run)
         asyncio.run(train(run))
     except (UsageError, TaskError, MissingDependencyError) as exc:
         typer.echo(f"train.py: {exc}", err=True)
@@ -157,9 +202,9 @@ def main(
         typer.echo(f"train.py: {type(exc).__name__}: {exc}", err=True)
         raise typer.Exit(1) from exc
     except KeyboardInterrupt:
-        typer.echo(f"train.py: interrupted; resume with --log-path {run.log_path} --log-dir-exists resume", err=True)
+        typer.echo(f"train.py: interrupted; resume with --log-path {log_path} --log-dir-exists resume", err=True)
         raise typer.Exit(130) from None
-    typer.echo(f"run folder: {run.log_path}")
+    typer.echo(f"run folder: {log_path}")
 
 
 @dataclass(frozen=True)
@@ -167,6 +212,10 @@ class Run:
     """The flags, resolved."""
 
     env: TerminalEnvConfig
+    """Its task is the first to train on."""
+    tasks: tuple[SourcedTask, ...]
+    test_tasks: tuple[str, ...]
+    task_weights: dict[str, float]
     backend: Backend
     base_url: str | None
     model_name: str | None
@@ -177,28 +226,98 @@ class Run:
     groups_per_batch: int
     group_size: int
     warm_sandboxes: int
-    num_batches: int
+    num_batches: int | None
+    epochs: int | None
     learning_rate: float
     lora_rank: int
     loss_fn: str
     load_checkpoint_path: str | None
     seed: int
+    max_rollout_retries: int
+    remove_constant_groups: bool
+    max_steps_off_policy: int | None
+    stream_minibatches: int | None
     log_path: Path
     save_every: int
     eval_every: int
+    test_episodes: int
     wandb_project: str | None
+
+
+async def find_tasks(
+    sources: Sequence[str | Path], registry_path: Path | None, where: Sequence[str]
+) -> list[SourcedTask]:
+    """Fetch the tasks to train and test on."""
+    if not sources:
+        raise UsageError("say what to train on: --task-dir DIRECTORY, or --task git+URL@COMMIT#path or org/name@ref")
+    return filter_tasks(await resolve_tasks(sources, registry_path=registry_path), where)
+
+
+def parse_weights(texts: Sequence[str]) -> dict[str, float]:
+    """Read ``NAME=WEIGHT``."""
+    try:
+        return {name: float(weight) for name, weight in (text.rsplit("=", 1) for text in texts)}
+    except ValueError as exc:
+        raise UsageError(f"--task-weight is NAME=NUMBER, got {', '.join(texts)}") from exc
 
 
 async def check(run: Run) -> None:
     """Refuse what can't work before anything is started."""
     from harbor_gym.episode.task import load_task
 
-    await load_task(run.env.task_dir)
+    for task in run.tasks:
+        await load_task(task.path)
+    check_rollouts(run)
+    if run.epochs is not None or run.task_weights:
+        count_batches(run)
     await asyncio.to_thread(sandboxes.preflight, sandboxes.environment_config(run.env.sandbox))
     if run.backend is Backend.TINKER and run.base_url is None and not os.environ.get("TINKER_API_KEY"):
         raise UsageError("TINKER_API_KEY is not set; set it, or train on this machine with --backend local")
     if run.backend is Backend.LOCAL and run.base_url is not None:
         raise UsageError("--backend local starts its own server; --base-url belongs to --backend tinker")
+
+
+def check_rollouts(run: Run) -> None:
+    """Refuse ways to train that the cookbook would fail at, or get wrong, in the middle of a run."""
+    if run.num_batches is not None and run.epochs is not None:
+        raise UsageError("give either --epochs or --num-batches")
+    parts = run.stream_minibatches
+    if parts is not None and run.groups_per_batch % parts:
+        raise UsageError(f"--groups-per-batch {run.groups_per_batch} can't be divided in {parts} --stream-minibatches")
+    if not run.remove_constant_groups or run.max_steps_off_policy is not None:
+        return
+    if parts is not None:
+        raise UsageError("--remove-constant-groups and --stream-minibatches: a batch without a mixed group would fail")
+    if len(run.tasks) - len(run.test_tasks) > 1:
+        # Its loop then gives the remaining groups the names of the first ones: metrics under the wrong tasks.
+        raise UsageError("--remove-constant-groups with several tasks needs --max-steps-off-policy (0 will do)")
+
+
+def count_batches(run: Run) -> int:
+    """Return the batches of the whole run."""
+    train_tasks, _ = split_tasks(run.tasks, test_tasks=run.test_tasks)
+    return len(dataset_builder(run, run.model_name or "").training_set(train_tasks))
+
+
+def note_tasks(run: Run) -> None:
+    """Write down what is trained on, and where it came from; a resumed run must have the same tasks.
+
+    Raises:
+        UsageError: The run to resume had others: its batches would not go on where they were.
+    """
+    path = run.log_path / "tasks.json"
+    rows = [
+        {"name": one.name, "source": one.source, "commit": one.commit, "digest": one.digest, "path": str(one.path)}
+        for one in run.tasks
+    ]
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))["tasks"]
+        then = {f"{row['name']} {row['digest']}" for row in before}
+        now = {f"{one.name} {one.digest}" for one in run.tasks}
+        if then != now:
+            raise UsageError(f"{path}: the run began with other tasks, differing in {', '.join(sorted(then ^ now))}")
+    document = {"format": 1, "tasks": rows, "test_tasks": run.test_tasks}
+    path.write_text(json.dumps(document, indent=1), encoding="utf-8")
 
 
 def settle_log_path(log_path: Path, behavior: LogDirExists) -> None:
@@ -225,13 +344,18 @@ async def train(run: Run) -> None:
 
         from harbor_gym.pool import close_shared_pools
 
-        config = training_config(run, model_name, base_url)
-        title = f"{run.env.task_dir.name}, {run.env.sandbox}, learning rate {run.learning_rate:g}"
+        strategy = rollout_strategy(run)
+        config = training_config(run, model_name, base_url, strategy)
+        name = f"{len(run.tasks)} tasks" if len(run.tasks) > 1 else run.env.task_dir.name
+        title = f"{name}, {run.env.sandbox}, learning rate {run.learning_rate:g}"
         # The loop sets up logging before it first waits; the console is calmed right after that.
         asyncio.get_running_loop().call_soon(reporting.calm_console)
-        async with reporting.following(run.log_path, total=run.num_batches, show=typer.echo, title=title):
+        async with reporting.following(
+            run.log_path, total=run.num_batches or count_batches(run), show=typer.echo, title=title
+        ):
             try:
-                await loop.main(config)
+                async with cancelled_with(watch_for_fault(strategy)):
+                    await loop.main(config)
             finally:
                 await close_shared_pools()
 
@@ -283,37 +407,60 @@ async def cancelled_with(watch: Coroutine[None, None, None]) -> AsyncGenerator[N
         await asyncio.wait((watcher,))
 
 
+async def watch_for_fault(strategy: "RetryThenMask") -> None:
+    """Raise what ends the run: the streaming loop itself would wait for ever for the group that it came out of."""
+    while strategy.fault is None:  # noqa: ASYNC110 - the strategy must pickle, so it has no event
+        await asyncio.sleep(FAULT_POLL_SEC)
+    raise strategy.fault
+
+
 def show_preparation(phase: str, done: int, total: int, loss: float | None) -> None:
     """Show every tenth part of a preparation."""
     if done * 10 // total > (done - 1) * 10 // total:
         typer.echo(f"{phase} {done}/{total}" + (f"  loss {loss:.2f}" if loss is not None else ""))
 
 
-def training_config(run: Run, model_name: str, base_url: str | None) -> "Config":
-    """Return the cookbook's configuration of this run."""
-    from tinker_cookbook.rl.rollout_strategy import MinViableGroup
-    from tinker_cookbook.rl.train import Config
+def rollout_strategy(run: Run) -> "RetryThenMask":
+    """Return what is done about lost episodes: run again in a fresh sandbox, then left out; never a 0."""
+    from harbor_gym.tinker import RetryThenMask
 
-    from harbor_gym.tinker import HarborSingleTaskRLDatasetBuilder
+    return RetryThenMask(max_retries=run.max_rollout_retries)
+
+
+def dataset_builder(run: Run, model_name: str) -> "HarborRLDatasetBuilder":
+    """Return the configuration of the run's batches."""
+    from harbor_gym.tinker import HarborRLDatasetBuilder
+
+    return HarborRLDatasetBuilder(
+        env=run.env,
+        tasks=run.tasks,
+        test_tasks=run.test_tasks,
+        weights=run.task_weights,
+        seed=run.seed,
+        model_name=model_name,
+        renderer_name=run.renderer_name,
+        max_tokens=run.max_tokens,
+        max_context_tokens=run.max_context_tokens,
+        groups_per_batch=run.groups_per_batch,
+        group_size=run.group_size,
+        warm_sandboxes=run.warm_sandboxes,
+        num_batches=run.num_batches,
+        epochs=run.epochs,
+        test_episodes=run.test_episodes if run.eval_every else 0,
+        transcripts_dir=str(run.log_path / "transcripts"),
+    )
+
+
+def training_config(run: Run, model_name: str, base_url: str | None, strategy: "RetryThenMask") -> "Config":
+    """Return the cookbook's configuration of this run."""
+    from tinker_cookbook.rl.train import AsyncConfig, Config, StreamMinibatchConfig
 
     return Config(
         model_name=model_name,
         base_url=base_url,
         renderer_name=run.renderer_name,
         recipe_name="harbor_gym_train",
-        dataset_builder=HarborSingleTaskRLDatasetBuilder(
-            env=run.env,
-            model_name=model_name,
-            renderer_name=run.renderer_name,
-            max_tokens=run.max_tokens,
-            max_context_tokens=run.max_context_tokens,
-            groups_per_batch=run.groups_per_batch,
-            group_size=run.group_size,
-            warm_sandboxes=run.warm_sandboxes,
-            num_batches=run.num_batches,
-            test_episodes=run.group_size if run.eval_every else 0,
-            transcripts_dir=str(run.log_path / "transcripts"),
-        ),
+        dataset_builder=dataset_builder(run, model_name),
         max_tokens=run.max_tokens,
         temperature=run.temperature,
         learning_rate=run.learning_rate,
@@ -324,8 +471,14 @@ def training_config(run: Run, model_name: str, base_url: str | None) -> "Config"
         save_every=run.save_every,
         eval_every=run.eval_every,
         wandb_project=run.wandb_project,
-        # An episode lost to the infrastructure is run again in a fresh sandbox, then left out; it is never a 0.
-        rollout_error_tolerance=MinViableGroup(),
+        rollout_error_tolerance=strategy,
+        remove_constant_reward_groups=run.remove_constant_groups,
+        async_config=None
+        if run.max_steps_off_policy is None
+        else AsyncConfig(max_steps_off_policy=run.max_steps_off_policy, groups_per_batch=run.groups_per_batch),
+        stream_minibatch_config=None
+        if run.stream_minibatches is None
+        else StreamMinibatchConfig(groups_per_batch=run.groups_per_batch, num_minibatches=run.stream_minibatches),
     )
 
 

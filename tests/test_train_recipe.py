@@ -38,6 +38,10 @@ def train(*arguments: str, timeout_sec: float = 60, **environment: str) -> subpr
         (["--task-dir", str(TASK), "--env", "daytona"], "DAYTONA_API_KEY"),
         (["--task-dir", str(TASK), "--env", "docker"], "docker"),
         (["--task-dir", str(TASK), "--env", "tests.nothing:Here"], "tests.nothing"),
+        ([], "--task-dir"),
+        (["--task", f"git+file://{ROOT}/tests#nothing"], "tests"),
+        (["--task-dir", str(TASK), "--groups-per-batch", "3", "--stream-minibatches", "2"], "--stream-minibatches"),
+        (["--task-dir", str(TASK.parent), "--remove-constant-groups"], "--max-steps-off-policy"),
     ],
 )
 def test_what_can_not_work_is_one_line_and_exit_code_2(arguments: list[str], expected: str, tmp_path: Path) -> None:
@@ -73,7 +77,8 @@ def test_help_lists_every_flag_of_the_documented_command() -> None:
         *("task-dir", "env", "model-name", "renderer-name", "max-tokens", "temperature", "groups-per-batch"),
         *("group-size", "num-batches", "learning-rate", "lora-rank", "save-every", "log-path"),
         *("base-url", "backend", "eval-every", "max-turns", "loss-fn", "wandb-project"),
-        *("load-checkpoint-path", "seed", "log-dir-exists"),
+        *("load-checkpoint-path", "seed", "log-dir-exists", "task", "where", "test-fraction", "epochs"),
+        *("max-rollout-retries", "max-steps-off-policy", "stream-minibatches", "remove-constant-groups"),
     )
     assert [flag for flag in documented if f"--{flag}" not in shown] == []
 
@@ -114,6 +119,8 @@ def test_a_small_run_is_real_to_the_last_file(model_dir: Path, tmp_path: Path) -
         assert batch["env/all/total_episodes"] == 2
         assert batch["env/all/time/sandbox_start_sec"] > 0
         assert batch["env/all/time/verifier_sec"] > 0
+        assert batch["env/all/infra/lost"] == 0
+    assert [task["name"] for task in json.loads((log_path / "tasks.json").read_text())["tasks"]] == [TASK.name]
     assert (log_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     transcripts = [json.loads(path.read_text()) for path in (log_path / "transcripts" / "train").rglob("*.json")]
     assert len(transcripts) == 4

@@ -152,7 +152,7 @@ async def _ls_remote(url: str, ref: str) -> str:
             process.kill()
             await process.wait()
     if process.returncode:
-        raise TaskSourceError(f"git can't read {url}: {err.decode(errors='replace').strip()}")
+        raise TaskSourceError(f"git can't read {url}: {_one_line(err)}")
     return out.decode()
 
 
@@ -225,5 +225,9 @@ def _foreign_errors(of: str) -> Generator[None]:
         raise
     except Exception as exc:
         said: Any = exc.stderr if isinstance(exc, subprocess.CalledProcessError) else str(exc)
-        reason = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-        raise TaskSourceError(f"can't fetch {of}: {type(exc).__name__}: {reason.strip()}") from exc
+        raise TaskSourceError(f"can't fetch {of}: {type(exc).__name__}: {_one_line(said)}") from exc
+
+
+def _one_line(said: Any) -> str:
+    text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    return " ".join(text.split())

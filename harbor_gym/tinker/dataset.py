@@ -10,6 +10,7 @@ from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilde
 
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
+from harbor_gym.pool import shared_pool
 from harbor_gym.task_sources import SourcedTask, TaskOrder, filter_tasks, resolve_tasks, split_tasks
 from harbor_gym.tinker.group import HarborSingleTaskEnvGroupBuilder
 
@@ -67,6 +68,12 @@ class HarborRLDataset(RLDataset):
 
     def __len__(self) -> int:
         return self._num_batches
+
+    def warm_up(self) -> None:
+        """Begin to start the sandboxes that the first batch wants. Those of later batches start one batch ahead."""
+        for task, size in self._stock(0).items():
+            if size:
+                shared_pool(self._templates[task].config, size=size)
 
     def _tasks(self, index: int) -> list[int]:
         first = index * self._groups_per_batch
@@ -180,7 +187,7 @@ class HarborSingleTaskRLDatasetBuilder(_Builder):
         train = HarborSingleTaskRLDataset(
             template, groups_per_batch=self.groups_per_batch, num_batches=self.num_batches, split="train"
         )
-        template.warm_pool()
+        train.warm_up()
         return train, self._test_set({"": self.env.task_dir})
 
 
@@ -221,18 +228,27 @@ class HarborRLDatasetBuilder(_Builder):
     """Training batches, instead of ``epochs``."""
 
     async def __call__(self) -> tuple[HarborRLDataset, HarborRLDataset | None]:
-        """Return the training set, and the test set if there are ``test_episodes``."""
+        """Return the training set, and the test set if there are ``test_episodes``. Warm sandboxes begin to start."""
         train, test = await self.split()
-        order = TaskOrder(self._weights(train), seed=self.seed, shuffle=self.shuffle)
-        dataset = HarborRLDataset(
-            [self._group(task.path, self.group_size, name=task.name) for task in train],
+        dataset = self.training_set(train)
+        dataset.warm_up()
+        return dataset, self._test_set({task.name: task.path for task in test or train})
+
+    def training_set(self, tasks: Sequence[SourcedTask]) -> HarborRLDataset:
+        """Return the batches of these tasks, and start nothing.
+
+        Raises:
+            UsageError: A weight or a number can't be used.
+        """
+        order = TaskOrder(self._weights(tasks), seed=self.seed, shuffle=self.shuffle)
+        return HarborRLDataset(
+            [self._group(task.path, self.group_size, name=task.name) for task in tasks],
             order,
             groups_per_batch=self.groups_per_batch,
             num_batches=self._num_batches(order),
             split="train",
             warm_sandboxes=self.warm_sandboxes,
         )
-        return dataset, self._test_set({task.name: task.path for task in test or train})
 
     async def split(self) -> tuple[list[SourcedTask], list[SourcedTask]]:
         """Return the tasks to train on and those held out.
