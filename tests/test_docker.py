@@ -16,9 +16,10 @@ from harbor.models.task.config import NetworkMode, NetworkPolicy
 from harbor.models.task.task import Task
 from harbor.models.trial.paths import TrialPaths
 
-from harbor_gym.errors import SandboxTimeoutError
+from harbor_gym.errors import SandboxError, SandboxTimeoutError
 from harbor_gym.owners import owner_label
 from harbor_gym.sandboxes import environment_config
+from harbor_gym.sandboxes.docker import DockerEnvironment
 from harbor_gym.sandboxes.docker_engine import IMAGE_LABEL, OWNER_LABEL, SHARED_NETWORK
 from tests.engines import require_engine
 from tests.tasks import BASE, write_task
@@ -69,30 +70,22 @@ def test_leftovers_would_be_seen(name: str) -> None:
         subprocess.run(["docker", "network", "rm", f"{name}_default"], check=True, capture_output=True)
 
 
-def test_a_good_task_gives_1_to_its_oracle_and_0_to_nothing(tmp_path: Path, name: str) -> None:
-    done = run("check", write_task(tmp_path / name), "--env", "docker", "--json")
-    assert done.returncode == 0, done
-    (row,) = json.loads(done.stdout)
-    assert (row["task"], row["oracle"], row["nop"], row["ok"], row["error"]) == (name, 1.0, 0.0, True, None)
-    assert leftovers(name) == []
-
-
-def test_a_table_tells_good_bad_and_broken_apart(tmp_path: Path, name: str) -> None:
+def test_good_bad_and_broken_tasks_are_told_apart(tmp_path: Path, name: str) -> None:
     write_task(tmp_path / f"{name}-bad-build", dockerfile=f"FROM {BASE}\nRUN echo no such luck && false\n")
     write_task(tmp_path / f"{name}-good")
     write_task(tmp_path / f"{name}-mute", test_sh="#!/bin/bash\ntrue\n")
     write_task(tmp_path / f"{name}-solved", dockerfile=f"FROM {BASE}\nRUN mkdir -p /srv && echo done >/srv/answer\n")
-    done = run("check", tmp_path, "--env", "docker")
+    done = run("check", tmp_path, "--env", "docker", "--repeat", "1", "--no-forge", "--json")
     assert done.returncode == 1, done
-    rows = [line.split() for line in done.stdout.splitlines()[1:]]
-    assert [(row[0], row[1], row[2], row[4]) for row in rows] == [
-        (f"{name}-bad-build", "-", "-", "error"),
-        (f"{name}-good", "1.0", "0.0", "ok"),
-        (f"{name}-mute", "-", "-", "error"),
-        (f"{name}-solved", "1.0", "1.0", "FAILED"),
+    rows = json.loads(done.stdout)
+    assert [(row["task"], row["oracle"], row["nop"], row["verdict"]) for row in rows] == [
+        (f"{name}-bad-build", [], [], "error"),
+        (f"{name}-good", [1.0], [0.0], "ok"),
+        (f"{name}-mute", [], [], "error"),
+        (f"{name}-solved", [1.0], [1.0], "trivial"),
     ]
-    assert "no such luck" in done.stderr
-    assert "reward.txt" in done.stderr
+    assert "no such luck" in rows[0]["error"]
+    assert "reward.txt" in rows[2]["error"]
     assert leftovers(name) == []
 
 
@@ -124,18 +117,21 @@ services:
 
 
 @asynccontextmanager
-async def started(task_dir: Path, name: str, **policies: Any) -> AsyncGenerator[BaseEnvironment]:
+async def started(task_dir: Path, name: str, **options: Any) -> AsyncGenerator[BaseEnvironment]:
     """Start a sandbox as a trial starts the one for a task's verifier: with no overlay of the configuration's."""
     paths = TrialPaths(task_dir.parent / "trial")
     paths.mkdir()
+    logs = {"type": "bind", "source": str(paths.verifier_dir.resolve()), "target": "/logs/verifier"}
     environment = EnvironmentFactory.create_environment_from_config(
         environment_config("docker").model_copy(update={"extra_docker_compose": []}),
         environment_dir=task_dir / "environment",
         environment_name=name,
         session_id=name,
         trial_paths=paths,
-        task_env_config=Task(task_dir).config.environment,
-        **policies,
+        task_env_config=Task(task_dir).config.environment.model_copy(update={"memory_mb": 700, "cpus": 1}),
+        mounts=[logs],
+        persistent_env={"GIVEN": "two\nlines"},
+        **options,
     )
     try:
         await environment.start(force_build=False)
@@ -170,8 +166,54 @@ async def test_the_overlay_reaches_the_container(tmp_path: Path, name: str, comp
         assert len((await docker("ps", "--quiet", "--filter", mine)).split()) == (1 if compose is None else 2)
         first = await environment.exec("cat /proc/1/comm; echo own=$OWN")
         assert (first.stdout or "").split() == ["docker-init", "own=" if compose is None else "own=1"]
+        await nothing_of_this_machine_is_read(environment, tmp_path)
     assert leftovers(name) == []
     assert await docker("network", "ls", "--quiet", "--filter", mine) == ""
+
+
+async def nothing_of_this_machine_is_read(environment: BaseEnvironment, scratch: Path) -> None:
+    """Plant links where a trial reads: in a log folder, and in one that is downloaded."""
+    (scratch / "secret").write_text("hunter2")
+    bait = f"ln -s {scratch}/secret reward.txt && mknod disk b 8 0 && echo 1 >x"
+    assert (await environment.exec(bait, cwd="/logs/verifier", user="root")).return_code == 0
+    logs = environment.trial_paths.verifier_dir
+    assert not environment.capabilities.mounted
+    assert list(logs.iterdir()) == []
+    await environment.download_dir("/logs/verifier", logs)
+    assert [path.name for path in logs.iterdir()] == ["x"]
+    with pytest.raises(SandboxError, match="Could not find"):
+        await environment.download_file("/logs/verifier/reward.txt", scratch / "read")
+    assert (await environment.exec("echo other >/root/real && ln -s /root/real /root/link")).return_code == 0
+    await environment.download_file("/root/link", scratch / "followed")
+    assert (scratch / "followed").read_text() == "other\n"
+
+
+OF_ITS_MAKER = {"Hostname", "AttachStdout", "AttachStderr", "NetworkMode", "RestartPolicy"}
+"""Settings of a container that tell who made it, or are another spelling of the same."""
+
+
+async def what_makes(name: str) -> dict[str, Any]:
+    """Return what a main container is made of, without what is empty and what only Compose's own commands read."""
+    container = await inspect_main(name)
+    labels: dict[str, str] = container["Config"].pop("Labels")
+    made = {**container["HostConfig"], **container["Config"], "Networks": [*container["NetworkSettings"]["Networks"]]}
+    made["Labels"] = {key: value for key, value in labels.items() if not key.startswith("com.docker.compose")}
+    return {key: value for key, value in made.items() if value and key not in OF_ITS_MAKER}
+
+
+async def test_a_container_without_compose_is_the_one_that_compose_makes(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+    for past_compose in (True, False):
+        if not past_compose:
+            monkeypatch.setattr(DockerEnvironment, "_runs_past_compose", False)
+        (tmp_path / str(past_compose)).mkdir()
+        async with started(write_task(tmp_path / str(past_compose) / "task"), name):
+            made.append(await what_makes(name))
+    assert made[0] == made[1]
+    assert (made[0]["Memory"], made[0]["NanoCpus"], made[0]["Cmd"][-1]) == (700 << 20, 10**9, "sleep infinity")
+    assert "GIVEN=two\nlines" in made[0]["Env"]
 
 
 async def test_sandboxes_share_a_network_in_which_they_do_not_meet_and_an_image(tmp_path: Path, name: str) -> None:

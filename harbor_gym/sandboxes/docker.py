@@ -5,170 +5,58 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import os
 import shlex
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
-from typing import Any, override
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar, override
 
-from harbor.environments.base import ExecResult, OutputCallback
-from harbor.environments.capabilities import EnvironmentCapabilities
-from harbor.environments.definition import COMPOSE_FILE_NAME
-from harbor.environments.docker import ENV_COMPOSE_NAME, write_env_compose_file, write_mounts_compose_file
+from harbor.environments.base import EnvironmentPath, ExecResult, OutputCallback
 from harbor.environments.docker.docker import DockerEnvironment as HarborDockerEnvironment
-from harbor.environments.docker.docker import (
-    _sanitize_docker_compose_project_name,  # pyright: ignore[reportPrivateUsage]  # nothing public names the project
-)
-from harbor.models.task.config import NetworkMode, NetworkPolicy
 
 from harbor_gym.cancellation import uninterrupted
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError
-from harbor_gym.owners import temporary_prefix
-from harbor_gym.processes import start_process
 from harbor_gym.sandboxes import docker_engine as engine
-from harbor_gym.sandboxes import reaper
-from harbor_gym.sandboxes.docker_engine import IMAGE_LABEL, MAIN, SHARED_NETWORK, docker
+from harbor_gym.sandboxes import docker_files, reaper
+from harbor_gym.sandboxes.docker_engine import MAIN, SHARED_NETWORK, docker
+from harbor_gym.sandboxes.docker_exec import run_inside
+from harbor_gym.sandboxes.docker_project import DockerProject
 
-_STOP_GRACE_SEC = 1
 _COMMAND_END_SEC = 5.0
 _COPY_TIMEOUT_SEC = 600.0
+_DEFAULT_STORAGE_MB = 2048
 _SETTLE_SEC = 1.0
+_RUN_TIMEOUT_SEC = 120.0
 _SETTLE_POLL_SEC = 0.1
 _DONE = ExecResult(stdout=None, stderr=None, return_code=0)
 type _Compose = Callable[[list[str]], Coroutine[Any, Any, ExecResult]]
 
-_logger = logging.getLogger(__name__)
 _built_here: set[str] = set()
 
 
-class DockerEnvironment(HarborDockerEnvironment):
+class DockerEnvironment(DockerProject):
     """Run a task in Docker as Harbor does, with less waiting and nothing left behind.
 
     Everything carries the labels of run and owner, so that a reaper finds what a killed process left. A task of one
     container shares one network with the other sandboxes of its process, from which it can't reach them, or has none
     under ``no-network``; a task with a Compose file of its own has its own network, as under Harbor. The image of a
-    Dockerfile is kept from one start to the next. Commands go to the container past Compose.
+    Dockerfile is kept from one start to the next. Commands go to the container past Compose, and one that is cancelled
+    or out of time is dead. Nothing that is downloaded leads to this machine's own files.
 
     It serves a task's separate verifier too. Windows containers run as under Harbor, with nothing of this.
     """
 
-    def __init__(
-        self, environment_dir: Path, *args: Any, extra_docker_compose: Sequence[Path | str] | None = None, **kwargs: Any
-    ) -> None:
-        own_file = Path(environment_dir) / COMPOSE_FILE_NAME
-        self._is_plain = not extra_docker_compose and not own_file.exists()
-        self._container: str | None = None
-        self._overlay_dir: tempfile.TemporaryDirectory[str] | None = None
+    not_promised: ClassVar[Mapping[str, str]] = {"stderr_is_told_apart": "stderr comes in stdout, in order of printing"}
+    """As under Harbor, whose callers may rely on the order."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._was_interrupted = False
+        self._shape: str | None = None
         self._has_healthcheck = True
         self.left_behind: str | None = None
-        super().__init__(environment_dir, *args, extra_docker_compose=extra_docker_compose, **kwargs)
-
-    @property
-    def _project(self) -> str:
-        return _sanitize_docker_compose_project_name(self.session_id)
-
-    # --- network -------------------------------------------------------------------------------------------------
-
-    @override
-    def _requires_egress_control(  # pyright: ignore[reportIncompatibleMethodOverride]  # static in Harbor, called on self
-        self, *, startup_network_policy: NetworkPolicy, phase_network_policies: Sequence[NetworkPolicy]
-    ) -> bool:
-        """Ask for Harbor's sidecar, whose images need a registry, only where a network can't just be taken away."""
-        modes = {policy.network_mode for policy in (startup_network_policy, *phase_network_policies)}
-        return NetworkMode.ALLOWLIST in modes or (not self._is_plain and modes != {NetworkMode.PUBLIC})
-
-    @property
-    @override
-    def capabilities(self) -> EnvironmentCapabilities:
-        offered = super().capabilities
-        if not self._switches_network:
-            return offered
-        return offered.model_copy(update={"disable_internet": True, "dynamic_network_policy": True})
-
-    @property
-    def _switches_network(self) -> bool:
-        return self._is_plain and not self._enable_egress_control and not self._is_windows_container
-
-    @property
-    def _needs_network(self) -> bool:
-        policies = (self.network_policy, *self._phase_network_policies)
-        return any(policy.network_mode is not NetworkMode.NO_NETWORK for policy in policies)
-
-    @override
-    async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
-        if not self._switches_network:
-            await super()._apply_network_policy(network_policy)
-            return
-        change = "connect" if network_policy.network_mode is NetworkMode.PUBLIC else "disconnect"
-        code, output = await docker("network", change, SHARED_NETWORK.name(), self._container or "")
-        if code != 0:
-            raise SandboxError(f"sandbox {self.session_id!r}: docker network {change} failed: {output.strip()}")
-
-    # --- Compose files -------------------------------------------------------------------------------------------
-
-    @property
-    @override
-    def _docker_compose_paths(self) -> list[Path]:
-        paths = super()._docker_compose_paths
-        if self._overlay_dir is not None:
-            # Before the task's own file, which has the last word.
-            base = {self._DOCKER_COMPOSE_BUILD_PATH, self._DOCKER_COMPOSE_PREBUILT_PATH}
-            place = next(index for index, path in enumerate(paths) if path in base)
-            paths.insert(place + 1, Path(self._overlay_dir.name) / "overlay.json")
-        return paths
-
-    def _write_overlay(self) -> None:
-        main: dict[str, Any] = {}
-        networks: dict[str, Any] = {"default": {"labels": engine.labels()}}
-        if self._switches_network:
-            networks = {"default": {"name": SHARED_NETWORK.name(), "external": True}} if self._needs_network else {}
-            main = {} if self._needs_network else {"network_mode": "none"}
-        if self._keeps_image:
-            main |= {"image": self._main_image_name, "pull_policy": "never"}
-            main["build"] = {"labels": {IMAGE_LABEL: self.environment_name}}
-        declared = engine.own_services(self._user_compose_paths())
-        self._overlay_dir = self._temporary_dir("overlay")
-        (Path(self._overlay_dir.name) / "overlay.json").write_text(engine.overlay(declared, main, networks))
-
-    @property
-    def _keeps_image(self) -> bool:
-        """Whether the image's name says all that it is built from; Compose files can bring more into a build."""
-        return self._is_plain and not self._use_prebuilt
-
-    @staticmethod
-    def _temporary_dir(what: str) -> tempfile.TemporaryDirectory[str]:
-        return tempfile.TemporaryDirectory(prefix=temporary_prefix(what), ignore_cleanup_errors=True)
-
-    @override
-    def _write_mounts_compose_file(self) -> Path:
-        self._cleanup_mounts_compose_file()
-        self._mounts_compose_temp_dir = self._temporary_dir("mounts")
-        path = Path(self._mounts_compose_temp_dir.name) / "docker-compose-mounts.json"
-        return write_mounts_compose_file(path, list(self._mounts))
-
-    @override
-    def _write_env_compose_file(self) -> Path:
-        self._cleanup_env_compose_file()
-        self._env_compose_temp_dir = self._temporary_dir("env")
-        return write_env_compose_file(Path(self._env_compose_temp_dir.name) / ENV_COMPOSE_NAME, self._startup_env())
-
-    @override
-    async def _write_resources_compose_file(self) -> Path:
-        # Harbor has just decided on the image, and no Compose command has run yet.
-        if not self._is_windows_container:
-            self._write_overlay()
-        written = await super()._write_resources_compose_file()
-        theirs, ours = self._resources_compose_temp_dir, self._temporary_dir("resources")
-        self._resources_compose_temp_dir = ours
-        path = written.replace(Path(ours.name) / written.name)
-        if theirs is not None:
-            theirs.cleanup()
-        return path
+        super().__init__(*args, **kwargs)
 
     # --- start ---------------------------------------------------------------------------------------------------
 
@@ -181,6 +69,7 @@ class DockerEnvironment(HarborDockerEnvironment):
             RuntimeError: Compose failed; Harbor's own error.
         """
         reaper.reap_in_background(in_docker=True)
+        self._share_logs()
         await asyncio.to_thread(self._runs_linux_containers)
         if force_build:
             _built_here.discard(self._main_image_name)
@@ -206,14 +95,19 @@ class DockerEnvironment(HarborDockerEnvironment):
         if self._is_windows_container:
             await super()._validate_image_os(image_name)
             return
-        shape = "{{.Os}} {{if .Config.Healthcheck}}checked{{end}}"
-        code, output = await docker("image", "inspect", "--format", shape, image_name)
-        if code != 0:
+        shape = self._shape or await self._look_at(image_name)
+        if shape is None:
             return  # a prebuilt image that `up` will pull, or one under a name that a Compose file gives
-        system, _, checked = output.strip().partition(" ")
+        system, _, checked = shape.partition(" ")
         if system != "linux":
             raise SandboxStartError(f"image {image_name!r} is for {system}, and the task is for linux")
         self._has_healthcheck = bool(checked)
+
+    @staticmethod
+    async def _look_at(image_name: str) -> str | None:
+        shape = "{{.Os}} {{if .Config.Healthcheck}}checked{{end}}"
+        code, output = await docker("image", "inspect", "--format", shape, image_name)
+        return output.strip() if code == 0 else None
 
     @override
     async def _run_docker_compose_command(
@@ -241,8 +135,12 @@ class DockerEnvironment(HarborDockerEnvironment):
         match command:
             case ["build"]:
                 return _DONE if await self._is_built() else await self._build(run)
+            case ["down", "--remove-orphans"] if self._runs_past_compose:
+                return _DONE
             case ["down", "--remove-orphans"] if not await engine.containers_of(self._project):
                 return _DONE
+            case ["up", *_] if self._runs_past_compose:
+                return await self._run_container()
             case ["up", *options]:
                 # Waiting for health polls twice a second, also where nothing tells of health.
                 wait = [] if self._is_plain and not self._has_healthcheck else ["--wait"]
@@ -251,16 +149,38 @@ class DockerEnvironment(HarborDockerEnvironment):
                 return result
             case ["down", "--rmi", *_]:
                 return await self._take_down(run)
-            case ["cp", source, target] if self._container is not None:
+            case ["cp", source, target] if self._container is not None and target.startswith(f"{MAIN}:"):
                 return await self._copy(source, target, check=check)
             case _:
                 return await run(command)
 
+    @property
+    def _runs_past_compose(self) -> bool:
+        """Whether ``up`` is one ``docker run``. The image is known by then; only Compose pulls and awaits health."""
+        return self._is_one_container and not self._has_healthcheck
+
+    async def _run_container(self) -> ExecResult:
+        code, output = await docker(*self._run_words(), timeout_sec=_RUN_TIMEOUT_SEC)
+        if code == 125 and "is already in use" in output:  # of an earlier start under the same name
+            await engine.remove(await engine.left_of(self._project, ["container"]))
+            code, output = await docker(*self._run_words(), timeout_sec=_RUN_TIMEOUT_SEC)
+        if code != 0:
+            raise SandboxStartError(f"sandbox {self.session_id!r}: docker run failed: {output.strip()}")
+        self._container = output.split()[-1]
+        return _DONE
+
+    @override
+    async def ensure_dirs(self, dirs: Sequence[EnvironmentPath], *, chmod: bool = True) -> ExecResult | None:
+        result = await super().ensure_dirs(dirs, chmod=chmod)
+        if result is not None and result.return_code != 0 and self._container is not None:
+            await self._find_container()  # says so if it has ended
+        return result
+
     async def _is_built(self) -> bool:
         if not self._keeps_image or self._main_image_name not in _built_here:
             return False
-        code, _ = await docker("image", "inspect", "--format", "{{.Id}}", self._main_image_name)
-        return code == 0
+        self._shape = await self._look_at(self._main_image_name)
+        return self._shape is not None
 
     async def _build(self, run: _Compose) -> ExecResult:
         result = await run(["build"])
@@ -304,23 +224,24 @@ class DockerEnvironment(HarborDockerEnvironment):
         timeout_sec: int | None,
         user: str | int | None,
     ) -> ExecResult:
-        if service != MAIN or self._container is None:
+        container = await self._container_of(service)
+        if self._is_windows_container or container is None:
             return await super()._compose_exec(
                 command, service=service, cwd=cwd, env=env, timeout_sec=timeout_sec, user=user
             )
         flags = [*(("--workdir", cwd) if cwd else ()), *(("--user", str(user)) if user is not None else ())]
         flags += [word for key, value in (env or {}).items() for word in ("--env", f"{key}={value}")]
-        shell = self._platform.exec_shell_args(command)
-        process = await start_process(
-            *self._engine_cmd("exec", *flags, self._container, *shell),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+        # As under Harbor: the images of a task's other services may have no bash.
+        shell = "bash" if service == MAIN else "sh"
+        return await run_inside(
+            container, command, shell=shell, flags=flags, timeout_sec=timeout_sec, emit=self._output_callback()
         )
-        callback = self._output_callback()
-        if callback is None:
-            return await self._collect_buffered_output(process, timeout_sec=timeout_sec)
-        return await self._collect_streamed_output(process, timeout_sec=timeout_sec, on_output=callback)
+
+    async def _container_of(self, service: str) -> str | None:
+        if service == MAIN:
+            return self._container
+        running = await engine.containers_of(self._project, service=service, is_running=True)
+        return running[0] if len(running) == 1 else None
 
     def exec_argv(self, command: str, *, user: str | int | None = None) -> list[str]:
         """Return an argument vector for a process of this machine that is ``command`` in the main container.
@@ -333,20 +254,91 @@ class DockerEnvironment(HarborDockerEnvironment):
         owner = [] if user is None else ["--user", str(user)]
         return self._engine_cmd("exec", "--interactive", *owner, self._container, "bash", "-c", command)
 
+    # --- files ---------------------------------------------------------------------------------------------------
+
     async def _copy(self, source: str, target: str, *, check: bool) -> ExecResult:
-        ends = [
-            f"{self._container}:{end.removeprefix(f'{MAIN}:')}" if end.startswith(f"{MAIN}:") else end
-            for end in (source, target)
-        ]
-        code, output = await docker("cp", *ends, timeout_sec=_COPY_TIMEOUT_SEC)
+        """Do what Compose's ``cp`` does to the main container, and make the folder that is to hold the target."""
+        inside = target.removeprefix(f"{MAIN}:")
+        copy = ("cp", source, f"{self._container}:{inside}")
+        code, output = await docker(*copy, timeout_sec=_COPY_TIMEOUT_SEC)
+        if code != 0 and await asyncio.to_thread(os.path.exists, source):
+            folder = inside if source.endswith("/.") else str(PurePosixPath(inside).parent)
+            await docker("exec", "--user", "0", self._container or "", "mkdir", "-p", "--", folder)
+            code, output = await docker(*copy, timeout_sec=_COPY_TIMEOUT_SEC)
         if check and code != 0:
             raise RuntimeError(f"docker cp {source} {target} failed: {output.strip()}")
         return ExecResult(stdout=output, stderr=None, return_code=code)
 
     @override
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        if not await asyncio.to_thread(Path(source_dir).is_dir):
+            raise FileNotFoundError(f"{source_dir} is not a directory of this machine")
+        await super().upload_dir(source_dir, target_dir)
+
+    @override
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        """Copy a file of the sandbox to the host; a link is followed inside the sandbox.
+
+        Raises:
+            SandboxError: There is no such file, or it is larger than four times the sandbox's storage.
+        """
+        if self._is_windows_container:
+            await super().download_file(source_path, target_path)
+            return
+        await self.service_download_file(source_path, target_path)
+
+    @override
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        """Copy the contents of a directory of the sandbox into a host directory, made if absent.
+
+        Links that lead out of the directory, devices and FIFOs are left out: nothing is written elsewhere, and nothing
+        of the host is read later.
+
+        Raises:
+            SandboxError: There is no such directory, or it is larger than four times the sandbox's storage.
+        """
+        if self._is_windows_container:
+            await super().download_dir(source_dir, target_dir)
+            return
+        await self.service_download_dir(source_dir, target_dir)
+
+    @override
+    async def service_download_file(
+        self, source_path: str, target_path: Path | str, *, service: str | None = None
+    ) -> None:
+        if self._is_windows_container:
+            await super().service_download_file(source_path, target_path, service=service)
+            return
+        source = await self._download_source(service)
+        await docker_files.download_file(source, source_path, Path(target_path), limit_bytes=self._download_limit_bytes)
+
+    @override
+    async def service_download_dir(
+        self, source_dir: str, target_dir: Path | str, *, service: str | None = None
+    ) -> None:
+        if self._is_windows_container:
+            await super().service_download_dir(source_dir, target_dir, service=service)
+            return
+        source = await self._download_source(service)
+        await docker_files.download_dir(source, source_dir, Path(target_dir), limit_bytes=self._download_limit_bytes)
+
+    async def _download_source(self, service: str | None) -> str:
+        if service in (None, MAIN):
+            if self._container is not None:
+                return self._container
+        elif containers := await engine.containers_of(self._project, service=service):
+            return containers[0]
+        raise SandboxLostError(f"sandbox {self.session_id!r} has no container of its service {service or MAIN!r}")
+
+    @property
+    def _download_limit_bytes(self) -> int:
+        # Sparse files and files of the image make a tree larger than what was written.
+        return 4 * ((self._effective_storage_mb or _DEFAULT_STORAGE_MB) << 20)
+
+    @override
     async def prepare_logs_for_host(self) -> None:
         """Give what the sandbox wrote into its log folders to this process's user, in one command."""
-        targets = self._mount_targets(writable_only=True)
+        targets = [one["target"] for one in self._mounts_of_this_machine if not one.get("read_only")]
         if self._is_windows_container or self._container is None or not targets:
             return
         # A rootless daemon's root is this user; any other id there would be a stranger's.
@@ -377,13 +369,16 @@ class DockerEnvironment(HarborDockerEnvironment):
             if self._overlay_dir is not None:
                 self._overlay_dir.cleanup()
                 self._overlay_dir = None
+            if self._logs_dir is not None and delete:
+                self._logs_dir.cleanup()
+                self._logs_dir = None
             if delete and not self._keep_containers and not self._is_windows_container:
                 await uninterrupted(self._make_sure_it_is_gone())
 
     async def _take_down(self, run: _Compose) -> ExecResult:
         if not self._is_plain:
             return await run(
-                ["down", "--rmi", "local", "--volumes", "--remove-orphans", "--timeout", str(_STOP_GRACE_SEC)]
+                ["down", "--rmi", "local", "--volumes", "--remove-orphans", "--timeout", str(engine.STOP_GRACE_SEC)]
             )
         return _DONE  # one container, which is removed as what is left
 

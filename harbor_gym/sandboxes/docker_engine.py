@@ -22,6 +22,7 @@ IMAGE_LABEL = "harbor_gym.image"
 
 PROJECT_LABEL = "com.docker.compose.project"
 MAIN = "main"
+STOP_GRACE_SEC = 1
 _COMMAND_TIMEOUT_SEC = 60.0
 _NO_TALK = "com.docker.network.bridge.enable_icc=false"
 """Containers of one bridge can't reach one another: an episode must not meet its neighbours."""
@@ -35,6 +36,12 @@ async def docker(*words: str, timeout_sec: float = _COMMAND_TIMEOUT_SEC) -> tupl
 def labels() -> dict[str, str]:
     """Return the labels that everything of this process carries."""
     return {OWNER_LABEL: owner_label(), RUN_LABEL: run_id()}
+
+
+def compose_labels(project: str) -> dict[str, str]:
+    """Return the labels by which Compose's commands find a main container that Compose did not make."""
+    compose = {"project": project, "service": MAIN, "container-number": "1", "oneoff": "False", "config-hash": "none"}
+    return {**labels(), **{f"com.docker.compose.{key}": value for key, value in compose.items()}}
 
 
 # --- the project -----------------------------------------------------------------------------------------------------
@@ -184,7 +191,7 @@ def overlay(declared: Mapping[str, Mapping[str, Any]], main: Mapping[str, Any], 
     """
     services: dict[str, Any] = {name: {"labels": labels()} for name in declared["services"]}
     # An init process takes SIGTERM, which `sleep infinity` as PID 1 ignores.
-    services[MAIN] = {"labels": labels(), "init": True, "stop_grace_period": "1s", **main}
+    services[MAIN] = {"labels": labels(), "init": True, "stop_grace_period": f"{STOP_GRACE_SEC}s", **main}
     document: dict[str, Any] = {"services": services}
     for section, extra in (("networks", networks), ("volumes", {})):
         own = {name: {"labels": labels()} for name, entry in declared[section].items() if not _is_external(entry)}
