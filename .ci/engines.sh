@@ -10,11 +10,11 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 local_engine() {
   local missing=() pair
-  for pair in tmux:tmux bwrap:bubblewrap slirp4netns:slirp4netns buildah:buildah mmdebstrap:mmdebstrap git:git mount:mount; do
+  for pair in tmux:tmux bwrap:bubblewrap slirp4netns:slirp4netns buildah:buildah newuidmap:uidmap mmdebstrap:mmdebstrap git:git mount:mount; do
     has "${pair%%:*}" || missing+=("${pair#*:}")
   done
   if [ ${#missing[@]} -eq 0 ]; then
-    is_root || say 'the local sandbox needs root on this version; use --env docker as an ordinary user'
+    is_root || say 'as an ordinary user, see what the local sandbox lacks: harbor-gym doctor --env local'
     return 0
   fi
   can_apt || die "the local sandbox needs: ${missing[*]}. Install them as root: apt-get install ${missing[*]}"

@@ -7,7 +7,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import time
 import uuid
 from collections import Counter
@@ -15,6 +14,8 @@ from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+
+from harbor_gym.ordinary import remove_tree
 
 _LOCK_POLL_SEC = 0.05
 _USED = ".used"
@@ -277,7 +278,7 @@ def prune(
             gone += [entry, *layers]
             total -= sum(one.size_bytes for one in (entry, *layers))
     for leftover in (cache_dir() / "images").glob(f"{_REMOVED}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        remove_tree(leftover)
     return gone
 
 
@@ -291,7 +292,7 @@ def _remove(path: Path) -> bool:
         # Out of sight in one step: a half removed image must never be found.
         removed = path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")
         path.rename(removed)
-    shutil.rmtree(removed, ignore_errors=True)
+    remove_tree(removed)
     return True
 
 
@@ -306,5 +307,5 @@ def _remove_unused_layers() -> list[Path]:
             # Out of sight in one step, as above: what is half removed must not be found.
             path.rename(path.with_name(f"{_REMOVED}{path.name}"))
         for leftover in layers_dir().glob(f"{_REMOVED}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            remove_tree(leftover)
     return unused

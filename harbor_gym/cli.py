@@ -156,6 +156,30 @@ def check_sandbox(
 
 
 @app.command()
+def doctor(
+    env: Annotated[str | None, typer.Option("--env", help="Only what this kind of sandbox needs.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Show what can be used on this machine, and what would get the rest. Exit code 0: a sandbox can be started."""
+    from harbor_gym.doctor import examine, usable
+
+    with _one_line_errors(), _quiet_harbor():
+        findings = examine(env)
+    kinds = usable(findings)
+    if as_json:
+        typer.echo(json.dumps({"usable": kinds, "findings": [dataclasses.asdict(one) for one in findings]}, indent=2))
+    else:
+        for one in findings:
+            state = "ok" if one.ok else "MISSING" if one.is_needed else "missing"
+            fix = f" -> {one.fix}" if one.fix else ""
+            typer.echo(f"{one.area:<8}{one.what:<32}{state:<9}{one.note}{fix}".rstrip())
+        for kind, is_usable in kinds.items():
+            typer.echo(f"--env {kind} {'can' if is_usable else 'can NOT'} be used")
+    if not any(kinds.values()):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
 def base(
     docker: Annotated[
         str | None, typer.Option("--docker", metavar="REF", help="Give the base to Docker under this image name.")

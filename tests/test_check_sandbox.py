@@ -3,12 +3,14 @@
 import asyncio
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harbor_gym.errors import SandboxStartError, UsageError
+from harbor_gym.sandboxes.base_image import ensure_base_tar
 from harbor_gym.testing import (
     SANDBOX_BEHAVIOURS,
     ConformanceError,
@@ -21,6 +23,7 @@ from harbor_gym.testing import (
 from tests import broken_sandboxes
 from tests.broken_sandboxes import Broken
 from tests.engines import require_engine
+from tests.ordinary import ordinary_user, run_as
 from tests.tasks import BASE
 from tests.test_cli import run
 
@@ -33,7 +36,7 @@ SANDBOXES = [
     pytest.param("local", AT_ONCE, id="local", marks=pytest.mark.local),
     pytest.param("docker", 4, id="docker", marks=[pytest.mark.docker, pytest.mark.slow]),
 ]
-"""Who keeps the contract, and how many behaviours at once. What must run as another user is one more line."""
+"""Who keeps the contract, and how many behaviours at once."""
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +57,28 @@ async def test_every_kind_keeps_what_it_promises_and_no_more(sandbox: Any, at_on
     assert len(report.outcomes) == len(SANDBOX_BEHAVIOURS)
     if sandbox == "local":
         assert {one.verdict for one in report.outcomes} == {Verdict.PASSED}, str(report)
+
+
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("nothing_left")
+async def test_an_ordinary_users_local_sandbox_keeps_every_promise() -> None:
+    base = await ensure_base_tar()
+    command = [sys.executable, "-m", "harbor_gym", "check-sandbox", "--env", "local", "--json", "--concurrency", "8"]
+
+    def check() -> subprocess.CompletedProcess[str]:
+        with ordinary_user() as (user, home):
+            done = run_as(user, home, *command, base=base)
+            left = subprocess.run(["pgrep", "-u", user, "-a"], capture_output=True, text=True, check=False)
+            assert left.stdout == ""
+        return done
+
+    done = await asyncio.to_thread(check)
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcomes = json.loads(done.stdout)["outcomes"]
+    assert len(outcomes) == len(SANDBOX_BEHAVIOURS)
+    assert {one["verdict"] for one in outcomes} == {Verdict.PASSED.value}, done.stdout
 
 
 def test_the_contract_has_many_behaviours_each_with_a_name_and_a_sentence() -> None:

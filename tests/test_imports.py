@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "harbor_gym"
 
 # A room imports from the floors below its own, and from itself.
 FLOORS = (
-    {"types", "errors"},
+    {"types", "errors", "ordinary"},
     {"config"},
     {
         "cancellation",
@@ -34,7 +34,7 @@ FLOORS = (
     {"rollout", "transcripts", "task_sources"},
     {"evaluation"},
     {"tinker", "gymnasium", "adapters"},
-    {"embedded", "bench"},
+    {"embedded", "bench", "doctor"},
     {"cli"},
     {"__main__"},
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harbor_gym.cache import cache_dir, locked
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
+from harbor_gym.ordinary import is_ordinary
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool
 
 _DEBIAN_SUITE = "bookworm"
@@ -80,10 +81,12 @@ async def _make_tar(path: Path) -> None:
     signed = f"[signed-by={mirror.signed_by}] " if mirror.signed_by else ""
     partial = path.with_name(f".{path.name}.partial")
     excludes = [f"--dpkgopt=path-exclude={pattern}" for pattern in _EXCLUDED]
+    # An ordinary user's: it makes a user namespace of its own, in which it does without device files.
+    contained = ("setpriv", "--pdeathsig", "KILL") if is_ordinary() else CONTAINED
     argv = [
-        *CONTAINED,
+        *contained,
         "mmdebstrap",
-        "--mode=root",
+        "--mode=unshare" if is_ordinary() else "--mode=root",
         "--variant=minbase",
         "--format=tar",
         f"--include={','.join(_PACKAGES)}",

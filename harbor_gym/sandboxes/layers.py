@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import sys
 import uuid
 from collections.abc import AsyncGenerator
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from harbor_gym.cache import LAYERS_LOCK, layers_dir, locked
 from harbor_gym.errors import SandboxStartError
+from harbor_gym.ordinary import remove_tree
 from harbor_gym.owners import is_alive, owner_label, temporary_prefix
 from harbor_gym.sandboxes import image_sources, layer_export
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
@@ -93,11 +93,11 @@ async def staging() -> AsyncGenerator[Path]:
     try:
         yield folder
     finally:
-        await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
+        await asyncio.shield(asyncio.to_thread(remove_tree, folder))
 
 
 def _make(folder: Path) -> None:
     for leftover in folder.parent.glob(f"{_STAGING}*"):
         if not is_alive(leftover.name):
-            shutil.rmtree(leftover, ignore_errors=True)
+            remove_tree(leftover)
     folder.mkdir(mode=0o700)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from harbor_gym.ordinary import is_ordinary
 from harbor_gym.sandboxes.owners import is_alive, owner_label
 
 CONTROLLERS = ("memory", "pids", "cpu")
@@ -161,6 +162,9 @@ def as_config(name: str, limits: Limits) -> dict[str, Any]:
             if wanted[controller] is not None
         },
         "limits": asdict(limits),
-        # The next best, for each process by itself; what root may start, no such limit bounds.
-        "data_limit_bytes": None if "memory" in places() else limits.memory_bytes,
+        # The next best: memory for each process by itself; processes for each user, which does not bind true root.
+        "process_limits": {
+            "data_limit_bytes": None if "memory" in places() else limits.memory_bytes,
+            "user_processes": limits.max_processes if is_ordinary() and "pids" not in places() else None,
+        },
     }

@@ -22,6 +22,7 @@ from harbor.environments.definition import (
 )
 from harbor.models.task.config import NetworkPolicy
 
+from harbor_gym import ordinary
 from harbor_gym.cache import Hold
 from harbor_gym.errors import (
     MissingDependencyError,
@@ -48,12 +49,12 @@ _OF_VERIFIERS = "__verifier__"
 """In the session ids that Harbor gives to separate verifiers' sandboxes."""
 _AUTOGROUP_NICE = -10
 _USE_NAME_SERVER = f"rm -f /etc/resolv.conf && echo nameserver {NAME_SERVER} > /etc/resolv.conf"
-_TOOLS = {"bwrap": "bubblewrap", "buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
+TOOLS = {"bwrap": "bubblewrap", "buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → the Debian package that holds it."""
 
 
 @functools.cache
-def _namespace_refusal() -> str:
+def namespace_refusal() -> str:
     """Return why this machine makes no namespaces, in the kernel's words; empty when it makes them."""
     argv = ["unshare", "--mount", "--pid", "--fork", "--ipc", "--uts", "--net", "true"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_PROBE_TIMEOUT_SEC)
@@ -102,7 +103,8 @@ class LocalEnvironment(BaseEnvironment):
     **System calls** that ordinary programs do without are refused: tracing (no gdb or strace), mounts, namespaces, BPF,
     io_uring, kernel keys, and everything of 32-bit programs. setuid files give no rights.
 
-    Needs root on Linux with bubblewrap and buildah. Compose tasks, GPUs and host mounts of the user's own are refused.
+    Needs Linux with bubblewrap and buildah, and root or an ordinary user with subordinate ids (subuid(5)). Compose
+    tasks, GPUs and host mounts of the user's own are refused.
 
     The environment belongs to the event loop that started it. When the process dies, however, its sandboxes go too.
     """
@@ -171,17 +173,19 @@ class LocalEnvironment(BaseEnvironment):
         """Check that sandboxes can start on this machine.
 
         Raises:
-            MissingDependencyError: Not Linux, not root, or a program is missing; the message says how to get it.
+            MissingDependencyError: Not Linux, no namespaces, or a program is missing; the message says how to get it.
         """
         if sys.platform != "linux":
             raise MissingDependencyError("local sandboxes need Linux namespaces: use another sandbox (--env docker)")
-        missing = {package: None for tool, package in _TOOLS.items() if shutil.which(tool) is None}
+        missing = {package: None for tool, package in TOOLS.items() if shutil.which(tool) is None}
         if missing:
             names = " ".join(missing)
             raise MissingDependencyError(f"local sandboxes need {names}: apt-get install -y {names}")
-        if os.geteuid() != 0:
-            raise MissingDependencyError("local sandboxes need root (mounts and namespaces): use sudo or --env docker")
-        if refusal := _namespace_refusal():
+        if ordinary.is_ordinary():
+            refusal, fix = ordinary.refusal()
+            if refusal:
+                raise MissingDependencyError(f"local sandboxes of an ordinary user: {refusal}: {fix}, or --env docker")
+        elif refusal := namespace_refusal():
             raise MissingDependencyError(
                 f"local sandboxes need namespaces, which this machine refuses ({refusal}); inside a container, "
                 "start that with --privileged, or use another sandbox"

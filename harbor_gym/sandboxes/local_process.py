@@ -22,6 +22,7 @@ from harbor_gym.errors import (
     SandboxStartError,
     SandboxTimeoutError,
 )
+from harbor_gym.ordinary import USER_NAMESPACE, is_ordinary
 from harbor_gym.processes import start_process
 from harbor_gym.sandboxes import limits
 from harbor_gym.sandboxes.network import NETWORK_PROGRAM
@@ -76,7 +77,7 @@ class SupervisedSandbox:
         self._loss: dict[str, Any] = {}
         self._group = limits.group_name()
         self._target: dict[str, Any] = {}
-        self._data_limit_bytes: int | None = None
+        self._process_limits: dict[str, int | None] = {}
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -92,7 +93,7 @@ class SupervisedSandbox:
         mountpoint.mkdir(exist_ok=True)
         limits.remove_abandoned_groups()
         bounds = limits.as_config(self._group, walls.limits)
-        self._data_limit_bytes = bounds.pop("data_limit_bytes")
+        self._process_limits = bounds.pop("process_limits")
         config = {
             "parent": os.getpid(),
             "layers": [str(layer) for layer in layers],
@@ -101,12 +102,14 @@ class SupervisedSandbox:
             "bwrap": shutil.which("bwrap"),
             "slirp4netns": shutil.which(NETWORK_PROGRAM),
             "has_network": walls.has_network,
+            "is_ordinary": is_ordinary(),
             "closed_networks": walls.closed_networks,
             **bounds,
         }
         far_end = self._far_end.fileno()
         environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
         self._process = await start_process(
+            *(("unshare", *USER_NAMESPACE) if is_ordinary() else ()),
             *_python(),
             "serve",
             str(far_end),
@@ -126,7 +129,8 @@ class SupervisedSandbox:
             raise SandboxStartError(f"the local sandbox did not come up within {_READY_TIMEOUT_SEC:g} s") from None
         if "error" in answer:
             raise SandboxStartError(f"the local sandbox could not be set up: {answer['error']}")
-        self._target = {"init": answer["init"], "start_time": answer["start_time"], "cgroups": config["cgroups"]}
+        self._target = {key: answer[key] for key in ("init", "start_time")}
+        self._target |= {key: config[key] for key in ("cgroups", "is_ordinary")}
 
     async def stop(self) -> None:
         """Kill everything inside and wait until it is gone. Idempotent.
@@ -164,8 +168,10 @@ class SupervisedSandbox:
         if not self.is_running or self._process is None:
             raise self._lost("the local sandbox is not running")
         written = f"{cache_dir() / 'mountpoint'}/upper/."
-        namespace = f"--mount=/proc/{self._process.pid}/ns/mnt"
-        code, said = await run_tool("nsenter", namespace, "cp", "--archive", "--one-file-system", written, str(target))
+        place = f"/proc/{self._process.pid}/ns"
+        namespaces = [*([f"--user={place}/user"] if is_ordinary() else []), f"--mount={place}/mnt"]
+        copy = ("cp", "--archive", "--one-file-system", written, str(target))
+        code, said = await run_tool("nsenter", *namespaces, *copy)
         if code != 0:
             raise SandboxError(f"what the local sandbox wrote can't be copied: {said.strip()}")
 
@@ -218,7 +224,7 @@ class SupervisedSandbox:
         return [*_python(), "enter", json.dumps({**self._target, "spec": self._spec(request)})]
 
     def _spec(self, request: Request) -> dict[str, Any]:
-        return {**request.as_json(), "data_limit_bytes": self._data_limit_bytes}
+        return {**request.as_json(), **self._process_limits}
 
     async def switch_network(self, *, is_open: bool) -> None:
         """Give the sandbox a network or take it, with every connection.

@@ -5,14 +5,15 @@ import contextlib
 import os
 import signal
 
+from harbor_gym.ordinary import USER_NAMESPACE, build_environment
 from harbor_gym.processes import start_process
 
 _END_GRACE_SEC = 3.0
 _ERROR_TAIL_LINES = 25
 
 
-CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private", "--pid", "--fork",
-             "--kill-child", "--mount-proc")  # fmt: skip
+CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", *USER_NAMESPACE, "--mount", "--propagation", "private",
+             "--pid", "--fork", "--kill-child", "--mount-proc")  # fmt: skip
 """In front of a tool that mounts: its mounts and processes end with it, and it ends with us, killed or not."""
 
 
@@ -25,7 +26,7 @@ async def run_tool(*argv: str, timeout_sec: float | None = None) -> tuple[int, s
         ``(124, …)`` when the time was up, as timeout(1) has it.
     """
     # buildah: chroot isolation needs no runtime; overlay unless the machine's own configuration chose otherwise.
-    environment = {"STORAGE_DRIVER": "overlay", **os.environ, "BUILDAH_ISOLATION": "chroot"}
+    environment = {"STORAGE_DRIVER": "overlay", **os.environ, "BUILDAH_ISOLATION": "chroot", **build_environment()}
     process = await start_process(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,

@@ -68,8 +68,8 @@ class WallOptions:
         if missing := [name for name in limits.CONTROLLERS if name not in limits.places()]:
             _warn_once(
                 f"no control groups can be made here for {', '.join(missing)}: without them memory_mb bounds each "
-                "process of a local sandbox and not their sum, and cpus and max_processes bound nothing. They need "
-                "root on a machine, or a container started with --privileged --cgroupns=host"
+                "process of a local sandbox and not their sum, max_processes at most each user's, and cpus nothing. "
+                "They need root on a machine, or a container started with --privileged --cgroupns=host"
             )
         return Walls(
             storage_bytes=storage_mb << 20,

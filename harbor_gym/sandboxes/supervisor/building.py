@@ -47,7 +47,9 @@ def mount_root(config: dict[str, Any]) -> None:
     for layer, name in zip(config["layers"], lowers, strict=True):
         mount(layer, name, None, MS_BIND)
     os.chmod("upper", 0o755)  # noqa: PTH101  # as above
-    mount("overlay", "root", "overlay", MS_NODEV, f"lowerdir={':'.join(lowers)},upperdir=upper,workdir=work")
+    # In a user namespace an overlay's own notes are attributes that a user may write; else lower directories stay put.
+    notes = ",userxattr" if config["is_ordinary"] else ""
+    mount("overlay", "root", "overlay", MS_NODEV, f"lowerdir={':'.join(lowers)},upperdir=upper,workdir=work{notes}")
 
 
 def files_bytes() -> int:

@@ -19,8 +19,6 @@ _ACCOUNT_LINE_FIELDS = 4
 _MAX_ARGUMENT_BYTES = 128 << 10
 """Linux's MAX_ARG_STRLEN: the longest single argument execve takes, with its NUL."""
 _SHELL_PATHS = ("/bin", "/usr/bin", "/usr/local/bin")
-_KILLED_EARLY = b"500"
-"""Half the memory limit more than it has: where memory runs short, the largest command dies, and never PID 1."""
 
 
 class RequestError(Exception):
@@ -85,6 +83,8 @@ def _become(spec: dict[str, Any]) -> NoReturn:
     arguments = _shell_arguments(spec["command"])
     if limit := spec.get("data_limit_bytes"):
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    if limit := spec.get("user_processes"):
+        resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
     syscalls.install()
     for shell in ("bash", "sh"):
         for directory in _SHELL_PATHS:
@@ -105,17 +105,10 @@ def _shell_arguments(command: str) -> list[str]:
     return [f"/proc/self/fd/{script}"]
 
 
-def _offer_to_memory_kills() -> None:
-    handle = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-    os.write(handle, _KILLED_EARLY)
-    os.close(handle)
-
-
 def run_child(spec: dict[str, Any], mount_namespace: int, report: int, joins: list[int]) -> NoReturn:
     """Turn a process just forked into the requested command; where that fails, say why on ``report`` and exit 126."""
     try:
         cgroups.join(joins)
-        _offer_to_memory_kills()
         os.setns(mount_namespace, os.CLONE_NEWNS)
         _become(spec)
     except BaseException as exc:  # a forked child must never return into its parent's code

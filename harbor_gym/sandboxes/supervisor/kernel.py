@@ -24,6 +24,10 @@ KEPT_CAPABILITIES = {
 """What root keeps inside: enough for apt, useradd, su and chown; neither devices, mounts nor raw sockets."""
 
 _LAST_CAPABILITY = 63
+_PF_EXITING = 0x4
+"""A flag of include/linux/sched.h, in field 9 of /proc/PID/stat."""
+_KILLED_EARLY = b"500"
+"""Half the memory limit more than it has: the largest of a sandbox's commands dies, and never its PID 1."""
 PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 24, 38, 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -73,6 +77,21 @@ def harden_self() -> None:
     sys.path_hooks.clear()
 
 
+class MemoryKills:
+    """This process's place among those the kernel kills where memory runs short.
+
+    To be made before :func:`harden_self`, after which an ordinary user may not open the file any more.
+    """
+
+    def __init__(self) -> None:
+        self._handle = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+
+    def offer(self) -> None:
+        """Have this process, and all that come of it from now on, killed before those that did not do this."""
+        os.write(self._handle, _KILLED_EARLY)
+        os.close(self._handle)
+
+
 def drop_privileges(uid: int, gid: int, groups: list[int]) -> None:
     """Become the user, with no more capabilities than a sandbox may have, for good."""
     for capability in range(_LAST_CAPABILITY + 1):
@@ -86,8 +105,21 @@ def drop_privileges(uid: int, gid: int, groups: list[int]) -> None:
 
 def start_time(pid: int) -> str:
     """Return field 22 of /proc/PID/stat: with the pid it names a process beyond doubt."""
+    return _stat(pid)[19]
+
+
+def is_exiting(pid: int) -> bool:
+    """Tell whether a process has begun to end, or is gone."""
+    try:
+        return bool(int(_stat(pid)[6]) & _PF_EXITING)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat that follow the name; the first is the state, field 3."""
     handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     try:
-        return os.read(handle, 4096).rsplit(b")", 1)[1].split()[19].decode()
+        return os.read(handle, 4096).rsplit(b")", 1)[1].decode().split()
     finally:
         os.close(handle)

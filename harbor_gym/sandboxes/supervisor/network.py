@@ -3,6 +3,7 @@
 Source: slirp4netns(1), rtnetlink(7).
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import struct
 from typing import Any, NoReturn
 
 from kernel import PR_SET_PDEATHSIG, prctl
+from outside import Outsider
 
 _RTM_NEWROUTE, _REQUEST_FLAGS = 24, 0x1 | 0x4 | 0x100 | 0x400
 """NLM_F_REQUEST, ACK, REPLACE, CREATE."""
@@ -39,8 +41,11 @@ class UserNetwork:
     def __init__(self, config: dict[str, Any]) -> None:
         self._program: str | None = config["slirp4netns"]
         self._closed: list[str] = config["closed_networks"]
-        self._home = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("pid", "net")]
+        self._outsider = Outsider(self._become) if config["is_ordinary"] and self._program else None
+        names = ("pid", "net") if self._outsider is None else ()
+        self._home = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names]
         self.pid = 0
+        """The process at whose end the network is gone; 0 while there is none."""
         self._exit = -1
 
     def open(self, init: int, init_pidfd: int) -> None:
@@ -55,15 +60,14 @@ class UserNetwork:
         ready_read, ready_write = os.pipe()
         exit_read, self._exit = os.pipe()
         log = os.memfd_create("slirp4netns")
-        # From the caller's namespaces: inside it could be seen, and would have the sandbox's network for its own.
-        os.setns(self._home[0], os.CLONE_NEWPID)
-        os.setns(self._home[1], os.CLONE_NEWNET)
+        handles = [ready_write, exit_read, log]
         try:
-            self.pid = os.fork()
-            if self.pid == 0:
-                self._become(init, ready_write, exit_read, log)
+            if self._outsider is not None:
+                self._outsider.start(init, handles)
+                self.pid = self._outsider.pid
+            else:
+                self.pid = self._start(init, init_pidfd, handles)
         finally:
-            os.setns(init_pidfd, os.CLONE_NEWPID | os.CLONE_NEWNET)
             os.close(ready_write)
             os.close(exit_read)
         is_ready = os.read(ready_read, 1)
@@ -74,7 +78,20 @@ class UserNetwork:
             self.close()
             raise OSError(f"slirp4netns gives no network: {said or 'it ended without a word'}")
 
-    def _become(self, init: int, ready: int, leave: int, log: int) -> NoReturn:
+    def _start(self, init: int, init_pidfd: int, handles: list[int]) -> int:
+        """Start it from the caller's namespaces: inside it could be seen, and would have the sandbox's network."""
+        os.setns(self._home[0], os.CLONE_NEWPID)
+        os.setns(self._home[1], os.CLONE_NEWNET)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become(init, handles)
+        finally:
+            os.setns(init_pidfd, os.CLONE_NEWPID | os.CLONE_NEWNET)
+        return pid
+
+    def _become(self, init: int, handles: list[int]) -> NoReturn:
+        ready, leave, log = handles
         try:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             os.chdir("/")
@@ -95,6 +112,16 @@ class UserNetwork:
         if not self.pid:
             return
         os.close(self._exit)
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        if self._outsider is not None:
+            self._outsider.end()
+        else:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
         self.pid = 0
+
+    def leave(self) -> None:
+        """End the network for good. Idempotent."""
+        self.close()
+        if self._outsider is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._outsider.pid, signal.SIGKILL)

@@ -4,6 +4,8 @@
 process into it for every request on its control socket, and ends with the first of: the socket's end, the caller's
 death, the sandbox's death. ``enter`` runs one process in a living sandbox with the caller's own stdio.
 
+An ordinary user's supervisor is started in a user namespace and is root there.
+
 The supervisor itself is in none of the sandbox's control groups: no lack of memory or processes there stops it.
 
 From before the sandbox lives until a child has become its command, these processes are not dumpable (nothing inside can
@@ -23,20 +25,19 @@ from typing import Any
 import building
 import cgroups
 from inside import RequestError, run_child
-from kernel import NAMESPACES, harden_self, start_time
+from kernel import NAMESPACES, MemoryKills, harden_self, is_exiting, start_time
 from network import UserNetwork
 
 _KILLED = 128 + signal.SIGKILL
-_END_SETTLE_MS = 50
-"""Wait for PID 1's end after a command died of SIGKILL: long enough for the kernel, short for a plain ``kill -9``."""
 _REQUEST_BYTES = 4096
 _REQUEST_DESCRIPTORS = 4
 
 
 class _Supervisor:
-    def __init__(self, control: socket.socket, config: dict[str, Any]) -> None:
+    def __init__(self, control: socket.socket, config: dict[str, Any], memory_kills: MemoryKills) -> None:
         self.control = control
         self.config = config
+        self.memory_kills = memory_kills
         self.running: dict[int, tuple[int, int]] = {}
         self.bwrap = self.init = 0
         self.init_pidfd = -1
@@ -59,6 +60,7 @@ class _Supervisor:
         building.mount_root(self.config)
         self.bwrap, self.keep_alive, answer = building.start_bwrap(self.config, self.joins, self.cgroups.windows())
         self.init = building.wait_for_init(answer)
+        self.memory_kills.offer()
         self.init_pidfd = os.pidfd_open(self.init)
         self.mount_namespace = os.open(f"/proc/{self.init}/ns/mnt", os.O_RDONLY)
         os.setns(self.init_pidfd, NAMESPACES)
@@ -115,7 +117,14 @@ class _Supervisor:
         spec_handle, *stdio = handles
         spec = json.loads(os.pread(spec_handle, os.fstat(spec_handle).st_size, 0))
         report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(report_write)
+            os.close(report_read)
+            if self.is_ending():
+                return  # the end of PID 1, soon to be seen, answers this request too
+            raise
         if pid == 0:
             os.setsid()
             for target, handle in enumerate(stdio):
@@ -171,10 +180,8 @@ class _Supervisor:
             self.reply(**message)
 
     def is_ending(self) -> bool:
-        """Tell whether PID 1 is dead. The kernel kills all others first and waits until they are collected."""
-        poll = select.poll()
-        poll.register(self.init_pidfd, select.POLLIN)
-        return bool(poll.poll(_END_SETTLE_MS))
+        """Tell whether PID 1 is at its end: only then does the kernel kill all others, and let nobody else in."""
+        return is_exiting(self.init)
 
     def tear_down(self) -> None:
         """Kill PID 1, which takes every process of its namespace along, and wait until all are gone."""
@@ -183,7 +190,7 @@ class _Supervisor:
                 signal.pidfd_send_signal(self.init_pidfd, signal.SIGKILL)
             elif self.bwrap:
                 os.kill(self.bwrap, signal.SIGKILL)
-        self.network.close()
+        self.network.leave()
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
@@ -214,8 +221,9 @@ def serve(control_fd: int, config: dict[str, Any]) -> int:
         parent = os.pidfd_open(config["parent"])
     except ProcessLookupError:
         return 0
+    memory_kills = MemoryKills()
     harden_self()
-    supervisor = _Supervisor(control, config)
+    supervisor = _Supervisor(control, config, memory_kills)
     try:
         supervisor.build()
         supervisor.serve(parent)
@@ -232,10 +240,13 @@ def enter(target: dict[str, Any]) -> int:
     init: int = target["init"]
     try:
         pidfd = os.pidfd_open(init)
+        if target["is_ordinary"]:
+            os.setns(pidfd, os.CLONE_NEWUSER)
         mount_namespace = os.open(f"/proc/{init}/ns/mnt", os.O_RDONLY)
         joins = cgroups.open_joins(target["cgroups"])
         if start_time(init) != target["start_time"]:
             raise ProcessLookupError
+        MemoryKills().offer()
     except (ProcessLookupError, FileNotFoundError):
         print("harbor_gym: the sandbox is gone", file=sys.stderr)  # noqa: T201  # a script's own stderr
         return 125

@@ -1,0 +1,184 @@
+"""What of harbor_gym can be used on this machine, and for what can't the one command that would change that."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from harbor_gym import ordinary
+from harbor_gym.cache import cache_dir
+from harbor_gym.errors import HarborGymError
+from harbor_gym.sandboxes import environment_config, limits, preflight
+from harbor_gym.sandboxes.local import TOOLS, namespace_refusal
+from harbor_gym.sandboxes.network import NETWORK_PROGRAM
+
+_ANSWER_TIMEOUT_SEC = 1.5
+_REGISTRY = ("registry-1.docker.io", 443)
+_MIN_FREE_BYTES = 5 << 30
+_MACHINES = ("x86_64", "aarch64")
+_KEYS = ("TINKER_API_KEY", "DAYTONA_API_KEY", "E2B_API_KEY", "MODAL_TOKEN_ID", "RUNLOOP_API_KEY", "HF_TOKEN")
+_COMPOSE = "apt-get install -y docker-compose-v2 (Ubuntu), docker-compose (Debian 13), or docker-compose-plugin"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked for."""
+
+    area: str
+    """``local``, ``docker``, another sandbox's name, or ``other``."""
+
+    what: str
+    ok: bool
+    note: str = ""
+    """What was found, or why it is missing."""
+
+    fix: str = ""
+    """The command, or what else to do, that would get it; empty where it is there."""
+
+    is_needed: bool = True
+    """Whether the area can't be used without it."""
+
+
+def examine(env: str | None = None) -> list[Finding]:
+    """Look for what sandboxes of one kind need, or for everything. Starts no sandbox and takes about a second.
+
+    Args:
+        env: A sandbox as ``--env`` takes it; None is ``local``, ``docker`` and all else.
+
+    Raises:
+        UsageError: There is no such sandbox.
+    """
+    areas: dict[str, list[Callable[[], Iterable[Finding]]]] = {"local": [_local], "docker": [_docker, _registry]}
+    if env is None:
+        looks = [*areas["local"], *areas["docker"], _others]
+    elif env in areas:
+        looks = [*areas[env], _disk]
+    else:
+        environment_config(env)
+        looks = [lambda: [_foreign(env)], _disk]
+    with ThreadPoolExecutor(len(looks)) as pool:
+        return [finding for found in pool.map(_take, looks) for finding in found]
+
+
+def _take(look: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    return list(look())
+
+
+def usable(findings: Iterable[Finding]) -> dict[str, bool]:
+    """Return for each kind of sandbox among the findings whether it has all that it needs."""
+    found: dict[str, bool] = {}
+    for one in findings:
+        if one.area != "other":
+            found[one.area] = found.get(one.area, True) and (one.ok or not one.is_needed)
+    return found
+
+
+def _finding(area: str, what: str, refusal: str, fix: str, *, note: str = "", is_needed: bool = True) -> Finding:
+    return Finding(area, what, not refusal, refusal or note, fix if refusal else "", is_needed=is_needed)
+
+
+def _local() -> Iterable[Finding]:
+    if sys.platform != "linux":
+        yield Finding("local", "Linux", ok=False, note=sys.platform, fix="use --env docker")
+        return
+    for program, package in TOOLS.items():
+        yield _program("local", program, package)
+    user = "an ordinary user" if ordinary.is_ordinary() else "root"
+    if shutil.which("unshare") is not None:
+        refusal, fix = ordinary.refusal() if ordinary.is_ordinary() else (namespace_refusal(), _PRIVILEGED)
+        yield _finding("local", f"namespaces for {user}", refusal, fix)
+    has_overlay = "\toverlay\n" in Path("/proc/filesystems").read_text()
+    yield _finding("local", "overlay", "" if has_overlay else "the kernel has not loaded it", "modprobe overlay")
+    has_filter = "\nSeccomp:" in Path("/proc/self/status").read_text() and platform.machine() in _MACHINES
+    yield _finding(
+        "local", "seccomp", "" if has_filter else f"{platform.machine()}: no filter", "use --env docker", note="filter"
+    )
+    missing = ", ".join(name for name in limits.CONTROLLERS if name not in limits.places())
+    yield _finding(
+        "local", "control groups", f"none for {missing}: bounds per process instead" if missing else "", _CGROUPS,
+        note="memory, pids, cpu", is_needed=False,
+    )  # fmt: skip
+    yield _program("local", NETWORK_PROGRAM, NETWORK_PROGRAM, is_needed=False, lack="tasks with a network are refused")
+    yield _program("local", "mmdebstrap", "mmdebstrap", is_needed=False, lack="no offline base image")
+
+
+_PRIVILEGED = "inside a container: start that with --privileged"
+_CGROUPS = "root; inside a container: start that with --privileged --cgroupns=host"
+
+
+def _docker() -> Iterable[Finding]:
+    yield _program("docker", "docker", "docker.io")
+    if shutil.which("docker") is None:
+        return
+    version, refusal = _ask("docker", "version", "--format", "{{.Server.Version}}")
+    yield _finding("docker", "daemon", refusal, "systemctl start docker (without systemd: dockerd &)", note=version)
+    version, refusal = _ask("docker", "compose", "version", "--short")
+    yield _finding("docker", "Compose v2", refusal, _COMPOSE, note=version)
+
+
+def _registry() -> Iterable[Finding]:
+    try:
+        socket.create_connection(_REGISTRY, _ANSWER_TIMEOUT_SEC).close()
+        refusal = ""
+    except OSError:
+        refusal = "not reached: images that Docker does not have must be made here"
+    yield _finding(
+        "docker", "registry", refusal, "harbor-gym base --docker debian:bookworm-slim", note=_REGISTRY[0],
+        is_needed=False,
+    )  # fmt: skip
+
+
+def _others() -> Iterable[Finding]:
+    yield _program("other", "tmux", "tmux", is_needed=False, lack="for tests; sandboxes bring their own")
+    for extra, modules, fix in (
+        ("tinker extra", ("tinker", "tinker_cookbook"), 'pip install "harbor-gym[tinker]"'),
+        ("training server", ("skyrl", "jax"), "make setup"),
+    ):
+        missing = [name for name in modules if importlib.util.find_spec(name) is None]
+        yield _finding("other", extra, f"no {', '.join(missing)}" if missing else "", fix, is_needed=False)
+    for key in _KEYS:
+        refusal = "" if os.environ.get(key) else "not set"
+        yield _finding("other", key, refusal, f"export {key}=…", note="set", is_needed=False)
+    yield from _disk()
+
+
+def _disk() -> Iterable[Finding]:
+    place = cache_dir()
+    free = shutil.disk_usage(place).free
+    note = f"{free / (1 << 30):.1f} GiB free for {place}"
+    refusal = note if free < _MIN_FREE_BYTES else ""
+    yield _finding("other", "disk", refusal, "harbor-gym cache prune --max-size 5G", note=note, is_needed=False)
+
+
+def _foreign(env: str) -> Finding:
+    try:
+        preflight(environment_config(env))
+    except HarborGymError as exc:
+        return Finding(env, "preflight", ok=False, note=str(exc))
+    return Finding(env, "preflight", ok=True)
+
+
+def _program(area: str, program: str, package: str, *, is_needed: bool = True, lack: str = "") -> Finding:
+    path = shutil.which(program)
+    refusal = "" if path else lack or "not installed"
+    return _finding(area, program, refusal, f"apt-get install -y {package}", note=path or "", is_needed=is_needed)
+
+
+def _ask(*argv: str) -> tuple[str, str]:
+    """Return a program's answer and why there is none; one of them is empty."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_ANSWER_TIMEOUT_SEC)
+    except subprocess.TimeoutExpired:
+        return "", f"no answer within {_ANSWER_TIMEOUT_SEC:g} s"
+    if done.returncode == 0:
+        return done.stdout.strip(), ""
+    return "", (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[0]

@@ -1,0 +1,100 @@
+"""Sandboxes of an ordinary user: root's work done as the root of a user namespace that maps the user's subordinate ids.
+
+Source: user_namespaces(7), subuid(5), newuidmap(1).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import pwd
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+USER_NAMESPACE = ("--user", "--map-root-user", "--map-auto") if os.geteuid() != 0 else ()
+"""What ``unshare`` needs beside other namespaces; nothing for root. Its root is the user, the rest their ids' range."""
+
+_MIN_IDS = 65536
+_FIELDS = 3
+_MIN_LINUX = (6, 6)
+_PROBE_TIMEOUT_SEC = 10.0
+_SWITCHES = {
+    Path("/proc/sys/kernel/unprivileged_userns_clone"): ("0", "kernel.unprivileged_userns_clone=1"),
+    Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"): (
+        "1",
+        "kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+    Path("/proc/sys/user/max_user_namespaces"): ("0", "user.max_user_namespaces=10000"),
+}
+"""Setting → the value with which ordinary users make no user namespaces, and what to set it to."""
+
+
+def is_ordinary() -> bool:
+    """Tell whether this process is not root's."""
+    return os.geteuid() != 0
+
+
+def build_environment() -> dict[str, str]:
+    """Return what tells buildah, in a namespace made by us, that its root is an ordinary user with a store at home."""
+    if not is_ordinary():
+        return {}
+    return {
+        "_CONTAINERS_USERNS_CONFIGURED": "done",
+        "_CONTAINERS_ROOTLESS_UID": str(os.getuid()),
+        "_CONTAINERS_ROOTLESS_GID": str(os.getgid()),
+    }
+
+
+@functools.cache
+def refusal() -> tuple[str, str]:
+    """Return why this user can't make sandboxes here, and what root can do about it; both empty where they can."""
+    release = platform.release()
+    if tuple(map(int, re.findall(r"\d+", release)[:2])) < _MIN_LINUX:
+        return f"Linux {release} has no user attributes on tmpfs", "boot Linux 6.6 or newer"
+    for path, (refused, wanted) in _SWITCHES.items():
+        if _read(path) == refused:
+            return f"no user namespaces for ordinary users ({path} is {refused})", f"sysctl -w {wanted}"
+    if shutil.which("newuidmap") is None or shutil.which("newgidmap") is None:
+        return "newuidmap and newgidmap are missing", "apt-get install -y uidmap"
+    user = pwd.getpwuid(os.getuid()).pw_name
+    for option, path in (("--add-subuids", Path("/etc/subuid")), ("--add-subgids", Path("/etc/subgid"))):
+        if ids_in(_read(path), user, os.getuid()) < _MIN_IDS:
+            return f"{user} has less than {_MIN_IDS} ids in {path}", f"usermod {option} 100000-165535 {user}"
+    return _trial()
+
+
+def _trial() -> tuple[str, str]:
+    argv = ["unshare", *USER_NAMESPACE, "--mount", "--pid", "--fork", "--ipc", "--uts", "--net", "--mount-proc", "true"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_PROBE_TIMEOUT_SEC)
+    if done.returncode == 0:
+        return "", ""
+    said = done.stderr.strip() or f"status {done.returncode}"
+    if "map-auto" in said:
+        return "unshare is older than 2.38", "install util-linux 2.38 or newer (Debian 12, Ubuntu 24.04)"
+    return f"this machine refuses them namespaces ({said})", "inside a container, start that with --privileged"
+
+
+def ids_in(text: str, user: str, uid: int) -> int:
+    """Return how many subordinate ids a file like /etc/subuid (``name:first:count``) gives a user in one range."""
+    rows = [line.split(":") for line in text.splitlines()]
+    counts = [
+        int(row[2]) for row in rows if len(row) == 3 and row[0] in (user, str(uid)) and row[2].isdecimal()
+    ]  # name:first:count
+    return max(counts, default=0)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory whose files may belong to the user's subordinate ids. What refuses stays."""
+    shutil.rmtree(path, ignore_errors=True)
+    if is_ordinary() and path.exists():
+        subprocess.run(["unshare", *USER_NAMESPACE, "rm", "-rf", "--", path], capture_output=True, check=False)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
