@@ -122,33 +122,29 @@ async def train_all(runs: Sequence[Run], flags: Sequence[str], parallel: int) ->
 
 
 async def train(run: Run, flags: Sequence[str]) -> str | None:
-    """Run train.py to its end; return None or what went wrong. Its output goes beside its folder."""
-    log = run.folder.with_suffix(run.folder.suffix + ".log")
+    """Run train.py to its end; return None or what went wrong. What it prints is shown, and kept beside its folder."""
+    log = run.folder.with_name(f"{run.folder.name}.log")
     own = ["--learning-rate", f"{run.rate:g}", "--seed", str(run.seed), "--log-path", str(run.folder)]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(TRAIN), *flags, *own, "--log-dir-exists", "resume"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        limit=1 << 20,
-        process_group=0,  # Ctrl-C reaches this process alone, which passes it on once
-    )
-    tail: list[str] = []
-    try:
-        assert process.stdout is not None
-        with log.open("a", encoding="utf-8") as file:
-            async for data in process.stdout:
-                line = data.decode(errors="replace").rstrip()
-                file.write(f"{line}\n")
-                file.flush()
-                tail = [*tail, line][-TAIL_LINES:]
-                if line.startswith("batch "):
-                    typer.echo(f"{run.folder.name}  {line}")
-        code = await process.wait()
-    finally:
-        await stop(process)
+    with log.open("ab", buffering=0) as file:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(TRAIN), *flags, *own, "--log-dir-exists", "resume"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=file,
+            limit=1 << 20,
+            process_group=0,  # Ctrl-C reaches this process alone, which passes it on once
+        )
+        try:
+            assert process.stdout is not None
+            async for line in process.stdout:
+                file.write(line)
+                typer.echo(f"{run.folder.name}  {line.decode(errors='replace').rstrip()}")
+            code = await process.wait()
+        finally:
+            await stop(process)
     if code == 0:
         return None
+    tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
     return f"{run.folder.name} ended with exit code {code}; the end of {log}:\n" + "\n".join(tail)
 
 
