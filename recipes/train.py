@@ -151,6 +151,8 @@ def main(
     wandb_project: Annotated[str | None, option("Log to this Weights & Biases project too.", WHERE)] = None,
 ) -> None:
     """Resolve the flags, check everything that can be checked, then train."""
+    # Read when tqdm is imported: the cookbook's progress bars would break up our lines.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     defaults = DEFAULTS[backend]
     sources = [*(task_dir or ()), *(task or ())]
     name = task_dir[0].resolve().name if task_dir else "tasks"
@@ -336,9 +338,9 @@ def settle_log_path(log_path: Path, behavior: LogDirExists) -> None:
 async def train(run: Run) -> None:
     """Run the cookbook's loop, and the reporter beside it."""
     random.seed(run.seed)
-    # The cookbook calls methods that newer tinker versions deprecate; its progress bars would break up our lines.
-    warnings.filterwarnings("ignore", message="DEPRECATED: ", category=FutureWarning)
-    os.environ.setdefault("TQDM_DISABLE", "1")
+    # The cookbook calls methods that newer tinker versions deprecate.
+    for message in ("DEPRECATED: ", "Using the future as the SamplingClient"):
+        warnings.filterwarnings("ignore", message=message, category=FutureWarning)
     async with model_service(run) as (model_name, base_url):
         from tinker_cookbook.rl import train as loop
 

@@ -69,6 +69,12 @@ def test_an_existing_run_is_not_overwritten_unasked(tmp_path: Path) -> None:
         done = train(*arguments, *extra)
         assert done.returncode == 2
         assert str(tmp_path) in done.stderr
+    other = {"format": 1, "tasks": [{"name": TASK.name, "digest": "sha256:another"}], "test_tasks": []}
+    (tmp_path / "tasks.json").write_text(json.dumps(other))
+    done = train(*arguments, "--log-dir-exists", "resume")
+    assert done.returncode == 2
+    assert "other tasks" in done.stderr
+    assert "sha256:another" in done.stderr
 
 
 def test_help_lists_every_flag_of_the_documented_command() -> None:
