@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from harbor_gym.owners import Owner, owner_label
 from harbor_gym.sandboxes import reaper
 from harbor_gym.sandboxes.docker_engine import OWNER_LABEL, PROJECT_LABEL
+from harbor_gym.sandboxes.dockerfile import OWNER_OF_BUILD
 from tests.engines import require_engine
 from tests.tasks import BASE
 from tests.test_cli import run
@@ -96,6 +98,52 @@ def test_control_groups_of_dead_owners_are_removed(dead: str, scratch: Path) -> 
         for group in groups:
             if group.exists():
                 group.rmdir()
+
+
+BUILD = """
+import asyncio, sys
+from pathlib import Path
+from harbor_gym.sandboxes.images import ImageSource
+from harbor_gym.sandboxes.images import build_image
+asyncio.run(build_image(ImageSource(Path(sys.argv[1]))))
+"""
+
+
+def buildah(*words: str) -> str:
+    environment = {"STORAGE_DRIVER": "overlay", **os.environ}
+    return subprocess.run(["buildah", *words], capture_output=True, text=True, check=False, env=environment).stdout
+
+
+def builds_in(folder: Path) -> list[str]:
+    """Return the working containers of builds that have their temporary files in a folder."""
+    shown = ("inspect", "--type", "container", "--format", OWNER_OF_BUILD)
+    return [one for one in buildah("containers", "--quiet").split() if str(folder) in buildah(*shown, one)]
+
+
+@pytest.mark.local
+@pytest.mark.slow
+def test_the_container_of_a_killed_build_is_removed(scratch: Path, tmp_path: Path) -> None:
+    require_engine("local")
+    began = tmp_path / "context"
+    began.mkdir()
+    (began / "Dockerfile").write_text(f"FROM {BASE}\nRUN echo {uuid.uuid4()} && sleep 60\n")
+    other = buildah("from", "scratch").strip()
+    with subprocess.Popen([sys.executable, "-c", BUILD, str(began)], cwd=ROOT) as build:
+        try:
+            deadline = time.monotonic() + 60
+            while not (left := builds_in(scratch)):
+                assert build.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            run("reap")
+            assert builds_in(scratch) == left, "the container of a living build was removed"
+        finally:
+            build.kill()
+    assert builds_in(scratch) == left, "the build cleaned up, so this shows nothing"
+    run("reap")
+    assert builds_in(scratch) == []
+    assert list(scratch.iterdir()) == []
+    assert buildah("rm", other), "a container that nobody marked was removed"
 
 
 class Things:

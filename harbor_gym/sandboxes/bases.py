@@ -103,7 +103,8 @@ async def _import_base(tar: Path, reference: str) -> None:
         lines = ["FROM scratch", f"ADD {tar.name} /", f"ENV PATH={base_image.PATH}", 'CMD ["bash"]', ""]
         recipe.write_text("\n".join(lines))
         code, output = await run_tool(
-            *CONTAINED, "buildah", "bud", "--quiet", *ULIMITS, "-t", reference, "-f", str(recipe), str(tar.parent)
-        )
+            *CONTAINED, *dockerfile.owned_build(folder), "--quiet", *ULIMITS,
+            "-t", reference, "-f", str(recipe), str(tar.parent),
+        )  # fmt: skip
     if code != 0:
         raise SandboxStartError(f"the offline base can't be imported into buildah: {tail(output)}")

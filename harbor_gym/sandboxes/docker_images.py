@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from harbor_gym.errors import SandboxStartError
+from harbor_gym.owners import temporary_prefix
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool
 
 _SUBSTITUTE_LABEL = "harbor_gym.substitute"
@@ -43,7 +44,7 @@ async def copy_from_docker(image_id: str) -> str:
     code, _ = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", known)
     if code == 0:
         return known  # both stores name an image by the hash of its configuration
-    with tempfile.TemporaryDirectory(prefix="harbor-gym-") as folder:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("pull")) as folder:
         archive = Path(folder) / "image.tar"
         for argv in (
             ("docker", "save", "--output", str(archive), image_id),

@@ -1,6 +1,10 @@
 """What must be known of a Dockerfile before a builder reads it: its bases, and whether it has here-documents."""
 
 import re
+from pathlib import Path
+
+OWNER_OF_BUILD = "{{.DefaultMountsFilePath}}"
+"""Where ``buildah inspect`` shows what :func:`owned_build` has put into a working container's state."""
 
 _DEFAULT_DOMAIN = "docker.io"
 """What a reference without a domain means. Source: the reference grammar of the distribution project."""
@@ -86,3 +90,17 @@ def full_reference(reference: str) -> str:
 def is_debian_family(reference: str) -> bool:
     """Tell whether a full reference names the official Debian or Ubuntu image, of any tag."""
     return re.fullmatch(rf"{re.escape(_DEFAULT_DOMAIN)}/library/(debian|ubuntu)([:@].+)?", reference) is not None
+
+
+def owned_build(folder: str) -> tuple[str, ...]:
+    """Return the words that start ``buildah bud`` so that a reaper can tell whose a killed build's leftovers are.
+
+    A build gives its working containers names of its own, and no label; the path of the file that lists default mounts
+    is the one thing of the caller's that each keeps. The file is made, and lists none. Temporary files go there.
+
+    Args:
+        folder: The build's temporary folder, which has its owner in its name.
+    """
+    path = Path(folder) / "mounts.conf"
+    path.touch()
+    return "env", f"TMPDIR={folder}", "buildah", "bud", "--default-mounts-file", str(path)

@@ -210,7 +210,7 @@ async def _run_build(environment_dir: Path, text: str, bases: dict[str, Base]) -
         recipe, id_file = Path(folder) / "Dockerfile", Path(folder) / "id"
         recipe.write_text(replaced)
         code, output = await run_tool(
-            *CONTAINED, "buildah", "bud", "--layers", "--force-rm", "--pull-never", *ULIMITS,
+            *CONTAINED, *dockerfile.owned_build(folder), "--layers", "--force-rm", "--pull-never", *ULIMITS,
             "--iidfile", str(id_file), "-f", str(recipe), str(environment_dir),
         )  # fmt: skip
         if code != 0:

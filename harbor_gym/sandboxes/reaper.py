@@ -13,8 +13,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from harbor_gym.ordinary import build_environment
 from harbor_gym.owners import TEMPORARY_PREFIX, Owner, is_alive
 from harbor_gym.sandboxes.docker_engine import IMAGE_LABEL, OWNER_LABEL, PROJECT_LABEL, removal
+from harbor_gym.sandboxes.dockerfile import OWNER_OF_BUILD
+from harbor_gym.sandboxes.tools import CONTAINED
 
 _LISTING_TIMEOUT_SEC = 20.0
 _REMOVAL_TIMEOUT_SEC = 60.0
@@ -35,7 +38,7 @@ class Leftover:
     """One thing that outlived its owner."""
 
     kind: str
-    """``container``, ``network``, ``volume``, ``image``, ``directory`` or ``cgroup``."""
+    """``container``, ``network``, ``volume``, ``image``, ``build`` (buildah's container), ``directory``, ``cgroup``."""
 
     name: str
     """Docker's id or name of it, or its path."""
@@ -50,7 +53,7 @@ def find_leftovers() -> list[Leftover]:
     What has no owner's label is never among it, nor what may belong to a living process or to another machine. Blocks
     for some hundredths of a second, and for longer where the Docker daemon is slow to answer.
     """
-    return [*_in_docker(), *_directories(), *_cgroups()]
+    return [*_in_docker(), *_builds(), *_directories(), *_cgroups()]
 
 
 def find_images() -> list[Leftover]:
@@ -92,7 +95,10 @@ _reaped: set[tuple[int, bool]] = set()
 def _reap_quietly(in_docker: bool) -> None:
     # Nobody waits for this; what is wrong with the daemon the sandbox's own start will say.
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        remove(find_leftovers() if in_docker else _directories())
+        if in_docker:
+            remove(find_leftovers())
+        elif folders := list(_directories()):  # a build leaves one, too
+            remove([*_builds(), *folders])
 
 
 # --- Docker ----------------------------------------------------------------------------------------------------------
@@ -136,6 +142,35 @@ def _docker(*words: str) -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
+# --- builds ----------------------------------------------------------------------------------------------------------
+
+
+def _builds() -> Iterator[Leftover]:
+    """Find the working containers of builds and exports that were killed, by the name or the mark that those gave."""
+    if shutil.which("buildah") is None:
+        return
+    for line in _run_buildah("containers", "--format", "{{.ContainerID}} {{.ContainerName}}").stdout.splitlines():
+        container, _, name = line.partition(" ")
+        marked = name
+        if Owner.find(marked) is None:
+            marked = _run_buildah(
+                "inspect", "--type", "container", "--format", OWNER_OF_BUILD, container
+            ).stdout.strip()
+        if _is_dead(marked):
+            yield Leftover("build", container, str(Owner.find(marked)))
+
+
+def _run_buildah(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*CONTAINED, "buildah", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_REMOVAL_TIMEOUT_SEC,
+        env={"STORAGE_DRIVER": "overlay", **os.environ, **build_environment()},
+    )
+
+
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +204,9 @@ def _remove(one: Leftover) -> str | None:
                 shutil.rmtree(one.name)
             case "cgroup":
                 _remove_cgroup(Path(one.name))
+            case "build":
+                done = _run_buildah("rm", one.name)
+                return done.stderr.strip() if done.returncode else None
             case kind:
                 return _remove_from_docker(removal(kind, one.name))
     except FileNotFoundError:

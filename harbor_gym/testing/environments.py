@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.owners import temporary_prefix
 from harbor_gym.testing.behaviours import Behaviour, observe, select
 from harbor_gym.testing.env_probe import EnvProbe, MakeEnv
 from harbor_gym.testing.episodes import EPISODES, FAILURES, ORDER
@@ -46,7 +47,7 @@ async def check_env(
     """
     reasons = {**cast("Mapping[str, str]", getattr(make_env, "not_promised", {})), **(not_promised or {})}
     behaviours = select(ENV_BEHAVIOURS, only=only, not_promised=reasons)
-    with tempfile.TemporaryDirectory(prefix="harbor-gym-check-", ignore_cleanup_errors=True) as directory:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as directory:
         probe = EnvProbe(make_env, config, Path(directory))
         outcomes = [
             await observe(

@@ -12,6 +12,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.trial.config import EnvironmentConfig
 
 from harbor_gym import sandboxes
+from harbor_gym.owners import temporary_prefix
 from harbor_gym.testing import commands, files, interruptions, places
 from harbor_gym.testing.behaviours import Behaviour, observe, select
 from harbor_gym.testing.probe import DOCKERFILE, MakeSandbox, Probe
@@ -67,7 +68,7 @@ async def check_sandbox(
         Exception: Whatever the sandbox raises when it can't be made or started: then nothing can be said.
     """
     make_sandbox, label = _maker(sandbox)
-    with tempfile.TemporaryDirectory(prefix="harbor-gym-check-", ignore_cleanup_errors=True) as directory:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as directory:
         probe = Probe(make_sandbox, Path(directory), dockerfile)
         reasons = {**_own_reasons(probe.make()), **(not_promised or {})}
         behaviours = select(SANDBOX_BEHAVIOURS, only=only, not_promised=reasons)
