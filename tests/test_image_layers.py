@@ -152,7 +152,8 @@ async def test_a_sandbox_sees_what_the_builder_sees_and_the_base_is_there_once(t
         f"FROM {BASE}\n"
         "RUN rm /etc/issue && cd /usr/share && rm -r python3 && mkdir python3 && echo new > python3/new\n"
         "RUN chmod 600 /etc/issue.net && chown 7:8 /etc/profile && ln /usr/share/python3/new /linked\n"
-        "RUN rm /etc/shells && mkdir /etc/shells && mv /usr/share/python3 /moved && touch /usr/share/python3\n"
+        "RUN rm -r /var/lib/dpkg && mkdir /var/lib/dpkg && rm /etc/shells && mkdir /etc/shells\n"
+        "RUN mv /usr/share/python3 /moved && touch /usr/share/python3\n"
         "ENV EMPTY=layer\n"
     )
     async with running(make_sandbox(tmp_path / "one", dockerfile=dockerfile)) as sandbox:
