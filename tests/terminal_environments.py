@@ -131,7 +131,7 @@ def channel_processes(of: int | None) -> list[int]:
         with contextlib.suppress(OSError, ValueError):
             pid = int(entry.name)
             parents[pid] = int((entry / "stat").read_text().rpartition(") ")[2].split()[1])
-            if b"/step serve" in (entry / "cmdline").read_bytes():
+            if b"/step serve" in (entry / "cmdline").read_bytes().replace(b"\0", b" "):
                 holders.add(pid)
     return [pid for pid in holders if of is None or _is_below(pid, of, parents, holders)]
 

@@ -16,18 +16,27 @@ capture-pane -b visible -J -t %0 ; display-message -p '$nonce visible' ; capture
     )
     if [ -n "$to" ] && [ -z "$history" ] && ask display-message -p -t %0 '#{history_size}'; then history=${answer[0]}; fi
     if [ -n "$to" ] && [ -n "$history" ] && ((history < 200)); then
-        ask "${commands[@]}" && show_answer && return
+        # bash reads a file in blocks, but a pipe byte by byte.
+        : >"$dir/text" && : >"$dir/visible" && ask "${commands[@]::${#commands[@]}-2}" \
+            "capture-pane -b text -t %0 ; save-buffer -b text $dir/text" \
+            "capture-pane -b text -J -S - -t %0 ; save-buffer -b text $dir/text ; clear-history -t %0 ; \
+capture-pane -b visible -J -t %0 ; save-buffer -b visible $dir/visible" && show_answer && return
     fi
     tm "${commands[@]}" >"$dir/frame" && show_file || printf '%s gone\n' "$nonce"
 }
 
 show_answer() {
-    local text
-    printf -v text '%s\n' "${answer[@]}"
+    local text lines part
+    IFS= read -r -d '' part <"$dir/text"
+    [ -n "$part" ] || return
+    text=${answer[0]}$'\n'$part
+    IFS= read -r -d '' part <"$dir/visible"
+    [[ ${answer[0]#* . } == 1* ]] || text+=$nonce' visible'$'\n'$part
     if ((${#text} <= 2 * limit)); then
         printf %s "$text"
     else
-        printf '%s\n%s cut %s %s\n' "${text::limit}" "$nonce" "${#answer[@]}" "${#text}"
+        lines=${text//[^$'\n']/}
+        printf '%s\n%s cut %s %s\n' "${text::limit}" "$nonce" "${#lines}" "${#text}"
         printf %s "${text: -limit}"
     fi
 }
