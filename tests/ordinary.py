@@ -21,12 +21,11 @@ def ordinary_user() -> Generator[tuple[str, Path]]:
     _remove()
     subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", _USER], check=True)
     try:
-        # Not in a test's own folder, which only root may enter.
-        home = Path(tempfile.mkdtemp(dir="/tmp"))
         ids = f"{_FIRST_ID}-{_FIRST_ID + _IDS - 1}"
         subprocess.run(["usermod", "--add-subuids", ids, "--add-subgids", ids, _USER], check=True)
-        yield _USER, home
-        home.rmdir()
+        # Not in a test's own folder, which only root may enter.
+        with tempfile.TemporaryDirectory(dir="/tmp") as home:
+            yield _USER, Path(home)
     finally:
         _remove()
 
