@@ -17,6 +17,7 @@ from pathlib import Path
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.owners import owner_label
+from harbor_gym.sandboxes.supervisors import end_factory
 from tests.tasks import DONE
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -86,6 +87,7 @@ def orphans() -> list[str]:
 def rounds(sandbox: str, task: Path, count: int, at_once: int, seed: int, max_sec: float) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     asyncio.run(one_reset(sandbox, task))
+    end_factory()
     generator = random.Random(seed)
     lines: list[str] = []
     for _ in range(count):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -12,6 +13,7 @@ from harbor.models.trial.config import ServiceVolumeConfig
 
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError, TaskError
 from harbor_gym.sandboxes.local import LocalEnvironment
+from harbor_gym.sandboxes.supervisors import end_factory, factory_pid
 from tests.engines import require_engine
 from tests.local_sandboxes import DOCKERFILE, make_sandbox, output, running
 
@@ -247,3 +249,37 @@ async def test_an_image_without_bash_runs_sh_and_one_without_a_shell_says_so(tmp
     no_shell = "FROM debian:bookworm-slim AS full\nFROM scratch\nCOPY --from=full /etc/passwd /etc/passwd\n"
     with pytest.raises(SandboxStartError, match="/bin/sh"):
         await make_sandbox(tmp_path / "none", dockerfile=no_shell).start(force_build=False)
+
+
+# --- what starts sandboxes -------------------------------------------------------------------------------------------
+
+
+async def test_sandboxes_live_on_without_what_started_them(sandbox: LocalEnvironment, tmp_path: Path) -> None:
+    first = factory_pid()
+    os.kill(first, signal.SIGKILL)
+    await asyncio.to_thread(os.waitid, os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    assert await output(sandbox, "echo lives") == "lives"
+    async with running(make_sandbox(tmp_path / "other")) as other:
+        assert await output(other, "echo another") == "another"
+        assert factory_pid() not in (0, first)
+        end_factory()
+        assert factory_pid() == 0
+        assert await output(other, "echo lives") == "lives"
+
+
+async def test_a_sandbox_holds_no_file_of_another_and_none_of_the_host(
+    sandbox: LocalEnvironment, tmp_path: Path
+) -> None:
+    async with running(make_sandbox(tmp_path / "other")):
+        held = [_sockets(pid) for pid in (factory_pid(), *_supervisors())]
+    assert [len(sockets) for sockets in held] == [1, 1, 1]
+    assert len(set().union(*held)) == 3
+
+
+def _supervisors() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{factory_pid()}/task/{factory_pid()}/children").read_text().split()]
+
+
+def _sockets(pid: int) -> set[Path]:
+    held = (path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir())
+    return {target for target in held if str(target).startswith("socket:")}

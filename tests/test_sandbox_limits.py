@@ -15,6 +15,7 @@ from harbor_gym.errors import SandboxLostError, SandboxMemoryError, UsageError
 from harbor_gym.sandboxes import limits
 from harbor_gym.sandboxes.local import LocalEnvironment
 from harbor_gym.sandboxes.owners import owner_label
+from harbor_gym.sandboxes.supervisors import factory_pid
 from tests.engines import require_engine
 from tests.local_sandboxes import make_sandbox, output, running
 
@@ -44,22 +45,14 @@ def _groups(owner: str) -> list[Path]:
 
 def _supervisor() -> int:
     """Return the pid of the one supervisor that this process has."""
-    mark = f'"parent": {os.getpid()},'.encode()
-    (found,) = (path for path in Path("/proc").glob("[0-9]*/cmdline") if _is_in(mark, path))
-    return int(found.parent.name)
+    (found,) = Path(f"/proc/{factory_pid()}/task/{factory_pid()}/children").read_text().split()
+    return int(found)
 
 
 def _init() -> int:
     """Return the pid, as seen from here, of the first process of this process's one sandbox."""
     (bwrap,) = Path(f"/proc/{_supervisor()}/task/{_supervisor()}/children").read_text().split()
     return int(Path(f"/proc/{bwrap}/task/{bwrap}/children").read_text())
-
-
-def _is_in(text: bytes, file: Path) -> bool:
-    try:
-        return text in file.read_bytes()
-    except OSError:
-        return False
 
 
 @pytest.mark.usefixtures("control_groups")

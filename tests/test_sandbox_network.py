@@ -18,6 +18,7 @@ from harbor_gym.errors import MissingDependencyError, SandboxLostError, UsageErr
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.local import LocalEnvironment
 from harbor_gym.sandboxes.network import NETWORK_PROGRAM, own_addresses
+from harbor_gym.sandboxes.supervisors import factory_pid
 from tests.engines import require_engine
 from tests.local_sandboxes import make_sandbox, output, running
 from tests.tasks import write_task
@@ -129,7 +130,7 @@ async def test_the_network_process_is_unseen_inside_and_dies_with_the_sandbox(tm
 
 
 def _network_processes() -> list[int]:
-    """Return the pids of network processes below this one."""
+    """Return the pids of network processes whose supervisors are of this process."""
     found: list[int] = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -137,7 +138,7 @@ def _network_processes() -> list[int]:
             name, _, fields = rest.rpartition(") ")
             parent = fields.split()[1]
             grandparent = Path(f"/proc/{parent}/stat").read_text().rpartition(") ")[2].split()[1]
-            if name == NETWORK_PROGRAM and int(grandparent) == os.getpid():
+            if name == NETWORK_PROGRAM and int(grandparent) == factory_pid():
                 found.append(int(pid))
     return found
 

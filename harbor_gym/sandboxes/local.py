@@ -37,6 +37,7 @@ from harbor_gym.sandboxes.forks import ImageOptions, Setup, hold_set_up
 from harbor_gym.sandboxes.images import Image, ImageSource, hold_image
 from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
 from harbor_gym.sandboxes.network import NAME_SERVER
+from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import text_chunks
 from harbor_gym.sandboxes.walls import DEFAULT_MAX_PROCESSES, WallOptions, Walls
 
@@ -48,7 +49,10 @@ _HARBOR_LOGS = "/logs/"
 _OF_VERIFIERS = "__verifier__"
 """In the session ids that Harbor gives to separate verifiers' sandboxes."""
 _AUTOGROUP_NICE = -10
-_USE_NAME_SERVER = f"rm -f /etc/resolv.conf && echo nameserver {NAME_SERVER} > /etc/resolv.conf"
+_USE_NAME_SERVER = (
+    "{ [ -f /etc/resolv.conf ] && [ ! -L /etc/resolv.conf ] || rm -f /etc/resolv.conf; } && "
+    f"echo nameserver {NAME_SERVER} > /etc/resolv.conf"
+)
 TOOLS = {"bwrap": "bubblewrap", "buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → the Debian package that holds it."""
 
@@ -264,7 +268,8 @@ class LocalEnvironment(BaseEnvironment):
 
     def _first_command(self, *workdirs: str) -> str:
         # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it.
-        commands = ["chmod 1777 /tmp", f"mkdir -p {' '.join(map(shlex.quote, sorted(workdirs)))}"]
+        places = map(shlex.quote, sorted(workdirs))
+        commands = ["chmod 1777 /tmp", *(f"{{ [ -d {place} ] || mkdir -p {place}; }}" for place in places)]
         return " && ".join([*commands, *([_USE_NAME_SERVER] if self._has_network(self.network_policy) else [])])
 
     def _walls(self) -> Walls:
@@ -373,6 +378,17 @@ class LocalEnvironment(BaseEnvironment):
             SandboxLostError: The sandbox is not running.
         """
         return self._running().enter_argv(self._request(command, cwd=cwd, env=env, user=user))
+
+    async def exec_pipes(self, command: str, *, user: str | int | None = None) -> PipedCommand:
+        """Start ``command`` in the sandbox and return while it runs, its input and output as streams.
+
+        What :meth:`exec_argv` is for, without a process of this machine in between. The command ends with its input if
+        it heeds that, when it is killed, and with the sandbox.
+
+        Raises:
+            SandboxLostError: The sandbox is not running.
+        """
+        return await self._running().open(self._request(command, cwd=None, env=None, user=user))
 
     def _running(self) -> SupervisedSandbox:
         if self._sandbox is None:

@@ -8,13 +8,13 @@ import json
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from harbor_gym.cache import cache_dir
+from harbor_gym.cancellation import uninterrupted
 from harbor_gym.errors import (
     SandboxError,
     SandboxLostError,
@@ -26,12 +26,17 @@ from harbor_gym.ordinary import USER_NAMESPACE, is_ordinary
 from harbor_gym.processes import start_process
 from harbor_gym.sandboxes import limits
 from harbor_gym.sandboxes.network import NETWORK_PROGRAM
+from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
+from harbor_gym.sandboxes.supervisors import (
+    ForkedSupervisor,
+    fork_supervisor,
+    supervisor_argv,
+    supervisor_environment,
+)
 from harbor_gym.sandboxes.tools import run_tool
 from harbor_gym.sandboxes.walls import Walls
 
-_BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); import serving; sys.exit(serving.main())"
-_SUPERVISOR = Path(__file__).with_name("supervisor")
 _READY_TIMEOUT_SEC = 30.0
 _STOP_TIMEOUT_SEC = 10.0
 _REMOVE_PAUSE_SEC = 0.01
@@ -69,7 +74,7 @@ class SupervisedSandbox:
     def __init__(self) -> None:
         self._control, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ForkedSupervisor | asyncio.subprocess.Process | None = None
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._requests = 0
@@ -106,21 +111,7 @@ class SupervisedSandbox:
             "closed_networks": walls.closed_networks,
             **bounds,
         }
-        far_end = self._far_end.fileno()
-        environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-        self._process = await start_process(
-            *(("unshare", *USER_NAMESPACE) if is_ordinary() else ()),
-            *_python(),
-            "serve",
-            str(far_end),
-            json.dumps(config),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            pass_fds=[far_end],
-            env=environment,
-            start_new_session=True,
-        )
-        self._far_end.close()
+        await uninterrupted(self._start_supervisor(json.dumps(config)))
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._receive)
         try:
             async with asyncio.timeout(_READY_TIMEOUT_SEC):
@@ -131,6 +122,23 @@ class SupervisedSandbox:
             raise SandboxStartError(f"the local sandbox could not be set up: {answer['error']}")
         self._target = {key: answer[key] for key in ("init", "start_time")}
         self._target |= {key: config[key] for key in ("cgroups", "is_ordinary")}
+
+    async def _start_supervisor(self, config: str) -> None:
+        try:
+            if not is_ordinary():
+                self._process = await fork_supervisor(config, self._far_end)
+                return
+            far_end = self._far_end.fileno()
+            self._process = await start_process(
+                *("unshare", *USER_NAMESPACE, *supervisor_argv("serve", str(far_end), config)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                pass_fds=[far_end],
+                env=supervisor_environment(),
+                start_new_session=True,
+            )
+        finally:
+            self._far_end.close()
 
     async def stop(self) -> None:
         """Kill everything inside and wait until it is gone. Idempotent.
@@ -154,8 +162,7 @@ class SupervisedSandbox:
             await self._process.wait()
             raise SandboxTimeoutError(f"the local sandbox did not end within {_STOP_TIMEOUT_SEC:g} s") from None
         finally:
-            if self._process.returncode != 0:
-                await self._remove_groups()
+            await self._remove_groups()
 
     async def copy_written(self, target: Path) -> None:
         """Copy everything that the sandbox wrote into a directory, as a layer: deletions are devices 0:0.
@@ -191,7 +198,7 @@ class SupervisedSandbox:
         self._is_lost = True
         if not self._ready.done():
             self._ready.set_result({"error": "its supervisor ended before the sandbox was up"})
-        for waiting in self._pending.values():
+        for waiting in list(self._pending.values()):
             if not waiting.done():
                 waiting.set_result({"lost": True})
 
@@ -221,7 +228,7 @@ class SupervisedSandbox:
 
     def enter_argv(self, request: Request) -> list[str]:
         """Return an argument vector that runs ``request`` in this sandbox with the stdio of whoever starts it."""
-        return [*_python(), "enter", json.dumps({**self._target, "spec": self._spec(request)})]
+        return supervisor_argv("enter", json.dumps({**self._target, "spec": self._spec(request)}))
 
     def _spec(self, request: Request) -> dict[str, Any]:
         return {**request.as_json(), **self._process_limits}
@@ -326,7 +333,30 @@ class SupervisedSandbox:
             raise SandboxError(f"the local sandbox can't run {_short(request.command)}: {answer['error']}")
         return answer
 
-    def _send(self, number: int, request: Request, source: InputPipe, pipes: list[OutputPipe]) -> None:
+    async def open(self, request: Request) -> PipedCommand:
+        """Start a command and return while it runs; the caller talks to it through its streams, and ends it.
+
+        Raises:
+            SandboxLostError: The sandbox is gone.
+        """
+        if not self.is_running:
+            raise self._lost("the local sandbox is not running")
+        self._requests += 1
+        number = self._requests
+        answered = self._pending[number] = asyncio.get_running_loop().create_future()
+        answered.add_done_callback(lambda _: self._pending.pop(number, None))
+        command = PipedCommand(lambda: self._kill(number), answered)
+        try:
+            await command.connect()
+            source, *pipes = command.far_ends
+            self._send(number, request, source, pipes)
+        except BaseException:
+            answered.cancel()
+            command.drop()
+            raise
+        return command
+
+    def _send(self, number: int, request: Request, source: InputPipe, pipes: Sequence[OutputPipe]) -> None:
         spec = os.memfd_create("spec")
         try:
             text = memoryview(json.dumps(self._spec(request)).encode())
@@ -344,11 +374,6 @@ class SupervisedSandbox:
     def _kill(self, number: int) -> None:
         with contextlib.suppress(OSError):
             self._control.send(json.dumps({"op": "kill", "id": number}).encode())
-
-
-def _python() -> list[str]:
-    # -I -S: no site, no user paths, nothing from the caller's environment; 10 ms instead of 30.
-    return [sys.executable, "-I", "-S", "-c", _BOOT, str(_SUPERVISOR)]
 
 
 def _short(command: str) -> str:

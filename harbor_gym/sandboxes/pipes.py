@@ -48,6 +48,11 @@ class _Pipe:
             os.close(self.far_end)
             self.far_end = -1
 
+    def take_near_end(self) -> int:
+        """Return this side's end, which the caller closes from here on."""
+        handle, self.near_end = self.near_end, -1
+        return handle
+
     def close(self) -> None:
         """Close both ends. Idempotent."""
         self.close_far_end()

@@ -14,7 +14,7 @@ import cgroups
 import syscalls
 from kernel import PR_SET_PDEATHSIG, drop_privileges, prctl
 
-_ACCOUNT_FILE_BYTES = 1 << 20
+_ACCOUNT_FILE_BYTES, _READ_BYTES = 1 << 20, 1 << 15
 _ACCOUNT_LINE_FIELDS = 4
 _MAX_ARGUMENT_BYTES = 128 << 10
 """Linux's MAX_ARG_STRLEN: the longest single argument execve takes, with its NUL."""
@@ -32,18 +32,21 @@ def _accounts(path: str) -> list[list[str]]:
     except OSError:
         return []
     try:
-        text = os.read(handle, _ACCOUNT_FILE_BYTES).decode("utf-8", "replace")
+        content = b""
+        while len(content) < _ACCOUNT_FILE_BYTES and (chunk := os.read(handle, _READ_BYTES)):
+            content += chunk
     except OSError:
         return []
     finally:
         os.close(handle)
+    text = content.decode("utf-8", "replace")
     return [fields for line in text.splitlines() if len(fields := line.split(":")) >= _ACCOUNT_LINE_FIELDS]
 
 
-def _number(name: str, path: str, what: str) -> int:
+def _number(name: str, accounts: list[list[str]], path: str, what: str) -> int:
     if name.isdecimal():
         return int(name)
-    for fields in _accounts(path):
+    for fields in accounts:
         if fields[0] == name and fields[2].isdecimal():
             return int(fields[2])
     raise RequestError(f"{what} {name!r} is not in the sandbox's {path}")
@@ -52,16 +55,17 @@ def _number(name: str, path: str, what: str) -> int:
 def _identity(user: str) -> tuple[int, int, list[int], str]:
     """Resolve ``name``, ``uid``, ``name:group`` or ``uid:gid`` against the sandbox's own accounts."""
     name, _, group = user.partition(":")
-    uid = _number(name, "/etc/passwd", "user")
+    users, named = _accounts("/etc/passwd"), _accounts("/etc/group")
+    uid = _number(name, users, "/etc/passwd", "user")
     login, gid, home = "", 0, "/"
-    for fields in _accounts("/etc/passwd"):
+    for fields in users:
         if fields[2] == str(uid) and fields[3].isdecimal():
             login, gid = fields[0], int(fields[3])
             home = fields[5] if len(fields) > 5 and fields[5] else "/"  # passwd's sixth field
             break
     if group:
-        return uid, (gid := _number(group, "/etc/group", "group")), [gid], home
-    members = [f for f in _accounts("/etc/group") if login and login in f[3].split(",") and f[2].isdecimal()]
+        return uid, (gid := _number(group, named, "/etc/group", "group")), [gid], home
+    members = [f for f in named if login and login in f[3].split(",") and f[2].isdecimal()]
     return uid, gid, [gid, *(int(fields[2]) for fields in members)], home
 
 

@@ -14,6 +14,7 @@ read their memory or reach their executable) and can import nothing.
 
 import array
 import contextlib
+import gc
 import json
 import os
 import select
@@ -24,6 +25,7 @@ from typing import Any
 
 import building
 import cgroups
+import syscalls
 from inside import RequestError, run_child
 from kernel import NAMESPACES, MemoryKills, harden_self, is_exiting, start_time
 from network import UserNetwork
@@ -70,8 +72,12 @@ class _Supervisor:
 
     def serve(self, parent: int) -> None:
         """Answer requests until the caller, the control socket or the sandbox is gone."""
+        syscalls.prepare()
+        # A collection in a forked child would copy every page that it looks at.
+        gc.freeze()
+        gc.disable()
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, _ignore)
+        signal.signal(signal.SIGCHLD, ignore)
         signal.set_wakeup_fd(wake_write)
         poll = select.poll()
         for handle in (self.control.fileno(), parent, wake_read, self.init_pidfd):
@@ -95,7 +101,7 @@ class _Supervisor:
 
     def handle_request(self) -> bool:
         try:
-            payload, handles = _receive(self.control)
+            payload, handles = receive(self.control, _REQUEST_BYTES)
         except ConnectionError:
             return False
         if not payload:
@@ -199,17 +205,17 @@ class _Supervisor:
         self.cgroups.remove()
 
 
-def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+def receive(control: socket.socket, most: int) -> tuple[bytes, list[int]]:
     """Receive one message with its descriptors; ``socket.recv_fds`` would let every later command inherit those."""
     space = socket.CMSG_LEN(_REQUEST_DESCRIPTORS * array.array("i").itemsize)
-    payload, ancillary, _, _ = control.recvmsg(_REQUEST_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    payload, ancillary, _, _ = control.recvmsg(most, space, socket.MSG_CMSG_CLOEXEC)
     handles = array.array("i")
     for _, _, data in ancillary:
         handles.frombytes(data[: len(data) - len(data) % handles.itemsize])
     return payload, list(handles)
 
 
-def _ignore(_number: int, _frame: object) -> None:
+def ignore(_number: int, _frame: object) -> None:
     """Handle SIGCHLD by waking the poll, which the wakeup descriptor does."""
 
 
@@ -270,7 +276,11 @@ def main() -> int:
     match sys.argv[1:]:
         case ["serve", handle, text]:
             return serve(int(handle), json.loads(text))
+        case ["factory", handle, caller]:
+            import factory
+
+            return factory.run(int(handle), int(caller))
         case ["enter", text]:
             return enter(json.loads(text))
         case _:
-            raise SystemExit("usage: serve FD JSON | enter JSON")
+            raise SystemExit("usage: serve FD JSON | factory FD PID | enter JSON")

@@ -11,6 +11,7 @@ import errno
 import functools
 import os
 import struct
+from typing import Any
 
 from kernel import prctl_pointer
 
@@ -128,13 +129,19 @@ def program(machine: str) -> bytes:
     )
 
 
-def install() -> None:
-    """Put this process, and all that come of it, under the filter for good. It must have given up new privileges."""
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
+
+
+@functools.cache
+def prepare() -> tuple[Any, Any]:
+    """Return what :func:`install` hands to the kernel, and its buffer. Before forks: each then saves the work."""
     instructions = program(os.uname().machine)
     holder = ctypes.create_string_buffer(instructions, len(instructions))
+    return ctypes.pointer(_Program(len(instructions) // 8, ctypes.addressof(holder))), holder
 
-    class _Program(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
 
-    pointer = ctypes.pointer(_Program(len(instructions) // 8, ctypes.addressof(holder)))
+def install() -> None:
+    """Put this process, and all that come of it, under the filter for good. It must have given up new privileges."""
+    pointer, _ = prepare()
     prctl_pointer(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, pointer)

@@ -42,7 +42,7 @@ find_marked() {
 
 # The first naps are a read that nothing answers. The policy may have put something there that does.
 nap() {
-    if ((turn < 8)) && [ -n "$has_nap" ]; then read -rt 0.025 -u 9; else sleep 0.025; fi
+    if ((turn < 10)) && [ -n "$has_nap" ]; then read -rt 0.005 -u 9; else sleep 0.025; fi
 }
 
 pids=() has_nap=''
@@ -50,11 +50,11 @@ pids=() has_nap=''
 collect
 ((${#pids[@]})) && kill -TERM "${!pids[@]}"
 [ -n "${pids[server]}" ] || tmux -S "$dir/socket" kill-server
-for ((turn = 0; turn < 60; turn++)); do
+for ((turn = 0; turn < 70; turn++)); do
     collect
     ((${#pids[@]})) || break
     # Half a second of grace, then no more.
-    ((turn >= 20)) && kill -KILL "${!pids[@]}"
+    ((turn >= 28)) && kill -KILL "${!pids[@]}"
     nap
 done
 rm -rf "$dir"

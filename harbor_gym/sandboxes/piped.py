@@ -1,0 +1,67 @@
+"""A command in a sandbox whose standard input and output are streams on this side."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+from harbor_gym.sandboxes.pipes import InputPipe, OutputPipe
+
+
+class PipedCommand:
+    """A living command. Looks like an ``asyncio.subprocess.Process``; its owner ends it and awaits :meth:`wait`.
+
+    Args:
+        kill: Kills the command's process group.
+        answered: Done when the command has ended, or its sandbox.
+    """
+
+    def __init__(self, kill: Callable[[], None], answered: asyncio.Future[dict[str, Any]]) -> None:
+        self._kill = kill
+        self._answered = answered
+        # What it has said stays to be read, up to its end; a sandbox's end ends that too.
+        answered.add_done_callback(lambda _: self.stdin.close() if self.stdin is not None else None)
+        self._transports: list[asyncio.BaseTransport] = []
+        self._input, self._output = InputPipe(None), OutputPipe("stdout", None)
+        self._errors = OutputPipe("stderr", None)
+        self.stdin: asyncio.StreamWriter | None = None
+        self.stdout: asyncio.StreamReader | None = None
+
+    @property
+    def far_ends(self) -> tuple[InputPipe, OutputPipe, OutputPipe]:
+        """The pipes whose far ends the command gets. What it says on its standard error goes nowhere."""
+        return self._input, self._output, self._errors
+
+    async def connect(self) -> None:
+        """Make the streams; the pipes' near ends belong to them from here on."""
+        loop = asyncio.get_running_loop()
+        self.stdout = asyncio.StreamReader(loop=loop)
+        reading = asyncio.StreamReaderProtocol(self.stdout, loop=loop)
+        source = os.fdopen(self._output.take_near_end(), "rb", buffering=0)
+        transport, _ = await loop.connect_read_pipe(lambda: reading, source)
+        self._transports.append(transport)
+        sink = os.fdopen(self._input.take_near_end(), "wb", buffering=0)
+        writing = asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop), loop=loop)
+        writer, _ = await loop.connect_write_pipe(lambda: writing, sink)
+        self._transports.append(writer)
+        self.stdin = asyncio.StreamWriter(writer, writing, None, loop)
+
+    def kill(self) -> None:
+        """Kill the command and what belongs to its process group."""
+        if not self._answered.done():
+            self._kill()
+
+    async def wait(self) -> int:
+        """Wait for the command's end and return its status; 137 where its sandbox ended."""
+        answer = await asyncio.shield(self._answered)
+        self.drop()
+        return answer.get("return_code", 137)
+
+    def drop(self) -> None:
+        """Let go of the pipes. Idempotent."""
+        for transport in self._transports:
+            transport.close()
+        for pipe in self.far_ends:
+            pipe.close()
