@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
+from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.docker_engine import OWNER_LABEL
 from tests.engines import require_engine
+from tests.local_sandboxes import make_sandbox, running
 from tests.tasks import BASE, DONE, write_task
 from tests.test_cli import run
 
@@ -85,6 +87,52 @@ def test_local_hosts_killed_in_200_episodes_leave_nothing(task_dir: Path, scratc
     assert contents(scratch), "none was killed inside an episode"
     assert run("reap").returncode == 0
     assert contents(scratch) == []
+
+
+async def kill_half_started(directory: Path) -> None:
+    """Start a sandbox, and kill bubblewrap's first process as soon as it has a second one."""
+    sandbox = make_sandbox(directory, config={"network_mode": "no-network"})
+    starting = asyncio.create_task(sandbox.start(force_build=False))
+    try:
+        while not (
+            pairs := [(first, second) for first in children(os.getpid(), "bwrap") for second in children(first)]
+        ):
+            assert not starting.done(), "it was up before its second process was seen"
+            await asyncio.sleep(0)
+        os.kill(pairs[0][0], signal.SIGKILL)
+        with pytest.raises(SandboxStartError):
+            await starting
+    finally:
+        await asyncio.wait((starting,))
+        await sandbox.stop(delete=True)
+
+
+def children(of: int, name: str | None = None) -> list[int]:
+    """Return the children of a process; with a name, those of its descendants that go by it."""
+    try:
+        pids = [int(pid) for pid in Path(f"/proc/{of}/task/{of}/children").read_text().split()]
+        if name is None:
+            return pids
+        named = [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+    except OSError:  # gone meanwhile
+        return []
+    return named + [found for pid in pids if pid not in named for found in children(pid, name)]
+
+
+def orphans(name: str) -> list[int]:
+    """Return the processes of this name that the machine's first process inherited."""
+    return [pid for pid in children(1) if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+
+
+@pytest.mark.local
+async def test_bubblewrap_killed_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
+    require_engine("local")
+    async with running(make_sandbox(tmp_path, config={"network_mode": "no-network"})):
+        pass  # the image is there from now on
+    before = set(orphans("bwrap"))
+    for _ in range(20):
+        await kill_half_started(tmp_path)
+    assert set(orphans("bwrap")) <= before
 
 
 @pytest.mark.docker

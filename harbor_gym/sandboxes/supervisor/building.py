@@ -1,6 +1,5 @@
 """How one sandbox comes to be: an overlay on tmpfs for its files, bubblewrap for its first process."""
 
-import json
 import os
 import signal
 from typing import Any, NoReturn
@@ -60,7 +59,7 @@ def files_bytes() -> int:
 
 def start_bwrap(
     config: dict[str, Any], joins: list[int], windows: list[tuple[str, str]]
-) -> tuple[int, int, tuple[int, int, int]]:
+) -> tuple[int, int, tuple[int, int]]:
     """Start bubblewrap in the control groups that ``joins`` leads to, with ``windows`` to be seen read-only inside.
 
     Returns:
@@ -71,42 +70,41 @@ def start_bwrap(
     os.lseek(rules, 0, os.SEEK_SET)
     stdin_read, keep_alive = os.pipe()
     up_read, up_write = os.pipe()
-    info_read, info_write = os.pipe()
+    # bubblewrap is the first process of a PID namespace, so that all it starts dies with it. By itself its second
+    # process sets its death signal late: one whose first was killed before that waited for ever.
+    os.unshare(os.CLONE_NEWPID)
     pid = os.fork()
     if pid == 0:
-        argv = _bwrap_argv(config, windows, info_write, rules)
-        _become_bwrap(argv, joins, (stdin_read, up_write, log), (info_write, rules))
-    for handle in (stdin_read, up_write, info_write, rules):
+        _become_bwrap(_bwrap_argv(config, windows, rules), joins, (stdin_read, up_write, log), rules)
+    # There is no way back for an ordinary user's; it starts nothing else before it enters the sandbox's namespaces.
+    for handle in (stdin_read, up_write, rules):
         os.close(handle)
-    return pid, keep_alive, (info_read, up_read, log)
+    return pid, keep_alive, (up_read, log)
 
 
-def wait_for_init(answer: tuple[int, int, int]) -> int:
-    """Return the pid of the sandbox's PID 1 when that runs.
+def wait_for_init(bwrap: int, answer: tuple[int, int]) -> int:
+    """Return the pid of the sandbox's PID 1, bubblewrap's only child, when that runs.
 
     Raises:
         RequestError: bubblewrap refused, in its own words.
     """
-    info_read, up_read, log = answer
-    info = b""
-    while chunk := os.read(info_read, 4096):
-        info += chunk
+    up_read, log = answer
     is_up = os.read(up_read, 16)
     said = os.pread(log, 2000, 0).decode("utf-8", "replace").strip()
     for handle in answer:
         os.close(handle)
     if not is_up:
         raise RequestError(said or "bubblewrap ended without a word")
-    return int(json.loads(info)["child-pid"])
+    with open(f"/proc/{bwrap}/task/{bwrap}/children") as children:  # noqa: PTH123  # pathlib would cost 20 ms of imports
+        return int(children.read())
 
 
-def _become_bwrap(argv: list[str], joins: list[int], stdio: tuple[int, int, int], kept: tuple[int, int]) -> NoReturn:
+def _become_bwrap(argv: list[str], joins: list[int], stdio: tuple[int, int, int], rules: int) -> NoReturn:
     try:
         for target, handle in enumerate(stdio):
             os.dup2(handle, target)
         cgroups.join(joins)
-        for handle in kept:
-            os.set_inheritable(handle, True)
+        os.set_inheritable(rules, True)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execve(argv[0], argv, dict(os.environ))
     except BaseException as exc:  # a forked child must never return into its parent's code
@@ -115,7 +113,7 @@ def _become_bwrap(argv: list[str], joins: list[int], stdio: tuple[int, int, int]
         os._exit(126)
 
 
-def _bwrap_argv(config: dict[str, Any], windows: list[tuple[str, str]], info: int, rules: int) -> list[str]:
+def _bwrap_argv(config: dict[str, Any], windows: list[tuple[str, str]], rules: int) -> list[str]:
     argv = [config["bwrap"], "--bind", f"{config['mountpoint']}/root", "/"]
     argv += ["--dev", "/dev", "--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
     argv += ["--remount-ro", "/dev", "--proc", "/proc"]
@@ -130,7 +128,7 @@ def _bwrap_argv(config: dict[str, Any], windows: list[tuple[str, str]], info: in
             argv += ["--ro-bind", source, target]
         argv += ["--remount-ro", "/sys"]
     argv += [*_UNSHARED, "--hostname", "sandbox", "--die-with-parent", "--as-pid-1", "--new-session"]
-    argv += ["--info-fd", str(info), "--seccomp", str(rules), "--cap-drop", "ALL"]
+    argv += ["--seccomp", str(rules), "--cap-drop", "ALL"]
     for name in KEPT_CAPABILITIES:
         argv += ["--cap-add", name.upper()]
     argv += ["--clearenv", "--setenv", "PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]

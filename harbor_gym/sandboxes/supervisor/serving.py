@@ -61,7 +61,7 @@ class _Supervisor:
         self.joins = cgroups.open_joins(self.config["cgroups"])
         building.mount_root(self.config)
         self.bwrap, self.keep_alive, answer = building.start_bwrap(self.config, self.joins, self.cgroups.windows())
-        self.init = building.wait_for_init(answer)
+        self.init = building.wait_for_init(self.bwrap, answer)
         self.memory_kills.offer()
         self.init_pidfd = os.pidfd_open(self.init)
         self.mount_namespace = os.open(f"/proc/{self.init}/ns/mnt", os.O_RDONLY)
