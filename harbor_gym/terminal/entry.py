@@ -20,6 +20,11 @@ _LOOKUP_TIMEOUT_SEC = 20.0
 logger = logging.getLogger(__name__)
 
 
+def has_pipes(environment: "BaseEnvironment") -> bool:
+    """Tell whether :func:`exec_pipes` will start commands in this environment."""
+    return all(getattr(environment, name, None) is not None for name in ("exec_pipes", "exec_argv"))
+
+
 async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> Process | None:
     """Start ``command`` in the sandbox with pipes, or return None where the environment itself offers no such thing.
 
@@ -29,10 +34,9 @@ async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str 
     Raises:
         SandboxLostError: the sandbox is gone.
     """
-    offer = getattr(environment, "exec_pipes", None)
-    if offer is None or getattr(environment, "exec_argv", None) is None:
+    if not has_pipes(environment):
         return None
-    return cast("Process", await offer(command, user=user))
+    return cast("Process", await cast("Any", environment).exec_pipes(command, user=user))
 
 
 async def enter_argv(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> list[str] | None:

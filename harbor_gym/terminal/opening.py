@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import HarborGymError, TerminalStartError
 from harbor_gym.terminal.channel import ChannelBrokenError
+from harbor_gym.terminal.entry import has_pipes
 from harbor_gym.terminal.persistent import PersistentTransport
 from harbor_gym.terminal.portable import PortableTransport
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
 
 _OPEN_TIMEOUT_SEC = 60
+_SETTLE_SEC = 0.015
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +59,9 @@ async def _open(
     environment: "BaseEnvironment", config: TerminalConfig, user: str | int | None, tools: str | None
 ) -> Terminal:
     nonce = f"@{secrets.token_hex(8)}"
+    settle = "" if config.transport != "portable" and has_pipes(environment) else _SETTLE_SEC
     arguments = [read_script("step"), read_script("rc"), config.columns, config.rows, config.history_lines, tools or ""]
-    call = call_in_bash("open", nonce, *arguments)
+    call = call_in_bash("open", nonce, *arguments, settle)
     result = await run_in_sandbox(
         environment,
         f"{path_prefix(tools)}command -v bash >/dev/null 2>&1 || {{ echo '{nonce} fail no-bash'; exit 0; }}; {call}",

@@ -1,7 +1,8 @@
 # Open the session: one private directory, one tmux server in it, one interactive bash in its pane.
 # Answers with one line: "<nonce> ok <dir> <shell pid> <server pid>", or "<nonce> fail <reason> <details>".
 # Every program it calls costs a millisecond or two of each episode: bash does what bash can.
-nonce=$1 step=$2 rc=$3 columns=$4 rows=$5 history=$6 tools=$7
+# settle is how long tmux gets to draw the first prompt, in seconds; empty where who comes next sees to that.
+nonce=$1 step=$2 rc=$3 columns=$4 rows=$5 history=$6 tools=$7 settle=$8
 
 fail() {
     printf '%s fail %s\n' "$nonce" "$*"
@@ -94,5 +95,5 @@ for ((i = 0; i < 1000; i++)); do
     is_running "$shell" || fail shell-ended "$(last_words)"
     read -rt 0.01 -u 9
 done
-read -rt 0.015 -u 9
+[ -z "$settle" ] || read -rt "$settle" -u 9
 printf '%s ok %s %s %s\n' "$nonce" "$dir" "$shell" "$server"

@@ -51,6 +51,17 @@ take_step() {
     exec 9<&-
 }
 
+# Waits until the session's first prompt is drawn, before anything was typed; not for long.
+see_first_prompt() {
+    local turn drains=0 history=
+    read -r typed <"$dir/typed" && [ "$typed" = 0:0:0 ] || return
+    read -r shell server tty <"$dir/pane"
+    for ((turn = 0; turn < 15; turn++)); do
+        shell_is_idle && drain && return
+        read -rt 0.001 -u 9
+    done
+}
+
 serve() {
     local words
     is_resident=1 nonce=$1
@@ -58,6 +69,7 @@ serve() {
     [ -e "$dir/path" ] && read -r PATH <"$dir/path"
     exec 9<>"$dir/nap"
     connect
+    see_first_prompt
     printf '%s %s\n' $$ "$client" >"$dir/channel"
     printf '%s ready\n' "$nonce"
     while read -ra words; do
