@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import posixpath
 import shutil
 import tarfile
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, Self
 
@@ -82,10 +83,14 @@ def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def unpack(content: Spool, target: Path, limit_bytes: int) -> None:
     """Unpack a sandbox's tar below ``target``, leaving out what would lead elsewhere and what is no file.
 
+    Links come last, so that nothing is ever written through one: ``tarfile``'s own filter was fooled there before
+    (CVE-2025-4517 and its kin), and not every Python has the remedy.
+
     Raises:
         SandboxError: This is no tar, or it would take more than ``limit_bytes``.
     """
     target.mkdir(parents=True, exist_ok=True)
+    links: list[tarfile.TarInfo] = []
     try:
         # "r:", not "r:*": what a sandbox sends is not to be decompressed into something large.
         with tarfile.open(fileobj=content.reader(), mode="r:") as tar:
@@ -93,19 +98,52 @@ def unpack(content: Spool, target: Path, limit_bytes: int) -> None:
                 limit_bytes -= member.size
                 if limit_bytes < 0:
                     raise SandboxError(f"the sandbox's archive for {target} holds more than it may")
-                if not member.isdev():
+                if member.issym():
+                    links.append(member)
+                elif not member.isdev():
                     _extract(tar, member, target)
     except tarfile.ReadError as exc:
         raise SandboxError(f"what the sandbox sent for {target} is no archive: {exc}") from exc
+    for link in links:
+        _make_link(link, target)
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    name = PurePosixPath(member.name.lstrip("/"))
+    if _leads_through_link(target, name.parent):
+        return  # what was there before may have links, too
+    if (target / name).is_symlink():
+        (target / name).unlink()
     try:
         tar.extract(member, target, filter="data")
     except tarfile.FilterError:
         return
     except KeyError:  # a hard link to a member that was left out
         return
+
+
+def _make_link(member: tarfile.TarInfo, target: Path) -> None:
+    """Make a link whose way stays below ``target``: up first, at most to there, then down."""
+    name, to = PurePosixPath(posixpath.normpath(member.name)), PurePosixPath(member.linkname)
+    ups = next((count for count, part in enumerate(to.parts) if part != ".."), len(to.parts))
+    is_inside = not to.is_absolute() and ".." not in to.parts[ups:] and ups < len(name.parts)
+    if name.is_absolute() or ".." in name.parts or not is_inside or _leads_through_link(target, name.parent):
+        return
+    path = target / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        path.unlink()
+    if not path.exists():
+        path.symlink_to(to)
+
+
+def _leads_through_link(target: Path, name: PurePosixPath) -> bool:
+    path = target
+    for part in name.parts:
+        path /= part
+        if path.is_symlink():
+            return True
+    return False
 
 
 def write_file(content: Spool, target: Path, name: str) -> None:
