@@ -121,10 +121,26 @@ class Cgroups:
             _write(self.memory, "memory.high", expected)
             self._ceiling = ceiling
         elif self._lower_or_raise(ceiling):
-            # The last, because caches may keep the use above the first two.
-            for above in (0, self._headroom // 2, self._headroom - _NEAR_LIMIT_BYTES):
-                self._notify("memory.usage_in_bytes", expected + above)
+            if self._ceiling:
+                self._ask_for_word(expected)
+            else:
+                self._ask_for_word_aside(expected)
             self._ceiling = ceiling
+
+    def _ask_for_word(self, expected: int) -> None:
+        # The last, because caches may keep the use above the first two.
+        for above in (0, self._headroom // 2, self._headroom - _NEAR_LIMIT_BYTES):
+            self._notify("memory.usage_in_bytes", expected + above)
+
+    def _ask_for_word_aside(self, expected: int) -> None:
+        """Do it in a child, before there is a sandbox to fork into: the kernel takes 10 ms for each, at every start."""
+        if os.fork():
+            return
+        try:
+            self._ask_for_word(expected)
+            os.eventfd_write(self.events, 1)  # for what was passed meanwhile
+        finally:
+            os._exit(0)
 
     def _lower_or_raise(self, ceiling: int) -> bool:
         """Set version 1's limit, which the kernel refuses to be below the use; tell whether it took it."""
