@@ -22,6 +22,7 @@ from harbor.models.trial.paths import EnvironmentPaths
 from harbor_gym.bench.sandbox import write_bench_task
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, SandboxError, VerifierError
+from harbor_gym.owners import temporary_prefix
 from harbor_gym.terminal_env import AsyncTerminalGymEnv
 
 SCRIPT: tuple[tuple[str, float], ...] = (
@@ -104,7 +105,7 @@ async def bench_episode(sandbox: str, *, episodes: int, at_once: int, harbor_epi
     Raises:
         HarborGymError: The first, uncounted episode failed.
     """
-    with tempfile.TemporaryDirectory(prefix="harbor-gym-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
         task_dir = await asyncio.to_thread(_write_task, Path(folder) / "task")
         config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, confirm_task_complete=False)
         await _our_episode(config)

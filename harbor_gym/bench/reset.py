@@ -18,6 +18,7 @@ from harbor_gym.bench.report import percentile
 from harbor_gym.bench.sandbox import started_environment, write_bench_task
 from harbor_gym.config import PoolLimits, TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, SandboxStartError
+from harbor_gym.owners import temporary_prefix
 from harbor_gym.pool import WarmPool
 from harbor_gym.prepared import PreparedEpisode
 from harbor_gym.processes import start_process
@@ -125,7 +126,7 @@ async def bench_reset(sandbox: str, *, at_once: list[int], repeat: int) -> Reset
     Raises:
         SandboxStartError: A sandbox did not start.
     """
-    with tempfile.TemporaryDirectory(prefix="harbor-gym-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
         config = TerminalEnvConfig(task_dir=write_bench_task(Path(folder) / "task"), sandbox=sandbox)
         async with _ours(config):
             pass  # The image is built and everything imported: not counted.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from harbor_gym.errors import HarborGymError, SandboxStartError
+from harbor_gym.owners import temporary_prefix
 from harbor_gym.sandboxes import environment_config
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ async def started_environment(sandbox: str, task_dir: Path | None = None) -> Asy
     """
     config = environment_config(sandbox)
     temporary = await asyncio.to_thread(
-        tempfile.TemporaryDirectory, prefix="harbor-gym-bench-", ignore_cleanup_errors=True
+        tempfile.TemporaryDirectory, prefix=temporary_prefix("bench"), ignore_cleanup_errors=True
     )
     environment = None
     try:

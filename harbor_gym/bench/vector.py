@@ -12,6 +12,7 @@ from typing import Any
 from harbor_gym.bench.report import percentile
 from harbor_gym.bench.sandbox import write_bench_task
 from harbor_gym.gymnasium import HarborTerminalVectorEnv
+from harbor_gym.owners import temporary_prefix
 
 SLEEP_GOAL = 2.0
 """How many times as long as one environment's the step of all may take while the command only sleeps."""
@@ -68,7 +69,7 @@ def bench_vector(sandbox: str, *, num_envs: int, repeat: int) -> VectorReport:
     Raises:
         SandboxStartError: A sandbox did not start.
     """
-    with tempfile.TemporaryDirectory(prefix="harbor-gym-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
         task_dir = write_bench_task(Path(folder) / "task")
         one, all_ = (
             HarborTerminalVectorEnv(count, task_dir, sandbox=sandbox, max_turns=None, time_limit_sec=86_400)
