@@ -78,6 +78,7 @@ def test_the_benchmarks_run_over_local_sandboxes() -> None:
     assert done.returncode == 0, done.stderr
     (ours,) = json.loads(done.stdout)["rows"]
     assert (ours["episodes"], ours["failed"]) == (2, 0)
+    assert ours["child_cpu_ms"] > 20, "the sandboxes' own time counts, whoever started them"
 
 
 @pytest.mark.docker

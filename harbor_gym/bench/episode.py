@@ -23,6 +23,7 @@ from harbor_gym.bench.sandbox import write_bench_task
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, SandboxError, VerifierError
 from harbor_gym.owners import temporary_prefix
+from harbor_gym.sandboxes.supervisors import factory_pid
 from harbor_gym.terminal_env import AsyncTerminalGymEnv
 
 SCRIPT: tuple[tuple[str, float], ...] = (
@@ -160,7 +161,15 @@ async def _measure(way: str, episode: Callable[[], Awaitable[None]], episodes: i
 
 def _cpu_sec() -> tuple[float, float]:
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime, children.ru_utime + children.ru_stime
+    return own.ru_utime + own.ru_stime, children.ru_utime + children.ru_stime + _sandboxes_cpu_sec()
+
+
+def _sandboxes_cpu_sec() -> float:
+    """Return what local sandboxes took that have ended: they are children of the living factory of supervisors."""
+    if not (factory := factory_pid()):
+        return 0.0
+    fields = Path(f"/proc/{factory}/stat").read_text().rpartition(") ")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # utime, stime, cutime, cstime
 
 
 # --- ours ------------------------------------------------------------------------------------------------------------
