@@ -21,7 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(_LONGEST)))
     for item in items:
-        engine = next((name for name in ("docker", "local") if name in item.name), "")
+        parameters = callspec.id if (callspec := getattr(item, "callspec", None)) else ""
+        engine = next((name for name in ("docker", "local") if name in parameters), "")
         item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {engine}"))
 
 
