@@ -94,7 +94,7 @@ async def a_process_left_behind_holds_nothing_up(probe: Probe) -> None:
 @INTERRUPTIONS.promise
 async def a_daemon_lives_on_between_commands(probe: Probe) -> None:
     """What a command leaves running runs until the sandbox stops: servers live until the verifier has looked."""
-    await probe.output("setsid sleep 4008 >/dev/null 2>&1 </dev/null &")
+    await probe.leave_running(4008)
     expect_equal(await probe.output("echo between"), "between", "stdout")
     expect(await probe.is_alive(4008), "the daemon did not outlive the command that started it")
 

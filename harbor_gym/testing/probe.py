@@ -118,19 +118,23 @@ class Probe:
         """Return a new, empty folder of this machine."""
         return Path(tempfile.mkdtemp(dir=self._root))
 
-    async def run(self, command: str, **options: Any) -> ExecResult:
-        """Run a command in the standing sandbox, with a timeout unless one is given."""
+    async def run(self, command: str, *, sandbox: BaseEnvironment | None = None, **options: Any) -> ExecResult:
+        """Run a command in ``sandbox``, or else the standing one, with a timeout unless one is given."""
         options.setdefault("timeout_sec", EXEC_TIMEOUT_SEC)
-        return await self.sandbox.exec(command, **options)
+        return await (sandbox or self.sandbox).exec(command, **options)
 
-    async def output(self, command: str, *, sandbox: BaseEnvironment | None = None, **options: Any) -> str:
-        """Return what a command prints that must succeed, without the final line feeds."""
-        options.setdefault("timeout_sec", EXEC_TIMEOUT_SEC)
-        result = await (sandbox or self.sandbox).exec(command, **options)
+    async def output(self, command: str, **options: Any) -> str:
+        """Return what a command prints that must succeed, without final line feeds; options as for ``run``."""
+        result = await self.run(command, **options)
         if result.return_code != 0:
             said = f"{result.stdout or ''}{result.stderr or ''}".strip()
             raise Violation(f"{command[:200]!r} should have succeeded; status {result.return_code}: {said[-300:]}")
         return (result.stdout or "").rstrip("\n")
+
+    async def leave_running(self, marker: int) -> None:
+        """Start a process with ``marker`` as an argument, which outlives its command, and wait until it shows."""
+        wait = f"for i in {{1..200}}; do {_look(marker)} && exit 0; sleep 0.01; done; exit 1"
+        await self.output(f"setsid sleep {marker} >/dev/null 2>&1 </dev/null & {wait}")
 
     async def expect_dead(self, marker: int) -> None:
         """Expect that no process has ``marker`` as an argument, at once or soon."""
@@ -139,9 +143,9 @@ class Probe:
         if result.return_code != 0:
             raise Violation("the process still runs inside" if result.return_code == 3 else "processes can't be seen")
 
-    async def is_alive(self, marker: int) -> bool:
-        """Tell whether a process has ``marker`` as an argument."""
-        return (await self.run(_look(marker))).return_code == 0
+    async def is_alive(self, marker: int, *, sandbox: BaseEnvironment | None = None) -> bool:
+        """Tell whether a process has ``marker`` as an argument, in ``sandbox`` or else the standing one."""
+        return (await self.run(_look(marker), sandbox=sandbox)).return_code == 0
 
     async def close(self) -> None:
         """Stop every sandbox."""
