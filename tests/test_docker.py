@@ -205,11 +205,13 @@ async def test_a_container_without_compose_is_the_one_that_compose_makes(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[dict[str, Any]] = []
+    own_image = f"FROM {BASE}\nRUN echo {name} >/name\nWORKDIR /srv\n"
     for past_compose in (True, False):
         if not past_compose:
             monkeypatch.setattr(DockerEnvironment, "_runs_past_compose", False)
         (tmp_path / str(past_compose)).mkdir()
-        async with started(write_task(tmp_path / str(past_compose) / "task"), name):
+        task = write_task(tmp_path / str(past_compose) / "task", dockerfile=own_image)
+        async with started(task, name):
             made.append(await what_makes(name))
     assert made[0] == made[1]
     assert (made[0]["Memory"], made[0]["NanoCpus"], made[0]["Cmd"][-1]) == (700 << 20, 10**9, "sleep infinity")
