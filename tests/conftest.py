@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harbor_gym.sandboxes.supervisors import factory_pid
+from tests.engines import ENGINES, require_engine
 from tests.tasks import write_task
 
 _SETTLE_SEC = 5.0
@@ -26,10 +27,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {engine}"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Ask for the engines that a test is marked with, before its fixtures need them."""
+    for engine in ENGINES:
+        if item.get_closest_marker(engine) is not None:
+            require_engine(engine)
+
+
 @pytest.fixture
 def task_dir(tmp_path: Path) -> Path:
     """A task that is solved by writing ``done`` into /srv/answer."""
     return write_task(tmp_path / "task")
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have every program that the test starts keep its temporary folders in one that nothing else uses."""
+    path = tmp_path / "scratch"
+    path.mkdir()
+    monkeypatch.setenv("TMPDIR", str(path))
+    return path
 
 
 @pytest.fixture(scope="session", autouse=True)

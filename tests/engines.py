@@ -15,6 +15,9 @@ _HOW_TO_ENABLE = {
     "tinker": 'pip install "harbor-gym[tinker]"',
 }
 
+ENGINES = tuple(_HOW_TO_ENABLE)
+"""The names of all engines, which are also those of pytest's marks."""
+
 
 @functools.cache
 def _has(engine: str) -> bool:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from harbor_gym.embedded import launcher
-from tests.engines import require_engine
 
 pytestmark = [pytest.mark.server]
 
@@ -41,11 +40,6 @@ except SystemExit as error:
     seen["refused"] = str(error)
 print(json.dumps(seen))
 """
-
-
-@pytest.fixture(autouse=True)
-def engines() -> None:
-    require_engine("server")
 
 
 @pytest.mark.slow

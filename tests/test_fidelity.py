@@ -7,16 +7,10 @@ import pytest
 
 from harbor_gym import EndReason
 from harbor_gym.errors import TaskError, UsageError
-from tests.engines import require_engine
 from tests.harbor_trials import rewards_of, run_episode, run_trial
 from tests.tasks import BASE, write_task
 
-pytestmark = [pytest.mark.local, pytest.mark.usefixtures("local_engine", "nothing_left")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_engine() -> None:
-    require_engine("local")
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 
 FACTS = """\

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from harbor_gym.errors import VerifierOutOfMemoryError
-from tests.engines import require_engine
 from tests.harbor_trials import rewards_of, run_episode, run_trial
 from tests.tasks import BASE, write_task
 
@@ -55,11 +54,6 @@ JSON
 DOCKERFILE = f"FROM {BASE}\nRUN chmod 777 /srv /opt\nWORKDIR /srv\n"
 
 LIMIT = "/sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def docker_engine() -> None:
-    require_engine("docker")
 
 
 async def test_a_compose_task_with_sidecar_evidence_and_a_separate_verifier(tmp_path: Path) -> None:

@@ -41,19 +41,13 @@ from harbor_gym.errors import (
 from harbor_gym.rollout import Sample, run_episode
 from harbor_gym.token_env import TokenStep, TokenTerminalEnv
 from tests import failing_sandboxes
-from tests.engines import require_engine
 from tests.harbor_trials import COMPLETE
 from tests.tasks import BASE, DONE, write_task
 from tests.test_rollout import CharacterCodec
 
-pytestmark = [pytest.mark.local, pytest.mark.usefixtures("local_engine", "nothing_left")]
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 SLOW_NO = "#!/bin/bash\necho 0 > /logs/verifier/reward.txt\nsleep 0.3\n"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_engine() -> None:
-    require_engine("local")
 
 
 def make_env(task_dir: Path, *, sandbox: str = "local", **settings: Any) -> AsyncTerminalGymEnv:

@@ -22,21 +22,15 @@ from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo, TransformRe
 import harbor_gym
 from harbor_gym.errors import TaskError, UsageError, VerifierError
 from harbor_gym.gymnasium import HarborTerminalEnv, KeystrokesToTerminus, TokenizedText
-from tests.engines import require_engine
 from tests.tasks import DONE, write_task
 from tests.tokenizers import byte_level_tokenizer
 
 gym.register_envs(harbor_gym)
 
-pytestmark = [pytest.mark.local, pytest.mark.usefixtures("local_engine", "nothing_left")]
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 COMPLETE = "<task_complete/>"
 SETTINGS: dict[str, Any] = {"sandbox": "local", "confirm_task_complete": False}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_engine() -> None:
-    require_engine("local")
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,10 @@ import pytest
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import VerifierError
 from harbor_gym.types import EpisodeInfo
-from tests.engines import require_engine
 from tests.harbor_trials import COMPLETE
 from tests.tasks import BASE, write_task
 
-pytestmark = [pytest.mark.local, pytest.mark.usefixtures("local_engine", "nothing_left")]
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 SLOW_NO = """\
 #!/bin/bash
@@ -33,11 +32,6 @@ RUN useradd --create-home dev && useradd grader
 RUN echo 'touch /run/serving; while :; do sleep 0.05; done' > /usr/local/bin/serve
 WORKDIR /srv
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_engine() -> None:
-    require_engine("local")
 
 
 async def episode(task_dir: Path, *keystrokes: str, **settings: Any) -> tuple[float, EpisodeInfo]:

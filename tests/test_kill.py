@@ -31,15 +31,6 @@ COMPLETE = '{"analysis": "", "plan": "", "commands": [], "task_complete": true}'
 KINDS = {"container": ["ps", "-aq"], "network": ["network", "ls", "-q"], "volume": ["volume", "ls", "-q"]}
 
 
-@pytest.fixture
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have every program that the test starts keep its temporary folders in one that nothing else uses."""
-    path = tmp_path / "scratch"
-    path.mkdir()
-    monkeypatch.setenv("TMPDIR", str(path))
-    return path
-
-
 def kill_rounds(sandbox: str, task: Path, *, count: int, at_once: int, max_sec: float) -> dict[str, Any]:
     words = ["rounds", sandbox, str(task), count, at_once, SEED, max_sec]
     command = [sys.executable, "-W", "ignore", "-m", "tests.killed_host", *map(str, words)]

@@ -14,15 +14,9 @@ from harbor.models.trial.config import ServiceVolumeConfig
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError, TaskError
 from harbor_gym.sandboxes.local import LocalEnvironment
 from harbor_gym.sandboxes.supervisors import end_factory, factory_pid
-from tests.engines import require_engine
 from tests.local_sandboxes import DOCKERFILE, make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
-
-
-@pytest.fixture(autouse=True)
-def _engine() -> None:
-    require_engine("local")
 
 
 @pytest.fixture

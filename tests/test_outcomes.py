@@ -17,20 +17,14 @@ from harbor_gym.errors import (
     VerifierOutOfMemoryError,
 )
 from harbor_gym.sandboxes import limits
-from tests.engines import require_engine
 from tests.harbor_trials import COMPLETE
 from tests.tasks import DONE, write_task
 
-pytestmark = [pytest.mark.local, pytest.mark.usefixtures("local_engine", "nothing_left")]
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 MUTE = "#!/bin/bash\necho the tests could not be installed\n"
 
 SLOW = "#!/bin/bash\necho still at it\nsleep 60\n"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_engine() -> None:
-    require_engine("local")
 
 
 def make_env(task_dir: Path, *, sandbox: str = "local", **settings: Any) -> AsyncTerminalGymEnv:

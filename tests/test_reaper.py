@@ -45,15 +45,6 @@ def spared() -> list[str]:
     return [owner_label(), str(elsewhere), "somebody"]
 
 
-@pytest.fixture
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory for temporary files that the reaper of this test's programs sees, and no other."""
-    path = tmp_path / "scratch"
-    path.mkdir()
-    monkeypatch.setenv("TMPDIR", str(path))
-    return path
-
-
 def test_folders_of_dead_owners_are_removed(scratch: Path, dead: str, spared: list[str]) -> None:
     kept = [f"harbor-gym-trial-{label}-x" for label in spared] + [f"other-{dead}-x", "harbor-gym-trial-abc"]
     doomed = scratch / f"harbor-gym-trial-{dead}-x"

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines import require_engine
-
 ROOT = Path(__file__).parent.parent
 TASK = ROOT / "tasks" / "devops_task"
 MAX_LINES = 60
@@ -23,11 +21,6 @@ PYTHON = (sys.executable, "-W", "error::UserWarning", "-W", "error::ResourceWarn
 SHORT = ("random_agent", "scripted_agent", "play", "gym_vector")
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_engine() -> None:
-    require_engine("local")
 
 
 def run(recipe: str, *arguments: str) -> str:

@@ -11,15 +11,9 @@ from harbor_gym.errors import TaskError, VerifierError
 from harbor_gym.rollout import Sample, run_episode
 from harbor_gym.token_env import TokenTerminalEnv
 from tests.character_codec import ASK, END, CharacterCodec
-from tests.engines import require_engine
 from tests.tasks import DONE, write_task
 
-pytestmark = [pytest.mark.local, pytest.mark.usefixtures("local_engine", "nothing_left")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_engine() -> None:
-    require_engine("local")
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 
 def token_env(task_dir: Path) -> TokenTerminalEnv:

@@ -16,16 +16,10 @@ from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes import limits
 from harbor_gym.sandboxes.local import LocalEnvironment
 from harbor_gym.sandboxes.network import NETWORK_PROGRAM
-from tests.engines import require_engine
 from tests.local_sandboxes import make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 _REPOSITORY = Path(__file__).parents[1]
-
-
-@pytest.fixture(autouse=True)
-def _engine() -> None:
-    require_engine("local")
 
 
 @pytest.fixture

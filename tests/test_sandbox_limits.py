@@ -12,11 +12,10 @@ import pytest
 from harbor.models.trial.config import ResourceMode
 
 from harbor_gym.errors import SandboxLostError, SandboxMemoryError, UsageError
+from harbor_gym.owners import owner_label
 from harbor_gym.sandboxes import limits
 from harbor_gym.sandboxes.local import LocalEnvironment
-from harbor_gym.sandboxes.owners import owner_label
 from harbor_gym.sandboxes.supervisors import factory_pid
-from tests.engines import require_engine
 from tests.local_sandboxes import make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -26,11 +25,6 @@ _MANY = (
     "wait -n; echo $?; kill -9 $(jobs -p)"
 )
 _BOMB = 'python3 -c "x = bytearray(300 << 20); import time; time.sleep(20)"'
-
-
-@pytest.fixture(autouse=True)
-def _engine() -> None:
-    require_engine("local")
 
 
 @pytest.fixture
@@ -169,7 +163,7 @@ async def test_groups_of_a_killed_supervisor_are_removed_by_its_owner(tmp_path: 
 @pytest.mark.usefixtures("control_groups")
 def test_groups_of_a_dead_owner_are_removed_and_those_of_a_living_one_stay() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", "from harbor_gym.sandboxes.owners import owner_label; print(owner_label())"],
+        [sys.executable, "-c", "from harbor_gym.owners import owner_label; print(owner_label())"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     directory = limits.places()["pids"].directory

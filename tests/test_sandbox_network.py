@@ -19,7 +19,6 @@ from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.local import LocalEnvironment
 from harbor_gym.sandboxes.network import NETWORK_PROGRAM, own_addresses
 from harbor_gym.sandboxes.supervisors import factory_pid
-from tests.engines import require_engine
 from tests.local_sandboxes import make_sandbox, output, running
 from tests.tasks import write_task
 
@@ -41,11 +40,6 @@ for name, host, port in json.loads(sys.argv[1]):
         said[name] = errno.errorcode.get(exc.errno, str(exc))
 print(json.dumps(said))
 """
-
-
-@pytest.fixture(autouse=True)
-def _engine() -> None:
-    require_engine("local")
 
 
 @pytest.fixture

@@ -8,16 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines import require_engine
 from tests.local_sandboxes import make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 _PROBE = Path(__file__).with_name("syscall_probe.py")
-
-
-@pytest.fixture(autouse=True)
-def _engine() -> None:
-    require_engine("local")
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the probe knows x86_64's system call numbers")

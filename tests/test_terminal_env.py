@@ -15,16 +15,10 @@ from harbor_gym.errors import (
     TaskError,
     UsageError,
 )
-from tests.engines import require_engine
 from tests.tasks import BASE, DONE, write_task
 from tests.terminal_environments import channel_processes
 
-pytestmark = [pytest.mark.local, pytest.mark.usefixtures("local_engine", "nothing_left")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_engine() -> None:
-    require_engine("local")
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 
 def message(*keystrokes: str, complete: bool = False, duration: float = 1.0) -> str:

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harbor_gym.actions import ActionFormat, parse_action
-from tests.engines import require_engine
 from tests.tokenizers import CHAT_MARKS, byte_level_tokenizer
 
 pytestmark = pytest.mark.tinker
@@ -21,11 +20,6 @@ RENDERERS = (
 plain_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=200).filter(
     lambda text: not any(mark in text for mark in CHAT_MARKS)
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def tinker_engine() -> None:
-    require_engine("tinker")
 
 
 def make_codec(name: str) -> Any:

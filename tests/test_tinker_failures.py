@@ -23,11 +23,6 @@ GROUP_SIZE = 6
 GIVE_UP = message(None, complete=True)
 
 
-@pytest.fixture(autouse=True)
-def engine() -> None:
-    require_engine("tinker")
-
-
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("tokenizer")

@@ -9,7 +9,6 @@ from harbor_gym.errors import TerminalStartError
 from harbor_gym.sandboxes.local import LocalEnvironment
 from harbor_gym.terminal import tools, tools_bundle
 from harbor_gym.terminal.tools import ensure_tmux
-from tests.engines import require_engine
 from tests.local_sandboxes import make_sandbox, output, running
 
 pytestmark = pytest.mark.local
@@ -32,11 +31,6 @@ IMAGES = {
     "no terminfo": (f"{NO_TMUX}RUN rm -rf /lib/terminfo /usr/share/terminfo /etc/terminfo\n", ["tmux"]),
     "busybox": (BUSYBOX, ["bash", "tmux"]),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _engine() -> None:
-    require_engine("local")
 
 
 async def talk(sandbox: LocalEnvironment, tmux: str, user: str) -> str:
