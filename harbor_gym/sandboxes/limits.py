@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harbor_gym.ordinary import is_ordinary
-from harbor_gym.sandboxes.owners import is_alive, owner_label
+from harbor_gym.owners import is_alive, owner_label
 
 CONTROLLERS = ("memory", "pids", "cpu")
 _PREFIX = "harbor-gym-"
