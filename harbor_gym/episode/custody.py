@@ -13,6 +13,7 @@ from harbor_gym.errors import HarborGymError, SandboxLostError, VerifierError
 _SCRIPTS = Path(__file__).parent / "sandbox"
 _TIMEOUT_SEC = 60
 _AUTOPSY_TIMEOUT_SEC = 10
+_WITH_COMMON = ("census", "stop", "autopsy")
 _ANSWERS = {"census": 2, "stop": 3}
 """Script → values in its one-line answer, after its name."""
 
@@ -137,7 +138,7 @@ async def _answer(environment: BaseEnvironment, script: str, *arguments: object,
 
 
 async def _run(environment: BaseEnvironment, script: str, *arguments: object, what: str, timeout_sec: int) -> str:
-    text = f"set -- {shlex.join(map(str, arguments))}\n{_read_script(script)}" if arguments else _read_script(script)
+    text = f"set -- {shlex.join(map(str, arguments))}\n{read_script(script)}" if arguments else read_script(script)
     return await _run_command(environment, text, "root", what, timeout_sec)
 
 
@@ -154,8 +155,10 @@ async def _run_command(
 
 
 @functools.cache
-def _read_script(name: str) -> str:
-    return (_SCRIPTS / f"{name}.sh").read_text()
+def read_script(name: str) -> str:
+    """Return what runs in the sandbox under this name, without its arguments."""
+    parts = ["common", name] if name in _WITH_COMMON else [name]
+    return "".join((_SCRIPTS / f"{part}.sh").read_text() for part in parts)
 
 
 def _count(text: str) -> int | None:

@@ -1,8 +1,6 @@
 """The fake's answers to the scripts by which an episode prepares a sandbox for grading. It has no processes to stop."""
 
-import functools
 import shlex
-from importlib.resources import files
 
 from harbor_gym.testing.fake_files import FakeFiles
 
@@ -11,10 +9,12 @@ _SCRIPTS = ("census", "stop", "seal", "autopsy")
 
 def answer_custody(command: str, content: FakeFiles) -> str | None:
     """Do what one of :mod:`harbor_gym.episode.custody`'s scripts asks and return its answer; None otherwise."""
-    script = next((name for name in _SCRIPTS if command.endswith(_read(name))), None)
+    from harbor_gym.episode.custody import read_script
+
+    script = next((name for name in _SCRIPTS if command.endswith(read_script(name))), None)
     if script is None:
         return None
-    head = command.removesuffix(_read(script)).strip()
+    head = command.removesuffix(read_script(script)).strip()
     arguments = shlex.split(head)[2:]
     match script:
         case "census":
@@ -28,8 +28,3 @@ def answer_custody(command: str, content: FakeFiles) -> str | None:
             return "sealed\n"
         case _:
             return f"autopsy -\n{content.text(arguments[0]) or ''}"
-
-
-@functools.cache
-def _read(name: str) -> str:
-    return (files("harbor_gym.episode") / "sandbox" / f"{name}.sh").read_text()

@@ -1,19 +1,10 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2154  # kills is set by common.sh
 # Kill what was started here after clock tick $1. Spared: what ran before, what those processes started meanwhile
-# (a server's workers), and this script. $2 and $3 are the caller's boot id and process namespace: never kill in that. Answer with the number killed,
-# the number left, and the memory limit's victims so far.
+# (a server's workers), and this script. $2 and $3 are the caller's boot id and process namespace: never kill in that.
+# Answer with the number killed, the number left, and the memory limit's victims so far.
 # POSIX sh and builtins: the policy may have broken or removed the image's programs.
-exec 2>/dev/null
-PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 began=$1 boot=$2 namespace=$3
 passes=100
-
-kills=-
-for file in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
-    [ -r "$file" ] || continue
-    while read -r name value; do [ "$name" = oom_kill ] && kills=$value; done <"$file"
-    break
-done
 
 read -r here </proc/sys/kernel/random/boot_id
 if [ "$here" = "$boot" ] && [ "$(readlink /proc/self/ns/pid)" = "$namespace" ]; then
