@@ -18,7 +18,7 @@ from harbor_gym import ordinary
 from harbor_gym.cache import cache_dir
 from harbor_gym.errors import HarborGymError
 from harbor_gym.sandboxes import environment_config, limits, preflight
-from harbor_gym.sandboxes.local import TOOLS, namespace_refusal
+from harbor_gym.sandboxes.local import TOOLS
 from harbor_gym.sandboxes.network import NETWORK_PROGRAM
 
 _ANSWER_TIMEOUT_SEC = 1.5
@@ -94,7 +94,7 @@ def _local() -> Iterable[Finding]:
         yield _program("local", program, package)
     user = "an ordinary user" if ordinary.is_ordinary() else "root"
     if shutil.which("unshare") is not None:
-        refusal, fix = ordinary.refusal() if ordinary.is_ordinary() else (namespace_refusal(), _PRIVILEGED)
+        refusal, fix = ordinary.refusal() if ordinary.is_ordinary() else (ordinary.namespace_refusal(), _PRIVILEGED)
         yield _finding("local", f"namespaces for {user}", refusal, fix)
     has_overlay = "\toverlay\n" in Path("/proc/filesystems").read_text()
     yield _finding("local", "overlay", "" if has_overlay else "the kernel has not loaded it", "modprobe overlay")

@@ -66,12 +66,22 @@ def refusal() -> tuple[str, str]:
     return _trial()
 
 
-def _trial() -> tuple[str, str]:
-    argv = ["unshare", *USER_NAMESPACE, "--mount", "--pid", "--fork", "--ipc", "--uts", "--net", "--mount-proc", "true"]
+@functools.cache
+def namespace_refusal(*options: str) -> str:
+    """Return why this machine makes no namespaces, in the kernel's words; empty when it makes them.
+
+    Args:
+        options: More of ``unshare``'s.
+    """
+    argv = ["unshare", *options, "--mount", "--pid", "--fork", "--ipc", "--uts", "--net", "true"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_PROBE_TIMEOUT_SEC)
-    if done.returncode == 0:
+    return (done.stderr.strip() or f"status {done.returncode}") if done.returncode else ""
+
+
+def _trial() -> tuple[str, str]:
+    said = namespace_refusal(*USER_NAMESPACE, "--mount-proc")
+    if not said:
         return "", ""
-    said = done.stderr.strip() or f"status {done.returncode}"
     if "map-auto" in said:
         return "unshare is older than 2.38", "install util-linux 2.38 or newer (Debian 12, Ubuntu 24.04)"
     return f"this machine refuses them namespaces ({said})", "inside a container, start that with --privileged"

@@ -8,7 +8,6 @@ import functools
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, override
@@ -43,7 +42,6 @@ from harbor_gym.sandboxes.walls import DEFAULT_MAX_PROCESSES, WallOptions, Walls
 
 _DEFAULT_STORAGE_MB = 2048
 _TRANSFER_TIMEOUT_SEC = 600.0
-_PROBE_TIMEOUT_SEC = 10.0
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HARBOR_LOGS = "/logs/"
 _OF_VERIFIERS = "__verifier__"
@@ -55,14 +53,6 @@ _USE_NAME_SERVER = (
 )
 TOOLS = {"bwrap": "bubblewrap", "buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → the Debian package that holds it."""
-
-
-@functools.cache
-def namespace_refusal() -> str:
-    """Return why this machine makes no namespaces, in the kernel's words; empty when it makes them."""
-    argv = ["unshare", "--mount", "--pid", "--fork", "--ipc", "--uts", "--net", "true"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_PROBE_TIMEOUT_SEC)
-    return (done.stderr.strip() or f"status {done.returncode}") if done.returncode else ""
 
 
 @functools.cache
@@ -189,7 +179,7 @@ class LocalEnvironment(BaseEnvironment):
             refusal, fix = ordinary.refusal()
             if refusal:
                 raise MissingDependencyError(f"local sandboxes of an ordinary user: {refusal}: {fix}, or --env docker")
-        elif refusal := namespace_refusal():
+        elif refusal := ordinary.namespace_refusal():
             raise MissingDependencyError(
                 f"local sandboxes need namespaces, which this machine refuses ({refusal}); inside a container, "
                 "start that with --privileged, or use another sandbox"
