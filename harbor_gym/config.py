@@ -3,9 +3,14 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harbor_gym.types import ActionFormat
+
+
+def describe_problems(error: ValidationError) -> str:
+    """Return on one line what is wrong with which fields."""
+    return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False))
 
 
 class _Config(BaseModel):

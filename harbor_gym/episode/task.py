@@ -12,6 +12,7 @@ from harbor.models.task.verifier_mode import (
 )
 from pydantic import ValidationError
 
+from harbor_gym.config import describe_problems
 from harbor_gym.errors import TaskError
 
 
@@ -50,8 +51,9 @@ def _load(task_dir: Path) -> Task:
     try:
         task = Task(task_dir)
     except ValidationError as exc:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_url=False))
-        raise TaskError(f"{task_dir / 'task.toml'} is not a Harbor task configuration: {problems}") from exc
+        raise TaskError(
+            f"{task_dir / 'task.toml'} is not a Harbor task configuration: {describe_problems(exc)}"
+        ) from exc
     except (OSError, ValueError, RuntimeError) as exc:
         # tomllib's and Harbor's own complaints are ValueErrors; each already says what and where.
         raise TaskError(f"{task_dir} is not a usable Harbor task: {exc}") from exc

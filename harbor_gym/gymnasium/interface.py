@@ -9,7 +9,7 @@ from gymnasium import Space, spaces
 from pydantic import ValidationError
 
 from harbor_gym.actions.parsed import MAX_DURATION_SEC, MAX_MESSAGE_CHARS
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import TerminalEnvConfig, describe_problems
 from harbor_gym.errors import UsageError
 from harbor_gym.gymnasium.tasks import TaskSet
 from harbor_gym.gymnasium.text import TerminalText
@@ -68,8 +68,7 @@ class Interface:
         try:
             config = TerminalEnvConfig(task_dir=tasks.first, **settings)
         except ValidationError as exc:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_url=False))
-            raise UsageError(f"the environment can't be made with these arguments: {problems}") from exc
+            raise UsageError(f"the environment can't be made with these arguments: {describe_problems(exc)}") from exc
         return cls(tasks, config, action, observation)
 
     def action_space(self) -> Space[Any]:
