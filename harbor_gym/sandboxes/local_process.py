@@ -240,11 +240,7 @@ class SupervisedSandbox:
             SandboxError: There is no network to be had.
             SandboxLostError: The sandbox is gone.
         """
-        if not self.is_running:
-            raise self._lost("the local sandbox is not running")
-        self._requests += 1
-        number = self._requests
-        answered = self._pending[number] = asyncio.get_running_loop().create_future()
+        number, answered = self._expect_answer()
         try:
             self._control.send(json.dumps({"op": "network", "id": number, "is_open": is_open}).encode())
             answer = await answered
@@ -256,6 +252,14 @@ class SupervisedSandbox:
             raise self._lost("the local sandbox went away while its network changed")
         if answer["error"]:
             raise SandboxError(f"the local sandbox gets no network: {answer['error']}")
+
+    def _expect_answer(self) -> tuple[int, asyncio.Future[dict[str, Any]]]:
+        """Number a request that is about to be sent; its answer ends the future."""
+        if not self.is_running:
+            raise self._lost("the local sandbox is not running")
+        self._requests += 1
+        answered = self._pending[self._requests] = asyncio.get_running_loop().create_future()
+        return self._requests, answered
 
     def _lost(self, what: str) -> SandboxLostError:
         if not self._loss:
@@ -288,11 +292,7 @@ class SupervisedSandbox:
             SandboxMemoryError: It is gone because its first process was killed for lack of memory.
             SandboxTimeoutError: The time was up; the command was killed.
         """
-        if not self.is_running:
-            raise self._lost("the local sandbox is not running")
-        self._requests += 1
-        number = self._requests
-        answered = self._pending[number] = asyncio.get_running_loop().create_future()
+        number, answered = self._expect_answer()
         pipes: list[OutputPipe] = []
         source: InputPipe | None = None
         try:
@@ -339,11 +339,7 @@ class SupervisedSandbox:
         Raises:
             SandboxLostError: The sandbox is gone.
         """
-        if not self.is_running:
-            raise self._lost("the local sandbox is not running")
-        self._requests += 1
-        number = self._requests
-        answered = self._pending[number] = asyncio.get_running_loop().create_future()
+        number, answered = self._expect_answer()
         answered.add_done_callback(lambda _: self._pending.pop(number, None))
         command = PipedCommand(lambda: self._kill(number), answered)
         try:
