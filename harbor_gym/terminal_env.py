@@ -298,7 +298,7 @@ class AsyncTerminalGymEnv:
         info["metrics"]["stopped_processes"] = end.stopped_processes
         if end.oom_kills is not None:
             info["metrics"]["oom_kills"] = end.oom_kills
-        reward = self._scalar(end.rewards)
+        reward = self._reward(end.rewards)
         if end.next_phase is not None:
             screen, entered = await self._enter(end.next_phase)
             entered["metrics"] = {**info["metrics"], **entered["metrics"]}
@@ -307,7 +307,7 @@ class AsyncTerminalGymEnv:
             return prompts.next_step(end.next_phase.instruction, screen), paid, False, merged
         if end.is_gated and reason is EndReason.COMPLETED:
             reason = EndReason.STEP_GATE
-        episode_reward = self._scalar(end.episode_rewards) if end.episode_rewards else reward
+        episode_reward = self._reward(end.episode_rewards) if end.episode_rewards else reward
         await self._conclude(reason, episode_reward, info)
         return observation, reward if self.config.step_rewards else episode_reward, True, info
 
@@ -375,9 +375,6 @@ class AsyncTerminalGymEnv:
         if self._time_limit_sec is not None and self._terminal_sec >= self._time_limit_sec:
             return EndReason.TIME_LIMIT
         return None
-
-    def _scalar(self, rewards: Mapping[str, float]) -> float:
-        return self._reward(rewards)
 
     # -- life cycle ----------------------------------------------------------------------------------------------
 
