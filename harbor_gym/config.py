@@ -79,7 +79,8 @@ class TerminalEnvConfig(_Config):
 
     time_limit_sec: float | None = Field(default=None, gt=0)
     """Seconds of terminal time after which the episode is truncated and verified; the policy's thinking time does not
-    count. None: the task's own ``[agent] timeout_sec``, which may be none as well."""
+    count. None: the task's own ``[agent] timeout_sec``, if any; in a multi-step task that is each step's, or the step's
+    own, and the next step begins when it is over, as under Harbor."""
 
     max_consecutive_parse_failures: int | None = Field(default=3, ge=1)
     """Unreadable actions in a row that end the episode; None is no limit."""

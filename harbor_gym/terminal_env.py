@@ -71,6 +71,7 @@ class AsyncTerminalGymEnv:
         self._confirmation_pending = False
         self._terminal_sec = 0.0
         self._time_limit_sec: float | None = None
+        self._limited_from_sec = 0.0
         self._recorder: CastRecorder | None = None
         self._started = 0.0
         self.screen: Screen | None = None
@@ -80,7 +81,7 @@ class AsyncTerminalGymEnv:
     def remaining(self) -> tuple[float, float]:
         """What is left of the turns and of the terminal time, as fractions in [0, 1]; 1 where there is no limit."""
         limits = (self.config.max_turns, self._time_limit_sec)
-        spent = (self._turn, self._terminal_sec)
+        spent = (self._turn, self._terminal_sec - self._limited_from_sec)
         turns, seconds = (1.0 if n is None else max(0.0, 1 - used / n) for n, used in zip(limits, spent, strict=True))
         return turns, seconds
 
@@ -170,7 +171,7 @@ class AsyncTerminalGymEnv:
         prepared, metrics = await self._prepare()
         self._turn = self._parse_failures = 0
         self._terminal_sec = 0.0
-        self._time_limit_sec = self.config.time_limit_sec or prepared.task.config.agent.timeout_sec
+        self._limit_time(prepared.phase)
         await asyncio.to_thread(self._start_recording, prepared.episode, prepared.task.name)
         turn = await prepared.look()
         self._prepared, self._episode, self._terminal = None, prepared.episode, prepared.terminal
@@ -199,6 +200,7 @@ class AsyncTerminalGymEnv:
     async def _enter(self, phase: "AgentPhase") -> tuple[str, EpisodeInfo]:
         """Open a terminal in the phase's sandbox; return its screen."""
         started = time.monotonic()
+        self._limit_time(phase)
         self._terminal = await open_phase_terminal(phase, self.config)
         turn = await self._terminal.run([])
         await self._look(self._terminal)
@@ -251,7 +253,10 @@ class AsyncTerminalGymEnv:
         reason = reason or self._exhausted_budget()
         if reason is None:
             return observation, 0.0, False, info
-        return await self._end_phase(reason, observation, info)
+        # The task's own limit is each step's, and Harbor goes on to the next one; ours is the episode's.
+        is_the_steps = reason is EndReason.TIME_LIMIT and self.config.time_limit_sec is None
+        is_last = reason is not EndReason.COMPLETED and not is_the_steps
+        return await self._end_phase(reason, observation, info, is_last=is_last)
 
     async def truncate(self, reason: EndReason) -> tuple[str, float, bool, EpisodeInfo]:
         """End the episode for a reason that only the caller sees, and have it verified.
@@ -273,7 +278,7 @@ class AsyncTerminalGymEnv:
         self._require(_State.READY, doing="truncate")
         self._state = _State.STEPPING
         try:
-            result = await self._end_phase(reason, "", EpisodeInfo(turn=self._turn, metrics={}))
+            result = await self._end_phase(reason, "", EpisodeInfo(turn=self._turn, metrics={}), is_last=True)
         except BaseException as exc:
             await self._explain(exc)
             await self._fail()
@@ -282,7 +287,7 @@ class AsyncTerminalGymEnv:
         return result
 
     async def _end_phase(
-        self, reason: EndReason, observation: str, info: EpisodeInfo
+        self, reason: EndReason, observation: str, info: EpisodeInfo, *, is_last: bool
     ) -> tuple[str, float, bool, EpisodeInfo]:
         """Have the verifier judge what the policy left; go on to a multi-step task's next step if there is one."""
         assert self._episode is not None
@@ -292,7 +297,7 @@ class AsyncTerminalGymEnv:
         elif self._terminal is not None:
             await self._terminal.close()
             self._terminal = None
-        end = await self._episode.end_phase(keep_processes=keep, is_last=reason is not EndReason.COMPLETED)
+        end = await self._episode.end_phase(keep_processes=keep, is_last=is_last)
         info["rewards"] = dict(end.rewards)
         info["metrics"]["time/verifier_sec"] = end.verifier_sec
         info["metrics"]["stopped_processes"] = end.stopped_processes
@@ -369,10 +374,16 @@ class AsyncTerminalGymEnv:
         limit = self.config.max_consecutive_parse_failures
         return EndReason.PARSE_FAILURES if limit is not None and self._parse_failures >= limit else None
 
+    def _limit_time(self, phase: "AgentPhase") -> None:
+        own = self.config.time_limit_sec
+        self._time_limit_sec = phase.timeout_sec if own is None else own
+        self._limited_from_sec = self._terminal_sec if own is None else 0.0
+
     def _exhausted_budget(self) -> EndReason | None:
         if self.config.max_turns is not None and self._turn >= self.config.max_turns:
             return EndReason.MAX_TURNS
-        if self._time_limit_sec is not None and self._terminal_sec >= self._time_limit_sec:
+        spent_sec = self._terminal_sec - self._limited_from_sec
+        if self._time_limit_sec is not None and spent_sec >= self._time_limit_sec:
             return EndReason.TIME_LIMIT
         return None
 

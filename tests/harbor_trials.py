@@ -46,6 +46,7 @@ class ScriptAgent(BaseAgent):
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        context.metadata = {"instruction": instruction}
         await environment.exec(next(self._scripts))
 
 
@@ -104,3 +105,9 @@ def rewards_of(result: TrialResult) -> list[dict[str, float]]:
     verdicts = [one.verifier_result for one in graded if one.verifier_result is not None]
     assert verdicts, result.exception_info or [one.exception_info for one in graded]
     return [{name: float(value) for name, value in (one.rewards or {}).items()} for one in verdicts]
+
+
+def instructions_of(result: TrialResult) -> list[str]:
+    """Return what the agent was told in each step, or in the only one."""
+    contexts = [one.agent_result for one in result.step_results or [result]]
+    return [(context.metadata or {})["instruction"] for context in contexts if context is not None]

@@ -7,7 +7,7 @@ import pytest
 
 from harbor_gym import EndReason
 from harbor_gym.errors import TaskError, UsageError
-from tests.harbor_trials import rewards_of, run_episode, run_trial
+from tests.harbor_trials import instructions_of, rewards_of, run_episode, run_trial
 from tests.tasks import BASE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -104,6 +104,7 @@ async def test_one_task_with_nearly_every_declaration(tmp_path: Path, monkeypatc
     assert set((info.get("rewards") or {}).items()) == {(name, 1.0) for name in info.get("rewards") or {}}
     assert (reward, done) == (1.0, True)
     instruction = first.get("instruction") or ""
+    assert instructions_of(theirs) == ["Find out who you are.\n"]
     assert instruction.startswith("Find out who you are.\n")
     assert "<name>tidy</name>" in instruction
     assert "<description>Put things in order.</description>" in instruction
@@ -283,17 +284,33 @@ async def test_a_setting_that_means_nothing_is_refused(
         await run_episode(task_dir, [], sandbox="local", **settings)
 
 
+ALLOWLIST = 'network_mode = "allowlist"\nallowed_hosts = ["example.org"]\n'
+
 REFUSED = {
-    "an allowlist": ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["example.org"]\n', "allowlist"),
+    "an allowlist": (f"[environment]\n{ALLOWLIST}", "allowlist"),
+    "an allowlist of the policy's": (f"[agent]\n{ALLOWLIST}", "allowlist"),
+    "an allowlist of the verifier's": (f"[verifier]\n{ALLOWLIST}", "allowlist"),
+    "an allowlist of a step's": (f'[[steps]]\nname = "one"\n[steps.agent]\n{ALLOWLIST}', "allowlist"),
+    "graphics processors": ("[environment]\ngpus = 1\n", "GPU"),
     "Windows": ('[environment]\nos = "windows"\n', "windows"),
+    "sizes that disagree": ('[environment]\nmemory = "1G"\nmemory_mb = 5\n', "Conflicting"),
+    "a shared verifier with a sandbox": (
+        '[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\ncpus = 1\n',
+        "incompatible",
+    ),
 }
 
 
+@pytest.mark.filterwarnings("ignore:The '.*' field is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("case", REFUSED)
-async def test_what_can_not_be_honoured_is_refused(tmp_path: Path, case: str) -> None:
+async def test_what_can_not_be_honoured_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
     toml, complaint = REFUSED[case]
-    with pytest.raises(TaskError, match=complaint):
-        await run_episode(write_task(tmp_path / "refused", toml=toml), [], sandbox="local")
+    task_dir = write_task(tmp_path / "refused", toml=toml)
+    (task_dir / "steps/one").mkdir(parents=True)
+    (task_dir / "steps/one/instruction.md").write_text("Do it.\n")
+    with pytest.raises(TaskError, match=complaint) as caught:
+        await run_episode(task_dir, [], sandbox="local")
+    assert "\n" not in str(caught.value)
 
 
 async def test_a_recorded_session_to_go_on_from_is_refused(task_dir: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import VerifierError
 from harbor_gym.types import EpisodeInfo
-from tests.harbor_trials import COMPLETE
+from tests.harbor_trials import COMPLETE, run_episode
 from tests.tasks import BASE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -84,6 +84,26 @@ async def test_kept_processes_of_another_user_can_not_write_the_verdict(tmp_path
     assert trial_dir is not None
     assert (trial_dir / "verifier/forgers").read_text().strip(), "the forger was to run on"
     assert (trial_dir / "verifier/test-stdout.txt").read_text() == "root 755\n"
+
+
+async def test_kept_processes_write_no_verdict_of_a_later_step_either(tmp_path: Path) -> None:
+    """Harbor opens a step's verifier directory to all; who was kept from the first step waits for that."""
+    toml = '[agent]\nuser = "dev"\n[metadata]\nkeep_agent_processes = true\n'
+    steps = "".join(f'[[steps]]\nname = "{name}"\n' for name in ("one", "two", "three"))
+    looks_around = f"{SLOW_NO}pgrep -u dev bash > /logs/verifier/forgers && stat -c '%U %a' /logs/verifier\n"
+    task_dir = write_task(tmp_path / "kept", dockerfile=DOCKERFILE, toml=toml + steps, test_sh=looks_around)
+    for name in ("one", "two", "three"):
+        (task_dir / "steps" / name).mkdir(parents=True)
+        (task_dir / "steps" / name / "instruction.md").write_text("Do it.\n")
+    ends, _ = await run_episode(
+        task_dir, [f"({FORGER}) 2>/dev/null &", *LEAVINGS.values()], sandbox="local", trials_dir=tmp_path / "trials"
+    )
+    assert [info.get("rewards") for _, _, info in ends] == [{"reward": 0.0}] * 3
+    trial_dir = ends[-1][2].get("trial_dir")
+    assert trial_dir is not None
+    for name in ("one", "two", "three"):
+        assert (trial_dir / "steps" / name / "verifier/forgers").read_text().strip(), "the forger was to run on"
+        assert (trial_dir / "steps" / name / "verifier/test-stdout.txt").read_text() == "root 755\n"
 
 
 async def test_a_verifier_of_another_user_owns_its_directory(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ import math
 import shutil
 import tempfile
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from harbor.environments.base import BaseEnvironment
+from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.models.task.config import StepConfig
 from harbor.models.task.task import Task
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig, VerifierConfig
@@ -25,7 +25,7 @@ from harbor_gym.cancellation import uninterrupted
 from harbor_gym.episode import agent, custody, failures
 from harbor_gym.episode.evidence import read_evidence
 from harbor_gym.episode.offers import Offers
-from harbor_gym.episode.task import grades_in_shared_sandbox, phase_users
+from harbor_gym.episode.task import grades_in_shared_sandbox, phase_timeout_sec, phase_users
 from harbor_gym.errors import (
     HarborGymError,
     SandboxLostError,
@@ -52,6 +52,9 @@ class AgentPhase:
 
     user: str | int | None
     """The user that the task wants the policy to be; None is the image's own."""
+
+    timeout_sec: float | None
+    """Seconds that the task, or the step, gives the policy; None is no limit. Harbor is kept from counting them."""
 
     context: contextvars.Context = field(repr=False)
     """The trial's context. Run sandbox calls of this phase in it: Harbor scopes agent settings by it."""
@@ -174,6 +177,7 @@ class Episode:
         self._trial.add_hook(TrialEvent.VERIFICATION_START, self._seal_verifier_dirs)
         self._examine_before_stop(self._trial.agent_environment)
         self._keep_start_error(self._trial.agent_environment)
+        self._keep_sealed(self._trial.agent_environment, self._trial.agent_env_paths.verifier_dir)
         self._run = asyncio.create_task(self._trial.run(), name=f"harbor-trial-{self._trial.config.trial_name}")
         phase = await self._next_phase()
         if phase is None:
@@ -241,7 +245,8 @@ class Episode:
         done = asyncio.get_running_loop().create_future()
         census = asyncio.create_task(custody.take_census(environment), name="harbor-gym-census")
         self._censuses.append(census)
-        phase = AgentPhase(instruction, environment, environment.default_user, context, done, census, offers)
+        limit_sec = phase_timeout_sec(self._task, self._current_step())
+        phase = AgentPhase(instruction, environment, environment.default_user, limit_sec, context, done, census, offers)
         self._phases.put_nowait(phase)
         return done
 
@@ -271,9 +276,10 @@ class Episode:
             return await Trial.create(config)
         except ValidationError as exc:
             raise TaskError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
-        except (ValueError, NotImplementedError, ImportError) as exc:
+        except (ValueError, NotImplementedError, ImportError, RuntimeError) as exc:
+            # Harbor's RuntimeErrors here are a task's wish for GPUs or TPUs that the sandbox has not.
             raise TaskError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
-        except (OSError, RuntimeError) as exc:
+        except OSError as exc:
             raise SandboxStartError(f"the sandbox of task {self._task.name!r} can't be set up: {exc}") from exc
 
     def _keep_start_error(self, environment: BaseEnvironment) -> None:
@@ -365,7 +371,18 @@ class Episode:
         await custody.seal(environment, (paths.verifier_dir, paths.tests_dir), owner=owner)
 
     def _current_step(self) -> StepConfig | None:
-        return self._task.config.steps[self._phases_ended] if self._task.config.steps else None
+        assert self._trial is not None
+        begun = len(self._trial.result.step_results or ())
+        return self._task.config.steps[begun - 1] if self._task.config.steps and begun else None
+
+    def _keep_sealed(self, environment: BaseEnvironment, verifier_dir: PurePath) -> None:
+        """Let Harbor empty a step's verifier directory once more, but not open it to all: kept processes wait there."""
+        empty_dirs = environment.empty_dirs
+
+        async def kept(dirs: Sequence[str | PurePath], *, chmod: bool = True) -> ExecResult | None:
+            return await empty_dirs(dirs, chmod=chmod and verifier_dir not in dirs)
+
+        environment.empty_dirs = kept
 
     def _examine_before_stop(self, environment: BaseEnvironment) -> None:
         """Have a look at a sandbox whose verifier gave no verdict, before Harbor stops it: later there is none."""
@@ -394,8 +411,11 @@ class Episode:
             if self._run is not None:
                 await self._stop(self._run)
         finally:
-            if self._temporary_dir is not None:
-                await asyncio.to_thread(shutil.rmtree, self._temporary_dir, ignore_errors=True)
+            if (folder := self._temporary_dir) is not None:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                if self._run is not None and not self._run.done():
+                    # A trial that did not stop in time goes on, and makes its folder again.
+                    self._run.add_done_callback(lambda _: shutil.rmtree(folder, ignore_errors=True))
 
     async def _stop(self, run: asyncio.Task[TrialResult]) -> None:
         if not run.cancelling():

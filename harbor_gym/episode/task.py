@@ -46,6 +46,12 @@ def phase_users(task: Task, step: StepConfig | None = None) -> tuple[str | int |
     )
 
 
+def phase_timeout_sec(task: Task, step: StepConfig | None = None) -> float | None:
+    """Return how long the policy may take, in the task or in one of its steps; None is no limit."""
+    own = None if step is None else step.agent.timeout_sec
+    return task.config.agent.timeout_sec if own is None else own
+
+
 def _load(task_dir: Path) -> Task:
     _check_files(task_dir)
     try:
