@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harbor_gym import __version__
-from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
+from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskSourceError, UsageError
 from harbor_gym.owners import temporary_prefix
 
 if TYPE_CHECKING:
     from harbor_gym.cache import CacheEntry
     from harbor_gym.checking import CheckPlan, TaskCheck
+    from harbor_gym.task_sources import SourcedTask
 
 FAILED = 1
 """Exit code: the answer is no."""
@@ -62,7 +63,11 @@ def _options(
 
 @app.command()
 def check(
-    paths: Annotated[list[Path], typer.Argument(help="Task directories, or directories of tasks.")],
+    paths: Annotated[list[Path] | None, typer.Argument(help="Task directories, or directories of tasks.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="git+URL@COMMIT#path, org/name@ref, or a path; may be repeated.")
+    ] = None,
+    registry_path: Annotated[Path | None, typer.Option(help="registry.json to look names up in.")] = None,
     env: Annotated[
         str, typer.Option("--env", help="Sandbox: local, docker, any Harbor environment type, or module.path:Class.")
     ] = "docker",
@@ -73,11 +78,15 @@ def check(
     trials_dir: Annotated[Path | None, typer.Option(help="Keep the trials' folders here.")] = None,
 ) -> None:
     """Check that each task's oracle scores 1.0, that doing nothing and forging score 0.0, and that runs agree."""
-    from harbor_gym.checking import CheckPlan, find_tasks
+    from harbor_gym.checking import CheckPlan
     from harbor_gym.sandboxes import environment_config, preflight
+    from harbor_gym.task_sources import resolve_tasks
 
-    with _one_line_errors():
-        tasks = find_tasks(paths)
+    with _one_line_errors(), _quiet_harbor():
+        sources = [*(paths or ()), *(task or ())]
+        if not sources:
+            raise UsageError("say what to check: a directory, or --task git+URL@COMMIT#path or org/name@ref")
+        tasks = asyncio.run(resolve_tasks(sources, registry_path=registry_path))
         environment = environment_config(env)
         preflight(environment)
     with _folder(trials_dir) as folder, _quiet_harbor(), warnings.catch_warnings():
@@ -91,7 +100,9 @@ def check(
         raise typer.Exit(FAILED)
 
 
-async def _check_all(tasks: Sequence[Path], plan: CheckPlan, concurrency: int, *, table: bool) -> list[TaskCheck]:
+async def _check_all(
+    tasks: Sequence[SourcedTask], plan: CheckPlan, concurrency: int, *, table: bool
+) -> list[TaskCheck]:
     from harbor_gym.checking import check_tasks
 
     width = max(len("task"), *(len(task.name) for task in tasks))
@@ -438,6 +449,6 @@ def _one_line_errors() -> Generator[None]:
     try:
         yield
     except HarborGymError as exc:
-        code = MISUSED if isinstance(exc, UsageError | MissingDependencyError) else FAILED
+        code = MISUSED if isinstance(exc, UsageError | MissingDependencyError | TaskSourceError) else FAILED
         print(f"error: {exc}", file=sys.stderr)
         raise typer.Exit(code) from None

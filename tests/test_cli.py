@@ -10,6 +10,7 @@ import pytest
 
 from harbor_gym import __version__
 from tests.tasks import write_task
+from tests.test_task_sources import commit_all, git
 
 
 def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -100,6 +101,49 @@ def test_json_holds_one_object_per_task(tmp_path: Path, refusing: str) -> None:
         assert row["verdict"] == "refused"
         assert "this sandbox takes no tasks" in row["reason"]
         assert row["seconds"] >= 0
+
+
+def test_tasks_come_from_git_and_from_a_registry_too(tmp_path: Path, refusing: str) -> None:
+    repository, here = tmp_path / "repository", write_task(tmp_path / "here/same")
+    write_task(repository / "tasks/same")
+    write_task(repository / "tasks/other")
+    git(repository, "init", "--quiet", "--initial-branch=main")
+    commit = commit_all(repository, "first")
+    listed = {"name": "l", "git_url": f"file://{repository}", "git_commit_id": commit, "path": "tasks/same"}
+    registry = tmp_path / "registry.json"
+    registry.write_text(json.dumps([{"name": "org/few", "version": "1.0", "description": "d", "tasks": [listed]}]))
+    source = f"git+file://{repository}@{commit}#tasks/other"
+    # Harbor's cache of what it fetched lies in the home directory.
+    done = run(
+        *("check", here, "--task", source, "--task", "org/few@1.0"),
+        *("--registry-path", registry, "--env", refusing, "--json"),
+        HOME=str(tmp_path / "home"),
+    )
+    rows = json.loads(done.stdout)
+    assert [(row["task"], row["source"], row["commit"]) for row in rows] == [
+        ("same", str(here), None),
+        ("other", source, commit),
+        ("same~2", "org/few@1.0", commit),
+    ]
+    assert all(row["verdict"] == "refused" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "say what to check"),
+        (["--task", "a b"], "is no source of tasks"),
+        (["--task", "org/name", "--registry-path", "absent.json"], "absent.json does not exist"),
+        (["--task", f"git+file:///does/not/exist@{'0' * 40}"], "can't fetch tasks of file:///does/not/exist"),
+    ],
+)
+def test_a_source_that_gives_no_tasks_is_one_line_and_exit_code_2(
+    tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    done = run("check", *arguments, "--env", "local", HOME=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_refusal_is_shown_as_one_never_as_zero(tmp_path: Path, refusing: str) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harbor_gym.checking.forging import forge_reward, trick_names
 from harbor_gym.checking.tasks import has_solution
@@ -14,9 +15,12 @@ from harbor_gym.checking.trials import Agent, RefusedError, run_agent
 from harbor_gym.checking.verdict import UNSOLVED, CheckPlan, TaskCheck
 from harbor_gym.errors import HarborGymError, TaskError
 
+if TYPE_CHECKING:
+    from harbor_gym.task_sources import SourcedTask
+
 
 async def check_tasks(
-    tasks: Sequence[Path],
+    tasks: Sequence[Path | SourcedTask],
     plan: CheckPlan,
     *,
     concurrency: int = 1,
@@ -25,14 +29,14 @@ async def check_tasks(
     """Check tasks, some at the same time, and return the verdicts in the tasks' order.
 
     Args:
-        tasks: Task directories, as :func:`harbor_gym.checking.find_tasks` returns them.
+        tasks: Task directories, or tasks as :func:`harbor_gym.task_sources.resolve_tasks` returns them.
         plan: How to check each.
         concurrency: How many tasks to check at once; the trials of one task follow one another.
         on_checked: Called with each verdict as soon as it is there.
     """
     slots = asyncio.Semaphore(concurrency)
 
-    async def check(task: Path) -> TaskCheck:
+    async def check(task: Path | SourcedTask) -> TaskCheck:
         async with slots:
             checked = await check_task(task, plan)
         on_checked(checked)
@@ -43,27 +47,30 @@ async def check_tasks(
     return [check.result() for check in checks]
 
 
-async def check_task(task_dir: Path, plan: CheckPlan) -> TaskCheck:
+async def check_task(task: Path | SourcedTask, plan: CheckPlan) -> TaskCheck:
     """Run the oracle, an agent that does nothing, and one that forges the reward.
 
     Never raises for what is wrong with the task or the sandbox: that is the verdict's ``error``.
 
     Args:
-        task_dir: The task's directory.
+        task: The task's directory, or a task that says where it came from.
         plan: The sandbox, the number of runs, and whether to forge.
     """
     started = time.monotonic()
-    check = await _Check(task_dir, plan).run()
+    check = await _Check(task, plan).run()
     return replace(check, seconds=time.monotonic() - started)
 
 
 class _Check:
     """One task's check in the making: what was found before a failure is kept."""
 
-    def __init__(self, task_dir: Path, plan: CheckPlan) -> None:
+    def __init__(self, task: Path | SourcedTask, plan: CheckPlan) -> None:
         self._plan = plan
-        self._path = task_dir
-        self._found = TaskCheck(task=task_dir.name, path=task_dir)
+        if isinstance(task, Path):
+            self._found = TaskCheck(task=task.name, path=task)
+        else:
+            self._found = TaskCheck(task=task.name, path=task.path, source=task.source, commit=task.commit)
+        self._path = self._found.path
         self._doing = "task"
 
     async def run(self) -> TaskCheck:

@@ -84,10 +84,16 @@ class TaskCheck:
     """The verdict on one task, and what it rests on."""
 
     task: str
-    """Name of the task's directory."""
+    """Name of the task's directory; of several called the same, ``~2`` and so on tell the second from the first."""
 
     path: Path
     """The task's directory."""
+
+    source: str | None = None
+    """What named the task, as the user wrote it; None where its directory was given."""
+
+    commit: str | None = None
+    """The git commit it was taken from."""
 
     oracle: tuple[float, ...] = ()
     """Rewards of the task's own solution, one a run that was graded."""
