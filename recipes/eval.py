@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harbor_gym import TerminalEnvConfig, sandboxes
-from harbor_gym.checking import find_tasks
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
 from harbor_gym.evaluation import EpisodeResult, Player, Report, evaluate, format_report, summarize
 from harbor_gym.reporting.metrics import run_config
+from harbor_gym.task_sources import find_tasks
 
 if TYPE_CHECKING:
     import tinker

@@ -1,36 +1,14 @@
-"""Finding tasks and what a check makes of their rewards; sandboxes only where a test is marked so."""
+"""What a check makes of a task's rewards; sandboxes only where a test is marked so."""
 
 from pathlib import Path
 
 import pytest
 from harbor.models.trial.config import EnvironmentConfig
 
-from harbor_gym.checking import CheckPlan, TaskCheck, Verdict, check_tasks, find_tasks
-from harbor_gym.errors import UsageError
+from harbor_gym.checking import CheckPlan, TaskCheck, Verdict, check_tasks
 from harbor_gym.sandboxes import environment_config
 from tests.engines import require_engine
 from tests.tasks import PASS_IF_DONE, write_task
-
-
-def test_a_task_directory_is_itself(tmp_path: Path) -> None:
-    task = write_task(tmp_path / "one")
-    assert find_tasks([task, task]) == [task]
-
-
-def test_a_directory_of_tasks_is_its_tasks_by_name(tmp_path: Path) -> None:
-    tasks = [write_task(tmp_path / name) for name in ("b", "a")]
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "README.md").write_text("not a task")
-    assert find_tasks([tmp_path]) == sorted(tasks)
-    assert find_tasks([tmp_path / "b", tmp_path]) == tasks
-
-
-@pytest.mark.parametrize("name", ["missing", "file", "empty"])
-def test_a_path_without_tasks_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match=name):
-        find_tasks([write_task(tmp_path / "good"), tmp_path / name])
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from harbor_gym.task_sources import (
     RegistrySpec,
     SourcedTask,
     filter_tasks,
+    find_tasks,
     parse_spec,
     resolve_tasks,
     split_tasks,
@@ -65,6 +66,27 @@ def test_a_path_that_exists_is_no_name_of_a_registry(tmp_path: Path, monkeypatch
     (tmp_path / "org/name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert parse_spec("org/name") == DirectorySpec(Path("org/name"))
+
+
+def test_a_task_directory_is_itself(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "one")
+    assert find_tasks([task, task]) == [task]
+
+
+def test_a_directory_of_tasks_is_its_tasks_by_name(tmp_path: Path) -> None:
+    tasks = [write_task(tmp_path / name) for name in ("b", "a")]
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "README.md").write_text("not a task")
+    assert find_tasks([tmp_path]) == sorted(tasks)
+    assert find_tasks([tmp_path / "b", tmp_path]) == tasks
+
+
+@pytest.mark.parametrize("name", ["missing", "file", "empty"])
+def test_a_path_without_tasks_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=name):
+        find_tasks([write_task(tmp_path / "good"), tmp_path / name])
 
 
 async def test_directories_give_each_task_once_with_names_that_differ(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Check that a task trains what it says: it can be solved, is not solved already, and its verdict can be trusted."""
 
 from harbor_gym.checking.checks import check_task, check_tasks
-from harbor_gym.checking.tasks import find_tasks
 from harbor_gym.checking.verdict import CheckPlan, PhaseSeconds, TaskCheck, Verdict
 
-__all__ = ["CheckPlan", "PhaseSeconds", "TaskCheck", "Verdict", "check_task", "check_tasks", "find_tasks"]
+__all__ = ["CheckPlan", "PhaseSeconds", "TaskCheck", "Verdict", "check_task", "check_tasks"]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbor_gym.checking.forging import forge_reward, trick_names
-from harbor_gym.checking.tasks import has_solution
 from harbor_gym.checking.trials import Agent, RefusedError, run_agent
 from harbor_gym.checking.verdict import UNSOLVED, CheckPlan, TaskCheck
 from harbor_gym.errors import HarborGymError, TaskError
@@ -89,7 +88,7 @@ class _Check:
         from harbor_gym.episode.task import load_task
 
         await load_task(self._path)
-        if not has_solution(self._path):
+        if not _has_solution(self._path):
             raise TaskError(f"task directory {self._path} has no solution/ that the oracle could run")
 
     async def _run_agent(self, agent: Agent) -> None:
@@ -112,3 +111,8 @@ class _Check:
             self._doing = f"forging, {trick} alone"
             if await forge_reward(self._path, [trick], self._plan) == forged:
                 self._found = replace(self._found, tricks=(*self._found.tricks, trick))
+
+
+def _has_solution(task_dir: Path) -> bool:
+    """Tell whether the task brings a solution that the oracle could run."""
+    return (task_dir / "solution").is_dir() or any(task_dir.glob("steps/*/solution"))

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from harbor_gym.checking import find_tasks
 from harbor_gym.errors import UsageError
+from harbor_gym.task_sources import find_tasks
 
 type PathLike = str | Path
 

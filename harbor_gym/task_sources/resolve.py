@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harbor_gym.checking.tasks import find_tasks
 from harbor_gym.errors import HarborGymError, TaskSourceError, UsageError
+from harbor_gym.task_sources.directories import find_tasks
 from harbor_gym.task_sources.specs import GRAMMAR, DirectorySpec, GitSpec, RegistrySpec, parse_spec
 
 if TYPE_CHECKING:

@@ -14,11 +14,6 @@ def find_tasks(paths: list[Path]) -> list[Path]:
     return list(dict.fromkeys(task for path in paths for task in _tasks_at(path)))
 
 
-def has_solution(task_dir: Path) -> bool:
-    """Tell whether the task brings a solution that the oracle could run."""
-    return (task_dir / "solution").is_dir() or any(task_dir.glob("steps/*/solution"))
-
-
 def _tasks_at(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UsageError(f"{path} is not a directory; give a task directory or a directory of tasks")
