@@ -1,6 +1,7 @@
 """Fixtures that every suite shares."""
 
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +16,12 @@ from tests.tasks import write_task
 _SETTLE_SEC = 5.0
 _LONGEST = ("test_train_recipe", "test_embedded_server", "test_terminal", "test_demonstrations", "test_kill")
 """Files to begin with: where several processes share the tests, a long one at the end would leave the others idle."""
+
+
+def pytest_configure() -> None:
+    """Hear SIGINT, and have programs that tests start hear it: a shell's background job is started deaf to it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
