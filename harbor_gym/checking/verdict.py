@@ -153,7 +153,11 @@ class TaskCheck:
                 return f"doing nothing scores {_list(self.nop)}, not {UNSOLVED:g}"
             case Verdict.FORGEABLE:
                 which = ", ".join(self.tricks) or "only all tricks together"
-                return f"forging scores {self.forged:g} without doing the task; what works alone: {which}"
+                return (
+                    f"forging scores {self.forged:g} without doing the task; what works alone: {which}. Give the "
+                    "policy a user of its own ([agent] user), or the verifier a sandbox of its own ([verifier] "
+                    'environment_mode = "separate")'
+                )
 
 
 def _list(rewards: tuple[float, ...]) -> str:
