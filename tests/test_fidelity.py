@@ -291,6 +291,8 @@ REFUSED = {
     "an allowlist of the policy's": (f"[agent]\n{ALLOWLIST}", "allowlist"),
     "an allowlist of the verifier's": (f"[verifier]\n{ALLOWLIST}", "allowlist"),
     "an allowlist of a step's": (f'[[steps]]\nname = "one"\n[steps.agent]\n{ALLOWLIST}', "allowlist"),
+    "an allowlist of a separate verifier's": (f"[verifier.environment]\n{ALLOWLIST}", "allowlist"),
+    "graphics processors of a separate verifier's": ("[verifier.environment]\ngpus = 1\n", "GPU"),
     "graphics processors": ("[environment]\ngpus = 1\n", "GPU"),
     "Windows": ('[environment]\nos = "windows"\n', "windows"),
     "sizes that disagree": ('[environment]\nmemory = "1G"\nmemory_mb = 5\n', "Conflicting"),

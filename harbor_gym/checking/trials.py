@@ -36,6 +36,8 @@ async def run_agent(task_dir: Path, agent: Agent, plan: CheckPlan) -> tuple[floa
     from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
     from harbor.trial.trial import Trial
 
+    from harbor_gym.episode.verifiers import require_separate_verifiers
+
     config = TrialConfig(
         task=TaskConfig(path=task_dir),
         trials_dir=plan.trials_dir,
@@ -44,6 +46,7 @@ async def run_agent(task_dir: Path, agent: Agent, plan: CheckPlan) -> tuple[floa
     )
     try:
         trial = await Trial.create(config)
+        require_separate_verifiers(trial)
     except (ImportError, OSError, TypeError, ValueError, RuntimeError, NotImplementedError, TaskError) as exc:
         # Harbor's constructors refuse a task that the sandbox cannot hold; nothing has been started yet.
         raise RefusedError(f"task {task_dir.name!r} can't run in this sandbox: {exc}") from exc

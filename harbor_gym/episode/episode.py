@@ -26,6 +26,7 @@ from harbor_gym.episode import agent, custody, failures
 from harbor_gym.episode.evidence import read_evidence
 from harbor_gym.episode.offers import Offers
 from harbor_gym.episode.task import grades_in_shared_sandbox, phase_timeout_sec, phase_users
+from harbor_gym.episode.verifiers import require_separate_verifiers
 from harbor_gym.errors import (
     HarborGymError,
     SandboxLostError,
@@ -273,7 +274,9 @@ class Episode:
             verifier=self._verifier_config,
         )
         try:
-            return await Trial.create(config)
+            trial = await Trial.create(config)
+            require_separate_verifiers(trial)
+            return trial
         except ValidationError as exc:
             raise TaskError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
         except (ValueError, NotImplementedError, ImportError, RuntimeError) as exc:
