@@ -2,6 +2,7 @@
 
     python recipes/eval.py tasks --run runs/x --env local --episodes 16        # the run's last checkpoint
     python recipes/eval.py tasks/devops_task --run runs/x --checkpoint 000010
+    python recipes/eval.py tasks/devops_task --run runs/x --checkpoint best     # of those that --eval-every evaluated
     python recipes/eval.py tasks --model-name Qwen/Qwen3-30B-A3B-Instruct-2507 --renderer-name qwen3_instruct
 
 A model that is a directory, as the embedded backend's are, is served here; a run's checkpoints with it.
@@ -21,7 +22,7 @@ import typer
 
 from harbor_gym import TerminalEnvConfig, sandboxes
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
-from harbor_gym.evaluation import EpisodeResult, Player, Report, evaluate, format_report, summarize
+from harbor_gym.evaluation import EpisodeResult, Player, Report, evaluate, format_report, read_best, summarize
 from harbor_gym.reporting.metrics import run_config
 from harbor_gym.task_sources import find_tasks
 
@@ -51,7 +52,7 @@ class Policy:
 def main(
     paths: Annotated[list[Path], typer.Argument(help="Task directories, or directories of tasks.")],
     run: Annotated[Path | None, typer.Option(help="Folder of a training run: its model and checkpoints.")] = None,
-    checkpoint: Annotated[str, typer.Option(help="One of the run's by name, tinker://…, last, or base.")] = "last",
+    checkpoint: Annotated[str, typer.Option(help="The run's by name, tinker://…, last, best, or base.")] = "last",
     model_name: Annotated[str | None, typer.Option(help="Base model, where no run is given.")] = None,
     renderer_name: Annotated[str, typer.Option(help="Its tinker-cookbook renderer.")] = "qwen3_instruct",
     base_url: Annotated[str | None, typer.Option(help="Address of a Tinker-compatible server.")] = None,
@@ -116,6 +117,8 @@ def policy_of(
 
 def checkpoint_of(run: Path | None, wanted: str, kind: str) -> str | None:
     """Return the address of the wanted weights, None for the base model's own."""
+    if wanted == "best" and run is not None:
+        wanted = read_best(run).checkpoint
     if wanted.startswith("tinker://"):
         return wanted
     if wanted == "base" or (run is None and wanted == "last"):

@@ -14,11 +14,13 @@ The same loop runs against the Tinker service (``--backend tinker``) and against
 import asyncio
 import contextlib
 import json
+import math
 import os
 import random
+import shutil
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -29,12 +31,15 @@ import typer
 
 from harbor_gym import TerminalEnvConfig, reporting, sandboxes
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
+from harbor_gym.evaluation import read_best, read_evaluations
 from harbor_gym.task_sources import SourcedTask, filter_tasks, resolve_tasks, split_tasks
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from tinker_cookbook.rl.train import Config
 
-    from harbor_gym.tinker import HarborRLDatasetBuilder, RetryThenMask
+    from harbor_gym.tinker import HarborEvaluator, HarborRLDatasetBuilder, RetryThenMask
 
 
 class Backend(StrEnum):
@@ -42,6 +47,13 @@ class Backend(StrEnum):
 
     TINKER = "tinker"
     LOCAL = "local"
+
+
+class RolloutExecutor(StrEnum):
+    """Where groups are played."""
+
+    PROCESS = "process"
+    RAY = "ray"
 
 
 class LogDirExists(StrEnum):
@@ -92,6 +104,8 @@ DEFAULTS = {
 }
 
 FAULT_POLL_SEC = 1.0
+START_TTL_SEC = 86_400
+"""How long the service keeps the weights that a run starts from: a run without a checkpoint makes them again."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -130,7 +144,7 @@ def main(
     lora_rank: Annotated[int, option("Rank of the LoRA adapter.", HOW)] = 32,
     loss_fn: Annotated[str, option("importance_sampling, ppo, cispo, …", HOW)] = "importance_sampling",
     load_checkpoint_path: Annotated[str | None, option("Start from these weights (tinker://…).", HOW)] = None,
-    seed: Annotated[int, option("Seeds the tasks' order and the embedded policy, not sampling.", HOW)] = 0,
+    seed: Annotated[int, option("Seeds the tasks' order, the embedded policy, the adapter and sampling.", HOW)] = 0,
     max_rollout_retries: Annotated[int, option("Lost episodes that a group runs again.", ROLLOUTS, min=0)] = 3,
     remove_constant_groups: Annotated[
         bool, option("Leave groups of one reward out of the step, and of its metrics.", ROLLOUTS)
@@ -141,10 +155,17 @@ def main(
     stream_minibatches: Annotated[
         int | None, option("Train on a batch in so many parts, each when it is there.", ROLLOUTS, min=1)
     ] = None,
+    rollout_executor: Annotated[
+        RolloutExecutor | None, option("Play groups in other processes: of this machine, or Ray's.", ROLLOUTS)
+    ] = None,
+    rollout_workers: Annotated[int, option("Those processes; each plays a group at a time.", ROLLOUTS, min=1)] = 2,
     log_path: Annotated[Path | None, option("Folder of the run.  [default: runs/TASK-TIME]", WHERE)] = None,
     log_dir_exists: Annotated[LogDirExists, option("If that folder exists.", WHERE)] = LogDirExists.ASK,
     save_every: Annotated[int, option("Batches between checkpoints; 0 keeps only the last.", WHERE)] = 10,
-    eval_every: Annotated[int, option("Batches between evaluations; 0 is never.", WHERE)] = 0,
+    eval_every: Annotated[
+        int, option("Batches between evaluations, with a checkpoint and best.json; 0 is never.", WHERE)
+    ] = 0,
+    eval_temperature: Annotated[float, option("Sampling temperature of evaluations; 0 is greedy.", WHERE)] = 0.0,
     test_episodes: Annotated[
         int | None, option("Episodes of each test task.  [default: a group of one task, 1 of several]", WHERE, min=1)
     ] = None,
@@ -187,9 +208,12 @@ def main(
             remove_constant_groups=remove_constant_groups,
             max_steps_off_policy=max_steps_off_policy,
             stream_minibatches=stream_minibatches,
+            rollout_executor=rollout_executor,
+            rollout_workers=rollout_workers,
             log_path=log_path,
             save_every=save_every,
             eval_every=eval_every,
+            eval_temperature=eval_temperature,
             test_episodes=test_episodes or (1 if several else group_size),
             wandb_project=wandb_project,
         )
@@ -239,9 +263,12 @@ class Run:
     remove_constant_groups: bool
     max_steps_off_policy: int | None
     stream_minibatches: int | None
+    rollout_executor: RolloutExecutor | None
+    rollout_workers: int
     log_path: Path
     save_every: int
     eval_every: int
+    eval_temperature: float
     test_episodes: int
     wandb_project: str | None
 
@@ -283,6 +310,8 @@ def check_rollouts(run: Run) -> None:
     """Refuse ways to train that the cookbook would fail at, or get wrong, in the middle of a run."""
     if run.num_batches is not None and run.epochs is not None:
         raise UsageError("give either --epochs or --num-batches")
+    if run.rollout_executor is not None and run.warm_sandboxes:
+        raise UsageError("--warm-sandboxes are of this process: with --rollout-executor nobody would use them")
     parts = run.stream_minibatches
     if parts is not None and run.groups_per_batch % parts:
         raise UsageError(f"--groups-per-batch {run.groups_per_batch} can't be divided in {parts} --stream-minibatches")
@@ -347,7 +376,9 @@ async def train(run: Run) -> None:
         from harbor_gym.pool import close_shared_pools
 
         strategy = rollout_strategy(run)
-        config = training_config(run, model_name, base_url, strategy)
+        evaluator = await evaluator_of(run, model_name, strategy)
+        start_path = await first_weights(run, model_name, base_url)
+        config = training_config(run, model_name, base_url, strategy, start_path, evaluator)
         name = f"{len(run.tasks)} tasks" if len(run.tasks) > 1 else run.env.task_dir.name
         title = f"{name}, {run.env.sandbox}, learning rate {run.learning_rate:g}"
         # The loop sets up logging before it first waits; the console is calmed right after that.
@@ -357,7 +388,11 @@ async def train(run: Run) -> None:
         ):
             try:
                 async with cancelled_with(watch_for_fault(strategy)):
-                    await loop.main(config)
+                    with workers_of(run, strategy) as executor:
+                        await loop.main(config, rollout_executor=executor)
+                    if evaluator is not None:
+                        await evaluate_last(run, evaluator, base_url)
+                        await export_best(run, base_url)
             finally:
                 await close_shared_pools()
 
@@ -388,6 +423,23 @@ async def model_service(run: Run) -> AsyncGenerator[tuple[str, str | None]]:
         os.environ.update(server.client_environment())
         async with cancelled_with(server.monitor()):
             yield str(model_dir), server.base_url
+
+
+async def first_weights(run: Run, model_name: str, base_url: str | None) -> str | None:
+    """Return what to start from: the given weights, or a new adapter drawn by the seed, which the loop would not do.
+
+    A run to resume loses what it has from after its last checkpoint, and its own checkpoint comes before this.
+    """
+    import tinker
+    from tinker_cookbook.checkpoint_utils import get_last_checkpoint
+
+    last = get_last_checkpoint(str(run.log_path))
+    reporting.forget_batches(run.log_path, first=last.batch or 0 if last is not None else 0)
+    if run.load_checkpoint_path is not None or last is not None:
+        return run.load_checkpoint_path
+    service = tinker.ServiceClient(base_url=base_url)
+    trainer = await service.create_lora_training_client(model_name, rank=run.lora_rank, seed=run.seed)
+    return (await trainer.save_state("start", ttl_seconds=START_TTL_SEC)).path
 
 
 @contextlib.asynccontextmanager
@@ -426,10 +478,10 @@ def rollout_strategy(run: Run) -> "RetryThenMask":
     """Return what is done about lost episodes: run again in a fresh sandbox, then left out; never a 0."""
     from harbor_gym.tinker import RetryThenMask
 
-    return RetryThenMask(max_retries=run.max_rollout_retries)
+    return RetryThenMask(max_retries=run.max_rollout_retries, seed=run.seed)
 
 
-def dataset_builder(run: Run, model_name: str) -> "HarborRLDatasetBuilder":
+def dataset_builder(run: Run, model_name: str, test_episodes: int = 0) -> "HarborRLDatasetBuilder":
     """Return the configuration of the run's batches."""
     from harbor_gym.tinker import HarborRLDatasetBuilder
 
@@ -448,12 +500,84 @@ def dataset_builder(run: Run, model_name: str) -> "HarborRLDatasetBuilder":
         warm_sandboxes=run.warm_sandboxes,
         num_batches=run.num_batches,
         epochs=run.epochs,
-        test_episodes=run.test_episodes if run.eval_every else 0,
+        test_episodes=test_episodes,
         transcripts_dir=str(run.log_path / "transcripts"),
     )
 
 
-def training_config(run: Run, model_name: str, base_url: str | None, strategy: "RetryThenMask") -> "Config":
+@contextlib.contextmanager
+def workers_of(run: Run, strategy: "RetryThenMask") -> Generator["Executor | None"]:
+    """Yield what plays the groups; None is this process."""
+    if run.rollout_executor is None:
+        yield None
+        return
+    from harbor_gym.tinker.executors import rollout_executor
+
+    with rollout_executor(run.rollout_executor.value, run.rollout_workers, strategy) as executor:
+        yield executor
+
+
+async def evaluator_of(run: Run, model_name: str, strategy: "RetryThenMask") -> "HarborEvaluator | None":
+    """Return what evaluates during the run; None where nothing does."""
+    from harbor_gym.tinker import HarborEvaluator
+
+    test_set = await dataset_builder(run, model_name, run.test_episodes).test_set() if run.eval_every else None
+    if test_set is None:
+        return None
+    return HarborEvaluator(
+        test_set,
+        max_tokens=run.max_tokens,
+        run_dir=run.log_path,
+        strategy=strategy,
+        temperature=run.eval_temperature,
+        first_checkpoint=run.load_checkpoint_path or "base",
+    )
+
+
+async def evaluate_last(run: Run, evaluator: "HarborEvaluator", base_url: str | None) -> None:
+    """Evaluate what came out of the last batch: the loop evaluates before a batch, so not that."""
+    import tinker
+    from tinker_cookbook.checkpoint_utils import get_last_checkpoint
+
+    last = get_last_checkpoint(str(run.log_path))
+    if last is None or last.state_path is None or last.batch is None:
+        raise AssertionError("the loop saves its last batch")
+    if any(one.batch == last.batch for one in read_evaluations(run.log_path)):
+        return
+    trainer = await tinker.ServiceClient(base_url=base_url).create_training_client_from_state(last.state_path)
+    client = await trainer.save_weights_and_get_sampling_client()
+    await evaluator.evaluate(client, batch=last.batch, checkpoint=last.name)
+
+
+async def export_best(run: Run, base_url: str | None) -> None:
+    """Say which checkpoint did best, and write its weights, an adapter, into the run's folder."""
+    from tinker_cookbook import weights
+    from tinker_cookbook.checkpoint_utils import load_checkpoints_file
+    from tinker_cookbook.exceptions import WeightsDownloadError
+
+    best = read_best(run.log_path)
+    typer.echo(f"best: checkpoint {best.checkpoint}, after batch {best.batch}, reward {best.reward:.2f}")
+    paths = {one.name: one.sampler_path for one in load_checkpoints_file(str(run.log_path))}
+    if (path := paths.get(best.checkpoint)) is None:
+        return  # what the run started from
+    folder = run.log_path / "best"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        await asyncio.to_thread(weights.download, tinker_path=path, output_dir=str(folder), base_url=base_url)
+    except WeightsDownloadError as exc:
+        typer.echo(f"its weights could not be exported: {exc}", err=True)
+    else:
+        typer.echo(f"its weights: {folder}")
+
+
+def training_config(
+    run: Run,
+    model_name: str,
+    base_url: str | None,
+    strategy: "RetryThenMask",
+    start_path: str | None,
+    evaluator: "HarborEvaluator | None",
+) -> "Config":
     """Return the cookbook's configuration of this run."""
     from tinker_cookbook.rl.train import AsyncConfig, Config, StreamMinibatchConfig
 
@@ -468,10 +592,12 @@ def training_config(run: Run, model_name: str, base_url: str | None, strategy: "
         learning_rate=run.learning_rate,
         lora_rank=run.lora_rank,
         loss_fn=run.loss_fn,  # pyright: ignore[reportArgumentType]  # the service knows its names, and says so
-        load_checkpoint_path=run.load_checkpoint_path,
+        load_checkpoint_path=start_path,
         log_path=str(run.log_path),
-        save_every=run.save_every,
+        # What is evaluated must be there to be named the best.
+        save_every=math.gcd(run.save_every, run.eval_every) if evaluator is not None else run.save_every,
         eval_every=run.eval_every,
+        evaluator_builders=[] if evaluator is None else [lambda: evaluator],
         wandb_project=run.wandb_project,
         rollout_error_tolerance=strategy,
         remove_constant_reward_groups=run.remove_constant_groups,

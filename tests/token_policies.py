@@ -47,6 +47,10 @@ class SamplingClient:
     def __init__(self, policy: Any) -> None:
         self._policy = policy
 
+    async def sample(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
+        """Return one sample, as the newer method does."""
+        return await self.sample_async(prompt, num_samples, sampling_params)
+
     async def sample_async(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
         """Return one sample."""
         assert num_samples == 1

@@ -1,5 +1,6 @@
 """How good a policy is on a set of tasks: pass@k and mean reward with intervals. No framework is involved."""
 
+from harbor_gym.evaluation.best import Evaluated, note_evaluation, read_best, read_evaluations
 from harbor_gym.evaluation.episodes import EpisodeResult, Player, evaluate
 from harbor_gym.evaluation.report import Report, TaskReport, format_report, summarize
 from harbor_gym.evaluation.statistics import Estimate, bootstrap, pass_at_k, wilson
@@ -7,13 +8,17 @@ from harbor_gym.evaluation.statistics import Estimate, bootstrap, pass_at_k, wil
 __all__ = [
     "EpisodeResult",
     "Estimate",
+    "Evaluated",
     "Player",
     "Report",
     "TaskReport",
     "bootstrap",
     "evaluate",
     "format_report",
+    "note_evaluation",
     "pass_at_k",
+    "read_best",
+    "read_evaluations",
     "summarize",
     "wilson",
 ]

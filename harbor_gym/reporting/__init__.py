@@ -2,7 +2,7 @@
 
 from harbor_gym.reporting.curves import draw_curve, draw_rates
 from harbor_gym.reporting.live import calm_console, describe_batch, following
-from harbor_gym.reporting.metrics import Curves, find_runs, load_curves, read_metrics
+from harbor_gym.reporting.metrics import Curves, find_runs, forget_batches, load_curves, read_metrics
 from harbor_gym.reporting.page import write_page
 from harbor_gym.reporting.table import format_summary
 
@@ -14,6 +14,7 @@ __all__ = [
     "draw_rates",
     "find_runs",
     "following",
+    "forget_batches",
     "format_summary",
     "load_curves",
     "read_metrics",

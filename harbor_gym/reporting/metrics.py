@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,39 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     latest = {record["step"]: record for record in read_records(path)}
     return [latest[step] for step in sorted(latest)]
+
+
+def forget_batches(run_dir: Path, *, first: int) -> None:
+    """Take batch ``first`` and all later ones out of a run's folder: they are done again, and no line may be double.
+
+    Their metrics, timings and transcripts go; checkpoints stay, and what the cookbook writes anew it writes over.
+
+    Args:
+        run_dir: The run's folder.
+        first: The batch at which the run goes on.
+    """
+    for name in (METRICS_NAME, "timing_spans.jsonl"):
+        path = run_dir / name
+        if not path.is_file():
+            continue
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        kept = [line for line in lines if _is_before(line, first)]
+        if kept != lines:
+            partial = path.with_suffix(".partial")
+            partial.write_text("".join(kept), encoding="utf-8")
+            partial.replace(path)
+    for folder in (run_dir / "transcripts").glob("*/batch_*"):
+        if int(folder.name.removeprefix("batch_")) >= first:
+            shutil.rmtree(folder)
+
+
+def _is_before(line: str, first: int) -> bool:
+    """Tell whether a line is whole and tells of an earlier batch, or of none."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return False
+    return line.endswith("\n") and int(record.get("step", -1)) < first
 
 
 @dataclass(frozen=True)

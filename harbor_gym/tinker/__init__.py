@@ -17,10 +17,12 @@ from harbor_gym.tinker.dataset import (
     HarborSingleTaskRLDatasetBuilder,
 )
 from harbor_gym.tinker.env import HarborTerminalTinkerEnv
+from harbor_gym.tinker.evaluator import HarborEvaluator
 from harbor_gym.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.tinker.strategy import RetryThenMask
 
 __all__ = [
+    "HarborEvaluator",
     "HarborRLDataset",
     "HarborRLDatasetBuilder",
     "HarborSingleTaskEnvGroupBuilder",

@@ -234,6 +234,11 @@ class HarborRLDatasetBuilder(_Builder):
         dataset.warm_up()
         return dataset, self._test_set({task.name: task.path for task in test or train})
 
+    async def test_set(self) -> HarborRLDataset | None:
+        """Return the test set alone, and start nothing; None with no ``test_episodes``."""
+        train, test = await self.split()
+        return self._test_set({task.name: task.path for task in test or train})
+
     def training_set(self, tasks: Sequence[SourcedTask]) -> HarborRLDataset:
         """Return the batches of these tasks, and start nothing.
 

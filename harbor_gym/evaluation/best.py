@@ -1,0 +1,76 @@
+"""Which of a run's checkpoints did best when it was evaluated: ``best.json`` in the run's folder."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harbor_gym.errors import UsageError
+
+BEST_NAME = "best.json"
+BEST_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One evaluation during a run."""
+
+    batch: int
+    """Batches that the weights were trained on."""
+
+    checkpoint: str
+    """Its name in ``checkpoints.jsonl``, ``tinker://…``, or ``base``: what ``eval.py --checkpoint`` takes."""
+
+    reward: float
+    """Mean total reward of the episodes that were graded."""
+
+    turns: float | None
+    """Mean turns of an episode."""
+
+    episodes: int | None
+    """Episodes that were graded."""
+
+
+def note_evaluation(run_dir: Path, evaluated: Evaluated) -> Evaluated:
+    """Add an evaluation to ``best.json``, in place of an earlier one of the same batch.
+
+    Returns:
+        The best so far: the highest reward, of equal ones the earliest.
+    """
+    known = [one for one in read_evaluations(run_dir) if one.batch != evaluated.batch]
+    rows = sorted([*known, evaluated], key=lambda one: one.batch)
+    best = max(rows, key=lambda one: (one.reward, -one.batch))
+    document = {"format": BEST_FORMAT, "best": asdict(best), "evaluations": [asdict(one) for one in rows]}
+    path = run_dir / BEST_NAME
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+    return best
+
+
+def read_evaluations(run_dir: Path) -> list[Evaluated]:
+    """Return the evaluations of a run by batch; none where it had none."""
+    document = _document(run_dir)
+    return [Evaluated(**row) for row in document["evaluations"]] if document is not None else []
+
+
+def read_best(run_dir: Path) -> Evaluated:
+    """Return the best evaluation of a run.
+
+    Raises:
+        UsageError: The run was never evaluated.
+    """
+    document = _document(run_dir)
+    if document is None:
+        raise UsageError(f"{run_dir} has no {BEST_NAME}: its run was not evaluated (train.py --eval-every)")
+    return Evaluated(**document["best"])
+
+
+def _document(run_dir: Path) -> dict[str, Any] | None:
+    path = run_dir / BEST_NAME
+    if not path.is_file():
+        return None
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if document.get("format") != BEST_FORMAT:
+        raise UsageError(f"{path} has format {document.get('format')}; this version reads {BEST_FORMAT}")
+    return document
