@@ -4,10 +4,14 @@ import errno
 import json
 import os
 import signal
+import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from harbor_gym.sandboxes import supervisors
 from tests.local_sandboxes import make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -77,3 +81,55 @@ async def test_setuid_files_give_nothing(tmp_path: Path) -> None:
         refused = await sandbox.exec("cat /etc/shadow; /sh -p -c 'cat /etc/shadow'", user="dev")
         assert refused.return_code != 0
         assert not refused.stdout
+
+
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x50000
+_COMPARE = {0x15: int.__eq__, 0x35: int.__ge__, 0x45: int.__and__}
+_REFUSED = {
+    ("x86_64", 0xC000003E): {
+        101, 103, 134, 155, 156, *range(163, 170), *range(172, 181), 212, 227, 246, 248, 249, 250, 256, 279, 298, 300,
+        304, 308, 310, 311, 312, 313, 320, 321, 323, *range(425, 434), 438, 442, 443,
+    },
+    ("aarch64", 0xC00000B7): {
+        18, 39, 40, 41, 42, 60, 89, 104, 105, 106, 112, 116, 117, 142, 170, 217, 218, 219, 224, 225, 238, 239, 241,
+        262, 265, 268, 270, 271, 272, 273, 280, 282, 294, *range(425, 434), 438, 442, 443,
+    },
+}  # fmt: skip
+"""Machine and its name in the kernel's audit.h → the numbers refused whatever the arguments are."""
+_CHECKED = {"x86_64": {16, 41, 53, 56, 135, 272}, "aarch64": {29, 92, 97, 198, 199, 220}}
+"""ioctl, socket, socketpair, clone, personality, unshare: by their arguments."""
+
+
+@pytest.mark.parametrize(("machine", "architecture"), _REFUSED)
+def test_the_filter_finds_every_number(machine: str, architecture: int) -> None:
+    """The probe above knows one machine, and no number that nobody thought of."""
+    program = f"import sys; sys.path.insert(0, {str(Path(supervisors.__file__).with_name('supervisor'))!r}); "
+    program += f"import syscalls; sys.stdout.buffer.write(syscalls.program({machine!r}))"
+    said = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, check=True).stdout
+    answers = {number: _answer_of(said, number, architecture) for number in range(600)}
+    assert {number for number, answer in answers.items() if answer == _ERRNO | errno.EPERM} == _REFUSED[
+        machine, architecture
+    ]
+    assert {number for number, answer in answers.items() if answer == _ERRNO | errno.ENOSYS} == {435, *range(467, 600)}
+    # Zeros as arguments are harmless but for a family that does not exist.
+    assert {number for number, answer in answers.items() if answer == _ERRNO | errno.EAFNOSUPPORT} <= _CHECKED[machine]
+    assert _answer_of(said, 0x40000000, architecture) == _ERRNO | errno.ENOSYS
+    assert _answer_of(said, 0, 0x40000003) == _KILL
+    for number in _CHECKED[machine]:
+        assert any(_answer_of(said, number, architecture, value) != _ALLOW for value in (0x10000000, 0x5412))
+
+
+def _answer_of(program: bytes, number: int, architecture: int, argument: int = 0) -> int:
+    """Run a filter as the kernel would, with two arguments."""
+    data = struct.pack("=IIQQQ", number, architecture, 0, argument, argument)
+    instructions = list(struct.iter_unpack("=HBBI", program))
+    place = accumulator = 0
+    while True:
+        code, if_true, if_false, value = instructions[place]
+        place += 1
+        if code == 0x06:  # return
+            return value
+        if code == 0x20:  # load
+            (accumulator,) = struct.unpack_from("=I", data, value)
+        else:
+            place += if_true if _COMPARE[code](accumulator, value) else if_false

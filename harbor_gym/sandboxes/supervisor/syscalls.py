@@ -9,6 +9,8 @@ Source: seccomp(2), the kernel's system call tables, the kernel's classic BPF (l
 import ctypes
 import errno
 import functools
+import itertools
+import operator
 import os
 import struct
 from typing import Any
@@ -17,7 +19,7 @@ from kernel import prctl_pointer
 
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_LOAD, _EQUAL, _GREATER, _ANY_BIT, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
+_LOAD, _EQUAL, _NOT_BELOW, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16
 """Places in struct seccomp_data. An argument's lower half is what the kernel's 32-bit parameters see."""
 
@@ -87,7 +89,7 @@ def _only(values: tuple[int, ...], refusal: int) -> bytes:
     return _argument(0) + allowed + _refuse(refusal)
 
 
-def _checks(column: int) -> bytes:
+def _checks(column: int) -> dict[int, bytes]:
     injections = b"".join(_when(_EQUAL, value, _refuse(errno.EPERM)) for value in _TERMINAL_INJECTIONS)
     checked = [
         (_CLONE, _unless_any_bit(_NAMESPACE_FLAGS)),
@@ -99,7 +101,19 @@ def _checks(column: int) -> bytes:
         (_PERSONALITY, _only(_PERSONALITIES, errno.EPERM)),
         (_IOCTL, _argument(1) + injections + _instruction(_RETURN, _ALLOW)),
     ]
-    return b"".join(_when(_EQUAL, numbers[column], body) for numbers, body in checked)
+    return {numbers[column]: body for numbers, body in checked}
+
+
+def _search(verdicts: list[tuple[int, bytes]]) -> bytes:
+    """Return what finds the verdict for the accumulator among those that each hold from a number to the next one's.
+
+    The kernel runs a filter for every number there is when it is installed, at each command's start.
+    """
+    if len(verdicts) == 1:
+        return verdicts[0][1]
+    middle = len(verdicts) // 2
+    below, rest = _search(verdicts[:middle]), _search(verdicts[middle:])
+    return _instruction(_NOT_BELOW, verdicts[middle][0], len(below) // 8, 0) + below + rest
 
 
 @functools.cache
@@ -114,17 +128,17 @@ def program(machine: str) -> bytes:
     if machine not in _ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no system call filter for {machine}: local sandboxes run on x86_64 and aarch64")
     column = list(_ARCHITECTURES).index(machine)
-    refused = (number for numbers in _REFUSED.values() if (number := numbers[column]) is not None)
+    allowed, unknown = _instruction(_RETURN, _ALLOW), (_LAST_KNOWN + 1, _refuse(errno.ENOSYS))
+    refused = {numbers[column]: _refuse(errno.EPERM) for numbers in _REFUSED.values()} | _checks(column)
+    by_number = [(number, refused.get(number, allowed)) for number in range(_LAST_KNOWN + 1)]
+    changes = [next(group) for _, group in itertools.groupby([*by_number, unknown], key=operator.itemgetter(1))]
     return b"".join(
         [
             _instruction(_LOAD, _ARCHITECTURE_OFFSET),
             _instruction(_EQUAL, _ARCHITECTURES[machine], 1, 0),
             _instruction(_RETURN, _KILL_PROCESS),
             _instruction(_LOAD, _NUMBER_OFFSET),
-            _when(_GREATER, _LAST_KNOWN, _refuse(errno.ENOSYS)),
-            *(_when(_EQUAL, number, _refuse(errno.EPERM)) for number in refused),
-            _checks(column),
-            _instruction(_RETURN, _ALLOW),
+            _search(changes),
         ]
     )
 
