@@ -69,6 +69,8 @@ _ATTEMPTS = [
     "mknod /tmp/disk b 254 0",
     "echo b > /proc/sysrq-trigger",
     "echo x > /dev/new",
+    *(f"chmod 666 /dev/{name} || chown 0 /dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")),
+    "touch /dev/null",
     "chroot /proc/1/root/.. ls /work",
     "nsenter --target 1 --mount --net true",
     "unshare --mount true",

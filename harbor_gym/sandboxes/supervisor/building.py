@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import cgroups
 import syscalls
 from inside import RequestError
-from kernel import KEPT_CAPABILITIES, MS_BIND, MS_NODEV, MS_PRIVATE, MS_REC, mount
+from kernel import KEPT_CAPABILITIES, MS_BIND, MS_NODEV, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT, mount
 
 _READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
 """Settings of the whole machine, which root could write without any capability. bubblewrap leaves /proc/sys open."""
@@ -16,6 +16,8 @@ _OF_INIT = ("1/oom_score_adj", "1/oom_adj")
 _HIDDEN_PROC = ("kcore", "keys", "timer_list", "sched_debug", "kmsg")
 _UNSHARED = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
 """Not --unshare-all: it makes a user namespace too, in which root's commands, being outside it, could do everything."""
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+"""bubblewrap binds the machine's own: root could change on the whole machine who may use them."""
 _SHM_BYTES = 64 << 20
 """Docker's own default for /dev/shm."""
 _BYTES_PER_FILE, _MIN_FILES = 8 << 10, 1 << 14
@@ -34,6 +36,11 @@ def mount_root(config: dict[str, Any]) -> None:
     """
     os.unshare(os.CLONE_NEWNS)
     mount("none", "/", None, MS_REC | MS_PRIVATE)
+    if not config["is_ordinary"]:
+        for name in _DEVICES:
+            # Can be written to all the same. bubblewrap keeps it so; its own --remount-ro would refuse all use.
+            mount(f"/dev/{name}", f"/dev/{name}", None, MS_BIND)
+            mount("none", f"/dev/{name}", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
     place: str = config["mountpoint"]
     storage: int = config["storage_bytes"]
     files = max(_MIN_FILES, storage // _BYTES_PER_FILE)

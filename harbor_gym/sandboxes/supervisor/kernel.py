@@ -28,12 +28,19 @@ _PF_EXITING = 0x4
 """A flag of include/linux/sched.h, in field 9 of /proc/PID/stat."""
 _KILLED_EARLY = b"500"
 """Half the memory limit more than it has: the largest of a sandbox's commands dies, and never its PID 1."""
-PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 24, 38, 47
+PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 38, 47
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
-MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 4, 4096, 16384, 1 << 18
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 NAMESPACES = os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWNET | os.CLONE_NEWCGROUP
 _libc = ctypes.CDLL(None, use_errno=True)
+_DROPPED_CAPABILITIES = [
+    capability
+    for capability in range(_LAST_CAPABILITY + 1)
+    if capability not in KEPT_CAPABILITIES.values() and _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) >= 0
+]
+"""All others that this kernel has. Those it has not given to this process too: a user namespace gives all again."""
 
 
 def _checked(result: int, what: str) -> None:
@@ -94,9 +101,8 @@ class MemoryKills:
 
 def drop_privileges(uid: int, gid: int, groups: list[int]) -> None:
     """Become the user, with no more capabilities than a sandbox may have, for good."""
-    for capability in range(_LAST_CAPABILITY + 1):
-        if capability not in KEPT_CAPABILITIES.values():
-            _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # EINVAL: a capability this kernel doesn't have
+    for capability in _DROPPED_CAPABILITIES:
+        prctl(_PR_CAPBSET_DROP, capability)
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
