@@ -13,9 +13,10 @@ from harbor_gym.errors import HarborGymError, SandboxLostError, VerifierError
 _SCRIPTS = Path(__file__).parent / "sandbox"
 _TIMEOUT_SEC = 60
 _AUTOPSY_TIMEOUT_SEC = 10
-_WITH_COMMON = ("census", "stop", "autopsy")
-_ANSWERS = {"census": 2, "stop": 3}
-"""Script → values in its one-line answer, after its name."""
+_SEALING = "empty the verifier's directories before grading"
+
+type _Call = tuple[str, Sequence[object]]
+"""A script by name, and its arguments."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,25 @@ class Stopped:
     oom_kills: int | None
     """Processes that the memory limit killed since the census; None where the sandbox doesn't tell."""
 
+    empty: tuple[PurePosixPath, ...] = ()
+    """Of the directories that were to be looked into: those that hold nothing, and in which nobody is left to write."""
+
+
+@dataclass(frozen=True)
+class Sealing:
+    """What is to be emptied before the verifier writes there, and whose it becomes."""
+
+    directories: tuple[PurePosixPath, ...]
+    """Where the verifier writes, then where the tests will lie."""
+
+    owner: str
+    """Who runs the verifier. Empty: the first directory is open to all, as Harbor has it."""
+
+    @property
+    def arguments(self) -> tuple[object, ...]:
+        """The script's arguments."""
+        return self.owner, *self.directories
+
 
 @dataclass(frozen=True)
 class Autopsy:
@@ -57,45 +77,63 @@ async def take_census(environment: BaseEnvironment) -> Census:
     Raises:
         SandboxLostError: The sandbox does not answer.
     """
-    tick, kills = await _answer(environment, "census", what="note the beginning of the agent's phase")
-    return Census(int(tick), _count(kills))
+    what = "note the beginning of the agent's phase"
+    match (await _run(environment, [("census", ())], what, _TIMEOUT_SEC)).split():
+        case ["census", tick, kills]:
+            return Census(int(tick), _count(kills))
+        case said:
+            raise _no_answer(what, " ".join(said))
 
 
-async def stop_processes(environment: BaseEnvironment, since: Census) -> Stopped:
+async def stop_processes(
+    environment: BaseEnvironment,
+    since: Census,
+    *,
+    look_into: Sequence[PurePosixPath] = (),
+    sealing: Sealing | None = None,
+) -> Stopped:
     """Kill what was started since the census.
 
     Spared are older processes and what these have started (a server's workers). So a process that a service starts at
     the policy's bidding, such as a cron job, is spared too: only a separate verifier is out of its reach.
 
-    Raises:
-        SandboxLostError: The sandbox does not answer.
-        VerifierError: Some could not be killed, so that an honest verdict can't be had.
-    """
-    what = "stop the policy's processes"
-    stopped, left, kills = await _answer(environment, "stop", since.tick, *_own_namespace(), what=what)
-    if left != "0":
-        raise VerifierError(f"{left} of the policy's processes could not be stopped before grading")
-    killed = _count(kills)
-    grown = None if killed is None or since.oom_kills is None else killed - since.oom_kills
-    return Stopped(int(stopped), grown)
-
-
-async def seal(environment: BaseEnvironment, directories: Sequence[PurePosixPath], *, owner: str) -> None:
-    """Empty the verifier's directories and make them root's; the first becomes ``owner``'s.
-
     Args:
         environment: The sandbox.
-        directories: Where the verifier writes, then where the tests will lie.
-        owner: Who runs the verifier. Empty: the first directory is open to all, as Harbor has it.
+        since: When the policy's phase began.
+        look_into: Directories of which to tell whether they are empty then.
+        sealing: What to :func:`seal` in the same trip.
+
+    Raises:
+        SandboxLostError: The sandbox does not answer.
+        VerifierError: Some could not be killed, or something not be removed, so that an honest verdict can't be had.
+    """
+    what = "stop the policy's processes"
+    calls: list[_Call] = [("stop", (since.tick, *_own_namespace(), *look_into))]
+    if sealing is not None:
+        calls.append(("seal", sealing.arguments))
+    said, _, sealed = (await _run(environment, calls, what, _TIMEOUT_SEC)).strip().partition("\n")
+    match said.split():
+        case ["stop", stopped, left, kills, *states] if len(states) == len(look_into):
+            if left != "0":
+                raise VerifierError(f"{left} of the policy's processes could not be stopped before grading")
+        case _:
+            raise _no_answer(what, said)
+    if sealing is not None:
+        _require_sealed(sealed)
+    killed = _count(kills)
+    grown = None if killed is None or since.oom_kills is None else killed - since.oom_kills
+    empty = tuple(path for path, state in zip(look_into, states, strict=True) if state == "empty")
+    return Stopped(int(stopped), grown, empty)
+
+
+async def seal(environment: BaseEnvironment, sealing: Sealing) -> None:
+    """Empty the verifier's directories and make them root's; the first becomes its user's.
 
     Raises:
         SandboxLostError: The sandbox does not answer.
         VerifierError: Something in them could not be removed.
     """
-    what = "empty the verifier's directories before grading"
-    said = await _run(environment, "seal", owner, *directories, what=what, timeout_sec=_TIMEOUT_SEC)
-    if said.strip().splitlines()[-1:] != ["sealed"]:
-        raise VerifierError(f"could not {what}: {said.strip() or 'no answer'}")
+    _require_sealed(await _run(environment, [("seal", sealing.arguments)], _SEALING, _TIMEOUT_SEC))
 
 
 async def user_id(environment: BaseEnvironment) -> str:
@@ -111,7 +149,7 @@ async def user_id(environment: BaseEnvironment) -> str:
 async def examine(environment: BaseEnvironment, test_output: PurePosixPath) -> Autopsy | None:
     """Ask a sandbox about a verifier that gave no verdict; None where it does not answer any more."""
     try:
-        said = await _run(environment, "autopsy", test_output, what="look back", timeout_sec=_AUTOPSY_TIMEOUT_SEC)
+        said = await _run(environment, [("autopsy", (test_output,))], "look back", _AUTOPSY_TIMEOUT_SEC)
     except SandboxLostError:
         return None
     head, _, output = said.partition("\n")
@@ -128,18 +166,11 @@ def _own_namespace() -> tuple[str, str]:
         return "", ""  # not Linux: no sandbox shares our processes
 
 
-async def _answer(environment: BaseEnvironment, script: str, *arguments: object, what: str) -> list[str]:
-    said = await _run(environment, script, *arguments, what=what, timeout_sec=_TIMEOUT_SEC)
-    match said.split():
-        case [name, *values] if name == script and len(values) == _ANSWERS[script]:
-            return values
-        case _:
-            raise SandboxLostError(f"the sandbox could not {what}: it answered {said.strip()[-500:]!r}")
-
-
-async def _run(environment: BaseEnvironment, script: str, *arguments: object, what: str, timeout_sec: int) -> str:
-    text = f"set -- {shlex.join(map(str, arguments))}\n{read_script(script)}" if arguments else read_script(script)
-    return await _run_command(environment, text, "root", what, timeout_sec)
+async def _run(environment: BaseEnvironment, calls: Sequence[_Call], what: str, timeout_sec: int) -> str:
+    parts = [read_script("common")]
+    for script, arguments in calls:
+        parts += [f"set -- {shlex.join(map(str, arguments))}\n", read_script(script)]
+    return await _run_command(environment, "".join(parts), "root", what, timeout_sec)
 
 
 async def _run_command(
@@ -154,11 +185,19 @@ async def _run_command(
     return f"{result.stdout or ''}{result.stderr or ''}"
 
 
+def _no_answer(what: str, said: str) -> SandboxLostError:
+    return SandboxLostError(f"the sandbox could not {what}: it answered {said[-500:]!r}")
+
+
+def _require_sealed(said: str) -> None:
+    if said.strip().splitlines()[-1:] != ["sealed"]:
+        raise VerifierError(f"could not {_SEALING}: {said.strip() or 'no answer'}")
+
+
 @functools.cache
 def read_script(name: str) -> str:
-    """Return what runs in the sandbox under this name, without its arguments."""
-    parts = ["common", name] if name in _WITH_COMMON else [name]
-    return "".join((_SCRIPTS / f"{part}.sh").read_text() for part in parts)
+    """Return one of the scripts that run in the sandbox, without its arguments."""
+    return (_SCRIPTS / f"{name}.sh").read_text()
 
 
 def _count(text: str) -> int | None:

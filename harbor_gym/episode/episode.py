@@ -25,7 +25,8 @@ from harbor_gym.cancellation import uninterrupted
 from harbor_gym.episode import agent, custody, failures
 from harbor_gym.episode.evidence import read_evidence
 from harbor_gym.episode.offers import Offers
-from harbor_gym.episode.task import grades_in_shared_sandbox, phase_timeout_sec, phase_users
+from harbor_gym.episode.standstill import Standstill
+from harbor_gym.episode.task import collects_from, grades_in_shared_sandbox, phase_timeout_sec, phase_users
 from harbor_gym.episode.verifiers import require_separate_verifiers
 from harbor_gym.errors import (
     HarborGymError,
@@ -134,6 +135,7 @@ class Episode:
         self._start_error: BaseException | None = None
         self._censuses: list[asyncio.Task[custody.Census]] = []
         self._stopped = custody.Stopped(0, None)
+        self._standstill: Standstill | None = None
         self._autopsy: custody.Autopsy | None = None
         self._stopping: asyncio.Task[None] | None = None
 
@@ -176,6 +178,7 @@ class Episode:
             forget()
         self._check_open()
         self._trial.add_hook(TrialEvent.VERIFICATION_START, self._seal_verifier_dirs)
+        self._standstill = Standstill(self._trial.agent_environment)
         self._examine_before_stop(self._trial.agent_environment)
         self._keep_start_error(self._trial.agent_environment)
         self._keep_sealed(self._trial.agent_environment, self._trial.agent_env_paths.verifier_dir)
@@ -227,7 +230,7 @@ class Episode:
         census = await asyncio.shield(phase.census)
         self._stopped = custody.Stopped(0, None)
         if not keep_processes:
-            self._stopped = await custody.stop_processes(phase.environment, census)
+            await self._stop_processes(phase.environment, census)
         if is_last and (steps := self._trial.task.config.steps):
             # A gate that no reward passes: Harbor then ends the trial after this step, in good order.
             steps[self._phases_ended].min_reward = math.inf
@@ -239,10 +242,26 @@ class Episode:
             self._finished_result(run)
         return self._verdict(next_phase)
 
+    async def _stop_processes(self, environment: BaseEnvironment, census: custody.Census) -> None:
+        """Stop what the policy left running, and in the same trip do what can be done then."""
+        assert self._trial is not None
+        assert self._standstill is not None
+        paths, step, sealing = self._trial.agent_env_paths, self._current_step(), None
+        # Where log folders are mounted, Harbor changes their owners meanwhile.
+        if not environment.capabilities.mounted and grades_in_shared_sandbox(self._task, step):
+            sealing = await self._sealing(environment)
+            if collects_from(self._task, step, sealing.directories):
+                sealing = None
+        copied = (paths.agent_dir, paths.artifacts_dir)
+        self._stopped = await custody.stop_processes(environment, census, look_into=copied, sealing=sealing)
+        self._standstill.begin(self._stopped.empty, is_sealed=sealing is not None)
+
     def enter(
         self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, offers: Offers
     ) -> asyncio.Future[None]:
         """Take over an agent phase (called by the trial's agent)."""
+        if self._standstill is not None:
+            self._standstill.end()
         done = asyncio.get_running_loop().create_future()
         census = asyncio.create_task(custody.take_census(environment), name="harbor-gym-census")
         self._censuses.append(census)
@@ -363,15 +382,20 @@ class Episode:
     async def _seal_verifier_dirs(self, event: TrialHookEvent) -> None:
         """Empty the verifier's directories, so that nothing the policy wrote there can be taken for a verdict."""
         assert self._trial is not None
-        step = self._current_step()
-        if not grades_in_shared_sandbox(self._task, step):
-            return  # a sandbox that the policy never saw
-        environment, paths = self._trial.agent_environment, self._trial.agent_env_paths
-        agent_user, verifier_user = phase_users(self._task, step)
+        assert self._standstill is not None
+        if self._standstill.is_sealed or not grades_in_shared_sandbox(self._task, self._current_step()):
+            return  # the second is a sandbox that the policy never saw
+        environment = self._trial.agent_environment
+        await custody.seal(environment, await self._sealing(environment))
+
+    async def _sealing(self, environment: BaseEnvironment) -> custody.Sealing:
+        assert self._trial is not None
+        paths = self._trial.agent_env_paths
+        agent_user, verifier_user = phase_users(self._task, self._current_step())
         owner = ""
         if agent_user != verifier_user:
             owner = str(verifier_user) if verifier_user is not None else await custody.user_id(environment)
-        await custody.seal(environment, (paths.verifier_dir, paths.tests_dir), owner=owner)
+        return custody.Sealing((paths.verifier_dir, paths.tests_dir), owner)
 
     def _current_step(self) -> StepConfig | None:
         assert self._trial is not None

@@ -1,7 +1,8 @@
 """Check a task directory before anything is started on it."""
 
 import asyncio
-from pathlib import Path
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 
 from harbor.models.task.config import StepConfig, TaskOS
 from harbor.models.task.task import Task
@@ -50,6 +51,17 @@ def phase_timeout_sec(task: Task, step: StepConfig | None = None) -> float | Non
     """Return how long the policy may take, in the task or in one of its steps; None is no limit."""
     own = None if step is None else step.agent.timeout_sec
     return task.config.agent.timeout_sec if own is None else own
+
+
+def collects_from(task: Task, step: StepConfig | None, directories: Iterable[PurePosixPath]) -> bool:
+    """Tell whether an artifact of the task, or of one of its steps, may overlap with one of the directories."""
+    entries = [*task.config.artifacts, *(step.artifacts if step is not None else ())]
+    sources = [PurePosixPath(entry if isinstance(entry, str) else entry.source) for entry in entries]
+    return any(
+        not source.is_absolute() or source.is_relative_to(directory) or directory.is_relative_to(source)
+        for source in sources
+        for directory in directories
+    )
 
 
 def _load(task_dir: Path) -> Task:

@@ -11,16 +11,21 @@ def answer_custody(command: str, content: FakeFiles) -> str | None:
     """Do what one of :mod:`harbor_gym.episode.custody`'s scripts asks and return its answer; None otherwise."""
     from harbor_gym.episode.custody import read_script
 
-    script = next((name for name in _SCRIPTS if command.endswith(read_script(name))), None)
-    if script is None:
-        return None
-    head = command.removesuffix(read_script(script)).strip()
-    arguments = shlex.split(head)[2:]
+    said: list[str] = []
+    for script in _SCRIPTS:
+        head, found, _ = command.partition(read_script(script))
+        if found:
+            said.append(_answer(script, shlex.split(head.splitlines()[-1])[2:], content))
+    return "".join(said) or None
+
+
+def _answer(script: str, arguments: list[str], content: FakeFiles) -> str:
     match script:
         case "census":
             return "census 0 -\n"
         case "stop":
-            return "stop 0 0 -\n"
+            states = ("empty" if content.is_dir(path) and not content.below(path) else "-" for path in arguments[3:])
+            return f"{' '.join(['stop 0 0 -', *states])}\n"
         case "seal":
             for directory in arguments[1:]:
                 content.remove(directory)

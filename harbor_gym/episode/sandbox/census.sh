@@ -1,4 +1,4 @@
-# shellcheck shell=sh disable=SC2154  # kills is set by common.sh
+# shellcheck shell=sh disable=SC2154  # common.sh stands before
 # Answer with the clock tick at which this process began, and the memory limit's victims so far ("-" where not told).
 # POSIX sh: the image may have nothing else.
 

@@ -1,33 +1,27 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2154  # common.sh stands before
 # Empty the directories after $1 and make them root's, so that nothing left there can be taken for a verdict. The first
 # is the verifier's output: $1 is the user to give it to, or "" where verifier and policy are one user.
-PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 owner=$1
 shift
 output=$1
 
-# Set left to something that lies in directory $1; fail where nothing does.
-find_left() {
-    for left in "$1"/* "$1"/.[!.]* "$1"/..?*; do
-        if [ -e "$left" ] || [ -L "$left" ]; then return 0; fi
-    done
-    return 1
-}
-
+missing='' foreign=''
 for directory; do
     if [ -L "$directory" ] || { [ -e "$directory" ] && [ ! -d "$directory" ]; }; then rm -rf -- "$directory"; fi
+    [ -d "$directory" ] || missing=1
 done
+[ -z "$missing" ] || mkdir -p -- "$@"
 # Closed first: who runs on must not fill what is being emptied.
-mkdir -p -- "$@" && chmod 755 -- "$@"
-chown root -- "$@" 2>/dev/null
+chmod 755 -- "$@"
+# shellcheck disable=SC3067  # where it is not known, chown is called
+for directory; do [ -O "$directory" ] || foreign=1; done
+[ -z "$foreign" ] || chown root -- "$@"
+problem=''
 for directory; do
     if find_left "$directory"; then find "$directory" -mindepth 1 -maxdepth 1 -exec rm -rf -- {} +; fi
     # Believed only when seen: the policy may have replaced the programs above.
-    if find_left "$directory"; then
-        echo "$left could not be removed"
-        exit 0
-    fi
-    [ -d "$directory" ] || { echo "$directory could not be made"; exit 0; }
+    if find_left "$directory"; then problem="$left could not be removed"; fi
+    [ -d "$directory" ] || problem="$directory could not be made"
 done
 if [ -z "$owner" ] || ! chown "$owner" -- "$output"; then chmod 777 -- "$output"; fi
-echo sealed
+echo "${problem:-sealed}"

@@ -1,16 +1,12 @@
-# shellcheck shell=sh disable=SC2154  # kills is set by common.sh
+# shellcheck shell=sh disable=SC2154  # common.sh stands before
 # Kill what was started here after clock tick $1. Spared: what ran before, what those processes started meanwhile
 # (a server's workers), and this script. $2 and $3 are the caller's boot id and process namespace: never kill in that.
-# Answer with the number killed, the number left, and the memory limit's victims so far.
+# Answer with the number killed, the number left, the memory limit's victims so far, and for each directory after $3
+# with "empty" or "-". Where others run on, no directory counts as empty: they may yet write there.
 # POSIX sh and builtins: the policy may have broken or removed the image's programs.
 began=$1 boot=$2 namespace=$3
-passes=100
-
-read -r here </proc/sys/kernel/random/boot_id
-if [ "$here" = "$boot" ] && [ "$(readlink /proc/self/ns/pid)" = "$namespace" ]; then
-    echo "stop 0 0 $kills"
-    exit 0
-fi
+shift 3
+passes=100 stopped=0 seen=' ' victims='' others=1
 
 # Set state, parent and start of process $1; fail where it is gone.
 look() {
@@ -35,43 +31,56 @@ is_of_a_service() {
     return 1
 }
 
-own=" $$ "
-pid=$$
-while look "$pid" && [ "$parent" -gt 1 ]; do
-    pid=$parent
-    look "$pid" && [ "$start" -gt "$began" ] && own="$own$pid "
-done
+stop_all() {
+    own=" $$ "
+    pid=$$
+    while look "$pid" && [ "$parent" -gt 1 ]; do
+        pid=$parent
+        look "$pid" && [ "$start" -gt "$began" ] && own="$own$pid "
+    done
 
-stopped=0 seen=' '
-while :; do
-    pids='' victims='' others=0
-    for path in /proc/[0-9]*; do
-        pid=${path#/proc/}
-        look "$pid" || continue
-        case $state in Z | X) continue ;; esac
-        pids="$pids $pid"
-        eval "parent_$pid=$parent start_$pid=$start"
+    while :; do
+        pids='' victims='' others=0
+        for path in /proc/[0-9]*; do
+            pid=${path#/proc/}
+            look "$pid" || continue
+            case $state in Z | X) continue ;; esac
+            pids="$pids $pid"
+            eval "parent_$pid=$parent start_$pid=$start"
+        done
+        for pid in $pids; do
+            [ "$pid" = 1 ] && continue
+            case $own in *" $pid "*) continue ;; esac
+            eval "start=\$start_$pid"
+            if [ "$start" -le "$began" ] || is_of_a_service "$pid"; then
+                others=1
+                continue
+            fi
+            victims="$victims $pid"
+            case $seen in *" $pid:$start "*) ;; *) stopped=$((stopped + 1)) seen="$seen$pid:$start " ;; esac
+        done
+        for pid in $pids; do unset "parent_$pid" "start_$pid"; done
+        passes=$((passes - 1))
+        if [ -z "$victims" ] || [ "$passes" = 0 ]; then break; fi
+        # Everyone at once, where there is nobody to spare: no process can outrun that by forking.
+        [ "$others" = 0 ] && [ "$own" = " $$ " ] && kill -s KILL -- -1
+        # shellcheck disable=SC2086  # a list
+        kill -s KILL $victims
+        sleep 0.02
     done
-    for pid in $pids; do
-        [ "$pid" = 1 ] && continue
-        case $own in *" $pid "*) continue ;; esac
-        eval "start=\$start_$pid"
-        if [ "$start" -le "$began" ] || is_of_a_service "$pid"; then
-            others=1
-            continue
-        fi
-        victims="$victims $pid"
-        case $seen in *" $pid:$start "*) ;; *) stopped=$((stopped + 1)) seen="$seen$pid:$start " ;; esac
-    done
-    for pid in $pids; do unset "parent_$pid" "start_$pid"; done
-    passes=$((passes - 1))
-    if [ -z "$victims" ] || [ "$passes" = 0 ]; then break; fi
-    # Everyone at once, where there is nobody to spare: no process can outrun that by forking.
-    [ "$others" = 0 ] && [ "$own" = " $$ " ] && kill -s KILL -- -1
-    # shellcheck disable=SC2086  # a list
-    kill -s KILL $victims
-    sleep 0.02
+}
+
+read -r here </proc/sys/kernel/random/boot_id
+if [ "$here" != "$boot" ] || [ "$(readlink /proc/self/ns/pid)" != "$namespace" ]; then stop_all; fi
+left=0
+for pid in $victims; do left=$((left + 1)); done
+answer="stop $stopped $left $kills"
+for directory; do
+    if [ "$others" = 0 ] && [ -d "$directory" ] && [ ! -L "$directory" ] && [ -r "$directory" ] && ! find_left "$directory"
+    then
+        answer="$answer empty"
+    else
+        answer="$answer -"
+    fi
 done
-# shellcheck disable=SC2086  # a list
-set -- $victims
-echo "stop $stopped $# $kills"
+echo "$answer"
