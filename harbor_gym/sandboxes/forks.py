@@ -47,8 +47,8 @@ class Setup:
     command: str
     """Shell text, for root."""
 
-    before: str
-    """What every sandbox of the task does at its start, which the command may count on."""
+    directories: Mapping[str, int | None]
+    """Those that every sandbox of the task has from its start, with their modes, which the command may count on."""
 
     workdir: str
     env: Mapping[str, str]
@@ -64,7 +64,15 @@ async def hold_set_up(image: Image, setup: Setup, walls: Walls, *, timeout_sec: 
     Raises:
         SandboxStartError: The command fails, with its output, or the time was up.
     """
-    told = [_FORMAT, image.digest, image.layers, setup.command, setup.before, setup.workdir, walls.has_network]
+    told = [
+        _FORMAT,
+        image.digest,
+        image.layers,
+        setup.command,
+        dict(setup.directories),
+        setup.workdir,
+        walls.has_network,
+    ]
     digest = hashlib.sha256(json.dumps(["set-up", *told]).encode()).hexdigest()
     scope = asyncio.timeout(timeout_sec)
     try:
@@ -86,10 +94,9 @@ async def hold_set_up(image: Image, setup: Setup, walls: Walls, *, timeout_sec: 
 async def _make(image: Image, setup: Setup, walls: Walls, digest: str) -> Image:
     sandbox = SupervisedSandbox()
     try:
-        await sandbox.start(image.directories, walls)
-        for command in (setup.before, setup.command, _KILL_THE_REST):
-            cwd = "/" if command == setup.before else setup.workdir
-            finished = await sandbox.run(Request(command, "0", cwd, setup.env))
+        await sandbox.start(image.directories, walls, setup.directories)
+        for command in (setup.command, _KILL_THE_REST):
+            finished = await sandbox.run(Request(command, "0", setup.workdir, setup.env))
             if finished.return_code != 0:
                 said = f"{finished.stdout.text()}{finished.stderr.text()}".strip()[-_OUTPUT_TAIL_CHARACTERS:]
                 raise SandboxStartError(f"setup_command ended with status {finished.return_code}: {said}")

@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, override
 
@@ -35,7 +36,6 @@ from harbor_gym.sandboxes import archive, limits, reaper
 from harbor_gym.sandboxes.forks import ImageOptions, Setup, hold_set_up
 from harbor_gym.sandboxes.images import Image, ImageSource, hold_image
 from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
-from harbor_gym.sandboxes.network import NAME_SERVER
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import text_chunks
 from harbor_gym.sandboxes.walls import DEFAULT_MAX_PROCESSES, WallOptions, Walls
@@ -47,10 +47,6 @@ _HARBOR_LOGS = "/logs/"
 _OF_VERIFIERS = "__verifier__"
 """In the session ids that Harbor gives to separate verifiers' sandboxes."""
 _AUTOGROUP_NICE = -10
-_USE_NAME_SERVER = (
-    "{ [ -f /etc/resolv.conf ] && [ ! -L /etc/resolv.conf ] || rm -f /etc/resolv.conf; } && "
-    f"echo nameserver {NAME_SERVER} > /etc/resolv.conf"
-)
 TOOLS = {"bwrap": "bubblewrap", "buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → the Debian package that holds it."""
 
@@ -221,8 +217,9 @@ class LocalEnvironment(BaseEnvironment):
             self._image, self._hold = await self._hold_image(force_build=force_build)
             walls = await asyncio.to_thread(self._walls)
             self._sandbox = SupervisedSandbox()
-            await self._sandbox.start(self._image.directories, walls)
-            await self._make_directories()
+            workdirs = (self._request("", cwd=None, env=None, user=None).cwd, self._image.workdir)
+            shared = self._mount_targets(writable_only=True)
+            await self._sandbox.start(self._image.directories, walls, _directories(workdirs, shared))
             await self._upload_environment_dir_after_start()
         except BaseException:
             await self.stop(delete=True)
@@ -245,7 +242,7 @@ class LocalEnvironment(BaseEnvironment):
             return image, held
         try:
             workdir = config.workdir or image.workdir
-            setup = Setup(chosen.setup_command, self._first_command(workdir), workdir, _with_path(image.env))
+            setup = Setup(chosen.setup_command, _directories([workdir]), workdir, _with_path(image.env))
             walls = await asyncio.to_thread(self._walls)
             return await hold_set_up(image, setup, walls, timeout_sec=timeout_sec)
         finally:
@@ -255,12 +252,6 @@ class LocalEnvironment(BaseEnvironment):
     def _chosen_image(self) -> ImageOptions:
         """What the options say; a separate verifier's sandbox has an image of its own, of which they say nothing."""
         return ImageOptions() if _OF_VERIFIERS in self.session_id else self._image_options
-
-    def _first_command(self, *workdirs: str) -> str:
-        # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it.
-        places = map(shlex.quote, sorted(workdirs))
-        commands = ["chmod 1777 /tmp", *(f"{{ [ -d {place} ] || mkdir -p {place}; }}" for place in places)]
-        return " && ".join([*commands, *([_USE_NAME_SERVER] if self._has_network(self.network_policy) else [])])
 
     def _walls(self) -> Walls:
         return self._options.walls(
@@ -277,21 +268,6 @@ class LocalEnvironment(BaseEnvironment):
     async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
         is_open = self._has_network(network_policy)
         await self._running().switch_network(is_open=is_open)
-        if is_open:
-            await self._run_as_root(_USE_NAME_SERVER, "name the sandbox's name server")
-
-    async def _make_directories(self) -> None:
-        workdirs = {self._request("", cwd=None, env=None, user=None).cwd, self._image.workdir if self._image else "/"}
-        commands = [self._first_command(*workdirs)]
-        if targets := self._mount_targets(writable_only=True):
-            commands.append(self._ensure_dirs_command(targets))
-        await self._run_as_root(" && ".join(commands), "make the sandbox's directories")
-
-    async def _run_as_root(self, command: str, what: str) -> None:
-        request = self._request(command, cwd="/", env=None, user="root")
-        finished = await self._running().run(request, timeout_sec=_TRANSFER_TIMEOUT_SEC)
-        if finished.return_code != 0:
-            raise SandboxStartError(f"can't {what}: {finished.stderr.text().strip()}")
 
     @override
     async def stop(self, delete: bool) -> None:
@@ -480,6 +456,12 @@ class LocalEnvironment(BaseEnvironment):
             spool.close()
             raise
         return spool
+
+
+def _directories(workdirs: Iterable[str], shared: Iterable[str] = ()) -> dict[str, int | None]:
+    """Return the directories that a sandbox has from its start, and their modes; ``shared`` ones all may write."""
+    # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it.
+    return {"/tmp": 0o1777, **dict.fromkeys(workdirs), **dict.fromkeys(shared, 0o777)}
 
 
 def _with_path(env: dict[str, str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from harbor_gym.errors import (
 from harbor_gym.ordinary import USER_NAMESPACE, is_ordinary
 from harbor_gym.processes import start_process
 from harbor_gym.sandboxes import limits
-from harbor_gym.sandboxes.network import NETWORK_PROGRAM
+from harbor_gym.sandboxes.network import NAME_SERVER, NETWORK_PROGRAM
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
 from harbor_gym.sandboxes.supervisors import (
@@ -86,13 +86,19 @@ class SupervisedSandbox:
 
     # --- life ----------------------------------------------------------------------------------------------------
 
-    async def start(self, layers: Sequence[Path], walls: Walls) -> None:
+    async def start(self, layers: Sequence[Path], walls: Walls, directories: Mapping[str, int | None]) -> None:
         """Build the sandbox on ``layers``, the topmost first, which stay untouched; return when its PID 1 runs.
 
         After any failure, call :meth:`stop`.
 
+        Args:
+            layers: Directories of the host.
+            walls: What bounds it.
+            directories: Made in it where they are missing, root's, and given their mode; None leaves theirs.
+
         Raises:
-            SandboxStartError: The kernel or bubblewrap refused, or there was no answer in time.
+            SandboxStartError: The kernel or bubblewrap refused, a directory can't be made, or there was no answer in
+                time.
         """
         mountpoint = cache_dir() / "mountpoint"
         mountpoint.mkdir(exist_ok=True)
@@ -107,6 +113,8 @@ class SupervisedSandbox:
             "bwrap": shutil.which("bwrap"),
             "slirp4netns": shutil.which(NETWORK_PROGRAM),
             "has_network": walls.has_network,
+            "name_server": NAME_SERVER,
+            "directories": dict(directories),
             "is_ordinary": is_ordinary(),
             "closed_networks": walls.closed_networks,
             **bounds,

@@ -5,7 +5,6 @@ A request is the configuration as JSON, with the supervisor's control socket and
 """
 
 import contextlib
-import gc
 import json
 import os
 import select
@@ -37,7 +36,6 @@ def run(requests_fd: int, caller: int) -> int:
     for handle in (requests_fd, parent, wake_read):
         poll.register(handle, select.POLLIN)
     syscalls.prepare()
-    gc.freeze()
     while True:
         ready = {handle for handle, _ in poll.poll()}
         if wake_read in ready:

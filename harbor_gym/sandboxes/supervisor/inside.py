@@ -2,13 +2,15 @@
 
 Every path is opened and every user looked up here, after the process has entered the sandbox; nothing of the sandbox is
 executed before the process has given up what a sandbox may not have.
+
+As much as can be is done before the fork: whatever a forked Python touches is copied, page by page.
 """
 
 import contextlib
 import os
 import resource
 import signal
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import cgroups
 import syscalls
@@ -18,6 +20,9 @@ _ACCOUNT_FILE_BYTES, _READ_BYTES = 1 << 20, 1 << 15
 _ACCOUNT_LINE_FIELDS = 4
 _MAX_ARGUMENT_BYTES = 128 << 10
 """Linux's MAX_ARG_STRLEN: the longest single argument execve takes, with its NUL."""
+REFUSED = 126
+"""The exit status of a command that could not be started."""
+_RESOLVER = "/etc/resolv.conf"
 _SHELL_PATHS = ("/bin", "/usr/bin", "/usr/local/bin")
 
 
@@ -26,9 +31,12 @@ class RequestError(Exception):
 
 
 def _accounts(path: str) -> list[list[str]]:
-    """Read passwd or group; what can't be read counts as empty, and a FIFO in its place can't block."""
+    """Read passwd or group; what can't be read counts as empty.
+
+    A FIFO in its place can't block, and a terminal does not become the reader's own, whose C-c would end it.
+    """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return []
     try:
@@ -69,21 +77,74 @@ def _identity(user: str) -> tuple[int, int, list[int], str]:
     return uid, gid, [gid, *(int(fields[2]) for fields in members)], home
 
 
-def _become(spec: dict[str, Any]) -> NoReturn:
-    """Turn this process, already in the sandbox's namespaces, into the requested command."""
+class Command(NamedTuple):
+    """A request with its user resolved: all that a forked process needs to become it."""
+
+    spec: dict[str, Any]
+    uid: int
+    gid: int
+    groups: list[int]
+    environment: dict[str, str]
+
+
+def resolve(spec: dict[str, Any]) -> Command:
+    """Look up a request's user. To be called in the sandbox's mount namespace.
+
+    Raises:
+        RequestError: There is no such user or group.
+    """
     uid, gid, groups, home = _identity(spec["user"])
-    environment: dict[str, str] = {"HOME": home, **spec["env"]}
-    drop_privileges(uid, gid, groups)
+    return Command(spec, uid, gid, groups, {"HOME": home, **spec["env"]})
+
+
+def make_directories(modes: dict[str, int | None]) -> None:
+    """Make each directory that is not there, parents too, and give it its mode, if any. In the sandbox's namespace.
+
+    Raises:
+        OSError: Something else has one of the names.
+    """
+    for path, mode in modes.items():
+        os.makedirs(path, exist_ok=True)  # noqa: PTH103  # pathlib would cost 20 ms of imports at every start
+        if mode is not None:
+            os.chmod(path, mode)  # noqa: PTH101  # as above
+
+
+def name_server(address: str) -> None:
+    """Make a name server the sandbox's only one, whatever stood in its place. In the sandbox's namespace.
+
+    Raises:
+        OSError: There is no place for it.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_RESOLVER)  # noqa: PTH108  # as above
+    handle = os.open(_RESOLVER, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(handle, f"nameserver {address}\n".encode())
+    finally:
+        os.close(handle)
+
+
+def become_plain() -> None:
+    """Set what commands inherit, whatever this process's starter had: the usual mask for files, no signal held back."""
+    os.umask(0o022)
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _become(command: Command) -> NoReturn:
+    """Turn this process, already in the sandbox's namespaces, into the requested command."""
+    spec = command.spec
+    drop_privileges(command.uid, command.gid, command.groups)
     if spec.get("die_with_parent"):
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         os.chdir(spec["cwd"])
     except OSError as exc:
         raise RequestError(f"working directory {spec['cwd']!r} can't be entered: {exc.strerror}") from None
-    os.umask(0o022)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # Python ignores these two.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     arguments = _shell_arguments(spec["command"])
     if limit := spec.get("data_limit_bytes"):
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -93,7 +154,7 @@ def _become(spec: dict[str, Any]) -> NoReturn:
     for shell in ("bash", "sh"):
         for directory in _SHELL_PATHS:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.execve(f"{directory}/{shell}", [shell, *arguments], environment)
+                os.execve(f"{directory}/{shell}", [shell, *arguments], command.environment)
     raise RequestError("the image has neither bash nor sh: a task's image needs a shell")
 
 
@@ -109,14 +170,20 @@ def _shell_arguments(command: str) -> list[str]:
     return [f"/proc/self/fd/{script}"]
 
 
-def run_child(spec: dict[str, Any], mount_namespace: int, report: int, joins: list[int]) -> NoReturn:
-    """Turn a process just forked into the requested command; where that fails, say why on ``report`` and exit 126."""
+def run_child(command: Command, report: int, joins: list[int], stdio: list[int] | None = None) -> NoReturn:
+    """Turn a process just forked in the sandbox's namespaces into the command.
+
+    With ``stdio`` of its own it gets a session of its own. Where that fails, say why on ``report`` and exit 126.
+    """
     try:
+        if stdio:
+            os.setsid()
+            for target, handle in enumerate(stdio):
+                os.dup2(handle, target)
         cgroups.join(joins)
-        os.setns(mount_namespace, os.CLONE_NEWNS)
-        _become(spec)
+        _become(command)
     except BaseException as exc:  # a forked child must never return into its parent's code
         with contextlib.suppress(OSError):
             os.write(report, str(exc).encode("utf-8", "replace")[:2000])
     finally:
-        os._exit(126)
+        os._exit(REFUSED)

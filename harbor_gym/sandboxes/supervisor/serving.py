@@ -21,12 +21,14 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Generator
 from typing import Any
 
 import building
 import cgroups
+import inside
 import syscalls
-from inside import RequestError, run_child
+from inside import REFUSED, RequestError, become_plain, resolve, run_child
 from kernel import NAMESPACES, MemoryKills, harden_self, is_exiting, start_time
 from network import UserNetwork
 
@@ -43,7 +45,7 @@ class _Supervisor:
         self.running: dict[int, tuple[int, int]] = {}
         self.bwrap = self.init = 0
         self.init_pidfd = -1
-        self.mount_namespace = -1
+        self.mount_namespace = self.home = self.place = -1
         self.keep_alive = -1
         self.joins: list[int] = []
         self.cgroups = cgroups.Cgroups(config["cgroups"], config["limits"])
@@ -65,17 +67,18 @@ class _Supervisor:
         self.memory_kills.offer()
         self.init_pidfd = os.pidfd_open(self.init)
         self.mount_namespace = os.open(f"/proc/{self.init}/ns/mnt", os.O_RDONLY)
+        self.home = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+        self.place = os.open(".", os.O_RDONLY)
         os.setns(self.init_pidfd, NAMESPACES)
+        with self.entered():
+            inside.make_directories(self.config["directories"])
         if self.config["has_network"]:
-            self.network.open(self.init, self.init_pidfd)
+            self.open_network()
         self.reply(ready=True, init=self.init, start_time=start_time(self.init))
 
     def serve(self, parent: int) -> None:
         """Answer requests until the caller, the control socket or the sandbox is gone."""
         syscalls.prepare()
-        # A collection in a forked child would copy every page that it looks at.
-        gc.freeze()
-        gc.disable()
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, ignore)
         signal.set_wakeup_fd(wake_write)
@@ -123,27 +126,48 @@ class _Supervisor:
         spec_handle, *stdio = handles
         spec = json.loads(os.pread(spec_handle, os.fstat(spec_handle).st_size, 0))
         report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        pid, error = 0, ""
         try:
-            pid = os.fork()
+            with self.entered():
+                command = resolve(spec)
+                pid = os.fork()
+                if pid == 0:
+                    run_child(command, report_write, self.joins, stdio)
+        except RequestError as exc:
+            error = str(exc)
         except OSError:
+            if not self.is_ending():
+                raise
+            # The end of PID 1, soon to be seen, answers this request too.
+        finally:
             os.close(report_write)
-            os.close(report_read)
-            if self.is_ending():
-                return  # the end of PID 1, soon to be seen, answers this request too
-            raise
-        if pid == 0:
-            os.setsid()
-            for target, handle in enumerate(stdio):
-                os.dup2(handle, target)
-            run_child(spec, self.mount_namespace, report_write, self.joins)
-        os.close(report_write)
-        self.running[pid] = (request, report_read)
+            if pid:
+                self.running[pid] = (request, report_read)
+            else:
+                os.close(report_read)
+        if error:
+            self.reply(id=request, return_code=REFUSED, error=error)
+
+    @contextlib.contextmanager
+    def entered(self) -> Generator[None]:
+        """See the sandbox's files as it does, for a moment."""
+        os.setns(self.mount_namespace, os.CLONE_NEWNS)
+        try:
+            yield
+        finally:
+            os.setns(self.home, os.CLONE_NEWNS)
+            os.fchdir(self.place)
+
+    def open_network(self) -> None:
+        self.network.open(self.init, self.init_pidfd)
+        with self.entered():
+            inside.name_server(self.config["name_server"])
 
     def switch_network(self, request: int, *, is_open: bool) -> None:
         error = ""
         try:
             if is_open:
-                self.network.open(self.init, self.init_pidfd)
+                self.open_network()
             else:
                 self.network.close()
         except OSError as exc:
@@ -229,6 +253,7 @@ def serve(control_fd: int, config: dict[str, Any]) -> int:
         return 0
     memory_kills = MemoryKills()
     harden_self()
+    become_plain()
     supervisor = _Supervisor(control, config, memory_kills)
     try:
         supervisor.build()
@@ -257,11 +282,18 @@ def enter(target: dict[str, Any]) -> int:
         print("harbor_gym: the sandbox is gone", file=sys.stderr)  # noqa: T201  # a script's own stderr
         return 125
     harden_self()
+    become_plain()
     os.setns(pidfd, NAMESPACES)
+    os.setns(mount_namespace, os.CLONE_NEWNS)
+    try:
+        command = resolve({**target["spec"], "die_with_parent": True})
+    except RequestError as exc:
+        print(f"harbor_gym: {exc}", file=sys.stderr)  # noqa: T201  # a script's own stderr
+        return REFUSED
     report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     pid = os.fork()
     if pid == 0:
-        run_child({**target["spec"], "die_with_parent": True}, mount_namespace, report_write, joins)
+        run_child(command, report_write, joins)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _: os.kill(pid, received))
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -273,6 +305,8 @@ def enter(target: dict[str, Any]) -> int:
 
 def main() -> int:
     """Run the mode that the command line names."""
+    # A collection in a forked process would copy every page that it looks at.
+    gc.disable()
     match sys.argv[1:]:
         case ["serve", handle, text]:
             return serve(int(handle), json.loads(text))
