@@ -149,6 +149,9 @@ def main(
     remove_constant_groups: Annotated[
         bool, option("Leave groups of one reward out of the step, and of its metrics.", ROLLOUTS)
     ] = False,
+    zero_reward_on_limit: Annotated[
+        bool, option("Give episodes that a budget cut short, not the policy ended, no reward above 0.", ROLLOUTS)
+    ] = False,
     max_steps_off_policy: Annotated[
         int | None, option("Sample while training; drop groups older than so many steps.", ROLLOUTS, min=0)
     ] = None,
@@ -206,6 +209,7 @@ def main(
             seed=seed,
             max_rollout_retries=max_rollout_retries,
             remove_constant_groups=remove_constant_groups,
+            zero_reward_on_limit=zero_reward_on_limit,
             max_steps_off_policy=max_steps_off_policy,
             stream_minibatches=stream_minibatches,
             rollout_executor=rollout_executor,
@@ -261,6 +265,7 @@ class Run:
     seed: int
     max_rollout_retries: int
     remove_constant_groups: bool
+    zero_reward_on_limit: bool
     max_steps_off_policy: int | None
     stream_minibatches: int | None
     rollout_executor: RolloutExecutor | None
@@ -579,7 +584,10 @@ def training_config(
     evaluator: "HarborEvaluator | None",
 ) -> "Config":
     """Return the cookbook's configuration of this run."""
+    from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
     from tinker_cookbook.rl.train import AsyncConfig, Config, StreamMinibatchConfig
+
+    from harbor_gym.tinker.env import LIMIT_STOP_REASONS
 
     return Config(
         model_name=model_name,
@@ -601,6 +609,9 @@ def training_config(
         wandb_project=run.wandb_project,
         rollout_error_tolerance=strategy,
         remove_constant_reward_groups=run.remove_constant_groups,
+        termination=TerminationRewardPolicy(zero_reward_on_limit=True, limit_stop_reasons=LIMIT_STOP_REASONS)
+        if run.zero_reward_on_limit
+        else None,
         async_config=None
         if run.max_steps_off_policy is None
         else AsyncConfig(max_steps_off_policy=run.max_steps_off_policy, groups_per_batch=run.groups_per_batch),

@@ -49,13 +49,15 @@ def sometimes_right(seed: int) -> Any:
     return scripted(message("true\n"), [message(DONE), message("true\n")], GIVE_UP, GIVE_UP, random=random.Random(seed))
 
 
-async def rollout(builder: Any, policy: Any, strategy: Any, *, remove_constant: bool = False) -> Any:
+async def rollout(
+    builder: Any, policy: Any, strategy: Any, *, remove_constant: bool = False, termination: Any = None
+) -> Any:
     """Run a group as the cookbook's loop does."""
     from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward
 
     client: Any = SamplingClient(policy)
     return await do_group_rollout_and_filter_constant_reward(
-        client, builder, 500, 1.0, remove_constant, enable_logging=False, strategy=strategy
+        client, builder, 500, 1.0, remove_constant, enable_logging=False, strategy=strategy, termination=termination
     )
 
 
@@ -155,6 +157,25 @@ async def test_groups_of_one_reward_are_told_from_mixed_ones(task_dir: Path, mod
     assert metrics["env/all/by_group/frac_all_good"] == metrics["env/all/by_group/frac_mixed"] == 0.5
     removed = flaky_builder(task_dir, model_dir, 0.0)
     assert await rollout(removed, always, RetryThenMask(), remove_constant=True) is None
+
+
+async def test_only_those_who_end_in_time_are_rewarded_where_that_is_asked(task_dir: Path, model_dir: str) -> None:
+    from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
+
+    from harbor_gym.tinker import RetryThenMask
+    from harbor_gym.tinker.env import LIMIT_STOP_REASONS
+
+    Flaky.begin(seed=1)
+    on_time = TerminationRewardPolicy(zero_reward_on_limit=True, limit_stop_reasons=LIMIT_STOP_REASONS)
+    ends = scripted(message(DONE), GIVE_UP, GIVE_UP)
+    goes_on = scripted(message(DONE), message("true\n"), length_at=1)
+    paid: dict[tuple[bool, bool], set[float]] = {}
+    for policy in (ends, goes_on):
+        for termination in (None, on_time):
+            builder = flaky_builder(task_dir, model_dir, 0.0)
+            group = await rollout(builder, policy, RetryThenMask(), termination=termination)
+            paid[policy is ends, termination is on_time] = set(group.get_total_rewards())
+    assert paid == {(True, False): {1.0}, (True, True): {1.0}, (False, False): {1.0}, (False, True): {0.0}}
 
 
 def test_only_what_may_pass_is_forgiven() -> None:
