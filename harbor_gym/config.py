@@ -65,8 +65,9 @@ class TerminalEnvConfig(_Config):
 
     setup_command: str | None = Field(default=None, min_length=1)
     """Shell text that root runs before the policy comes, in the task's sandbox and with its network. Files are what
-    counts: what it leaves running may be gone. ``local`` runs it once, with the image's environment alone, and starts
-    every sandbox from the files that it left; any other sandbox runs it at each start (``info["setup"]``)."""
+    counts: what it leaves running may be gone. ``local`` and ``docker`` run it once, with the image's environment
+    alone, and start every sandbox from the files that it left. Any other sandbox runs it at each start, and so does
+    ``docker`` for a task with a Compose file, mounts or a declared volume (``info["setup"]``)."""
 
     terminal: TerminalConfig = TerminalConfig()
     """Pane size, waits and the observation budget."""

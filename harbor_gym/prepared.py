@@ -59,8 +59,8 @@ class PreparedEpisode:
         await asyncio.to_thread(_preflight, config.sandbox)
         if self._is_closed:
             raise UsageError("the episode was closed while it was being started")
-        is_shared = config.setup_command is not None and sandboxes.shares_setup(config.sandbox)
-        setup = {"setup_command": config.setup_command} if is_shared else {}
+        is_taken = config.setup_command is not None and sandboxes.takes_setup(config.sandbox)
+        setup = {"setup_command": config.setup_command} if is_taken else {}
         self._episode = Episode(
             self._task,
             sandboxes.environment_config(config.sandbox, options={**config.sandbox_options, **setup}),
@@ -69,7 +69,7 @@ class PreparedEpisode:
             verifier=config.verifier,
         )
         self._phase = await self._episode.start()
-        if config.setup_command is not None and not is_shared:
+        if config.setup_command is not None and not is_taken:
             await _set_up(self._phase, config.setup_command, self._task.config.environment.build_timeout_sec)
         started = time.monotonic()
         self._terminal = await open_phase_terminal(self._phase, config)

@@ -179,7 +179,8 @@ class AsyncTerminalGymEnv:
         info = self._show(prepared.phase, turn)
         info["task"] = prepared.task.name
         if self.config.setup_command is not None:
-            info["setup"] = "shared" if shares_setup(self.config.sandbox) else "each_start"
+            is_shared = shares_setup(self.config.sandbox, prepared.phase.environment)
+            info["setup"] = "shared" if is_shared else "each_start"
         info["metrics"] |= {"time/sandbox_start_sec": prepared.episode.sandbox_start_sec, **metrics}
         info["metrics"]["time/terminal_open_sec"] = prepared.terminal_open_sec
         return turn.text, info

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import subprocess
+import sys
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -20,7 +21,8 @@ from harbor_gym.errors import SandboxError, SandboxTimeoutError
 from harbor_gym.owners import owner_label
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.docker import DockerEnvironment
-from harbor_gym.sandboxes.docker_engine import IMAGE_LABEL, OWNER_LABEL, SHARED_NETWORK
+from harbor_gym.sandboxes.docker_engine import IMAGE_LABEL, OWNER_LABEL
+from harbor_gym.sandboxes.docker_network import SHARED_NETWORK
 from tests.engines import require_engine
 from tests.tasks import BASE, write_task
 from tests.test_cli import run
@@ -162,13 +164,15 @@ async def test_the_overlay_reaches_the_container(tmp_path: Path, name: str, comp
         own = SHARED_NETWORK.name() if compose is None else f"{name}_default"
         assert list(container["NetworkSettings"]["Networks"]) == [own]
         mine = f"label={OWNER_LABEL}={owner_label()}"
-        assert (await docker("network", "ls", "--filter", mine, "--format", "{{.Name}}")).split() == [own]
+        networks = (await docker("network", "ls", "--filter", mine, "--format", "{{.Name}}")).split()
+        assert set(networks) | {SHARED_NETWORK.name()} == {own, SHARED_NETWORK.name()}
         assert len((await docker("ps", "--quiet", "--filter", mine)).split()) == (1 if compose is None else 2)
         first = await environment.exec("cat /proc/1/comm; echo own=$OWN")
         assert (first.stdout or "").split() == ["docker-init", "own=" if compose is None else "own=1"]
         await nothing_of_this_machine_is_read(environment, tmp_path)
     assert leftovers(name) == []
-    assert await docker("network", "ls", "--quiet", "--filter", mine) == ""
+    left = (await docker("network", "ls", "--filter", mine, "--format", "{{.Name}}")).split()
+    assert set(left) <= {SHARED_NETWORK.name()}, "more than what goes with the process"
 
 
 async def nothing_of_this_machine_is_read(environment: BaseEnvironment, scratch: Path) -> None:
@@ -235,6 +239,44 @@ async def test_sandboxes_share_a_network_in_which_they_do_not_meet_and_an_image(
     kept = await docker("images", "--quiet", "--filter", f"label={IMAGE_LABEL}={name}-1")
     assert kept.strip() in first["Image"]
     await docker("image", "rm", first["Config"]["Image"])
+
+
+NETWORK_USER = """
+import asyncio, multiprocessing, subprocess, sys
+from harbor_gym.sandboxes.docker_network import SHARED_NETWORK
+def use():
+    asyncio.run(SHARED_NETWORK.make())
+    subprocess.run(["docker", "network", "inspect", "--format", "{{.Name}}", SHARED_NETWORK.name()], check=True)
+if sys.argv[1] == "worker":
+    worker = multiprocessing.get_context("fork").Process(target=use)
+    worker.start()
+    worker.join()
+else:
+    use()
+    if sys.argv[1] == "error":
+        raise SystemExit("on purpose")
+"""
+
+
+@pytest.mark.parametrize("way", ["return", "error", "worker"])
+def test_the_shared_network_goes_when_its_process_ends(way: str) -> None:
+    done = subprocess.run([sys.executable, "-c", NETWORK_USER, way], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("harbor-gym-"), done
+    shown = ["docker", "network", "inspect", done.stdout.strip()]
+    assert subprocess.run(shown, capture_output=True, check=False).returncode == 1
+
+
+async def test_what_others_removed_between_two_starts_is_made_again(tmp_path: Path, name: str) -> None:
+    task = write_task(tmp_path / "task", dockerfile=f"FROM {BASE}\nRUN echo {name} >/name\n")
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        task = task.rename(tmp_path / str(number) / "task")
+        async with started(task, f"{name}-{number}") as environment:
+            assert (await environment.exec("cat /name")).stdout == f"{name}\n"
+            image = (await inspect_main(f"{name}-{number}"))["Config"]["Image"]
+        await docker("network", "rm", SHARED_NETWORK.name())
+        await docker("image", "rm", image)
+    assert leftovers(name) == []
 
 
 async def test_a_network_is_taken_away_and_given_back(tmp_path: Path, name: str) -> None:

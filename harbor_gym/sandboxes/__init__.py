@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
 
 if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment
     from harbor.models.trial.config import EnvironmentConfig
 
 LOCAL = "local"
@@ -58,9 +59,14 @@ def environment_config(name: str, *, options: Mapping[str, Any] | None = None) -
     return EnvironmentConfig(type=kind, kwargs=kwargs)
 
 
-def shares_setup(name: str) -> bool:
-    """Tell whether a sandbox's class takes a ``setup_command`` that it runs once for many sandboxes."""
-    return name in (LOCAL, _LOCAL_IMPORT_PATH)
+def takes_setup(name: str) -> bool:
+    """Tell whether a sandbox's class takes a ``setup_command``, to run it once for many sandboxes where it can."""
+    return name in (LOCAL, "docker", *_NAMES)
+
+
+def shares_setup(name: str, started: BaseEnvironment) -> bool:
+    """Tell whether a started sandbox stands on what its ``setup_command`` left once for many sandboxes."""
+    return takes_setup(name) and getattr(started, "shares_setup", True)
 
 
 def preflight(config: EnvironmentConfig) -> None:

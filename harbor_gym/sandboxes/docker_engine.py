@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from harbor_gym.cache import locked
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.owners import owner_label, run_id
 from harbor_gym.sandboxes.tools import run_tool
@@ -23,9 +22,10 @@ IMAGE_LABEL = "harbor_gym.image"
 PROJECT_LABEL = "com.docker.compose.project"
 MAIN = "main"
 STOP_GRACE_SEC = 1
+IDLE = ("sh", "-c", "sleep infinity")
+"""The main container's command. Source: Harbor's docker-compose-build.yaml."""
+
 _COMMAND_TIMEOUT_SEC = 60.0
-_NO_TALK = "com.docker.network.bridge.enable_icc=false"
-"""Containers of one bridge can't reach one another: an episode must not meet its neighbours."""
 
 
 async def docker(*words: str, timeout_sec: float = _COMMAND_TIMEOUT_SEC) -> tuple[int, str]:
@@ -108,59 +108,6 @@ async def remove(things: Iterable[Left]) -> list[str]:
         if code != 0:
             refusals.append(f"{thing.kind} {thing.name}: {' '.join(output.split())}")
     return refusals
-
-
-# --- the network -----------------------------------------------------------------------------------------------------
-
-
-class SharedNetwork:
-    """One network for all sandboxes of this process that need no more than a way out.
-
-    It exists while a sandbox uses it. With one network each, sandboxes would end where address pools do: near 30.
-    """
-
-    def __init__(self) -> None:
-        self._users: set[str] = set()
-        self._made: str | None = None
-
-    @staticmethod
-    def name() -> str:
-        """Return the network's name in this process."""
-        return f"harbor-gym-{owner_label()}"
-
-    async def use(self, user: str) -> None:
-        """Have the network exist until ``user`` leaves it.
-
-        Raises:
-            SandboxStartError: Docker can't make it.
-        """
-        name = self.name()
-        self._users.add(user)
-        if self._made == name:
-            return
-        async with locked("docker-network"):
-            if self._made == name:
-                return
-            texts = [f"{key}={value}" for key, value in labels().items()]
-            options = ["--opt", _NO_TALK, *(word for text in texts for word in ("--label", text))]
-            code, output = await docker("network", "create", *options, name)
-            if code != 0 and "already exists" not in output:
-                raise SandboxStartError(f"docker can't make a network for the sandboxes: {output.strip()}")
-            self._made = name
-
-    async def leave(self, user: str) -> None:
-        """Remove the network if ``user`` was its last. Idempotent."""
-        if user not in self._users:
-            return
-        self._users.discard(user)
-        async with locked("docker-network"):
-            if self._users or self._made is None:
-                return
-            name, self._made = self._made, None
-            await docker("network", "rm", name)
-
-
-SHARED_NETWORK = SharedNetwork()
 
 
 # --- the overlay -----------------------------------------------------------------------------------------------------

@@ -20,10 +20,8 @@ from harbor.models.trial.config import ResourceMode, ServiceVolumeConfig
 from harbor_gym.errors import SandboxError
 from harbor_gym.owners import temporary_prefix
 from harbor_gym.sandboxes import docker_engine as engine
-from harbor_gym.sandboxes.docker_engine import IMAGE_LABEL, MAIN, SHARED_NETWORK, docker
-
-_IDLE = ("sh", "-c", "sleep infinity")
-"""The main container's command. Source: Harbor's docker-compose-build.yaml."""
+from harbor_gym.sandboxes.docker_engine import IMAGE_LABEL, MAIN, docker
+from harbor_gym.sandboxes.docker_network import SHARED_NETWORK
 
 
 class DockerProject(HarborDockerEnvironment):
@@ -40,6 +38,7 @@ class DockerProject(HarborDockerEnvironment):
         own_file = Path(environment_dir) / COMPOSE_FILE_NAME
         self._is_plain = not extra_docker_compose and not own_file.exists()
         self._container: str | None = None
+        self._set_up_image: str | None = None
         self._overlay_dir: tempfile.TemporaryDirectory[str] | None = None
         self._logs_dir: tempfile.TemporaryDirectory[str] | None = None
         super().__init__(environment_dir, *args, extra_docker_compose=extra_docker_compose, **kwargs)
@@ -110,6 +109,8 @@ class DockerProject(HarborDockerEnvironment):
         if self._keeps_image:
             main |= {"image": self._main_image_name, "pull_policy": "never"}
             main["build"] = {"labels": {IMAGE_LABEL: self.environment_name}}
+        if self._set_up_image is not None:
+            main |= {"image": self._set_up_image, "pull_policy": "never"}
         declared = engine.own_services(self._user_compose_paths())
         self._overlay_dir = self._temporary_dir("overlay")
         (Path(self._overlay_dir.name) / "overlay.json").write_text(engine.overlay(declared, main, networks))
@@ -190,18 +191,26 @@ class DockerProject(HarborDockerEnvironment):
 
     def _run_words(self) -> list[str]:
         """Return the words of ``docker run`` that make what Compose would make of Harbor's files and our overlay."""
-        network = SHARED_NETWORK.name() if self._needs_network else "none"
-        cpus = self._resource_limit_value("cpu", auto_mode=ResourceMode.LIMIT)
-        memory_mb = self._resource_limit_value("memory", auto_mode=ResourceMode.LIMIT)
         options = {
             "--name": [self._container_name],
-            "--network": [network],
+            "--network": [SHARED_NETWORK.name() if self._needs_network else "none"],
             "--stop-timeout": [str(engine.STOP_GRACE_SEC)],
-            "--cpus": [] if cpus is None else [str(float(cpus))],
-            "--memory": [] if memory_mb is None else [f"{memory_mb}m"],
             "--label": [f"{key}={value}" for key, value in engine.compose_labels(self._project).items()],
             "--env": [f"{key}={value}" for key, value in self._startup_env().items()],
         }
         words = [word for option, values in options.items() for value in values for word in (option, value)]
-        image = self.task_env_config.docker_image if self._use_prebuilt else self._main_image_name
-        return ["run", "--detach", "--init", "--pull", "never", *words, image or "", *_IDLE]
+        image = self._set_up_image or self._given_image or ""
+        return ["run", "--detach", "--init", "--pull", "never", *words, *self._bounds, image, *engine.IDLE]
+
+    @property
+    def _bounds(self) -> list[str]:
+        """The words of ``docker run`` that say what a container may take of the machine."""
+        cpus = self._resource_limit_value("cpu", auto_mode=ResourceMode.LIMIT)
+        memory_mb = self._resource_limit_value("memory", auto_mode=ResourceMode.LIMIT)
+        words = [] if cpus is None else ["--cpus", str(float(cpus))]
+        return words if memory_mb is None else [*words, "--memory", f"{memory_mb}m"]
+
+    @property
+    def _given_image(self) -> str | None:
+        """The task's image, as long as no set-up command made one of it."""
+        return self.task_env_config.docker_image if self._use_prebuilt else self._main_image_name
