@@ -257,7 +257,8 @@ def prune(
 ) -> list[CacheEntry]:
     """Remove images and bases that no running process uses, and layers with their last image; return what is gone.
 
-    Safe beside running processes: who needs a removed image builds it again, and one that is held stays.
+    Safe beside running processes: who needs a removed image builds it again. What is held stays, as does a base that
+    the system refuses to remove.
 
     Args:
         older_than_sec: Remove what was not used for so long.
@@ -287,8 +288,9 @@ def _remove(path: Path) -> bool:
         if not is_free:
             return False
         if path.is_file():
-            path.unlink()
-            return True
+            with contextlib.suppress(OSError):
+                path.unlink()  # refused for one that is mounted, or another user's
+            return not path.exists()
         # Out of sight in one step: a half removed image must never be found.
         removed = path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")
         path.rename(removed)
