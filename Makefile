@@ -27,7 +27,7 @@ train: setup engines-local ## Train on tasks/devops_task here, on the CPU (ARGS=
 
 learn: setup engines-local ## Show that it learns: 3 learning rates x 3 seeds here, hours; a table and a figure (ARGS= adds flags)
 	$(PY) recipes/sweep.py --task-dir tasks/devops_task --sweep-path runs/learn --env local --backend local \
-		--num-batches 25 --save-every 5 $(ARGS)
+		--num-batches 25 --save-every 5 --zero-reward-on-limit $(ARGS)
 
 test: setup engines-local ## Run the tests, those on Docker where it can be had (ARGS= adds pytest's flags)
 	.ci/test.sh $(ARGS)

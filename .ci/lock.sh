@@ -10,9 +10,10 @@ pins=.requirements/all.txt
 new=$(mktemp)
 trap 'rm -f "$new"' EXIT
 [ ! -f "$pins" ] || cp "$pins" "$new"
-.venv/bin/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.12 \
-  --overrides .requirements/overrides.txt --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
-  --quiet --output-file "$new" "$@" >/dev/null
+# Every extra but ray, which is large and serves clusters: its test skips.
+.venv/bin/uv pip compile pyproject.toml --extra tinker --extra server --extra plot --extra render --group dev \
+  --universal --python-version 3.12 --overrides .requirements/overrides.txt \
+  --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file "$new" "$@" >/dev/null
 {
   echo '# Everything that make installs, pinned. Made by: make lock. Install with --no-deps: overrides.txt overrides what packages declare.'
   grep -v '^#' "$new"
