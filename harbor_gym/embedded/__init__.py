@@ -81,7 +81,9 @@ async def ensure_policy(
             seed=seed,
             progress=None if progress is None else lambda done, total: progress("demonstrations", done, total, None),
         )
-        return await _warm_start(conversations, folder, renderer_name, seed, progress)
+        # One on a machine: threads that wait for their like do so spinning, and two warm starts hardly get on at all.
+        async with locked("warm-start"):
+            return await _warm_start(conversations, folder, renderer_name, seed, progress)
 
 
 async def _warm_start(
