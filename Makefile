@@ -23,7 +23,7 @@ engines-docker: ## Install Docker with Compose v2 and start it where nothing els
 engines: engines-local engines-docker ## Both of the above
 
 train: setup engines-local ## Train on tasks/devops_task here, on the CPU (ARGS= adds flags)
-	$(PY) recipes/train.py --task-dir tasks/devops_task --env local --backend local $(ARGS)
+	$(PY) recipes/train.py --task-dir tasks/devops_task --env local --backend local --zero-reward-on-limit $(ARGS)
 
 learn: setup engines-local ## Show that it learns: 3 learning rates x 3 seeds here, hours; a table and a figure (ARGS= adds flags)
 	$(PY) recipes/sweep.py --task-dir tasks/devops_task --sweep-path runs/learn --env local --backend local \
