@@ -24,6 +24,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Share tests among processes by file and engine: a module's sandbox or server is started once."""
     rank = {name: place for place, name in enumerate(_LONGEST)}
