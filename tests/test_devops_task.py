@@ -3,6 +3,7 @@
 import hashlib
 import re
 import subprocess
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,8 +106,9 @@ def _docker(*arguments: str, stdin: str | None = None) -> str:
 @pytest.fixture(scope="module")
 def image() -> Iterator[str]:
     require_engine("docker")
-    tag = "harbor-gym-test-devops-task"
-    _docker("build", "--quiet", "--tag", tag, str(TASK_DIR / "environment"))
+    # A name and an identity that no other test's image has: removing theirs must not take this one.
+    tag = f"harbor-gym-test-devops-task-{uuid.uuid4().hex[:12]}"
+    _docker("build", "--quiet", "--label", f"test={tag}", "--tag", tag, str(TASK_DIR / "environment"))
     yield tag
     _docker("image", "rm", "--force", tag)
 
