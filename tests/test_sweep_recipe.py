@@ -27,7 +27,7 @@ with (folder / "metrics.jsonl").open("a") as metrics:
 try:
     print("batch 2/2  reward", rate * 100, flush=True)
     if (folder.parent / "hang").exists():
-        time.sleep(60)
+        time.sleep(600)
 except KeyboardInterrupt:
     (folder / "interrupted").touch()
     sys.exit(130)
@@ -111,9 +111,10 @@ def test_an_interrupted_sweep_interrupts_its_runs_and_waits_for_them(trainer: Pa
     while not process.stdout.readline().startswith("lr_0.001_seed_0  batch 2/2"):
         assert process.poll() is None, process.stderr
     os.kill(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
-    assert (folder / "lr_0.001_seed_0" / "interrupted").exists()
+    log = folder / "lr_0.001_seed_0.log"
+    assert (folder / "lr_0.001_seed_0" / "interrupted").exists(), f"it was killed, or said why not: {log.read_text()}"
 
 
 def test_the_real_recipe_takes_what_the_sweep_gives_it(tmp_path: Path) -> None:
