@@ -66,9 +66,9 @@ def _processes(workers: int) -> Generator[Executor]:
     # Spawned: the Tinker client's threads don't survive a fork.
     context = multiprocessing.get_context("spawn")
     others = {child.pid for child in multiprocessing.active_children()}
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
+    pool = _InterruptiblePool(workers, mp_context=context, initializer=_begin_worker)
     try:
-        yield _Interruptible(pool)
+        yield pool
     except BaseException:
         for child in multiprocessing.active_children():
             if child.pid is not None and child.pid not in others:
@@ -93,19 +93,12 @@ def _begin_worker() -> None:
     threading.Thread(target=watch, daemon=True, name="harbor-gym-parent").start()
 
 
-class _Interruptible(Executor):
+class _InterruptiblePool(ProcessPoolExecutor):
     """A process pool whose calls end on SIGINT, while its idle workers don't mind one."""
-
-    def __init__(self, pool: ProcessPoolExecutor) -> None:
-        self._pool = pool
 
     @override
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return self._pool.submit(_call, fn, *args, **kwargs)
-
-    @override
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self._pool.shutdown(wait, cancel_futures=cancel_futures)
+        return super().submit(_call, fn, *args, **kwargs)
 
 
 def _call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
