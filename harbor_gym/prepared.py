@@ -10,7 +10,8 @@ import time
 from typing import TYPE_CHECKING
 
 from harbor_gym import sandboxes
-from harbor_gym.errors import HarborGymError, SandboxStartError, UsageError
+from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.sandboxes.set_up import require_success
 from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
     from harbor_gym.config import TerminalEnvConfig
     from harbor_gym.episode import AgentPhase, Episode
-
-_OUTPUT_TAIL_CHARACTERS = 4000
 
 
 class PreparedEpisode:
@@ -154,9 +153,7 @@ async def _set_up(phase: AgentPhase, command: str, timeout_sec: float) -> None:
         phase.environment, command, timeout_sec=timeout_sec, user="root", purpose="run the setup_command"
     )
     done = await run_in_phase(phase, work)
-    if done.return_code != 0:
-        said = f"{done.stdout or ''}{done.stderr or ''}".strip()[-_OUTPUT_TAIL_CHARACTERS:]
-        raise SandboxStartError(f"setup_command ended with status {done.return_code}: {said}")
+    require_success(done.return_code, f"{done.stdout or ''}{done.stderr or ''}")
 
 
 async def open_phase_terminal(phase: AgentPhase, config: TerminalEnvConfig) -> Terminal:

@@ -21,14 +21,13 @@ from harbor_gym.sandboxes.docker_exec import DockerExecTimeoutError
 from harbor_gym.sandboxes.docker_network import SHARED_NETWORK
 from harbor_gym.sandboxes.docker_setup import DockerSetup, ImageGoneError, ImageLook
 from harbor_gym.sandboxes.docker_transfers import DockerTransfers
+from harbor_gym.sandboxes.set_up import is_of_verifier, require_success
 
 _COMMAND_END_SEC = 5.0
 _PULL_TIMEOUT_SEC = 600.0
 _RUN_TIMEOUT_SEC = 120.0
 _RUN_ATTEMPTS = 4
 _DONE = ExecResult(stdout=None, stderr=None, return_code=0)
-_OF_VERIFIERS = "__verifier__"
-"""In the session ids that Harbor gives to separate verifiers' sandboxes."""
 type _Compose = Callable[[list[str]], Coroutine[Any, Any, ExecResult]]
 
 _looks: dict[str, ImageLook] = {}
@@ -46,7 +45,7 @@ class DockerLaunch(DockerTransfers):
         self._has_healthcheck = True
         super().__init__(*args, **kwargs)
         # A separate verifier's sandbox has an image of its own.
-        self._setup_command = None if _OF_VERIFIERS in self.session_id else setup_command
+        self._setup_command = None if is_of_verifier(self.session_id) else setup_command
 
     @override
     def _validate_daemon_mode(self) -> None:
@@ -203,7 +202,7 @@ class DockerLaunch(DockerTransfers):
             done = await self.exec(command, user="root", timeout_sec=round(self.task_env_config.build_timeout_sec))
         except DockerExecTimeoutError as exc:
             raise SandboxStartError(f"setup_command: {exc} (build_timeout_sec)") from exc
-        docker_setup.require_success(done.return_code, done.stdout or "")
+        require_success(done.return_code, done.stdout or "")
 
     @override
     async def ensure_dirs(self, dirs: Sequence[EnvironmentPath], *, chmod: bool = True) -> ExecResult | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import re
@@ -11,17 +10,17 @@ from typing import Any
 
 from harbor_gym.cache import locked
 from harbor_gym.cancellation import uninterrupted
-from harbor_gym.errors import SandboxError, SandboxStartError
+from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes import docker_engine as engine
 from harbor_gym.sandboxes.docker_engine import IMAGE_LABEL, docker
 from harbor_gym.sandboxes.docker_exec import run_inside
 from harbor_gym.sandboxes.docker_network import SHARED_NETWORK
+from harbor_gym.sandboxes.set_up import require_success, setting_up
 
 _FORMAT = 1
 _REPOSITORY = "harbor-gym-set-up"
 _RUN_TIMEOUT_SEC = 120.0
 _COMMIT_TIMEOUT_SEC = 600.0
-_OUTPUT_TAIL_CHARACTERS = 4000
 
 _known: set[str] = set()
 """Names of set-up images that this process has seen. One that is gone shows when a container is to be made of it."""
@@ -129,19 +128,9 @@ async def set_up(setup: DockerSetup, *, timeout_sec: float) -> str:
     """
     if setup.image in _known:
         return setup.image
-    scope = asyncio.timeout(timeout_sec)
-    try:
-        async with scope, locked(f"docker-{setup.image.replace(':', '-')}"):
-            if await look_at(setup.image) is None:
-                await _make(setup)
-    except TimeoutError:
-        if not scope.expired():
-            raise
-        raise SandboxStartError(f"setup_command took longer than {timeout_sec:g} s (build_timeout_sec)") from None
-    except SandboxStartError:
-        raise
-    except SandboxError as exc:
-        raise SandboxStartError(f"setup_command: {exc}") from exc
+    async with setting_up(timeout_sec), locked(f"docker-{setup.image.replace(':', '-')}"):
+        if await look_at(setup.image) is None:
+            await _make(setup)
     _known.add(setup.image)
     return setup.image
 
@@ -175,10 +164,3 @@ async def _make(setup: DockerSetup) -> None:
             raise SandboxStartError(f"setup_command: docker commit failed: {output.strip()}")
     finally:
         await uninterrupted(docker("rm", "--force", "--volumes", setup.container))
-
-
-def require_success(code: int, output: str) -> None:
-    """Raise :class:`SandboxStartError` with the end of the output unless a set-up command succeeded."""
-    if code != 0:
-        said = output.strip()[-_OUTPUT_TAIL_CHARACTERS:]
-        raise SandboxStartError(f"setup_command ended with status {code}: {said}")

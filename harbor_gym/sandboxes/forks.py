@@ -11,15 +11,15 @@ from pathlib import Path
 
 from harbor_gym.cache import Hold, locked
 from harbor_gym.cancellation import uninterrupted
-from harbor_gym.errors import SandboxError, SandboxStartError, UsageError
+from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes import layers
 from harbor_gym.sandboxes.images import Image, hold_known, load_image, write_record
 from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
+from harbor_gym.sandboxes.set_up import require_success, setting_up
 from harbor_gym.sandboxes.walls import Walls
 
 _FORMAT = 1
 _PRUNE_PAUSE_SEC = 0.05
-_OUTPUT_TAIL_CHARACTERS = 4000
 _KILL_THE_REST = "kill -9 -1 2>/dev/null; while kill -0 -1 2>/dev/null; do :; done; true"
 """What the command left running would not be there later, and must not write while its files are copied."""
 
@@ -74,21 +74,15 @@ async def hold_set_up(image: Image, setup: Setup, walls: Walls, *, timeout_sec: 
         walls.has_network,
     ]
     digest = hashlib.sha256(json.dumps(["set-up", *told]).encode()).hexdigest()
-    scope = asyncio.timeout(timeout_sec)
-    try:
-        async with scope:
-            while True:
-                async with locked(f"image-{digest[:32]}"):
-                    prepared = await asyncio.to_thread(load_image, digest)
-                    if prepared is None:
-                        prepared = await _make(image, setup, walls, digest)
-                if (held := await hold_known(prepared)) is not None:
-                    return prepared, held
-                await asyncio.sleep(_PRUNE_PAUSE_SEC)  # it is being pruned at this moment
-    except TimeoutError:
-        if not scope.expired():
-            raise
-        raise SandboxStartError(f"setup_command took longer than {timeout_sec:g} s (build_timeout_sec)") from None
+    async with setting_up(timeout_sec):
+        while True:
+            async with locked(f"image-{digest[:32]}"):
+                prepared = await asyncio.to_thread(load_image, digest)
+                if prepared is None:
+                    prepared = await _make(image, setup, walls, digest)
+            if (held := await hold_known(prepared)) is not None:
+                return prepared, held
+            await asyncio.sleep(_PRUNE_PAUSE_SEC)  # it is being pruned at this moment
 
 
 async def _make(image: Image, setup: Setup, walls: Walls, digest: str) -> Image:
@@ -97,9 +91,7 @@ async def _make(image: Image, setup: Setup, walls: Walls, digest: str) -> Image:
         await sandbox.start(image.directories, walls, setup.directories)
         for command in (setup.command, _KILL_THE_REST):
             finished = await sandbox.run(Request(command, "0", setup.workdir, setup.env))
-            if finished.return_code != 0:
-                said = f"{finished.stdout.text()}{finished.stderr.text()}".strip()[-_OUTPUT_TAIL_CHARACTERS:]
-                raise SandboxStartError(f"setup_command ended with status {finished.return_code}: {said}")
+            require_success(finished.return_code, f"{finished.stdout.text()}{finished.stderr.text()}")
         async with layers.staging() as folder:
             written = folder / "set-up"
             written.mkdir(mode=0o755)
@@ -108,9 +100,5 @@ async def _make(image: Image, setup: Setup, walls: Walls, digest: str) -> Image:
                 prepared = replace(image, layers=(*names, *image.layers), digest=digest)
                 await asyncio.to_thread(write_record, prepared, made_for=f"set-up on image {image.digest[:12]}")
         return prepared
-    except SandboxStartError:
-        raise
-    except SandboxError as exc:
-        raise SandboxStartError(f"setup_command: {exc}") from exc
     finally:
         await uninterrupted(asyncio.ensure_future(sandbox.stop()))

@@ -38,14 +38,13 @@ from harbor_gym.sandboxes.images import Image, ImageSource, hold_image
 from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import text_chunks
+from harbor_gym.sandboxes.set_up import is_of_verifier
 from harbor_gym.sandboxes.walls import DEFAULT_MAX_PROCESSES, WallOptions, Walls
 
 _DEFAULT_STORAGE_MB = 2048
 _TRANSFER_TIMEOUT_SEC = 600.0
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HARBOR_LOGS = "/logs/"
-_OF_VERIFIERS = "__verifier__"
-"""In the session ids that Harbor gives to separate verifiers' sandboxes."""
 _AUTOGROUP_NICE = -10
 TOOLS = {"bwrap": "bubblewrap", "buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → the Debian package that holds it."""
@@ -251,7 +250,7 @@ class LocalEnvironment(BaseEnvironment):
     @property
     def _chosen_image(self) -> ImageOptions:
         """What the options say; a separate verifier's sandbox has an image of its own, of which they say nothing."""
-        return ImageOptions() if _OF_VERIFIERS in self.session_id else self._image_options
+        return ImageOptions() if is_of_verifier(self.session_id) else self._image_options
 
     def _walls(self) -> Walls:
         return self._options.walls(

@@ -1,0 +1,46 @@
+"""What holds for a task's ``setup_command`` wherever it runs: when it fails, and whose sandboxes it is not for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+from harbor_gym.errors import SandboxError, SandboxStartError
+
+_OUTPUT_TAIL_CHARACTERS = 4000
+_OF_VERIFIERS = "__verifier__"
+"""Harbor writes it into the session ids of separate verifiers' sandboxes."""
+
+
+def is_of_verifier(session_id: str) -> bool:
+    """Tell whether a sandbox is a separate verifier's, which the task's set-up is not for."""
+    return _OF_VERIFIERS in session_id
+
+
+@contextlib.asynccontextmanager
+async def setting_up(timeout_sec: float) -> AsyncGenerator[None]:
+    """Bound what is done for a set-up command in time, and tell what fails of it as a failed start.
+
+    Raises:
+        SandboxStartError: The time was up, or the sandbox failed.
+    """
+    scope = asyncio.timeout(timeout_sec)
+    try:
+        async with scope:
+            yield
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise SandboxStartError(f"setup_command took longer than {timeout_sec:g} s (build_timeout_sec)") from None
+    except SandboxStartError:
+        raise
+    except SandboxError as exc:
+        raise SandboxStartError(f"setup_command: {exc}") from exc
+
+
+def require_success(code: int, output: str) -> None:
+    """Raise :class:`SandboxStartError` with the end of the output unless a set-up command succeeded."""
+    if code != 0:
+        said = output.strip()[-_OUTPUT_TAIL_CHARACTERS:]
+        raise SandboxStartError(f"setup_command ended with status {code}: {said}")
