@@ -1,6 +1,7 @@
 """The tiny policy's tokenizer and model, and the warm start that makes a policy of them."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,7 @@ def test_sharing_the_prefix_changes_no_loss_and_no_gradient(tokenizer: Any) -> N
     losses: list[float] = []
     for length in (0, shared):
         model = build_model(tokenizer, hidden_size=64, layers=2)
-        loss = warm_start._loss(model, rows, length)  # pyright: ignore[reportPrivateUsage]  # the shortcut under test
+        loss = warm_start._losses(model, rows, length).mean()  # pyright: ignore[reportPrivateUsage]  # the shortcut under test
         loss.backward()
         losses.append(loss.item())
         gradients.append([weight.grad for weight in model.parameters()])
@@ -182,6 +183,27 @@ def test_a_warm_start_is_repeatable_learns_and_is_made_once(tmp_path: Path) -> N
     made = len(losses)
     assert build("a", 0) == first
     assert len(losses) == made, "a policy that is there is not made again"
+
+
+@pytest.mark.slow
+def test_short_conversations_count_no_more_than_long_ones(tmp_path: Path) -> None:
+    """An imitator of those who stop at once as often as they go on does the same, however long they go on."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    conversations = [_conversation("exit\n"), _conversation(*["ls\n"] * 8)] * 16
+    made = warm_start.warm_start(conversations, tmp_path, renderer_name="qwen3", steps=40)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(made), AutoTokenizer.from_pretrained(made)
+    chances: list[float] = []
+    for conversation in conversations[:2]:
+        row = warm_start.encode_conversation(conversation[:3], tokenizer, "qwen3")
+        start = row.learnt.index(True)
+        with torch.no_grad():
+            told = model(input_ids=torch.tensor([row.tokens])).logits[0].log_softmax(-1)
+        chances.append(sum(told[at - 1, row.tokens[at]].item() for at in range(start, len(row.tokens))))
+    stops, goes_on = (math.exp(chance) for chance in chances)
+    assert stops + goes_on > 0.9
+    assert 0.3 < stops < 0.7
 
 
 def test_an_interrupted_warm_start_leaves_nothing(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-POLICY_FORMAT = 1
+POLICY_FORMAT = 2
 """Version of what a warm start makes of the same input. Raise it with every change to the model, the tokens or the
 training, so that no older cached policy is taken for the new one."""
 
@@ -211,18 +211,20 @@ def _train(
     optimizers = _optimizers(model, settings.learning_rate)
     schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: _rate(step, settings.steps)) for one in optimizers]
     batches = _batches(rows, settings)
+    # Batches are of rows alike in length: a mean over each would make tokens of short conversations count for more.
+    typical = settings.batch_size * sum(sum(row.learnt) for row in rows) / len(rows)
     losses: list[float] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
     try:
         for step in range(1, settings.steps + 1):
             model.zero_grad()
-            loss = _loss(model, next(batches), shared)
-            loss.backward()
+            each = _losses(model, next(batches), shared)
+            (each.sum() / typical).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for one in (*optimizers, *schedules):
                 one.step()
-            losses.append(loss.item())
+            losses.append(each.mean().item())
             if progress is not None:
                 progress(Progress(step, settings.steps, losses[-1]))
     finally:
@@ -243,8 +245,8 @@ def _optimizers(model: Qwen3ForCausalLM, learning_rate: float) -> list[torch.opt
     ]
 
 
-def _loss(model: Qwen3ForCausalLM, batch: Sequence[Row], shared: int) -> torch.Tensor:
-    """Return the mean loss on the policy's tokens, computing what all conversations begin with only once."""
+def _losses(model: Qwen3ForCausalLM, batch: Sequence[Row], shared: int) -> torch.Tensor:
+    """Return the loss on each token of the policy's, computing what all conversations begin with only once."""
     import torch
     from transformers import DynamicCache
 
@@ -261,7 +263,8 @@ def _loss(model: Qwen3ForCausalLM, batch: Sequence[Row], shared: int) -> torch.T
     # Padding stands at the end, where causal attention keeps it from every token that counts.
     hidden = model.model(input_ids=tokens[:, :-1], past_key_values=cache, use_cache=True).last_hidden_state
     chosen = learnt[:, 1:]
-    return torch.nn.functional.cross_entropy(model.lm_head(hidden[chosen]), tokens[:, 1:][chosen])
+    logits = model.lm_head(hidden[chosen])
+    return torch.nn.functional.cross_entropy(logits, tokens[:, 1:][chosen], reduction="none")
 
 
 def _shared_prefix(rows: Sequence[Row]) -> int:
