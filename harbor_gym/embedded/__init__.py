@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEMONSTRATIONS = 200
 """Episodes that the demonstrator plays for one policy."""
 
-STEPS = 120
+STEPS = 200
 """Optimizer steps of the warm start."""
 
 _DECIDING_SOURCES = ("demonstrations.py", "policy.py", "warm_start.py")
