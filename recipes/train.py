@@ -143,6 +143,7 @@ def main(
     learning_rate: Annotated[float | None, option("Adam's learning rate.", HOW)] = None,
     lora_rank: Annotated[int, option("Rank of the LoRA adapter.", HOW)] = 32,
     loss_fn: Annotated[str, option("importance_sampling, ppo, cispo, …", HOW)] = "importance_sampling",
+    kl_penalty_coef: Annotated[float, option("Weight of the KL penalty against the base model; 0 is none.", HOW)] = 0.0,
     load_checkpoint_path: Annotated[str | None, option("Start from these weights (tinker://…).", HOW)] = None,
     seed: Annotated[int, option("Seeds the tasks' order, the embedded policy, the adapter and sampling.", HOW)] = 0,
     max_rollout_retries: Annotated[int, option("Lost episodes that a group runs again.", ROLLOUTS, min=0)] = 3,
@@ -205,6 +206,7 @@ def main(
             learning_rate=learning_rate or defaults.learning_rate,
             lora_rank=lora_rank,
             loss_fn=loss_fn,
+            kl_penalty_coef=kl_penalty_coef,
             load_checkpoint_path=load_checkpoint_path,
             seed=seed,
             max_rollout_retries=max_rollout_retries,
@@ -261,6 +263,7 @@ class Run:
     learning_rate: float
     lora_rank: int
     loss_fn: str
+    kl_penalty_coef: float
     load_checkpoint_path: str | None
     seed: int
     max_rollout_retries: int
@@ -585,7 +588,7 @@ def training_config(
 ) -> "Config":
     """Return the cookbook's configuration of this run."""
     from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
-    from tinker_cookbook.rl.train import AsyncConfig, Config, StreamMinibatchConfig
+    from tinker_cookbook.rl.train import AsyncConfig, Config, KLReferenceConfig, StreamMinibatchConfig
 
     from harbor_gym.tinker.env import LIMIT_STOP_REASONS
 
@@ -600,6 +603,8 @@ def training_config(
         learning_rate=run.learning_rate,
         lora_rank=run.lora_rank,
         loss_fn=run.loss_fn,  # pyright: ignore[reportArgumentType]  # the service knows its names, and says so
+        kl_penalty_coef=run.kl_penalty_coef,
+        kl_reference_config=KLReferenceConfig(base_model=model_name) if run.kl_penalty_coef > 0 else None,
         load_checkpoint_path=start_path,
         log_path=str(run.log_path),
         # What is evaluated must be there to be named the best.

@@ -23,7 +23,7 @@ def _datum(prompt: list[int], sampled: list[int], logprobs: list[float]) -> type
 
 
 def main(base_url: str, model: str) -> dict[str, Any]:
-    """Sample, train, save, and resume from the checkpoint; then list and delete checkpoints."""
+    """Sample, train, score, save, and resume from the checkpoint; then list and delete checkpoints."""
     seen: dict[str, Any] = {}
     service = tinker.ServiceClient(base_url=base_url)
     trainer = service.create_lora_training_client(base_model=model, rank=4, seed=1).result()
@@ -40,6 +40,11 @@ def main(base_url: str, model: str) -> dict[str, Any]:
     seen["logprob_gap"] = max(
         abs(a - b) for one, other in zip(trained, sampled, strict=True) for a, b in zip(one, other, strict=True)
     )
+    reference = service.create_sampling_client(base_model=model)
+    whole = types.ModelInput.from_ints([*prompt, *sequences[0].tokens])
+    scored = reference.compute_logprobs(whole).result()
+    seen["scored"] = [len(scored) - whole.length, scored[0]]
+    seen["scored_gap"] = max(abs((a or 0.0) - b) for a, b in zip(scored[len(prompt) :], sampled[0], strict=True))
     trainer.optim_step(types.AdamParams(learning_rate=1e-2)).result()
     after = trainer.forward(data, "importance_sampling").result()
     mean = [

@@ -102,6 +102,8 @@ async def test_the_sdk_samples_trains_saves_and_resumes(model_dir: Path, tmp_pat
     assert _group(pid) == []
     assert seen["lengths"] == [16, 16]
     assert seen["logprob_gap"] < 1e-4
+    assert seen["scored"] == [0, None], "a log probability for each token, the first of which has none"
+    assert seen["scored_gap"] < 1e-4, "an adapter that has learnt nothing is the base model"
     assert seen["more_likely_after_the_step"]
     assert seen["resumed_gap"] < 1e-5
     assert (seen["listed"], seen["left"]) == (["second"], [])

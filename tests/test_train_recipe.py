@@ -85,7 +85,7 @@ def test_help_lists_every_flag_of_the_documented_command() -> None:
         *("base-url", "backend", "eval-every", "max-turns", "loss-fn", "wandb-project"),
         *("load-checkpoint-path", "seed", "log-dir-exists", "task", "where", "test-fraction", "epochs"),
         *("max-rollout-retries", "max-steps-off-policy", "stream-minibatches", "remove-constant-groups"),
-        "zero-reward-on-limit",
+        *("zero-reward-on-limit", "kl-penalty-coef"),
     )
     assert [flag for flag in documented if f"--{flag}" not in shown] == []
 

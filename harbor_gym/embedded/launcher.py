@@ -5,13 +5,15 @@
 Takes every option of ``skyrl.tinker.api`` and the few of ours (``--help`` lists them). This file imports nothing of
 harbor_gym, so an interpreter that only has SkyRL can run it by its path.
 
-SkyRL's server is changed in four places, each of them a private name of exactly one SkyRL version; :func:`verify_skyrl`
+SkyRL's server is changed in five places, each of them a private name of exactly one SkyRL version; :func:`verify_skyrl`
 refuses to start on another one:
 
 1. The engine process is this file run by this interpreter, not ``uv run`` with extras.
 2. A promise of samples carries one id per sample, which the Tinker SDK asserts since 0.28.
 3. ``load_weights`` without a model makes the model first: the SDK creates a client from a checkpoint in one request.
 4. The checkpoint routes accept the ids (``session:train:0``) that the SDK gives to models made that way.
+5. Log probabilities of a prompt have one entry a token, as Tinker's have, whose first is None; the JAX backend leaves
+   that one out, and who takes a KL penalty from them would read each for the token before.
 """
 
 import argparse
@@ -32,6 +34,7 @@ from typing import Any
 SKYRL_VERSION = "0.4.0"
 
 TOUCHED_NAMES = (
+    "skyrl.backends.jax:JaxBackend.sample",
     "skyrl.tinker.api:_build_uv_run_cmd_engine",
     "skyrl.tinker.api:app",
     "skyrl.tinker.api:asample",
@@ -53,6 +56,7 @@ TOUCHED_NAMES = (
     "skyrl.tinker.types:CreateModelInput",
     "skyrl.tinker.types:LoraConfig",
     "skyrl.tinker.types:RequestType.CREATE_MODEL",
+    "skyrl.tinker.types:SampleOutput.model_fields",
     "skyrl.tinker.types:TinkerPath.parse",
     "skyrl.utils.log:get_uvicorn_log_config",
 )
@@ -230,7 +234,7 @@ def _with(signature: inspect.Signature, parameter: inspect.Parameter) -> list[in
 
 
 def patch_server(own: argparse.Namespace) -> Any:
-    """Apply the four changes to SkyRL's server module and return it.
+    """Apply the changes to SkyRL's server module (all but the last, which is the engine's) and return it.
 
     Args:
         own: Our options, which the engine process inherits.
@@ -241,6 +245,21 @@ def patch_server(own: argparse.Namespace) -> Any:
     _patch_load_weights(api)
     _patch_checkpoint_ids(api)
     return api
+
+
+def patch_engine() -> None:
+    """Have the JAX backend give the first token of a prompt a log probability too: None."""
+    backend: Any = importlib.import_module("skyrl.backends.jax").JaxBackend
+    original = backend.sample
+
+    def sample(self: Any, prepared_batch: Any) -> Any:
+        results = original(self, prepared_batch)
+        for result in results.values():
+            if (known := getattr(result, "prompt_logprobs", None)) is not None:
+                result.prompt_logprobs = [None, *known]
+        return results
+
+    backend.sample = sample
 
 
 def _forget_unfinished_requests(database_url: str) -> None:
@@ -259,6 +278,7 @@ def _forget_unfinished_requests(database_url: str) -> None:
 def _run_engine(own: argparse.Namespace, engine_config: Any) -> None:
     from skyrl.tinker.engine import TinkerEngine
 
+    patch_engine()
     engine = TinkerEngine(engine_config)
     if own.ready_file is not None:
         own.ready_file.touch()
