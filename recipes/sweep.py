@@ -1,6 +1,6 @@
 """Train once for each learning rate and seed, in one folder; then draw the curves and print the table.
 
-    python recipes/sweep.py --task-dir tasks/devops_task --learning-rates 8e-4,2e-4,5e-5 --seeds 0,1,2 \
+    python recipes/sweep.py --task-dir tasks/devops_task --learning-rates 1e-3,2e-4,5e-5 --seeds 0,1,2 \
         --sweep-path runs/learn --env local --backend local --num-batches 25
 
 Flags that are not the sweep's own go to train.py as they stand. The same command goes on with an unfinished sweep:
@@ -54,7 +54,7 @@ class Run:
 def main(
     context: typer.Context,
     task_dir: Annotated[Path, typer.Option(help="Harbor task directory.")],
-    learning_rates: Annotated[str, typer.Option(help="With commas between.")] = "8e-4,2e-4,5e-5",
+    learning_rates: Annotated[str, typer.Option(help="With commas between.")] = "1e-3,2e-4,5e-5",
     seeds: Annotated[str, typer.Option(help="With commas between.")] = "0,1,2",
     sweep_path: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/sweep-TASK]")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,

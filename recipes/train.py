@@ -98,7 +98,7 @@ DEFAULTS = {
         max_context_tokens=4096,
         temperature=1.0,
         num_batches=5,
-        learning_rate=8e-4,
+        learning_rate=1e-3,
         max_turns=10,
     ),
 }
