@@ -563,16 +563,23 @@ async def export_best(run: Run, base_url: str | None) -> None:
     from tinker_cookbook.checkpoint_utils import load_checkpoints_file
     from tinker_cookbook.exceptions import WeightsDownloadError
 
+    from harbor_gym.embedded.server import export_adapter
+
     best = read_best(run.log_path)
     typer.echo(f"best: checkpoint {best.checkpoint}, after batch {best.batch}, reward {best.reward:.2f}")
-    paths = {one.name: one.sampler_path for one in load_checkpoints_file(str(run.log_path))}
-    if (path := paths.get(best.checkpoint)) is None:
+    saved = {one.name: one for one in load_checkpoints_file(str(run.log_path))}
+    if (checkpoint := saved.get(best.checkpoint)) is None:
         return  # what the run started from
     folder = run.log_path / "best"
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        await asyncio.to_thread(weights.download, tinker_path=path, output_dir=str(folder), base_url=base_url)
-    except WeightsDownloadError as exc:
+        if run.backend is Backend.LOCAL:
+            await asyncio.to_thread(export_adapter, run.log_path / "server", checkpoint.sampler_path or "", folder)
+        else:
+            # Of Tinker's two ways the SDK still has the one for training weights.
+            path = checkpoint.state_path or ""
+            await asyncio.to_thread(weights.download, tinker_path=path, output_dir=str(folder), base_url=base_url)
+    except (UsageError, WeightsDownloadError) as exc:
         typer.echo(f"its weights could not be exported: {exc}", err=True)
     else:
         typer.echo(f"its weights: {folder}")

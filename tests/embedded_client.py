@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from typing import Any
 
@@ -61,6 +62,7 @@ def main(base_url: str, model: str) -> dict[str, Any]:
         for one, other in zip(after.loss_fn_outputs, again.loss_fn_outputs, strict=True)
         for a, b in zip(one["logprobs"].data, other["logprobs"].data, strict=True)
     )
+    seen["sampler_path"] = resumed.save_weights_for_sampler("third").result().path
     second = resumed.save_state("second").result().path
     rest = tinker.RestClient(base_url=base_url)
     run_id = second.removeprefix("tinker://").partition("/")[0]
@@ -72,3 +74,5 @@ def main(base_url: str, model: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     sys.stdout.write(json.dumps(main(*sys.argv[1:])))
+    sys.stdout.flush()
+    os._exit(0)  # the SDK's threads were seen to abort an interpreter that was ending on a busy machine

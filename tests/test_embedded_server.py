@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from harbor_gym.embedded.policy import build_model, build_tokenizer, save_policy
-from harbor_gym.embedded.server import TrainingServer, TrainingServerError
+from harbor_gym.embedded.server import TrainingServer, TrainingServerError, export_adapter
 from harbor_gym.errors import UsageError
 from tests.engines import require_engine
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.usefixtures("engines", "nothing_left")]
+
+ADAPTER = "adapter_model.safetensors"
 
 _START_AND_REPORT = """
 import asyncio, pathlib, sys
@@ -106,7 +108,12 @@ async def test_the_sdk_samples_trains_saves_and_resumes(model_dir: Path, tmp_pat
     assert seen["scored_gap"] < 1e-4, "an adapter that has learnt nothing is the base model"
     assert seen["more_likely_after_the_step"]
     assert seen["resumed_gap"] < 1e-5
-    assert (seen["listed"], seen["left"]) == (["second"], [])
+    assert (set(seen["listed"]), seen["left"]) == ({"second", "third"}, ["third"])
+    export_adapter(tmp_path / "state", seen["sampler_path"], tmp_path / "adapter")
+    assert {path.name for path in (tmp_path / "adapter").iterdir()} == {"adapter_config.json", ADAPTER}
+    assert (tmp_path / "adapter" / ADAPTER).stat().st_size > 1000
+    with pytest.raises(UsageError, match="no checkpoint that the server in"):
+        export_adapter(tmp_path / "state", "tinker://other/best", tmp_path / "none")
     assert server.pid is None
     assert not (tmp_path / "state" / "tmp").exists()
     assert (tmp_path / "state" / "tinker.db").is_file()

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import sys
+import tarfile
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -262,6 +263,30 @@ async def _end_process_group(process: asyncio.subprocess.Process) -> None:
         async with asyncio.timeout(_REAP_SEC):
             while _group_exists(process.pid):  # noqa: ASYNC110 - the kernel has no event for an empty process group
                 await asyncio.sleep(0.01)
+
+
+def export_adapter(state_dir: Path, sampler_path: str, out_dir: Path) -> None:
+    """Write a checkpoint's adapter as PEFT reads one: ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+    No server needs to run. (Tinker's way, an archive from a signed address, is gone from its SDK.)
+
+    Args:
+        state_dir: The ``state_dir`` of the server that saved it.
+        sampler_path: ``tinker://MODEL/NAME`` or ``tinker://MODEL/sampler_weights/NAME``, as the server named it.
+        out_dir: Made if missing.
+
+    Raises:
+        UsageError: There is no such checkpoint.
+    """
+    model, _, name = sampler_path.removeprefix("tinker://").partition("/")
+    archive = state_dir / "checkpoints" / model / "sampler_weights" / f"{Path(name).name}.tar.gz"
+    if not archive.is_file():
+        raise UsageError(f"{sampler_path} is no checkpoint that the server in {state_dir} saved for sampling")
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive) as packed:
+        for member in packed.getmembers():
+            if member.isfile():
+                packed.extract(member, out_dir, filter="data")
 
 
 def _group_exists(group: int) -> bool:
