@@ -5,14 +5,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harbor_gym.embedded.policy import build_model, build_tokenizer, save_policy
-from harbor_gym.embedded.server import TrainingServer
 from harbor_gym.prompts import system_prompt
 from harbor_gym.types import ActionFormat
 from tests.engines import require_engine
@@ -36,8 +34,8 @@ LONG_VECTOR = 25
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncGenerator[TrainingServer]:
-    """A server for a policy of random weights, small enough to compile and train in no time, and of few words."""
+def model_dir(tmp_path: Path) -> Path:
+    """A policy of random weights, small enough to compile and train in no time, and of few words."""
     require_engine("server")
     require_engine("tinker")
     tokenizer = build_tokenizer([system_prompt(ActionFormat.KEYSTROKES)] * 3, 768)
@@ -45,16 +43,13 @@ async def server(tmp_path: Path) -> AsyncGenerator[TrainingServer]:
     (vectors,) = model.get_input_embeddings().parameters()
     vectors.data[tokenizer.convert_tokens_to_ids("<|im_end|>")] *= LONG_VECTOR
     save_policy(model, tokenizer, tmp_path / "model")
-    async with TrainingServer(
-        tmp_path / "model", tmp_path / "server", max_lora_rank=8, startup_timeout_sec=600
-    ) as server:
-        yield server
+    return tmp_path / "model"
 
 
-async def start(server: TrainingServer, task_dir: Path, log_path: Path, *more: str) -> asyncio.subprocess.Process:
+async def start(model_dir: Path, task_dir: Path, log_path: Path, *more: str) -> asyncio.subprocess.Process:
     flags = (
         *("--task-dir", task_dir, "--env", "tests.judged_sandboxes:Judged", "--log-path", log_path),
-        *("--backend", "tinker", "--base-url", server.base_url, "--model-name", server.model_dir),
+        *("--backend", "local", "--model-name", model_dir),
         *("--renderer-name", "qwen3_instruct", "--lora-rank", 8, "--learning-rate", 0.003, "--seed", 5),
         *("--group-size", 4, "--num-batches", 4, "--save-every", 2, "--max-turns", 2, "--max-tokens", 24),
         *("--eval-every", 2, "--test-episodes", 2, "--eval-temperature", 1, "--kl-penalty-coef", 0.01),
@@ -62,7 +57,7 @@ async def start(server: TrainingServer, task_dir: Path, log_path: Path, *more: s
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", KEYS_ARE_ACTIONS, str(ROOT / "recipes")),
         *(*map(str, flags), *more),
-        env={**os.environ, **server.client_environment(), "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
@@ -88,10 +83,10 @@ def said(log_path: Path) -> dict[str, list[tuple[str, str]]]:
     }
 
 
-async def test_a_killed_run_goes_on_as_if_nothing_had_been(server: TrainingServer, tmp_path: Path) -> None:
+async def test_a_killed_run_goes_on_as_if_nothing_had_been(model_dir: Path, tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "task")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    killed = await start(server, task_dir, broken)
+    killed = await start(model_dir, task_dir, broken)
     async with asyncio.timeout(600):
         while len(lines(broken / "metrics.jsonl")) < 3:
             assert killed.returncode is None, (await killed.communicate())[1].decode()[-3000:]
@@ -103,8 +98,8 @@ async def test_a_killed_run_goes_on_as_if_nothing_had_been(server: TrainingServe
     with (broken / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 3, "half a li')
 
-    await end(await start(server, task_dir, broken, "--log-dir-exists", "resume"))
-    await end(await start(server, task_dir, whole))
+    await end(await start(model_dir, task_dir, broken, "--log-dir-exists", "resume"))
+    await end(await start(model_dir, task_dir, whole))
 
     ours, theirs = lines(broken / "metrics.jsonl"), lines(whole / "metrics.jsonl")
     assert [record["step"] for record in ours] == [record["step"] for record in theirs] == [0, 1, 2, 3]
@@ -129,6 +124,8 @@ async def test_a_killed_run_goes_on_as_if_nothing_had_been(server: TrainingServe
         (2, "000002"),
         (4, "final"),
     ]
+    exported = [path.name for path in (broken / "best").glob("*")]
+    assert ("adapter_model.safetensors" in exported) == (evaluated[0]["best"]["batch"] > 0)
     saved = [[record["name"] for record in lines(run / "checkpoints.jsonl")] for run in (broken, whole)]
     assert saved[0] == saved[1]
     assert (saved[0][0], saved[0][-1]) == ("000002", "final")
