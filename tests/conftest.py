@@ -14,7 +14,14 @@ from tests.engines import ENGINES, require_engine
 from tests.tasks import write_task
 
 _SETTLE_SEC = 5.0
-_LONGEST = ("test_train_recipe", "test_embedded_server", "test_terminal", "test_demonstrations", "test_kill")
+_LONGEST = (
+    "test_resumed_run",
+    "test_train_recipe",
+    "test_embedded_server",
+    "test_terminal",
+    "test_demonstrations",
+    "test_kill",
+)
 """Files to begin with: where several processes share the tests, a long one at the end would leave the others idle."""
 
 

@@ -41,7 +41,7 @@ def main(base_url: str, model: str) -> dict[str, Any]:
     seen["logprob_gap"] = max(
         abs(a - b) for one, other in zip(trained, sampled, strict=True) for a, b in zip(one, other, strict=True)
     )
-    reference = service.create_sampling_client(base_model=model)
+    reference = service.create_sampling_client(base_model=model).result()
     whole = types.ModelInput.from_ints([*prompt, *sequences[0].tokens])
     scored = reference.compute_logprobs(whole).result()
     seen["scored"] = [len(scored) - whole.length, scored[0]]
