@@ -25,8 +25,8 @@ from harbor_gym.reporting import draw_rates, format_summary, load_curves
 SWEEP_FORMAT = 1
 TRAIN = Path(__file__).with_name("train.py")
 TAIL_LINES = 15
-GRACE_SEC = 60.0
-"""What an interrupted run gets to stop its server and sandboxes, in seconds: a busy machine takes its time."""
+GRACE_SEC = 20.0
+"""What an interrupted run gets to stop its server and sandboxes, in seconds."""
 
 OWNED = ("--learning-rate", "--seed", "--log-path", "--log-dir-exists", "--task-dir")
 
