@@ -102,7 +102,7 @@ async def _observe_all(
                     break
                 # One that broke the sandbox had it replaced meanwhile: what holds for half of each proves nothing.
             found[behaviour.name] = outcome
-            if found[behaviour.name].verdict is Verdict.FAILED:
+            if outcome.verdict is Verdict.FAILED:
                 with contextlib.suppress(Exception):  # If no other one starts, that is every further outcome's reason.
                     await probe.prepare()
 
