@@ -18,9 +18,7 @@ async def uninterrupted[T](work: Awaitable[T]) -> T:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError as exc:
-            if task.done():
-                break
-            cancellation = exc
+            cancellation = exc  # also where the work has just ended: it is not told twice
     result = task.result()
     if cancellation is not None:
         raise cancellation
