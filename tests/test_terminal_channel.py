@@ -131,6 +131,24 @@ async def test_an_answer_that_was_lost_is_given_again(sandbox: Sandbox, keystrok
     await terminal.close()
 
 
+async def test_what_the_shell_has_not_taken_in_yet_is_waited_for(sandbox: Sandbox) -> None:
+    terminal = await open_terminal(sandbox, TerminalConfig())
+    assert isinstance(terminal, TmuxTerminal)
+    assert isinstance(terminal.transport, PersistentTransport)
+    await enter(terminal, "echo before\n")
+    # As a process leaves it that is killed once it has typed, on a machine too busy to let the shell run.
+    await sandbox.exec(
+        "cd /run/.terminal-*; read -r shell _ <pane; read -r mark <prompt; read -r runtime _ </proc/$shell/schedstat"
+        '; printf "%s\\n%s:%s \\n" "$mark" "$shell" "$runtime" >typed; '
+        "tmux -S socket set-option -p -t %0 @typed 2"
+    )
+    commands = [Command("echo typed already\n", 1.0)]
+    keys = [encode_keystrokes(command.keystrokes) for command in commands]
+    step = make_step(commands, keys, first_number=2, config=TerminalConfig())
+    assert (await terminal.transport.portable.take(step, again=True)).waits == ("deadline",)
+    await terminal.close()
+
+
 @pytest.mark.parametrize("size", [1, 300, 3000, 120_000])
 async def test_what_was_typed_is_waited_for_and_not_typed_again(sandbox: Sandbox, size: int) -> None:
     terminal = await open_terminal(sandbox, TerminalConfig())

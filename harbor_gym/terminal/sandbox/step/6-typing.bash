@@ -47,6 +47,21 @@ read_noted() {
     query display-message -p -t %0 '#{@typed}' && noted_number=${answer[0]:-0}
 }
 
+# What was there before the keys, for another process that may have to finish this step.
+note_typing() {
+    local pid before=''
+    for pid in "${!runtimes[@]}"; do before+="$pid:${runtimes[pid]} "; done
+    printf '%s\n%s\n' "$typed" "$before" >"$dir/typed"
+}
+
+recall_typing() {
+    local before='' pair
+    { read -r typed && read -ra before; } <"$dir/typed"
+    for pair in "${before[@]}"; do
+        [[ $pair =~ ^([1-9][0-9]*):([0-9]+)$ ]] && runtimes[BASH_REMATCH[1]]=${BASH_REMATCH[2]}
+    done
+}
+
 run_command() {
     local idle=
     history=
@@ -62,7 +77,7 @@ run_command() {
             idle=1
         fi
     elif ((number <= noted_number)); then
-        read -r typed <"$dir/typed"
+        recall_typing
         types_ahead=1
     else
         case "$2 $3" in
@@ -78,7 +93,7 @@ run_command() {
         case "$2 $3" in 'keys Escape' | *1b | 'text 45,73,63,61,70,65' | base64* | file*) ;; *) can_settle=1 ;; esac
         note_runtimes
         typed=$mark
-        printf '%s\n' "$typed" >"$dir/typed"
+        note_typing
         type_keys "$2" "$3" || { why=ended && return; }
     fi
     if [[ $1 == =* ]]; then

@@ -16,11 +16,12 @@ capture-pane -b visible -J -t %0 ; display-message -p '$nonce visible' ; capture
     )
     if [ -n "$to" ] && [ -z "$history" ] && ask display-message -p -t %0 '#{history_size}'; then history=${answer[0]}; fi
     if [ -n "$to" ] && [ -n "$history" ] && ((history < 200)); then
-        # bash reads a file in blocks, but a pipe byte by byte.
+        # bash reads a file in blocks, but a pipe byte by byte. tmux pauses to save one, and a client that dies then takes
+        # its further commands along: all that is one breath comes before.
         : >"$dir/text" && : >"$dir/visible" && ask "${commands[@]::${#commands[@]}-2}" \
             "capture-pane -b text -t %0 ; save-buffer -b text $dir/text" \
-            "capture-pane -b text -J -S - -t %0 ; save-buffer -b text $dir/text ; clear-history -t %0 ; \
-capture-pane -b visible -J -t %0 ; save-buffer -b visible $dir/visible" && show_answer && return
+            "capture-pane -b text -J -S - -t %0 ; clear-history -t %0 ; capture-pane -b visible -J -t %0 ; \
+save-buffer -b text $dir/text ; save-buffer -b visible $dir/visible" && show_answer && return
     fi
     tm "${commands[@]}" >"$dir/frame" && show_file || printf '%s gone\n' "$nonce"
 }
