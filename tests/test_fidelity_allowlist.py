@@ -1,0 +1,111 @@
+"""Network allowlists on Docker: who is reached is what each phase declares, in an episode and in Harbor's own trial.
+
+Harbor's sidecar decides it, in whose network the sandbox runs. Its proxy comes from a registry; tests/egress_sidecar
+has routes instead, behind Harbor's own entry point.
+"""
+
+import asyncio
+import shutil
+import subprocess
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+
+import pytest
+from harbor.environments.docker import EGRESS_CONTROL_SIDECAR_CONTEXT_PATH
+from harbor.environments.docker.docker import DockerEnvironment
+
+from tests.harbor_trials import rewards_of, run_episode, run_trial
+from tests.tasks import BASE, write_task
+
+pytestmark = [pytest.mark.docker]
+
+LISTED, OTHER = "LISTED", "OTHER"
+"""The two sites; a test puts their addresses in place."""
+
+STEPS = {
+    "as-the-task": ("", {LISTED}),
+    "other-host": (f'[steps.agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["{OTHER}"]\n', {OTHER}),
+    "no-network": ('[steps.agent]\nnetwork_mode = "no-network"\n', set[str]()),
+    "public": ('[steps.agent]\nnetwork_mode = "public"\n', {LISTED, OTHER}),
+}
+"""Step → its settings, and whom the policy reaches then. The verifier has the task's own list each time."""
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have Harbor build the stand-in, and ask the kernel by an image that is there."""
+    forget = vars(DockerEnvironment)["_egress_control_kernel_support"].__func__.cache_clear
+    forget()
+    context = shutil.copytree(Path(__file__).parent / "egress_sidecar", tmp_path / "sidecar")
+    shutil.copy(EGRESS_CONTROL_SIDECAR_CONTEXT_PATH / "entrypoint.sh", context)
+    monkeypatch.setattr(DockerEnvironment, "_EGRESS_CONTROL_SIDECAR_CONTEXT_PATH", context)
+    monkeypatch.setattr(DockerEnvironment, "_EGRESS_CONTROL_KERNEL_PROBE_IMAGE", BASE)
+    yield
+    forget()
+
+
+@pytest.fixture
+def addresses() -> Iterator[dict[str, str]]:
+    """Two addresses of this machine as containers see it, each the gateway of a network."""
+    name = f"harbor-gym-test-{uuid.uuid4().hex[:8]}"
+    docker("network", "create", name)
+    try:
+        yield {site: gateway_of(network) for site, network in ((LISTED, "bridge"), (OTHER, name))}
+    finally:
+        docker("network", "rm", name)
+
+
+@pytest.fixture
+async def port() -> AsyncGenerator[int]:
+    """Where something listens at all of this machine's addresses."""
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "0.0.0.0")
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def docker(*words: str) -> str:
+    return subprocess.run(["docker", *words], capture_output=True, check=True, text=True).stdout.strip()
+
+
+def gateway_of(network: str) -> str:
+    return docker("network", "inspect", network, "--format", "{{(index .IPAM.Config 0).Gateway}}")
+
+
+@pytest.mark.usefixtures("sidecar")
+async def test_every_phase_reaches_the_hosts_that_it_lists(
+    tmp_path: Path, addresses: dict[str, str], port: int
+) -> None:
+    look = " ".join(
+        f"timeout 2 bash -c ': </dev/tcp/{address}/{port}' 2>/dev/null && echo {site};"
+        for site, address in addresses.items()
+    )
+    toml = f'[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["{LISTED}"]\n'
+    for step, (settings, _) in STEPS.items():
+        toml += f'[[steps]]\nname = "{step}"\n{settings}'
+    for site, address in addresses.items():
+        toml = toml.replace(site, address)
+    counts = ", ".join(
+        f'"{who} {site}": $(grep -c {site} /srv/{who})' for who in ("policy", "verifier") for site in addresses
+    )
+    judge = f"{{ {look} }} > /srv/verifier\ncat > /logs/verifier/reward.json <<END\n{{{counts}}}\nEND\n"
+    task_dir = write_task(tmp_path / "lists", toml=toml, test_sh=f"#!/bin/bash\n{judge}")
+    for step in STEPS:
+        (task_dir / "steps" / step).mkdir(parents=True)
+        (task_dir / "steps" / step / "instruction.md").write_text("Look about.\n")
+    scripts = [f"{{ {look} }} > /srv/policy"] * len(STEPS)
+    async with asyncio.TaskGroup() as group:
+        trial = group.create_task(run_trial(task_dir, scripts, sandbox="docker", trials_dir=tmp_path / "trials"))
+        episode = group.create_task(run_episode(task_dir, scripts, sandbox="docker", reward_function="sum"))
+    ends, _ = episode.result()
+    expected = [
+        {f"policy {site}": float(site in reached) for site in addresses}
+        | {"verifier LISTED": 1.0, "verifier OTHER": 0.0}
+        for _, reached in STEPS.values()
+    ]
+    assert [info.get("rewards") for _, _, info in ends] == rewards_of(trial.result()) == expected
+    assert not docker("ps", "--all", "--quiet", "--filter", "name=lists"), "nothing is left, the sidecar neither"
