@@ -1,14 +1,15 @@
-"""Sources of tasks: directories, real git repositories, registry files. Harbor's own registry is on the network."""
+"""Sources of tasks: directories, real git repositories, registry files, and a registry of packages on this machine."""
 
 import functools
 import json
 import os
 import pickle
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from harbor.auth.client import reset_client
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ from harbor_gym.task_sources import (
     resolve_tasks,
     split_tasks,
 )
+from tests.package_registry import PackageRegistry
 from tests.tasks import write_task
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -174,6 +176,62 @@ async def test_a_registry_file_names_tasks_of_git_and_of_this_machine(tmp_path: 
             await look_up([wrong])
     with pytest.raises(UsageError, match=r"absent\.json"):
         await resolve_tasks(["org/small"], registry_path=tmp_path / "absent.json")
+
+
+THEIR_WARNINGS = pytest.mark.filterwarnings("ignore:The '.*' parameter is deprecated:DeprecationWarning")
+"""Between the packages that Harbor's client is made of."""
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageRegistry]:
+    """What Harbor's client takes for its hosted registry; nobody is logged in there."""
+    monkeypatch.delenv("HARBOR_API_KEY", raising=False)
+    monkeypatch.setattr("harbor.auth.credentials.read_stored_credentials", lambda: None)
+    registry = PackageRegistry("acme")
+    with registry.served() as url:
+        monkeypatch.setattr("harbor.auth.client.SUPABASE_URL", url)
+        reset_client()
+        yield registry
+        reset_client()
+
+
+@THEIR_WARNINGS
+async def test_a_package_of_the_registry_is_fetched_once_for_each_version(
+    tmp_path: Path, registry: PackageRegistry
+) -> None:
+    task = write_task(tmp_path / "task")
+    first = registry.add_task("hello", task)
+    (task / "instruction.md").write_text("Another one.\n")
+    second = registry.add_task("hello", task)
+    look_up = functools.partial(resolve_tasks, download_dir=tmp_path / "cache")
+
+    (newest,) = await look_up(["acme/hello"])
+    assert (newest.name, newest.digest) == ("hello", second)
+    assert (newest.path / "instruction.md").read_text() == "Another one.\n"
+    assert [task.digest for task in await look_up(["acme/hello@1", f"acme/hello@{first}"])] == [first]
+    downloads = [asked for asked in registry.asked if "/object/" in asked]
+    await look_up(["acme/hello@latest", "acme/hello@1"])
+    assert [asked for asked in registry.asked if "/object/" in asked] == downloads
+    assert len(downloads) == 2
+
+
+@THEIR_WARNINGS
+async def test_a_dataset_of_the_registry_is_its_tasks_at_their_versions(
+    tmp_path: Path, registry: PackageRegistry
+) -> None:
+    digests = {name: registry.add_task(name, write_task(tmp_path / name)) for name in ("one", "two")}
+    write_task(tmp_path / "one", instruction="Not in the dataset.\n")
+    registry.add_task("one", tmp_path / "one")
+    registry.add_dataset("both", digests)
+    tasks = await resolve_tasks(["acme/both"], download_dir=tmp_path / "cache")
+    assert {task.name: task.digest for task in tasks} == digests
+
+
+@pytest.mark.parametrize("wrong", ["acme/absent", "acme/hello@7", "acme/set@v9"])
+async def test_what_the_registry_has_not_is_named(tmp_path: Path, registry: PackageRegistry, wrong: str) -> None:
+    registry.add_dataset("set", {"hello": registry.add_task("hello", write_task(tmp_path / "hello"))})
+    with pytest.raises(TaskSourceError, match=wrong):
+        await resolve_tasks([wrong], download_dir=tmp_path / "cache")
 
 
 # -- selection ---------------------------------------------------------------------------------------------------------
