@@ -1,6 +1,7 @@
 """Commands run as an ordinary user of this machine, made for that and removed again."""
 
 import contextlib
+import fcntl
 import os
 import pwd
 import shlex
@@ -10,28 +11,48 @@ import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-_USER = "harbor-gym-test"
+_PREFIX = "harbor-gym-test-"
+"""Of each user's name; the id of the test process that made it follows."""
+
 _REPOSITORY = Path(__file__).parents[1]
-_FIRST_ID, _IDS = 1 << 30, 65536
+_FIRST_ID, _IDS, _RANGES = 1 << 30, 65536, 4096
 
 
 @contextlib.contextmanager
 def ordinary_user() -> Generator[tuple[str, Path]]:
-    """Make a user with subordinate ids, and a place for its home; remove both at the end."""
-    _remove()
-    subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", _USER], check=True)
+    """Make a user of this test process's own, with subordinate ids, and a place for its home; remove both at the end."""
+    user = f"{_PREFIX}{os.getpid()}"
+    first = _FIRST_ID + os.getpid() % _RANGES * _IDS
+    ids = f"{first}-{first + _IDS - 1}"
+    with _accounts():
+        for known in pwd.getpwall():
+            number = known.pw_name.removeprefix(_PREFIX)
+            if number != known.pw_name and (known.pw_name == user or not Path(f"/proc/{number}").exists()):
+                _remove(known.pw_name)
+        subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", user], check=True)
+        subprocess.run(["usermod", "--add-subuids", ids, "--add-subgids", ids, user], check=True)
     try:
-        ids = f"{_FIRST_ID}-{_FIRST_ID + _IDS - 1}"
-        subprocess.run(["usermod", "--add-subuids", ids, "--add-subgids", ids, _USER], check=True)
         # Not in a test's own folder, which only root may enter.
         with tempfile.TemporaryDirectory(dir="/tmp") as home:
-            yield _USER, Path(home)
+            yield user, Path(home)
     finally:
-        _remove()
+        with _accounts():
+            _remove(user)
 
 
-def _remove() -> None:
-    subprocess.run(["userdel", _USER], capture_output=True, check=False)
+@contextlib.contextmanager
+def _accounts() -> Generator[None]:
+    """Wait until no other test process changes accounts: the programs that do it give up where another one runs."""
+    directory = os.open("/etc", os.O_RDONLY)  # the files in it are replaced at every change
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _remove(user: str) -> None:
+    subprocess.run(["userdel", user], capture_output=True, check=False)
 
 
 def run_as(user: str, home: Path, *argv: str, base: Path) -> subprocess.CompletedProcess[str]:
