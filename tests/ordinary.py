@@ -20,7 +20,7 @@ _FIRST_ID, _IDS, _RANGES = 1 << 30, 65536, 4096
 
 @contextlib.contextmanager
 def ordinary_user() -> Generator[tuple[str, Path]]:
-    """Make a user of this test process's own, with subordinate ids, and a place for its home; remove both at the end."""
+    """Make a user of this process's own, with subordinate ids, and a place for its home; remove both at the end."""
     user = f"{_PREFIX}{os.getpid()}"
     first = _FIRST_ID + os.getpid() % _RANGES * _IDS
     ids = f"{first}-{first + _IDS - 1}"
