@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import time
@@ -33,10 +34,13 @@ def cache_dir() -> Path:
 
     Everything in it can be deleted at any time when nothing runs.
     """
-    named = os.environ.get("HARBOR_GYM_CACHE")
-    shared = os.environ.get("XDG_CACHE_HOME")
-    path = Path(named) if named else (Path(shared) if shared else Path.home() / ".cache") / "harbor_gym"
-    path = path.expanduser().absolute()
+    return _made(*(os.environ.get(name) for name in ("HARBOR_GYM_CACHE", "XDG_CACHE_HOME", "HOME")))
+
+
+@functools.cache  # every start of a sandbox asks a dozen times
+def _made(named: str | None, shared: str | None, home: str | None) -> Path:
+    above = Path(shared) if shared else Path(home or Path.home()) / ".cache"
+    path = (Path(named) if named else above / "harbor_gym").expanduser().absolute()
     path.mkdir(parents=True, exist_ok=True)
     return path
 

@@ -71,6 +71,7 @@ class _Supervisor:
         self.place = os.open(".", os.O_RDONLY)
         os.setns(self.init_pidfd, NAMESPACES)
         with self.entered():
+            building.guard_proc()
             inside.make_directories(self.config["directories"])
         if self.config["has_network"]:
             self.open_network()
