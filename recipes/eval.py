@@ -23,6 +23,7 @@ import typer
 from harbor_gym import TerminalEnvConfig, sandboxes
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
 from harbor_gym.evaluation import EpisodeResult, Player, Report, evaluate, format_report, read_best, summarize
+from harbor_gym.exits import run_and_exit
 from harbor_gym.reporting.metrics import run_config
 from harbor_gym.task_sources import find_tasks
 
@@ -203,4 +204,4 @@ def show(report: Report, output: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    run_and_exit(app)

@@ -32,6 +32,7 @@ import typer
 from harbor_gym import TerminalEnvConfig, reporting, sandboxes
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
 from harbor_gym.evaluation import read_best, read_evaluations
+from harbor_gym.exits import run_and_exit
 from harbor_gym.task_sources import SourcedTask, filter_tasks, resolve_tasks, split_tasks
 
 if TYPE_CHECKING:
@@ -634,4 +635,4 @@ def training_config(
 
 
 if __name__ == "__main__":
-    app()
+    run_and_exit(app)

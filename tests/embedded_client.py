@@ -2,12 +2,13 @@
 
 import json
 import math
-import os
 import sys
 from typing import Any
 
 import tinker
 from tinker import types
+
+from harbor_gym.exits import run_and_exit
 
 
 def _datum(prompt: list[int], sampled: list[int], logprobs: list[float]) -> types.Datum:
@@ -73,6 +74,4 @@ def main(base_url: str, model: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(*sys.argv[1:])))
-    sys.stdout.flush()
-    os._exit(0)  # the SDK's threads were seen to abort an interpreter that was ending on a busy machine
+    run_and_exit(lambda: sys.stdout.write(json.dumps(main(*sys.argv[1:]))))
