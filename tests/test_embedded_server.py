@@ -126,10 +126,12 @@ async def test_nothing_survives_a_killed_parent(model_dir: Path, tmp_path: Path)
         stdout=asyncio.subprocess.PIPE,
     )
     assert parent.stdout is not None
-    leader = int(await parent.stdout.readline())
-    await _until_engine_runs(leader)
-    parent.kill()
-    await parent.wait()
+    try:
+        leader = int(await parent.stdout.readline())
+        await _until_engine_runs(leader)
+    finally:
+        parent.kill()
+        await parent.wait()
     await _until_gone(leader)
 
 
