@@ -28,9 +28,9 @@ class CountingSandbox(LocalEnvironment):
         return await super().exec(command, *args, **kwargs)
 
     @override
-    async def exec_pipes(self, *args: Any, **kwargs: Any) -> Any:
-        self.trips.append("channel")
-        return await super().exec_pipes(*args, **kwargs)
+    async def exec_pipes(self, command: str, **kwargs: Any) -> Any:
+        self.trips.append(f"channel {_name(command)}")
+        return await super().exec_pipes(command, **kwargs)
 
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
@@ -72,9 +72,8 @@ async def test_an_episode_takes_few_trips_however_many_steps_it_has(task_dir: Pa
     ((reward, _, _),), _ = await run_episode(task_dir, [script], sandbox=SANDBOX)
     assert reward == 1.0
     opening, rest = trips[:2], trips[2:]
-    assert sorted(opening) == ["exec census", "exec open"]  # beside each other
+    assert sorted(opening) == ["channel open", "exec census"]  # beside each other
     assert rest == [
-        "channel",
         "exec close",
         SEALED_BESIDE,
         "upload /tests",

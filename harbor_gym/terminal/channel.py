@@ -7,7 +7,7 @@ from typing import Protocol
 
 from harbor_gym.processes import start_process
 
-_OPEN_TIMEOUT_SEC = 15.0
+_OPEN_TIMEOUT_SEC = 30.0
 MAX_SILENCE_SEC = 6.0
 """The other side gives a sign of life every second, so one that is silent for so long hangs. On a machine so busy that
 it does not, what follows is only slower: nothing is typed twice."""
@@ -50,6 +50,8 @@ class Channel:
         self._process = process
         self._max_answer_bytes = max_answer_bytes
         self._received = bytearray()
+        self.greeting = ""
+        """What it said until it was ready."""
 
     @classmethod
     async def open(cls, argv: Sequence[str], *, ready: str, max_answer_bytes: int) -> "Channel":
@@ -82,7 +84,7 @@ class Channel:
         """
         channel = cls(process, max_answer_bytes)
         try:
-            await channel._read_until(f"{ready}\n", max_silence_sec=_OPEN_TIMEOUT_SEC)
+            channel.greeting = await channel._read_until(f"{ready}\n", max_silence_sec=_OPEN_TIMEOUT_SEC)
         except BaseException:
             await channel.close()
             raise

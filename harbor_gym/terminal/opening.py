@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, cast
 
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import HarborGymError, TerminalStartError
-from harbor_gym.terminal.channel import ChannelBrokenError
+from harbor_gym.terminal.channel import Channel, ChannelBrokenError
 from harbor_gym.terminal.entry import has_pipes
-from harbor_gym.terminal.persistent import PersistentTransport
+from harbor_gym.terminal.persistent import PersistentTransport, enter
 from harbor_gym.terminal.portable import PortableTransport
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 from harbor_gym.terminal.scripts import call_in_bash, read_script
@@ -59,50 +59,69 @@ async def _open(
     environment: "BaseEnvironment", config: TerminalConfig, user: str | int | None, tools: str | None
 ) -> Terminal:
     nonce = f"@{secrets.token_hex(8)}"
-    settle = "" if config.transport != "portable" and has_pipes(environment) else _SETTLE_SEC
-    arguments = [read_script("step"), read_script("rc"), config.columns, config.rows, config.history_lines, tools or ""]
-    call = call_in_bash("open", nonce, *arguments, settle)
-    result = await run_in_sandbox(
-        environment,
-        f"{path_prefix(tools)}command -v bash >/dev/null 2>&1 || {{ echo '{nonce} fail no-bash'; exit 0; }}; {call}",
-        timeout_sec=_OPEN_TIMEOUT_SEC,
-        user=user,
-        purpose="open a terminal session",
-    )
-    answer = next((line for line in (result.stdout or "").split("\n") if line.startswith(nonce)), "")
+    channel = None
+    if config.transport != "portable" and has_pipes(environment):
+        channel = await _open_by_channel(environment, config, user, tools, nonce)
+    if channel is not None:
+        said, mishap = channel.greeting, ""
+    else:
+        result = await run_in_sandbox(
+            environment,
+            _opening_command(nonce, config, tools),
+            timeout_sec=_OPEN_TIMEOUT_SEC,
+            user=user,
+            purpose="open a terminal session",
+        )
+        said, mishap = result.stdout or "", f"return code {result.return_code}: {result.stderr or ''}"
+    answer = next((line for line in said.split("\n") if line.startswith(nonce)), "")
     match answer.split(" "):
         case [_, "ok", directory, shell, server]:
-            pids = (shell, server)
             portable = PortableTransport(environment, user, directory, tools)
-            terminal = TmuxTerminal(environment, config, user, directory, pids, portable, tools)
+            terminal = TmuxTerminal(environment, config, user, directory, (shell, server), portable, tools)
             if config.transport == "portable":
                 return terminal
+            limit = max_answer_bytes(config)
+            persistent = PersistentTransport(
+                environment, user, directory, portable=portable, max_answer_bytes=limit, channel=channel
+            )
             try:
-                terminal.transport = await _connect(environment, config, user, directory, portable)
+                terminal.transport = await _connected(environment, config, persistent)
             except BaseException:
                 await terminal.close()
                 raise
             return terminal
-        case [_, "fail", "no-tmux" | "no-bash" | "old-tmux", *_] if tools is None:
-            raise _ToolMissingError
-        case [_, "fail", reason, *details]:
-            raise _start_error(environment, reason, " ".join(details), result.stdout or "")
-        case _:
-            output = f"{result.stdout or ''}{result.stderr or ''}".strip()
-            raise _start_error(environment, "no-answer", f"return code {result.return_code}: {output[-500:]}", "")
+        case failure:
+            if channel is not None:
+                await channel.close()
+            raise _failure(environment, failure, said, mishap, tools)
 
 
-async def _connect(
-    environment: "BaseEnvironment",
-    config: TerminalConfig,
-    user: str | int | None,
-    directory: str,
-    portable: PortableTransport,
+async def _open_by_channel(
+    environment: "BaseEnvironment", config: TerminalConfig, user: str | int | None, tools: str | None, nonce: str
+) -> Channel | None:
+    """Open a session by the process that then serves it, which saves a trip; None where that fails."""
+    ready = f"@{secrets.token_hex(8)}"
+    command = _opening_command(nonce, config, tools, ready=ready)
+    try:
+        return await enter(environment, command, user=user, ready=ready, max_answer_bytes=max_answer_bytes(config))
+    except ChannelBrokenError as error:
+        logger.debug("no channel at once for sandbox %s: %s", environment.session_id, error)
+        return None
+
+
+def _opening_command(nonce: str, config: TerminalConfig, tools: str | None, *, ready: str = "") -> str:
+    """Return the shell text that opens a session and, where ``ready`` is given, goes on to serve steps."""
+    scripts = (read_script("step"), read_script("rc"))
+    sizes = (config.columns, config.rows, config.history_lines)
+    call = call_in_bash("open", nonce, *scripts, *sizes, tools or "", _SETTLE_SEC, ready)
+    no_bash = f"echo '{nonce} fail no-bash'; echo '{ready} ready'; exit 0"
+    return f"{path_prefix(tools)}command -v bash >/dev/null 2>&1 || {{ {no_bash}; }}; {call}"
+
+
+async def _connected(
+    environment: "BaseEnvironment", config: TerminalConfig, persistent: PersistentTransport
 ) -> Transport:
     """Return the persistent transport, or the portable one where that is not to be had and not insisted on."""
-    persistent = PersistentTransport(
-        environment, user, directory, portable=portable, max_answer_bytes=max_answer_bytes(config)
-    )
     problem = (
         f"{type(environment).__name__} lets no process into its sandbox but by exec; local and docker sandboxes do"
     )
@@ -117,7 +136,17 @@ async def _connect(
             "Set transport to 'auto' or 'portable'."
         )
     logger.debug("portable transport for sandbox %s: %s", environment.session_id, problem)
-    return portable
+    return persistent.portable
+
+
+def _failure(environment: "BaseEnvironment", answer: list[str], said: str, mishap: str, tools: str | None) -> Exception:
+    match answer:
+        case [_, "fail", "no-tmux" | "no-bash" | "old-tmux", *_] if tools is None:
+            return _ToolMissingError()
+        case [_, "fail", reason, *details]:
+            return _start_error(environment, reason, " ".join(details), said)
+        case _:
+            return _start_error(environment, "no-answer", f"{mishap} {said.strip()[-500:]}".strip(), "")
 
 
 def _start_error(environment: "BaseEnvironment", reason: str, details: str, output: str) -> HarborGymError:

@@ -20,6 +20,26 @@ _MAX_BREAKS = 3
 logger = logging.getLogger(__name__)
 
 
+async def enter(
+    environment: "BaseEnvironment", command: str, *, user: str | int | None, ready: str, max_answer_bytes: int
+) -> Channel | None:
+    """Start ``command`` in the sandbox with pipes, and wait until it says that it is ``ready``.
+
+    Returns:
+        The channel; None where the environment offers no way in.
+
+    Raises:
+        ChannelBrokenError: there is one, but no usable answer came.
+        SandboxLostError: the sandbox is gone.
+    """
+    says = f"{ready} ready"
+    if (process := await exec_pipes(environment, command, user=user)) is not None:
+        return await Channel.over(process, ready=says, max_answer_bytes=max_answer_bytes)
+    if (argv := await enter_argv(environment, command, user=user)) is not None:
+        return await Channel.open(argv, ready=says, max_answer_bytes=max_answer_bytes)
+    return None
+
+
 class PersistentTransport:
     """Hands steps to the resident step script. Where its channel breaks, the portable transport finishes the step."""
 
@@ -31,6 +51,7 @@ class PersistentTransport:
         *,
         portable: PortableTransport,
         max_answer_bytes: int,
+        channel: Channel | None = None,
     ) -> None:
         self.name = "persistent"
         self._environment = environment
@@ -40,23 +61,22 @@ class PersistentTransport:
         """What finishes a step when the channel breaks."""
 
         self._max_answer_bytes = max_answer_bytes
-        self._channel: Channel | None = None
+        self._channel = channel
         self._breaks = 0
         self._is_closed = False
 
     async def connect(self) -> bool:
-        """Enter the sandbox. False: the environment offers no way in.
+        """Enter the sandbox, if nobody has yet. False: the environment offers no way in.
 
         Raises:
             ChannelBrokenError: there is one, but no usable answer came.
         """
-        ready = f"@{secrets.token_hex(8)}"
-        command = f"{self.portable.prefix}exec {shlex.join(['bash', f'{self._directory}/step', 'serve', ready])}"
-        says, limit = f"{ready} ready", self._max_answer_bytes
-        if (process := await exec_pipes(self._environment, command, user=self._user)) is not None:
-            self._channel = await Channel.over(process, ready=says, max_answer_bytes=limit)
-        elif (argv := await enter_argv(self._environment, command, user=self._user)) is not None:
-            self._channel = await Channel.open(argv, ready=says, max_answer_bytes=limit)
+        if self._channel is None:
+            ready = f"@{secrets.token_hex(8)}"
+            command = f"{self.portable.prefix}exec {shlex.join(['bash', f'{self._directory}/step', 'serve', ready])}"
+            self._channel = await enter(
+                self._environment, command, user=self._user, ready=ready, max_answer_bytes=self._max_answer_bytes
+            )
         return self._channel is not None
 
     async def take(self, step: Step) -> frames.Frame:

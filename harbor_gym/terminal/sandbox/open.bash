@@ -1,8 +1,9 @@
 # Open the session: one private directory, one tmux server in it, one interactive bash in its pane.
 # Answers with one line: "<nonce> ok <dir> <shell pid> <server pid>", or "<nonce> fail <reason> <details>".
 # Every program it calls costs a millisecond or two of each episode: bash does what bash can.
-# settle is how long tmux gets to draw the first prompt, in seconds; empty where who comes next sees to that.
-nonce=$1 step=$2 rc=$3 columns=$4 rows=$5 history=$6 tools=$7 settle=$8
+# ready is empty, or what to serve steps under: then this process goes on to do that, and says so after a failure too.
+# settle is how long tmux gets to draw the first prompt, in seconds, where nobody serves.
+nonce=$1 step=$2 rc=$3 columns=$4 rows=$5 history=$6 tools=$7 settle=$8 ready=$9
 
 fail() {
     printf '%s fail %s\n' "$nonce" "$*"
@@ -10,6 +11,7 @@ fail() {
         tmux -S "$dir/socket" kill-server 2>/dev/null
         rm -rf "$dir"
     fi
+    [ -z "$ready" ] || printf '%s ready\n' "$ready"
     exit 0
 }
 
@@ -95,5 +97,6 @@ for ((i = 0; i < 1000; i++)); do
     is_running "$shell" || fail shell-ended "$(last_words)"
     read -rt 0.01 -u 9
 done
-[ -z "$settle" ] || read -rt "$settle" -u 9
+[ -n "$ready" ] || read -rt "$settle" -u 9
 printf '%s ok %s %s %s\n' "$nonce" "$dir" "$shell" "$server"
+[ -z "$ready" ] || exec "$BASH" "$dir/step" serve "$ready"
