@@ -46,7 +46,6 @@ class CountingSandbox(LocalEnvironment):
 _MARKS = {
     "stop": "# Kill what was started",
     "seal": "# Empty the directories",
-    "census": "# Answer with the clock",
     "open": "# Open the session",
     "close": "# End the session",
 }
@@ -71,9 +70,8 @@ async def test_an_episode_takes_few_trips_however_many_steps_it_has(task_dir: Pa
     script = "".join(keys for keys, _ in SCRIPT) + "echo done > /srv/answer"
     ((reward, _, _),), _ = await run_episode(task_dir, [script], sandbox=SANDBOX)
     assert reward == 1.0
-    opening, rest = trips[:2], trips[2:]
-    assert sorted(opening) == ["channel open", "exec census"]  # beside each other
-    assert rest == [
+    assert trips == [
+        "channel open",
         "exec close",
         SEALED_BESIDE,
         "upload /tests",

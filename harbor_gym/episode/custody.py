@@ -74,9 +74,14 @@ class Autopsy:
 async def take_census(environment: BaseEnvironment) -> Census:
     """Note when a phase begins, so that what the policy starts can be told from what was there.
 
+    An environment on this machine's kernel may know by itself, and offer ``look_at_clock()``: a census's two numbers.
+
     Raises:
         SandboxLostError: The sandbox does not answer.
     """
+    if (offer := getattr(environment, "look_at_clock", None)) is not None:
+        tick, kills = offer()
+        return Census(tick, kills)
     what = "note the beginning of the agent's phase"
     match (await _run(environment, [("census", ())], what, _TIMEOUT_SEC)).split():
         case ["census", tick, kills]:

@@ -80,6 +80,16 @@ def remove_groups(names: Iterable[str] | None = None) -> bool:
     return is_done
 
 
+def memory_kills(version: int, directory: Path) -> int | None:
+    """Return how many processes of a group the kernel killed for lack of memory; None if the group is gone."""
+    try:
+        text = (directory / ("memory.events" if version == 2 else "memory.oom_control")).read_text()
+    except OSError:
+        return None
+    counts = dict(line.split() for line in text.splitlines())
+    return int(counts["oom_kill"]) if "oom_kill" in counts else None
+
+
 @functools.cache
 def remove_abandoned_groups() -> None:
     """Remove what dead owners left, once per process."""

@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, override
@@ -354,6 +355,16 @@ class LocalEnvironment(BaseEnvironment):
             SandboxLostError: The sandbox is not running.
         """
         return await self._running().open(self._request(command, cwd=None, env=None, user=user))
+
+    def look_at_clock(self) -> tuple[int, int | None]:
+        """Return the time by which the kernel dates processes, in clock ticks since the machine's start, and how many
+        the sandbox's memory limit has killed so far; None where nothing counts them.
+
+        Raises:
+            SandboxLostError: The sandbox is not running.
+        """
+        ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
+        return int(ticks), self._running().memory_kills()
 
     def _running(self) -> SupervisedSandbox:
         if self._sandbox is None:

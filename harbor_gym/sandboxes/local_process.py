@@ -202,6 +202,11 @@ class SupervisedSandbox:
         """Tell whether commands can still be run."""
         return self._ready.done() and not self._is_lost
 
+    def memory_kills(self) -> int | None:
+        """Return how many processes the memory limit has killed; None where no control group bounds them together."""
+        version, directory = self._target["cgroups"].get("memory", (0, ""))
+        return limits.memory_kills(version, Path(directory)) if directory else None
+
     def _lose(self) -> None:
         self._is_lost = True
         if not self._ready.done():
