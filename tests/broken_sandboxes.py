@@ -15,6 +15,7 @@ from harbor.environments.base import ExecResult
 
 from harbor_gym.errors import SandboxTimeoutError, UsageError
 from harbor_gym.sandboxes.local import LocalEnvironment
+from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.terminal.scripts import read_script
 
 
@@ -92,6 +93,11 @@ class ForgetsArguments(Broken):
     async def exec(self, command: str, cwd: Any = None, env: Any = None, timeout_sec: Any = None, user: Any = None):
         self.default_user = None
         return await super().exec(command, timeout_sec=timeout_sec)
+
+    @override
+    async def exec_pipes(self, command: str, *, user: Any = None) -> PipedCommand:
+        self.default_user = None
+        return await super().exec_pipes(command)
 
 
 class AddsArguments(Broken):
@@ -369,9 +375,17 @@ class StopsOnce(Broken):
 
     @override
     async def exec(self, *args: Any, **kwargs: Any) -> ExecResult:
+        self._require_no_stop()
+        return await super().exec(*args, **kwargs)
+
+    @override
+    async def exec_pipes(self, command: str, *, user: Any = None) -> PipedCommand:
+        self._require_no_stop()
+        return await super().exec_pipes(command, user=user)
+
+    def _require_no_stop(self) -> None:
         if self.stops:
             raise UsageError("it was stopped")
-        return await super().exec(*args, **kwargs)
 
 
 ALL: Sequence[type[Broken]] = Broken.__subclasses__()

@@ -17,7 +17,7 @@ from typing import override
 import pytest
 
 from harbor_gym.config import TerminalConfig
-from harbor_gym.errors import TerminalStartError
+from harbor_gym.errors import SandboxLostError, TerminalStartError
 from harbor_gym.terminal import Terminal, TerminalTurn, channel, open_terminal
 from harbor_gym.terminal.keys import encode_keystrokes
 from harbor_gym.terminal.persistent import PersistentTransport
@@ -352,6 +352,38 @@ async def test_a_way_in_that_leads_nowhere(container: str, tmp_path: Path) -> No
     await terminal.close()
     with pytest.raises(TerminalStartError, match="does not answer"):
         await open_terminal(mute, TerminalConfig(transport="persistent"))
+
+
+@pytest.fixture
+async def local(tmp_path: Path, nothing_left: None) -> AsyncGenerator[LocalSandbox]:
+    require_engine("local")
+    started = await start_local(tmp_path / "environment")
+    yield started
+    await started.stop(delete=True)
+
+
+@pytest.mark.local
+async def test_pipes_that_lead_nowhere(local: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipes = local.exec_pipes
+    monkeypatch.setattr(local, "exec_pipes", lambda _command, *, user: pipes("false", user=user))
+    terminal = await open_terminal(local, TerminalConfig())
+    assert (await enter(terminal, "echo one\n")).transport == "portable"
+    await terminal.close()
+    assert await read(local, "ls -d /run/.terminal-* /dev/shm/.terminal-*") == ""
+    with pytest.raises(TerminalStartError, match="does not answer"):
+        await open_terminal(local, TerminalConfig(transport="persistent"))
+
+
+@pytest.mark.local
+async def test_whatever_pipes_raise_is_the_sandboxs_failure(
+    local: LocalSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(command: str, *, user: str | None) -> None:
+        raise ValueError("no more pipes")
+
+    monkeypatch.setattr(local, "exec_pipes", refuse)
+    with pytest.raises(SandboxLostError, match="ValueError: no more pipes"):
+        await open_terminal(local, TerminalConfig())
 
 
 @pytest.mark.parametrize("transport", ["portable", "persistent"])

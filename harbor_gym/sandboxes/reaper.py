@@ -149,8 +149,7 @@ def _builds() -> Iterator[Leftover]:
     """Find the working containers of builds and exports that were killed, by the name or the mark that those gave."""
     if shutil.which("buildah") is None:
         return
-    for line in _run_buildah("containers", "--format", "{{.ContainerID}} {{.ContainerName}}").stdout.splitlines():
-        container, _, name = line.partition(" ")
+    for container, name in _working_containers().items():
         marked = name
         if Owner.find(marked) is None:
             marked = _run_buildah(
@@ -158,6 +157,17 @@ def _builds() -> Iterator[Leftover]:
             ).stdout.strip()
         if _is_dead(marked):
             yield Leftover("build", container, str(Owner.find(marked)))
+
+
+def _working_containers() -> dict[str, str]:
+    listing = _run_buildah("containers", "--format", "{{.ContainerID}} {{.ContainerName}}").stdout.splitlines()
+    return {container: name for container, _, name in (line.partition(" ") for line in listing)}
+
+
+def _remove_build(container: str) -> str | None:
+    """Remove a working container; another reaper may be at work on the same one."""
+    done = _run_buildah("rm", container)
+    return None if done.returncode == 0 or container not in _working_containers() else done.stderr.strip()
 
 
 def _run_buildah(*words: str) -> subprocess.CompletedProcess[str]:
@@ -205,8 +215,7 @@ def _remove(one: Leftover) -> str | None:
             case "cgroup":
                 _remove_cgroup(Path(one.name))
             case "build":
-                done = _run_buildah("rm", one.name)
-                return done.stderr.strip() if done.returncode else None
+                return _remove_build(one.name)
             case kind:
                 return _remove_from_docker(removal(kind, one.name))
     except FileNotFoundError:

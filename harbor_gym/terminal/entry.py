@@ -8,6 +8,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
+from harbor_gym.errors import HarborGymError, SandboxLostError
 from harbor_gym.processes import start_process
 from harbor_gym.terminal.channel import Process
 
@@ -36,7 +37,15 @@ async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str 
     """
     if not has_pipes(environment):
         return None
-    return cast("Process", await cast("Any", environment).exec_pipes(command, user=user))
+    try:
+        return cast("Process", await cast("Any", environment).exec_pipes(command, user=user))
+    except HarborGymError:
+        raise
+    except Exception as error:  # The boundary to foreign code: environments raise whatever their client library raises.
+        raise SandboxLostError(
+            f"Sandbox {environment.session_id!r} took no command with pipes: {type(error).__name__}: {error}. "
+            "Run the episode again in a fresh sandbox."
+        ) from error
 
 
 async def enter_argv(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> list[str] | None:
