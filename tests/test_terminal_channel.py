@@ -18,6 +18,7 @@ import pytest
 
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import SandboxLostError, TerminalStartError
+from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.terminal import Terminal, TerminalTurn, channel, open_terminal
 from harbor_gym.terminal.keys import encode_keystrokes
 from harbor_gym.terminal.persistent import PersistentTransport
@@ -365,7 +366,11 @@ async def local(tmp_path: Path, nothing_left: None) -> AsyncGenerator[LocalSandb
 @pytest.mark.local
 async def test_pipes_that_lead_nowhere(local: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     pipes = local.exec_pipes
-    monkeypatch.setattr(local, "exec_pipes", lambda _command, *, user: pipes("false", user=user))
+
+    async def mute(command: str, *, user: str | None) -> PipedCommand:
+        return await pipes("false", user=user)
+
+    monkeypatch.setattr(local, "exec_pipes", mute)
     terminal = await open_terminal(local, TerminalConfig())
     assert (await enter(terminal, "echo one\n")).transport == "portable"
     await terminal.close()
