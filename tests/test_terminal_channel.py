@@ -132,21 +132,58 @@ async def test_an_answer_that_was_lost_is_given_again(sandbox: Sandbox, keystrok
     await terminal.close()
 
 
+NOTE = (
+    "cd /run/.terminal-*; read -r shell _ <pane; read -r mark <prompt; read -r runtime _ </proc/$shell/schedstat; "
+    'printf "%s %s %s\\n%s:%s \\n" {number} "$mark" {waits} "$shell" "$runtime" >typed'
+)
+"""Writes what a process notes before it types a command."""
+
+
 async def test_what_the_shell_has_not_taken_in_yet_is_waited_for(sandbox: Sandbox) -> None:
     terminal = await open_terminal(sandbox, TerminalConfig())
     assert isinstance(terminal, TmuxTerminal)
     assert isinstance(terminal.transport, PersistentTransport)
     await enter(terminal, "echo before\n")
     # As a process leaves it that is killed once it has typed, on a machine too busy to let the shell run.
-    await sandbox.exec(
-        "cd /run/.terminal-*; read -r shell _ <pane; read -r mark <prompt; read -r runtime _ </proc/$shell/schedstat"
-        '; printf "%s\\n%s:%s \\n" "$mark" "$shell" "$runtime" >typed; '
-        "tmux -S socket set-option -p -t %0 @typed 2"
-    )
+    note = NOTE.format(number=2, waits="''")
+    await sandbox.exec(f"{note}; tmux -S socket set-option -p -t %0 @typed 2")
     commands = [Command("echo typed already\n", 1.0)]
     keys = [encode_keystrokes(command.keystrokes) for command in commands]
     step = make_step(commands, keys, first_number=2, config=TerminalConfig())
     assert (await terminal.transport.portable.take(step, again=True)).waits == ("deadline",)
+    await terminal.close()
+
+
+async def test_a_command_that_was_waited_for_is_not_waited_for_again(sandbox: Sandbox) -> None:
+    terminal = await open_terminal(sandbox, TerminalConfig())
+    assert isinstance(terminal, TmuxTerminal)
+    assert isinstance(terminal.transport, PersistentTransport)
+    await enter(terminal, "cat\n", wait_sec=0.5)
+    await enter(terminal, "C-d")
+    # As a process leaves it that is killed when it was about to type the step's second command.
+    await sandbox.exec(NOTE.format(number=3, waits=",fullscreen"))
+    commands = [Command("C-d", _LONG_SEC), Command("echo next\n", _LONG_SEC), Command("echo last\n", _LONG_SEC)]
+    keys = [encode_keystrokes(command.keystrokes) for command in commands]
+    step = make_step(commands, keys, first_number=2, config=TerminalConfig())
+    frame = await terminal.transport.portable.take(step, again=True)
+    assert frame.waits == ("fullscreen", "prompt", "prompt"), "what was noted, and two waits"
+    assert "\n".join(frame.lines).count("\nlast") == 1
+    await terminal.close()
+
+
+@pytest.mark.parametrize("note", ["", "x", "9 a[$(touch/srv/x)] ,x\ny:1 a[1]:2 3:b", "99999999999999999999 1:1:0 ,"])
+async def test_a_note_that_the_policy_wrote_harms_nothing(sandbox: Sandbox, note: str) -> None:
+    terminal = await open_terminal(sandbox, TerminalConfig())
+    assert isinstance(terminal, TmuxTerminal)
+    assert isinstance(terminal.transport, PersistentTransport)
+    await enter(terminal, "echo before\n")
+    await sandbox.exec(f"cd /run/.terminal-*; printf '%b' {shlex.quote(note)} >typed")
+    commands = [Command("echo after\n", 1.0)]
+    step = make_step(commands, [encode_keystrokes("echo after\n")], first_number=2, config=TerminalConfig())
+    frame = await terminal.transport.portable.take(step, again=True)
+    assert frame.waits == ("prompt",)
+    assert "\nafter" in "\n".join(frame.lines)
+    assert await read(sandbox, "ls /srv") == ""
     await terminal.close()
 
 

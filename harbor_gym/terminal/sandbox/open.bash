@@ -37,7 +37,7 @@ done
 printf '%s\n' "$step" >"$dir/step" &&
     printf '%s\n' "${rc//@DIR@/$dir}" >"$dir/rc" &&
     printf '0:0:0\n' >"$dir/prompt" &&
-    printf '0:0:0\n' >"$dir/typed" &&
+    printf '0 0:0:0\n' >"$dir/typed" &&
     printf '%s\n' "$PATH" >"$dir/path" &&
     mkfifo "$dir/nap" || fail no-directory "$dir"
 

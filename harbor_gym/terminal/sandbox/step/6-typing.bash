@@ -47,17 +47,33 @@ read_noted() {
     query display-message -p -t %0 '#{@typed}' && noted_number=${answer[0]:-0}
 }
 
-# What was there before the keys, for another process that may have to finish this step.
+# What was there before the keys, for another process that may have to finish this step: which command they are of, the
+# prompt's mark, how the step's earlier waits ended, and the runtimes.
 note_typing() {
     local pid before=''
     for pid in "${!runtimes[@]}"; do before+="$pid:${runtimes[pid]} "; done
-    printf '%s\n%s\n' "$typed" "$before" >"$dir/typed"
+    printf '%s %s %s\n%s\n' "$number" "$typed" "$waits" "$before" >"$dir/typed"
+}
+
+# Sets noted_for, noted_mark, noted_waits and noted_runtimes; the policy may have written anything there.
+read_note() {
+    local ends
+    { read -r noted_for noted_mark ends && read -ra noted_runtimes; } <"$dir/typed"
+    [[ $noted_for =~ ^[1-9][0-9]{0,14}$ ]] || noted_for=0
+    IFS=, read -ra noted_waits <<<"${ends#,}"
+}
+
+# True where the process that began this step had already gone on to a later command.
+was_waited_for() {
+    ((number < noted_for)) && { [ "$1" = none ] || ((number <= noted_number)); } || return
+    why=${noted_waits[number - begun]}
+    case $why in prompt | fullscreen | tty_read | idle) ;; *) why=deadline ;; esac
 }
 
 recall_typing() {
-    local before='' pair
-    { read -r typed && read -ra before; } <"$dir/typed"
-    for pair in "${before[@]}"; do
+    local pair
+    typed=$noted_mark
+    for pair in "${noted_runtimes[@]}"; do
         [[ $pair =~ ^([1-9][0-9]*):([0-9]+)$ ]] && runtimes[BASH_REMATCH[1]]=${BASH_REMATCH[2]}
     done
 }
@@ -69,8 +85,9 @@ run_command() {
     read_mark
     read_stat "$shell"
     runtimes=()
+    was_waited_for "$2" && return
     if [ "$2" = none ]; then
-        read -r typed <"$dir/typed"
+        read -r _ typed _ <"$dir/typed"
         if [ "$mark" != "$typed" ] && [ "$group" = "$terminal_group" ]; then
             idle=1
         elif [ "$group" = "$terminal_group" ] && reads_terminal "$shell"; then

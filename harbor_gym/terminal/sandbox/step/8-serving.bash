@@ -34,11 +34,11 @@ take_step() {
     exec 9<>"$dir/nap"
     read -r shell server tty <"$dir/pane"
     read_mark
-    typed=$mark waits='' why='' noted_number=0 drains=0 history=''
+    typed=$mark waits='' why='' noted_number=0 noted_for=0 begun=$number drains=0 history=''
     if [ "$mode" = again ] && take_over; then
         show_again
     else
-        [ "$mode" = again ] && read_noted
+        [ "$mode" = again ] && read_noted && read_note
         while (($#)); do
             if [ "$why" != ended ]; then run_command "$1" "$2" "$3"; fi
             [ "$why" = abandoned ] && return
@@ -54,7 +54,7 @@ take_step() {
 # Waits until the session's first prompt is drawn, before anything was typed; not for long.
 see_first_prompt() {
     local turn drains=0 history=
-    read -r typed <"$dir/typed" && [ "$typed" = 0:0:0 ] || return
+    read -r _ typed <"$dir/typed" && [ "$typed" = 0:0:0 ] || return
     read -r shell server tty <"$dir/pane"
     for ((turn = 0; turn < 15; turn++)); do
         shell_is_idle && drain && return
