@@ -134,7 +134,8 @@ def _grade(image: str, agent_script: str) -> Grade:
 
 @pytest.mark.docker
 def test_the_solution_is_rewarded(image: str) -> None:
-    assert _grade(image, (TASK_DIR / "solution" / "solve.sh").read_text()).reward == "1"
+    grade = _grade(image, (TASK_DIR / "solution" / "solve.sh").read_text())
+    assert grade.reward == "1", grade.output
 
 
 @pytest.mark.docker
