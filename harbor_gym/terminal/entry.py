@@ -8,9 +8,9 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
-from harbor_gym.errors import HarborGymError, SandboxLostError
 from harbor_gym.processes import start_process
 from harbor_gym.terminal.channel import Process
+from harbor_gym.terminal.sandbox_exec import lost_for_all_else
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
@@ -37,15 +37,8 @@ async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str 
     """
     if not has_pipes(environment):
         return None
-    try:
+    with lost_for_all_else(environment, "take a command with pipes"):
         return cast("Process", await cast("Any", environment).exec_pipes(command, user=user))
-    except HarborGymError:
-        raise
-    except Exception as error:  # The boundary to foreign code: environments raise whatever their client library raises.
-        raise SandboxLostError(
-            f"Sandbox {environment.session_id!r} took no command with pipes: {type(error).__name__}: {error}. "
-            "Run the episode again in a fresh sandbox."
-        ) from error
 
 
 async def enter_argv(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> list[str] | None:

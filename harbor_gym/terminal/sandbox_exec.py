@@ -1,7 +1,9 @@
 """The one seam to Harbor's ``exec``: whatever an environment raises leaves as one of our errors."""
 
 import asyncio
+import contextlib
 import math
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxTimeoutError
@@ -25,16 +27,32 @@ async def run_in_sandbox(
         SandboxLostError: the environment could not run it at all.
     """
     limit = math.ceil(timeout_sec)
+    with lost_for_all_else(environment, purpose):
+        try:
+            async with asyncio.timeout(limit + GRACE_SEC):
+                return await environment.exec(command, timeout_sec=limit, user=user)
+        except (TimeoutError, SandboxTimeoutError) as error:
+            raise _timeout(environment, purpose, limit) from error
+        except HarborGymError:
+            raise
+        except Exception as error:
+            if "timed out" in str(error).lower():
+                raise _timeout(environment, purpose, limit) from error
+            raise
+
+
+@contextlib.contextmanager
+def lost_for_all_else(environment: "BaseEnvironment", purpose: str) -> Generator[None]:
+    """Make a :class:`SandboxLostError` of whatever the block raises that is no error of ours.
+
+    The boundary to foreign code: environments raise whatever their client library raises. ``purpose`` is as for
+    :func:`run_in_sandbox`.
+    """
     try:
-        async with asyncio.timeout(limit + GRACE_SEC):
-            return await environment.exec(command, timeout_sec=limit, user=user)
-    except (TimeoutError, SandboxTimeoutError) as error:
-        raise _timeout(environment, purpose, limit) from error
+        yield
     except HarborGymError:
         raise
-    except Exception as error:  # The boundary to foreign code: environments raise whatever their client library raises.
-        if "timed out" in str(error).lower():
-            raise _timeout(environment, purpose, limit) from error
+    except Exception as error:
         raise SandboxLostError(
             f"Sandbox {environment.session_id!r} could not {purpose}: {type(error).__name__}: {error}. "
             "Run the episode again in a fresh sandbox."

@@ -4,8 +4,8 @@ import re
 import secrets
 from typing import TYPE_CHECKING
 
-from harbor_gym.errors import HarborGymError, SandboxLostError, TerminalStartError
-from harbor_gym.terminal.sandbox_exec import run_in_sandbox
+from harbor_gym.errors import TerminalStartError
+from harbor_gym.terminal.sandbox_exec import lost_for_all_else, run_in_sandbox
 from harbor_gym.terminal.tools_bundle import Bundle, BundleError, ensure_bundle
 
 if TYPE_CHECKING:
@@ -109,15 +109,8 @@ async def _install(environment: "BaseEnvironment", bundle: Bundle, tools: list[s
 
 
 async def _upload(environment: "BaseEnvironment", bundle: Bundle, target: str) -> None:
-    try:
+    with lost_for_all_else(environment, f"take the file {target}"):
         await environment.upload_file(bundle.path, target)
-    except HarborGymError:
-        raise
-    except Exception as error:  # The boundary to foreign code: environments raise whatever their client library raises.
-        raise SandboxLostError(
-            f"Sandbox {environment.session_id!r} could not take the file {target}: {type(error).__name__}: {error}. "
-            "Run the episode again in a fresh sandbox."
-        ) from error
 
 
 async def _run(environment: "BaseEnvironment", command: str, user: str | int | None, purpose: str) -> str:
