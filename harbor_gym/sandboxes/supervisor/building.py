@@ -14,9 +14,8 @@ from kernel import (
     MS_NOEXEC,
     MS_NOSUID,
     MS_PRIVATE,
-    MS_RDONLY,
     MS_REC,
-    MS_REMOUNT,
+    bind_read_only,
     mount,
 )
 
@@ -50,8 +49,7 @@ def mount_root(config: dict[str, Any]) -> None:
     if not config["is_ordinary"]:
         for name in _DEVICES:
             # Can be written to all the same. bubblewrap keeps it so; its own --remount-ro would refuse all use.
-            mount(f"/dev/{name}", f"/dev/{name}", None, MS_BIND)
-            mount("none", f"/dev/{name}", None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID)
+            bind_read_only(f"/dev/{name}", f"/dev/{name}", MS_NOSUID)
     place: str = config["mountpoint"]
     storage: int = config["storage_bytes"]
     files = max(_MIN_FILES, storage // _BYTES_PER_FILE)
@@ -78,8 +76,7 @@ def guard_proc() -> None:
     covers += [("/dev/null", f"/proc/{name}") for name in _HIDDEN_PROC]
     for source, target in covers:
         if os.path.exists(target):  # noqa: PTH110  # pathlib would cost 20 ms of imports at every start
-            mount(source, target, None, MS_BIND)
-            mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+            bind_read_only(source, target, MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def files_bytes() -> int:

@@ -67,6 +67,12 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
     _checked(result, f"mount {kind or 'bind'} on {target}")
 
 
+def bind_read_only(source: str, target: str, flags: int) -> None:
+    """Bind a file or directory on another, not to be written to; ``flags`` are mount(2)'s further ones."""
+    mount(source, target, None, MS_BIND)
+    mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
+
+
 def _clear_inheritable() -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     data = (ctypes.c_uint32 * 6)()
