@@ -392,40 +392,35 @@ async def test_a_way_in_that_leads_nowhere(container: str, tmp_path: Path) -> No
         await open_terminal(mute, TerminalConfig(transport="persistent"))
 
 
-@pytest.fixture
-async def local(tmp_path: Path, nothing_left: None) -> AsyncGenerator[LocalSandbox]:
-    require_engine("local")
-    started = await start_local(tmp_path / "environment")
-    yield started
-    await started.stop(delete=True)
+ON_LOCAL = pytest.mark.parametrize("sandbox", [pytest.param("local", marks=pytest.mark.local)], indirect=True)
 
 
-@pytest.mark.local
-async def test_pipes_that_lead_nowhere(local: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipes = local.exec_pipes
+@ON_LOCAL
+async def test_pipes_that_lead_nowhere(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipes = sandbox.exec_pipes
 
     async def mute(command: str, *, user: str | None) -> PipedCommand:
         return await pipes("false", user=user)
 
-    monkeypatch.setattr(local, "exec_pipes", mute)
-    terminal = await open_terminal(local, TerminalConfig())
+    monkeypatch.setattr(sandbox, "exec_pipes", mute)
+    terminal = await open_terminal(sandbox, TerminalConfig())
     assert (await enter(terminal, "echo one\n")).transport == "portable"
     await terminal.close()
-    assert await read(local, "ls -d /run/.terminal-* /dev/shm/.terminal-*") == ""
+    assert await read(sandbox, "ls -d /run/.terminal-* /dev/shm/.terminal-*") == ""
     with pytest.raises(TerminalStartError, match="does not answer"):
-        await open_terminal(local, TerminalConfig(transport="persistent"))
+        await open_terminal(sandbox, TerminalConfig(transport="persistent"))
 
 
-@pytest.mark.local
+@ON_LOCAL
 async def test_whatever_pipes_raise_is_the_sandboxs_failure(
-    local: LocalSandbox, monkeypatch: pytest.MonkeyPatch
+    sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(command: str, *, user: str | None) -> None:
         raise ValueError("no more pipes")
 
-    monkeypatch.setattr(local, "exec_pipes", refuse)
+    monkeypatch.setattr(sandbox, "exec_pipes", refuse)
     with pytest.raises(SandboxLostError, match="ValueError: no more pipes"):
-        await open_terminal(local, TerminalConfig())
+        await open_terminal(sandbox, TerminalConfig())
 
 
 @pytest.mark.parametrize("transport", ["portable", "persistent"])
