@@ -9,6 +9,7 @@ from harbor_gym.terminal import frame as frames
 from harbor_gym.terminal.channel import Channel, ChannelBrokenError
 from harbor_gym.terminal.entry import enter_argv, exec_pipes
 from harbor_gym.terminal.portable import MARGIN_SEC, PortableTransport
+from harbor_gym.terminal.scripts import with_arguments
 from harbor_gym.terminal.step import LONG_PAYLOAD_BYTES, Step
 
 if TYPE_CHECKING:
@@ -108,6 +109,24 @@ class PersistentTransport:
             return frames.parse_frame(answer, step.nonce)
         except frames.FrameError as error:
             raise ChannelBrokenError(f"damaged answer: {error}") from error
+
+    async def finish(self, script: str, *arguments: object) -> str:
+        """See :meth:`harbor_gym.terminal.step.Transport.finish`."""
+        try:
+            if self._channel is not None:
+                return await self._hand_over(self._channel, with_arguments(script, *arguments))
+        except ChannelBrokenError as error:
+            logger.info("the channel into sandbox %s broke at the end: %s", self._environment.session_id, error)
+        finally:
+            await self.close()
+        return await self.portable.finish(script, *arguments)
+
+    async def _hand_over(self, channel: Channel, text: str) -> str:
+        """Have the process at the other end go on as another script, which saves the start of one."""
+        end = f"@{secrets.token_hex(8)} end"
+        text = f"{text}\nprintf '%s\\n' '{end}'"
+        request = [f"become {len(text.encode())}", text]
+        return (await channel.ask(request, end=end, timeout_sec=MARGIN_SEC)).removesuffix(f"{end}\n")
 
     async def close_channel(self) -> None:
         """End the channel, if there is one; the next step may open another."""

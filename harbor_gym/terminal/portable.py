@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from harbor_gym.errors import SandboxLostError
 from harbor_gym.terminal import frame as frames
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
+from harbor_gym.terminal.scripts import call_in_bash
 from harbor_gym.terminal.step import LONG_PAYLOAD_BYTES, Step
 from harbor_gym.terminal.tools import path_prefix
 
@@ -64,6 +65,17 @@ class PortableTransport:
                 f"Sandbox {self._environment.session_id!r} gave no usable answer to a terminal step "
                 f"(return code {result.return_code}): {error}. Run the episode again in a fresh sandbox."
             ) from error
+
+    async def finish(self, script: str, *arguments: object) -> str:
+        """See :meth:`harbor_gym.terminal.step.Transport.finish`."""
+        result = await run_in_sandbox(
+            self._environment,
+            self.prefix + call_in_bash(script, *arguments),
+            timeout_sec=MARGIN_SEC,
+            user=self._user,
+            purpose=f"{script} the terminal session",
+        )
+        return result.stdout or ""
 
     async def close(self) -> None:
         """See :meth:`harbor_gym.terminal.step.Transport.close`."""

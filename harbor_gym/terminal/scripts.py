@@ -14,6 +14,11 @@ def read_script(name: str) -> str:
     return "\n".join(part.read_text() for part in parts)
 
 
+def with_arguments(name: str, *arguments: object) -> str:
+    """Return a script with its arguments, for a bash to read as its own."""
+    return f"set -- {shlex.join(map(str, arguments))}\n{read_script(name)}"
+
+
 def call_in_bash(name: str, *arguments: object) -> str:
     """Return a shell command that runs a script with arguments: in this very shell where that is bash."""
     words = shlex.join(map(str, arguments))

@@ -96,6 +96,15 @@ class Transport(Protocol):
         """
         ...
 
+    async def finish(self, script: str, *arguments: object) -> str:
+        """Run one of the sandbox's scripts in place of further steps, then :meth:`close`; return what it said.
+
+        Raises:
+            SandboxLostError: the sandbox is gone.
+            SandboxTimeoutError: the sandbox did not answer.
+        """
+        ...
+
     async def close(self) -> None:
         """Let go of everything that this machine holds. Idempotent; the session in the sandbox goes on."""
         ...

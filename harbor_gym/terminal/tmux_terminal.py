@@ -15,18 +15,13 @@ from harbor_gym.terminal.keys import (
     encode_harbor_keystrokes,
     encode_keystrokes,
 )
-from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 from harbor_gym.terminal.screen import Screen, capture_screen
-from harbor_gym.terminal.scripts import call_in_bash
 from harbor_gym.terminal.session import TerminalTurn
 from harbor_gym.terminal.step import Step, Transport, make_step
-from harbor_gym.terminal.tools import path_prefix
 from harbor_gym.types import Command
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
-
-_CLOSE_TIMEOUT_SEC = 30
 
 logger = logging.getLogger(__name__)
 
@@ -90,21 +85,14 @@ class TmuxTerminal:
         was_ended = self._ended
         self._closed = self._ended = True
         try:
-            await self.transport.close()
-            result = await run_in_sandbox(
-                self._environment,
-                path_prefix(self._tools) + call_in_bash("close", self._directory, *self._pids),
-                timeout_sec=_CLOSE_TIMEOUT_SEC,
-                user=self._user,
-                purpose="stop the terminal session",
-            )
+            said = await self.transport.finish("close", self._directory, *self._pids)
         except SandboxError as error:
             if not was_ended:
                 raise
             # Whoever ended the session may have removed the shell that could clean up after it.
             logger.debug("nothing could be stopped after the session had ended: %s", error)
         else:
-            logger.debug("terminal closed: %s", (result.stdout or "").strip())
+            logger.debug("terminal closed: %s", said.strip())
 
     def _read(self, commands: Sequence[Command], step: Step, frame: frames.Frame, started: float) -> TerminalTurn:
         pane = frame.pane

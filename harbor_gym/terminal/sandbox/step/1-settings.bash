@@ -1,6 +1,6 @@
 # Type each command, wait for it as long as it takes, then show the screen: that is a step.
 # `step STEP` takes one; `again STEP` takes one that another process may have begun; `serve NONCE` takes steps from
-# standard input, a line each, until it ends.
+# standard input, a line each, until it ends or is to become another script.
 # STEP is the frame's nonce, the byte limit of a frame, the number of the first command, then three words per command:
 # wait in ms as <busy>/<idle>, or with =<ms> exactly that long; kind; payload.
 #   kind "keys": payload is a tmux key name; "hex": bytes as hex words with commas between; "base64": bytes in base64;

@@ -12,7 +12,7 @@ connect() {
     eval "exec ${CONTROL[0]}<&- ${CONTROL[1]}>&-"
     while IFS= read -rt 10 -u "$from" line; do
         if [[ $line == %session-changed* ]]; then
-            ask refresh-client -F no-output && return
+            ask "refresh-client -F no-output" && return
             break
         fi
     done
@@ -24,47 +24,54 @@ disconnect() {
     to='' from=''
 }
 
-# Runs tmux commands through the control client; sets answer to the lines they print.
-# It goes no further than a client of its own could: a session that only this process can still reach is over.
+# Runs tmux commands through the control client; sets answer to the lines they print. Each is one argument, written as
+# both tmux and a shell read it: every word that this script takes costs time.
 ask() {
-    local word text='' line block='' left=1
+    local IFS='' line block left=$#
     answer=()
-    [ -n "$to" ] && [ -e "$dir/socket" ] && [ -x "$tmux" ] || return
-    for word; do
-        case $word in
-            ';') text+=' ;' && left=$((left + 1)) ;;
-            # It answers with as many blocks as it likes: the end is what a last command says.
-            if-shell) text+=' if-shell' && left=1000 ;;
-            *"'"*) text+=" \"$word\"" ;;
-            *) text+=" '$word'" ;;
-        esac
-    done
-    ((left < 1000)) || text+=" ; display-message -p '$nonce.'"
-    printf '%s\n' "${text# }" >&"$to"
-    while IFS= read -rt 20 -u "$from" line; do
-        # Every line costs time: first what most of them are.
-        if [[ $line != [%@]* && -n $block ]]; then
+    tell "$@" || return
+    while read -ru "$from" line; do
+        [[ $line == '%begin '* ]] || continue
+        block=${line#%begin }
+        while read -ru "$from" line && [ "$line" != "%end $block" ]; do
+            [ "$line" != "%error $block" ] || return 1
             answer+=("$line")
-        elif [ -z "$block" ]; then
-            [[ $line == '%begin '* ]] && block=${line#%begin }
-        elif [ "$line" = "%end $block" ]; then
-            block='' left=$((left - 1))
-            ((left)) || return 0
-        elif [ "$line" = "%error $block" ]; then
-            return 1
-        elif [ "$line" = "$nonce." ]; then
-            return 0
-        else
-            answer+=("$line")
-        fi
+        done
+        [ -n "$line" ] || break
+        ((--left)) || return 0
     done
     disconnect
     return 1
 }
 
-# The same, by a client of its own where there is no control client.
+# The same for commands that bring others along or have nothing to say: answer is what $1 expands to after the others.
+ask_at_last() {
+    local IFS='' line last="$nonce. "
+    tell "${@:2}" "display-message -p -t %0 '$last$1'" || return
+    while read -ru "$from" line; do
+        case $line in
+            "$last"*) answer=("${line#"$last"}") && return ;;
+            '%error '*) return 1 ;;
+        esac
+    done
+    disconnect
+    return 1
+}
+
+# It goes no further than a client of its own could: a session that only this process can still reach is over.
+tell() {
+    local text
+    [ -n "$to" ] && [ -e "$dir/socket" ] && [ -x "$tmux" ] || return
+    printf -v text ' ; %s' "$@"
+    # Where the client is gone, reading its answer tells.
+    printf '%s\n' "${text:3}" >&"$to" || :
+}
+
+# What ask does, by a client of its own where there is no control client.
 query() {
     local text
     if [ -n "$to" ]; then ask "$@" && return; fi
-    [ -z "$to" ] && text=$(tm "$@") && mapfile -t answer <<<"$text"
+    [ -z "$to" ] || return
+    printf -v text ' \\; %s' "$@"
+    text=$(eval "tm ${text:4}") && mapfile -t answer <<<"$text"
 }

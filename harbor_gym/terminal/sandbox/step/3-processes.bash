@@ -4,25 +4,25 @@
 # Sets state, group, terminal_group, threads of a process; false when it is gone or a zombie.
 read_stat() {
     local stat
-    IFS= read -r -d '' stat <"/proc/$1/stat" 2>/dev/null
+    IFS= read -r -d '' stat <"/proc/$1/stat"
     [ -n "$stat" ] || return 1
     stat=${stat##*) }
     # shellcheck disable=SC2086
     set -- $stat
     state=$1 group=$3 terminal_group=$6 threads=${18}
     [[ $state != [ZX] ]]
-} 2>/dev/null
+}
 
 read_mark() {
     local line
     read -r line <"$dir/prompt" && [ -n "$line" ] && mark=$line
-} 2>/dev/null
+}
 
 # The kernel's word on what a process waits for; false where it may not be read.
 read_syscall() {
     call=
     read -r call first second third fourth fifth _ <"/proc/$1/syscall" && [ -n "$call" ]
-} 2>/dev/null
+}
 
 is_terminal() { [ "/proc/$1/fd/$(($2))" -ef "$tty" ] || [ "/proc/$1/fd/$(($2))" -ef /dev/tty ]; }
 is_raw() { modes=$(stty -F "$tty" -a) && [[ $modes == *-icanon* ]]; }
@@ -85,7 +85,7 @@ find_foreground() {
             read_stat "$child" && [ "$group" = "$foreground" ] && [ "$child" != "$foreground" ] && members+=("$child")
         done
     done
-} 2>/dev/null
+}
 
 foreground_runs() {
     local pid
@@ -122,7 +122,7 @@ sum_runtimes() {
     for pid in "${members[@]}"; do read_runtime "$pid" && spent+="$pid $runtime,"; done
 }
 
-read_runtime() { read -r runtime _ <"/proc/$1/schedstat"; } 2>/dev/null
+read_runtime() { read -r runtime _ <"/proc/$1/schedstat"; }
 has_run() { [ -z "${runtimes[$1]}" ] || { read_runtime "$1" && [ "$runtime" != "${runtimes[$1]}" ]; }; }
 
 foreground_has_run() {

@@ -31,7 +31,7 @@ has_settled() {
     find_evidence || return
     before=$evidence wanted=$patience
     if [ "$wanted" = limited ]; then
-        query display-message -p -t %0 '#{alternate_on}' && [ "${answer[0]}" = 1 ] && sleep_through "$patience_sec"
+        query "display-message -p -t %0 '#{alternate_on}'" && [ "${answer[0]}" = 1 ] && sleep_through "$patience_sec"
     else
         sleep_through "$settle_sec"
     fi || return
@@ -69,7 +69,7 @@ drain() {
     drains=$((drains + 1))
     printf '\033]7;%s\a' "$nonce$drains" >"$tty" || return
     for ((turn = 0; turn < 100; turn++)); do
-        ask display-message -p -t %0 '#{history_size} #{pane_path}' || return
+        ask "display-message -p -t %0 '#{history_size} #{pane_path}'" || return
         history=${answer[0]%% *}
         [ "${answer[0]#* }" = "$nonce$drains" ] && return
         ((turn < 3)) || nap 0.001
@@ -79,8 +79,8 @@ drain() {
 }
 
 read_screen() {
-    query display-message -p -t %0 '#{alternate_on} #{pane_dead} #{cursor_x} #{cursor_y} #{history_size}' \; \
-        capture-pane -p -t %0 && printf -v screen '%s\n' "${answer[@]}" || screen='0 1'
+    query "display-message -p -t %0 '#{alternate_on} #{pane_dead} #{cursor_x} #{cursor_y} #{history_size}'" \
+        'capture-pane -p -t %0' && printf -v screen '%s\n' "${answer[@]}" || screen='0 1'
 }
 
 # Looks at the screen; sets why when it has been quiet and the foreground program tells that it waits.

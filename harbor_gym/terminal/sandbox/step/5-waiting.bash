@@ -6,7 +6,7 @@ await_dead_pane() {
     local turn
     why=ended
     for ((turn = 0; turn < 200; turn++)); do
-        query display-message -p -t %0 '#{pane_dead} #{pane_dead_status}#{pane_dead_signal}' || return
+        query "display-message -p -t %0 '#{pane_dead} #{pane_dead_status}#{pane_dead_signal}'" || return
         case ${answer[0]} in
             1\ ?*) return ;;
             # Before 3.3 tmux keeps no signal: what has no status yet may never get one.

@@ -3,35 +3,36 @@
 
 # tmux notes the command's number in the same breath as it types, so that nothing is ever typed twice.
 type_keys() {
-    local noted=(\; set-option -p -t %0 @typed "$number")
     case $1 in
-        keys) type_words "$2" ;;
+        keys) if [[ $2 == *"'"* ]]; then send "\"$2\"" "$2"; else send "'$2'" "$2"; fi ;;
         hex)
             # shellcheck disable=SC2086  # hex words are one argument each
-            type_words -H ${2//,/ }
+            send "-H ${2//,/ }" -H ${2//,/ }
             ;;
-        text) type_text "$2" ;;
+        text) send_text "$2" ;;
         base64) printf %s "$2" | base64 -d | paste_keys ;;
         file) base64 -d <"$dir/$2" | paste_keys && rm -f "$dir/$2" ;;
     esac
 }
 
-type_words() {
+# Has tmux type keys: $1 as it reads them in a line, the other arguments as words of a command line.
+send() {
     if [ -n "$to" ]; then
-        ask send-keys -t %0 "$@" "${noted[@]}" && return
+        ask "send-keys -t %0 $1" "set-option -p -t %0 @typed $number" && return
         [ -z "$to" ] || return
         # The control client went away with the keys, or before.
         read_noted && ((noted_number >= number)) && return
     fi
+    shift
     # A client's command line reads a final semicolon as the end of a command.
-    tm send-keys -t %0 "${@/%;/\\;}" "${noted[@]}"
+    tm send-keys -t %0 "${@/%;/\\;}" \; set-option -p -t %0 @typed "$number"
 }
 
 # What tmux is to read by itself: newlines and quotes have no place in a line for the control client.
-type_text() {
+send_text() {
     local text to=''
     printf -v text %b "\\x${1//,/\\x}"
-    type_words -- "$text"
+    send '' -- "$text"
 }
 
 paste_keys() {
@@ -44,7 +45,7 @@ paste_keys() {
 }
 
 read_noted() {
-    query display-message -p -t %0 '#{@typed}' && noted_number=${answer[0]:-0}
+    query "display-message -p -t %0 '#{@typed}'" && noted_number=${answer[0]:-0}
 }
 
 # What was there before the keys, for another process that may have to finish this step: which command they are of, the

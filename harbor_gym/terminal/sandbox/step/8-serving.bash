@@ -17,7 +17,7 @@ take_over() {
         nap 0.002
     done
     : >"$dir/channel"
-    query display-message -p -t %0 '#{@step}' && [[ ${answer[0]} == "$nonce step "* ]]
+    query "display-message -p -t %0 '#{@step}'" && [[ ${answer[0]} == "$nonce step "* ]]
 }
 
 kill_tree() {
@@ -63,7 +63,7 @@ see_first_prompt() {
 }
 
 serve() {
-    local words
+    local words script
     is_resident=1 nonce=$1
     trap '' PIPE
     [ -e "$dir/path" ] && read -r PATH <"$dir/path"
@@ -85,6 +85,11 @@ serve() {
                 else
                     printf '%s step , 0:0:0\n%s gone\n%s end\n' "${words[1]}" "${words[1]}" "${words[1]}"
                 fi
+                ;;
+            become)
+                # Instead of a file: the policy may have removed it.
+                IFS= read -rN "${words[1]}" script && eval "$script"
+                exit
                 ;;
         esac
     done
