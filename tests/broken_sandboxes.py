@@ -326,6 +326,7 @@ class LosesKeys(Broken):
 
 class LeavesTerminals(Broken):
     breaks = ("a_closed_terminal_leaves_no_process",)
+    exec_argv: Any = None
 
     @override
     async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:

@@ -46,8 +46,7 @@ class CountingSandbox(LocalEnvironment):
 _MARKS = {
     "stop": "# Kill what was started",
     "seal": "# Empty the directories",
-    "open": "# Open the session",
-    "close": "# End the session",
+    "open": ": terminal/step serve",
 }
 SANDBOX = f"{__name__}:{CountingSandbox.__name__}"
 KEEPS_A_VERDICT = "#!/bin/bash\n[ -e /logs/verifier/reward.txt ] || echo 0 > /logs/verifier/reward.txt\n"
@@ -72,7 +71,6 @@ async def test_an_episode_takes_few_trips_however_many_steps_it_has(task_dir: Pa
     assert reward == 1.0
     assert trips == [
         "channel open",
-        "exec close",
         SEALED_BESIDE,
         "upload /tests",
         "exec chmod +x /tests/test.sh",

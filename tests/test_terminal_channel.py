@@ -39,6 +39,7 @@ from tests.terminal_environments import (
 type Sandbox = LocalSandbox | Container
 
 _LONG_SEC = 30.0
+_KILL_CLIENTS = "kill -KILL $(tmux -S $(ls -d /run/.terminal-*)/socket list-clients -F '#{client_pid}')"
 _ROUNDS = 40
 
 
@@ -215,7 +216,7 @@ async def test_a_new_channel_takes_the_place_of_a_broken_one(terminal: Terminal)
     "killing",
     [
         "pkill -KILL -f '[s]tep serve'",
-        "pkill -KILL -f '[a]ttach-session'",
+        _KILL_CLIENTS,
         "tmux -S $(ls -d /run/.terminal-*)/socket detach-client -a -s main; sleep 0.1",
     ],
 )
@@ -223,6 +224,32 @@ async def test_killing_the_other_end_is_survived(sandbox: Sandbox, terminal: Ter
     await sandbox.exec(killing)
     for word in ("one", "two"):
         assert (await enter(terminal, f"echo {word}\n")).text == f"$ echo {word}\n{word}\n$"
+
+
+async def test_a_new_channel_comes_up_while_the_screen_is_being_written_to(terminal: Terminal) -> None:
+    await enter(terminal, "while :; do echo noise; sleep 0.001; done &\n")
+    for number in range(10):
+        kill_channels()
+        assert (await enter(terminal, "true\n", wait_sec=0.2)).transport == "portable"
+        turn = await enter(terminal, f"echo $((1000 + {number}))\n", wait_sec=0.2)
+        assert turn.transport == "persistent"
+        assert f"{1000 + number}\n" in turn.text
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_closing_takes_no_trip_but_where_the_channel_is_gone(
+    sandbox: Sandbox, terminal: Terminal, *, is_killed: bool
+) -> None:
+    await enter(terminal, "sleep 1009 & while :; do sleep 0.01; done\n", wait_sec=0.1)
+    if is_killed:
+        kill_channels()
+    before = sandbox.execs
+    await terminal.close()
+    assert sandbox.execs - before == is_killed
+    # A container's process notices a moment later that nobody speaks to it any more.
+    left = "$(pgrep -f '[s]leep 1009|[.]terminal-|[t]erminal/step'; ls -d /run/[.]terminal-* 2>/dev/null)"
+    look = f'for _ in {{1..100}}; do left={left}; [ -z "$left" ] && break; sleep 0.02; done; echo $left'
+    assert await read(sandbox, look) == ""
 
 
 @pytest.mark.parametrize("moment", ["before", "during"])
@@ -252,7 +279,7 @@ async def test_a_long_wait_is_no_hung_channel(terminal: Terminal, monkeypatch: p
 async def test_killing_the_other_end_from_within_is_survived(terminal: Terminal) -> None:
     turn = await enter(terminal, "pkill -KILL -f '[s]tep serve'; sleep 0.2; echo survived\n", "echo next\n")
     assert turn.text.endswith("; echo survived\nsurvived\n$ echo next\nnext\n$")
-    turn = await enter(terminal, "pkill -KILL -f '[a]ttach-session'; sleep 0.2; echo survived\n", "echo next\n")
+    turn = await enter(terminal, f"{_KILL_CLIENTS}; sleep 0.2; echo survived\n", "echo next\n")
     assert turn.text.endswith("; echo survived\nsurvived\n$ echo next\nnext\n$")
 
 
@@ -304,7 +331,7 @@ async def test_closing_leaves_nothing_on_either_side(sandbox: Sandbox) -> None:
 
 async def test_an_idle_terminal_costs_no_processor_time(sandbox: Sandbox, terminal: Terminal) -> None:
     await enter(terminal, "echo busy\n")
-    count = "for p in $(pgrep -f '[.]terminal-'); do cut -d ' ' -f 14,15 /proc/$p/stat; done"
+    count = "for p in $(pgrep -f '[.]terminal-|[t]erminal/step'); do cut -d ' ' -f 14,15 /proc/$p/stat; done"
     before = await read(sandbox, count)
     await asyncio.sleep(1)
     assert len(before.splitlines()) >= 4

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harbor_gym.terminal.scripts import read_script
+from harbor_gym.terminal.scripts import read_script, read_source
 
 _SHELLCHECK = Path(sys.executable).parent / "shellcheck"
 
@@ -15,7 +15,7 @@ def check(script: str) -> str:
 
 
 def test_the_joined_step_script_has_no_variable_of_which_a_part_knows_nothing() -> None:
-    lines = read_script("step").splitlines(keepends=True)
+    lines = read_source("step").splitlines(keepends=True)
     whole = "".join(line for line in lines if "disable=SC2034,SC2154" not in line)
     assert check(whole) == ""
     assert "SC2034" in check(whole + "mistyped=1\n")

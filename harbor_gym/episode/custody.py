@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from harbor.environments.base import BaseEnvironment
 
 from harbor_gym.errors import HarborGymError, SandboxLostError, VerifierError
+from harbor_gym.owners import Owner, owner_label
 
 _SCRIPTS = Path(__file__).parent / "sandbox"
 _TIMEOUT_SEC = 60
@@ -113,7 +114,7 @@ async def stop_processes(
         VerifierError: Some could not be killed, or something not be removed, so that an honest verdict can't be had.
     """
     what = "stop the policy's processes"
-    calls: list[_Call] = [("stop", (since.tick, *_own_namespace(), *look_into))]
+    calls: list[_Call] = [("stop", (since.tick, *_this_process(), *look_into))]
     if sealing is not None:
         calls.append(("seal", sealing.arguments))
     said, _, sealed = (await _run(environment, calls, what, _TIMEOUT_SEC)).strip().partition("\n")
@@ -161,14 +162,15 @@ async def examine(environment: BaseEnvironment, test_output: PurePosixPath) -> A
     return Autopsy(_count(head.removeprefix("autopsy ")), output)
 
 
-@functools.cache
-def _own_namespace() -> tuple[str, str]:
-    """Return this machine's boot id and process namespace, by which a sandbox that shares it is known."""
+def _this_process() -> tuple[object, ...]:
+    """Return this machine's boot id, our process id and when we started: a sandbox that sees us shares our processes."""
+    me = Owner.find(owner_label())
+    assert me is not None
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return boot_id, str(Path("/proc/self/ns/pid").readlink())
     except OSError:
-        return "", ""  # not Linux: no sandbox shares our processes
+        boot_id = ""  # not Linux: no sandbox shares our processes
+    return boot_id, me.pid, me.start_time
 
 
 async def _run(environment: BaseEnvironment, calls: Sequence[_Call], what: str, timeout_sec: int) -> str:

@@ -46,6 +46,8 @@ _DEFAULT_STORAGE_MB = 2048
 _TRANSFER_TIMEOUT_SEC = 600.0
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HARBOR_LOGS = "/logs/"
+_TAR_CHANGED = 1
+"""GNU tar's status where a file changed while it was read, which running services do."""
 _AUTOGROUP_NICE = -10
 TOOLS = {"bwrap": "bubblewrap", "buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → the Debian package that holds it."""
@@ -413,7 +415,7 @@ class LocalEnvironment(BaseEnvironment):
         """
         target = shlex.quote(target_dir)
         with await asyncio.to_thread(archive.pack, Path(source_dir)) as packed:
-            command = f"mkdir -p -- {target} && tar -xpf - -C {target}"
+            command = f"[ -d {target} ] || mkdir -p -- {target} || exit; exec tar -xpf - -C {target}"
             await self._transfer(command, f"upload {source_dir} to {target_dir}", stdin=packed)
 
     @override
@@ -438,9 +440,8 @@ class LocalEnvironment(BaseEnvironment):
         Raises:
             SandboxError: There is no such directory, or it is larger than the sandbox's storage.
         """
-        # GNU tar's status 1 means that a file changed while it was read, which running services do.
-        command = f"cd {shlex.quote(source_dir)} && {{ tar -cf - . || [ $? -eq 1 ]; }}"
-        with await self._fetch(command, f"download {source_dir}") as content:
+        command = f"cd {shlex.quote(source_dir)} || exit 2; exec tar -cf - ."
+        with await self._fetch(command, f"download {source_dir}", fine=(0, _TAR_CHANGED)) as content:
             await asyncio.to_thread(archive.unpack, content, Path(target_dir), self._transfer_limit_bytes)
 
     @property
@@ -454,12 +455,12 @@ class LocalEnvironment(BaseEnvironment):
         if finished.return_code != 0:
             raise SandboxError(f"can't {what}: {finished.stderr.text().strip() or f'status {finished.return_code}'}")
 
-    async def _fetch(self, command: str, what: str) -> archive.Spool:
+    async def _fetch(self, command: str, what: str, *, fine: tuple[int, ...] = (0,)) -> archive.Spool:
         request = self._request(command, cwd="/", env=None, user="root")
         spool = archive.Spool(self._transfer_limit_bytes, what)
         try:
             finished = await self._running().run(request, timeout_sec=_TRANSFER_TIMEOUT_SEC, stdout_sink=spool.add)
-            if finished.return_code != 0:
+            if finished.return_code not in fine:
                 said = finished.stderr.text().strip()
                 raise SandboxError(f"can't {what}: {said or f'status {finished.return_code}'}")
         except BaseException:

@@ -54,8 +54,8 @@ class Channel:
         """What it said until it was ready."""
 
     @classmethod
-    async def open(cls, argv: Sequence[str], *, ready: str, max_answer_bytes: int) -> "Channel":
-        """Start ``argv`` and wait for its line ``ready``.
+    async def open(cls, argv: Sequence[str], given: str = "", *, ready: str, max_answer_bytes: int) -> "Channel":
+        """Start ``argv``, give it what it reads first, and wait for its line ``ready``.
 
         The process is in a session of its own: an interrupt typed at this machine's terminal is not for it. It ends
         when its standard input does, so also with this process.
@@ -73,17 +73,19 @@ class Channel:
             )
         except OSError as error:
             raise ChannelBrokenError(f"{argv[0]} could not be started: {error}") from error
-        return await cls.over(process, ready=ready, max_answer_bytes=max_answer_bytes)
+        return await cls.over(process, given, ready=ready, max_answer_bytes=max_answer_bytes)
 
     @classmethod
-    async def over(cls, process: Process, *, ready: str, max_answer_bytes: int) -> "Channel":
-        """Take a process that has just been started, and wait for its line ``ready``.
+    async def over(cls, process: Process, given: str = "", *, ready: str, max_answer_bytes: int) -> "Channel":
+        """Take a process that has just been started, give it what it reads first, and wait for its line ``ready``.
 
         Raises:
             ChannelBrokenError: it said something else; it has been ended.
         """
         channel = cls(process, max_answer_bytes)
         try:
+            assert process.stdin is not None
+            process.stdin.write(given.encode())
             channel.greeting = await channel._read_until(f"{ready}\n", max_silence_sec=_OPEN_TIMEOUT_SEC)
         except BaseException:
             await channel.close()

@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import shlex
 from typing import TYPE_CHECKING, cast
 
 from harbor_gym.config import TerminalConfig
@@ -11,7 +12,7 @@ from harbor_gym.terminal.entry import has_pipes
 from harbor_gym.terminal.persistent import PersistentTransport, enter
 from harbor_gym.terminal.portable import PortableTransport
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
-from harbor_gym.terminal.scripts import call_in_bash, read_script
+from harbor_gym.terminal.scripts import call_in_bash, read_script, reader, with_arguments
 from harbor_gym.terminal.session import Terminal
 from harbor_gym.terminal.step import Transport, max_answer_bytes
 from harbor_gym.terminal.tmux_terminal import TmuxTerminal
@@ -101,21 +102,35 @@ async def _open_by_channel(
 ) -> Channel | None:
     """Open a session by the process that then serves it, which saves a trip; None where that fails."""
     ready = f"@{secrets.token_hex(8)}"
-    command = _opening_command(nonce, config, tools, ready=ready)
+    texts = {
+        "step": read_script("step"),
+        "script": with_arguments("open", *_opening_arguments(nonce, config, tools), ready),
+    }
     try:
-        return await enter(environment, command, user=user, ready=ready, max_answer_bytes=max_answer_bytes(config))
+        return await enter(
+            environment,
+            path_prefix(tools) + reader(ready, **texts),
+            user=user,
+            ready=ready,
+            max_answer_bytes=max_answer_bytes(config),
+            given="".join(texts.values()),
+        )
     except ChannelBrokenError as error:
         logger.debug("no channel at once for sandbox %s: %s", environment.session_id, error)
         return None
 
 
-def _opening_command(nonce: str, config: TerminalConfig, tools: str | None, *, ready: str = "") -> str:
-    """Return the shell text that opens a session and, where ``ready`` is given, goes on to serve steps."""
-    scripts = (read_script("step"), read_script("rc"))
+def _opening_command(nonce: str, config: TerminalConfig, tools: str | None) -> str:
+    """Return the shell text that opens a session."""
+    call = call_in_bash("open", *_opening_arguments(nonce, config, tools), "")
+    no_bash = f"echo '{nonce} fail no-bash'; exit 0"
+    step = f"export step={shlex.quote(read_script('step'))}"
+    return f"{path_prefix(tools)}command -v bash >/dev/null 2>&1 || {{ {no_bash}; }}; {step}; {call}"
+
+
+def _opening_arguments(nonce: str, config: TerminalConfig, tools: str | None) -> tuple[object, ...]:
     sizes = (config.columns, config.rows, config.history_lines)
-    call = call_in_bash("open", nonce, *scripts, *sizes, tools or "", _SETTLE_SEC, ready)
-    no_bash = f"echo '{nonce} fail no-bash'; echo '{ready} ready'; exit 0"
-    return f"{path_prefix(tools)}command -v bash >/dev/null 2>&1 || {{ {no_bash}; }}; {call}"
+    return nonce, read_script("rc"), *sizes, tools or "", _SETTLE_SEC
 
 
 async def _connected(

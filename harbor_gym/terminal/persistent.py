@@ -22,9 +22,23 @@ logger = logging.getLogger(__name__)
 
 
 async def enter(
-    environment: "BaseEnvironment", command: str, *, user: str | int | None, ready: str, max_answer_bytes: int
+    environment: "BaseEnvironment",
+    command: str,
+    *,
+    user: str | int | None,
+    ready: str,
+    max_answer_bytes: int,
+    given: str = "",
 ) -> Channel | None:
     """Start ``command`` in the sandbox with pipes, and wait until it says that it is ``ready``.
+
+    Args:
+        environment: The sandbox.
+        command: Shell text.
+        user: Whose process it is; None is the environment's default user.
+        ready: The word before "ready" when it is.
+        max_answer_bytes: What one answer may hold.
+        given: The begin of its input.
 
     Returns:
         The channel; None where the environment offers no way in.
@@ -35,9 +49,9 @@ async def enter(
     """
     says = f"{ready} ready"
     if (process := await exec_pipes(environment, command, user=user)) is not None:
-        return await Channel.over(process, ready=says, max_answer_bytes=max_answer_bytes)
+        return await Channel.over(process, given, ready=says, max_answer_bytes=max_answer_bytes)
     if (argv := await enter_argv(environment, command, user=user)) is not None:
-        return await Channel.open(argv, ready=says, max_answer_bytes=max_answer_bytes)
+        return await Channel.open(argv, given, ready=says, max_answer_bytes=max_answer_bytes)
     return None
 
 

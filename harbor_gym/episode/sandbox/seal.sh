@@ -5,14 +5,16 @@ owner=$1
 shift
 output=$1
 
-missing='' foreign=''
+missing='' found='' foreign=''
+umask 022
 for directory; do
     if [ -L "$directory" ] || { [ -e "$directory" ] && [ ! -d "$directory" ]; }; then rm -rf -- "$directory"; fi
-    [ -d "$directory" ] || missing=1
+    if [ ! -d "$directory" ]; then missing=1; elif [ "$directory" != "$output" ]; then found=1; fi
 done
 [ -z "$missing" ] || mkdir -p -- "$@"
-# Closed first: who runs on must not fill what is being emptied.
-chmod 755 -- "$@"
+# Closed first: who runs on must not fill what is being emptied. Where nobody does, a new directory is as it shall be,
+# and the output's mode is set in the end.
+if [ "${others:-1}" != 0 ] || [ -n "$found$owner" ]; then chmod 755 -- "$@"; fi
 # shellcheck disable=SC3067  # where it is not known, chown is called
 for directory; do [ -O "$directory" ] || foreign=1; done
 [ -z "$foreign" ] || chown root -- "$@"

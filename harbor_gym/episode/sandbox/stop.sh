@@ -1,11 +1,11 @@
 # shellcheck shell=sh disable=SC2154  # common.sh stands before
 # Kill what was started here after clock tick $1. Spared: what ran before, what those processes started meanwhile
-# (a server's workers), and this script. $2 and $3 are the caller's boot id and process namespace: never kill in that.
-# Answer with the number killed, the number left, the memory limit's victims so far, and for each directory after $3
+# (a server's workers), and this script. $2 to $4 are the caller's boot id, pid and start: never kill where it is seen.
+# Answer with the number killed, the number left, the memory limit's victims so far, and for each directory after $4
 # with "empty" or "-". Where others run on, no directory counts as empty: they may yet write there.
 # POSIX sh and builtins: the policy may have broken or removed the image's programs.
-began=$1 boot=$2 namespace=$3
-shift 3
+began=$1 boot=$2 caller=$3 born=$4
+shift 4
 passes=100 stopped=0 seen=' ' victims='' others=1
 
 # Set state, parent and start of process $1; fail where it is gone.
@@ -70,8 +70,12 @@ stop_all() {
     done
 }
 
-read -r here </proc/sys/kernel/random/boot_id
-if [ "$here" != "$boot" ] || [ "$(readlink /proc/self/ns/pid)" != "$namespace" ]; then stop_all; fi
+sees_the_caller() {
+    read -r here </proc/sys/kernel/random/boot_id
+    [ "$here" = "$boot" ] && look "$caller" && [ "$start" = "$born" ]
+}
+
+sees_the_caller || stop_all
 left=0
 for pid in $victims; do left=$((left + 1)); done
 answer="stop $stopped $left $kills"

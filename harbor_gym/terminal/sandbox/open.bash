@@ -2,8 +2,11 @@
 # Answers with one line: "<nonce> ok <dir> <shell pid> <server pid>", or "<nonce> fail <reason> <details>".
 # Every program it calls costs a millisecond or two of each episode: bash does what bash can.
 # ready is empty, or what to serve steps under: then this process goes on to do that, and says so after a failure too.
+# Its control client is the one that starts the server then.
 # settle is how long tmux gets to draw the first prompt, in seconds, where nobody serves.
-nonce=$1 step=$2 rc=$3 columns=$4 rows=$5 history=$6 tools=$7 settle=$8 ready=$9
+# The step script is in the variable step already, and no business of the pane's.
+export -n step
+nonce=$1 rc=$2 columns=$3 rows=$4 history=$5 tools=$6 settle=$7 ready=$8
 
 fail() {
     printf '%s fail %s\n' "$nonce" "$*"
@@ -56,14 +59,24 @@ if [ -n "$tools" ] && [ "$term" = screen ]; then
     term=screen-256color
 fi
 unset TMUX TMUX_PANE
-export LC_ALL=$locale SHELL=$BASH
+export SHELL=$BASH
 
-PATH=$path "$tmux" -u -f /dev/null -S "$dir/socket" start-server \; "${clean[@]}" \
-    set-option -g history-limit "$history" \; set-option -g status off \; set-option -s escape-time 0 \; \
-    set-option -s default-terminal "$term" \; set-option -g default-shell "$BASH" \; \
-    set-option -wg remain-on-exit on \; \
-    new-session -d -P -F '#{pane_pid} #{pid} #{pane_tty} #{version}' -s main -x "$columns" -y "$rows" -c "$PWD" \
-    "$BASH" --rcfile "$dir/rc" -i >"$dir/pane" 2>&1
+words=(-f /dev/null start-server \; "${clean[@]}"
+    set-option -g history-limit "$history" \; set-option -g status off \; set-option -s escape-time 0 \;
+    set-option -s default-terminal "$term" \; set-option -g default-shell "$BASH" \;
+    set-option -wg remain-on-exit on \;
+    new-session -d -P -F '#{pane_pid} #{pid} #{pane_tty} #{version}' -s main -x "$columns" -y "$rows" -c "$PWD"
+    "$BASH" --rcfile "$dir/rc" -i)
+if [ -n "$ready" ]; then
+    greeting=()
+    set -- load
+    eval "$step"
+    LC_ALL=$locale PATH=$path connect "${words[@]}" \; 2>"$dir/pane"
+    for line in "${greeting[@]}"; do [[ $line == %* ]] || printf '%s\n' "$line"; done >>"$dir/pane"
+    [ -n "$to" ]
+else
+    LC_ALL=$locale PATH=$path "$tmux" -u -S "$dir/socket" "${words[@]}" >"$dir/pane" 2>&1
+fi
 status=$?
 read -r shell server tty version <"$dir/pane"
 if ((status)) || [[ $tty != /dev/* ]]; then
@@ -99,4 +112,4 @@ for ((i = 0; i < 1000; i++)); do
 done
 [ -n "$ready" ] || read -rt "$settle" -u 9
 printf '%s ok %s %s %s\n' "$nonce" "$dir" "$shell" "$server"
-[ -z "$ready" ] || exec "$BASH" "$dir/step" serve "$ready"
+[ -z "$ready" ] || serve "$ready"

@@ -1,6 +1,7 @@
 # Type each command, wait for it as long as it takes, then show the screen: that is a step.
 # `step STEP` takes one; `again STEP` takes one that another process may have begun; `serve NONCE` takes steps from
-# standard input, a line each, until it ends or is to become another script.
+# standard input, a line each, until it ends or is to become another script; `load` leaves it to others to call what is
+# defined here, in their own directory.
 # STEP is the frame's nonce, the byte limit of a frame, the number of the first command, then three words per command:
 # wait in ms as <busy>/<idle>, or with =<ms> exactly that long; kind; payload.
 #   kind "keys": payload is a tmux key name; "hex": bytes as hex words with commas between; "base64": bytes in base64;
@@ -9,8 +10,8 @@
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 exec 2>/dev/null
 LC_ALL=C
-dir=${BASH_SOURCE[0]%/*}
-nonce='' signed=-1 answer=() to='' from='' client='' is_resident='' can_drain=1
+[ "$1" = load ] || dir=${BASH_SOURCE[0]%/*}
+signed=-1 answer=() to='' from='' client='' is_resident='' can_drain=1
 quiet_ms=120 settle_sec=0.015 patience_sec=0.04
 case $HOSTTYPE in
     x86_64) sys_read=0 sys_select=' 23 270 ' sys_poll=' 7 271 ' sys_epoll=' 232 281 ' sys_wait=' 61 247 130 ' ;;

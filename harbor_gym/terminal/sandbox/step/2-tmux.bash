@@ -1,20 +1,26 @@
 # Talking to tmux.
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
-# A control client saves a fork for every word with tmux.
+# A control client saves a fork for every word with tmux. $@ are its options, and what it does before it attaches to the
+# session; sets greeting to what it says until then. Told at the same moment that it wants no output, it has none yet:
+# where tmux 3.3 has some to tell when it is told so, it never says another word.
+# shellcheck disable=SC2120  # the opening has something to pass
 connect() {
     local line
-    tmux=$(type -P tmux)
-    coproc CONTROL { exec tmux -u -S "$dir/socket" -C attach-session -t main; }
+    greeting=()
+    coproc CONTROL {
+        exec "$tmux" -u -S "$dir/socket" -C "$@" attach-session -t main \; refresh-client -F no-output
+    }
     # shellcheck disable=SC2153
     client=$CONTROL_PID
     exec {from}<&"${CONTROL[0]}" {to}>&"${CONTROL[1]}" || return
     eval "exec ${CONTROL[0]}<&- ${CONTROL[1]}>&-"
     while IFS= read -rt 10 -u "$from" line; do
         if [[ $line == %session-changed* ]]; then
-            ask "refresh-client -F no-output" && return
+            ask_at_last attached && return
             break
         fi
+        greeting+=("$line")
     done
     disconnect
 }

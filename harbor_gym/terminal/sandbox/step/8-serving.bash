@@ -3,10 +3,10 @@
 
 # Stops the process that served this session. True when it had already looked at the screen for this very step.
 take_over() {
-    local pid turn
-    read -r pid client <"$dir/channel" && [ -n "$pid" ] || return
+    local pid key turn
+    read -r pid client key <"$dir/channel" && [ -n "$key" ] || return
     for ((turn = 0; turn < 500; turn++)); do
-        if [[ $(tr '\0' ' ' <"/proc/$pid/cmdline") == *"$dir/step serve"* ]]; then
+        if [[ $(tr '\0' ' ' <"/proc/$pid/cmdline") == *"step serve $key"* ]]; then
             kill_tree "$pid"
         elif [[ " $(tm list-clients -F '#{client_pid}' | tr '\n' ' ')" == *" $client "* ]]; then
             # What it had not yet read of its commands is lost with it.
@@ -66,11 +66,14 @@ serve() {
     local words script
     is_resident=1 nonce=$1
     trap '' PIPE
-    [ -e "$dir/path" ] && read -r PATH <"$dir/path"
-    exec 9<>"$dir/nap"
-    connect
+    if [ -z "$to" ]; then
+        [ -e "$dir/path" ] && read -r PATH <"$dir/path"
+        hash tmux && tmux=${BASH_CMDS[tmux]}
+        exec 9<>"$dir/nap"
+        connect
+    fi
     see_first_prompt
-    printf '%s %s\n' $$ "$client" >"$dir/channel"
+    printf '%s %s %s\n' $$ "$client" "$nonce" >"$dir/channel"
     printf '%s ready\n' "$nonce"
     while read -ra words; do
         case ${words[0]} in
@@ -99,6 +102,7 @@ serve() {
 mode=$1
 shift
 case $mode in
+    load) ;;
     serve) serve "$@" ;;
     *) take_step "$@" ;;
 esac
