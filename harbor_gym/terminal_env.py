@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -172,7 +173,9 @@ class AsyncTerminalGymEnv:
         self._turn = self._parse_failures = 0
         self._terminal_sec = 0.0
         self._limit_time(prepared.phase)
-        await asyncio.to_thread(self._start_recording, prepared.episode, prepared.task.name)
+        self._started = time.monotonic()
+        if (path := self._recording_path(prepared.episode)) is not None:
+            await asyncio.to_thread(self._start_recording, path, prepared.task.name)
         turn = await prepared.look()
         self._prepared, self._episode, self._terminal = None, prepared.episode, prepared.terminal
         await self._look(prepared.terminal)
@@ -335,14 +338,14 @@ class AsyncTerminalGymEnv:
         if isinstance(error, HarborGymError) and error.is_infrastructure and self._episode is not None:
             await self._episode.explain(error)
 
-    def _start_recording(self, episode: "Episode", task_name: str) -> None:
+    def _recording_path(self, episode: "Episode") -> Path | None:
         # Not into the trial's agent folder: a sandbox may mount that, and the policy could turn the file into a link.
         kept = episode.trial_dir / "recording.cast" if self.config.trials_dir and episode.trial_dir else None
-        path = self.config.recording_path or kept
-        self._started = time.monotonic()
-        if path is not None:
-            terminal = self.config.terminal
-            self._recorder = CastRecorder(path, columns=terminal.columns, rows=terminal.rows, title=task_name)
+        return self.config.recording_path or kept
+
+    def _start_recording(self, path: Path, task_name: str) -> None:
+        terminal = self.config.terminal
+        self._recorder = CastRecorder(path, columns=terminal.columns, rows=terminal.rows, title=task_name)
 
     def _record(self, keystrokes: str, turn: TerminalTurn) -> None:
         if self._recorder is not None:

@@ -79,6 +79,24 @@ async def test_an_episode_takes_few_trips_however_many_steps_it_has(task_dir: Pa
     ]
 
 
+@pytest.mark.parametrize(
+    ("mode", "toml", "is_spared"),
+    [
+        pytest.param(0o755, "", True, id="program"),
+        pytest.param(0o744, "", False, id="only_roots"),
+        pytest.param(0o755, "[metadata]\nkeep_agent_processes = true\n", False, id="others_run_on"),
+    ],
+)
+async def test_a_test_script_that_is_a_program_already_is_not_made_one(
+    tmp_path: Path, trips: list[str], mode: int, toml: str, *, is_spared: bool
+) -> None:
+    task_dir = write_task(tmp_path / "task", toml=toml)
+    (task_dir / "tests" / "test.sh").chmod(mode)
+    ((reward, _, _),), _ = await run_episode(task_dir, ["echo done > /srv/answer"], sandbox=SANDBOX)
+    assert reward == 1.0
+    assert ("exec chmod +x /tests/test.sh" not in trips) is is_spared
+
+
 async def test_what_lies_in_the_log_folders_is_copied_all_the_same(
     tmp_path: Path, task_dir: Path, trips: list[str]
 ) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -15,7 +14,7 @@ from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
 from harbor.trial.trial import Trial
 
 from harbor_gym.errors import MissingDependencyError, SandboxLostError, UsageError
-from harbor_gym.sandboxes import environment_config
+from harbor_gym.sandboxes import environment_config, walls
 from harbor_gym.sandboxes.local import LocalEnvironment
 from harbor_gym.sandboxes.network import NETWORK_PROGRAM, own_addresses
 from harbor_gym.sandboxes.supervisors import factory_pid
@@ -140,12 +139,7 @@ def _network_processes() -> list[int]:
 async def test_without_the_program_a_public_network_is_refused_unless_none_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    which = shutil.which
-
-    def all_but_one(name: str) -> str | None:
-        return None if name == NETWORK_PROGRAM else which(name)
-
-    monkeypatch.setattr(shutil, "which", all_but_one)
+    monkeypatch.setattr(walls, "find_program", {}.get)
     with pytest.raises(MissingDependencyError, match="apt-get install -y slirp4netns"):
         await make_sandbox(tmp_path, network_policy=_PUBLIC).start(force_build=False)
     for _ in range(2):

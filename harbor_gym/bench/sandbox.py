@@ -44,7 +44,9 @@ def write_bench_task(task_dir: Path) -> Path:
         (task_dir / folder).mkdir(parents=True)
     (task_dir / "task.toml").write_text('schema_version = "1.4"\n[task]\nname = "harbor-gym/bench"\n')
     (task_dir / "instruction.md").write_text("Nothing is asked: this task is measured, not solved.\n")
-    (task_dir / "tests" / "test.sh").write_text("#!/bin/sh\necho 0 >/logs/verifier/reward.txt\n")
+    test = task_dir / "tests" / "test.sh"
+    test.write_text("#!/bin/sh\necho 0 >/logs/verifier/reward.txt\n")
+    test.chmod(0o755)
     (task_dir / "environment" / "Dockerfile").write_text(_DOCKERFILE)
     return task_dir
 

@@ -44,6 +44,9 @@ class Stopped:
     empty: tuple[PurePosixPath, ...] = ()
     """Of the directories that were to be looked into: those that hold nothing, and in which nobody is left to write."""
 
+    is_quiet: bool = False
+    """Whether nothing runs in the sandbox any more."""
+
 
 @dataclass(frozen=True)
 class Sealing:
@@ -119,7 +122,7 @@ async def stop_processes(
         calls.append(("seal", sealing.arguments))
     said, _, sealed = (await _run(environment, calls, what, _TIMEOUT_SEC)).strip().partition("\n")
     match said.split():
-        case ["stop", stopped, left, kills, *states] if len(states) == len(look_into):
+        case ["stop", stopped, left, kills, alone, *states] if len(states) == len(look_into):
             if left != "0":
                 raise VerifierError(f"{left} of the policy's processes could not be stopped before grading")
         case _:
@@ -129,7 +132,7 @@ async def stop_processes(
     killed = _count(kills)
     grown = None if killed is None or since.oom_kills is None else killed - since.oom_kills
     empty = tuple(path for path, state in zip(look_into, states, strict=True) if state == "empty")
-    return Stopped(int(stopped), grown, empty)
+    return Stopped(int(stopped), grown, empty, is_quiet=alone == "alone")
 
 
 async def seal(environment: BaseEnvironment, sealing: Sealing) -> None:
@@ -163,7 +166,7 @@ async def examine(environment: BaseEnvironment, test_output: PurePosixPath) -> A
 
 
 def _this_process() -> tuple[object, ...]:
-    """Return this machine's boot id, our process id and when we started: a sandbox that sees us shares our processes."""
+    """Return this machine's boot id, our process id and our start: a sandbox that sees us shares our processes."""
     me = Owner.find(owner_label())
     assert me is not None
     try:

@@ -254,7 +254,7 @@ class Episode:
                 sealing = None
         copied = (paths.agent_dir, paths.artifacts_dir)
         self._stopped = await custody.stop_processes(environment, census, look_into=copied, sealing=sealing)
-        self._standstill.begin(self._stopped.empty, is_sealed=sealing is not None)
+        self._standstill.begin(self._stopped.empty, is_sealed=sealing is not None, is_quiet=self._stopped.is_quiet)
 
     def enter(
         self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, offers: Offers

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import shlex
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from types import CoroutineType
 from typing import Any
 
-from harbor.environments.base import BaseEnvironment
+from harbor.environments.base import BaseEnvironment, ExecResult
+
+_EXECUTABLE = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
 
 
 class Standstill:
     """Watches a sandbox: what was seen in it holds until the next command or upload.
 
     Harbor's trial copies the log folders out of the sandbox, and back, between the policy's end and the verifier. Where
-    these were seen to be empty, nothing is sent there and back: on most tasks that is four commands of an episode.
+    these were seen to be empty, nothing is sent there and back: on most tasks that is four commands of an episode. It
+    also makes the uploaded test script executable, which most are already.
 
     Args:
         environment: The sandbox, not yet started; its methods are wrapped.
@@ -23,20 +29,29 @@ class Standstill:
 
     def __init__(self, environment: BaseEnvironment) -> None:
         self._empty: frozenset[PurePosixPath] = frozenset()
+        self._is_quiet = False
+        self._uploads: list[tuple[Path, PurePosixPath]] = []
         self.is_sealed = False
         """Whether the verifier's directories are as :func:`harbor_gym.episode.custody.seal` left them."""
 
-        environment.exec = self._ended_by(environment.exec)
+        self._spare_commands(environment)
         environment.upload_file = self._ended_by(environment.upload_file)
         self._spare_directories(environment)
 
-    def begin(self, empty: Iterable[PurePosixPath], *, is_sealed: bool) -> None:
-        """Take note of what was just seen."""
-        self._empty, self.is_sealed = frozenset(empty), is_sealed
+    def begin(self, empty: Iterable[PurePosixPath], *, is_sealed: bool, is_quiet: bool) -> None:
+        """Take note of what was just seen.
+
+        Args:
+            empty: Directories that hold nothing.
+            is_sealed: Whether the verifier's directories were just sealed.
+            is_quiet: Whether nothing runs in the sandbox.
+        """
+        self._empty, self.is_sealed, self._is_quiet = frozenset(empty), is_sealed, is_quiet
+        self._uploads = []
 
     def end(self) -> None:
         """Forget it."""
-        self._empty, self.is_sealed = frozenset(), False
+        self.begin((), is_sealed=False, is_quiet=False)
 
     def _ended_by[**P, T](
         self, work: Callable[P, CoroutineType[Any, Any, T]]
@@ -46,6 +61,28 @@ class Standstill:
             return await work(*args, **kwargs)
 
         return watched
+
+    def _spare_commands(self, environment: BaseEnvironment) -> None:
+        run = self._ended_by(environment.exec)
+        keeps_modes = getattr(environment, "keeps_modes", False)
+
+        async def exec_here(command: str, *args: Any, **kwargs: Any) -> ExecResult:
+            path = _made_executable(command)
+            is_by_root = not args and kwargs == {"user": "root"}
+            if path is not None and keeps_modes and is_by_root and await asyncio.to_thread(self._is_executable, path):
+                return ExecResult(stdout="", stderr="", return_code=0)
+            return await run(command, *args, **kwargs)
+
+        environment.exec = exec_here
+
+    def _is_executable(self, path: PurePosixPath) -> bool:
+        """Tell whether a file of the sandbox was uploaded as a program for everybody, and is so still."""
+        for source, target in reversed(self._uploads):
+            if path.is_relative_to(target):
+                with contextlib.suppress(OSError):
+                    mode = (source / path.relative_to(target)).lstat().st_mode
+                    return stat.S_ISREG(mode) and mode & _EXECUTABLE == _EXECUTABLE
+        return False
 
     def _spare_directories(self, environment: BaseEnvironment) -> None:
         is_dir, download_dir = environment.is_dir, environment.download_dir
@@ -63,7 +100,12 @@ class Standstill:
 
         async def upload_dir_here(source_dir: Path | str, target_dir: str) -> None:
             if not self._is_empty(target_dir) or await asyncio.to_thread(_holds_anything, Path(source_dir)):
+                was_quiet, uploads = self._is_quiet, self._uploads
                 await upload(source_dir, target_dir)
+                if was_quiet:
+                    # An upload leaves nobody behind who could change what was uploaded.
+                    self._is_quiet = True
+                    self._uploads = [*uploads, (Path(source_dir), PurePosixPath(target_dir))]
 
         environment.is_dir = is_dir_here
         environment.download_dir = download_dir_here
@@ -71,6 +113,18 @@ class Standstill:
 
     def _is_empty(self, path: str) -> bool:
         return PurePosixPath(path) in self._empty
+
+
+def _made_executable(command: str) -> PurePosixPath | None:
+    """Return the file that ``chmod +x FILE`` is about; None for every other command."""
+    if not command.startswith("chmod +x "):
+        return None
+    try:
+        _, _, *files = shlex.split(command)
+    except ValueError:
+        return None
+    # Only what is quoted as Harbor does is a file's name and nothing else.
+    return PurePosixPath(files[0]) if len(files) == 1 and shlex.join(["chmod", "+x", *files]) == command else None
 
 
 def _holds_anything(directory: Path) -> bool:

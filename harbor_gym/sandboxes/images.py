@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import shutil
 import tempfile
 import time
 import uuid
@@ -18,7 +17,7 @@ from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.owners import temporary_prefix
 from harbor_gym.sandboxes import dockerfile, image_sources, layers
 from harbor_gym.sandboxes.bases import ULIMITS, Base, resolve_base
-from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
+from harbor_gym.sandboxes.tools import CONTAINED, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
 
@@ -125,7 +124,7 @@ async def build_image(source: ImageSource, *, build_timeout_sec: float = 600.0, 
         SandboxStartError: The Dockerfile fails, a base image can't be had, what is named is not there or is nothing
             of the kind, or the time was up.
     """
-    if source.rootfs is None and shutil.which("buildah") is None:
+    if source.rootfs is None and find_program("buildah") is None:
         raise MissingDependencyError("local sandboxes need buildah to build images: apt-get install buildah")
     scope = asyncio.timeout(build_timeout_sec)
     try:

@@ -7,10 +7,10 @@ import contextlib
 import functools
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, override
 
@@ -40,6 +40,7 @@ from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import text_chunks
 from harbor_gym.sandboxes.set_up import is_of_verifier
+from harbor_gym.sandboxes.tools import find_program
 from harbor_gym.sandboxes.walls import DEFAULT_MAX_PROCESSES, WallOptions, Walls
 
 _DEFAULT_STORAGE_MB = 2048
@@ -169,7 +170,7 @@ class LocalEnvironment(BaseEnvironment):
         """
         if sys.platform != "linux":
             raise MissingDependencyError("local sandboxes need Linux namespaces: use another sandbox (--env docker)")
-        missing = {package: None for tool, package in TOOLS.items() if shutil.which(tool) is None}
+        missing = {package: None for tool, package in TOOLS.items() if find_program(tool) is None}
         if missing:
             names = " ".join(missing)
             raise MissingDependencyError(f"local sandboxes need {names}: apt-get install -y {names}")
@@ -403,7 +404,8 @@ class LocalEnvironment(BaseEnvironment):
                 f't={target}; [ -d "$t" ] && t=$t/{shlex.quote(source.name)}; '
                 f'mkdir -p -- "$(dirname -- "$t")" && cat > "$t" && chmod {mode} -- "$t"'
             )
-            await self._transfer(command, f"upload {source} to {target_path}", stdin=content)
+            request = self._transfer_request("sh", "-c", command)
+            await self._transfer(request, f"upload {source} to {target_path}", stdin=content)
 
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
@@ -413,10 +415,9 @@ class LocalEnvironment(BaseEnvironment):
             FileNotFoundError: The host has no such directory.
             SandboxError: The sandbox refused.
         """
-        target = shlex.quote(target_dir)
+        request = self._transfer_request("tar", "-xpf", "-", cwd=target_dir, makes_cwd=True)
         with await asyncio.to_thread(archive.pack, Path(source_dir)) as packed:
-            command = f"[ -d {target} ] || mkdir -p -- {target} || exit; exec tar -xpf - -C {target}"
-            await self._transfer(command, f"upload {source_dir} to {target_dir}", stdin=packed)
+            await self._transfer(request, f"upload {source_dir} to {target_dir}", stdin=packed)
 
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
@@ -428,7 +429,7 @@ class LocalEnvironment(BaseEnvironment):
         target = Path(target_path)
         name = shlex.quote(source_path)
         command = f'[ -f {name} ] || {{ echo "no such file" >&2; exit 1; }}; cat {name}'
-        with await self._fetch(command, f"download {source_path}") as content:
+        with await self._fetch(self._transfer_request("sh", "-c", command), f"download {source_path}") as content:
             await asyncio.to_thread(archive.write_file, content, target, PurePosixPath(source_path).name)
 
     @override
@@ -440,23 +441,28 @@ class LocalEnvironment(BaseEnvironment):
         Raises:
             SandboxError: There is no such directory, or it is larger than the sandbox's storage.
         """
-        command = f"cd {shlex.quote(source_dir)} || exit 2; exec tar -cf - ."
-        with await self._fetch(command, f"download {source_dir}", fine=(0, _TAR_CHANGED)) as content:
+        request = self._transfer_request("tar", "-cf", "-", ".", cwd=source_dir)
+        with await self._fetch(request, f"download {source_dir}", fine=(0, _TAR_CHANGED)) as content:
             await asyncio.to_thread(archive.unpack, content, Path(target_dir), self._transfer_limit_bytes)
+
+    keeps_modes = True
+    """Whether what is uploaded has the modes that it has on this machine."""
 
     @property
     def _transfer_limit_bytes(self) -> int:
         # Sparse files and files of the image make a tree larger than what was written.
         return 4 * ((self._effective_storage_mb or _DEFAULT_STORAGE_MB) << 20)
 
-    async def _transfer(self, command: str, what: str, *, stdin: IO[bytes]) -> None:
-        request = self._request(command, cwd="/", env=None, user="root")
+    def _transfer_request(self, *program: str, cwd: str = "/", makes_cwd: bool = False) -> Request:
+        request = self._request(shlex.join(program), cwd=cwd, env=None, user="root")
+        return replace(request, program=program, makes_cwd=makes_cwd)
+
+    async def _transfer(self, request: Request, what: str, *, stdin: IO[bytes]) -> None:
         finished = await self._running().run(request, timeout_sec=_TRANSFER_TIMEOUT_SEC, stdin=stdin)
         if finished.return_code != 0:
             raise SandboxError(f"can't {what}: {finished.stderr.text().strip() or f'status {finished.return_code}'}")
 
-    async def _fetch(self, command: str, what: str, *, fine: tuple[int, ...] = (0,)) -> archive.Spool:
-        request = self._request(command, cwd="/", env=None, user="root")
+    async def _fetch(self, request: Request, what: str, *, fine: tuple[int, ...] = (0,)) -> archive.Spool:
         spool = archive.Spool(self._transfer_limit_bytes, what)
         try:
             finished = await self._running().run(request, timeout_sec=_TRANSFER_TIMEOUT_SEC, stdout_sink=spool.add)

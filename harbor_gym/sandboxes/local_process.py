@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,7 +33,7 @@ from harbor_gym.sandboxes.supervisors import (
     supervisor_argv,
     supervisor_environment,
 )
-from harbor_gym.sandboxes.tools import run_tool
+from harbor_gym.sandboxes.tools import find_program, run_tool
 from harbor_gym.sandboxes.walls import Walls
 
 _READY_TIMEOUT_SEC = 30.0
@@ -50,13 +49,21 @@ class Request:
     """One command, resolved: who, where, with what environment."""
 
     command: str
+    """For the image's shell; where ``program`` is given, what errors call it."""
+
     user: str
     cwd: str
     env: Mapping[str, str]
+    program: tuple[str, ...] = ()
+    """A program of the image by its name, and its arguments: run without a shell."""
+
+    makes_cwd: bool = False
+    """Make the working directory where there is none."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the wire form that the supervisor reads."""
-        return {"command": self.command, "user": self.user, "cwd": self.cwd, "env": dict(self.env)}
+        # Not asdict, which copies deeply and takes longer than all else here.
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"env": dict(self.env)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +117,8 @@ class SupervisedSandbox:
             "layers": [str(layer) for layer in layers],
             "mountpoint": str(mountpoint),
             "storage_bytes": walls.storage_bytes,
-            "bwrap": shutil.which("bwrap"),
-            "slirp4netns": shutil.which(NETWORK_PROGRAM),
+            "bwrap": find_program("bwrap"),
+            "slirp4netns": find_program(NETWORK_PROGRAM),
             "has_network": walls.has_network,
             "name_server": NAME_SERVER,
             "directories": dict(directories),

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 
 from harbor_gym.ordinary import USER_NAMESPACE, build_environment
@@ -15,6 +16,21 @@ _ERROR_TAIL_LINES = 25
 CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", *USER_NAMESPACE, "--mount", "--propagation", "private",
              "--pid", "--fork", "--kill-child", "--mount-proc")  # fmt: skip
 """In front of a tool that mounts: its mounts and processes end with it, and it ends with us, killed or not."""
+
+
+def find_program(name: str) -> str | None:
+    """Do what ``shutil.which`` does, and remember what was found as long as it is there: a start asks for several."""
+    known = _found.get(key := (name, os.environ.get("PATH", "")))
+    if known is not None and os.access(known, os.X_OK):
+        return known
+    path = shutil.which(name)
+    if path is not None:
+        _found[key] = path
+    return path
+
+
+_found: dict[tuple[str, str], str] = {}
+"""Name and PATH → where the program is."""
 
 
 async def run_tool(*argv: str, timeout_sec: float | None = None) -> tuple[int, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import shutil
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +12,7 @@ from harbor.models.task.config import NetworkMode, NetworkPolicy
 from harbor_gym.errors import MissingDependencyError, UsageError
 from harbor_gym.sandboxes import limits
 from harbor_gym.sandboxes.network import NETWORK_PROGRAM, closed_networks
+from harbor_gym.sandboxes.tools import find_program
 
 DEFAULT_MAX_PROCESSES = 1024
 """More than any task's build starts at once, and few enough for a machine with many sandboxes."""
@@ -56,7 +56,7 @@ class WallOptions:
         if self.network == "none":
             _warn_once("sandbox option network='none': tasks whose network_mode is public run without a network")
             return False
-        if shutil.which(NETWORK_PROGRAM) is None:
+        if find_program(NETWORK_PROGRAM) is None:
             raise MissingDependencyError(
                 f"{task}: its network_mode is public, for which local sandboxes need {NETWORK_PROGRAM}: apt-get "
                 f"install -y {NETWORK_PROGRAM} (or, if the task needs no network, the sandbox option network='none')"

@@ -24,8 +24,8 @@ def _answer(script: str, arguments: list[str], content: FakeFiles) -> str:
         case "census":
             return "census 0 -\n"
         case "stop":
-            states = ("empty" if content.is_dir(path) and not content.below(path) else "-" for path in arguments[3:])
-            return f"{' '.join(['stop 0 0 -', *states])}\n"
+            states = ("empty" if content.is_dir(path) and not content.below(path) else "-" for path in arguments[4:])
+            return f"{' '.join(['stop 0 0 - alone', *states])}\n"
         case "seal":
             for directory in arguments[1:]:
                 content.remove(directory)

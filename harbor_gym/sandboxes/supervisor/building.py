@@ -1,7 +1,9 @@
 """How one sandbox comes to be: an overlay on tmpfs for its files, bubblewrap for its first process."""
 
+import contextlib
 import os
 import signal
+import stat
 from typing import Any, NoReturn
 
 import cgroups
@@ -32,11 +34,10 @@ _SHM_BYTES = 64 << 20
 """Docker's own default for /dev/shm."""
 _BYTES_PER_FILE, _MIN_FILES = 8 << 10, 1 << 14
 """Room for as many files as a disk of the size would have, and half as many again: each takes memory of the kernel."""
-_INIT = (
-    "b='echo up; exec >/dev/null 2>&1; while read -r _; do :; done'; "
-    'if command -v bash >/dev/null 2>&1; then exec bash --norc --noprofile -c "$b"; fi; eval "$b"'
-)
+_INIT = "echo up; exec >/dev/null 2>&1; while read -r _; do :; done"
 """PID 1: bash reaps what it inherits. Its stdin ends when the supervisor does, and the sandbox with it."""
+_BASH = ("bash", "--norc", "--noprofile", "-c", _INIT)
+_ANY_SHELL = f'b="{_INIT}"; if command -v bash >/dev/null 2>&1; then exec {" ".join(_BASH[:-1])} "$b"; fi; eval "$b"'
 
 
 def mount_root(config: dict[str, Any]) -> None:
@@ -155,4 +156,13 @@ def _bwrap_argv(config: dict[str, Any], windows: list[tuple[str, str]], rules: i
     for name in KEPT_CAPABILITIES:
         argv += ["--cap-add", name.upper()]
     argv += ["--clearenv", "--setenv", "PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
-    return [*argv, "--chdir", "/", "--", "/bin/sh", "-c", _INIT]
+    return [*argv, "--chdir", "/", "--", *_init()]
+
+
+def _init() -> tuple[str, ...]:
+    """Return PID 1's arguments: bash itself where it is seen to be in its usual place, no link on the way."""
+    with contextlib.suppress(OSError):
+        modes = [os.lstat(path).st_mode for path in ("root/usr", "root/usr/bin", "root/usr/bin/bash")]
+        if stat.S_ISDIR(modes[0]) and stat.S_ISDIR(modes[1]) and stat.S_ISREG(modes[2]) and modes[2] & stat.S_IXOTH:
+            return (f"/usr/bin/{_BASH[0]}", *_BASH[1:])
+    return ("/bin/sh", "-c", _ANY_SHELL)

@@ -23,7 +23,7 @@ _MAX_ARGUMENT_BYTES = 128 << 10
 REFUSED = 126
 """The exit status of a command that could not be started."""
 _RESOLVER = "/etc/resolv.conf"
-_SHELL_PATHS = ("/bin", "/usr/bin", "/usr/local/bin")
+_PROGRAM_PATHS = ("/bin", "/usr/bin", "/usr/local/bin")
 
 
 class RequestError(Exception):
@@ -139,23 +139,30 @@ def _become(command: Command) -> NoReturn:
     if spec.get("die_with_parent"):
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
+        if spec.get("makes_cwd"):
+            os.makedirs(spec["cwd"], exist_ok=True)  # noqa: PTH103  # as above
         os.chdir(spec["cwd"])
     except OSError as exc:
         raise RequestError(f"working directory {spec['cwd']!r} can't be entered: {exc.strerror}") from None
     # Python ignores these two.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    arguments = _shell_arguments(spec["command"])
+    if program := spec.get("program"):
+        commands, problem = [program], f"the image has no {program[0]}, which a transfer needs"
+    else:
+        arguments = _shell_arguments(spec["command"])
+        commands = [[shell, *arguments] for shell in ("bash", "sh")]
+        problem = "the image has neither bash nor sh: a task's image needs a shell"
     if limit := spec.get("data_limit_bytes"):
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     if limit := spec.get("user_processes"):
         resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
     syscalls.install()
-    for shell in ("bash", "sh"):
-        for directory in _SHELL_PATHS:
+    for name, *rest in commands:
+        for directory in _PROGRAM_PATHS:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.execve(f"{directory}/{shell}", [shell, *arguments], command.environment)
-    raise RequestError("the image has neither bash nor sh: a task's image needs a shell")
+                os.execve(f"{directory}/{name}", [name, *rest], command.environment)
+    raise RequestError(problem)
 
 
 def _shell_arguments(command: str) -> list[str]:

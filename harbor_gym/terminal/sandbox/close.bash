@@ -49,6 +49,8 @@ pids=() has_nap=''
 [ -p "$dir/nap" ] && exec 9<>"$dir/nap" && has_nap=1
 collect
 ((${#pids[@]})) && kill -TERM "${!pids[@]}"
+# tmux has nothing to save: its end in good order costs more than everything else here.
+[ -n "${pids[server]}" ] && kill -KILL "$server"
 [ -n "${pids[server]}" ] || tmux -S "$dir/socket" kill-server
 for ((turn = 0; turn < 70; turn++)); do
     collect

@@ -15,7 +15,7 @@ connect() {
     client=$CONTROL_PID
     exec {from}<&"${CONTROL[0]}" {to}>&"${CONTROL[1]}" || return
     eval "exec ${CONTROL[0]}<&- ${CONTROL[1]}>&-"
-    while IFS= read -rt 10 -u "$from" line; do
+    while IFS= read -ru "$from" line; do
         if [[ $line == %session-changed* ]]; then
             ask_at_last attached && return
             break

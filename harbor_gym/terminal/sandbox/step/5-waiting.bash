@@ -28,6 +28,8 @@ wait_until_done() {
     quiet_since=$now
     end=$((now + $1))
     next_look=$((now + 30))
+    # Nothing has come of the keys yet: the first look would be in vain.
+    if [ -z "$2" ] && (($1 >= 10)); then doze '' && dozes=1; fi
     while [ -z "$why" ]; do
         if ! read_stat "$shell"; then
             await_dead_pane
