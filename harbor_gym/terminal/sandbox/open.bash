@@ -22,10 +22,10 @@ dir=
 hash tmux 2>/dev/null || fail no-tmux
 # What was brought along stays off the pane's PATH, and its locale out of the pane's environment.
 tmux=${BASH_CMDS[tmux]} path=${PATH#"$tools:"}
-clean=()
+clean=''
 if [ -n "$tools" ]; then
     rc="unset LOCPATH"$'\n'$rc
-    clean=(set-environment -gu LOCPATH \;)
+    clean='set-environment -gu LOCPATH'
 fi
 is_old() { [[ $1 =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] < 3)); }
 
@@ -61,12 +61,12 @@ fi
 unset TMUX TMUX_PANE
 export SHELL=$BASH
 
-words=(-f /dev/null start-server \; "${clean[@]}"
-    set-option -g history-limit "$history" \; set-option -g status off \; set-option -s escape-time 0 \;
-    set-option -s default-terminal "$term" \; set-option -g default-shell "$BASH" \;
-    set-option -wg remain-on-exit on \;
-    new-session -d -P -F '#{pane_pid} #{pid} #{pane_tty} #{version}' -s main -x "$columns" -y "$rows" -c "$PWD"
-    "$BASH" --rcfile "$dir/rc" -i)
+# In a file: the policy reads command lines when it lists processes, and a control client tells of each command.
+printf '%s\n' "$clean" "set-option -g history-limit $history" 'set-option -g status off' \
+    'set-option -s escape-time 0' "set-option -s default-terminal $term" "set-option -g default-shell '$BASH'" \
+    'set-option -wg remain-on-exit on' >"$dir/options"
+words=(-f "$dir/options" new-session -d -P -F '#{pane_pid} #{pid} #{pane_tty} #{version}' -s main
+    -x "$columns" -y "$rows" -c "$PWD" "$BASH" --rcfile "$dir/rc" -i)
 if [ -n "$ready" ]; then
     greeting=()
     set -- load

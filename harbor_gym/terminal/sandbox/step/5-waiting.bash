@@ -65,6 +65,8 @@ doze() {
         ((left < 10)) && left=10
         ((left > 50)) && left=50
         nap "0.0$left"
+    elif ((dozes)); then
+        nap 0.01
     else
         nap 0.004
     fi
