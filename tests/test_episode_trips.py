@@ -44,8 +44,8 @@ class CountingSandbox(LocalEnvironment):
 
 
 _MARKS = {
-    "stop": "# Kill what was started",
-    "seal": "# Empty the directories",
+    "stop": "stop_all() {",
+    "seal": "sealed}",
     "open": ": terminal/step serve",
 }
 SANDBOX = f"{__name__}:{CountingSandbox.__name__}"

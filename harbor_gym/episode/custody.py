@@ -1,6 +1,7 @@
 """Take the sandbox out of the policy's hands before it is graded: its processes end, its leavings go."""
 
 import functools
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from harbor_gym.errors import HarborGymError, SandboxLostError, VerifierError
 from harbor_gym.owners import Owner, owner_label
 
 _SCRIPTS = Path(__file__).parent / "sandbox"
+_COMMENT = re.compile(r"^ *# .*\n", re.MULTILINE)
 _TIMEOUT_SEC = 60
 _AUTOPSY_TIMEOUT_SEC = 10
 _SEALING = "empty the verifier's directories before grading"
@@ -206,8 +208,8 @@ def _require_sealed(said: str) -> None:
 
 @functools.cache
 def read_script(name: str) -> str:
-    """Return one of the scripts that run in the sandbox, without its arguments."""
-    return (_SCRIPTS / f"{name}.sh").read_text()
+    """Return one of the scripts that run in the sandbox, without its arguments and its lines that are comments."""
+    return _COMMENT.sub("", (_SCRIPTS / f"{name}.sh").read_text())
 
 
 def _count(text: str) -> int | None:

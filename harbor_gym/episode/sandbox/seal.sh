@@ -11,10 +11,15 @@ for directory; do
     if [ -L "$directory" ] || { [ -e "$directory" ] && [ ! -d "$directory" ]; }; then rm -rf -- "$directory"; fi
     if [ ! -d "$directory" ]; then missing=1; elif [ "$directory" != "$output" ]; then found=1; fi
 done
-[ -z "$missing" ] || mkdir -p -- "$@"
-# Closed first: who runs on must not fill what is being emptied. Where nobody does, a new directory is as it shall be,
-# and the output's mode is set in the end.
-if [ "${others:-1}" != 0 ] || [ -n "$found$owner" ]; then chmod 755 -- "$@"; fi
+# Where nobody runs on, nobody can take the place of a directory that whoever writes there will make, and only the
+# output's mode matters, which is set in the end.
+if [ "${others:-1}" = 0 ] && [ -d "$output" ] && [ -z "$found$owner" ]; then
+    set -- "$output"
+else
+    [ -z "$missing" ] || mkdir -p -- "$@"
+    # Closed first: who runs on must not fill what is being emptied.
+    chmod 755 -- "$@"
+fi
 # shellcheck disable=SC3067  # where it is not known, chown is called
 for directory; do [ -O "$directory" ] || foreign=1; done
 [ -z "$foreign" ] || chown root -- "$@"
