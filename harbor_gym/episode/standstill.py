@@ -31,6 +31,7 @@ class Standstill:
         self._empty: frozenset[PurePosixPath] = frozenset()
         self._is_quiet = False
         self._uploads: list[tuple[Path, PurePosixPath]] = []
+        self._ends = 0
         self.is_sealed = False
         """Whether the verifier's directories are as :func:`harbor_gym.episode.custody.seal` left them."""
 
@@ -51,6 +52,7 @@ class Standstill:
 
     def end(self) -> None:
         """Forget it."""
+        self._ends += 1
         self.begin((), is_sealed=False, is_quiet=False)
 
     def _ended_by[**P, T](
@@ -78,7 +80,7 @@ class Standstill:
     def _is_executable(self, path: PurePosixPath) -> bool:
         """Tell whether a file of the sandbox was uploaded as a program for everybody, and is so still."""
         for source, target in reversed(self._uploads):
-            if path.is_relative_to(target):
+            if path.is_relative_to(target) and ".." not in path.parts:
                 with contextlib.suppress(OSError):
                     mode = (source / path.relative_to(target)).lstat().st_mode
                     return stat.S_ISREG(mode) and mode & _EXECUTABLE == _EXECUTABLE
@@ -100,10 +102,10 @@ class Standstill:
 
         async def upload_dir_here(source_dir: Path | str, target_dir: str) -> None:
             if not self._is_empty(target_dir) or await asyncio.to_thread(_holds_anything, Path(source_dir)):
-                was_quiet, uploads = self._is_quiet, self._uploads
+                was_quiet, uploads, ends = self._is_quiet, self._uploads, self._ends
                 await upload(source_dir, target_dir)
-                if was_quiet:
-                    # An upload leaves nobody behind who could change what was uploaded.
+                # An upload leaves nobody behind who could change what was uploaded.
+                if was_quiet and self._ends == ends + 1:
                     self._is_quiet = True
                     self._uploads = [*uploads, (Path(source_dir), PurePosixPath(target_dir))]
 

@@ -27,6 +27,8 @@ wait_until_done() {
     started=$now
     quiet_since=$now
     end=$((now + $1))
+    # The clock shows whole hundredths: without one more the wait could be too short.
+    if [ "$2" = exact ] && (($1)); then end=$((end + 10)); fi
     next_look=$((now + 30))
     # Nothing has come of the keys yet: the first look would be in vain.
     if [ -z "$2" ] && (($1 >= 10)); then doze '' && dozes=1; fi
