@@ -144,16 +144,22 @@ async def test_every_task_is_played_and_told_apart(tmp_path: Path) -> None:
 
 async def test_no_more_episodes_run_at_once_than_allowed(tmp_path: Path) -> None:
     running, most = 0, 0
+    are_met = asyncio.Event()
 
     async def count(prompt: Sequence[int]) -> Sample:
+        """Let the first ones wait for one another, and for one too many."""
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.01)
+        if running == 3:
+            await asyncio.sleep(0.05)
+            are_met.set()
+        await are_met.wait()
         running -= 1
         return await give_up(prompt)
 
-    await evaluate([task(tmp_path / "t")], player(count), episodes=9, concurrency=3)
+    async with asyncio.timeout(30):
+        await evaluate([task(tmp_path / "t")], player(count), episodes=9, concurrency=3)
     assert most == 3
 
 
