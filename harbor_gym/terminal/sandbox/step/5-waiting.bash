@@ -30,8 +30,8 @@ wait_until_done() {
     # The clock shows whole hundredths: without one more the wait could be too short.
     if [ "$2" = exact ] && (($1)); then end=$((end + 10)); fi
     next_look=$((now + 30))
-    # Nothing has come of the keys yet: the first look would be in vain.
-    if [ -z "$2" ] && (($1 >= 10)); then doze '' && dozes=1; fi
+    # Through the control client keys are typed in no time: the first look would be in vain.
+    if [ -n "$to" ] && [ -z "$2" ] && (($1 >= 10)); then doze '' && dozes=1; fi
     while [ -z "$why" ]; do
         if ! read_stat "$shell"; then
             await_dead_pane
