@@ -54,7 +54,17 @@ class Owner:
 
 def owner_label() -> str:
     """Return this process's label, fit for Docker labels and file names (letters, digits and dots; about 55)."""
-    return str(_owner_of(os.getpid()))
+    return str(this_process())
+
+
+def this_process() -> Owner:
+    """Return this process as an owner."""
+    return _owner_of(os.getpid())
+
+
+def boot_id() -> str:
+    """Return the id of this boot of the machine as its kernel tells it; empty where it doesn't."""
+    return _read(_PROC / "sys/kernel/random/boot_id")
 
 
 def run_id() -> str:
@@ -68,7 +78,7 @@ def is_alive(owner: Owner | str) -> bool:
     An owner of another machine, of another container, or one that can't be read, may be alive for all we know.
     """
     known = Owner.find(owner) if isinstance(owner, str) else owner
-    here = _owner_of(os.getpid())
+    here = this_process()
     if known is None or known.host != here.host:
         return True
     if known.boot != here.boot:
@@ -105,7 +115,7 @@ def _host() -> str:
 
 
 def _boot() -> str:
-    identity = _read(_PROC / "sys/kernel/random/boot_id")
+    identity = boot_id()
     return identity.replace("-", "")[:12] if identity else "0" * 12
 
 

@@ -24,6 +24,7 @@ FLOORS = (
         "pacing",
         "reporting",
         "rewards",
+        "shell_text",
         "recording",
         "task_sources",
     },

@@ -1,8 +1,6 @@
 """Take the sandbox out of the policy's hands before it is graded: its processes end, its leavings go."""
 
 import functools
-import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -10,10 +8,10 @@ from pathlib import Path, PurePosixPath
 from harbor.environments.base import BaseEnvironment
 
 from harbor_gym.errors import HarborGymError, SandboxLostError, VerifierError
-from harbor_gym.owners import Owner, owner_label
+from harbor_gym.owners import boot_id, this_process
+from harbor_gym.shell_text import with_arguments, without_comments
 
 _SCRIPTS = Path(__file__).parent / "sandbox"
-_COMMENT = re.compile(r"^ *# .*\n", re.MULTILINE)
 _TIMEOUT_SEC = 60
 _AUTOPSY_TIMEOUT_SEC = 10
 _SEALING = "empty the verifier's directories before grading"
@@ -119,12 +117,12 @@ async def stop_processes(
         VerifierError: Some could not be killed, or something not be removed, so that an honest verdict can't be had.
     """
     what = "stop the policy's processes"
-    calls: list[_Call] = [("stop", (since.tick, *_this_process(), *look_into))]
+    calls: list[_Call] = [("stop", (since.tick, *_caller(), *look_into))]
     if sealing is not None:
         calls.append(("seal", sealing.arguments))
     said, _, sealed = (await _run(environment, calls, what, _TIMEOUT_SEC)).strip().partition("\n")
     match said.split():
-        case ["stop", stopped, left, kills, alone, *states] if len(states) == len(look_into):
+        case ["stop", stopped, left, kills, others, *states] if len(states) == len(look_into):
             if left != "0":
                 raise VerifierError(f"{left} of the policy's processes could not be stopped before grading")
         case _:
@@ -134,7 +132,7 @@ async def stop_processes(
     killed = _count(kills)
     grown = None if killed is None or since.oom_kills is None else killed - since.oom_kills
     empty = tuple(path for path, state in zip(look_into, states, strict=True) if state == "empty")
-    return Stopped(int(stopped), grown, empty, is_quiet=alone == "alone")
+    return Stopped(int(stopped), grown, empty, is_quiet=others == "0")
 
 
 async def seal(environment: BaseEnvironment, sealing: Sealing) -> None:
@@ -167,21 +165,16 @@ async def examine(environment: BaseEnvironment, test_output: PurePosixPath) -> A
     return Autopsy(_count(head.removeprefix("autopsy ")), output)
 
 
-def _this_process() -> tuple[object, ...]:
+def _caller() -> tuple[object, ...]:
     """Return this machine's boot id, our process id and our start: a sandbox that sees us shares our processes."""
-    me = Owner.find(owner_label())
-    assert me is not None
-    try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot_id = ""  # not Linux: no sandbox shares our processes
-    return boot_id, me.pid, me.start_time
+    me = this_process()
+    return boot_id(), me.pid, me.start_time
 
 
 async def _run(environment: BaseEnvironment, calls: Sequence[_Call], what: str, timeout_sec: int) -> str:
     parts = [read_script("common")]
     for script, arguments in calls:
-        parts += [f"set -- {shlex.join(map(str, arguments))}\n", read_script(script)]
+        parts.append(with_arguments(read_script(script), arguments))
     return await _run_command(environment, "".join(parts), "root", what, timeout_sec)
 
 
@@ -209,7 +202,7 @@ def _require_sealed(said: str) -> None:
 @functools.cache
 def read_script(name: str) -> str:
     """Return one of the scripts that run in the sandbox, without its arguments and its lines that are comments."""
-    return _COMMENT.sub("", (_SCRIPTS / f"{name}.sh").read_text())
+    return without_comments((_SCRIPTS / f"{name}.sh").read_text())
 
 
 def _count(text: str) -> int | None:

@@ -29,8 +29,7 @@ class Standstill:
 
     def __init__(self, environment: BaseEnvironment) -> None:
         self._empty: frozenset[PurePosixPath] = frozenset()
-        self._is_quiet = False
-        self._uploads: list[tuple[Path, PurePosixPath]] = []
+        self._uploads: list[tuple[Path, PurePosixPath]] | None = None  # of a sandbox in which nothing runs
         self._ends = 0
         self.is_sealed = False
         """Whether the verifier's directories are as :func:`harbor_gym.episode.custody.seal` left them."""
@@ -47,8 +46,8 @@ class Standstill:
             is_sealed: Whether the verifier's directories were just sealed.
             is_quiet: Whether nothing runs in the sandbox.
         """
-        self._empty, self.is_sealed, self._is_quiet = frozenset(empty), is_sealed, is_quiet
-        self._uploads = []
+        self._empty, self.is_sealed = frozenset(empty), is_sealed
+        self._uploads = [] if is_quiet else None
 
     def end(self) -> None:
         """Forget it."""
@@ -79,7 +78,7 @@ class Standstill:
 
     def _is_executable(self, path: PurePosixPath) -> bool:
         """Tell whether a file of the sandbox was uploaded as a program for everybody, and is so still."""
-        for source, target in reversed(self._uploads):
+        for source, target in reversed(self._uploads or ()):
             if path.is_relative_to(target) and ".." not in path.parts:
                 with contextlib.suppress(OSError):
                     mode = (source / path.relative_to(target)).lstat().st_mode
@@ -102,11 +101,10 @@ class Standstill:
 
         async def upload_dir_here(source_dir: Path | str, target_dir: str) -> None:
             if not self._is_empty(target_dir) or await asyncio.to_thread(_holds_anything, Path(source_dir)):
-                was_quiet, uploads, ends = self._is_quiet, self._uploads, self._ends
+                uploads, ends = self._uploads, self._ends
                 await upload(source_dir, target_dir)
                 # An upload leaves nobody behind who could change what was uploaded.
-                if was_quiet and self._ends == ends + 1:
-                    self._is_quiet = True
+                if uploads is not None and self._ends == ends + 1:
                     self._uploads = [*uploads, (Path(source_dir), PurePosixPath(target_dir))]
 
         environment.is_dir = is_dir_here

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, cast
 
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import HarborGymError, TerminalStartError
+from harbor_gym.shell_text import with_arguments
 from harbor_gym.terminal.channel import Channel, ChannelBrokenError
 from harbor_gym.terminal.entry import has_pipes
 from harbor_gym.terminal.persistent import PersistentTransport, enter
 from harbor_gym.terminal.portable import PortableTransport
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
-from harbor_gym.terminal.scripts import call_in_bash, read_script, reader, with_arguments
+from harbor_gym.terminal.scripts import call_in_bash, read_script, reader
 from harbor_gym.terminal.session import Terminal
 from harbor_gym.terminal.step import Transport, max_answer_bytes
 from harbor_gym.terminal.tmux_terminal import TmuxTerminal
@@ -104,7 +105,7 @@ async def _open_by_channel(
     ready = f"@{secrets.token_hex(8)}"
     texts = {
         "step": read_script("step"),
-        "script": with_arguments("open", *_opening_arguments(nonce, config, tools), ready),
+        "script": with_arguments(read_script("open"), (*_opening_arguments(nonce, config, tools), ready)),
     }
     try:
         return await enter(

@@ -5,11 +5,12 @@ import secrets
 import shlex
 from typing import TYPE_CHECKING
 
+from harbor_gym.shell_text import with_arguments
 from harbor_gym.terminal import frame as frames
 from harbor_gym.terminal.channel import Channel, ChannelBrokenError
 from harbor_gym.terminal.entry import enter_argv, exec_pipes
 from harbor_gym.terminal.portable import MARGIN_SEC, PortableTransport
-from harbor_gym.terminal.scripts import with_arguments
+from harbor_gym.terminal.scripts import read_script
 from harbor_gym.terminal.step import LONG_PAYLOAD_BYTES, Step
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class PersistentTransport:
         """See :meth:`harbor_gym.terminal.step.Transport.finish`."""
         try:
             if self._channel is not None:
-                return await self._hand_over(self._channel, with_arguments(script, *arguments))
+                return await self._hand_over(self._channel, with_arguments(read_script(script), arguments))
         except ChannelBrokenError as error:
             logger.info("the channel into sandbox %s broke at the end: %s", self._environment.session_id, error)
         finally:

@@ -1,12 +1,12 @@
 """The scripts that run in the sandbox."""
 
 import functools
-import re
 import shlex
 from pathlib import Path
 
+from harbor_gym.shell_text import without_comments
+
 _SCRIPTS = Path(__file__).parent / "sandbox"
-_COMMENT = re.compile(r"^ *# .*\n", re.MULTILINE)
 
 
 def read_source(name: str) -> str:
@@ -18,12 +18,7 @@ def read_source(name: str) -> str:
 @functools.cache
 def read_script(name: str) -> str:
     """Return a script as it is sent: without the lines that are comments."""
-    return _COMMENT.sub("", read_source(name))
-
-
-def with_arguments(name: str, *arguments: object) -> str:
-    """Return a script with its arguments, for a bash to read as its own."""
-    return f"set -- {shlex.join(map(str, arguments))}\n{read_script(name)}"
+    return without_comments(read_source(name))
 
 
 def reader(key: str, **texts: str) -> str:

@@ -25,7 +25,7 @@ def _answer(script: str, arguments: list[str], content: FakeFiles) -> str:
             return "census 0 -\n"
         case "stop":
             states = ("empty" if content.is_dir(path) and not content.below(path) else "-" for path in arguments[4:])
-            return f"{' '.join(['stop 0 0 - alone', *states])}\n"
+            return f"{' '.join(['stop 0 0 - 0', *states])}\n"
         case "seal":
             for directory in arguments[1:]:
                 content.remove(directory)

@@ -1,8 +1,8 @@
 # shellcheck shell=sh disable=SC2154  # common.sh stands before
 # Kill what was started here after clock tick $1. Spared: what ran before, what those processes started meanwhile
 # (a server's workers), and this script. $2 to $4 are the caller's boot id, pid and start: never kill where it is seen.
-# Answer with the number killed, the number left, the memory limit's victims so far, "alone" or "-" where others run on,
-# and for each directory after $4 with "empty" or "-". Where others run on, none counts as empty: they may yet write there.
+# Answer with the number killed, the number left, the memory limit's victims so far, 1 where others run on or 0, and for
+# each directory after $4 with "empty" or "-". Where others run on, none counts as empty: they may yet write there.
 # POSIX sh and builtins: the policy may have broken or removed the image's programs.
 began=$1 boot=$2 caller=$3 born=$4
 shift 4
@@ -78,9 +78,7 @@ sees_the_caller() {
 sees_the_caller || stop_all
 left=0
 for pid in $victims; do left=$((left + 1)); done
-alone=-
-[ "$others" != 0 ] || alone=alone
-answer="stop $stopped $left $kills $alone"
+answer="stop $stopped $left $kills $others"
 for directory; do
     if [ "$others" = 0 ] && [ -d "$directory" ] && [ ! -L "$directory" ] && [ -r "$directory" ] && ! find_left "$directory"
     then

@@ -49,9 +49,12 @@ pids=() has_nap=''
 [ -p "$dir/nap" ] && exec 9<>"$dir/nap" && has_nap=1
 collect
 ((${#pids[@]})) && kill -TERM "${!pids[@]}"
-# tmux has nothing to save: its end in good order costs more than everything else here.
-[ -n "${pids[server]}" ] && kill -KILL "$server"
-[ -n "${pids[server]}" ] || tmux -S "$dir/socket" kill-server
+if [ -n "${pids[server]}" ]; then
+    # tmux has nothing to save: its end in good order costs more than everything else here.
+    kill -KILL "$server"
+else
+    tmux -S "$dir/socket" kill-server
+fi
 for ((turn = 0; turn < 70; turn++)); do
     collect
     ((${#pids[@]})) || break

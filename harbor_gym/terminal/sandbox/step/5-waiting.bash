@@ -27,8 +27,6 @@ wait_until_done() {
     started=$now
     quiet_since=$now
     end=$((now + $1))
-    # The clock shows whole hundredths: without one more the wait could be too short.
-    if [ "$2" = exact ] && (($1)); then end=$((end + 10)); fi
     next_look=$((now + 30))
     # Through the control client keys are typed in no time: the first look would be in vain.
     if [ -n "$to" ] && [ -z "$2" ] && (($1 >= 10)); then doze '' && dozes=1; fi
@@ -76,7 +74,8 @@ doze() {
 
 # Sleeps, and says then what there is to see.
 wait_exactly() {
-    wait_until_done "$1" exact
+    # The clock shows whole hundredths: without one more the wait could be too short.
+    wait_until_done "$(($1 ? $1 + 10 : 0))" exact
     [ "$why" = idle ] || return
     why=deadline
     read_stat "$shell"
