@@ -212,6 +212,7 @@ async def main():
     for sandbox in sandboxes:
         await sandbox.start(force_build=False)
         await sandbox.exec("(setsid sleep {mark} >/dev/null 2>&1 &)")
+        await sandbox.exec("echo hello > /dev/udp/192.0.2.1/9")
         await asyncio.create_subprocess_exec(*sandbox.exec_argv("sleep {mark}"))
     pending = asyncio.ensure_future(sandboxes[0].exec("sleep {mark}"))
     await asyncio.sleep(0.5)

@@ -1,10 +1,11 @@
 """What a local sandbox with a public network reaches, and what it must not; and how the network comes and goes."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -14,18 +15,19 @@ from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
 from harbor.trial.trial import Trial
 
 from harbor_gym.errors import MissingDependencyError, SandboxLostError, UsageError
-from harbor_gym.sandboxes import environment_config, walls
+from harbor_gym.sandboxes import environment_config, local_process, walls
+from harbor_gym.sandboxes.base_image import ensure_base_tar
 from harbor_gym.sandboxes.local import LocalEnvironment
 from harbor_gym.sandboxes.network import NETWORK_PROGRAM, own_addresses
-from harbor_gym.sandboxes.supervisors import factory_pid
+from tests import first_words
+from tests.first_words import DEVICES, PUBLIC, network_processes
 from tests.local_sandboxes import make_sandbox, output, running
+from tests.ordinary import ordinary_user, run_as
 from tests.tasks import write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 _REPOSITORY = Path(__file__).parents[1]
-_PUBLIC = NetworkPolicy(network_mode=NetworkMode.PUBLIC)
 _NO_NETWORK = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
-_DEVICES = "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ' | sort"
 _TALK = """
 import errno, json, socket, sys
 said = {}
@@ -44,16 +46,8 @@ print(json.dumps(said))
 @pytest.fixture
 async def greeter() -> AsyncGenerator[int]:
     """A port of this machine, on all its addresses, that greets whoever connects."""
-
-    async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"hello")
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-
-    server = await asyncio.start_server(greet, "0.0.0.0", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
+    async with first_words.greeting() as port:
+        yield port
 
 
 async def _talk(sandbox: LocalEnvironment, **targets: tuple[str, int]) -> dict[str, str]:
@@ -63,10 +57,9 @@ async def _talk(sandbox: LocalEnvironment, **targets: tuple[str, int]) -> dict[s
 
 
 def _own_address() -> str:
-    addresses = [network.partition("/")[0] for network in own_addresses()]
-    if not addresses:
+    if not own_addresses():
         pytest.skip("this machine has no IPv4 address but loopback's: give it one")
-    return addresses[0]
+    return first_words.own_address()
 
 
 async def test_a_public_network_reaches_others_but_neither_the_machine_nor_private_networks(
@@ -76,7 +69,7 @@ async def test_a_public_network_reaches_others_but_neither_the_machine_nor_priva
     targets = {"machine": (here, greeter), "metadata": ("169.254.169.254", 80),
                "private": ("10.1.2.3", 80), "shared": ("100.64.0.1", 80), "docker": ("172.17.0.1", greeter),
                "home": ("192.168.77.1", 80)}  # fmt: skip
-    async with running(make_sandbox(tmp_path / "open", network_policy=_PUBLIC, private_network=True)) as sandbox:
+    async with running(make_sandbox(tmp_path / "open", network_policy=PUBLIC, private_network=True)) as sandbox:
         said = await _talk(sandbox, loopback=("10.0.2.2", greeter), machine=(here, greeter),
                            metadata=targets["metadata"])  # fmt: skip
         assert said["machine"] == "hello"
@@ -85,10 +78,10 @@ async def test_a_public_network_reaches_others_but_neither_the_machine_nor_priva
         assert await output(sandbox, "cat /etc/resolv.conf") == "nameserver 10.0.2.3"
         routes = await output(sandbox, "cat /proc/net/route")
         assert "0000FEA9\t00000000\t0201" in routes, "169.254.0.0/16 has no route that rejects"
-    async with running(make_sandbox(tmp_path / "closed", network_policy=_PUBLIC)) as sandbox:
+    async with running(make_sandbox(tmp_path / "closed", network_policy=PUBLIC)) as sandbox:
         said = await _talk(sandbox, **targets)
         assert said == dict.fromkeys(said, "EHOSTUNREACH")
-        assert await output(sandbox, _DEVICES) == "lo\ntap0"
+        assert await output(sandbox, DEVICES) == "lo\ntap0"
         change = "import socket; s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW); s.send(bytes.fromhex('{}'))"
         delete = "1c000000190005000100000000000000" + "02100000fe030001" + "00000000"
         await sandbox.exec(f'python3 -c "{change.format(delete)}"')
@@ -100,40 +93,70 @@ async def test_a_network_comes_and_goes_with_the_phases(tmp_path: Path, greeter:
     async with running(make_sandbox(tmp_path, private_network=True)) as sandbox:
         assert await _talk(sandbox, machine=here) == {"machine": "ENETUNREACH"}
         for _ in range(2):
-            await sandbox.set_network_policy(_PUBLIC)
+            await sandbox.set_network_policy(PUBLIC)
             assert await _talk(sandbox, machine=here) == {"machine": "hello"}
             assert await output(sandbox, "cat /etc/resolv.conf") == "nameserver 10.0.2.3"
             await sandbox.set_network_policy(_NO_NETWORK)
-            assert await output(sandbox, _DEVICES) == "lo"
+            assert await output(sandbox, DEVICES) == "lo"
             assert await _talk(sandbox, machine=here) == {"machine": "ENETUNREACH"}
 
 
-async def test_the_network_process_is_unseen_inside_and_dies_with_the_sandbox(tmp_path: Path) -> None:
-    async with running(make_sandbox(tmp_path, network_policy=_PUBLIC)) as sandbox:
+_TOLD = {
+    "tcp": ["hello\n0 sent again", "lo\ntap0", 0, "lo\ntap1", 1],
+    "udp": ["0 1 2", "lo\ntap0", 0, "lo\ntap1", 1],
+}
+
+
+async def test_the_network_starts_with_the_first_word_and_loses_none(tmp_path: Path) -> None:
+    _own_address()
+    assert await first_words.say(tmp_path) == _TOLD
+    assert network_processes() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+async def test_an_ordinary_users_does_so_too(tmp_path: Path) -> None:
+    _own_address()
+    base = await ensure_base_tar()
+
+    def say() -> subprocess.CompletedProcess[str]:
+        with ordinary_user() as (user, home):
+            return run_as(user, home, sys.executable, "-m", "tests.first_words", base=base)
+
+    done = await asyncio.to_thread(say)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout) == _TOLD
+
+
+async def test_the_network_process_is_unseen_inside_and_dies_with_the_sandbox(tmp_path: Path, greeter: int) -> None:
+    async with running(make_sandbox(tmp_path, network_policy=PUBLIC, private_network=True)) as sandbox:
+        await first_words.connect(sandbox, greeter)
         assert NETWORK_PROGRAM not in await output(sandbox, "ps -eo args")
-        (process,) = _network_processes()
+        (process,) = network_processes()
         with pytest.raises(SandboxLostError, match="slirp4netns"):  # noqa: PT012  # the kill is what makes it fail
             waiting = asyncio.ensure_future(sandbox.exec("sleep 100"))
             await asyncio.sleep(0.2)
             os.kill(process, signal.SIGKILL)
             await waiting
-    async with running(make_sandbox(tmp_path, network_policy=_PUBLIC)):
-        assert len(_network_processes()) == 1
-    assert _network_processes() == []
+    async with running(make_sandbox(tmp_path, network_policy=PUBLIC, private_network=True)) as sandbox:
+        await first_words.connect(sandbox, greeter)
+        assert len(network_processes()) == 1
+    assert network_processes() == []
 
 
-def _network_processes() -> list[int]:
-    """Return the pids of network processes whose supervisors are of this process."""
-    found: list[int] = []
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            pid, _, rest = file.read_text().partition(" (")
-            name, _, fields = rest.rpartition(") ")
-            parent = fields.split()[1]
-            grandparent = Path(f"/proc/{parent}/stat").read_text().rpartition(") ")[2].split()[1]
-            if name == NETWORK_PROGRAM and int(grandparent) == factory_pid():
-                found.append(int(pid))
-    return found
+async def test_a_network_that_does_not_start_is_the_machines_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = local_process.find_program
+
+    def find_another(program: str) -> str | None:
+        return "/bin/false" if program == NETWORK_PROGRAM else find(program)
+
+    monkeypatch.setattr(local_process, "find_program", find_another)
+    async with running(make_sandbox(tmp_path, network_policy=PUBLIC, private_network=True)) as sandbox:
+        assert await output(sandbox, DEVICES) == "lo\ntap0"
+        with pytest.raises(SandboxLostError, match="slirp4netns gives no network"):
+            await first_words.connect(sandbox, 1)
 
 
 async def test_without_the_program_a_public_network_is_refused_unless_none_is_wanted(
@@ -141,10 +164,10 @@ async def test_without_the_program_a_public_network_is_refused_unless_none_is_wa
 ) -> None:
     monkeypatch.setattr(walls, "find_program", {}.get)
     with pytest.raises(MissingDependencyError, match="apt-get install -y slirp4netns"):
-        await make_sandbox(tmp_path, network_policy=_PUBLIC).start(force_build=False)
+        await make_sandbox(tmp_path, network_policy=PUBLIC).start(force_build=False)
     for _ in range(2):
-        async with running(make_sandbox(tmp_path, network_policy=_PUBLIC, network="none")) as sandbox:
-            assert await output(sandbox, _DEVICES) == "lo"
+        async with running(make_sandbox(tmp_path, network_policy=PUBLIC, network="none")) as sandbox:
+            assert await output(sandbox, DEVICES) == "lo"
     assert caplog.text.count("without a network") <= 1  # 0 where an earlier test said so already
     async with running(make_sandbox(tmp_path)):
         """A task without a network does not need it."""

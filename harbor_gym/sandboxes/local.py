@@ -88,10 +88,11 @@ class LocalEnvironment(BaseEnvironment):
     of its own with the image's environment; every sandbox then starts from the files that it left.
 
     **Network**: ``no-network`` is loopback only. ``public`` goes through slirp4netns, a network stack without rights on
-    the machine: connections out, none in. Not reachable are 169.254.0.0/16, the machine's loopback and, unless the
-    option ``private_network`` is true, private networks and the machine's own addresses. Without slirp4netns such a
-    task is refused, unless the option ``network`` is ``"none"``, which runs every task without. Phases may differ.
-    Allowlists are refused. Images are built with the machine's network.
+    the machine: connections out, none in. It starts with the sandbox's first packet, which waits for it. Not reachable
+    are 169.254.0.0/16, the machine's loopback and, unless the option ``private_network`` is true, private networks and
+    the machine's own addresses. Without slirp4netns such a task is refused, unless the option ``network`` is
+    ``"none"``, which runs every task without. Phases may differ. Allowlists are refused. Images are built with the
+    machine's network.
 
     **System calls** that ordinary programs do without are refused: tracing (no gdb or strace), mounts, namespaces, BPF,
     io_uring, kernel keys, and everything of 32-bit programs. setuid files give no rights.

@@ -1,38 +1,25 @@
 """A sandbox's way out: slirp4netns, a network stack in a process of its own that has no rights on the machine.
 
-Source: slirp4netns(1), rtnetlink(7).
+It starts when the sandbox first says something to the world. Many never do, and it would be a third of what an idle one
+takes.
+
+Source: slirp4netns(1).
 """
 
 import contextlib
 import os
 import signal
-import socket
-import struct
 from typing import Any, NoReturn
 
+import routes
 from kernel import PR_SET_PDEATHSIG, prctl
 from outside import Outsider
+from stand_in import StandIn, send_again
 
-_RTM_NEWROUTE, _REQUEST_FLAGS = 24, 0x1 | 0x4 | 0x100 | 0x400
-"""NLM_F_REQUEST, ACK, REPLACE, CREATE."""
-_TABLE_MAIN, _PROTOCOL_STATIC, _TYPE_UNREACHABLE, _ATTRIBUTE_DESTINATION = 254, 4, 7, 1
-_DEVICE = "tap0"
-
-
-def close_routes(networks: list[str]) -> None:
-    """Make IPv4 networks (``a.b.c.d/n``) unreachable in this process's network namespace, other routes or not."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
-        for sequence, network in enumerate(networks):
-            address, _, length = network.partition("/")
-            route = struct.pack(
-                "=BBBBBBBBI", socket.AF_INET, int(length), 0, 0, _TABLE_MAIN, _PROTOCOL_STATIC, 0, _TYPE_UNREACHABLE, 0
-            )
-            body = route + struct.pack("=HH4s", 8, _ATTRIBUTE_DESTINATION, socket.inet_aton(address))
-            header = struct.pack("=IHHII", 16 + len(body), _RTM_NEWROUTE, _REQUEST_FLAGS, sequence, 0)
-            netlink.send(header + body)
-            code = struct.unpack_from("=i", netlink.recv(4096), 16)[0]
-            if code != 0:
-                raise OSError(-code, f"no unreachable route for {network}: {os.strerror(-code)}")
+_STAND_IN, _DEVICE = "tap0", "tap1"
+_ADDRESS, _MASK, _MTU = "10.0.2.100", "255.255.255.0", 65520
+_GATEWAY = bytes.fromhex("52550a000202")
+"""Its link-layer address: 52:55 and 10.0.2.2."""
 
 
 class UserNetwork:
@@ -47,16 +34,45 @@ class UserNetwork:
         self.pid = 0
         """The process at whose end the network is gone; 0 while there is none."""
         self._exit = -1
+        self._stand_in: StandIn | None = None
 
-    def open(self, init: int, init_pidfd: int) -> None:
-        """Give the sandbox a network; return when it is configured. Nothing happens where it has one.
+    @property
+    def unused(self) -> int:
+        """A descriptor that is ready to be read when :meth:`start` is due; -1 where there is no network to start."""
+        return -1 if self._stand_in is None else self._stand_in.handle
+
+    def open(self) -> None:
+        """Give the sandbox a network. Nothing happens where it has one. In its network namespace.
+
+        Raises:
+            OSError: The kernel refuses.
+        """
+        if self.pid or self._stand_in is not None:
+            return
+        routes.close_networks(self._closed)
+        self._stand_in = StandIn(_STAND_IN, _ADDRESS, _MASK, _MTU)
+
+    def start(self, init: int, init_pidfd: int) -> None:
+        """Have the network carry what the sandbox sends, if it has sent anything; return when it does.
 
         Raises:
             OSError: It does not come up.
         """
-        if self.pid:
+        assert self._stand_in is not None
+        packets = self._stand_in.take()
+        if not packets:
             return
-        close_routes(self._closed)
+        self._run(init, init_pidfd)
+        packets += self._stand_in.take()
+        send_again(packets, _DEVICE, _ADDRESS, _GATEWAY)
+        self._remove_stand_in()
+
+    def _remove_stand_in(self) -> None:
+        if self._stand_in is not None:
+            self._stand_in.close()
+            self._stand_in = None
+
+    def _run(self, init: int, init_pidfd: int) -> None:
         ready_read, ready_write = os.pipe()
         exit_read, self._exit = os.pipe()
         log = os.memfd_create("slirp4netns")
@@ -66,7 +82,7 @@ class UserNetwork:
                 self._outsider.start(init, handles)
                 self.pid = self._outsider.pid
             else:
-                self.pid = self._start(init, init_pidfd, handles)
+                self.pid = self._fork(init, init_pidfd, handles)
         finally:
             os.close(ready_write)
             os.close(exit_read)
@@ -78,7 +94,7 @@ class UserNetwork:
             self.close()
             raise OSError(f"slirp4netns gives no network: {said or 'it ended without a word'}")
 
-    def _start(self, init: int, init_pidfd: int, handles: list[int]) -> int:
+    def _fork(self, init: int, init_pidfd: int, handles: list[int]) -> int:
         """Start it from the caller's namespaces: inside it could be seen, and would have the sandbox's network."""
         os.setns(self._home[0], os.CLONE_NEWPID)
         os.setns(self._home[1], os.CLONE_NEWNET)
@@ -99,7 +115,7 @@ class UserNetwork:
             os.dup2(log, 2)
             for handle in (ready, leave):
                 os.set_inheritable(handle, True)
-            argv = [self._program or "slirp4netns", "--configure", "--mtu=65520", "--disable-host-loopback"]
+            argv = [self._program or "slirp4netns", "--configure", f"--mtu={_MTU}", "--disable-host-loopback"]
             argv += ["--enable-sandbox", "--enable-seccomp", f"--ready-fd={ready}", f"--exit-fd={leave}"]
             os.execve(argv[0], [*argv, str(init), _DEVICE], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
         except BaseException as exc:  # a forked child must never return into its parent's code
@@ -109,6 +125,7 @@ class UserNetwork:
 
     def close(self) -> None:
         """End the network with every connection. Idempotent."""
+        self._remove_stand_in()
         if not self.pid:
             return
         os.close(self._exit)

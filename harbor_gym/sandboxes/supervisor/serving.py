@@ -88,8 +88,17 @@ class _Supervisor:
             poll.register(handle, select.POLLIN)
         if self.cgroups.events >= 0:
             poll.register(self.cgroups.events, self.cgroups.event_kind)
+        unused = -1
         while not self.loss:
+            if unused != self.network.unused:
+                if unused >= 0:
+                    poll.unregister(unused)
+                unused = self.network.unused
+                if unused >= 0:
+                    poll.register(unused, select.POLLIN)
             ready = {handle for handle, _ in poll.poll()}
+            if unused in ready:
+                self.start_network()
             if self.cgroups.events in ready:
                 self.cgroups.take_events()
                 self.cgroups.follow_files(building.files_bytes())
@@ -160,9 +169,17 @@ class _Supervisor:
             os.fchdir(self.place)
 
     def open_network(self) -> None:
-        self.network.open(self.init, self.init_pidfd)
+        self.network.open()
         with self.entered():
             inside.name_server(self.config["name_server"])
+
+    def start_network(self) -> None:
+        try:
+            self.network.start(self.init, self.init_pidfd)
+        except OSError as exc:
+            # At the end of PID 1, soon to be seen, nobody can enter any more.
+            if not self.is_ending():
+                self.loss = str(exc)
 
     def switch_network(self, request: int, *, is_open: bool) -> None:
         error = ""

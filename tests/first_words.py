@@ -1,0 +1,122 @@
+"""What becomes of the first words that local sandboxes say to the world. As a program it prints that as JSON."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import override
+
+from harbor.models.task.config import NetworkMode, NetworkPolicy
+
+from harbor_gym.sandboxes.local import LocalEnvironment
+from harbor_gym.sandboxes.network import NETWORK_PROGRAM, own_addresses
+from tests.local_sandboxes import make_sandbox, output, running
+
+PUBLIC = NetworkPolicy(network_mode=NetworkMode.PUBLIC)
+DEVICES = "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ' | sort"
+_CONNECT = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 10) as connection:
+    print(connection.recv(100).decode())
+    # Read before the connection is forgotten.
+    print([line.split()[12] for line in open("/proc/net/snmp") if line.startswith("Tcp:")][1], "sent again")
+"""
+_SEND = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as speaker:
+    speaker.settimeout(10)
+    for word in range(3):
+        speaker.sendto(b"%d" % word, (sys.argv[1], int(sys.argv[2])))
+    print(*sorted(speaker.recv(100).decode() for _ in range(3)))
+"""
+
+
+class _Echo(asyncio.DatagramProtocol):
+    @override
+    def connection_made(self, transport: asyncio.DatagramTransport) -> None:
+        self.transport = transport
+
+    @override
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        self.transport.sendto(data, addr)
+
+
+@contextlib.asynccontextmanager
+async def greeting() -> AsyncGenerator[int]:
+    """Greet whoever connects to a port of this machine, on all its addresses; yield the port."""
+
+    async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(greet, "0.0.0.0", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@contextlib.asynccontextmanager
+async def echoing() -> AsyncGenerator[int]:
+    """Send back every datagram that comes to a port of this machine; yield the port."""
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(_Echo, ("0.0.0.0", 0))
+    try:
+        yield transport.get_extra_info("sockname")[1]
+    finally:
+        transport.close()
+
+
+def own_address() -> str:
+    """Return an address of this machine that is not loopback's."""
+    return own_addresses()[0].partition("/")[0]
+
+
+def network_processes() -> list[int]:
+    """Return the pids of the network processes that come of this process."""
+    processes: dict[int, tuple[str, int]] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            pid, _, rest = file.read_text().partition(" (")
+            name, _, fields = rest.rpartition(") ")
+            processes[int(pid)] = name, int(fields.split()[1])
+
+    def is_ours(pid: int) -> bool:
+        return pid == os.getpid() or (pid in processes and is_ours(processes[pid][1]))
+
+    return [pid for pid, (name, _) in processes.items() if name == NETWORK_PROGRAM and is_ours(pid)]
+
+
+async def connect(sandbox: LocalEnvironment, port: int) -> str:
+    """Connect to this machine from inside; return what was heard and how often TCP had to repeat itself."""
+    return await output(sandbox, f"python3 -c '{_CONNECT}' {own_address()} {port}")
+
+
+async def send(sandbox: LocalEnvironment, port: int) -> str:
+    """Send three datagrams to this machine from inside; return what came back."""
+    return await output(sandbox, f"python3 -c '{_SEND}' {own_address()} {port}")
+
+
+async def say(directory: Path) -> dict[str, list[str | int]]:
+    """Say the first words of two sandboxes, one by TCP and one by UDP.
+
+    Returns:
+        For each what it heard, and its devices and the number of all network processes before and after.
+    """
+    told: dict[str, list[str | int]] = {}
+    async with greeting() as greeter, echoing() as echo:
+        for name, say_it, port in (("tcp", connect, greeter), ("udp", send, echo)):
+            async with running(make_sandbox(directory, network_policy=PUBLIC, private_network=True)) as sandbox:
+                before = [await output(sandbox, DEVICES), len(network_processes())]
+                heard = await say_it(sandbox, port)
+                told[name] = [heard, *before, await output(sandbox, DEVICES), len(network_processes())]
+    return told
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        json.dump(asyncio.run(say(Path(folder))), sys.stdout)
