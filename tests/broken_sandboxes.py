@@ -95,9 +95,9 @@ class ForgetsArguments(Broken):
         return await super().exec(command, timeout_sec=timeout_sec)
 
     @override
-    async def exec_pipes(self, command: str, *, user: Any = None) -> PipedCommand:
+    async def exec_pipes(self, command: str, *, user: Any = None, **options: Any) -> PipedCommand:
         self.default_user = None
-        return await super().exec_pipes(command)
+        return await super().exec_pipes(command, **options)
 
 
 class AddsArguments(Broken):
@@ -380,9 +380,9 @@ class StopsOnce(Broken):
         return await super().exec(*args, **kwargs)
 
     @override
-    async def exec_pipes(self, command: str, *, user: Any = None) -> PipedCommand:
+    async def exec_pipes(self, *args: Any, **kwargs: Any) -> PipedCommand:
         self._require_no_stop()
-        return await super().exec_pipes(command, user=user)
+        return await super().exec_pipes(*args, **kwargs)
 
     def _require_no_stop(self) -> None:
         if self.stops:

@@ -12,7 +12,7 @@ import textwrap
 import time
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
-from typing import override
+from typing import Any, override
 
 import pytest
 
@@ -426,8 +426,8 @@ ON_LOCAL = pytest.mark.parametrize("sandbox", [pytest.param("local", marks=pytes
 async def test_pipes_that_lead_nowhere(sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     pipes = sandbox.exec_pipes
 
-    async def mute(command: str, *, user: str | None) -> PipedCommand:
-        return await pipes("false", user=user)
+    async def mute(command: str, **options: Any) -> PipedCommand:
+        return await pipes("false", **options)
 
     monkeypatch.setattr(sandbox, "exec_pipes", mute)
     terminal = await open_terminal(sandbox, TerminalConfig())
@@ -442,7 +442,7 @@ async def test_pipes_that_lead_nowhere(sandbox: LocalSandbox, monkeypatch: pytes
 async def test_whatever_pipes_raise_is_the_sandboxs_failure(
     sandbox: LocalSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse(command: str, *, user: str | None) -> None:
+    async def refuse(command: str, **options: Any) -> None:
         raise ValueError("no more pipes")
 
     monkeypatch.setattr(sandbox, "exec_pipes", refuse)

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, override
@@ -349,16 +349,25 @@ class LocalEnvironment(BaseEnvironment):
         """
         return self._running().enter_argv(self._request(command, cwd=cwd, env=env, user=user))
 
-    async def exec_pipes(self, command: str, *, user: str | int | None = None) -> PipedCommand:
+    async def exec_pipes(
+        self, command: str, *, user: str | int | None = None, fifos: Sequence[str] = ()
+    ) -> PipedCommand:
         """Start ``command`` in the sandbox and return while it runs, its input and output as streams.
 
         What :meth:`exec_argv` is for, without a process of this machine in between. The command ends with its input if
         it heeds that, when it is killed, and with the sandbox.
 
+        Args:
+            command: Shell text.
+            user: Whose process it is.
+            fifos: Where to make one FIFO beforehand, the user's: the first place where that can be done together with
+                a directory for it, mode 0700.
+
         Raises:
             SandboxLostError: The sandbox is not running.
         """
-        return await self._running().open(self._request(command, cwd=None, env=None, user=user))
+        request = self._request(command, cwd=None, env=None, user=user)
+        return await self._running().open(replace(request, fifos=tuple(fifos)))
 
     def look_at_clock(self) -> tuple[int, int | None]:
         """Return the time by which the kernel dates processes, in clock ticks since the machine's start, and how many

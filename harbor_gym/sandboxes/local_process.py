@@ -60,6 +60,9 @@ class Request:
     makes_cwd: bool = False
     """Make the working directory where there is none."""
 
+    fifos: tuple[str, ...] = ()
+    """Where to make one FIFO beforehand, with a directory for it that only the user may enter: the first that works."""
+
     def as_json(self) -> dict[str, Any]:
         """Return the wire form that the supervisor reads."""
         # Not asdict, which copies deeply and takes longer than all else here.

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _OPEN_TIMEOUT_SEC = 60
 _SETTLE_SEC = 0.015
+_BASES = ("/run", "/dev/shm")
+"""Where a session's directory may be made beforehand: the first of the places that its script tries."""
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +117,7 @@ async def _open_by_channel(
             ready=ready,
             max_answer_bytes=max_answer_bytes(config),
             given="".join(texts.values()),
+            fifos=[f"{base}/.terminal-{nonce.removeprefix('@')}/nap" for base in _BASES],
         )
     except ChannelBrokenError as error:
         logger.debug("no channel at once for sandbox %s: %s", environment.session_id, error)

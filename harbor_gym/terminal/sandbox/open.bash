@@ -30,9 +30,10 @@ fi
 is_old() { [[ $1 =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] < 3)); }
 
 for base in /run /dev/shm /var/tmp "$HOME" /tmp; do
-    [ -w "$base" ] || continue
     dir=$base/.terminal-${nonce#@}
-    mkdir -m 700 "$dir" 2>/dev/null && break
+    # Some environments make it beforehand, which saves two programs.
+    [ -p "$dir/nap" ] && break
+    [ -w "$base" ] && mkdir -m 700 "$dir" 2>/dev/null && { mkfifo "$dir/nap" && break || rmdir "$dir"; }
     dir=
 done
 [ -n "$dir" ] || fail no-directory
@@ -41,8 +42,7 @@ printf '%s\n' "$step" >"$dir/step" &&
     printf '%s\n' "${rc//@DIR@/$dir}" >"$dir/rc" &&
     printf '0:0:0\n' >"$dir/prompt" &&
     printf '0 0:0:0\n' >"$dir/typed" &&
-    printf '%s\n' "$PATH" >"$dir/path" &&
-    mkfifo "$dir/nap" || fail no-directory "$dir"
+    printf '%s\n' "$PATH" >"$dir/path" || fail no-directory "$dir"
 
 # An unknown locale makes bash complain; without UTF-8 tmux would not start at all.
 for locale in C.UTF-8 en_US.UTF-8 C; do
