@@ -181,7 +181,8 @@ tar.close()
 """
     (tmp_path / "make.py").write_text(make)
     await sandbox.upload_file(tmp_path / "make.py", "/make.py")
-    await sandbox.exec("printf '#!/bin/bash\\npython3 /make.py' > /bin/tar; chmod +x /bin/tar")
+    # A link among the files makes it a transfer for tar.
+    await sandbox.exec("ln -s . /app/link; printf '#!/bin/bash\\npython3 /make.py' > /bin/tar; chmod +x /bin/tar")
     parent = tmp_path / "parent"
     await sandbox.download_dir("/app", parent / "target")
     files = {str(path.relative_to(parent)) for path in parent.rglob("*") if not path.is_dir()}

@@ -425,6 +425,8 @@ class LocalEnvironment(BaseEnvironment):
             FileNotFoundError: The host has no such directory.
             SandboxError: The sandbox refused.
         """
+        if await self._running().upload_plain(Path(source_dir), target_dir):
+            return
         request = self._transfer_request("tar", "-xpf", "-", cwd=target_dir, makes_cwd=True)
         with await asyncio.to_thread(archive.pack, Path(source_dir)) as packed:
             await self._transfer(request, f"upload {source_dir} to {target_dir}", stdin=packed)
@@ -451,6 +453,8 @@ class LocalEnvironment(BaseEnvironment):
         Raises:
             SandboxError: There is no such directory, or it is larger than the sandbox's storage.
         """
+        if await self._running().download_plain(source_dir, Path(target_dir)):
+            return
         request = self._transfer_request("tar", "-cf", "-", ".", cwd=source_dir)
         with await self._fetch(request, f"download {source_dir}", fine=(0, _TAR_CHANGED)) as content:
             await asyncio.to_thread(archive.unpack, content, Path(target_dir), self._transfer_limit_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from harbor_gym.errors import (
 )
 from harbor_gym.ordinary import USER_NAMESPACE, is_ordinary
 from harbor_gym.processes import start_process
-from harbor_gym.sandboxes import limits
+from harbor_gym.sandboxes import direct_transfers, limits
 from harbor_gym.sandboxes.network import NAME_SERVER, NETWORK_PROGRAM
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
@@ -36,6 +37,7 @@ from harbor_gym.sandboxes.supervisors import (
 from harbor_gym.sandboxes.tools import find_program, run_tool
 from harbor_gym.sandboxes.walls import Walls
 
+logger = logging.getLogger(__name__)
 _READY_TIMEOUT_SEC = 30.0
 _STOP_TIMEOUT_SEC = 10.0
 _REMOVE_PAUSE_SEC = 0.01
@@ -374,6 +376,29 @@ class SupervisedSandbox:
             command.drop()
             raise
         return command
+
+    async def upload_plain(self, source: Path, target: str) -> bool:
+        """Copy a directory's contents into the sandbox as far as that needs no process there; tell whether it did."""
+        return await self._transfer_plain(lambda root: direct_transfers.upload(source, root, target))
+
+    async def download_plain(self, source: str, target: Path) -> bool:
+        """Copy a directory's contents out as far as that needs no process there; tell whether it did."""
+        return await self._transfer_plain(lambda root: direct_transfers.download(root, source, target))
+
+    async def _transfer_plain(self, transfer: Callable[[int], None]) -> bool:
+        if self._is_lost or not self._target or self._target["is_ordinary"]:
+            return False  # an ordinary user may not read what belongs to the sandbox's other users
+
+        def try_it() -> bool:
+            try:
+                with direct_transfers.root_of(self._target["init"], self._target["start_time"]) as root:
+                    transfer(root)
+            except direct_transfers.NotPlainError as exc:
+                logger.debug("left to tar: %s", exc)
+                return False
+            return True
+
+        return await asyncio.to_thread(try_it)
 
     def _send(self, number: int, request: Request, source: InputPipe, pipes: Sequence[OutputPipe]) -> None:
         spec = os.memfd_create("spec")
