@@ -71,12 +71,31 @@ async def test_an_episode_takes_few_trips_however_many_steps_it_has(task_dir: Pa
     assert reward == 1.0
     assert trips == [
         "channel open",
-        SEALED_BESIDE,
         "upload /tests",
         "exec chmod +x /tests/test.sh",
         "exec (/tests/test.sh) > /logs/verifier/test-stdout.txt",
         "download /logs/verifier",
     ]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("env -u TMUX setsid sleep 1000 >/dev/null 2>&1 &", id="a_process_runs_on"),
+        pytest.param("echo 1 > /logs/verifier/reward.txt", id="a_planted_verdict"),
+        pytest.param("mkdir /tests", id="a_place_for_the_tests"),
+        pytest.param("ln -s /srv /tests", id="a_link_for_the_tests"),
+        pytest.param("mv /logs/verifier /srv; ln -s /srv/verifier /logs", id="a_link_for_the_verdict"),
+        pytest.param("mv /logs /srv; ln -s /srv/logs /", id="a_link_on_the_way"),
+        pytest.param("rm -r /logs/verifier", id="no_place_for_the_verdict"),
+        pytest.param("chown 1000 /logs/verifier", id="somebody_elses_place_for_the_verdict"),
+    ],
+)
+async def test_a_sandbox_that_was_not_left_clean_takes_one_more(tmp_path: Path, trips: list[str], script: str) -> None:
+    task_dir = write_task(tmp_path / "task", test_sh=KEEPS_A_VERDICT)
+    ((reward, _, _),), _ = await run_episode(task_dir, [script], sandbox=SANDBOX)
+    assert reward == 0.0
+    assert SEALED_BESIDE in trips
 
 
 @pytest.mark.parametrize(

@@ -379,6 +379,27 @@ class LocalEnvironment(BaseEnvironment):
         ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
         return int(ticks), self._running().memory_kills()
 
+    async def settle_at_rest(
+        self, look_into: Sequence[PurePosixPath], output: PurePosixPath | None, missing: Sequence[PurePosixPath]
+    ) -> tuple[PurePosixPath, ...] | None:
+        """Where nothing runs in the sandbox but its first process, look into directories and open one to all.
+
+        Args:
+            look_into: Directories of which to tell whether they are empty.
+            output: An empty directory of root's, which everybody may write to then; None for none.
+            missing: What must not be there.
+
+        Returns:
+            Those of ``look_into`` that hold nothing; None where something runs, or is not as it must be, or only a
+            command in the sandbox could tell: nothing was done then.
+
+        Raises:
+            SandboxLostError: The sandbox is not running.
+        """
+        texts = [str(path) for path in look_into], None if output is None else str(output), [*map(str, missing)]
+        empty = await self._running().settle_at_rest(*texts)
+        return None if empty is None else tuple(map(PurePosixPath, empty))
+
     def _running(self) -> SupervisedSandbox:
         if self._sandbox is None:
             raise SandboxLostError(f"the local sandbox of {self.environment_name} is not running")

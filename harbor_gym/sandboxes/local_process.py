@@ -24,7 +24,7 @@ from harbor_gym.errors import (
 )
 from harbor_gym.ordinary import USER_NAMESPACE, is_ordinary
 from harbor_gym.processes import start_process
-from harbor_gym.sandboxes import direct_transfers, limits
+from harbor_gym.sandboxes import direct_access, limits
 from harbor_gym.sandboxes.network import NAME_SERVER, NETWORK_PROGRAM
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
@@ -379,24 +379,31 @@ class SupervisedSandbox:
 
     async def upload_plain(self, source: Path, target: str) -> bool:
         """Copy a directory's contents into the sandbox as far as that needs no process there; tell whether it did."""
-        return await self._transfer_plain(lambda root: direct_transfers.upload(source, root, target))
+        done = await self._directly(lambda root: direct_access.upload(source, root, target) or True)
+        return done is not None
 
     async def download_plain(self, source: str, target: Path) -> bool:
         """Copy a directory's contents out as far as that needs no process there; tell whether it did."""
-        return await self._transfer_plain(lambda root: direct_transfers.download(root, source, target))
+        done = await self._directly(lambda root: direct_access.download(root, source, target) or True)
+        return done is not None
 
-    async def _transfer_plain(self, transfer: Callable[[int], None]) -> bool:
-        if self._is_lost or not self._target or self._target["is_ordinary"]:
-            return False  # an ordinary user may not read what belongs to the sandbox's other users
+    async def settle_at_rest(
+        self, look_into: Sequence[str], output: str | None, missing: Sequence[str]
+    ) -> list[str] | None:
+        """Do what :func:`harbor_gym.sandboxes.direct_access.settle_at_rest` does; None where that can't be."""
+        return await self._directly(lambda root: direct_access.settle_at_rest(root, look_into, output, missing))
 
-        def try_it() -> bool:
+    async def _directly[T](self, work: Callable[[int], T]) -> T | None:
+        if not self.is_running or self._target["is_ordinary"]:
+            return None  # an ordinary user may not read what belongs to the sandbox's other users
+
+        def try_it() -> T | None:
             try:
-                with direct_transfers.root_of(self._target["init"], self._target["start_time"]) as root:
-                    transfer(root)
-            except direct_transfers.NotPlainError as exc:
-                logger.debug("left to tar: %s", exc)
-                return False
-            return True
+                with direct_access.root_of(self._target["init"], self._target["start_time"]) as root:
+                    return work(root)
+            except direct_access.NotPlainError as exc:
+                logger.debug("left to a command in the sandbox: %s", exc)
+                return None
 
         return await asyncio.to_thread(try_it)
 

@@ -3,11 +3,11 @@
 import os
 import shlex
 from collections.abc import AsyncGenerator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
-from harbor_gym.sandboxes import direct_transfers
+from harbor_gym.sandboxes import direct_access
 from harbor_gym.sandboxes.local import LocalEnvironment
 from tests.local_sandboxes import make_sandbox, output, running
 
@@ -29,14 +29,14 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What each transfer was done by: True for directly, False for tar."""
     took: list[bool] = []
     for name in ("upload", "download"):
-        transfer = getattr(direct_transfers, name)
+        transfer = getattr(direct_access, name)
 
         def watched(*args: object, transfer: object = transfer) -> None:
             took.append(False)
             transfer(*args)  # type: ignore[operator]
             took[-1] = True
 
-        monkeypatch.setattr(direct_transfers, name, watched)
+        monkeypatch.setattr(direct_access, name, watched)
     return took
 
 
@@ -69,7 +69,7 @@ async def test_what_is_plain_is_the_same_by_either_way(
     await sandbox.upload_dir(source, "/plain/direct")
     await sandbox.download_dir("/plain/direct", tmp_path / "direct")
     assert ways == [True, True]
-    monkeypatch.setattr(direct_transfers, "_MAX_ENTRIES", 0)
+    monkeypatch.setattr(direct_access, "_MAX_ENTRIES", 0)
     await sandbox.upload_dir(source, "/plain/tar")
     await sandbox.download_dir("/plain/tar", tmp_path / "tar")
     assert ways == [True, True, False, False]
@@ -153,7 +153,39 @@ async def test_what_is_there_already_is_replaced_by_tar(
 
 
 def test_a_root_is_only_that_of_the_very_process() -> None:
-    with pytest.raises(direct_transfers.NotPlainError, match="another one"), direct_transfers.root_of(os.getpid(), "1"):
+    with pytest.raises(direct_access.NotPlainError, match="another one"), direct_access.root_of(os.getpid(), "1"):
         pytest.fail("a root of another process")
-    with pytest.raises(direct_transfers.NotPlainError), direct_transfers.root_of(2**22 + 1, "1"):
+    with pytest.raises(direct_access.NotPlainError), direct_access.root_of(2**22 + 1, "1"):
         pytest.fail("a root of no process")
+
+
+_CLEAN = "mkdir -p /s/out /s/empty /s/full && touch /s/full/.hidden && chmod 700 /s/out"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("true", ("/s/empty",)),
+        ("(setsid true; true)", ("/s/empty",)),
+        ("rm -r /s/empty", ()),
+        ("setsid sleep 1000 >/dev/null 2>&1 &", None),
+        ("sleep 1000 >/dev/null 2>&1 & kill -STOP $!", None),
+        ("touch /s/out/.hidden", None),
+        ("chown 1234 /s/out", None),
+        ("mkdir /s/tests", None),
+        ("ln -s /nowhere /s/tests", None),
+        ("mv /s/out /s/o && ln -s o /s/out", None),
+        ("mv /s /t && ln -s t /s", None),
+        ("rmdir /s/empty && ln -s out /s/empty", None),
+        ("rmdir /s/empty && touch /s/empty", None),
+    ],
+)
+async def test_a_sandbox_at_rest_is_settled_and_no_other(
+    sandbox: LocalEnvironment, change: str, expected: tuple[str, ...] | None
+) -> None:
+    await output(sandbox, f"{_CLEAN}\n{change}")
+    empty, full, out, tests = (PurePosixPath("/s") / name for name in ("empty", "full", "out", "tests"))
+    settled = await sandbox.settle_at_rest([empty, full], out, [tests])
+    assert settled == (None if expected is None else tuple(map(PurePosixPath, expected)))
+    mode = "700" if expected is None else "777"
+    assert await output(sandbox, "stat -L -c %a /s/out") == mode

@@ -1,8 +1,8 @@
-"""Transfers of small, plain directories by this process alone, where it may look into a sandbox: no process there.
+"""What this process does with a sandbox's files by itself, where it may: no process is needed there.
 
-Plain are directories and regular files in places where nothing is yet. Whatever else is met is left to a tar, which
-does the whole again. A sandbox's files may change at any moment, so each is reached from its directory's descriptor and
-never through a link.
+Only what is plain: directories and regular files, copied to places where nothing is yet. Whatever else is met is left
+to commands in the sandbox, which do the whole again. A sandbox's files may change at any moment, so each is reached
+from its directory's descriptor and never through a link.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path, PurePosixPath
 
 _MAX_BYTES, _MAX_ENTRIES, _MAX_DEPTH = 4 << 20, 500, 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _ANYTHING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+_FIRST_PROCESS = "1"
+
+
 class NotPlainError(Exception):
-    """There is more to this transfer than is done here. Some of it may have been done."""
+    """There is more to do than is done here. Some of it may have been done."""
 
 
 @contextlib.contextmanager
@@ -62,6 +66,68 @@ def download(root: int, source: str, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         with _opened(str(target), _DIRECTORY) as here:
             _Copy(_as_data).copy(there, here)
+
+
+def settle_at_rest(root: int, look_into: Sequence[str], output: str | None, missing: Sequence[str]) -> list[str]:
+    """Look into directories of a sandbox in which nothing runs but its first process, and open one to all.
+
+    Args:
+        root: The sandbox's.
+        look_into: Directories of which to tell whether they are empty.
+        output: An empty directory of root's, which everybody may write to then.
+        missing: What must not be there.
+
+    Returns:
+        Those of ``look_into`` that hold nothing.
+
+    Raises:
+        NotPlainError: Something runs, or is not as it must be. Nothing was done.
+    """
+    with _not_plain_for_all_errors():
+        if _runs_anything(root):
+            raise NotPlainError("something runs in the sandbox")
+        if any(_holds(root, path) is not None for path in missing):
+            raise NotPlainError(f"one of {missing} is there")
+        empty = [path for path in look_into if _holds(root, path) is False]
+        if output is not None:
+            with _walked(root, output, make=False) as place:
+                if os.fstat(place).st_uid != 0 or _holds_anything(place):
+                    raise NotPlainError(f"{output} is not root's, or not empty")
+                os.fchmod(place, 0o777)
+        return empty
+
+
+def _runs_anything(root: int) -> bool:
+    with _opened("proc", _DIRECTORY | os.O_NOFOLLOW, root) as processes:
+        with os.scandir(processes) as entries:
+            found = {entry.name for entry in entries if entry.name.isdecimal()}
+        if _FIRST_PROCESS not in found:
+            raise NotPlainError("the sandbox's processes can't be seen")
+        return any(_is_alive(processes, pid) for pid in found - {_FIRST_PROCESS})
+
+
+def _is_alive(processes: int, pid: str) -> bool:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError), _opened(f"{pid}/stat", _FILE, processes) as file:
+        return os.read(file, 4096).rpartition(b") ")[2][:1] not in b"ZX"
+    return False
+
+
+def _holds(root: int, path: str) -> bool | None:
+    """Tell whether a directory holds anything; None where there is nothing by that name.
+
+    Raises:
+        NotPlainError: It is no directory, or there is a link on the way.
+    """
+    try:
+        with _walked(root, path, make=False) as place:
+            return _holds_anything(place)
+    except FileNotFoundError:
+        return None
+
+
+def _holds_anything(place: int) -> bool:
+    with os.scandir(place) as entries:
+        return next(entries, None) is not None
 
 
 def _as_root(handle: int, status: os.stat_result) -> None:
