@@ -7,6 +7,8 @@ find_evidence() {
     local pid least=''
     evidence=
     read_stat "$shell" && foreground=$terminal_group
+    # Where its leader is at work, there is no need to find the others.
+    { [ "$foreground" = "$shell" ] || read_stat "$foreground"; } && [ "$state" != S ] && return 1
     find_foreground
     for pid in "${members[@]}"; do
         read_stat "$pid" || continue
