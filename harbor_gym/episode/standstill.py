@@ -70,7 +70,7 @@ class Standstill:
         async def exec_here(command: str, *args: Any, **kwargs: Any) -> ExecResult:
             path = _made_executable(command)
             is_by_root = not args and kwargs == {"user": "root"}
-            if path is not None and keeps_modes and is_by_root and await asyncio.to_thread(self._is_executable, path):
+            if path is not None and keeps_modes and is_by_root and self._is_executable(path):
                 return ExecResult(stdout="", stderr="", return_code=0)
             return await run(command, *args, **kwargs)
 
@@ -100,7 +100,7 @@ class Standstill:
                 await download_dir(source_dir, target_dir)
 
         async def upload_dir_here(source_dir: Path | str, target_dir: str) -> None:
-            if not self._is_empty(target_dir) or await asyncio.to_thread(_holds_anything, Path(source_dir)):
+            if not self._is_empty(target_dir) or _holds_anything(Path(source_dir)):
                 uploads, ends = self._uploads, self._ends
                 await upload(source_dir, target_dir)
                 # An upload leaves nobody behind who could change what was uploaded.

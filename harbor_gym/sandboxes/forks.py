@@ -80,7 +80,7 @@ async def hold_set_up(image: Image, setup: Setup, walls: Walls, *, timeout_sec: 
                 prepared = await asyncio.to_thread(load_image, digest)
                 if prepared is None:
                     prepared = await _make(image, setup, walls, digest)
-            if (held := await hold_known(prepared)) is not None:
+            if (held := hold_known(prepared)) is not None:
                 return prepared, held
             await asyncio.sleep(_PRUNE_PAUSE_SEC)  # it is being pruned at this moment
 

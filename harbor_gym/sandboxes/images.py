@@ -58,7 +58,8 @@ class Image:
     @property
     def directories(self) -> list[Path]:
         """The layers' directories, the topmost first, as overlayfs reads them: a deleted file is a device 0:0."""
-        return [layers_dir() / name for name in self.layers]
+        place = layers_dir()
+        return [place / name for name in self.layers]
 
     @property
     def is_there(self) -> bool:
@@ -93,14 +94,14 @@ async def hold_image(
     """
     while True:
         image = await build_image(source, build_timeout_sec=build_timeout_sec, force_build=force_build)
-        if (held := await hold_known(image)) is not None:
+        if (held := hold_known(image)) is not None:
             return image, held
         await asyncio.sleep(_PRUNE_PAUSE_SEC)  # it is being pruned at this moment: the next round builds it again
 
 
-async def hold_known(image: Image) -> Hold | None:
+def hold_known(image: Image) -> Hold | None:
     """Keep an image from being pruned; None if it is gone or going."""
-    held = await asyncio.to_thread(hold, image.home)
+    held = hold(image.home)
     if held is not None and image.is_there:
         return held
     if held is not None:

@@ -219,7 +219,7 @@ class LocalEnvironment(BaseEnvironment):
         reaper.reap_in_background(in_docker=False)
         try:
             self._image, self._hold = await self._hold_image(force_build=force_build)
-            walls = await asyncio.to_thread(self._walls)
+            walls = self._walls()
             self._sandbox = SupervisedSandbox()
             workdirs = (self._request("", cwd=None, env=None, user=None).cwd, self._image.workdir)
             shared = self._mount_targets(writable_only=True)
@@ -247,7 +247,7 @@ class LocalEnvironment(BaseEnvironment):
         try:
             workdir = config.workdir or image.workdir
             setup = Setup(chosen.setup_command, _directories([workdir]), workdir, _with_path(image.env))
-            walls = await asyncio.to_thread(self._walls)
+            walls = self._walls()
             return await hold_set_up(image, setup, walls, timeout_sec=timeout_sec)
         finally:
             held.release()
