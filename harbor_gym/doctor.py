@@ -108,10 +108,15 @@ def _local() -> Iterable[Finding]:
         note="memory, pids, cpu", is_needed=False,
     )  # fmt: skip
     yield _program("local", NETWORK_PROGRAM, NETWORK_PROGRAM, is_needed=False, lack="tasks with a network are refused")
+    has_device = Path("/dev/net/tun").exists()
+    yield _finding(
+        "local", "/dev/net/tun", "" if has_device else "tasks with a network are refused", _TUN, is_needed=False
+    )
     yield _program("local", "mmdebstrap", "mmdebstrap", is_needed=False, lack="no offline base image")
 
 
 _PRIVILEGED = "inside a container: start that with --privileged"
+_TUN = "modprobe tun; inside a container: start that with --device /dev/net/tun"
 _CGROUPS = "root; inside a container: start that with --privileged --cgroupns=host"
 
 

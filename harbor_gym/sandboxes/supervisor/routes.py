@@ -16,15 +16,23 @@ _DESTINATION, _OUTPUT_DEVICE, _METRIC = 1, 4, 6
 _LAST_RESORT = 1024
 
 
+type _Route = tuple[int, int, int, dict[int, bytes]]
+"""Length of the destination's prefix, scope, type, attributes."""
+
+
 def close_networks(networks: list[str]) -> None:
     """Make networks (``a.b.c.d/n``) unreachable, other routes or not.
 
     Raises:
         OSError: The kernel refuses.
     """
-    for network in networks:
-        address, _, length = network.partition("/")
-        _add(int(length), _SCOPE_GLOBAL, _TYPE_UNREACHABLE, {_DESTINATION: socket.inet_aton(address)})
+    parts = [network.partition("/") for network in networks]
+    _add(
+        [
+            (int(length), _SCOPE_GLOBAL, _TYPE_UNREACHABLE, {_DESTINATION: socket.inet_aton(address)})
+            for address, _, length in parts
+        ]
+    )
 
 
 def lead_all_to(device: str) -> None:
@@ -34,15 +42,18 @@ def lead_all_to(device: str) -> None:
         OSError: The kernel refuses.
     """
     values = {_OUTPUT_DEVICE: socket.if_nametoindex(device), _METRIC: _LAST_RESORT}
-    _add(0, _SCOPE_LINK, _TYPE_UNICAST, {kind: struct.pack("=I", value) for kind, value in values.items()})
+    attributes = {kind: struct.pack("=I", value) for kind, value in values.items()}
+    _add([(0, _SCOPE_LINK, _TYPE_UNICAST, attributes)])
 
 
-def _add(length: int, scope: int, kind: int, attributes: dict[int, bytes]) -> None:
-    route = struct.pack("=BBBBBBBBI", socket.AF_INET, length, 0, 0, _TABLE_MAIN, _PROTOCOL_STATIC, scope, kind, 0)
-    body = route + b"".join(struct.pack("=HH4s", 8, name, value) for name, value in attributes.items())
-    header = struct.pack("=IHHII", 16 + len(body), _NEW_ROUTE, _REQUEST_FLAGS, 0, 0)
+def _add(routes: list[_Route]) -> None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
-        netlink.send(header + body)
-        code = struct.unpack_from("=i", netlink.recv(4096), 16)[0]
-    if code != 0:
-        raise OSError(-code, f"no route {attributes} of type {kind}: {os.strerror(-code)}")
+        for length, scope, kind, attributes in routes:
+            route = struct.pack(
+                "=BBBBBBBBI", socket.AF_INET, length, 0, 0, _TABLE_MAIN, _PROTOCOL_STATIC, scope, kind, 0
+            )
+            body = route + b"".join(struct.pack("=HH4s", 8, name, value) for name, value in attributes.items())
+            netlink.send(struct.pack("=IHHII", 16 + len(body), _NEW_ROUTE, _REQUEST_FLAGS, 0, 0) + body)
+            code = struct.unpack_from("=i", netlink.recv(4096), 16)[0]
+            if code != 0:
+                raise OSError(-code, f"no route {attributes} of type {kind}: {os.strerror(-code)}")

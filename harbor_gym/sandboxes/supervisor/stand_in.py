@@ -30,7 +30,10 @@ class StandIn:
         Raises:
             OSError: The kernel refuses.
         """
-        self.handle = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            self.handle = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise OSError("a public network needs /dev/net/tun, which this machine has not: modprobe tun") from None
         try:
             device = name.encode()
             fcntl.ioctl(self.handle, _TUNSETIFF, struct.pack("=16sH22x", device, _IFF_TUN | _IFF_NO_PI))
