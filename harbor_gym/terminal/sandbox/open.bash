@@ -33,7 +33,10 @@ for base in /run /dev/shm /var/tmp "$HOME" /tmp; do
     dir=$base/.terminal-${nonce#@}
     # Some environments make it beforehand, which saves two programs.
     [ -p "$dir/nap" ] && break
-    [ -w "$base" ] && mkdir -m 700 "$dir" 2>/dev/null && { mkfifo "$dir/nap" && break || rmdir "$dir"; }
+    if [ -w "$base" ] && mkdir -m 700 "$dir" 2>/dev/null; then
+        mkfifo "$dir/nap" && break
+        rmdir "$dir"
+    fi
     dir=
 done
 [ -n "$dir" ] || fail no-directory

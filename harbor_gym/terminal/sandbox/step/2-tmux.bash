@@ -51,14 +51,21 @@ ask() {
 }
 
 # The same for commands that bring others along or have nothing to say: answer is what $1 expands to after the others.
+# bash takes longer for many lines than for one long one, so all is read in one. Its end is a command of its own, which
+# runs whatever becomes of the others.
 ask_at_last() {
-    local IFS='' line last="$nonce. "
-    tell "${@:2}" "display-message -p -t %0 '$last$1'" || return
-    while read -ru "$from" line; do
-        case $line in
-            "$last"*) answer=("${line#"$last"}") && return ;;
-            '%error '*) return 1 ;;
-        esac
+    local IFS='' part text='' last="$nonce. "
+    answer=()
+    tell "${@:2}" "display-message -p -t %0 '$last$1'"$'\n'"display-message -p '$nonce~'" || return
+    while read -r -d '~' -u "$from" part; do
+        text+=$part
+        if [[ $text == *"$nonce" ]]; then
+            [[ $text == *"$last"* ]] || return
+            text=${text##*"$last"}
+            answer=("${text%%$'\n'*}")
+            return 0
+        fi
+        text+='~'
     done
     disconnect
     return 1

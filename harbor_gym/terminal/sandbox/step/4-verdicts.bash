@@ -71,7 +71,7 @@ drain() {
     drains=$((drains + 1))
     printf '\033]7;%s\a' "$nonce$drains" >"$tty" || return
     for ((turn = 0; turn < 100; turn++)); do
-        ask "display-message -p -t %0 '#{history_size} #{pane_path}'" || return
+        ask_at_last '#{history_size} #{pane_path}' || return
         history=${answer[0]%% *}
         [ "${answer[0]#* }" = "$nonce$drains" ] && return
         ((turn < 3)) || nap 0.001

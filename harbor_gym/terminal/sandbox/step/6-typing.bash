@@ -18,7 +18,7 @@ type_keys() {
 # Has tmux type keys: $1 as it reads them in a line, the other arguments as words of a command line.
 send() {
     if [ -n "$to" ]; then
-        ask "send-keys -t %0 $1" "set-option -p -t %0 @typed $number" && return
+        ask_at_last '' "send-keys -t %0 $1" "set-option -p -t %0 @typed $number" && return
         [ -z "$to" ] || return
         # The control client went away with the keys, or before.
         read_noted && ((noted_number >= number)) && return

@@ -7,7 +7,7 @@ show_screen() {
     read_mark
     step="$nonce step ${waits:-,} $mark"
     printf '%s\n' "$step"
-    if [ -n "$to" ] && [ -z "$history" ] && ask "display-message -p -t %0 '#{history_size}'"; then history=${answer[0]}; fi
+    if [ -n "$to" ] && [ -z "$history" ] && ask_at_last '#{history_size}'; then history=${answer[0]}; fi
     if [ -n "$to" ] && [ -n "$history" ] && ((history < 200)); then
         # bash reads a file in blocks, but a pipe byte by byte. tmux pauses to save one, and a client that dies then takes
         # its further commands along: all that is one breath comes before.
