@@ -184,7 +184,7 @@ class _Copy:
 @contextlib.contextmanager
 def _walked(root: int, path: str, *, make: bool) -> Generator[int]:
     """Go from a sandbox's root to a directory, through no link; make what is missing, if wanted."""
-    anchor, *names = PurePosixPath(path).parts
+    anchor, names = PurePosixPath(path).anchor, PurePosixPath(path).parts[1:]
     if anchor != "/" or ".." in names:
         raise NotPlainError(f"{path} is relative")
     with contextlib.ExitStack() as opened:

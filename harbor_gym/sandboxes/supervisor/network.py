@@ -8,6 +8,7 @@ Source: slirp4netns(1).
 
 import contextlib
 import os
+import select
 import signal
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from stand_in import StandIn, send_again
 
 _STAND_IN, _DEVICE = "tap0", "tap1"
 _ADDRESS, _MASK, _MTU = "10.0.2.100", "255.255.255.0", 65520
+_START_TIMEOUT_SEC = 20.0
 _GATEWAY = bytes.fromhex("52550a000202")
 """Its link-layer address: 52:55 and 10.0.2.2."""
 
@@ -86,13 +88,15 @@ class UserNetwork:
         finally:
             os.close(ready_write)
             os.close(exit_read)
-        is_ready = os.read(ready_read, 1)
+        # It answers in some ten milliseconds; meanwhile the supervisor serves nobody.
+        has_answered, _, _ = select.select([ready_read], [], [], _START_TIMEOUT_SEC)
+        is_ready = has_answered and os.read(ready_read, 1)
         os.close(ready_read)
         said = os.pread(log, 2000, 0).decode("utf-8", "replace").strip()
         os.close(log)
         if not is_ready:
             self.close()
-            raise OSError(f"slirp4netns gives no network: {said or 'it ended without a word'}")
+            raise OSError(f"slirp4netns gives no network: {said or 'not a word from it'}")
 
     def _fork(self, init: int, init_pidfd: int, handles: list[int]) -> int:
         """Start it from the caller's namespaces: inside it could be seen, and would have the sandbox's network."""
