@@ -35,13 +35,20 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as speaker:
 """
 
 
-class _Echo(asyncio.DatagramProtocol):
+class Echo(asyncio.DatagramProtocol):
+    """Sends back every datagram that comes to its port."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.heard: list[bytes] = []
+
     @override
     def connection_made(self, transport: asyncio.DatagramTransport) -> None:
         self.transport = transport
 
     @override
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        self.heard.append(data)
         self.transport.sendto(data, addr)
 
 
@@ -61,12 +68,12 @@ async def greeting() -> AsyncGenerator[int]:
 
 
 @contextlib.asynccontextmanager
-async def echoing() -> AsyncGenerator[int]:
-    """Send back every datagram that comes to a port of this machine; yield the port."""
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.create_datagram_endpoint(_Echo, ("0.0.0.0", 0))
+async def echoing() -> AsyncGenerator[Echo]:
+    """Send back every datagram that comes to a port of this machine, on all its addresses."""
+    transport, echo = await asyncio.get_running_loop().create_datagram_endpoint(Echo, ("0.0.0.0", 0))
+    echo.port = transport.get_extra_info("sockname")[1]
     try:
-        yield transport.get_extra_info("sockname")[1]
+        yield echo
     finally:
         transport.close()
 
@@ -109,7 +116,7 @@ async def say(directory: Path) -> dict[str, list[str | int]]:
     """
     told: dict[str, list[str | int]] = {}
     async with greeting() as greeter, echoing() as echo:
-        for name, say_it, port in (("tcp", connect, greeter), ("udp", send, echo)):
+        for name, say_it, port in (("tcp", connect, greeter), ("udp", send, echo.port)):
             async with running(make_sandbox(directory, network_policy=PUBLIC, private_network=True)) as sandbox:
                 before = [await output(sandbox, DEVICES), len(network_processes())]
                 heard = await say_it(sandbox, port)

@@ -1,5 +1,6 @@
 """Directories that go into and out of a local sandbox without a process there, and those that tar has to take."""
 
+import asyncio
 import os
 import shlex
 from collections.abc import AsyncGenerator
@@ -7,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from harbor_gym.episode import custody
 from harbor_gym.sandboxes import direct_access
 from harbor_gym.sandboxes.local import LocalEnvironment
 from tests.local_sandboxes import make_sandbox, output, running
@@ -189,3 +191,33 @@ async def test_a_sandbox_at_rest_is_settled_and_no_other(
     assert settled == (None if expected is None else tuple(map(PurePosixPath, expected)))
     mode = "700" if expected is None else "777"
     assert await output(sandbox, "stat -L -c %a /s/out") == mode
+
+
+_LEADERLESS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+ctypes.CDLL(None).syscall(60, 0)
+"""
+"""Its first thread ends and the other runs on."""
+
+_RELAY = """
+import os
+while os.fork() == 0:
+    os.setsid()
+"""
+"""Each process starts the next and ends."""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the program knows x86_64's number of exit(2)")
+@pytest.mark.parametrize("program", [_LEADERLESS, _RELAY])
+async def test_nothing_that_hides_is_taken_for_nobody_and_all_is_stopped(
+    sandbox: LocalEnvironment, program: str
+) -> None:
+    census = await custody.take_census(sandbox)
+    await asyncio.sleep(0.05)  # the clock's tick is a hundredth
+    await output(sandbox, f"setsid python3 -c '{program}' >/dev/null 2>&1 & sleep 0.3")
+    for _ in range(200):
+        assert await sandbox.settle_at_rest([], None, []) is None
+    await custody.stop_processes(sandbox, census)
+    assert await output(sandbox, "ps -eLo comm=") == "bash\nps"
+    assert await sandbox.settle_at_rest([], None, []) == ()

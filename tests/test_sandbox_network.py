@@ -88,6 +88,33 @@ async def test_a_public_network_reaches_others_but_neither_the_machine_nor_priva
         assert "0000FEA9\t00000000\t0201" in await output(sandbox, "cat /proc/net/route")
 
 
+_BY_DEVICE = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as speaker:
+    speaker.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, sys.argv[3].encode())
+    for word in range(3):
+        try:
+            speaker.sendto(b"hello", (sys.argv[1], int(sys.argv[2])))
+            print("sent")
+        except OSError as exc:
+            print(exc.errno)
+"""
+
+
+async def test_who_names_a_device_reaches_no_further(tmp_path: Path) -> None:
+    here = _own_address()
+    async with first_words.echoing() as echo:
+        for is_open in (True, False):
+            made = make_sandbox(tmp_path / str(is_open), network_policy=PUBLIC, private_network=is_open)
+            async with running(made) as sandbox:
+                echo.heard.clear()
+                for device in ("tap0", "tap1"):
+                    said = await output(sandbox, f"python3 -c '{_BY_DEVICE}' {here} {echo.port} {device}; sleep 0.5")
+                    assert said == "sent\nsent\nsent"
+                assert len(echo.heard) == 6 * is_open
+                assert await output(sandbox, DEVICES) == "lo\ntap1"
+
+
 async def test_a_network_comes_and_goes_with_the_phases(tmp_path: Path, greeter: int) -> None:
     here = (_own_address(), greeter)
     async with running(make_sandbox(tmp_path, private_network=True)) as sandbox:

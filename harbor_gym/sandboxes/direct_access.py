@@ -21,6 +21,8 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 _FIRST_PROCESS = "1"
+_STATE, _THREADS = 0, 17
+"""Of the fields of /proc/PID/stat that follow the name."""
 
 
 class NotPlainError(Exception):
@@ -51,7 +53,7 @@ def upload(source: Path, root: int, target: str) -> None:
         _opened(str(source), _DIRECTORY) as here,
         _walked(root, target, make=True) as there,
     ):
-        _Copy(_as_root).copy(here, there)
+        _Copy(_as_root, 0o700).copy(here, there)
 
 
 def download(root: int, source: str, target: Path) -> None:
@@ -65,7 +67,7 @@ def download(root: int, source: str, target: Path) -> None:
     with _not_plain_for_all_errors(), _walked(root, source, make=False) as there:
         target.mkdir(parents=True, exist_ok=True)
         with _opened(str(target), _DIRECTORY) as here:
-            _Copy(_as_data).copy(there, here)
+            _Copy(_as_data, 0o777).copy(there, here)
 
 
 def settle_at_rest(root: int, look_into: Sequence[str], output: str | None, missing: Sequence[str]) -> list[str]:
@@ -99,16 +101,23 @@ def settle_at_rest(root: int, look_into: Sequence[str], output: str | None, miss
 
 def _runs_anything(root: int) -> bool:
     with _opened("proc", _DIRECTORY | os.O_NOFOLLOW, root) as processes:
-        with os.scandir(processes) as entries:
-            found = {entry.name for entry in entries if entry.name.isdecimal()}
+        found = _list(processes)
         if _FIRST_PROCESS not in found:
             raise NotPlainError("the sandbox's processes can't be seen")
-        return any(_is_alive(processes, pid) for pid in found - {_FIRST_PROCESS})
+        # Listed once more: one that ended meanwhile may have left a successor.
+        return any(_is_alive(processes, pid) for pid in found - {_FIRST_PROCESS}) or not _list(processes) <= found
+
+
+def _list(processes: int) -> set[str]:
+    with os.scandir(processes) as entries:
+        return {entry.name for entry in entries if entry.name.isdecimal()}
 
 
 def _is_alive(processes: int, pid: str) -> bool:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError), _opened(f"{pid}/stat", _FILE, processes) as file:
-        return os.read(file, 4096).rpartition(b") ")[2][:1] not in b"ZX"
+        fields = os.read(file, 4096).rpartition(b") ")[2].split()
+        # A process whose first thread has ended looks dead, and its others run on.
+        return fields[_STATE] not in (b"Z", b"X") or int(fields[_THREADS]) > 1
     return False
 
 
@@ -144,8 +153,9 @@ def _as_data(handle: int, status: os.stat_result) -> None:
 
 
 class _Copy:
-    def __init__(self, settle: Callable[[int, os.stat_result], None]) -> None:
+    def __init__(self, settle: Callable[[int, os.stat_result], None], directory_mode: int) -> None:
         self._settle = settle
+        self._directory_mode = directory_mode
         self._bytes, self._entries = _MAX_BYTES, _MAX_ENTRIES
 
     def copy(self, source: int, target: int, depth: int = 0) -> None:
@@ -161,7 +171,7 @@ class _Copy:
     def _copy_entry(self, name: str, original: int, target: int, depth: int) -> None:
         status = os.fstat(original)
         if stat.S_ISDIR(status.st_mode):
-            os.mkdir(name, dir_fd=target)
+            os.mkdir(name, self._directory_mode, dir_fd=target)
             with _opened(name, _DIRECTORY | os.O_NOFOLLOW, target) as made:
                 self.copy(original, made, depth + 1)
                 self._settle(made, status)
@@ -195,7 +205,7 @@ def _walked(root: int, path: str, *, make: bool) -> Generator[int]:
             except FileNotFoundError:
                 if not make:
                     raise
-                os.mkdir(name, dir_fd=place)
+                os.mkdir(name, 0o700, dir_fd=place)
                 place = opened.enter_context(_opened(name, _DIRECTORY | os.O_NOFOLLOW, place))
                 os.fchown(place, 0, 0)
                 os.fchmod(place, 0o755)

@@ -6,7 +6,7 @@
 # POSIX sh and builtins: the policy may have broken or removed the image's programs.
 began=$1 boot=$2 caller=$3 born=$4
 shift 4
-passes=100 stopped=0 seen=' ' victims='' others=1
+passes=100 stopped=0 seen=' ' victims='' others=1 again=''
 
 # Set state, parent and start of process $1; fail where it is gone.
 look() {
@@ -15,7 +15,7 @@ look() {
     [ -n "$stat" ] || return 1
     # shellcheck disable=SC2086  # the fields after the name, which may hold anything
     set -- ${stat##*) }
-    state=$1 parent=$2 start=${20}
+    state=$1 parent=$2 threads=${18} start=${20}
 }
 
 # Whether process $1, younger than the phase, descends from one that is older and not the sandbox's first.
@@ -44,7 +44,8 @@ stop_all() {
         for path in /proc/[0-9]*; do
             pid=${path#/proc/}
             look "$pid" || continue
-            case $state in Z | X) continue ;; esac
+            # A process whose first thread has ended looks dead, and its others run on.
+            case $state in Z | X) [ "$threads" -gt 1 ] || continue ;; esac
             pids="$pids $pid"
             eval "parent_$pid=$parent start_$pid=$start"
         done
@@ -61,9 +62,14 @@ stop_all() {
         done
         for pid in $pids; do unset "parent_$pid" "start_$pid"; done
         passes=$((passes - 1))
+        # Everyone at once, where there is nobody to spare: no process can outrun that by forking, or stay unseen while
+        # it hands over to the next. Then one more look; not more, for whom nobody has collected yet is killed again.
+        if [ "$others" = 0 ] && [ "$own" = " $$ " ] && kill -s KILL -- -1 && [ -z "$victims$again" ]; then
+            again=1
+            sleep 0.02
+            continue
+        fi
         if [ -z "$victims" ] || [ "$passes" = 0 ]; then break; fi
-        # Everyone at once, where there is nobody to spare: no process can outrun that by forking.
-        [ "$others" = 0 ] && [ "$own" = " $$ " ] && kill -s KILL -- -1
         # shellcheck disable=SC2086  # a list
         kill -s KILL $victims
         sleep 0.02

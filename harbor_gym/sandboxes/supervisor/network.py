@@ -19,7 +19,7 @@ from stand_in import StandIn, send_again
 
 _STAND_IN, _DEVICE = "tap0", "tap1"
 _ADDRESS, _MASK, _MTU = "10.0.2.100", "255.255.255.0", 65520
-_START_TIMEOUT_SEC = 20.0
+_START_TIMEOUT_SEC = 8.0
 _GATEWAY = bytes.fromhex("52550a000202")
 """Its link-layer address: 52:55 and 10.0.2.2."""
 
@@ -65,9 +65,15 @@ class UserNetwork:
         if not packets:
             return
         self._run(init, init_pidfd)
+        self._stand_in.quiesce()
         packets += self._stand_in.take()
         send_again(packets, _DEVICE, _ADDRESS, _GATEWAY)
         self._remove_stand_in()
+
+    def leave_to_supervisor(self) -> None:
+        """Give up a forked process's part in it, which would keep the device alive."""
+        if self._stand_in is not None:
+            self._stand_in.close()
 
     def _remove_stand_in(self) -> None:
         if self._stand_in is not None:

@@ -14,6 +14,7 @@ _SCOPE_GLOBAL, _SCOPE_LINK = 0, 253
 _TYPE_UNICAST, _TYPE_UNREACHABLE = 1, 7
 _DESTINATION, _OUTPUT_DEVICE, _METRIC = 1, 4, 6
 _LAST_RESORT = 1024
+_ANY_PORT = 9
 
 
 type _Route = tuple[int, int, int, dict[int, bytes]]
@@ -33,6 +34,16 @@ def close_networks(networks: list[str]) -> None:
             for address, _, length in parts
         ]
     )
+
+
+def has_way_to(address: bytes) -> bool:
+    """Tell whether there is a route to an IPv4 address. A process that names a device sends without one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((socket.inet_ntoa(address), _ANY_PORT))
+        except OSError:
+            return False
+    return True
 
 
 def lead_all_to(device: str) -> None:

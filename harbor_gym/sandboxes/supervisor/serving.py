@@ -142,6 +142,7 @@ class _Supervisor:
                 command = resolve(spec)
                 pid = os.fork()
                 if pid == 0:
+                    self.network.leave_to_supervisor()
                     run_child(command, report_write, self.joins, stdio)
         except RequestError as exc:
             error = str(exc)

@@ -14,6 +14,7 @@ import routes
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
 _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _SIOCSIFMTU = 0x8914, 0x8916, 0x891C, 0x8922
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
+_HEADER_BYTES, _DESTINATION = 20, slice(16, 20)
 _IPV4, _ETHERTYPE_IPV4, _ETHERTYPE_ARP = 4, 0x0800, 0x0806
 _ARP_REQUEST = bytes.fromhex("0001080006040001")
 """What it begins with where it is about IPv4 on Ethernet."""
@@ -30,6 +31,7 @@ class StandIn:
         Raises:
             OSError: The kernel refuses.
         """
+        self._name = name
         try:
             self.handle = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -43,11 +45,15 @@ class StandIn:
                     place = struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(value))
                     fcntl.ioctl(control, request, struct.pack("=16s16s8x", device, place))
                 fcntl.ioctl(control, _SIOCSIFMTU, struct.pack("=16si20x", device, mtu))
-                fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("=16sH22x", device, _IFF_UP | _IFF_RUNNING))
+            self._set_flags(_IFF_UP | _IFF_RUNNING)
             routes.lead_all_to(name)
         except BaseException:
             self.close()
             raise
+
+    def _set_flags(self, flags: int) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+            fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("=16sH22x", self._name.encode(), flags))
 
     def take(self) -> list[bytes]:
         """Return the first of the IPv4 packets that were sent and not taken yet."""
@@ -55,7 +61,11 @@ class StandIn:
         with contextlib.suppress(BlockingIOError):
             while len(packets) < _MAX_PACKETS:
                 packets.append(os.read(self.handle, _MAX_PACKET_BYTES))
-        return [packet for packet in packets if packet and packet[0] >> 4 == _IPV4]
+        return [packet for packet in packets if len(packet) >= _HEADER_BYTES and packet[0] >> 4 == _IPV4]
+
+    def quiesce(self) -> None:
+        """Have nothing more sent by it."""
+        self._set_flags(0)
 
     def close(self) -> None:
         """Remove the device."""
@@ -72,8 +82,13 @@ def _silence_ipv6(device: str) -> None:
             os.close(setting)
 
 
+def _has_way(packet: bytes) -> bool:
+    return routes.has_way_to(packet[_DESTINATION])
+
+
 def send_again(packets: list[bytes], device: str, address: str, neighbor: bytes) -> None:
-    """Send IPv4 packets by another device, to the neighbor with that link-layer address.
+    """Send IPv4 packets by another device, to the neighbor with that link-layer address, where there is a route to
+    their destinations.
 
     The device's own ``address`` is announced first: slirp4netns sets its clock after the first frame that it reads, and
     would take what a datagram opened before that for long over.
@@ -83,5 +98,5 @@ def send_again(packets: list[bytes], device: str, address: str, neighbor: bytes)
         here, own = link.getsockname()[4], socket.inet_aton(address)
         announcement = struct.pack("=6s4s6s4s", here, own, bytes(6), own)
         link.sendto(_ARP_REQUEST + announcement, (device, _ETHERTYPE_ARP, 0, 0, neighbor))
-        for packet in packets:
+        for packet in filter(_has_way, packets):
             link.sendto(packet, (device, _ETHERTYPE_IPV4, 0, 0, neighbor))

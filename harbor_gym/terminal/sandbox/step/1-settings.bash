@@ -11,7 +11,7 @@
 exec 2>/dev/null
 LC_ALL=C
 [ "$1" = load ] || dir=${BASH_SOURCE[0]%/*}
-signed=-1 answer=() to='' from='' client='' is_resident='' can_drain=1
+signed=-1 answer=() to='' from='' client='' is_resident='' can_drain=1 asked=0
 quiet_ms=120 settle_sec=0.015 patience_sec=0.04
 case $HOSTTYPE in
     x86_64) sys_read=0 sys_select=' 23 270 ' sys_poll=' 7 271 ' sys_epoll=' 232 281 ' sys_wait=' 61 247 130 ' ;;

@@ -54,18 +54,21 @@ ask() {
 # bash takes longer for many lines than for one long one, so all is read in one. Its end is a command of its own, which
 # runs whatever becomes of the others.
 ask_at_last() {
-    local IFS='' part text='' last="$nonce. "
+    local IFS='' part text='' failed='' last="$nonce. " end="$RANDOM$RANDOM$((++asked))"
     answer=()
-    tell "${@:2}" "display-message -p -t %0 '$last$1'"$'\n'"display-message -p '$nonce~'" || return
+    tell "${@:2}" "display-message -p -t %0 '$last$1'"$'\n'"display-message -p '$end~'" || return
     while read -r -d '~' -u "$from" part; do
+        [[ $part == *$'\n%error '* ]] && failed=1
         text+=$part
-        if [[ $text == *"$nonce" ]]; then
-            [[ $text == *"$last"* ]] || return
+        if [[ $part == *$'\n'"$end" ]]; then
+            [ -z "$failed" ] && [[ $text == *"$last"* ]] || return
             text=${text##*"$last"}
             answer=("${text%%$'\n'*}")
             return 0
         fi
+        # What a window is called may hold many.
         text+='~'
+        [[ $text == *"$last"* ]] || text=${text##*$'\n'}
     done
     disconnect
     return 1

@@ -30,8 +30,11 @@ show_answer() {
     IFS= read -r -d '' part <"$dir/text"
     [ -n "$part" ] || return
     text=${answer[0]}$'\n'$part
-    IFS= read -r -d '' part <"$dir/visible"
-    [[ ${answer[0]#* . } == 1* ]] || text+=$nonce' visible'$'\n'$part
+    if [[ ${answer[0]#* . } != 1* ]]; then
+        IFS= read -r -d '' part <"$dir/visible"
+        [ -n "$part" ] || return
+        text+=$nonce' visible'$'\n'$part
+    fi
     if ((${#text} <= 2 * limit)); then
         printf %s "$text"
     else
