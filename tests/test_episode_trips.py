@@ -81,7 +81,7 @@ async def test_an_episode_takes_few_trips_however_many_steps_it_has(task_dir: Pa
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param("env -u TMUX setsid sleep 1000 >/dev/null 2>&1 &", id="a_process_runs_on"),
+        pytest.param("env -u TMUX setsid sleep 1000 >/dev/null 2>&1 & sleep 0.3", id="a_process_runs_on"),
         pytest.param("echo 1 > /logs/verifier/reward.txt", id="a_planted_verdict"),
         pytest.param("mkdir /tests", id="a_place_for_the_tests"),
         pytest.param("ln -s /srv /tests", id="a_link_for_the_tests"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ _LISTINGS = {
 }
 _ATTEMPTS = 3
 _PAUSE_SEC = 0.3
+_CGROUP_ATTEMPTS = 20
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUP_DEPTH = 4
 
@@ -240,8 +242,17 @@ def _remove_from_docker(words: list[str]) -> str | None:
 
 
 def _remove_cgroup(path: Path) -> None:
-    """Remove a control group with those below it; one that still has processes refuses."""
+    """Remove a control group with those below it, once its processes have ended: their supervisor sees to that."""
     for child in path.iterdir():
         if child.is_dir():
             _remove_cgroup(child)
+    for _ in range(_CGROUP_ATTEMPTS):
+        try:
+            path.rmdir()
+        except OSError as exc:
+            if exc.errno != errno.EBUSY:
+                raise
+            time.sleep(_PAUSE_SEC)
+        else:
+            return
     path.rmdir()

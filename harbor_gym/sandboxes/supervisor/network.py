@@ -147,7 +147,11 @@ class UserNetwork:
         self.pid = 0
 
     def leave(self) -> None:
-        """End the network for good. Idempotent."""
+        """End the network for good. Idempotent. A device that stood in for it goes with this process.
+
+        The kernel may take long for that, and the sandbox's end need not wait for it.
+        """
+        self._stand_in = None
         self.close()
         if self._outsider is not None:
             with contextlib.suppress(ProcessLookupError):
