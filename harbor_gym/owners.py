@@ -85,8 +85,22 @@ def is_alive(owner: Owner | str) -> bool:
         return False
     if known.pid_namespace != here.pid_namespace:
         return True
-    start_time = _start_time(known.pid)
-    return start_time is not None and start_time in (known.start_time, 0)
+    started = start_time(known.pid)
+    return started is not None and started in (known.start_time, 0)
+
+
+def start_time(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since the machine did.
+
+    0 where the system does not tell, None if it is gone or only a zombie.
+    """
+    if not (_PROC / "self/stat").exists():
+        return 0 if _exists(pid) else None
+    try:
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[_START_TIME])
 
 
 def temporary_prefix(what: str) -> str:
@@ -100,7 +114,7 @@ TEMPORARY_PREFIX = "harbor-gym-"
 
 @functools.cache
 def _owner_of(pid: int) -> Owner:
-    return Owner(_host(), _boot(), _pid_namespace(), pid, _start_time(pid) or 0)
+    return Owner(_host(), _boot(), _pid_namespace(), pid, start_time(pid) or 0)
 
 
 @functools.cache
@@ -124,17 +138,6 @@ def _pid_namespace() -> int:
         return (_PROC / "self/ns/pid").stat().st_ino
     except OSError:
         return 0
-
-
-def _start_time(pid: int) -> int | None:
-    """Return when a process started, 0 where the system does not tell, None if it is gone or only a zombie."""
-    if not (_PROC / "self/stat").exists():
-        return 0 if _exists(pid) else None
-    try:
-        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[_START_TIME])
 
 
 def _exists(pid: int) -> bool:

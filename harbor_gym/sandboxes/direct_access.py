@@ -13,6 +13,8 @@ import stat
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path, PurePosixPath
 
+from harbor_gym.owners import start_time
+
 _MAX_BYTES, _MAX_ENTRIES, _MAX_DEPTH = 4 << 20, 500, 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _ANYTHING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -30,19 +32,19 @@ class NotPlainError(Exception):
 
 
 @contextlib.contextmanager
-def root_of(pid: int, start_time: str) -> Generator[int]:
+def root_of(pid: int, started: str) -> Generator[int]:
     """Open the root directory of a sandbox by its first process.
 
     Raises:
         NotPlainError: This process may not, or that one is gone.
     """
     with _not_plain_for_all_errors(), _opened(f"/proc/{pid}/root", _DIRECTORY) as root:
-        if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19] != start_time:
+        if str(start_time(pid)) != started:
             raise NotPlainError(f"process {pid} is another one now")
         yield root
 
 
-def upload(source: Path, root: int, target: str) -> None:
+def upload(source: Path, root: int, target: PurePosixPath) -> None:
     """Copy the contents of a directory of this machine into a sandbox's, made if absent: owned by root, modes kept.
 
     Raises:
@@ -56,7 +58,7 @@ def upload(source: Path, root: int, target: str) -> None:
         _Copy(_as_root, 0o700).copy(here, there)
 
 
-def download(root: int, source: str, target: Path) -> None:
+def download(root: int, source: PurePosixPath, target: Path) -> None:
     """Copy the contents of a sandbox's directory into one of this machine, made if absent.
 
     As with tarfile's "data" filter, files become the caller's, without special bits and not to be written by others.
@@ -70,7 +72,9 @@ def download(root: int, source: str, target: Path) -> None:
             _Copy(_as_data, 0o777).copy(there, here)
 
 
-def settle_at_rest(root: int, look_into: Sequence[str], output: str | None, missing: Sequence[str]) -> list[str]:
+def settle_at_rest(
+    root: int, look_into: Sequence[PurePosixPath], output: PurePosixPath | None, missing: Sequence[PurePosixPath]
+) -> tuple[PurePosixPath, ...]:
     """Look into directories of a sandbox in which nothing runs but its first process, and open one to all.
 
     Args:
@@ -90,7 +94,7 @@ def settle_at_rest(root: int, look_into: Sequence[str], output: str | None, miss
             raise NotPlainError("something runs in the sandbox")
         if any(_holds(root, path) is not None for path in missing):
             raise NotPlainError(f"one of {missing} is there")
-        empty = [path for path in look_into if _holds(root, path) is False]
+        empty = tuple(path for path in look_into if _holds(root, path) is False)
         if output is not None:
             with _walked(root, output, make=False) as place:
                 if os.fstat(place).st_uid != 0 or _holds_anything(place):
@@ -121,7 +125,7 @@ def _is_alive(processes: int, pid: str) -> bool:
     return False
 
 
-def _holds(root: int, path: str) -> bool | None:
+def _holds(root: int, path: PurePosixPath) -> bool | None:
     """Tell whether a directory holds anything; None where there is nothing by that name.
 
     Raises:
@@ -192,10 +196,10 @@ class _Copy:
 
 
 @contextlib.contextmanager
-def _walked(root: int, path: str, *, make: bool) -> Generator[int]:
+def _walked(root: int, path: PurePosixPath, *, make: bool) -> Generator[int]:
     """Go from a sandbox's root to a directory, through no link; make what is missing, if wanted."""
-    anchor, names = PurePosixPath(path).anchor, PurePosixPath(path).parts[1:]
-    if anchor != "/" or ".." in names:
+    names = path.parts[1:]
+    if path.anchor != "/" or ".." in names:
         raise NotPlainError(f"{path} is relative")
     with contextlib.ExitStack() as opened:
         place = root

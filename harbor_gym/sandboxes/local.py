@@ -33,7 +33,8 @@ from harbor_gym.errors import (
     SandboxTimeoutError,
     TaskError,
 )
-from harbor_gym.sandboxes import archive, limits, reaper
+from harbor_gym.sandboxes import archive, direct_access, limits, reaper
+from harbor_gym.sandboxes.direct_access import NotPlainError
 from harbor_gym.sandboxes.forks import ImageOptions, Setup, hold_set_up
 from harbor_gym.sandboxes.images import Image, ImageSource, hold_image
 from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
@@ -396,9 +397,11 @@ class LocalEnvironment(BaseEnvironment):
         Raises:
             SandboxLostError: The sandbox is not running.
         """
-        texts = [str(path) for path in look_into], None if output is None else str(output), [*map(str, missing)]
-        empty = await self._running().settle_at_rest(*texts)
-        return None if empty is None else tuple(map(PurePosixPath, empty))
+        with contextlib.suppress(NotPlainError):
+            return await self._running().directly(
+                lambda root: direct_access.settle_at_rest(root, look_into, output, missing)
+            )
+        return None
 
     def _running(self) -> SupervisedSandbox:
         if self._sandbox is None:
@@ -446,7 +449,9 @@ class LocalEnvironment(BaseEnvironment):
             FileNotFoundError: The host has no such directory.
             SandboxError: The sandbox refused.
         """
-        if await self._running().upload_plain(Path(source_dir), target_dir):
+        source, target = Path(source_dir), PurePosixPath(target_dir)
+        with contextlib.suppress(NotPlainError):
+            await self._running().directly(lambda root: direct_access.upload(source, root, target))
             return
         request = self._transfer_request("tar", "-xpf", "-", cwd=target_dir, makes_cwd=True)
         with await asyncio.to_thread(archive.pack, Path(source_dir)) as packed:
@@ -474,7 +479,9 @@ class LocalEnvironment(BaseEnvironment):
         Raises:
             SandboxError: There is no such directory, or it is larger than the sandbox's storage.
         """
-        if await self._running().download_plain(source_dir, Path(target_dir)):
+        source, target = PurePosixPath(source_dir), Path(target_dir)
+        with contextlib.suppress(NotPlainError):
+            await self._running().directly(lambda root: direct_access.download(root, source, target))
             return
         request = self._transfer_request("tar", "-cf", "-", ".", cwd=source_dir)
         with await self._fetch(request, f"download {source_dir}", fine=(0, _TAR_CHANGED)) as content:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +36,6 @@ from harbor_gym.sandboxes.supervisors import (
 from harbor_gym.sandboxes.tools import find_program, run_tool
 from harbor_gym.sandboxes.walls import Walls
 
-logger = logging.getLogger(__name__)
 _READY_TIMEOUT_SEC = 30.0
 _STOP_TIMEOUT_SEC = 10.0
 _REMOVE_PAUSE_SEC = 0.01
@@ -377,35 +375,22 @@ class SupervisedSandbox:
             raise
         return command
 
-    async def upload_plain(self, source: Path, target: str) -> bool:
-        """Copy a directory's contents into the sandbox as far as that needs no process there; tell whether it did."""
-        done = await self._directly(lambda root: direct_access.upload(source, root, target) or True)
-        return done is not None
+    async def directly[T](self, work: Callable[[int], T]) -> T:
+        """Return what ``work`` does in a thread with the sandbox's root directory, without a process there.
 
-    async def download_plain(self, source: str, target: Path) -> bool:
-        """Copy a directory's contents out as far as that needs no process there; tell whether it did."""
-        done = await self._directly(lambda root: direct_access.download(root, source, target) or True)
-        return done is not None
-
-    async def settle_at_rest(
-        self, look_into: Sequence[str], output: str | None, missing: Sequence[str]
-    ) -> list[str] | None:
-        """Do what :func:`harbor_gym.sandboxes.direct_access.settle_at_rest` does; None where that can't be."""
-        return await self._directly(lambda root: direct_access.settle_at_rest(root, look_into, output, missing))
-
-    async def _directly[T](self, work: Callable[[int], T]) -> T | None:
+        Raises:
+            NotPlainError: This process may not, the sandbox is gone, or ``work`` left it to a command in the sandbox.
+        """
         if not self.is_running or self._target["is_ordinary"]:
-            return None  # an ordinary user may not read what belongs to the sandbox's other users
+            raise direct_access.NotPlainError(
+                "the sandbox is gone, or an ordinary user's, who may not read what its others own"
+            )
 
-        def try_it() -> T | None:
-            try:
-                with direct_access.root_of(self._target["init"], self._target["start_time"]) as root:
-                    return work(root)
-            except direct_access.NotPlainError as exc:
-                logger.debug("left to a command in the sandbox: %s", exc)
-                return None
+        def open_and_work() -> T:
+            with direct_access.root_of(self._target["init"], self._target["start_time"]) as root:
+                return work(root)
 
-        return await asyncio.to_thread(try_it)
+        return await asyncio.to_thread(open_and_work)
 
     def _send(self, number: int, request: Request, source: InputPipe, pipes: Sequence[OutputPipe]) -> None:
         spec = os.memfd_create("spec")

@@ -1,7 +1,6 @@
 """A sandbox's way out: slirp4netns, a network stack in a process of its own that has no rights on the machine.
 
-It starts when the sandbox first says something to the world. Many never do, and it would be a third of what an idle one
-takes.
+It starts when the sandbox first says something to the world. Many never do.
 
 Source: slirp4netns(1).
 """
