@@ -2,7 +2,8 @@
 
 ``serve`` builds the sandbox (control groups, private mount namespace, overlay on tmpfs, bubblewrap), then forks one
 process into it for every request on its control socket, and ends with the first of: the socket's end, the caller's
-death, the sandbox's death. ``enter`` runs one process in a living sandbox with the caller's own stdio.
+death, the sandbox's death. ``enter`` runs one process in a living sandbox with the caller's own stdio. ``transfer``
+moves files into or out of one.
 
 An ordinary user's supervisor is started in a user namespace and is root there.
 
@@ -28,9 +29,11 @@ import building
 import cgroups
 import inside
 import syscalls
+import transfers
 from inside import REFUSED, RequestError, become_plain, resolve, run_child
-from kernel import NAMESPACES, MemoryKills, harden_self, is_exiting, start_time
+from kernel import NAMESPACES, PR_SET_PDEATHSIG, MemoryKills, harden_self, is_exiting, prctl, start_time
 from network import UserNetwork
+from trees.records import LOST, Stream
 
 _KILLED = 128 + signal.SIGKILL
 _REQUEST_BYTES = 4096
@@ -322,6 +325,50 @@ def enter(target: dict[str, Any]) -> int:
     return code if code >= 0 else 128 - code
 
 
+def enter_files(target: dict[str, Any]) -> int:
+    """Have this process see a living sandbox's files as its root does; return a descriptor of the root directory.
+
+    It stays out of the sandbox's other namespaces: nobody inside can see, signal, read or stop it. It has to be started
+    outside for that, by the factory or by itself: an ordinary user's supervisor, once its children are the sandbox's,
+    may start none elsewhere (EPERM from setns(2), as the PID namespace it comes from is not its user namespace's).
+
+    Raises:
+        ProcessLookupError: The sandbox is gone.
+        FileNotFoundError: As before.
+    """
+    init: int = target["init"]
+    pidfd = os.pidfd_open(init)
+    if target["is_ordinary"]:
+        os.setns(pidfd, os.CLONE_NEWUSER)
+    mount_namespace = os.open(f"/proc/{init}/ns/mnt", os.O_RDONLY)
+    if start_time(init) != target["start_time"]:
+        raise ProcessLookupError
+    harden_self()
+    become_plain()
+    os.setns(mount_namespace, os.CLONE_NEWNS)
+    for handle in (pidfd, mount_namespace):
+        os.close(handle)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.open("/", os.O_PATH | os.O_DIRECTORY)
+
+
+def transfer(handle: int, request: dict[str, Any]) -> int:
+    """Move files into or out of a living sandbox; return the exit status. What goes wrong is told on the stream.
+
+    Args:
+        handle: A stream socket to the caller.
+        request: The sandbox, and the work; see :func:`transfers.carry`.
+    """
+    os.set_inheritable(handle, False)
+    try:
+        root = enter_files(request["target"])
+    except (ProcessLookupError, FileNotFoundError):
+        Stream(handle).send_error("the sandbox is gone", LOST)
+        return 1
+    transfers.carry(root, request["spec"], handle)
+    return 0
+
+
 def main() -> int:
     """Run the mode that the command line names."""
     # A collection in a forked process would copy every page that it looks at.
@@ -335,5 +382,7 @@ def main() -> int:
             return factory.run(int(handle), int(caller))
         case ["enter", text]:
             return enter(json.loads(text))
+        case ["transfer", handle, text]:
+            return transfer(int(handle), json.loads(text)["transfer"])
         case _:
-            raise SystemExit("usage: serve FD JSON | factory FD PID | enter JSON")
+            raise SystemExit("usage: serve FD JSON | factory FD PID | enter JSON | transfer FD JSON")
