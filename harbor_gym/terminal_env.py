@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from harbor_gym import prompts
 from harbor_gym.actions import parse_action
 from harbor_gym.config import TerminalEnvConfig
-from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.errors import HarborGymError, SandboxLostError, TerminalError, UsageError
 from harbor_gym.pool import WarmPool
 from harbor_gym.prepared import PreparedEpisode, open_phase_terminal
 from harbor_gym.recording import CastRecorder
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 Action = str | Sequence[Command | tuple[str, float]]
 """Commands (keystrokes, duration in seconds), or the text of one message in the configuration's ``action_format``."""
+
+
+_logger = logging.getLogger(__name__)
 
 
 class _State(StrEnum):
@@ -241,8 +245,7 @@ class AsyncTerminalGymEnv:
             reason = self._parse_failures_exhausted()
         else:
             self._parse_failures = 0
-            turn = await self._terminal.run(parsed.commands)
-            await self._look(self._terminal)
+            turn = await self._take_turn(self._terminal, parsed.commands)
             self._account(turn, info)
             self._record("".join(command.keystrokes for command in parsed.commands), turn)
             observation, reason = turn.text, EndReason.SESSION_ENDED if turn.ended else None
@@ -261,6 +264,37 @@ class AsyncTerminalGymEnv:
         is_the_steps = reason is EndReason.TIME_LIMIT and self.config.time_limit_sec is None
         is_last = reason is not EndReason.COMPLETED and not is_the_steps
         return await self._end_phase(reason, observation, info, is_last=is_last)
+
+    async def _take_turn(self, terminal: Terminal, commands: Sequence[Command]) -> TerminalTurn:
+        """Type commands; a terminal that the policy broke is a session that has ended.
+
+        Raises:
+            SandboxError, TerminalError: The infrastructure failed.
+        """
+        started = time.monotonic()
+        try:
+            turn = await terminal.run(commands)
+            await self._look(terminal)
+            return turn
+        except HarborGymError as exc:
+            # What is said to be lost and is still there gave an answer that can't be read.
+            nonsense = isinstance(exc, SandboxLostError)
+            if not exc.is_infrastructure or not await self._was_broken(terminal, answers_nonsense=nonsense):
+                raise
+        except (ValueError, IndexError, KeyError) as exc:
+            # What the sandbox answers is in the policy's hands: nothing there may end an episode without a verdict.
+            if not await self._was_broken(terminal, answers_nonsense=True):
+                raise TerminalError(f"the terminal gave no usable answer: {exc}") from exc
+        ended, waited = ("ended",) * len(commands), time.monotonic() - started
+        return TerminalTurn(prompts.TERMINAL_BROKEN, True, ended, None, waited, 0, "none")
+
+    async def _was_broken(self, terminal: Terminal, *, answers_nonsense: bool = False) -> bool:
+        """Tell whether it was the policy that broke its terminal; logged, because the episode does not fail for it."""
+        assert self._episode is not None
+        breakage = await self._episode.find_breakage(terminal.leavings, answers_nonsense=answers_nonsense)
+        if breakage is not None:
+            _logger.info("the policy broke its terminal: %s", breakage)
+        return breakage is not None
 
     async def truncate(self, reason: EndReason) -> tuple[str, float, bool, EpisodeInfo]:
         """End the episode for a reason that only the caller sees, and have it verified.
@@ -295,19 +329,19 @@ class AsyncTerminalGymEnv:
     ) -> tuple[str, float, bool, EpisodeInfo]:
         """Have the verifier judge what the policy left; go on to a multi-step task's next step if there is one."""
         assert self._episode is not None
-        keep = self._keeps_processes(self._episode)
-        if self._terminal is not None and keep:
+        keep, leavings = self._keeps_processes(self._episode), None
+        if self._terminal is not None:
             await self._terminal.detach()
-        elif self._terminal is not None:
-            await self._terminal.close()
-            self._terminal = None
-        end = await self._episode.end_phase(keep_processes=keep, is_last=is_last)
+            leavings = self._terminal.leavings
+        end = await self._episode.end_phase(keep_processes=keep, is_last=is_last, terminal=leavings)
         info["rewards"] = dict(end.rewards)
         info["metrics"]["time/verifier_sec"] = end.verifier_sec
         info["metrics"]["stopped_processes"] = end.stopped_processes
         if end.oom_kills is not None:
             info["metrics"]["oom_kills"] = end.oom_kills
-        reward = self._reward(end.rewards)
+        if end.breakage is not None:
+            reason, info["breakage"] = EndReason.SANDBOX_BROKEN, end.breakage
+        reward = self._reward(end.rewards) if end.rewards or end.breakage is None else 0.0
         if end.next_phase is not None:
             screen, entered = await self._enter(end.next_phase)
             entered["metrics"] = {**info["metrics"], **entered["metrics"]}
@@ -428,7 +462,7 @@ class AsyncTerminalGymEnv:
             if terminal is not None:
                 # Its channel is a process of this machine. What it runs in the sandbox ends with that in any case.
                 with contextlib.suppress(HarborGymError):
-                    await terminal.close()
+                    await terminal.detach()
         finally:
             if episode is not None:
                 await episode.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from pathlib import Path, PurePosixPath
 
 from harbor_gym.owners import start_time
@@ -18,13 +18,7 @@ from harbor_gym.owners import start_time
 _MAX_BYTES, _MAX_ENTRIES, _MAX_DEPTH = 4 << 20, 500, 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _ANYTHING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-_FIRST_PROCESS = "1"
-_STATE, _THREADS = 0, 17
-"""Of the fields of /proc/PID/stat that follow the name."""
 
 
 class NotPlainError(Exception):
@@ -70,77 +64,6 @@ def download(root: int, source: PurePosixPath, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         with _opened(str(target), _DIRECTORY) as here:
             _Copy(_as_data, 0o777).copy(there, here)
-
-
-def settle_at_rest(
-    root: int, look_into: Sequence[PurePosixPath], output: PurePosixPath | None, missing: Sequence[PurePosixPath]
-) -> tuple[PurePosixPath, ...]:
-    """Look into directories of a sandbox in which nothing runs but its first process, and open one to all.
-
-    Args:
-        root: The sandbox's.
-        look_into: Directories of which to tell whether they are empty.
-        output: An empty directory of root's, which everybody may write to then.
-        missing: What must not be there.
-
-    Returns:
-        Those of ``look_into`` that hold nothing.
-
-    Raises:
-        NotPlainError: Something runs, or is not as it must be. Nothing was done.
-    """
-    with _not_plain_for_all_errors():
-        if _runs_anything(root):
-            raise NotPlainError("something runs in the sandbox")
-        if any(_holds(root, path) is not None for path in missing):
-            raise NotPlainError(f"one of {missing} is there")
-        empty = tuple(path for path in look_into if _holds(root, path) is False)
-        if output is not None:
-            with _walked(root, output, make=False) as place:
-                if os.fstat(place).st_uid != 0 or _holds_anything(place):
-                    raise NotPlainError(f"{output} is not root's, or not empty")
-                os.fchmod(place, 0o777)
-        return empty
-
-
-def _runs_anything(root: int) -> bool:
-    with _opened("proc", _DIRECTORY | os.O_NOFOLLOW, root) as processes:
-        found = _list(processes)
-        if _FIRST_PROCESS not in found:
-            raise NotPlainError("the sandbox's processes can't be seen")
-        # Listed once more: one that ended meanwhile may have left a successor.
-        return any(_is_alive(processes, pid) for pid in found - {_FIRST_PROCESS}) or not _list(processes) <= found
-
-
-def _list(processes: int) -> set[str]:
-    with os.scandir(processes) as entries:
-        return {entry.name for entry in entries if entry.name.isdecimal()}
-
-
-def _is_alive(processes: int, pid: str) -> bool:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError), _opened(f"{pid}/stat", _FILE, processes) as file:
-        fields = os.read(file, 4096).rpartition(b") ")[2].split()
-        # A process whose first thread has ended looks dead, and its others run on.
-        return fields[_STATE] not in (b"Z", b"X") or int(fields[_THREADS]) > 1
-    return False
-
-
-def _holds(root: int, path: PurePosixPath) -> bool | None:
-    """Tell whether a directory holds anything; None where there is nothing by that name.
-
-    Raises:
-        NotPlainError: It is no directory, or there is a link on the way.
-    """
-    try:
-        with _walked(root, path, make=False) as place:
-            return _holds_anything(place)
-    except FileNotFoundError:
-        return None
-
-
-def _holds_anything(place: int) -> bool:
-    with os.scandir(place) as entries:
-        return next(entries, None) is not None
 
 
 def _as_root(handle: int, status: os.stat_result) -> None:

@@ -8,8 +8,7 @@ import functools
 import os
 import shlex
 import sys
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, override
@@ -370,38 +369,30 @@ class LocalEnvironment(BaseEnvironment):
         request = self._request(command, cwd=None, env=None, user=user)
         return await self._running().open(replace(request, fifos=tuple(fifos)))
 
-    def look_at_clock(self) -> tuple[int, int | None]:
-        """Return the time by which the kernel dates processes, in clock ticks since the machine's start, and how many
-        the sandbox's memory limit has killed so far; None where nothing counts them.
-
-        Raises:
-            SandboxLostError: The sandbox is not running.
-        """
-        ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
-        return int(ticks), self._running().memory_kills()
-
-    async def settle_at_rest(
-        self, look_into: Sequence[PurePosixPath], output: PurePosixPath | None, missing: Sequence[PurePosixPath]
-    ) -> tuple[PurePosixPath, ...] | None:
-        """Where nothing runs in the sandbox but its first process, look into directories and open one to all.
+    async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
+        """Do one of the works by which an episode cleans up, by no program of the sandbox's.
 
         Args:
-            look_into: Directories of which to tell whether they are empty.
-            output: An empty directory of root's, which everybody may write to then; None for none.
-            missing: What must not be there.
+            work: ``baseline``, ``stop`` or ``seal``: a function of the supervisor's ``cleanup`` module.
+            arguments: What it is called with.
+            timeout_sec: After so long it is killed.
 
         Returns:
-            Those of ``look_into`` that hold nothing; None where something runs, or is not as it must be, or only a
-            command in the sandbox could tell: nothing was done then.
+            What it returned, and ``oom_kills``: the processes that the sandbox's memory limit has killed so far; None
+            where nothing counts them.
 
         Raises:
+            SandboxError: It failed.
             SandboxLostError: The sandbox is not running.
+            SandboxTimeoutError: The time was up.
         """
-        with contextlib.suppress(NotPlainError):
-            return await self._running().directly(
-                lambda root: direct_access.settle_at_rest(root, look_into, output, missing)
-            )
-        return None
+        sandbox = self._running()
+        answer = await sandbox.clean_up(work, arguments, timeout_sec=timeout_sec)
+        return {**answer, "oom_kills": sandbox.memory_kills()}
+
+    async def is_up(self) -> bool:
+        """Tell whether the sandbox itself, its first process and what serves it, is there, whatever runs in it."""
+        return self._sandbox is not None and self._sandbox.is_running
 
     def _running(self) -> SupervisedSandbox:
         if self._sandbox is None:
@@ -486,9 +477,6 @@ class LocalEnvironment(BaseEnvironment):
         request = self._transfer_request("tar", "-cf", "-", ".", cwd=source_dir)
         with await self._fetch(request, f"download {source_dir}", fine=(0, _TAR_CHANGED)) as content:
             await asyncio.to_thread(archive.unpack, content, Path(target_dir), self._transfer_limit_bytes)
-
-    keeps_modes = True
-    """Whether what is uploaded has the modes that it has on this machine."""
 
     @property
     def _transfer_limit_bytes(self) -> int:

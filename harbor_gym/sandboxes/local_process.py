@@ -40,6 +40,8 @@ _READY_TIMEOUT_SEC = 30.0
 _STOP_TIMEOUT_SEC = 10.0
 _REMOVE_PAUSE_SEC = 0.01
 _MESSAGE_BYTES = 1 << 16
+_CLEANUP_TRIES = 3
+"""A child of the supervisor that somebody in the sandbox killed is followed by another."""
 _DRAIN_SEC = 0.1
 """How long output may still arrive after a command's end from what it left running (``> >(tee log)``)."""
 
@@ -276,6 +278,45 @@ class SupervisedSandbox:
         if answer["error"]:
             raise SandboxError(f"the local sandbox gets no network: {answer['error']}")
 
+    async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
+        """Have the supervisor do one of the works of its ``cleanup`` module, by no program of the sandbox's.
+
+        Args:
+            work: Its name.
+            arguments: What it is called with.
+            timeout_sec: After so long it is killed.
+
+        Returns:
+            What it returned.
+
+        Raises:
+            SandboxError: It failed.
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: The time was up.
+        """
+        answer: dict[str, Any] = {}
+        for _ in range(_CLEANUP_TRIES):
+            answer = await self._clean_up_once(work, arguments, timeout_sec)
+            if not answer["error"]:
+                return answer
+        raise SandboxError(f"the local sandbox can't be cleaned up ({work}): {answer['error']}")
+
+    async def _clean_up_once(self, work: str, arguments: Mapping[str, Any], timeout_sec: float) -> dict[str, Any]:
+        number, answered = self._expect_answer()
+        try:
+            self._send_spec({"op": "cleanup", "id": number}, {"work": work, "arguments": dict(arguments)}, [])
+            async with asyncio.timeout(timeout_sec):
+                answer = await asyncio.shield(answered)
+        except TimeoutError:
+            raise SandboxTimeoutError(f"the local sandbox was not cleaned up ({work}) in {timeout_sec:g} s") from None
+        finally:
+            self._pending.pop(number, None)
+            if not answered.done() and not self._is_lost:
+                self._kill(number)
+        if "lost" in answer:
+            raise self._lost(f"the local sandbox went away while it was cleaned up ({work})")
+        return answer
+
     def _expect_answer(self) -> tuple[int, asyncio.Future[dict[str, Any]]]:
         """Number a request that is about to be sent; its answer ends the future."""
         if not self.is_running:
@@ -393,19 +434,25 @@ class SupervisedSandbox:
         return await asyncio.to_thread(open_and_work)
 
     def _send(self, number: int, request: Request, source: InputPipe, pipes: Sequence[OutputPipe]) -> None:
+        handles = [source.far_end, *(pipe.far_end for pipe in pipes)]
+        try:
+            self._send_spec({"op": "exec", "id": number}, self._spec(request), handles)
+        finally:
+            for pipe in (source, *pipes):
+                pipe.close_far_end()
+
+    def _send_spec(self, message: Mapping[str, Any], details: Mapping[str, Any], handles: Sequence[int]) -> None:
+        """Send a request whose details may be longer than a message, with descriptors."""
         spec = os.memfd_create("spec")
         try:
-            text = memoryview(json.dumps(self._spec(request)).encode())
+            text = memoryview(json.dumps(details).encode())
             while text:
                 text = text[os.write(spec, text) :]
-            handles = [spec, source.far_end, *(pipe.far_end for pipe in pipes)]
-            socket.send_fds(self._control, [json.dumps({"op": "exec", "id": number}).encode()], handles)
+            socket.send_fds(self._control, [json.dumps(message).encode()], [spec, *handles])
         except OSError as exc:
             raise SandboxLostError(f"the local sandbox takes no commands any more: {exc}") from exc
         finally:
             os.close(spec)
-            for pipe in (source, *pipes):
-                pipe.close_far_end()
 
     def _kill(self, number: int) -> None:
         with contextlib.suppress(OSError):

@@ -26,8 +26,10 @@ from typing import Any
 
 import building
 import cgroups
+import cleanup
 import inside
 import syscalls
+from children import Children
 from inside import REFUSED, RequestError, become_plain, resolve, run_child
 from kernel import NAMESPACES, MemoryKills, harden_self, is_exiting, start_time
 from network import UserNetwork
@@ -43,6 +45,7 @@ class _Supervisor:
         self.config = config
         self.memory_kills = memory_kills
         self.running: dict[int, tuple[int, int]] = {}
+        self.children = Children()
         self.bwrap = self.init = 0
         self.init_pidfd = -1
         self.mount_namespace = self.home = self.place = -1
@@ -127,14 +130,24 @@ class _Supervisor:
                 self.kill(message["id"])
             elif message["op"] == "network":
                 self.switch_network(message["id"], is_open=message["is_open"])
+            elif message["op"] == "cleanup":
+                self.start_cleanup(message["id"], handles[0])
         finally:
             for handle in handles:
                 os.close(handle)
         return True
 
+    def start_cleanup(self, request: int, spec_handle: int) -> None:
+        spec = read_spec(spec_handle)
+        self.children.start(
+            request,
+            lambda: os.setns(self.mount_namespace, os.CLONE_NEWNS),
+            lambda: cleanup.do(spec["work"], spec["arguments"]),
+        )
+
     def start_command(self, request: int, handles: list[int]) -> None:
         spec_handle, *stdio = handles
-        spec = json.loads(os.pread(spec_handle, os.fstat(spec_handle).st_size, 0))
+        spec = read_spec(spec_handle)
         report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         pid, error = 0, ""
         try:
@@ -194,6 +207,7 @@ class _Supervisor:
         self.reply(id=request, return_code=0, error=error)
 
     def kill(self, request: int) -> None:
+        self.children.kill(request)
         for pid, (running, _) in self.running.items():
             if running == request:
                 # Both: a child that has not yet called setsid has no group of its own.
@@ -206,11 +220,16 @@ class _Supervisor:
         finished: list[dict[str, Any]] = []
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 break
             if pid == 0:
                 break
+            if os.WIFSTOPPED(status):
+                self.children.resume(pid)
+                continue
+            if (answer := self.children.collect(pid)) is not None:
+                self.reply(**answer)
             if pid == self.network.pid:
                 self.network.pid = 0
                 self.loss = "its network process (slirp4netns) ended"
@@ -246,6 +265,11 @@ class _Supervisor:
         if self.loss:
             self.reply(lost=self.loss, kind=self.loss_kind)
         self.cgroups.remove()
+
+
+def read_spec(handle: int) -> dict[str, Any]:
+    """Read a request's details, which may be longer than a message."""
+    return json.loads(os.pread(handle, os.fstat(handle).st_size, 0))
 
 
 def receive(control: socket.socket, most: int) -> tuple[bytes, list[int]]:
