@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 from harbor_gym import prompts
 from harbor_gym.actions import parse_action
 from harbor_gym.config import TerminalEnvConfig
-from harbor_gym.errors import HarborGymError, SandboxLostError, TerminalError, UsageError
+from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.guarded_turn import PATIENCE_SEC, longest_wait_sec, take_turn
 from harbor_gym.pool import WarmPool
 from harbor_gym.prepared import PreparedEpisode, open_phase_terminal
 from harbor_gym.recording import CastRecorder
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 Action = str | Sequence[Command | tuple[str, float]]
 """Commands (keystrokes, duration in seconds), or the text of one message in the configuration's ``action_format``."""
-
-
-_logger = logging.getLogger(__name__)
 
 
 class _State(StrEnum):
@@ -266,35 +263,17 @@ class AsyncTerminalGymEnv:
         return await self._end_phase(reason, observation, info, is_last=is_last)
 
     async def _take_turn(self, terminal: Terminal, commands: Sequence[Command]) -> TerminalTurn:
-        """Type commands; a terminal that the policy broke is a session that has ended.
-
-        Raises:
-            SandboxError, TerminalError: The infrastructure failed.
-        """
-        started = time.monotonic()
-        try:
-            turn = await terminal.run(commands)
+        episode, config = self._episode, self.config.terminal
+        assert episode is not None
+        turn = await take_turn(
+            terminal,
+            commands,
+            late_sec=longest_wait_sec(commands, config) + PATIENCE_SEC,
+            find_breakage=lambda nonsense: episode.find_breakage(terminal.leavings, answers_nonsense=nonsense),
+        )
+        if not turn.ended:
             await self._look(terminal)
-            return turn
-        except HarborGymError as exc:
-            # What is said to be lost and is still there gave an answer that can't be read.
-            nonsense = isinstance(exc, SandboxLostError)
-            if not exc.is_infrastructure or not await self._was_broken(terminal, answers_nonsense=nonsense):
-                raise
-        except (ValueError, IndexError, KeyError) as exc:
-            # What the sandbox answers is in the policy's hands: nothing there may end an episode without a verdict.
-            if not await self._was_broken(terminal, answers_nonsense=True):
-                raise TerminalError(f"the terminal gave no usable answer: {exc}") from exc
-        ended, waited = ("ended",) * len(commands), time.monotonic() - started
-        return TerminalTurn(prompts.TERMINAL_BROKEN, True, ended, None, waited, 0, "none")
-
-    async def _was_broken(self, terminal: Terminal, *, answers_nonsense: bool = False) -> bool:
-        """Tell whether it was the policy that broke its terminal; logged, because the episode does not fail for it."""
-        assert self._episode is not None
-        breakage = await self._episode.find_breakage(terminal.leavings, answers_nonsense=answers_nonsense)
-        if breakage is not None:
-            _logger.info("the policy broke its terminal: %s", breakage)
-        return breakage is not None
+        return turn
 
     async def truncate(self, reason: EndReason) -> tuple[str, float, bool, EpisodeInfo]:
         """End the episode for a reason that only the caller sees, and have it verified.

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from harbor.environments.base import BaseEnvironment
 
-_PROBE_TIMEOUT_SEC = 20
+_PROBE_TIMEOUT_SEC = 10
 _DEAD_OR_STOPPED = frozenset("ZXTt")
 _SHELLS, _PYTHON = ("sh", "bash", "dash", "ash", "ksh", "zsh"), "python"
 
