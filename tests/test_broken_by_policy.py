@@ -128,7 +128,7 @@ async def test_an_ordinary_users_policy_fares_no_better(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_on_docker_the_same_holds(tmp_path: Path) -> None:
-    task_dir = write_task(tmp_path / "task")
+    task_dir = write_task(tmp_path / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
     reward, info = await play(task_dir, DONE, BLOWS["stops everybody"], sandbox="docker")
     assert (reward, info.get("end_reason")) == (1.0, EndReason.SESSION_ENDED)
     reward, info = await play(task_dir, DONE, RUINS["no programs"], sandbox="docker")

@@ -91,8 +91,8 @@ async def test_system_v_objects_go_with_the_policy_and_the_tasks_own_stay(sandbo
 
 async def test_the_terminals_own_processes_are_not_counted_and_its_directory_goes(sandbox: LocalEnvironment) -> None:
     baseline = await custody.take_baseline(sandbox)
-    started = "mkdir /run/own; setsid sleep 1004 >/dev/null 2>&1 & echo $!; setsid sleep 1005 >/dev/null 2>&1 &"
-    shell = await output(sandbox, started)
+    own = "mkdir /run/own; cp /bin/sleep /run/own/; setsid /run/own/sleep 1004 >/dev/null 2>&1 & echo $!"
+    shell = await output(sandbox, f"{own}; setsid sleep 1005 >/dev/null 2>&1 & sleep 0.2")
     stopped = await custody.stop_processes(sandbox, baseline, terminal=Leavings((shell,), "/run/own"))
     assert stopped.processes == 1
     assert await processes(sandbox) == []

@@ -118,7 +118,7 @@ async def stop_processes(environment: BaseEnvironment, own: Baseline, *, termina
     Args:
         environment: The sandbox.
         own: What is the task's own.
-        terminal: What the policy's terminal left: its processes end uncounted, and its directory is removed.
+        terminal: What the policy's terminal left: its processes end uncounted and at once, its directory is removed.
 
     Raises:
         SandboxError: The sandbox does not answer.

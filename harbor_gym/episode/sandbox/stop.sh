@@ -1,7 +1,7 @@
 # shellcheck shell=sh disable=SC2154  # common.sh stands before
 # Stop what runs here. Spared: the processes and System V objects in $1 (",PID:START,KIND:NUMBER,"), what those processes
-# started (a server's workers), and this script. Not counted, and given no time to end: the processes in $2 (",PID,").
-# $3 is a directory to remove then, or "". $4 and $5 are hundredths of a second: from SIGTERM to SIGKILL, and for all.
+# started (a server's workers), and this script. Given no time to end: the processes in $2 (",PID,"). $3 is the terminal's
+# directory, to be removed, or "": whose command line names it is not counted. $4 and $5 are hundredths of a second: from SIGTERM to SIGKILL, and for all.
 # $6 to $8 are the caller's boot id, pid and start: never kill where it is seen.
 # Answer with the number stopped, the number left, and the memory limit's victims so far.
 # POSIX sh and builtins, but for pauses: the policy may have broken or removed the image's programs.
@@ -47,19 +47,16 @@ find_victims() {
 # Note victims that were not yet counted. Also forget what find_victims knew.
 count_victims() {
     for pid in $victims; do
-        case $terminal in *",$pid,"*) continue ;; esac
         eval "begun=\$start_$pid"
-        case $seen in *",$pid:$begun,"*) ;; *) stopped=$((stopped + 1)) seen="$seen$pid:$begun," ;; esac
+        case $seen in *",$pid:$begun,"*) continue ;; esac
+        seen="$seen$pid:$begun," words=''
+        IFS= read -r words <"/proc/$pid/cmdline"
+        if [ -n "$leavings" ]; then
+            case $words in *"$leavings"*) continue ;; esac
+        fi
+        stopped=$((stopped + 1))
     done
     for pid in $pids; do unset "parent_$pid" "start_$pid"; done
-}
-
-# Whether there are victims but the terminal's.
-has_victims() {
-    for pid in $victims; do
-        case $terminal in *",$pid,"*) ;; *) return 0 ;; esac
-    done
-    return 1
 }
 
 stop_all() {
@@ -74,11 +71,6 @@ stop_all() {
     tell_time
     end=$((now + limit))
     find_victims
-    # Who ends by itself so soon, as what the closed terminal leaves does, was not stopped.
-    if has_victims; then
-        sleep 0.02
-        find_victims
-    fi
     count_victims
     for pid in $victims; do
         case $terminal in *",$pid,"*) kill -s KILL "$pid" ;; *) kill -s TERM "$pid" ;; esac

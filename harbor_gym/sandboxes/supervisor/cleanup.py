@@ -14,8 +14,7 @@ import removal
 from inside import resolve
 
 _PAUSE_SEC = 0.005
-_SETTLE_SEC = 0.02
-"""Who ends by itself so soon, as what the closed terminal leaves does, was not stopped."""
+_MAX_WORDS_BYTES = 4096
 _MAX_LISTED = 3000
 """Of the processes of a baseline; what an answer can hold. A sandbox has 1024 at most unless told otherwise."""
 _FIRST = 1
@@ -51,31 +50,28 @@ def stop(
     Args:
         own: The processes to spare, as :func:`take_baseline` names them.
         ipc_objects: The System V objects to spare.
-        terminal: Processes that are not counted, and get no time to end.
-        leavings: A directory to remove then; empty for none.
+        terminal: Processes that get no time to end.
+        leavings: The terminal's directory, to be removed; whose command line names it is not counted. Empty for none.
         grace_sec: Time from SIGTERM to SIGKILL.
         deadline_sec: Time for all of it.
 
     Returns:
         How many processes were ``stopped``, and how many were ``left`` at the deadline.
     """
-    spared, uncounted = frozenset(own), frozenset(terminal)
+    spared, counted = frozenset(own), _Counted(leavings)
     ends = time.monotonic() + deadline_sec
     victims, _ = _sorted(spared)
-    if victims.keys() - uncounted:
-        time.sleep(_SETTLE_SEC)
-        victims, _ = _sorted(spared)
-    stopped = _counted(victims, uncounted)
+    counted.add(victims)
     for pid in victims:
-        _signal(pid, signal.SIGKILL if pid in uncounted else signal.SIGTERM)
+        _signal(pid, signal.SIGKILL if pid in terminal else signal.SIGTERM)
     kills_from = time.monotonic() + grace_sec
     while (victims := _sorted(spared)[0]) and time.monotonic() < kills_from:
-        stopped |= _counted(victims, uncounted)
+        counted.add(victims)
         time.sleep(_PAUSE_SEC)
     looks = 2  # one that hands over to the next may not be seen in a single look
     while looks and time.monotonic() < ends:
         victims, has_others = _sorted(spared)
-        stopped |= _counted(victims, uncounted)
+        counted.add(victims)
         if has_others:
             _kill(victims)
         elif not _kill_everybody():
@@ -87,7 +83,7 @@ def stop(
     ipc.remove_objects(frozenset(ipc_objects))
     if leavings:
         removal.remove(leavings)
-    return {"stopped": len(stopped), "left": len(left)}
+    return {"stopped": len(counted.identities), "left": len(left)}
 
 
 def seal(directories: list[str], owner: str) -> dict[str, Any]:
@@ -109,8 +105,30 @@ def seal(directories: list[str], owner: str) -> dict[str, Any]:
     return {"problem": "; ".join(filter(None, problems))}
 
 
-def _counted(victims: dict[int, _Process], uncounted: frozenset[int]) -> set[str]:
-    return {process.identity for pid, process in victims.items() if pid not in uncounted}
+class _Counted:
+    """The processes that were stopped, but those of the terminal, which its directory's name in their words betrays."""
+
+    def __init__(self, directory: str) -> None:
+        self.identities: set[str] = set()
+        self._passed: set[str] = set()
+        self._directory = directory.encode()
+
+    def add(self, victims: dict[int, _Process]) -> None:
+        for pid, process in victims.items():
+            if process.identity not in self._passed:
+                self._passed.add(process.identity)
+                if not self._directory or self._directory not in _words(pid):
+                    self.identities.add(process.identity)
+
+
+def _words(pid: int) -> bytes:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        handle = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(handle, _MAX_WORDS_BYTES)
+        finally:
+            os.close(handle)
+    return b""
 
 
 def _look() -> dict[int, _Process]:
