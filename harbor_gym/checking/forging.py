@@ -6,7 +6,6 @@ This runs as an episode of ours, so that what protects the verdict of an episode
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import shlex
 from pathlib import Path
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 _SCRIPTS = Path(__file__).parent / "forgeries"
 _PLANTING_TIMEOUT_SEC = 60
 _EXPECTED_END = "planted"
-_CENSUS_SEC = 0.02
 
 
 def trick_names() -> list[str]:
@@ -67,9 +65,6 @@ async def _plant(phase: AgentPhase, tricks: list[str]) -> None:
 
     script = "\n".join(map(_read_script, ["common", *tricks]))
     command = f"bash -c {shlex.quote(script)} </dev/null; echo {_EXPECTED_END}"
-    # The phase's first work runs beside its census, which must not take the forger for a service of the task's: the
-    # kernel dates processes by hundredths of a second.
-    await run_in_phase(phase, asyncio.sleep(_CENSUS_SEC))
     planting = phase.environment.exec(command, user=phase.user, timeout_sec=_PLANTING_TIMEOUT_SEC)
     result = await run_in_phase(phase, planting)
     if _EXPECTED_END not in (result.stdout or ""):
