@@ -131,7 +131,7 @@ async def test_on_docker_the_same_holds(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
     reward, info = await play(task_dir, DONE, BLOWS["stops everybody"], sandbox="docker")
     assert (reward, info.get("end_reason")) == (1.0, EndReason.SESSION_ENDED)
-    reward, info = await play(task_dir, DONE, RUINS["no programs"], sandbox="docker")
+    reward, info = await play(task_dir, DONE, RUINS["no shell"], sandbox="docker")
     assert (reward, info.get("end_reason")) == (0.0, EndReason.SANDBOX_BROKEN)
 
 

@@ -235,7 +235,7 @@ async def test_the_fake_answers_from_its_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fail", "error"),
-    [({"exec": 1}, SandboxLostError), ({"verifier": 1}, VerifierError), ({"upload": 1}, VerifierError)],
+    [({"exec": 1}, SandboxLostError), ({"verifier": 1}, VerifierError), ({"upload": 2}, VerifierError)],
     ids=str,
 )
 async def test_the_fake_fails_where_it_is_told_to(tmp_path: Path, fail: dict[str, int], error: type[Exception]) -> None:

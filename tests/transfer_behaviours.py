@@ -303,7 +303,7 @@ async def links_on_the_way_are_followed_inside(sandbox: LocalEnvironment, scratc
         f"ln -s {host} /real/host; ln -s loop /loop; ln -s /nowhere/at/all /dangling; ln -s /real/deep/file /one\n"
         "ln -s /proc/1/root/real /magic; ln -s ../real/./deep/.. /dots",
     )
-    for target in ("/tests", "/tests/absolute/new", "/up/host", "/var/run/new", "/magic", "/dots/by", "/../../top"):
+    for target in ("/tests", "/tests/absolute/new", "/up/host", "/var/run/new", "/dots/by", "/../../top"):
         await sandbox.upload_dir(source, target)
     await sandbox.upload_file(source / "file", "/tests/deep")
     said = "cat /real/file /real/deep/new/file /run/new/file /real/by/file /top/file /real/deep/file"
@@ -313,7 +313,7 @@ async def links_on_the_way_are_followed_inside(sandbox: LocalEnvironment, scratc
     await sandbox.download_dir("/up/absolute", scratch / "dir")
     assert _contents(scratch / "dir") == {"file": b"uploaded", "new": None, "new/file": b"uploaded"}
     assert _contents(host) == {"file": _HOSTS.encode()}
-    for bad in ("/loop", "/dangling", "/real/file/x"):
+    for bad in ("/loop", "/dangling", "/real/file/x", "/magic"):
         with pytest.raises(SandboxError):
             await sandbox.upload_dir(source, bad)
         with pytest.raises(SandboxError):

@@ -9,8 +9,11 @@ _SCRIPTS = ("census", "stop", "seal", "autopsy")
 
 def answer_custody(command: str, content: FakeFiles) -> str | None:
     """Do what one of :mod:`harbor_gym.episode.custody`'s scripts asks and return its answer; None otherwise."""
+    from harbor_gym.episode.breakage import sound_answer
     from harbor_gym.episode.custody import read_script
 
+    if (sound := sound_answer(command)) is not None:
+        return sound
     said: list[str] = []
     for script in _SCRIPTS:
         head, found, _ = command.partition(read_script(script))
