@@ -322,3 +322,45 @@ async def test_what_can_not_be_removed_is_named(tmp_path: Path, name: str) -> No
     assert leftovers(name) == [f"{name}-guest", f"{name}_default"]
     await docker("rm", "--force", f"{name}-guest")
     await docker("network", "rm", f"{name}_default")
+
+
+async def test_what_a_container_makes_of_its_files_stays_bounded(tmp_path: Path, name: str) -> None:
+    """The real client's archives: no program of the container packs them, and none is read in this process."""
+    make = (
+        "mkdir -p /srv/out/deep /srv/out/cache; cd /srv/out; echo x > file; echo x > cache/big; ln file deep/hard\n"
+        "ln -s ../file deep/link; ln -s ../../../etc out; mkfifo pipe; truncate -s 3M holes; mkdir new; touch new/a\n"
+        "touch new/\"$(printf 'odd\\nname\\377')\" new/\"$(printf 'l%.0s' $(seq 200))\"\n"
+        "mkdir /srv/wide; truncate -s 1T /srv/wide/sparse\n"
+        "mkdir /srv/many; cd /srv/many; seq 20000 | xargs touch\n"
+        "for p in tar gzip find rm mkdir cat; do ln -sf /bin/false $(command -v $p); done"
+    )
+    none = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
+    options = {"network_policy": none, "phase_network_policies": [none]}
+    async with started(write_task(tmp_path / "task"), name, **options) as environment:
+        assert (await environment.exec(make, user="root")).return_code == 0
+        await environment.download_dir("/srv/out", tmp_path / "out")
+        found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")}
+        odd = {"new/odd\nname\udcff", f"new/{'l' * 200}"}
+        files = {"cache/big", "file", "deep/hard", "deep/link", "holes", "new/a"}
+        assert found == {"cache", "deep", "new", *files, *odd}
+        assert (tmp_path / "out" / "deep" / "hard").read_text() == "x\n"
+        assert (tmp_path / "out" / "holes").stat().st_size == 3 << 20
+        await environment.download_dir_with_exclusions(
+            source_dir="/srv/out", target_dir=tmp_path / "some", exclude=["cache", "new/*"]
+        )
+        assert not (tmp_path / "some" / "cache").exists()
+        assert sorted(path.name for path in (tmp_path / "some").iterdir()) == ["deep", "file", "holes", "new"]
+        await environment.download_dir_filtered(source_dir="/srv/out", target_dir=tmp_path / "few", include=["*big"])
+        assert [str(path.relative_to(tmp_path / "few")) for path in (tmp_path / "few").rglob("big")] == ["cache/big"]
+        await environment.download_dir("/srv/many", tmp_path / "many")
+        assert len(list((tmp_path / "many").iterdir())) == 20_000
+        with pytest.raises(SandboxError, match=r"'sparse', 1099511627776 bytes, .*larger than"):
+            await environment.download_dir("/srv/wide", tmp_path / "wide")
+        with pytest.raises(SandboxError, match=r"1099511627776 bytes, .*larger than"):
+            await environment.download_file("/srv/wide/sparse", tmp_path / "sparse")
+        assert not (tmp_path / "sparse").exists()
+        with (tmp_path / "large").open("wb") as large:
+            large.truncate(1 << 40)
+        for upload in (environment.upload_file(tmp_path / "large", "/x"), environment.upload_dir(tmp_path, "/y")):
+            with pytest.raises(SandboxError, match=r"'large', 1099511627776 bytes, .*larger than"):
+                await upload

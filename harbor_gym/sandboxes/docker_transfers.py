@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import override
 
@@ -13,9 +14,10 @@ from harbor.environments.base import ExecResult
 
 from harbor_gym.errors import SandboxError, SandboxLostError
 from harbor_gym.sandboxes import docker_engine as engine
-from harbor_gym.sandboxes import docker_files
+from harbor_gym.sandboxes import docker_files, transfers
 from harbor_gym.sandboxes.docker_engine import MAIN, docker
 from harbor_gym.sandboxes.docker_project import DockerProject
+from harbor_gym.sandboxes.supervisor.trees.records import ALL, Choice
 
 _COPY_TIMEOUT_SEC = 600.0
 _DEFAULT_STORAGE_MB = 2048
@@ -38,9 +40,28 @@ class DockerTransfers(DockerProject):
         return ExecResult(stdout=output, stderr=None, return_code=code)
 
     @override
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        """Copy a file of the host into the sandbox.
+
+        Raises:
+            SandboxError: It is larger than four times the sandbox's storage.
+        """
+        with transfers.explained(f"upload {source_path} to {target_path}"):
+            await asyncio.to_thread(transfers.measure, Path(source_path), self._transfer_limit_bytes)
+        await super().upload_file(source_path, target_path)
+
+    @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        """Copy the contents of a host directory into a directory of the sandbox, made if absent.
+
+        Raises:
+            FileNotFoundError: The host has no such directory.
+            SandboxError: It is larger than four times the sandbox's storage, or has too many files.
+        """
         if not await asyncio.to_thread(Path(source_dir).is_dir):
             raise FileNotFoundError(f"{source_dir} is not a directory of this machine")
+        with transfers.explained(f"upload {source_dir} to {target_dir}"):
+            await asyncio.to_thread(transfers.measure, Path(source_dir), self._transfer_limit_bytes)
         await super().upload_dir(source_dir, target_dir)
 
     @override
@@ -78,7 +99,7 @@ class DockerTransfers(DockerProject):
             await super().service_download_file(source_path, target_path, service=service)
             return
         source = await self._download_source(service)
-        await docker_files.download_file(source, source_path, Path(target_path), limit_bytes=self._download_limit_bytes)
+        await docker_files.download_file(source, source_path, Path(target_path), limit_bytes=self._transfer_limit_bytes)
 
     @override
     async def service_download_dir(
@@ -87,8 +108,52 @@ class DockerTransfers(DockerProject):
         if self._is_windows_container:
             await super().service_download_dir(source_dir, target_dir, service=service)
             return
-        source = await self._download_source(service)
-        await docker_files.download_dir(source, source_dir, Path(target_dir), limit_bytes=self._download_limit_bytes)
+        await self._download_some(source_dir, target_dir, ALL, service)
+
+    @override
+    async def download_dir_with_exclusions(
+        self, *, source_dir: str, target_dir: Path | str, exclude: list[str]
+    ) -> None:
+        """Do what :meth:`download_dir` does, without what ``tar --exclude`` leaves out for these patterns."""
+        await self.service_download_dir_with_exclusions(source_dir=source_dir, target_dir=target_dir, exclude=exclude)
+
+    @override
+    async def service_download_dir_with_exclusions(
+        self, *, source_dir: str, target_dir: Path | str, exclude: list[str], service: str | None = None
+    ) -> None:
+        # Harbor's own has a tar of the sandbox pack it, and unpacks that in this process.
+        if self._is_windows_container:
+            await super().service_download_dir_with_exclusions(
+                source_dir=source_dir, target_dir=target_dir, exclude=exclude, service=service
+            )
+            return
+        await self._download_some(source_dir, target_dir, Choice(without=exclude), service)
+
+    @override
+    async def download_dir_filtered(
+        self,
+        *,
+        source_dir: str,
+        target_dir: Path | str,
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        protect: Sequence[str] | None = None,
+    ) -> None:
+        """Do what :meth:`download_dir` does for files whose paths match ``include``, or are of ``protect``, and not
+        those that match ``exclude``; without include and exclude for all.
+        """
+        if self._is_windows_container:
+            await super().download_dir_filtered(
+                source_dir=source_dir, target_dir=target_dir, include=include, exclude=exclude, protect=protect
+            )
+            return
+        await self._download_some(source_dir, target_dir, Choice((), include or (), exclude or (), protect or ()))
+
+    async def _download_some(
+        self, source_dir: str, target_dir: Path | str, choice: Choice, service: str | None = None
+    ) -> None:
+        source, limit_bytes = await self._download_source(service), self._transfer_limit_bytes
+        await docker_files.download_dir(source, source_dir, Path(target_dir), limit_bytes=limit_bytes, choice=choice)
 
     async def _download_source(self, service: str | None) -> str:
         if service in (None, MAIN):
@@ -99,7 +164,7 @@ class DockerTransfers(DockerProject):
         raise SandboxLostError(f"sandbox {self.session_id!r} has no container of its service {service or MAIN!r}")
 
     @property
-    def _download_limit_bytes(self) -> int:
+    def _transfer_limit_bytes(self) -> int:
         # Sparse files and files of the image make a tree larger than what was written.
         return 4 * ((self._effective_storage_mb or _DEFAULT_STORAGE_MB) << 20)
 
