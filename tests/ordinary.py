@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+from harbor_gym.ordinary import TUN
+
 _PREFIX = "harbor-gym-test-"
 """Of each user's name; the id of the test process that made it follows."""
 
@@ -55,7 +57,7 @@ def _remove(user: str) -> None:
     subprocess.run(["userdel", user], capture_output=True, check=False)
 
 
-def run_as(user: str, home: Path, *argv: str, base: Path) -> subprocess.CompletedProcess[str]:
+def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666") -> subprocess.CompletedProcess[str]:
     """Run a command as a user in a mount namespace of its own, where this Python and these sources can be read.
 
     Args:
@@ -63,6 +65,7 @@ def run_as(user: str, home: Path, *argv: str, base: Path) -> subprocess.Complete
         home: A directory to mount its home on, in memory: gone with the command.
         argv: What, in the repository.
         base: The offline base, to be found in the user's cache.
+        tun_mode: Who may open /dev/net/tun there, whoever may on this machine.
     """
     number = pwd.getpwnam(user).pw_uid
     bases = home / ".cache/harbor_gym/bases"
@@ -70,6 +73,7 @@ def run_as(user: str, home: Path, *argv: str, base: Path) -> subprocess.Complete
     lines += [
         f"mount -t tmpfs -o mode=0700,uid={number},gid={number} tmpfs {home}",
         f"mkdir -p {bases} {home}/tmp && touch {bases / base.name} && chown -R {number}:{number} {home}",
+        f"mknod -m {tun_mode} {home}/tun c 10 200 && mount --bind {home}/tun {TUN}",
         f"mount --bind /proc/self/fd/3 {bases / base.name}",
         f"cd {_REPOSITORY}",
         f"exec setpriv --reuid {number} --regid {number} --clear-groups --inh-caps=-all {shlex.join(argv)} 3<&-",

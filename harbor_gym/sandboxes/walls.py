@@ -9,6 +9,7 @@ from typing import Literal
 
 from harbor.models.task.config import NetworkMode, NetworkPolicy
 
+from harbor_gym import ordinary
 from harbor_gym.errors import MissingDependencyError, UsageError
 from harbor_gym.sandboxes import limits
 from harbor_gym.sandboxes.network import NETWORK_PROGRAM, closed_networks
@@ -49,7 +50,8 @@ class WallOptions:
         """Tell whether a sandbox of ``task`` gets a network under ``policy``.
 
         Raises:
-            MissingDependencyError: It should, and there is no program for it.
+            MissingDependencyError: It should, and there is no program for it; for root, no device either. An ordinary
+                user can't help that: the sandbox does without, and the log says so once.
         """
         if policy.network_mode != NetworkMode.PUBLIC:
             return False
@@ -61,7 +63,12 @@ class WallOptions:
                 f"{task}: its network_mode is public, for which local sandboxes need {NETWORK_PROGRAM}: apt-get "
                 f"install -y {NETWORK_PROGRAM} (or, if the task needs no network, the sandbox option network='none')"
             )
-        return True
+        refusal, fix = ordinary.network_refusal()
+        if refusal and not ordinary.is_ordinary():
+            raise MissingDependencyError(f"{task}: its network_mode is public, and {refusal}: {fix}")
+        if refusal:
+            _warn_once(f"{refusal}: tasks whose network_mode is public run without a network. To change that: {fix}")
+        return not refusal
 
     def walls(self, *, storage_mb: int, memory_mb: int | None, cpus: int | None, has_network: bool) -> Walls:
         """Put the task's numbers and the options together; warn once of what this machine can't hold to."""
