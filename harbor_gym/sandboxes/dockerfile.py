@@ -69,6 +69,12 @@ def replace_references(text: str, replacements: dict[str, str]) -> str:
     return text
 
 
+def alternative(environment_dir: Path) -> str:
+    """Return what to say of the Dockerfile beside a prebuilt image that can't be had; nothing where there is none."""
+    path = environment_dir / "Dockerfile"
+    return f"{path} can be built instead: the sandbox option build_dockerfile=true" if path.is_file() else ""
+
+
 def has_heredoc(text: str) -> bool:
     """Tell whether an instruction carries a here-document (``RUN <<EOF``), which old builders can't read."""
     return any(instruction.heredocs for instruction in _instructions(text))

@@ -178,12 +178,9 @@ def _naming_dockerfile(source: ImageSource) -> Generator[None]:
     try:
         yield
     except SandboxStartError as exc:
-        if source.docker_image is None or not (source.environment_dir / "Dockerfile").is_file():
+        if source.docker_image is None or not (instead := dockerfile.alternative(source.environment_dir)):
             raise
-        raise SandboxStartError(
-            f"{exc}. {source.environment_dir / 'Dockerfile'} can be built instead: the sandbox option "
-            "build_dockerfile=true"
-        ) from exc
+        raise SandboxStartError(f"{exc}. {instead}") from exc
 
 
 # --- building --------------------------------------------------------------------------------------------------------
