@@ -10,7 +10,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 local_engine() {
   local missing=() pair
-  for pair in tmux:tmux bwrap:bubblewrap slirp4netns:slirp4netns buildah:buildah newuidmap:uidmap mmdebstrap:mmdebstrap git:git mount:mount; do
+  for pair in tmux:tmux bwrap:bubblewrap slirp4netns:slirp4netns buildah:buildah newuidmap:uidmap mmdebstrap:mmdebstrap git:git mount:mount pgrep:procps; do
     has "${pair%%:*}" || missing+=("${pair#*:}")
   done
   if [ ${#missing[@]} -gt 0 ]; then

@@ -11,7 +11,9 @@ import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from harbor_gym.ordinary import TUN
+import pytest
+
+from harbor_gym.ordinary import TUN, switch_refusal
 
 _PREFIX = "harbor-gym-test-"
 """Of each user's name; the id of the test process that made it follows."""
@@ -22,7 +24,13 @@ _FIRST_ID, _IDS, _RANGES = 1 << 30, 65536, 4096
 
 @contextlib.contextmanager
 def ordinary_user() -> Generator[tuple[str, Path]]:
-    """Make a user of this process's own, with subordinate ids, and a place for its home; remove both at the end."""
+    """Make a user of this process's own, with subordinate ids, and a place for its home; remove both at the end.
+
+    Skips the calling test where the kernel was set to give ordinary users no namespaces, as Ubuntu 24.04's is.
+    """
+    why, fix = switch_refusal()
+    if why:
+        pytest.skip(f"{why}: {fix}")
     user = f"{_PREFIX}{os.getpid()}"
     first = _FIRST_ID + os.getpid() % _RANGES * _IDS
     ids = f"{first}-{first + _IDS - 1}"
