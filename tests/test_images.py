@@ -34,8 +34,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache and a process-wide memory that nobody used before."""
     monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(images, "_built", {})
-    for memory in ("_unreachable", "_warned"):
-        monkeypatch.setattr(bases, memory, set())
+    monkeypatch.setattr(bases, "_unreachable", {})
+    monkeypatch.setattr(bases, "_warned", set())
     return tmp_path / "cache"
 
 

@@ -21,7 +21,8 @@ ULIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
 """Where CAP_SYS_RESOURCE is missing, buildah's own higher limits can't be set and every RUN would fail."""
 _PULL_TIMEOUT_SEC = 300.0
 
-_unreachable: set[str] = set()
+_unreachable: dict[str, str] = {}
+"""Image that could not be pulled → why."""
 _warned: set[str] = set()
 
 
@@ -59,17 +60,17 @@ async def resolve_base(reference: str) -> Base:
         code, why = await run_tool(*CONTAINED, "buildah", "pull", "--quiet", full, timeout_sec=_PULL_TIMEOUT_SEC)
         if code != 0:
             _logger.debug("can't pull %s: %s", full, why.strip())
-            _unreachable.add(full)
+            _unreachable[full] = why.strip().rpartition("\n")[2] or f"status {code}"
             break
     try:
         return await _substitute(reference)
     except SandboxStartError as exc:
+        why = _unreachable.get(full, "it is gone again")
         raise SandboxStartError(
-            f"base image {reference!r} is neither local to buildah or Docker nor can it be pulled, and nothing stands "
-            f"in for it ({exc}). Get it by `buildah pull {full}` where a registry can be reached, by `buildah tag "
-            f"IMAGE {full}` from an image that is here, or from an archive: `buildah pull oci-archive:PATH` (or "
-            "docker-archive:PATH) reads one; the sandbox option image=oci-archive:PATH takes one in place of the "
-            "task's own image"
+            f"base image {reference!r} is not in buildah's store or Docker's, pulling it failed ({why}), and {exc}. Pull "
+            f"it where a registry can be reached (`buildah pull {full}`), give an image that is here its name "
+            f"(`buildah tag IMAGE {full}`; `buildah pull oci-archive:PATH` or docker-archive:PATH brings one), or give "
+            "the sandbox option image=oci-archive:PATH in place of the task's own image"
         ) from exc
 
 

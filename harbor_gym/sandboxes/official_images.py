@@ -119,11 +119,11 @@ def offline_base(reference: str) -> OfflineBase:
     """
     parts = _parts(reference)
     if parts is None:
-        raise SandboxStartError(f"nothing stands in for it: stand-ins are made for {_known()}")
+        raise SandboxStartError(f"nothing stands in for it (only for {_known()})")
     family, tag = parts
     found = _python(tag) if family == "python" else _system(family, tag)
     if found is None:
-        raise SandboxStartError(f"{family}:{tag or 'latest'} has no stand-in: there are those for {_known()}")
+        raise SandboxStartError(f"nothing stands in for {family}:{tag or 'latest'} (only for {_known()})")
     return found
 
 
@@ -162,4 +162,4 @@ def _python(tag: str) -> OfflineBase | None:
 def _known() -> str:
     systems = ", ".join(f"{release.distribution.name.lower()}:{release.version}" for release in RELEASES)
     pythons = ", ".join(f"python:{release.python}" for release in RELEASES)
-    return f"{systems}, {pythons} (also -slim, and by the release's name)"
+    return f"{systems}, {pythons}"
