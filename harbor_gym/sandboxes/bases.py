@@ -67,8 +67,8 @@ async def resolve_base(reference: str) -> Base:
     except SandboxStartError as exc:
         why = _unreachable.get(full, "it is gone again")
         raise SandboxStartError(
-            f"base image {reference!r} is not in buildah's store or Docker's, pulling it failed ({why}), and {exc}. Pull "
-            f"it where a registry can be reached (`buildah pull {full}`), give an image that is here its name "
+            f"base image {reference!r} is not in buildah's store or Docker's, pulling it failed ({why}), and {exc}. "
+            f"Pull it where a registry can be reached (`buildah pull {full}`), give an image that is here its name "
             f"(`buildah tag IMAGE {full}`; `buildah pull oci-archive:PATH` or docker-archive:PATH brings one), or give "
             "the sandbox option image=oci-archive:PATH in place of the task's own image"
         ) from exc
