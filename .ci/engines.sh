@@ -10,18 +10,57 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 local_engine() {
   local missing=() pair
-  for pair in tmux:tmux bwrap:bubblewrap slirp4netns:slirp4netns buildah:buildah newuidmap:uidmap mmdebstrap:mmdebstrap git:git mount:mount; do
+  for pair in tmux:tmux bwrap:bubblewrap slirp4netns:slirp4netns buildah:buildah newuidmap:uidmap mmdebstrap:mmdebstrap git:git mount:mount pgrep:procps; do
     has "${pair%%:*}" || missing+=("${pair#*:}")
   done
   # Not in a pipe: grep would leave before ldconfig has written all.
   [[ $(ldconfig -p) == *libnftables.so.1* ]] || missing+=(libnftables1)
-  if [ ${#missing[@]} -eq 0 ]; then
-    is_root || say 'as an ordinary user, see what the local sandbox lacks: harbor-gym doctor --env local'
-    return 0
+  if [ ${#missing[@]} -gt 0 ]; then
+    can_apt || die "the local sandbox needs: ${missing[*]}. Install them as root: apt-get install ${missing[*]}"
+    say "installing ${missing[*]}"
+    apt_update
+    # Without them no offline base of the other distribution can be made. apt does not know both everywhere.
+    for pair in debian-archive-keyring ubuntu-keyring; do
+      ! apt_has "$pair" || missing+=("$pair")
+    done
+    apt_install ca-certificates "${missing[@]}"
   fi
-  can_apt || die "the local sandbox needs: ${missing[*]}. Install them as root: apt-get install ${missing[*]}"
-  say "installing ${missing[*]}"
-  apt_install ca-certificates "${missing[@]}"
+  if is_root; then
+    tun_device
+    user_namespaces
+  else
+    say 'as an ordinary user, see what the local sandbox lacks: harbor-gym doctor --env local'
+  fi
+}
+
+# A sandbox's network goes through this device, which udev gives to everybody. Where no udev ran, root sees to it.
+tun_device() {
+  local device=/dev/net/tun
+  tun_is_open "$device" && return 0
+  modprobe tun 2>/dev/null || true
+  if [ ! -e "$device" ]; then
+    mkdir -p "${device%/*}"
+    mknod "$device" c 10 200 2>/dev/null || true
+  fi
+  chmod 666 "$device" 2>/dev/null || true
+  if tun_is_open "$device"; then
+    say "$device is there, for every user, until the next boot"
+  else
+    say "$device can't be had: local sandboxes get no network (inside a container, start that with --device $device)"
+  fi
+}
+
+# Every user may use it, and the kernel answers behind it.
+tun_is_open() {
+  [ -c "$1" ] && [ "$(stat -c %a "$1")" = 666 ] && { true <>"$1"; } 2>/dev/null
+}
+
+# Ubuntu 24.04 takes ordinary users' user namespaces away. That is a choice of the machine's; say what it costs.
+user_namespaces() {
+  local switch=/proc/sys/kernel/apparmor_restrict_unprivileged_userns
+  if [ "$(cat "$switch" 2>/dev/null)" = 1 ]; then
+    say "ordinary users get no local sandbox here (AppArmor). To let them: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+  fi
 }
 
 docker_client() {

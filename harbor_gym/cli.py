@@ -193,10 +193,11 @@ def doctor(
 @app.command()
 def base(
     docker: Annotated[
-        str | None, typer.Option("--docker", metavar="REF", help="Give the base to Docker under this image name.")
+        str | None,
+        typer.Option("--docker", metavar="REF", help="Give Docker the stand-in for this image."),
     ] = None,
 ) -> None:
-    """Build the offline base image from Debian packages, for machines that reach no image registry.
+    """Build a base image from packages of Debian or Ubuntu alone, for machines that reach no image registry.
 
     The base stands in for an image that can't be pulled. It is not that image: what it lacks, it lacks.
     """
@@ -208,7 +209,7 @@ def base(
             return
         asyncio.run(base_image.import_into_docker(docker))
     typer.echo(
-        f"Docker has {docker}. If it had none before, this one is a stand-in made from Debian packages "
+        f"Docker has {docker}. If it had none before, this one is a stand-in made from packages "
         "(label harbor_gym.substitute=mmdebstrap), not the real image.",
         err=True,
     )

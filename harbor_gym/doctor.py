@@ -96,6 +96,9 @@ def _local() -> Iterable[Finding]:
     if shutil.which("unshare") is not None:
         refusal, fix = ordinary.refusal() if ordinary.is_ordinary() else (ordinary.namespace_refusal(), _PRIVILEGED)
         yield _finding("local", f"namespaces for {user}", refusal, fix)
+    if not ordinary.is_ordinary():
+        refusal, fix = ordinary.switch_refusal()
+        yield _finding("local", "namespaces for ordinary users", refusal, fix, is_needed=False)
     has_overlay = "\toverlay\n" in Path("/proc/filesystems").read_text()
     yield _finding("local", "overlay", "" if has_overlay else "the kernel has not loaded it", "modprobe overlay")
     has_filter = "\nSeccomp:" in Path("/proc/self/status").read_text() and platform.machine() in _MACHINES
@@ -108,15 +111,13 @@ def _local() -> Iterable[Finding]:
         note="memory, pids, cpu", is_needed=False,
     )  # fmt: skip
     yield _program("local", NETWORK_PROGRAM, NETWORK_PROGRAM, is_needed=False, lack="tasks with a network are refused")
-    has_device = Path("/dev/net/tun").exists()
-    yield _finding(
-        "local", "/dev/net/tun", "" if has_device else "tasks with a network are refused", _TUN, is_needed=False
-    )
+    refusal, fix = ordinary.network_refusal()
+    cost = "tasks run without a network" if ordinary.is_ordinary() else "tasks with a network are refused"
+    yield _finding("local", str(ordinary.TUN), refusal and f"{refusal}: {cost}", fix, note="open", is_needed=False)
     yield _program("local", "mmdebstrap", "mmdebstrap", is_needed=False, lack="no offline base image")
 
 
 _PRIVILEGED = "inside a container: start that with --privileged"
-_TUN = "modprobe tun; inside a container: start that with --device /dev/net/tun"
 _CGROUPS = "root; inside a container: start that with --privileged --cgroupns=host"
 
 

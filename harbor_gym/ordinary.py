@@ -12,10 +12,14 @@ import pwd
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 USER_NAMESPACE = ("--user", "--map-root-user", "--map-auto") if os.geteuid() != 0 else ()
 """What ``unshare`` needs beside other namespaces; nothing for root. Its root is the user, the rest their ids' range."""
+
+TUN = Path("/dev/net/tun")
+"""The device that a sandbox's network goes through."""
 
 _MIN_IDS = 65536
 _FIELDS = 3
@@ -54,16 +58,43 @@ def refusal() -> tuple[str, str]:
     release = platform.release()
     if tuple(map(int, re.findall(r"\d+", release)[:2])) < _MIN_LINUX:
         return f"Linux {release} has no user attributes on tmpfs", "boot Linux 6.6 or newer"
-    for path, (refused, wanted) in _SWITCHES.items():
-        if _read(path) == refused:
-            return f"no user namespaces for ordinary users ({path} is {refused})", f"sysctl -w {wanted}"
+    if (switched := switch_refusal())[0]:
+        return switched
     if shutil.which("newuidmap") is None or shutil.which("newgidmap") is None:
         return "newuidmap and newgidmap are missing", "apt-get install -y uidmap"
-    user = pwd.getpwuid(os.getuid()).pw_name
+    user = _user_name()
     for option, path in (("--add-subuids", Path("/etc/subuid")), ("--add-subgids", Path("/etc/subgid"))):
         if ids_in(_read(path), user, os.getuid()) < _MIN_IDS:
             return f"{user} has less than {_MIN_IDS} ids in {path}", f"usermod {option} 100000-165535 {user}"
     return _trial()
+
+
+def switch_refusal(switches: Mapping[Path, tuple[str, str]] = _SWITCHES) -> tuple[str, str]:
+    """Return which setting of the kernel takes user namespaces from ordinary users, and what root can do about it.
+
+    Both are empty where none does. Ubuntu 24.04 does so by AppArmor.
+    """
+    for path, (refused, wanted) in switches.items():
+        if _read(path) == refused:
+            return f"no user namespaces for ordinary users ({path} is {refused})", f"sysctl -w {wanted}"
+    return "", ""
+
+
+def network_refusal(device: Path = TUN) -> tuple[str, str]:
+    """Return why this user's sandboxes can have no network here, and what root can do; both empty where they can.
+
+    udev lets everybody open the device. Where no udev ran it may be root's alone, or missing.
+    """
+    try:
+        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError:
+        why = f"{device} is missing"
+    except OSError as exc:
+        why = f"{device} can't be opened by {_user_name()} ({exc.strerror})"
+    else:
+        return "", ""
+    by_hand = f"modprobe tun; mknod {device} c 10 200; chmod 666 {device}"
+    return why, f"as root {by_hand} (inside a container, start that with --device {device})"
 
 
 @functools.cache
@@ -101,6 +132,13 @@ def remove_tree(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
     if is_ordinary() and path.exists():
         subprocess.run(["unshare", *USER_NAMESPACE, "rm", "-rf", "--", path], capture_output=True, check=False)
+
+
+def _user_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"user {os.geteuid()}"
 
 
 def _read(path: Path) -> str:

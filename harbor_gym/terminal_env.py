@@ -218,7 +218,7 @@ class AsyncTerminalGymEnv:
         self._record("", turn)
         info = EpisodeInfo(
             instruction=phase.instruction,
-            sandbox=str(phase.environment.type()),
+            sandbox=self.config.sandbox,
             image_substitutions=tuple(getattr(phase.environment, "image_substitutions", ())),
             turn=self._turn,
             transport=turn.transport,

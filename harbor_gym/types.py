@@ -88,7 +88,7 @@ class EpisodeInfo(TypedDict, total=False):
     """The task's name."""
 
     sandbox: str
-    """The sandbox type that runs the episode."""
+    """The sandbox that runs the episode, as ``TerminalEnvConfig.sandbox`` names it."""
 
     image_substitutions: tuple[str, ...]
     """Base images that could not be had and what stood in for them, one sentence each; empty is as it should be."""

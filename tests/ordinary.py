@@ -11,6 +11,10 @@ import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import pytest
+
+from harbor_gym.ordinary import TUN, switch_refusal
+
 _PREFIX = "harbor-gym-test-"
 """Of each user's name; the id of the test process that made it follows."""
 
@@ -20,7 +24,13 @@ _FIRST_ID, _IDS, _RANGES = 1 << 30, 65536, 4096
 
 @contextlib.contextmanager
 def ordinary_user() -> Generator[tuple[str, Path]]:
-    """Make a user of this process's own, with subordinate ids, and a place for its home; remove both at the end."""
+    """Make a user of this process's own, with subordinate ids, and a place for its home; remove both at the end.
+
+    Skips the calling test where the kernel was set to give ordinary users no namespaces, as Ubuntu 24.04's is.
+    """
+    why, fix = switch_refusal()
+    if why:
+        pytest.skip(f"{why}: {fix}")
     user = f"{_PREFIX}{os.getpid()}"
     first = _FIRST_ID + os.getpid() % _RANGES * _IDS
     ids = f"{first}-{first + _IDS - 1}"
@@ -55,7 +65,7 @@ def _remove(user: str) -> None:
     subprocess.run(["userdel", user], capture_output=True, check=False)
 
 
-def run_as(user: str, home: Path, *argv: str, base: Path) -> subprocess.CompletedProcess[str]:
+def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666") -> subprocess.CompletedProcess[str]:
     """Run a command as a user in a mount namespace of its own, where this Python and these sources can be read.
 
     Args:
@@ -63,6 +73,7 @@ def run_as(user: str, home: Path, *argv: str, base: Path) -> subprocess.Complete
         home: A directory to mount its home on, in memory: gone with the command.
         argv: What, in the repository.
         base: The offline base, to be found in the user's cache.
+        tun_mode: Who may open /dev/net/tun there, whoever may on this machine.
     """
     number = pwd.getpwnam(user).pw_uid
     bases = home / ".cache/harbor_gym/bases"
@@ -70,6 +81,7 @@ def run_as(user: str, home: Path, *argv: str, base: Path) -> subprocess.Complete
     lines += [
         f"mount -t tmpfs -o mode=0700,uid={number},gid={number} tmpfs {home}",
         f"mkdir -p {bases} {home}/tmp && touch {bases / base.name} && chown -R {number}:{number} {home}",
+        f"mknod -m {tun_mode} {home}/tun c 10 200 && mount --bind {home}/tun {TUN}",
         f"mount --bind /proc/self/fd/3 {bases / base.name}",
         f"cd {_REPOSITORY}",
         f"exec setpriv --reuid {number} --regid {number} --clear-groups --inh-caps=-all {shlex.join(argv)} 3<&-",

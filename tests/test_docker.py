@@ -17,7 +17,7 @@ from harbor.models.task.config import NetworkMode, NetworkPolicy
 from harbor.models.task.task import Task
 from harbor.models.trial.paths import TrialPaths
 
-from harbor_gym.errors import SandboxError, SandboxTimeoutError
+from harbor_gym.errors import SandboxError, SandboxStartError, SandboxTimeoutError
 from harbor_gym.owners import owner_label
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.docker import DockerEnvironment
@@ -364,3 +364,17 @@ async def test_what_a_container_makes_of_its_files_stays_bounded(tmp_path: Path,
         for upload in (environment.upload_file(tmp_path / "large", "/x"), environment.upload_dir(tmp_path, "/y")):
             with pytest.raises(SandboxError, match=r"'large', 1099511627776 bytes, .*larger than"):
                 await upload
+
+
+async def test_a_prebuilt_image_that_can_not_be_had_names_the_dockerfile_which_an_option_builds(
+    tmp_path: Path, name: str
+) -> None:
+    toml = '[environment]\ndocker_image = "registry.invalid/nothing:1"\n'
+    task = write_task(tmp_path / "task", toml=toml, dockerfile=f"FROM {BASE}\nRUN echo {name} >/name\n")
+    with pytest.raises(SandboxStartError, match=r"nothing:1' can't be had.*environment/Dockerfile can be built inst"):
+        async with started(task, name):
+            pass
+    (tmp_path / "trial").rename(tmp_path / "refused")
+    async with started(task, name, build_dockerfile=True):
+        assert (await inspect_main(name))["Config"]["Image"].startswith("hb__")
+    assert leftovers(name) == []

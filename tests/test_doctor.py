@@ -61,3 +61,25 @@ def test_a_kind_is_usable_when_it_has_all_that_it_needs() -> None:
 )
 def test_subordinate_ids_are_counted_by_name_or_number(text: str, count: int) -> None:
     assert ordinary.ids_in(text, "ann", 1000) == count
+
+
+def test_the_networks_device_must_open_and_not_only_be_there(tmp_path: Path) -> None:
+    assert ordinary.network_refusal(Path("/dev/null")) == ("", "")
+    why, fix = ordinary.network_refusal(tmp_path / "tun")
+    assert why == f"{tmp_path}/tun is missing"
+    assert f"mknod {tmp_path}/tun c 10 200" in fix
+    assert "--device" in fix
+    why, _ = ordinary.network_refusal(tmp_path)
+    assert "can't be opened by" in why
+    assert "Is a directory" in why
+
+
+def test_the_setting_that_takes_user_namespaces_away_is_named(tmp_path: Path) -> None:
+    apparmor, count = tmp_path / "apparmor_restrict_unprivileged_userns", tmp_path / "max_user_namespaces"
+    switches = {apparmor: ("1", "kernel.x=0"), count: ("0", "user.x=9")}
+    assert ordinary.switch_refusal(switches) == ("", "")
+    count.write_text("0\n")
+    apparmor.write_text("0\n")
+    assert ordinary.switch_refusal(switches)[1] == "sysctl -w user.x=9"
+    apparmor.write_text("1\n")
+    assert str(apparmor) in ordinary.switch_refusal(switches)[0]

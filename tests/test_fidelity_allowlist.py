@@ -15,6 +15,7 @@ import pytest
 from harbor.environments.docker import EGRESS_CONTROL_SIDECAR_CONTEXT_PATH
 from harbor.environments.docker.docker import DockerEnvironment
 
+from harbor_gym.errors import HarborGymError
 from tests.harbor_trials import rewards_of, run_episode, run_trial
 from tests.tasks import BASE, write_task
 
@@ -73,7 +74,38 @@ def docker(*words: str) -> str:
 
 
 def gateway_of(network: str) -> str:
-    return docker("network", "inspect", network, "--format", "{{(index .IPAM.Config 0).Gateway}}")
+    """Return where a container's default route leads. Docker does not always tell a network's gateway."""
+    routes = docker("run", "--rm", "--network", network, BASE, "cat", "/proc/net/route")
+    gateways = [row[2] for row in (line.split() for line in routes.splitlines()) if row[1] == "00000000"]
+    return ".".join(str(byte) for byte in reversed(bytes.fromhex(gateways[0])))
+
+
+def list_task(directory: Path) -> Path:
+    toml = '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["192.0.2.1"]\n'
+    return write_task(directory, toml=toml)
+
+
+@pytest.mark.usefixtures("sidecar")
+async def test_a_list_without_the_probes_image_is_refused_with_that_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = "registry.invalid/harbor-gym-test-probe:1"
+    monkeypatch.setattr(DockerEnvironment, "_EGRESS_CONTROL_KERNEL_PROBE_IMAGE", image)
+    with pytest.raises(HarborGymError, match=rf"network_mode='allowlist' is refused on Docker.*{image} is not here"):
+        await run_episode(list_task(tmp_path / "task"), [], sandbox="docker")
+    monkeypatch.setattr(DockerEnvironment, "_EGRESS_CONTROL_KERNEL_PROBE_SCRIPT", "exit 1")
+    monkeypatch.setattr(DockerEnvironment, "_EGRESS_CONTROL_KERNEL_PROBE_IMAGE", BASE)
+    vars(DockerEnvironment)["_egress_control_kernel_support"].__func__.cache_clear()
+    with pytest.raises(HarborGymError, match=r"CONFIG_NFT_FIB_INET"):
+        await run_episode(list_task(tmp_path / "again"), [], sandbox="docker")
+
+
+@pytest.mark.usefixtures("sidecar")
+async def test_a_list_without_the_sidecars_image_is_refused_with_that_image(tmp_path: Path) -> None:
+    recipe = tmp_path / "sidecar" / "Dockerfile"
+    recipe.write_text(recipe.read_text().replace(f"FROM {BASE}", "FROM registry.invalid/harbor-gym-test-sidecar:1"))
+    with pytest.raises(HarborGymError, match=r"egress sidecar.*registry\.invalid/harbor-gym-test-sidecar:1: get it"):
+        await run_episode(list_task(tmp_path / "task"), [], sandbox="docker")
 
 
 @pytest.mark.usefixtures("sidecar")

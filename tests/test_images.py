@@ -11,11 +11,13 @@ import pytest
 from harbor_gym import cache
 from harbor_gym.cache import cache_dir, locked
 from harbor_gym.errors import SandboxStartError
-from harbor_gym.sandboxes import base_image, bases, dockerfile, images
+from harbor_gym.sandboxes import bases, dockerfile, images
 from harbor_gym.sandboxes.docker_images import find_in_docker
 from harbor_gym.sandboxes.images import Image, ImageSource
+from harbor_gym.sandboxes.official_images import offline_base
 from harbor_gym.sandboxes.tools import run_tool
 from tests.engines import require_engine
+from tests.local_sandboxes import make_sandbox, output, running
 
 BASE = "debian:bookworm-slim"
 
@@ -32,8 +34,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache and a process-wide memory that nobody used before."""
     monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(images, "_built", {})
-    for memory in ("_unreachable", "_warned"):
-        monkeypatch.setattr(bases, memory, set())
+    monkeypatch.setattr(bases, "_unreachable", {})
+    monkeypatch.setattr(bases, "_warned", set())
     return tmp_path / "cache"
 
 
@@ -44,106 +46,6 @@ async def build_image(context: Path, *, docker_image: str | None = None, **optio
 def find(image: Image, name: str) -> Path:
     """Return a file of an image in the layer that has it."""
     return next(layer / name for layer in image.directories if os.path.lexists(layer / name))
-
-
-# --- Dockerfiles, read ------------------------------------------------------------------------------------------------
-
-
-def test_bases_are_found_behind_arguments_stages_and_copies() -> None:
-    text = """\
-ARG TAG=12
-ARG NAME="debian"
-FROM --platform=linux/amd64 ${NAME}:${TAG} AS Build
-ARG TAG=ignored-here
-FROM scratch AS none
-FROM build
-COPY --from=build /a /a
-COPY --from=0 /a /a
-COPY --chown=1:1 --from=ghcr.io/astral-sh/uv:1 /uv /uv
-from ${MISSING:-ubuntu}:24.04
-FROM debian:12
-"""
-    assert dockerfile.base_references(text) == ["debian:12", "ghcr.io/astral-sh/uv:1", "ubuntu:24.04"]
-    replaced = dockerfile.replace_references(
-        text, {"debian:12": "localhost/x", "ghcr.io/astral-sh/uv:1": "localhost/y"}
-    )
-    assert "FROM --platform=linux/amd64 localhost/x AS Build\n" in replaced
-    assert "COPY --chown=1:1 --from=localhost/y /uv /uv\n" in replaced
-    assert replaced.count("\n") == text.count("\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("RUN <<EOF\necho\nEOF\n", True),
-        ("COPY <<-'EOF' /x\nEOF\n", True),
-        ("RUN cat <<< word\n", False),
-        ("RUN echo $((1<<3))\n", False),
-        ("# RUN <<EOF\n", False),
-    ],
-)
-def test_heredocs_are_told_from_shifts_and_here_strings(text: str, expected: bool) -> None:
-    assert dockerfile.has_heredoc(text) is expected
-
-
-@pytest.mark.parametrize(
-    ("reference", "full", "is_family"),
-    [
-        ("debian:12", "docker.io/library/debian:12", True),
-        ("ubuntu", "docker.io/library/ubuntu", True),
-        ("debian@sha256:00", "docker.io/library/debian@sha256:00", True),
-        ("debian-like:1", "docker.io/library/debian-like:1", False),
-        ("me/debian", "docker.io/me/debian", False),
-        ("localhost/debian", "localhost/debian", False),
-        ("quay.io:443/x/y:1", "quay.io:443/x/y:1", False),
-    ],
-)
-def test_short_references_are_spelled_out(reference: str, full: str, is_family: bool) -> None:
-    assert dockerfile.full_reference(reference) == full
-    assert dockerfile.is_debian_family(full) is is_family
-
-
-def test_both_kinds_of_apt_sources_are_read(tmp_path: Path) -> None:
-    (tmp_path / "sources.list.d").mkdir()
-    (tmp_path / "sources.list").write_text(
-        "# deb http://off bookworm main\n"
-        "deb [arch=amd64 signed-by=/k.gpg] http://one/debian bookworm main contrib # x\n"
-        "deb-src http://src bookworm main\n"
-    )
-    (tmp_path / "sources.list.d" / "two.sources").write_text(
-        "Types: deb deb-src\n# a remark\nURIs: http://two/debian http://three/debian\nSuites: trixie trixie-updates\n"
-        "Components: main\nSigned-By: /two.gpg\n\nTypes: deb\nURIs: http://off\nSuites: x\nEnabled: no\n"
-    )
-    one, two, three = base_image.apt_mirrors(tmp_path)
-    assert one == base_image.Mirror("http://one/debian", ("bookworm",), ("main", "contrib"), "/k.gpg")
-    assert two == base_image.Mirror("http://two/debian", ("trixie", "trixie-updates"), ("main",), "/two.gpg")
-    assert three.uri == "http://three/debian"
-
-
-@pytest.mark.parametrize(
-    ("source", "suite", "uri"),
-    [
-        ("deb http://one/debian trixie main", "bookworm", "http://one/debian"),
-        ("deb http://one/ubuntu noble-updates main universe", "noble", "http://one/ubuntu"),
-        ("deb http://one/ubuntu noble main\ndeb http://two/debian bookworm main", "bookworm", "http://two/debian"),
-    ],
-)
-def test_the_base_comes_from_an_archive_that_the_machine_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, suite: str, uri: str
-) -> None:
-    (tmp_path / "sources.list").write_text(source + "\n")
-    mirrors = base_image.apt_mirrors(tmp_path)
-    monkeypatch.setattr(base_image, "apt_mirrors", lambda: mirrors)
-    assert base_image.base_name().startswith(f"{suite}-")
-    assert base_image.description() == f"harbor-gym offline base (mmdebstrap {suite})"
-    chosen, mirror = base_image._choose_mirror(mirrors)  # pyright: ignore[reportPrivateUsage]  # no public way to see it
-    assert (chosen, mirror.uri) == (suite, uri)
-
-
-def test_a_machine_without_an_archive_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base_image, "apt_mirrors", list)
-    with pytest.raises(SandboxStartError, match="Debian or Ubuntu"):
-        base_image.base_name()
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------
@@ -262,8 +164,34 @@ async def test_heredocs_build_or_are_refused_with_advice(context: Path) -> None:
 @pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
 async def test_a_base_that_can_not_be_had_is_an_error_that_says_what_to_do(context: Path) -> None:
     (context / "Dockerfile").write_text("FROM registry.invalid/nothing:1\n")
-    with pytest.raises(SandboxStartError, match=r"buildah pull registry\.invalid/nothing:1"):
+    with pytest.raises(SandboxStartError, match=r"buildah pull registry\.invalid/nothing:1") as caught:
         await build_image(context)
+    for way in ("buildah tag IMAGE registry.invalid/nothing:1", "buildah pull oci-archive:PATH", "option image="):
+        assert way in str(caught.value)
+    assert "build_dockerfile" not in str(caught.value)
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
+@pytest.mark.parametrize("name", ["registry.invalid/nothing:1", "oci-archive:absent.tar"])
+async def test_a_prebuilt_image_that_can_not_be_had_names_the_dockerfile_beside_it(context: Path, name: str) -> None:
+    with pytest.raises(SandboxStartError) as caught:
+        await build_image(context, docker_image=name)
+    assert "build_dockerfile" not in str(caught.value)
+    (context / "Dockerfile").write_text("FROM scratch\n")
+    with pytest.raises(SandboxStartError, match=r"environment/Dockerfile can be built.*option build_dockerfile=true"):
+        await build_image(context, docker_image=name)
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left")
+async def test_the_dockerfile_is_built_where_the_option_says_so(tmp_path: Path) -> None:
+    config = {"docker_image": "registry.invalid/nothing:1"}
+    with pytest.raises(SandboxStartError, match="build_dockerfile"):
+        await make_sandbox(tmp_path, dockerfile=f"FROM {BASE}\n", config=config).start(force_build=False)
+    sandbox = make_sandbox(tmp_path, dockerfile=f"FROM {BASE}\nENV IS=built\n", config=config, build_dockerfile=True)
+    async with running(sandbox):
+        assert await output(sandbox, "echo $IS") == "built"
 
 
 @pytest.mark.local
@@ -271,14 +199,15 @@ async def test_a_base_that_can_not_be_had_is_an_error_that_says_what_to_do(conte
 async def test_a_substituted_base_is_loud_recorded_and_never_taken_for_the_real_one(
     context: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unheard_of = "debian:no-such-tag-for-tests"
+    unheard_of = "debian:bookworm-no-such-tag-for-tests"
     (context / "Dockerfile").write_text(f"FROM {unheard_of}\nRUN echo x > /x\n")
     with caplog.at_level(logging.WARNING):
         image = await build_image(context)
         await build_image(context)
-    assert image.substitutions == (f"{unheard_of} -> {base_image.description()}",)
+    base = offline_base(unheard_of)
+    assert image.substitutions == (f"{unheard_of} -> {base.description}",)
     assert [record.message.count("SUBSTITUTED") for record in caplog.records] == [1]
-    await run_tool("buildah", "tag", f"localhost/harbor-gym-base:{base_image.base_name()}", unheard_of)
+    await run_tool("buildah", "tag", f"localhost/harbor-gym-base:{base.name}", unheard_of)
     try:
         monkeypatch.setattr(images, "_built", {})  # what another process would find
         real = await build_image(context)

@@ -2,14 +2,17 @@
 
 import os
 from pathlib import Path
+from typing import override
 
 import pytest
 from harbor.environments.docker.docker import DockerEnvironment as HarborDockerEnvironment
 from harbor.models.environment_type import EnvironmentType
 from harbor.utils.import_path import import_symbol
 
+from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
 from harbor_gym.sandboxes import environment_config, preflight, sandbox_names
+from harbor_gym.testing import FakeEnvironment, write_tiny_task
 from tests.engines import require_engine
 
 
@@ -102,3 +105,21 @@ def test_docker_without_compose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_docker_that_is_there_passes() -> None:
     require_engine("docker")
     preflight(environment_config("docker"))
+
+
+class ByEnum(FakeEnvironment):
+    """A sandbox whose kind is an enum's member, as those of Harbor's own are."""
+
+    @staticmethod
+    @override
+    def type() -> str:
+        return EnvironmentType.DOCKER
+
+
+async def test_an_episode_names_its_sandbox_as_it_was_named(tmp_path: Path) -> None:
+    given = f"{__name__}:{ByEnum.__name__}"
+    async with AsyncTerminalGymEnv(
+        TerminalEnvConfig(task_dir=write_tiny_task(tmp_path / "task"), sandbox=given)
+    ) as env:
+        _, info = await env.reset()
+    assert info.get("sandbox") == given

@@ -15,6 +15,7 @@ from harbor.models.task.config import NetworkMode, NetworkPolicy
 from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
 from harbor.trial.trial import Trial
 
+from harbor_gym import ordinary
 from harbor_gym.errors import MissingDependencyError, SandboxError, SandboxLostError, SandboxStartError, UsageError
 from harbor_gym.sandboxes import environment_config, local_process, walls
 from harbor_gym.sandboxes.base_image import ensure_base_tar
@@ -146,6 +147,52 @@ async def test_a_network_comes_and_goes_with_the_phases(tmp_path: Path, greeter:
             await sandbox.set_network_policy(_NO_NETWORK)
             assert await output(sandbox, DEVICES) == "lo"
             assert await _talk(sandbox, machine=here) == {"machine": "ENETUNREACH"}
+
+
+_WITHOUT = """
+import asyncio, json, logging
+from pathlib import Path
+from harbor_gym import doctor
+from tests.first_words import DEVICES, PUBLIC
+from tests.local_sandboxes import make_sandbox, output, running
+
+async def main():
+    seen = []
+    for number in range(2):
+        async with running(make_sandbox(Path.home() / str(number), network_policy=PUBLIC)) as sandbox:
+            seen.append(await output(sandbox, DEVICES))
+    return seen
+
+logging.basicConfig(level=logging.WARNING)
+found = {one.what: [one.ok, one.is_needed, one.note] for one in doctor.examine("local")}
+print(json.dumps([asyncio.run(main()), found["/dev/net/tun"]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+async def test_an_ordinary_user_without_the_device_gets_no_network_and_one_line() -> None:
+    base = await ensure_base_tar()
+
+    def look() -> subprocess.CompletedProcess[str]:
+        with ordinary_user() as (user, home):
+            return run_as(user, home, sys.executable, "-c", _WITHOUT, base=base, tun_mode="600")
+
+    done = await asyncio.to_thread(look)
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen, (is_ok, is_needed, note) = json.loads(done.stdout.splitlines()[-1])
+    assert seen == ["lo", "lo"]
+    assert (is_ok, is_needed) == (False, False)
+    assert "Permission denied): tasks run without a network" in note
+    assert done.stderr.count("run without a network") == 1
+    assert "chmod 666 /dev/net/tun" in done.stderr
+
+
+async def test_root_is_told_which_device_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse = ordinary.network_refusal
+    monkeypatch.setattr(ordinary, "network_refusal", lambda: refuse(tmp_path / "tun"))
+    with pytest.raises(MissingDependencyError, match=r"public, and .*/tun is missing: as root modprobe tun; mknod"):
+        await make_sandbox(tmp_path, network_policy=PUBLIC).start(force_build=False)
 
 
 async def test_the_network_process_is_unseen_inside_and_dies_with_the_sandbox(tmp_path: Path, greeter: int) -> None:

@@ -42,19 +42,22 @@ class DockerEnvironment(DockerLaunch):
     not_promised: ClassVar[Mapping[str, str]] = {"stderr_is_told_apart": "stderr comes in stdout, in order of printing"}
     """As under Harbor, whose callers may rely on the order."""
 
-    def __init__(self, *args: Any, setup_command: str | None = None, **kwargs: Any) -> None:
-        """Take Harbor's own arguments, and one more.
+    def __init__(
+        self, *args: Any, setup_command: str | None = None, build_dockerfile: bool = False, **kwargs: Any
+    ) -> None:
+        """Take Harbor's own arguments, and two more.
 
         Args:
             *args: Harbor's.
             setup_command: Shell text for root, run before anything else comes into the sandbox.
+            build_dockerfile: Build the task's Dockerfile, if it has one, even where it names a ``docker_image``.
             **kwargs: Harbor's.
 
         Raises:
             UsageError: The command is empty.
         """
         self.left_behind: str | None = None
-        super().__init__(*args, setup_command=setup_command, **kwargs)
+        super().__init__(*args, setup_command=setup_command, build_dockerfile=build_dockerfile, **kwargs)
 
     async def is_up(self) -> bool:
         """Tell whether Docker runs the main container, whatever runs in it."""

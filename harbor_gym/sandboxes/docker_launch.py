@@ -15,7 +15,7 @@ from harbor.models.task.config import NetworkMode
 from harbor_gym.cancellation import uninterrupted
 from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.sandboxes import docker_engine as engine
-from harbor_gym.sandboxes import docker_setup
+from harbor_gym.sandboxes import docker_setup, dockerfile
 from harbor_gym.sandboxes.docker_engine import MAIN, docker
 from harbor_gym.sandboxes.docker_exec import DockerExecTimeoutError
 from harbor_gym.sandboxes.docker_network import SHARED_NETWORK
@@ -37,7 +37,9 @@ _looks: dict[str, ImageLook] = {}
 class DockerLaunch(DockerTransfers):
     """Harbor's start without what it need not wait for, and a set-up command that runs once for many starts."""
 
-    def __init__(self, *args: Any, setup_command: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, setup_command: str | None = None, build_dockerfile: bool = False, **kwargs: Any
+    ) -> None:
         if setup_command is not None and not setup_command.strip():
             raise UsageError("sandbox option setup_command is empty")
         self._was_interrupted = False
@@ -46,6 +48,8 @@ class DockerLaunch(DockerTransfers):
         super().__init__(*args, **kwargs)
         # A separate verifier's sandbox has an image of its own.
         self._setup_command = None if is_of_verifier(self.session_id) else setup_command
+        if build_dockerfile and not is_of_verifier(self.session_id) and dockerfile.alternative(self.environment_dir):
+            self.task_env_config = self.task_env_config.model_copy(update={"docker_image": None})
 
     @override
     def _validate_daemon_mode(self) -> None:
@@ -112,7 +116,11 @@ class DockerLaunch(DockerTransfers):
                     self._write_overlay()
                 # Waiting for health polls twice a second, also where nothing tells of health.
                 wait = [] if self._is_plain and not self._has_healthcheck else ["--wait"]
-                result = await run(["up", *(word for word in options if word != "--wait"), *wait])
+                try:
+                    result = await run(["up", *(word for word in options if word != "--wait"), *wait])
+                except RuntimeError as exc:
+                    await self._require_image(exc)
+                    raise
                 await self._find_container()
                 return result
             case ["down", "--rmi", *_]:
@@ -121,6 +129,15 @@ class DockerLaunch(DockerTransfers):
                 return await self._copy(source, target, check=check)
             case _:
                 return await run(command)
+
+    async def _require_image(self, refusal: RuntimeError) -> None:
+        """Raise what says more than Compose where a prebuilt image can't be had and a Dockerfile lies beside it."""
+        image = self.task_env_config.docker_image if self._use_prebuilt else None
+        if image is None or not (instead := dockerfile.alternative(self.environment_dir)):
+            return
+        if await docker_setup.look_at(image) is None:
+            said = " ".join(str(refusal).split())
+            raise SandboxStartError(f"image {image!r} can't be had ({said}). {instead}") from refusal
 
     async def _build(self, run: _Compose) -> ExecResult:
         if self._keeps_image and self._main_image_name in _looks:

@@ -17,8 +17,9 @@ from harbor.environments.docker.docker import (
 from harbor.models.task.config import NetworkMode, NetworkPolicy
 from harbor.models.trial.config import ResourceMode, ServiceVolumeConfig
 
-from harbor_gym.errors import SandboxError
+from harbor_gym.errors import SandboxError, SandboxStartError
 from harbor_gym.owners import temporary_prefix
+from harbor_gym.sandboxes import docker_egress
 from harbor_gym.sandboxes import docker_engine as engine
 from harbor_gym.sandboxes.docker_engine import IMAGE_LABEL, MAIN, docker
 from harbor_gym.sandboxes.docker_network import SHARED_NETWORK
@@ -57,6 +58,33 @@ class DockerProject(HarborDockerEnvironment):
         """Ask for Harbor's sidecar, whose images need a registry, only where a network can't just be taken away."""
         modes = {policy.network_mode for policy in (startup_network_policy, *phase_network_policies)}
         return NetworkMode.ALLOWLIST in modes or (not self._is_plain and modes != {NetworkMode.PUBLIC})
+
+    @override
+    def validate_network_policy_support(self, network_policy: NetworkPolicy | None = None) -> None:
+        """Do what Harbor does, and say why a network can't be held to what the task declares.
+
+        Raises:
+            ValueError: It can't; Harbor's own error.
+        """
+        try:
+            super().validate_network_policy_support(network_policy)
+        except ValueError as exc:
+            if self._is_windows_container or self._enable_egress_control:
+                raise
+            why = docker_egress.probe_refusal(self._EGRESS_CONTROL_KERNEL_PROBE_IMAGE)
+            mode = (network_policy or self.network_policy).network_mode.value
+            raise ValueError(
+                f"network_mode='{mode}' is refused on Docker: Harbor's egress control, a sidecar that such a network "
+                f"goes through, first runs a probe, and {why}"
+            ) from exc
+
+    @override
+    async def _ensure_egress_control_sidecar_image_built(self) -> None:
+        try:
+            await super()._ensure_egress_control_sidecar_image_built()
+        except RuntimeError as exc:
+            why = docker_egress.build_refusal(self._egress_control_sidecar_dockerfile_path(), exc)
+            raise SandboxStartError(f"sandbox {self.session_id!r}: {why}") from exc
 
     @property
     @override

@@ -1,76 +1,83 @@
 """What must be known of a Dockerfile before a builder reads it: its bases, and whether it has here-documents."""
 
+from __future__ import annotations
+
+import json
 import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 OWNER_OF_BUILD = "{{.DefaultMountsFilePath}}"
 """Where ``buildah inspect`` shows what :func:`owned_build` has put into a working container's state."""
 
-_DEFAULT_DOMAIN = "docker.io"
-"""What a reference without a domain means. Source: the reference grammar of the distribution project."""
-_FROM = re.compile(r"^(\s*FROM\s+(?:--\S+\s+)*)(\S+)(.*)$", re.IGNORECASE)
-_STAGE_NAME = re.compile(r"\s+AS\s+(\S+)", re.IGNORECASE)
-_COPY_FROM = re.compile(r"^(\s*(?:COPY|ADD)\b.*?\s--from=)([^\s\\]+)(.*)$", re.IGNORECASE)
-_ARG = re.compile(r"^\s*ARG\s+([A-Za-z_]\w*)(?:=(.*))?$", re.IGNORECASE)
+_DIRECTIVE = re.compile(r"\s*#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(.+?)\s*")
+_NAME_AND_REST = re.compile(r"\s*(\S+)(?:\s+(.*))?", re.DOTALL)
+_ARGUMENT = re.compile(r"([A-Za-z_]\w*)(?:=(\"(?:\\.|[^\"])*\"|'[^']*'|\S*))?")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?[-+])([^}]*))?\})")
-_HEREDOC = re.compile(r"^\s*(?:RUN|COPY|ADD)\b.*?(?<!<)<<-?([\"']?)([A-Za-z_]\w*)\1", re.IGNORECASE | re.MULTILINE)
+_MOUNT_FROM = re.compile(r"[=,]from=([^,]+)")
+_HEREDOC_WORD = re.compile(r"\d*<<(-?)\s*([^<]+)")
+_SHELL_WORD = re.compile(r"""(?:<<\s*|"(?:\\.|[^"\\])*"|'[^']*'|\\.|\S)++""", re.DOTALL)
+"""A word as a shell splits it, quotes left in place. ``<<`` takes the blanks after it along, as BuildKit has it."""
+_WITH_HEREDOCS = ("RUN", "COPY", "ADD")
 _HEREDOC_BUILDAH = (1, 33)
 """First buildah that reads here-documents. Source: buildah's changelog; 1.28 says "Unknown instruction"."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Instruction:
+    """One instruction with its continuation lines put together, comments among them left out."""
+
+    text: str
+    places: Sequence[int]
+    """Where in the file each character of ``text`` is."""
+
+    heredocs: int
+
+    @property
+    def name(self) -> str:
+        return self.text.split(maxsplit=1)[0].upper()
+
+    def words(self) -> list[tuple[str, int]]:
+        """Return the words after the name, each with where it begins in ``text``."""
+        return [(found[0], found.start()) for found in re.finditer(r"\S+", self.text)][1:]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """One mention of a base image."""
+
+    name: str
+    start: int
+    end: int
+    """Where it is written in the file."""
+
+
 def base_references(text: str) -> list[str]:
     """Return the images a Dockerfile starts from or copies from, each once, its own stages and scratch left out."""
-    return [reference for _, reference in _scan(text)]
+    return list(dict.fromkeys(reference.name for reference in _references(text)))
 
 
 def replace_references(text: str, replacements: dict[str, str]) -> str:
     """Return the Dockerfile with each base image under another name. Line numbers stay as they are."""
-    lines = text.split("\n")
-    for number, reference in _scan(text, once=False):
-        pattern = _FROM if _FROM.match(lines[number]) else _COPY_FROM
-        new = replacements.get(reference, reference)
-        lines[number] = pattern.sub(lambda found, new=new: f"{found[1]}{new}{found[3]}", lines[number])
-    return "\n".join(lines)
+    for reference in reversed(list(_references(text))):
+        written = text[reference.start : reference.end]
+        # A name that is itself continued on another line keeps the lines after it where they are.
+        new = replacements.get(reference.name, reference.name) + "\\\n" * written.count("\n")
+        text = text[: reference.start] + new + text[reference.end :]
+    return text
 
 
-def _scan(text: str, *, once: bool = True) -> list[tuple[int, str]]:
-    found: list[tuple[int, str]] = []
-    stages: set[str] = set()
-    arguments: dict[str, str] = {}
-    count = 0
-    for number, line in enumerate(text.split("\n")):
-        if (argument := _ARG.match(line)) and count == 0:
-            arguments[argument[1]] = _expand((argument[2] or "").strip().strip("\"'"), arguments)
-        elif opened := _FROM.match(line):
-            reference = _expand(opened[2].strip("\"'"), arguments)
-            if reference.lower() not in stages | {"scratch"}:
-                found.append((number, reference))
-            if name := _STAGE_NAME.match(opened[3]):
-                stages.add(name[1].lower())
-            stages.add(str(count))
-            count += 1
-        elif (copied := _COPY_FROM.match(line)) and copied[2].lower() not in stages:
-            found.append((number, copied[2]))
-    if not once:
-        return found
-    seen: set[str] = set()
-    return [entry for entry in found if not (entry[1] in seen or seen.add(entry[1]))]
-
-
-def _expand(value: str, arguments: dict[str, str]) -> str:
-    def one(found: re.Match[str]) -> str:
-        name, operator, word = found[1] or found[2], found[3] or "", found[4] or ""
-        current = arguments.get(name, "")
-        if operator.endswith("+"):
-            return word if current else ""
-        return current or (word if operator else "")
-
-    return _VARIABLE.sub(one, value)
+def alternative(environment_dir: Path) -> str:
+    """Return what to say of the Dockerfile beside a prebuilt image that can't be had; nothing where there is none."""
+    path = environment_dir / "Dockerfile"
+    return f"{path} can be built instead: the sandbox option build_dockerfile=true" if path.is_file() else ""
 
 
 def has_heredoc(text: str) -> bool:
     """Tell whether an instruction carries a here-document (``RUN <<EOF``), which old builders can't read."""
-    return _HEREDOC.search(text) is not None
+    return any(instruction.heredocs for instruction in _instructions(text))
 
 
 def builds_heredocs(version: str) -> bool:
@@ -79,17 +86,161 @@ def builds_heredocs(version: str) -> bool:
     return found is not None and (int(found[1]), int(found[2])) >= _HEREDOC_BUILDAH
 
 
-def full_reference(reference: str) -> str:
-    """Spell a short reference out as a container engine understands it (``debian:12`` is an official image)."""
-    first, slash, _ = reference.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
-        return reference
-    return f"{_DEFAULT_DOMAIN}/{reference}" if slash else f"{_DEFAULT_DOMAIN}/library/{reference}"
+# --- references ------------------------------------------------------------------------------------------------------
 
 
-def is_debian_family(reference: str) -> bool:
-    """Tell whether a full reference names the official Debian or Ubuntu image, of any tag."""
-    return re.fullmatch(rf"{re.escape(_DEFAULT_DOMAIN)}/library/(debian|ubuntu)([:@].+)?", reference) is not None
+def _references(text: str) -> Iterator[_Reference]:
+    stages: list[str] = []
+    arguments: dict[str, str] = {}
+    for instruction in _instructions(text):
+        words = instruction.words()
+        if instruction.name == "ARG" and not stages:
+            _read_arguments(instruction.text, arguments)
+        elif instruction.name == "FROM":
+            rest = [word for word in words if not word[0].startswith("--")]
+            if rest:
+                name = _expand(rest[0][0].strip("\"'"), arguments)
+                if name.lower() not in (*stages, "scratch"):
+                    yield _reference(instruction, name, rest[0][1], len(rest[0][0]))
+            match [word.lower() for word, _ in rest]:
+                case [_, "as", stage, *_]:
+                    stages.append(stage)
+                case _:
+                    stages.append("")
+        else:
+            for name, start in _copied_from(instruction.name, words):
+                is_stage = name.lower() in stages or (name.isdecimal() and int(name) < len(stages))
+                # What a variable stands for in a stage only the builder knows.
+                if not is_stage and "$" not in name:
+                    yield _reference(instruction, name, start, len(name))
+
+
+def _copied_from(name: str, words: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """Yield what an instruction's options take files from, each with where it begins."""
+    for word, start in words:
+        if not word.startswith("--"):
+            return
+        if name in ("COPY", "ADD") and word.startswith("--from="):
+            yield word.removeprefix("--from="), start + len("--from=")
+        elif name == "RUN" and word.startswith("--mount=") and (found := _MOUNT_FROM.search(word)):
+            yield found[1], start + found.start(1)
+
+
+def _reference(instruction: _Instruction, name: str, start: int, length: int) -> _Reference:
+    places = instruction.places
+    return _Reference(name, places[start], places[start + length - 1] + 1)
+
+
+def _read_arguments(text: str, arguments: dict[str, str]) -> None:
+    for found in _ARGUMENT.finditer(text, len("ARG") + len(text) - len(text.lstrip())):
+        value = found[2]
+        if value is None:
+            continue
+        quote = value[0] if value[:1] in ("'", '"') else ""
+        bare = value.strip(quote) if quote else value
+        arguments[found[1]] = bare if quote == "'" else _expand(bare, arguments)
+
+
+def _expand(value: str, arguments: dict[str, str]) -> str:
+    def one(found: re.Match[str]) -> str:
+        current, operator, word = arguments.get(found[1] or found[2]), found[3] or "", found[4] or ""
+        is_set = current is not None and (current != "" or not operator.startswith(":"))
+        if operator.endswith("+"):
+            return word if is_set else ""
+        return (current or "") if is_set else word
+
+    return _VARIABLE.sub(one, value)
+
+
+# --- instructions ----------------------------------------------------------------------------------------------------
+
+
+def _instructions(text: str) -> Iterator[_Instruction]:
+    """Read a file as BuildKit's parser does.
+
+    Source: frontend/dockerfile/parser of BuildKit. Where that refuses a file, this takes what may be meant: the builder
+    will say what is wrong.
+    """
+    lines = [(found.start(), found[0].rstrip("\r\n")) for found in re.finditer(r"[^\n]+\n?|\n", text)]
+    escape = _escape_character(line for _, line in lines)
+    continued = re.compile(rf"(?<!{re.escape(escape)}){re.escape(escape)}[ \t]*$")
+    number = 0
+    while number < len(lines):
+        pieces: list[str] = []
+        places: list[int] = []
+        is_open = True
+        while is_open and number < len(lines):
+            start, line = lines[number]
+            number += 1
+            is_blank = not line.strip("\ufeff \t\v\f\r") or line.lstrip().startswith("#")
+            if is_blank:
+                is_open = bool(pieces)
+                continue
+            end = continued.search(line)
+            kept = line[: end.start()] if end else line
+            pieces.append(kept)
+            places += range(start, start + len(kept))
+            is_open = end is not None
+        logical = "".join(pieces).replace("\ufeff", " ")
+        if not logical.strip():
+            continue
+        ends = _skip_heredocs(logical, [line for _, line in lines[number:]])
+        number += sum(ends)
+        yield _Instruction(logical, places, len(ends))
+
+
+def _escape_character(lines: Iterator[str]) -> str:
+    """Return what continues a line: a backslash, or what a directive in the first lines says."""
+    for line in lines:
+        directive = _DIRECTIVE.fullmatch(line.lstrip("\ufeff"))
+        if directive is None:
+            break
+        if directive[1].lower() == "escape":
+            return directive[2]
+    return "\\"
+
+
+def _skip_heredocs(logical: str, following: list[str]) -> list[int]:
+    """Return for each here-document of an instruction how many of the following lines are its body and its end."""
+    ends: list[int] = []
+    for name, is_chomped in _heredocs(logical):
+        rest = following[sum(ends) :]
+        found = [number for number, line in enumerate(rest) if (line.lstrip("\t") if is_chomped else line) == name]
+        if not found:
+            break  # an arithmetic shift, say: nothing ends it, so it is none
+        ends.append(found[0] + 1)
+    return ends
+
+
+def _heredocs(logical: str) -> Iterator[tuple[str, bool]]:
+    """Yield the word that ends each here-document of an instruction, and whether tabs before it do not count."""
+    head = _NAME_AND_REST.fullmatch(logical)
+    assert head is not None
+    name, rest = head[1].upper(), head[2] or ""
+    if name == "ONBUILD" and rest:
+        yield from _heredocs(rest)
+    if name not in _WITH_HEREDOCS or "<<" not in rest or _is_json(rest):
+        return
+    for word in _SHELL_WORD.findall(rest):
+        if (found := _HEREDOC_WORD.fullmatch(word)) and (ending := _unquoted(found[2])):
+            yield ending, found[1] == "-"
+
+
+def _unquoted(word: str) -> str:
+    """Take the quotes off one word; nothing if it is none."""
+    try:
+        words = shlex.split(word)
+    except ValueError:
+        return ""
+    return words[0] if len(words) == 1 else ""
+
+
+def _is_json(rest: str) -> bool:
+    arguments = re.sub(r"^(--\S+\s+)*", "", rest)
+    try:
+        return isinstance(json.loads(arguments), list)
+    except ValueError:
+        return False
 
 
 def owned_build(folder: str) -> tuple[str, ...]:

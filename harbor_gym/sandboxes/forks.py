@@ -31,6 +31,7 @@ class ImageOptions:
     image: str | None = None
     rootfs: Path | None = None
     setup_command: str | None = None
+    build_dockerfile: bool = False
 
     def __post_init__(self) -> None:
         if self.image is not None and self.rootfs is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
 import tempfile
 import time
 import uuid
+from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -140,7 +142,8 @@ async def build_image(source: ImageSource, *, build_timeout_sec: float = 600.0, 
 
 
 async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
-    content = await asyncio.to_thread(_content_hash, source)
+    with _naming_dockerfile(source):
+        content = await asyncio.to_thread(_content_hash, source)
     known = _built.get(content)
     if known is not None and not force_build and known.is_there:
         return known
@@ -165,7 +168,19 @@ async def _read_recipe(source: ImageSource) -> tuple[str, dict[str, Base]]:
         text = await asyncio.to_thread(_read_dockerfile, source.environment_dir)
         if dockerfile.has_heredoc(text):
             await _require_heredoc_support(source.environment_dir)
-    return text, {ref: await resolve_base(ref) for ref in dockerfile.base_references(text)}
+    with _naming_dockerfile(source):
+        return text, {ref: await resolve_base(ref) for ref in dockerfile.base_references(text)}
+
+
+@contextlib.contextmanager
+def _naming_dockerfile(source: ImageSource) -> Generator[None]:
+    """Add to what fails of a prebuilt image that there is a Dockerfile, where there is one."""
+    try:
+        yield
+    except SandboxStartError as exc:
+        if source.docker_image is None or not (instead := dockerfile.alternative(source.environment_dir)):
+            raise
+        raise SandboxStartError(f"{exc}. {instead}") from exc
 
 
 # --- building --------------------------------------------------------------------------------------------------------

@@ -111,6 +111,7 @@ class LocalEnvironment(BaseEnvironment):
         image: str | None = None,
         rootfs: str | Path | None = None,
         setup_command: str | None = None,
+        build_dockerfile: bool = False,
         **kwargs: Any,
     ) -> None:
         """Prepare a sandbox; Harbor's own arguments go to Harbor's base class.
@@ -123,13 +124,16 @@ class LocalEnvironment(BaseEnvironment):
             image: An image by name, or an archive of one, instead of the task's own.
             rootfs: A directory, or a tar, that is the root file system instead. It is copied once.
             setup_command: Shell text that root runs once for all sandboxes of this image.
+            build_dockerfile: Build the task's Dockerfile, if it has one, even where it names a ``docker_image``.
             kwargs: Harbor's.
 
         Raises:
             UsageError: An option has no such value.
         """
         self._options = WallOptions(max_processes, network, private_network)
-        self._image_options = ImageOptions(image, None if rootfs is None else Path(rootfs), setup_command)
+        self._image_options = ImageOptions(
+            image, None if rootfs is None else Path(rootfs), setup_command, build_dockerfile
+        )
         self._sandbox: SupervisedSandbox | None = None
         self._image: Image | None = None
         self._hold: Hold | None = None
@@ -232,11 +236,12 @@ class LocalEnvironment(BaseEnvironment):
             raise
 
     async def _hold_image(self, *, force_build: bool) -> tuple[Image, Hold]:
-        config = self.task_env_config
+        config, chosen = self.task_env_config, self._chosen_image
         prebuilt = should_use_prebuilt_docker_image(
-            self.environment_dir, docker_image=config.docker_image, force_build=force_build
+            self.environment_dir,
+            docker_image=config.docker_image,
+            force_build=force_build or chosen.build_dockerfile,
         )
-        chosen = self._chosen_image
         source = ImageSource(
             self.environment_dir,
             docker_image=chosen.image or (config.docker_image if prebuilt else None),

@@ -9,6 +9,7 @@ from typing import Literal
 
 from harbor.models.task.config import NetworkMode, NetworkPolicy
 
+from harbor_gym import ordinary
 from harbor_gym.errors import MissingDependencyError, UsageError
 from harbor_gym.sandboxes import limits
 from harbor_gym.sandboxes.network import closed_networks, missing_packages
@@ -51,7 +52,8 @@ class WallOptions:
         """Tell whether a sandbox of ``task`` gets a network under ``policy``.
 
         Raises:
-            MissingDependencyError: It should, and there is no program for it.
+            MissingDependencyError: It should, and there is no program for it; for root, no device either. An ordinary
+                user can't help that: the sandbox does without, and the log says so once.
         """
         if policy.network_mode != NetworkMode.PUBLIC:
             return False
@@ -63,7 +65,12 @@ class WallOptions:
                 f"{task}: its network_mode is public, for which local sandboxes need {missing}: apt-get install -y "
                 f"{missing.replace(' and ', ' ')} (or, if the task needs no network, the sandbox option network='none')"
             )
-        return True
+        refusal, fix = ordinary.network_refusal()
+        if refusal and not ordinary.is_ordinary():
+            raise MissingDependencyError(f"{task}: its network_mode is public, and {refusal}: {fix}")
+        if refusal:
+            _warn_once(f"{refusal}: tasks whose network_mode is public run without a network. To change that: {fix}")
+        return not refusal
 
     def walls(
         self,
