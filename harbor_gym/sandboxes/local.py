@@ -8,7 +8,7 @@ import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, override
 
 from harbor.environments.base import BaseEnvironment, ExecResult
@@ -398,6 +398,41 @@ class LocalEnvironment(BaseEnvironment):
         answer = await sandbox.clean_up(work, arguments, timeout_sec=timeout_sec)
         return {**answer, "oom_kills": sandbox.memory_kills()}
 
+    async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
+        """Have every further call happen in a pristine view: a fresh overlay of the image's layers.
+
+        In it are /tests, /tmp and /logs/verifier as the image has them, and of the sandbox's own files these paths and
+        Harbor's other log directories, each as it is: absent where it is absent, or where a link leads to it. setuid
+        programs give nothing there. Processes and network are the sandbox's.
+
+        Args:
+            verify_paths: Absolute paths of directories or regular files.
+
+        Raises:
+            SandboxError: The kernel refuses.
+            SandboxLostError: The sandbox is not running.
+        """
+        logs = [target for target in self._mount_targets(writable_only=True) if not _is_of_verifier(target)]
+        await self._running().enter_view([*map(str, verify_paths), *logs])
+
+    async def leave_verifier_view(self) -> None:
+        """Have every further call happen among the sandbox's own files again, and drop the view. Idempotent.
+
+        Raises:
+            SandboxLostError: The sandbox is not running.
+        """
+        await self._running().leave_view()
+
+    async def written_paths(self) -> Sequence[PurePosixPath]:
+        """Return the paths that differ from the image, some thousand at most: files, links, empty directories, and
+        what was deleted.
+
+        Raises:
+            SandboxError: They can't be listed.
+            SandboxLostError: The sandbox is not running.
+        """
+        return [PurePosixPath(path) for path in await self._running().written_paths()]
+
     async def is_up(self) -> bool:
         """Tell whether the sandbox itself, its first process and what serves it, is there, whatever runs in it."""
         return self._sandbox is not None and self._sandbox.is_running
@@ -506,6 +541,11 @@ def _directories(workdirs: Iterable[str], shared: Iterable[str] = ()) -> dict[st
     """Return the directories that a sandbox has from its start, and their modes; ``shared`` ones all may write."""
     # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it.
     return {"/tmp": 0o1777, **dict.fromkeys(workdirs), **dict.fromkeys(shared, 0o777)}
+
+
+def _is_of_verifier(target: str) -> bool:
+    verifier_dir = PurePosixPath(_HARBOR_LOGS) / "verifier"
+    return PurePosixPath(target).is_relative_to(verifier_dir)
 
 
 def _with_path(env: dict[str, str]) -> dict[str, str]:

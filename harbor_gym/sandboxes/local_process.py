@@ -95,6 +95,7 @@ class SupervisedSandbox:
         self._group = limits.group_name()
         self._target: dict[str, Any] = {}
         self._process_limits: dict[str, int | None] = {}
+        self._view: int | None = None
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -232,6 +233,7 @@ class SupervisedSandbox:
 
     def _lose(self) -> None:
         self._is_lost = True
+        self._forget_view()
         if not self._ready.done():
             self._ready.set_result({"error": "its supervisor ended before the sandbox was up"})
         for waiting in list(self._pending.values()):
@@ -240,7 +242,7 @@ class SupervisedSandbox:
 
     def _receive(self) -> None:
         try:
-            data = self._control.recv(_MESSAGE_BYTES)
+            data, handles, *_ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, ConnectionError):
             # A reset says that the other end left a request unread; its last words and the stream's end follow.
             return
@@ -254,11 +256,14 @@ class SupervisedSandbox:
         elif "id" in message:
             waiting = self._pending.get(message["id"])
             if waiting is not None and not waiting.done():
-                waiting.set_result(message)
+                waiting.set_result({**message, "handles": handles})
+                return
         elif not self._ready.done():
             self._ready.set_result(message)
         else:
             self._loss = {"lost": message["error"], "kind": ""}
+        for handle in handles:
+            os.close(handle)
 
     # --- commands ------------------------------------------------------------------------------------------------
 
@@ -288,6 +293,56 @@ class SupervisedSandbox:
             raise self._lost("the local sandbox went away while its network changed")
         if answer["error"]:
             raise SandboxError(f"the local sandbox gets no network: {answer['error']}")
+
+    async def enter_view(self, paths: Sequence[str]) -> None:
+        """Have commands and transfers from now on see the image as it was, with these paths as they are.
+
+        Raises:
+            SandboxError: The kernel refuses.
+            SandboxLostError: The sandbox is gone.
+        """
+        answer = await self._ask({"op": "view"}, {"paths": list(paths)}, "its view changed")
+        self._forget_view()
+        if answer["error"]:
+            raise SandboxError(f"the local sandbox gets no view for its verifier: {answer['error']}")
+        (self._view,) = answer["handles"]
+
+    async def leave_view(self) -> None:
+        """Have commands and transfers see the sandbox's own files again. Idempotent.
+
+        Raises:
+            SandboxLostError: The sandbox is gone.
+        """
+        await self._ask({"op": "view"}, {"paths": None}, "its view changed")
+        self._forget_view()
+
+    async def written_paths(self) -> list[str]:
+        """Return the paths that were written in the sandbox since its start, or deleted: some thousand at most.
+
+        Raises:
+            SandboxError: They can't be listed.
+            SandboxLostError: The sandbox is gone.
+        """
+        answer = await self._ask({"op": "written"}, {}, "its files were listed")
+        if answer["error"]:
+            raise SandboxError(f"the local sandbox's files can't be listed: {answer['error']}")
+        return answer["paths"]
+
+    def _forget_view(self) -> None:
+        if self._view is not None:
+            os.close(self._view)
+            self._view = None
+
+    async def _ask(self, message: Mapping[str, Any], details: Mapping[str, Any], what: str) -> dict[str, Any]:
+        number, answered = self._expect_answer()
+        try:
+            self._send_spec({**message, "id": number}, details, [])
+            answer = await answered
+        finally:
+            self._pending.pop(number, None)
+        if "lost" in answer:
+            raise self._lost(f"the local sandbox went away while {what}")
+        return answer
 
     async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
         """Have the supervisor do one of the works of its ``cleanup`` module, by no program of the sandbox's.
@@ -437,7 +492,8 @@ class SupervisedSandbox:
         carrier = Carrier()
         answered.add_done_callback(lambda _: carrier.hang_up())
         try:
-            await uninterrupted(carrier.start(self._target, spec))
+            handles = () if self._view is None else (self._view,)
+            await uninterrupted(carrier.start(self._target, spec, *handles))
             await carrier.run(work)
         except StreamEndedError as exc:
             raise self._lost(f"the local sandbox's transfer was cut off ({exc})") from exc

@@ -75,12 +75,13 @@ class ForkedSupervisor:
         self._pidfd = -1
 
 
-async def fork_supervisor(config: str, control: socket.socket) -> ForkedSupervisor:
+async def fork_supervisor(config: str, control: socket.socket, *handles: int) -> ForkedSupervisor:
     """Have a supervisor started, or a transfer's process.
 
     Args:
         config: What it does, as JSON.
         control: Its end of the control socket; the caller closes its own copy.
+        handles: Further descriptors that it needs.
 
     Raises:
         SandboxStartError: There is no factory to be had.
@@ -88,16 +89,16 @@ async def fork_supervisor(config: str, control: socket.socket) -> ForkedSupervis
     answers, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with answers:
         with far_end:
-            _factory_of_this_process.request(config, [control.fileno(), far_end.fileno()])
+            _factory_of_this_process.request(config, [control.fileno(), far_end.fileno(), *handles])
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_SEC):
                 await _readable(answers.fileno())
         except TimeoutError:
             raise SandboxStartError(f"no local sandbox was started within {_ANSWER_TIMEOUT_SEC:g} s") from None
-        said, handles, *_ = socket.recv_fds(answers, _ANSWER_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-    if not handles:
+        said, received, *_ = socket.recv_fds(answers, _ANSWER_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    if not received:
         raise SandboxStartError("the process that starts local sandboxes died: run the episode again")
-    return ForkedSupervisor(int(said), handles[0])
+    return ForkedSupervisor(int(said), received[0])
 
 
 def factory_pid() -> int:

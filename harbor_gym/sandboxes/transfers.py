@@ -59,23 +59,24 @@ class Carrier:
         self._process: ForkedSupervisor | asyncio.subprocess.Process | None = None
         self._is_over = False
 
-    async def start(self, target: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
+    async def start(self, target: Mapping[str, Any], spec: Mapping[str, Any], *handles: int) -> None:
         """Start the process.
 
         Args:
             target: The sandbox.
             spec: What the process does there.
+            handles: A descriptor of the mount namespace to do it in, where that is not the sandbox's own.
         """
         config = json.dumps({"transfer": {"target": target, "spec": spec}})
         with self._far as far:
             if not is_ordinary():
-                self._process = await fork_supervisor(config, far)
+                self._process = await fork_supervisor(config, far, *handles)
                 return
             self._process = await start_process(
-                *supervisor_argv("transfer", str(far.fileno()), config),
+                *supervisor_argv("transfer", config, *map(str, (far.fileno(), *handles))),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
-                pass_fds=[far.fileno()],
+                pass_fds=[far.fileno(), *handles],
                 env=supervisor_environment(),
                 start_new_session=True,
             )

@@ -50,11 +50,12 @@ def run(requests_fd: int, caller: int) -> int:
 
 
 def _fork(payload: bytes, handles: list[int], own: tuple[int, ...]) -> None:
-    control, answer = handles
+    control, answer, *further = handles
     pid = os.fork()
     if pid == 0:
-        _become(payload, control, (answer, *own))
-    os.close(control)
+        _become(payload, control, further, (answer, *own))
+    for handle in (control, *further):
+        os.close(handle)
     # It can't be collected before this returns: the pid is its own.
     pidfd = os.pidfd_open(pid)
     with contextlib.suppress(OSError), socket.socket(fileno=answer) as caller:
@@ -62,7 +63,7 @@ def _fork(payload: bytes, handles: list[int], own: tuple[int, ...]) -> None:
     os.close(pidfd)
 
 
-def _become(payload: bytes, control: int, not_its_own: tuple[int, ...]) -> NoReturn:
+def _become(payload: bytes, control: int, further: list[int], not_its_own: tuple[int, ...]) -> NoReturn:
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -70,8 +71,10 @@ def _become(payload: bytes, control: int, not_its_own: tuple[int, ...]) -> NoRet
             os.close(handle)
         os.setsid()
         config = json.loads(payload)
-        is_transfer = "transfer" in config
-        status = serving.transfer(control, config["transfer"]) if is_transfer else serving.serve(control, config)
+        if "transfer" in config:
+            status = serving.transfer(control, config["transfer"], *further)
+        else:
+            status = serving.serve(control, config)
     except BaseException as exc:  # a forked child must never return into its parent's code
         sys.excepthook(type(exc), exc, exc.__traceback__)
     finally:

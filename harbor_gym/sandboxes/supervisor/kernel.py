@@ -108,8 +108,13 @@ def pivot_root(directory: str) -> None:
     """Make a mount point this mount namespace's root, and nothing outside of it reachable."""
     os.chdir(directory)
     _call(_PIVOT_ROOT[os.uname().machine], "pivot_root", b".", b".")
-    _checked(_libc.umount2(b".", _MNT_DETACH), "unmount the old root")
+    unmount(".")
     os.chdir("/")
+
+
+def unmount(directory: str) -> None:
+    """Take away what is mounted on a directory, now from sight, and for good when nobody uses it any more."""
+    _checked(_libc.umount2(directory.encode(), _MNT_DETACH), f"unmount {directory}")
 
 
 def set_host_name(name: str) -> None:

@@ -88,10 +88,11 @@ def mount_place(config: dict[str, Any], ids: Ids) -> None:
     inodes = max(_MIN_FILES, storage // _BYTES_PER_FILE)
     mount("harbor-gym", place, "tmpfs", MS_NODEV, f"mode=0711,size={storage},nr_inodes={inodes}")
     os.chdir(place)
-    _make_overlay_places(".", ids)
+    make_overlay_places(".", ids)
 
 
-def _make_overlay_places(directory: str, ids: Ids) -> None:
+def make_overlay_places(directory: str, ids: Ids) -> None:
+    """Make the directories that :func:`mount_overlay` needs, the sandbox's root's."""
     root = ids.outside(0)
     for name in ("upper", "work", "root"):
         os.mkdir(f"{directory}/{name}", 0o755)  # noqa: PTH102  # pathlib would cost 20 ms of imports at every start

@@ -22,6 +22,15 @@ def remove(path: str) -> None:
                 os.rmdir(path)  # noqa: PTH106  # as above
 
 
+def remove_entry(name: str, place: int) -> None:
+    """Remove an entry of a directory, with all that is below it."""
+    try:
+        os.unlink(name, dir_fd=place)
+    except IsADirectoryError:
+        _empty(os.open(name, _DIRECTORY, dir_fd=place))
+        os.rmdir(name, dir_fd=place)
+
+
 def remove_unless_directory(path: str) -> None:
     """Remove a link or a file that stands where a directory should."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):

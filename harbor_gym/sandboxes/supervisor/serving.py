@@ -35,6 +35,7 @@ import namespaces
 import programs
 import system_calls
 import transfers
+import view
 from children import Children
 from ids import Ids
 from inside import REFUSED, RequestError, become_plain, resolve, run_child
@@ -52,6 +53,7 @@ from kernel import (
 from namespaces import Founding, FoundingError
 from network import UserNetwork
 from trees.records import LOST, Stream
+from view import View, ViewError
 
 _KILLED = 128 + signal.SIGKILL
 _REQUEST_BYTES = 4096
@@ -74,12 +76,14 @@ class _Supervisor:
         self.joins: list[int] = []
         self.cgroups = cgroups.Cgroups(config["cgroups"], config["limits"])
         self.network = UserNetwork(config)
+        self.view: View | None = None
+        self.views = 0
         self.loss = ""
         self.loss_kind = ""
 
-    def reply(self, **message: Any) -> None:
+    def reply(self, *handles: int, **message: Any) -> None:
         with contextlib.suppress(OSError):
-            self.control.send(json.dumps(message).encode())
+            socket.send_fds(self.control, [json.dumps(message).encode()], handles)
 
     def build(self) -> None:
         """Make the control groups, mount the files, start PID 1, and enter its namespaces but the user's."""
@@ -147,6 +151,10 @@ class _Supervisor:
                 self.switch_network(message["id"], is_open=message["is_open"])
             elif message["op"] == "cleanup":
                 self.start_cleanup(message["id"], handles[0])
+            elif message["op"] == "view":
+                self.change_view(message["id"], read_spec(handles[0])["paths"])
+            elif message["op"] == "written":
+                self.children.start(message["id"], lambda: None, view.written_paths)
         finally:
             for handle in handles:
                 os.close(handle)
@@ -156,10 +164,31 @@ class _Supervisor:
         spec = read_spec(spec_handle)
 
         def enter() -> None:
-            os.setns(self.mount_namespace, os.CLONE_NEWNS)
+            os.setns(self.mount_namespace if self.view is None else self.view.namespace, os.CLONE_NEWNS)
             self.ids.become_untouchable()
 
         self.children.start(request, enter, lambda: cleanup.do(spec["work"], spec["arguments"], self.ids))
+
+    def change_view(self, request: int, paths: list[str] | None) -> None:
+        """Have all commands from now on see a pristine view with these paths; None ends it."""
+        error = ""
+        self.leave_view()
+        try:
+            if paths is not None:
+                self.views += 1
+                self.view = View(self.config, self.ids, self.views, self.cgroups.windows())
+                self.view.open(paths, self.init_pidfd, has_network=self.network.is_open)
+        except ViewError as exc:
+            error = str(exc)
+            self.leave_view()
+        handles = () if self.view is None else (self.view.namespace,)
+        self.reply(*handles, id=request, return_code=0, error=error)
+
+    def leave_view(self) -> None:
+        """End the view, if there is one."""
+        if self.view is not None:
+            self.view.close()
+            self.view = None
 
     def start_command(self, request: int, handles: list[int]) -> None:
         spec_handle, *stdio = handles
@@ -190,8 +219,8 @@ class _Supervisor:
 
     @contextlib.contextmanager
     def entered(self) -> Generator[None]:
-        """See the sandbox's files as it does, for a moment."""
-        os.setns(self.mount_namespace, os.CLONE_NEWNS)
+        """See the sandbox's files as its commands do, for a moment."""
+        os.setns(self.mount_namespace if self.view is None else self.view.namespace, os.CLONE_NEWNS)
         try:
             yield
         finally:
@@ -369,7 +398,7 @@ def enter(target: dict[str, Any]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def enter_files(target: dict[str, Any]) -> int:
+def enter_files(target: dict[str, Any], view_namespace: int) -> int:
     """Have this process see a living sandbox's files as its root does; return a descriptor of the root directory.
 
     It stays out of the sandbox's other namespaces: nobody inside can see, signal, read or stop it. It has to be started
@@ -389,21 +418,25 @@ def enter_files(target: dict[str, Any]) -> int:
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
     not_dumpable()
+    if view_namespace >= 0:
+        os.setns(view_namespace, os.CLONE_NEWNS)
+        os.close(view_namespace)
     os.close(pidfd)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     return os.open("/", os.O_PATH | os.O_DIRECTORY)
 
 
-def transfer(handle: int, request: dict[str, Any]) -> int:
+def transfer(handle: int, request: dict[str, Any], view_namespace: int = -1) -> int:
     """Move files into or out of a living sandbox; return the exit status. What goes wrong is told on the stream.
 
     Args:
         handle: A stream socket to the caller.
         request: The sandbox, and the work; see :func:`transfers.carry`.
+        view_namespace: The verifier's view, where that is what the files are to be seen in.
     """
     os.set_inheritable(handle, False)
     try:
-        root = enter_files(request["target"])
+        root = enter_files(request["target"], view_namespace)
     except (ProcessLookupError, FileNotFoundError):
         Stream(handle).send_error("the sandbox is gone", LOST)
         return 1
@@ -424,12 +457,15 @@ def main() -> int:
             return factory.run(int(handle), int(caller))
         case ["enter", text]:
             return enter(json.loads(text))
-        case ["transfer", handle, text]:
-            return transfer(int(handle), json.loads(text)["transfer"])
+        case ["transfer", text, *handles]:
+            handle, *further = map(int, handles)
+            return transfer(handle, json.loads(text)["transfer"], *further)
         case ["probe", directory]:
             import probe
 
             print(probe.refusal(directory))  # noqa: T201  # a script's own output
             return 0
         case _:
-            raise SystemExit("usage: serve FD JSON | factory FD PID | enter JSON | transfer FD JSON | probe DIRECTORY")
+            raise SystemExit(
+                "usage: serve FD JSON | factory FD PID | enter JSON | transfer JSON FD... | probe DIRECTORY"
+            )
