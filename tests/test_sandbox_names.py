@@ -9,7 +9,7 @@ from harbor.models.environment_type import EnvironmentType
 from harbor.utils.import_path import import_symbol
 
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
-from harbor_gym.sandboxes import environment_config, preflight, sandbox_names
+from harbor_gym.sandboxes import environment_config, parse_options, preflight, sandbox_names
 from tests.engines import require_engine
 
 
@@ -102,3 +102,20 @@ def test_docker_without_compose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_docker_that_is_there_passes() -> None:
     require_engine("docker")
     preflight(environment_config("docker"))
+
+
+def test_options_on_a_command_line_are_json_or_text() -> None:
+    texts = ["max_processes=64", "private_network=true", "network=none", "image=oci-archive:/x=y", "empty="]
+    assert parse_options(texts) == {
+        "max_processes": 64,
+        "private_network": True,
+        "network": "none",
+        "image": "oci-archive:/x=y",
+        "empty": "",
+    }
+
+
+@pytest.mark.parametrize("texts", [["network"], ["=1"], ["a b=1"], ["a=1", "a=2"]])
+def test_an_option_without_a_name_or_with_two_values_is_refused(texts: list[str]) -> None:
+    with pytest.raises(UsageError, match="sandbox option"):
+        parse_options(texts)

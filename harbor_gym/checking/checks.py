@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from harbor_gym.checking.forging import forge_reward, trick_names
-from harbor_gym.checking.trials import Agent, RefusedError, run_agent
-from harbor_gym.checking.verdict import UNSOLVED, CheckPlan, TaskCheck
-from harbor_gym.errors import HarborGymError, TaskError
+from harbor_gym.checking.forging import forger, trick_names
+from harbor_gym.checking.oracle import do_nothing, has_solution, oracle
+from harbor_gym.checking.plan import CheckPlan
+from harbor_gym.checking.play import Played, RefusedError, Work, last_lines, play
+from harbor_gym.checking.trials import run_plain_oracle
+from harbor_gym.checking.verdict import SOLVED, UNSOLVED, TaskCheck, Verdict
+from harbor_gym.errors import HarborGymError
 
 if TYPE_CHECKING:
     from harbor_gym.task_sources import SourcedTask
@@ -71,48 +74,78 @@ class _Check:
             self._found = TaskCheck(task=task.name, path=task.path, source=task.source, commit=task.commit)
         self._path = self._found.path
         self._doing = "task"
+        self._keys: set[str] = set()
 
     async def run(self) -> TaskCheck:
         try:
-            await self._require_well_formed()
-            await self._run_agent("oracle")
-            await self._run_agent("nop")
-            if self._plan.forge:
-                await self._forge()
+            await self._run()
         except HarborGymError as exc:
-            error = f"{self._doing}: {' '.join(str(exc).split())}"
-            return replace(self._found, error=error, refused=isinstance(exc, RefusedError))
+            self._note(
+                error=f"{self._doing}: {' '.join(str(exc).split())}",
+                refused=isinstance(exc, RefusedError),
+                output=last_lines(exc.evidence.get("verifier_output", "")),
+            )
         return self._found
 
-    async def _require_well_formed(self) -> None:
+    async def _run(self) -> None:
         from harbor_gym.episode.task import load_task
 
         await load_task(self._path)
-        if not _has_solution(self._path):
-            raise TaskError(f"task directory {self._path} has no solution/ that the oracle could run")
+        self._note(has_solution=has_solution(self._path))
+        if self._found.has_solution:
+            await self._run_oracle()
+            await self._compare_plain_trial()
+        for _ in self._runs("nop"):
+            played = await self._play(do_nothing)
+            self._note(nop=(*self._found.nop, played.reward), phases=self._found.phases or played.phases)
+        if self._plan.forge and self._found.verdict is not Verdict.UNSOLVED:
+            await self._forge()
 
-    async def _run_agent(self, agent: Agent) -> None:
+    def _note(self, **found: Any) -> None:
+        self._found = replace(self._found, **found)
+
+    def _runs(self, agent: str) -> Iterator[None]:
         for run in range(1, self._plan.repeat + 1):
             self._doing = agent if run == 1 else f"{agent}, run {run}"
-            reward, phases = await run_agent(self._path, agent, self._plan)
-            if agent == "oracle":
-                self._found = replace(self._found, oracle=(*self._found.oracle, reward), phases=phases)
-            else:
-                self._found = replace(self._found, nop=(*self._found.nop, reward))
+            yield
+
+    async def _play(self, work: Work, *, keep_processes: bool | None = None) -> Played:
+        played = await play(self._path, work, self._plan, keep_processes=keep_processes)
+        self._keys |= played.keys
+        self._note(image_substitutions=played.image_substitutions)
+        return played
+
+    async def _run_oracle(self) -> None:
+        for _ in self._runs("oracle"):
+            played = await self._play(oracle(self._path))
+            self._note(
+                oracle=(*self._found.oracle, played.reward),
+                phases=played.phases,
+                stopped_processes=played.stopped_processes,
+                output=self._found.output if played.reward == SOLVED else played.output,
+            )
+
+    async def _compare_plain_trial(self) -> None:
+        """Grade the solution as Harbor alone does; where that differs, find out whether its processes are why."""
+        self._doing = "oracle, as a plain trial"
+        plain = await run_plain_oracle(self._path, self._plan)
+        self._note(plain=plain)
+        if plain not in self._found.oracle:
+            self._doing = "oracle, its processes kept"
+            kept = await self._play(oracle(self._path), keep_processes=True)
+            self._note(kept=kept.reward)
 
     async def _forge(self) -> None:
         """Play all tricks together; if that pays, each one alone, to name those that do."""
         self._doing = "forging"
-        forged = await forge_reward(self._path, trick_names(), self._plan)
-        self._found = replace(self._found, forged=forged)
+        forged = await self._forge_by(trick_names())
+        self._note(forged=forged)
         if forged in (UNSOLVED, *self._found.nop):
             return
         for trick in trick_names():
             self._doing = f"forging, {trick} alone"
-            if await forge_reward(self._path, [trick], self._plan) == forged:
-                self._found = replace(self._found, tricks=(*self._found.tricks, trick))
+            if await self._forge_by([trick]) == forged:
+                self._note(tricks=(*self._found.tricks, trick))
 
-
-def _has_solution(task_dir: Path) -> bool:
-    """Tell whether the task brings a solution that the oracle could run."""
-    return (task_dir / "solution").is_dir() or any(task_dir.glob("steps/*/solution"))
+    async def _forge_by(self, tricks: Sequence[str]) -> float:
+        return (await self._play(forger(tricks, self._keys))).reward

@@ -6,25 +6,22 @@ This runs as an episode of ours, so that what protects the verdict of an episode
 
 from __future__ import annotations
 
-import asyncio
 import functools
+import json
 import shlex
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harbor_gym.checking.verdict import CheckPlan
 from harbor_gym.errors import SandboxLostError
-from harbor_gym.rewards import scalar_reward
 
 if TYPE_CHECKING:
-    from harbor.models.task.task import Task
-
-    from harbor_gym.episode import AgentPhase
+    from harbor_gym.checking.play import Work
+    from harbor_gym.episode import AgentPhase, Episode
 
 _SCRIPTS = Path(__file__).parent / "forgeries"
 _PLANTING_TIMEOUT_SEC = 60
 _EXPECTED_END = "planted"
-_CENSUS_SEC = 0.02
 
 
 def trick_names() -> list[str]:
@@ -32,48 +29,27 @@ def trick_names() -> list[str]:
     return sorted(path.stem for path in _SCRIPTS.glob("*.sh") if path.stem != "common")
 
 
-async def forge_reward(task_dir: Path, tricks: list[str], plan: CheckPlan) -> float:
-    """Return the reward for playing tricks in every agent phase, as the policy's user, and doing nothing else.
+def forger(tricks: Sequence[str], keys: Collection[str]) -> Work:
+    """Return the work of an agent that plays tricks in every phase, as the policy's user, and does nothing else.
 
     Args:
-        task_dir: The directory of a well-formed task.
         tricks: Which ones, of :func:`trick_names`.
-        plan: The sandbox and where to keep the trial's folder.
-
-    Raises:
-        TaskError: The sandbox does not take this task.
-        SandboxError: The sandbox did not start, went away, or ran no command of the policy's user.
-        VerifierError: There was no verdict, or no single reward in it.
+        keys: Names of the rewards to forge, as the verifier writes them.
     """
-    from harbor_gym.episode import Episode
-    from harbor_gym.episode.task import load_task
-
-    task: Task = await load_task(task_dir)
-    episode = Episode(task, plan.environment, trials_dir=plan.trials_dir, stop_timeout_sec=plan.stop_timeout_sec)
-    try:
-        phase: AgentPhase | None = await episode.start()
-        rewards: dict[str, float] = {}
-        while phase is not None:
-            await _plant(phase, tricks)
-            end = await episode.end_phase()
-            phase, rewards = end.next_phase, dict(end.episode_rewards or end.rewards)
-        return scalar_reward(rewards)
-    finally:
-        await episode.close()
-
-
-async def _plant(phase: AgentPhase, tricks: list[str]) -> None:
-    from harbor_gym.episode.episode import run_in_phase
-
-    script = "\n".join(map(_read_script, ["common", *tricks]))
+    verdict = json.dumps(dict.fromkeys(sorted(keys) or ["reward"], 1))
+    script = "\n".join([f"verdict={shlex.quote(verdict)}", *map(_read_script, ["common", *tricks])])
     command = f"bash -c {shlex.quote(script)} </dev/null; echo {_EXPECTED_END}"
-    # The phase's first work runs beside its census, which must not take the forger for a service of the task's: the
-    # kernel dates processes by hundredths of a second.
-    await run_in_phase(phase, asyncio.sleep(_CENSUS_SEC))
-    planting = phase.environment.exec(command, user=phase.user, timeout_sec=_PLANTING_TIMEOUT_SEC)
-    result = await run_in_phase(phase, planting)
-    if _EXPECTED_END not in (result.stdout or ""):
-        raise SandboxLostError(f"the forger's commands did not run: {(result.stderr or result.stdout or '').strip()}")
+
+    async def plant(_episode: Episode, phase: AgentPhase) -> None:
+        from harbor_gym.episode.episode import run_in_phase
+
+        planting = phase.environment.exec(command, user=phase.user, timeout_sec=_PLANTING_TIMEOUT_SEC)
+        result = await run_in_phase(phase, planting)
+        if _EXPECTED_END not in (result.stdout or ""):
+            said = (result.stderr or result.stdout or "").strip()
+            raise SandboxLostError(f"the forger's commands did not run: {said}")
+
+    return plant
 
 
 @functools.cache

@@ -1,14 +1,10 @@
-"""What a check is told and what it says."""
+"""What a check returns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from harbor.models.trial.config import EnvironmentConfig
 
 SOLVED = 1.0
 """What the oracle must score."""
@@ -41,25 +37,8 @@ class Verdict(StrEnum):
     FORGEABLE = "forgeable"
     """Planting files and leaving a process behind scores, without doing the task."""
 
-
-@dataclass(frozen=True, slots=True)
-class CheckPlan:
-    """How tasks are checked."""
-
-    environment: EnvironmentConfig
-    """The sandbox, as :func:`harbor_gym.sandboxes.environment_config` returns it."""
-
-    trials_dir: Path
-    """Directory for the trials' folders; the caller owns it."""
-
-    repeat: int = 2
-    """Runs of the oracle and of the agent that does nothing, each in a fresh sandbox; 1 says nothing of steadiness."""
-
-    forge: bool = True
-    """Whether to try forging the reward."""
-
-    stop_timeout_sec: float = 60.0
-    """Seconds that Harbor gets to stop the forger's sandbox."""
+    UNPROVEN = "unproven"
+    """The task has no solution to show that it can be solved; all else is as for ``OK``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +74,26 @@ class TaskCheck:
     commit: str | None = None
     """The git commit it was taken from."""
 
+    has_solution: bool = True
+    """Whether the task brings a solution."""
+
     oracle: tuple[float, ...] = ()
-    """Rewards of the task's own solution, one a run that was graded."""
+    """Rewards of the task's own solution in an episode, as a policy gets it, one a run that was graded."""
+
+    plain: float | None = None
+    """Reward of the task's own solution in a plain Harbor trial; None when it was not graded."""
+
+    kept: float | None = None
+    """Where the plain trial scores otherwise: reward of an episode that keeps what the solution left running."""
+
+    stopped_processes: int = 0
+    """Processes that the solution left running, in the last of its episodes, and that were stopped before grading."""
+
+    output: str = ""
+    """The end of what the verifier printed in the last run of the solution that was not rewarded in full."""
+
+    image_substitutions: tuple[str, ...] = ()
+    """Base images that could not be had, and what stood in for each."""
 
     nop: tuple[float, ...] = ()
     """Rewards for doing nothing, one a run that was graded."""
@@ -108,7 +105,7 @@ class TaskCheck:
     """Which tricks score on their own, where forging did."""
 
     phases: PhaseSeconds | None = None
-    """Where the time of the oracle's last run went."""
+    """Where the time of the oracle's last episode went; of doing nothing's, where there is no solution."""
 
     seconds: float = 0.0
     """Wall-clock time of the whole check, other tasks' at the same time included."""
@@ -126,11 +123,15 @@ class TaskCheck:
             return Verdict.REFUSED if self.refused else Verdict.ERROR
         if len(set(self.oracle)) > 1 or len(set(self.nop)) > 1:
             return Verdict.UNSTEADY
-        if set(self.oracle) != {SOLVED}:
+        if self.has_solution and set(self.oracle) != {SOLVED}:
             return Verdict.UNSOLVED
+        if self.plain not in (None, SOLVED):
+            return Verdict.UNSTEADY
         if set(self.nop) != {UNSOLVED}:
             return Verdict.TRIVIAL
-        return Verdict.OK if self.forged in (None, UNSOLVED) else Verdict.FORGEABLE
+        if self.forged not in (None, UNSOLVED):
+            return Verdict.FORGEABLE
+        return Verdict.OK if self.has_solution else Verdict.UNPROVEN
 
     @property
     def ok(self) -> bool:
@@ -146,9 +147,13 @@ class TaskCheck:
             case Verdict.REFUSED | Verdict.ERROR:
                 return self.error
             case Verdict.UNSTEADY:
-                return f"rewards differ between runs: oracle {_list(self.oracle)}; doing nothing {_list(self.nop)}"
+                plain = "" if self.plain is None else f", as a plain trial {self.plain:g}"
+                nop = _list(self.nop)
+                return f"rewards differ between runs: oracle {_list(self.oracle)}{plain}; doing nothing {nop}"
             case Verdict.UNSOLVED:
-                return f"the task's own solution scores {_list(self.oracle)}, not {SOLVED:g}"
+                return self._why_unsolved
+            case Verdict.UNPROVEN:
+                return "the task has no solution/, so nothing shows that it can be solved"
             case Verdict.TRIVIAL:
                 return f"doing nothing scores {_list(self.nop)}, not {UNSOLVED:g}"
             case Verdict.FORGEABLE:
@@ -158,6 +163,22 @@ class TaskCheck:
                     "policy a user of its own ([agent] user), or the verifier a sandbox of its own ([verifier] "
                     'environment_mode = "separate")'
                 )
+
+    @property
+    def _why_unsolved(self) -> str:
+        if self.plain is None or self.plain in self.oracle:
+            return f"the task's own solution scores {_list(self.oracle)}, not {SOLVED:g}"
+        differ = f"the plain trial scores {self.plain:g}, the episode {_list(self.oracle)}"
+        if self.kept == self.plain:
+            left = f"{self.stopped_processes} of its processes were" if self.stopped_processes else "what it left is"
+            return (
+                f"{differ}: the solution leaves a process that the verifier needs, and {left} stopped before grading; "
+                "set [metadata] keep_agent_processes = true"
+            )
+        return (
+            f"{differ}, also with [metadata] keep_agent_processes = true: before grading an episode empties "
+            "/logs/verifier and /tests too"
+        )
 
 
 def _list(rewards: tuple[float, ...]) -> str:

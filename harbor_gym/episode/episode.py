@@ -298,7 +298,7 @@ class Episode:
             return trial
         except ValidationError as exc:
             raise TaskError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
-        except (ValueError, NotImplementedError, ImportError, RuntimeError) as exc:
+        except (ValueError, TypeError, NotImplementedError, ImportError, RuntimeError) as exc:
             # Harbor's RuntimeErrors here are a task's wish for GPUs or TPUs that the sandbox has not.
             raise TaskError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
         except OSError as exc:
