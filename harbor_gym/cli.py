@@ -83,6 +83,9 @@ def check(
     sandbox_option: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE for the sandbox's class; may be repeated.")
     ] = None,
+    verify_paths: Annotated[
+        str, typer.Option(help="Pristine view: auto (the task's, or proposed), off, or paths with commas between.")
+    ] = "auto",
     concurrency: Annotated[int, typer.Option(min=1, help="Tasks checked at the same time.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object per task.")] = False,
     trials_dir: Annotated[Path | None, typer.Option(help="Keep the trials' folders here.")] = None,
@@ -97,8 +100,10 @@ def check(
     from harbor_gym.rewards import reward_function as require_function
     from harbor_gym.sandboxes import environment_config, parse_options, preflight
     from harbor_gym.task_sources import resolve_tasks
+    from harbor_gym.verify_paths import parse_verify_paths
 
     with _one_line_errors(), _quiet_harbor():
+        carried = parse_verify_paths(verify_paths)
         sources = [*(paths or ()), *(task or ())]
         if not sources:
             raise UsageError("say what to check: a directory, or --task git+URL@COMMIT#path or org/name@ref")
@@ -116,6 +121,7 @@ def check(
             forge=forge,
             reward_key=reward_key,
             reward_function=reward_function,
+            verify_paths=carried,
         )
         checks = asyncio.run(_check_all(tasks, plan, concurrency, table=not as_json))
     if as_json:

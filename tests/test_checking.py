@@ -1,16 +1,19 @@
 """What a check makes of a task's rewards; sandboxes only where a test is marked so."""
 
+import json
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 from harbor.models.trial.config import EnvironmentConfig
 
-from harbor_gym.checking import CheckPlan, TaskCheck, Verdict, check_tasks
+from harbor_gym.checking import CheckPlan, PristineCheck, TaskCheck, Verdict, check_tasks
 from harbor_gym.checking.report import as_object, remarks, table_row
 from harbor_gym.sandboxes import environment_config
 from tests.engines import require_engine
 from tests.tasks import PASS_IF_DONE, write_task
+from tests.viewing_sandboxes import VIEWING
 
 
 @pytest.mark.parametrize(
@@ -92,10 +95,89 @@ def test_a_row_names_the_base_that_stood_in_and_the_remarks_quote_the_verifier()
         output="one\ntwo",
         image_substitutions=("python:3.12 -> Debian",),
     )
-    assert table_row(check, 4).endswith("unsolved  (python:3.12 -> Debian)")
+    assert table_row(check, 4).endswith("unsolved   -          unsolved  (python:3.12 -> Debian)")
     assert remarks(check) == ["t: the task's own solution scores 0, not 1", "    | one", "    | two"]
     assert as_object(check)["image_substitutions"] == ("python:3.12 -> Debian",)
     assert remarks(replace(check, oracle=(1.0,))) == []
+
+
+# --- in both views ---------------------------------------------------------------------------------------------------
+
+
+def viewing_plan(tmp_path: Path, **settings: Any) -> CheckPlan:
+    options = {"solved_when": {"/srv/answer": "done"}}
+    return CheckPlan(environment_config(VIEWING, options=options), tmp_path / "trials", repeat=1, **settings)
+
+
+DECLARED = '[metadata]\nverify_paths = ["{}"]\n'
+
+
+async def test_paths_of_a_view_are_proposed_and_both_views_graded(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    (check,) = await check_tasks([task], viewing_plan(tmp_path))
+    assert (check.verdict, check.forged, check.pristine) == (
+        Verdict.FORGEABLE,
+        1.0,
+        PristineCheck(paths=("/srv",), is_asked=False, oracle=1.0, nop=0.0, forged=0.0),
+    )
+    assert remarks(check)[-1].endswith('verify_paths = ["/srv"] under [metadata] in task.toml')
+    assert table_row(check, 4).split()[-3:] == ["forgeable", "ok", "forgeable"]
+    found = as_object(check)
+    assert found["pristine"] is not None
+    assert found["harbors_verdict"] == "forgeable"
+    json.dumps(found, default=str)
+
+
+@pytest.mark.parametrize(
+    ("carried", "verdict", "reason"),
+    [
+        ("/srv", Verdict.OK, None),
+        ("/app", Verdict.UNSOLVED, "in the pristine view of /app the task's own solution scores 0"),
+        ("/usr/bin", Verdict.FORGEABLE, "forging scores 1"),
+    ],
+)
+async def test_the_view_that_a_task_declares_decides(
+    tmp_path: Path, carried: str, verdict: Verdict, reason: str | None
+) -> None:
+    task = write_task(tmp_path / "task", toml=DECLARED.format(carried))
+    solved_by = "/usr/bin/answer" if carried == "/usr/bin" else "/srv/answer"
+    (task / "solution" / "solve.sh").write_text(f"#!/bin/bash\necho done > {solved_by}\n")
+    options = {"solved_when": {solved_by: "done"}}
+    plan = replace(viewing_plan(tmp_path), environment=environment_config(VIEWING, options=options))
+    (check,) = await check_tasks([task], plan)
+    assert (check.verdict, check.harbors_verdict) == (verdict, Verdict.FORGEABLE)
+    assert (check.reason is None) is (reason is None)
+    assert (reason or "") in (check.reason or "")
+
+
+async def test_without_a_solution_a_declared_view_makes_a_task_unproven(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", toml=DECLARED.format("/srv"))
+    (task / "solution" / "solve.sh").unlink()
+    (task / "solution").rmdir()
+    (check,) = await check_tasks([task], viewing_plan(tmp_path))
+    assert (check.verdict, check.harbors_verdict) == (Verdict.UNPROVEN, Verdict.FORGEABLE)
+    assert "has no solution/" in (check.reason or "")
+
+
+async def test_a_plan_may_give_the_paths_or_leave_the_view_out(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", toml=DECLARED.format("/app"))
+    (off,) = await check_tasks([task], viewing_plan(tmp_path, verify_paths="off", forge=False))
+    assert (off.verdict, off.pristine) == (Verdict.OK, None)
+    given = viewing_plan(tmp_path, verify_paths=(PurePosixPath("/srv"),))
+    (check,) = await check_tasks([task], given)
+    assert (check.verdict, check.pristine and check.pristine.paths) == (Verdict.OK, ("/srv",))
+
+
+async def test_a_view_demanded_of_a_sandbox_without_one_is_refused(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    (task / "solution" / "solve.sh").unlink()
+    (task / "solution").rmdir()
+    options = {"solved_when": {"/srv/answer": "done"}}
+    fake = environment_config("harbor_gym.testing:FakeEnvironment", options=options)
+    plan = viewing_plan(tmp_path, verify_paths=(PurePosixPath("/srv"),), forge=False)
+    (check,) = await check_tasks([task], replace(plan, environment=fake))
+    assert check.verdict is Verdict.REFUSED
+    assert "has no pristine view" in (check.reason or "")
 
 
 BROKEN = {

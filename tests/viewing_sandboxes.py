@@ -1,11 +1,15 @@
 """Fakes with a pristine view: the files that were there at the start, and copies of what is carried."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, override
 
 from harbor_gym.testing import FakeEnvironment
 from harbor_gym.testing.fake_files import FakeFiles
+from harbor_gym.testing.fake_shell import FakeShell, Output
+
+FORGERY = b"forge"
+"""What all tricks together plant, and the verifier runs."""
 
 VIEWING = "tests.viewing_sandboxes:Viewing"
 
@@ -36,6 +40,25 @@ class Viewing(FakeEnvironment):
         assert self._outside is not None
         self.events.append("leave")
         self.files, self._outside = self._outside, None
+
+    async def written_paths(self) -> Sequence[PurePosixPath]:
+        return [PurePosixPath("/", name) for name in self.files.below("/") if self.files.is_file(f"/{name}")]
+
+    @override
+    async def run(self, command: str, shell: FakeShell) -> Output:
+        if "/solution/solve.sh" in command and not command.startswith("chmod"):
+            for line in (self.files.text("/solution/solve.sh") or "").splitlines()[1:]:
+                await shell.run(line)
+            return Output()
+        if command.endswith("echo planted"):
+            self.files.write("/usr/bin/cat", FORGERY)
+            return Output(stdout=["planted\n"])
+        return await super().run(command, shell)
+
+    @override
+    def grade(self) -> Mapping[str, float] | None:
+        is_fooled = self.files.text("/usr/bin/cat") == FORGERY.decode()
+        return self._rewards if is_fooled else super().grade()
 
     @override
     async def upload_dir(self, source_dir: Any, target_dir: str) -> None:

@@ -2,6 +2,6 @@
 
 from harbor_gym.checking.checks import check_task, check_tasks
 from harbor_gym.checking.plan import CheckPlan
-from harbor_gym.checking.verdict import PhaseSeconds, TaskCheck, Verdict
+from harbor_gym.checking.verdict import PhaseSeconds, PristineCheck, TaskCheck, Verdict
 
-__all__ = ["CheckPlan", "PhaseSeconds", "TaskCheck", "Verdict", "check_task", "check_tasks"]
+__all__ = ["CheckPlan", "PhaseSeconds", "PristineCheck", "TaskCheck", "Verdict", "check_task", "check_tasks"]

@@ -6,18 +6,23 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from harbor_gym.checking.forging import forger, trick_names
-from harbor_gym.checking.oracle import do_nothing, has_solution, oracle
+from harbor_gym.checking.carrying import candidates, what_remains
+from harbor_gym.checking.forging import forge
+from harbor_gym.checking.oracle import Oracle, do_nothing, has_solution
 from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.play import Played, RefusedError, Work, last_lines, play
 from harbor_gym.checking.trials import run_plain_oracle
-from harbor_gym.checking.verdict import SOLVED, UNSOLVED, TaskCheck, Verdict
-from harbor_gym.errors import HarborGymError
+from harbor_gym.checking.verdict import SOLVED, UNSOLVED, PristineCheck, TaskCheck, Verdict
+from harbor_gym.errors import HarborGymError, VerifierError
+from harbor_gym.verify_paths import VerifyPaths
 
 if TYPE_CHECKING:
+    from harbor.models.task.task import Task
+
     from harbor_gym.task_sources import SourcedTask
 
 
@@ -75,6 +80,8 @@ class _Check:
         self._path = self._found.path
         self._doing = "task"
         self._keys: set[str] = set()
+        self._written: set[PurePosixPath] = set()
+        self._offers_view = False
 
     async def run(self) -> TaskCheck:
         try:
@@ -90,7 +97,7 @@ class _Check:
     async def _run(self) -> None:
         from harbor_gym.episode.task import load_task
 
-        await load_task(self._path)
+        task = await load_task(self._path)
         self._note(has_solution=has_solution(self._path))
         if self._found.has_solution:
             await self._run_oracle()
@@ -98,8 +105,52 @@ class _Check:
         for _ in self._runs("nop"):
             played = await self._play(do_nothing)
             self._note(nop=(*self._found.nop, played.reward), phases=self._found.phases or played.phases)
-        if self._plan.forge and self._found.verdict is not Verdict.UNSOLVED:
-            await self._forge()
+        if self._found.verdict is Verdict.UNSOLVED:
+            return
+        if self._plan.forge:
+            self._doing = "forging"
+            forged = await forge(self._play, self._keys, (UNSOLVED, *self._found.nop))
+            self._note(forged=forged.reward, tricks=forged.tricks, voided=forged.voided)
+        may_view = self._offers_view or isinstance(self._plan.verify_paths, tuple)  # which a sandbox may refuse
+        if may_view and self._found.verdict in (Verdict.OK, Verdict.UNPROVEN, Verdict.FORGEABLE):
+            await self._check_view(task)
+
+    async def _check_view(self, task: Task) -> None:
+        from harbor_gym.episode.task import declared_verify_paths, grades_in_shared_sandbox
+
+        if not any(grades_in_shared_sandbox(task, step) for step in task.config.steps or [None]):
+            return
+        asked = declared_verify_paths(task) if self._plan.verify_paths == "auto" else self._plan.verify_paths
+        if asked == "off":
+            return
+        for carried in [asked] if asked is not None else candidates(self._written):
+            pristine = PristineCheck(tuple(map(str, carried)), is_asked=asked is not None)
+            pristine = await self._grade_in_view(pristine, carried)
+            if pristine is not None:
+                self._note(pristine=replace(pristine, remains=tuple(what_remains(self._path, carried))))
+                return
+
+    async def _grade_in_view(self, pristine: PristineCheck, carried: tuple[PurePosixPath, ...]) -> PristineCheck | None:
+        """Grade solution, doing nothing and forging in a view; None where proposed paths do not do."""
+        play = partial(self._play, verify_paths=carried)
+        self._doing = f"oracle, in the pristine view of {', '.join(pristine.paths)}"
+        if self._found.has_solution:
+            try:
+                pristine = replace(pristine, oracle=(await play(Oracle(self._path))).reward)
+            except VerifierError:
+                if pristine.is_asked:
+                    raise
+                return None
+        if pristine.verdict is Verdict.UNSOLVED:
+            return pristine if pristine.is_asked else None
+        self._doing = "nop, in the pristine view"
+        pristine = replace(pristine, nop=(await play(do_nothing)).reward)
+        if self._plan.forge:
+            self._doing = "forging, in the pristine view"
+            forged = await forge(play, self._keys, (UNSOLVED, pristine.nop or UNSOLVED))
+            pristine = replace(pristine, forged=forged.reward, tricks=forged.tricks)
+            self._note(voided=tuple(sorted({*self._found.voided, *forged.voided})))
+        return pristine
 
     def _note(self, **found: Any) -> None:
         self._found = replace(self._found, **found)
@@ -109,15 +160,20 @@ class _Check:
             self._doing = agent if run == 1 else f"{agent}, run {run}"
             yield
 
-    async def _play(self, work: Work, *, keep_processes: bool | None = None) -> Played:
-        played = await play(self._path, work, self._plan, keep_processes=keep_processes)
+    async def _play(
+        self, work: Work, *, keep_processes: bool | None = None, verify_paths: VerifyPaths = "off"
+    ) -> Played:
+        played = await play(self._path, work, self._plan, keep_processes=keep_processes, verify_paths=verify_paths)
         self._keys |= played.keys
+        self._offers_view = played.offers_view
         self._note(image_substitutions=played.image_substitutions)
         return played
 
     async def _run_oracle(self) -> None:
         for _ in self._runs("oracle"):
-            played = await self._play(oracle(self._path))
+            solution = Oracle(self._path)
+            played = await self._play(solution)
+            self._written |= solution.written
             self._note(
                 oracle=(*self._found.oracle, played.reward),
                 phases=played.phases,
@@ -132,20 +188,5 @@ class _Check:
         self._note(plain=plain)
         if plain not in self._found.oracle:
             self._doing = "oracle, its processes kept"
-            kept = await self._play(oracle(self._path), keep_processes=True)
+            kept = await self._play(Oracle(self._path), keep_processes=True)
             self._note(kept=kept.reward)
-
-    async def _forge(self) -> None:
-        """Play all tricks together; if that pays, each one alone, to name those that do."""
-        self._doing = "forging"
-        forged = await self._forge_by(trick_names())
-        self._note(forged=forged)
-        if forged in (UNSOLVED, *self._found.nop):
-            return
-        for trick in trick_names():
-            self._doing = f"forging, {trick} alone"
-            if await self._forge_by([trick]) == forged:
-                self._note(tricks=(*self._found.tricks, trick))
-
-    async def _forge_by(self, tricks: Sequence[str]) -> float:
-        return (await self._play(forger(tricks, self._keys))).reward

@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import json
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harbor_gym.errors import SandboxLostError
+from harbor_gym.checking.play import Played, Work
+from harbor_gym.errors import HarborGymError, SandboxLostError, VerifierError
 
 if TYPE_CHECKING:
-    from harbor_gym.checking.play import Work
     from harbor_gym.episode import AgentPhase, Episode
 
 _SCRIPTS = Path(__file__).parent / "forgeries"
@@ -27,6 +28,51 @@ _EXPECTED_END = "planted"
 def trick_names() -> list[str]:
     """Return the names of all tricks."""
     return sorted(path.stem for path in _SCRIPTS.glob("*.sh") if path.stem != "common")
+
+
+@dataclass(frozen=True, slots=True)
+class Forged:
+    """What tricks earned."""
+
+    reward: float
+    """The reward for all of them together; for the best one where all together left no verdict."""
+
+    tricks: tuple[str, ...]
+    """Those that earn as much alone."""
+
+    voided: tuple[str, ...]
+    """Those that alone leave no verdict, so that an episode would be thrown away."""
+
+
+async def forge(play: Callable[[Work], Awaitable[Played]], keys: Collection[str], honest: Collection[float]) -> Forged:
+    """Play all tricks together; if that pays, or leaves no verdict, each one alone, to name those that do.
+
+    Args:
+        play: Plays an episode.
+        keys: Names of the rewards to forge.
+        honest: Rewards for doing nothing: what is not worth a second look.
+
+    Raises:
+        SandboxError, VerifierError: No trick left a verdict.
+    """
+    together = await _earn(play, forger(trick_names(), keys))
+    if isinstance(together, float) and together in honest:
+        return Forged(together, (), ())
+    alone = {trick: await _earn(play, forger([trick], keys)) for trick in trick_names()}
+    graded = {trick: earned for trick, earned in alone.items() if isinstance(earned, float)}
+    if isinstance(together, HarborGymError):
+        if not graded:
+            raise together
+        together = max(graded.values())
+    paying = tuple(trick for trick, earned in graded.items() if earned == together and earned not in honest)
+    return Forged(together, paying, tuple(trick for trick in alone if trick not in graded))
+
+
+async def _earn(play: Callable[[Work], Awaitable[Played]], work: Work) -> float | HarborGymError:
+    try:
+        return (await play(work)).reward
+    except (SandboxLostError, VerifierError) as exc:
+        return exc
 
 
 def forger(tricks: Sequence[str], keys: Collection[str]) -> Work:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbor_gym.rewards import RewardFunction, reward_function
+from harbor_gym.verify_paths import VerifyPaths
 
 if TYPE_CHECKING:
     from harbor.models.trial.config import EnvironmentConfig
@@ -33,6 +34,10 @@ class CheckPlan:
 
     reward_function: str | None = None
     """As ``TerminalEnvConfig.reward_function``."""
+
+    verify_paths: VerifyPaths = "auto"
+    """Paths of a pristine view to check too. ``auto``: those that the task declares, or else some that are worked out
+    from what the solution wrote, and proposed; ``off``: none."""
 
     stop_timeout_sec: float = 60.0
     """Seconds that Harbor gets to stop a sandbox."""

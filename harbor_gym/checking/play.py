@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.verdict import PhaseSeconds
 from harbor_gym.errors import TaskError
+from harbor_gym.verify_paths import VerifyPaths
 
 if TYPE_CHECKING:
     from harbor_gym.episode import AgentPhase, Episode
@@ -49,8 +50,18 @@ class Played:
     image_substitutions: tuple[str, ...]
     """Base images that were not to be had, and what stood in for each."""
 
+    offers_view: bool
+    """Whether the sandbox has a pristine view."""
 
-async def play(task_dir: Path, work: Work, plan: CheckPlan, *, keep_processes: bool | None = None) -> Played:
+
+async def play(
+    task_dir: Path,
+    work: Work,
+    plan: CheckPlan,
+    *,
+    keep_processes: bool | None = None,
+    verify_paths: VerifyPaths = "off",
+) -> Played:
     """Play one episode and return what it came to.
 
     Args:
@@ -58,6 +69,7 @@ async def play(task_dir: Path, work: Work, plan: CheckPlan, *, keep_processes: b
         work: What is done in place of the policy.
         plan: The sandbox, the reward's name, and where to keep the trial's folder.
         keep_processes: Whether what the work left running runs on while it is graded; None is what the task says.
+        verify_paths: What the verifier sees, as ``TerminalEnvConfig.verify_paths``.
 
     Raises:
         RefusedError: The sandbox does not take this task.
@@ -68,12 +80,15 @@ async def play(task_dir: Path, work: Work, plan: CheckPlan, *, keep_processes: b
     from harbor_gym.episode.task import load_task
 
     episode = Episode(
-        await load_task(task_dir), plan.environment, trials_dir=plan.trials_dir, stop_timeout_sec=plan.stop_timeout_sec
+        await load_task(task_dir),
+        plan.environment,
+        trials_dir=plan.trials_dir,
+        stop_timeout_sec=plan.stop_timeout_sec,
+        verify_paths=verify_paths,
     )
+    keep = episode.task_keeps_processes if keep_processes is None else keep_processes
     try:
-        return await _Player(
-            episode, plan, episode.task_keeps_processes if keep_processes is None else keep_processes
-        ).play(work)
+        return await _Player(episode, plan, keep).play(work)
     finally:
         await episode.close()
 
@@ -90,10 +105,12 @@ class _Player:
         self._agent_sec = self._verify_sec = self._stop_sec = 0.0
 
     async def play(self, work: Work) -> Played:
+        from harbor_gym.episode.verifier_view import OffersView
+
         started = time.monotonic()
         phase: AgentPhase | None = await self._start()
         start_sec = time.monotonic() - started
-        substitutions = tuple(getattr(phase.environment, "image_substitutions", ()))
+        sandbox = phase.environment
         rewards: dict[str, float] = {}
         while phase is not None:
             phase, rewards = await self._play_phase(phase, work)
@@ -103,7 +120,8 @@ class _Player:
             phases=PhaseSeconds(start_sec, self._agent_sec, self._verify_sec, self._stop_sec),
             output=await self._output(),
             stopped_processes=self._stopped,
-            image_substitutions=substitutions,
+            image_substitutions=tuple(getattr(sandbox, "image_substitutions", ())),
+            offers_view=isinstance(sandbox, OffersView),
         )
 
     async def _start(self) -> AgentPhase:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -59,6 +60,47 @@ class PhaseSeconds:
 
 
 @dataclass(frozen=True, slots=True)
+class PristineCheck:
+    """What a task comes to where its verifier has a pristine view."""
+
+    paths: tuple[str, ...]
+    """What is carried from the policy's sandbox into the view."""
+
+    is_asked: bool
+    """Whether the task declares these paths, or the plan gives them: a policy is then graded so. Else they are
+    proposed, worked out from what the solution wrote."""
+
+    oracle: float | None = None
+    """Reward of the task's own solution."""
+
+    nop: float | None = None
+    """Reward for doing nothing."""
+
+    forged: float | None = None
+    """Reward for forging; None when it was not tried."""
+
+    tricks: tuple[str, ...] = ()
+    """Which tricks score on their own, where forging did."""
+
+    remains: tuple[str, ...] = ()
+    """What a policy could still plant in these paths for this task's verifier to run."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The one word for this view; ``OK`` stands for ``UNPROVEN`` too."""
+        if self.oracle not in (None, SOLVED):
+            return Verdict.UNSOLVED
+        if self.nop not in (None, UNSOLVED):
+            return Verdict.TRIVIAL
+        return Verdict.OK if self.forged in (None, UNSOLVED) else Verdict.FORGEABLE
+
+    @property
+    def declaration(self) -> str:
+        """The line for ``[metadata]`` in task.toml."""
+        return f"verify_paths = {json.dumps(list(self.paths))}"
+
+
+@dataclass(frozen=True, slots=True)
 class TaskCheck:
     """The verdict on one task, and what it rests on."""
 
@@ -104,6 +146,12 @@ class TaskCheck:
     tricks: tuple[str, ...] = ()
     """Which tricks score on their own, where forging did."""
 
+    voided: tuple[str, ...] = ()
+    """Which tricks leave no verdict, in either view, where forging was tried trick by trick."""
+
+    pristine: PristineCheck | None = None
+    """What it comes to in a pristine view; None where the sandbox has none, or no paths are known for one."""
+
     phases: PhaseSeconds | None = None
     """Where the time of the oracle's last episode went; of doing nothing's, where there is no solution."""
 
@@ -118,7 +166,20 @@ class TaskCheck:
 
     @property
     def verdict(self) -> Verdict:
-        """The one word; of several that apply the one that puts the others in doubt."""
+        """The one word; of several that apply the one that puts the others in doubt.
+
+        Where the task is graded in a pristine view, that one counts: forging under Harbor's grading does not.
+        """
+        harbors = self.harbors_verdict
+        if self.pristine is None or not self.pristine.is_asked or harbors not in _SOUND:
+            return harbors
+        if self.pristine.verdict is not Verdict.OK:
+            return self.pristine.verdict
+        return Verdict.OK if self.has_solution else Verdict.UNPROVEN
+
+    @property
+    def harbors_verdict(self) -> Verdict:
+        """The one word for Harbor's grading, in which the verifier sees all of the policy's sandbox."""
         if self.error is not None:
             return Verdict.REFUSED if self.refused else Verdict.ERROR
         if len(set(self.oracle)) > 1 or len(set(self.nop)) > 1:
@@ -141,6 +202,8 @@ class TaskCheck:
     @property
     def reason(self) -> str | None:
         """One line that says why the task is not ok; None when it is."""
+        if self.pristine is not None and self.verdict is not self.harbors_verdict:
+            return self._why_not_pristine(self.pristine)
         match self.verdict:
             case Verdict.OK:
                 return None
@@ -153,16 +216,32 @@ class TaskCheck:
             case Verdict.UNSOLVED:
                 return self._why_unsolved
             case Verdict.UNPROVEN:
-                return "the task has no solution/, so nothing shows that it can be solved"
+                return _NO_SOLUTION
             case Verdict.TRIVIAL:
                 return f"doing nothing scores {_list(self.nop)}, not {UNSOLVED:g}"
+            case Verdict.FORGEABLE if self.pristine is not None and self.pristine.is_asked:
+                return self._why_not_pristine(self.pristine)
             case Verdict.FORGEABLE:
-                which = ", ".join(self.tricks) or "only all tricks together"
+                which = _names(self.tricks)
                 return (
                     f"forging scores {self.forged:g} without doing the task; what works alone: {which}. Give the "
                     "policy a user of its own ([agent] user), or the verifier a sandbox of its own ([verifier] "
-                    'environment_mode = "separate")'
+                    'environment_mode = "separate"), or a pristine view ([metadata] verify_paths)'
                 )
+
+    def _why_not_pristine(self, pristine: PristineCheck) -> str | None:
+        view = f"in the pristine view of {', '.join(pristine.paths)}"
+        match self.verdict:
+            case Verdict.UNSOLVED:
+                return f"{view} the task's own solution scores {pristine.oracle:g}, not {SOLVED:g}: a path is missing"
+            case Verdict.TRIVIAL:
+                return f"{view} doing nothing scores {pristine.nop:g}, not {UNSOLVED:g}"
+            case Verdict.FORGEABLE:
+                return f"{view} forging scores {pristine.forged:g}; what works alone: {_names(pristine.tricks)}"
+            case Verdict.UNPROVEN:
+                return _NO_SOLUTION
+            case _:
+                return None
 
     @property
     def _why_unsolved(self) -> str:
@@ -179,6 +258,16 @@ class TaskCheck:
             f"{differ}, also with [metadata] keep_agent_processes = true: before grading an episode empties "
             "/logs/verifier and /tests too"
         )
+
+
+_SOUND = (Verdict.OK, Verdict.UNPROVEN, Verdict.FORGEABLE)
+"""What Harbor's grading may come to for the pristine view to have the last word."""
+
+_NO_SOLUTION = "the task has no solution/, so nothing shows that it can be solved"
+
+
+def _names(tricks: tuple[str, ...]) -> str:
+    return ", ".join(tricks) or "only all tricks together"
 
 
 def _list(rewards: tuple[float, ...]) -> str:
