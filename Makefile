@@ -14,7 +14,7 @@ $(INSTALLED): .requirements/all.txt .requirements/overrides.txt pyproject.toml
 
 setup: $(INSTALLED) ## Make .venv with every pinned package (PYTHON= names an interpreter)
 
-engines-local: ## Install what the local sandbox needs: tmux, bubblewrap, buildah, mmdebstrap
+engines-local: ## Install what the local sandbox needs: tmux, buildah, slirp4netns, mmdebstrap
 	.ci/engines.sh local
 
 engines-docker: ## Install Docker with Compose v2 and start it where nothing else does

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the programs that sandboxes need, only where they are missing.
-#   engines.sh local    tmux, bubblewrap, slirp4netns, buildah, mmdebstrap: the local sandbox
+#   engines.sh local    tmux, slirp4netns, buildah, mmdebstrap, libnftables: the local sandbox; bubblewrap, its benchmark's peer
 #   engines.sh docker   Docker with Compose v2 and BuildKit, and a running daemon
 # Without root or apt it prints what to install and fails.
 set -euo pipefail
@@ -13,6 +13,8 @@ local_engine() {
   for pair in tmux:tmux bwrap:bubblewrap slirp4netns:slirp4netns buildah:buildah newuidmap:uidmap mmdebstrap:mmdebstrap git:git mount:mount; do
     has "${pair%%:*}" || missing+=("${pair#*:}")
   done
+  # Not in a pipe: grep would leave before ldconfig has written all.
+  [[ $(ldconfig -p) == *libnftables.so.1* ]] || missing+=(libnftables1)
   if [ ${#missing[@]} -eq 0 ]; then
     is_root || say 'as an ordinary user, see what the local sandbox lacks: harbor-gym doctor --env local'
     return 0

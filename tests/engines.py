@@ -10,7 +10,7 @@ import pytest
 
 _HOW_TO_ENABLE = {
     "docker": "install Docker with Compose v2 and start the daemon (`make engines` does both on Debian)",
-    "local": "run as root on Linux with bubblewrap, slirp4netns, buildah, mmdebstrap, tmux (`make engines` gets them)",
+    "local": "run as root on Linux with slirp4netns, buildah, mmdebstrap, tmux (`make engines` gets them)",
     "server": "install the embedded training server (`make setup`)",
     "tinker": 'pip install "harbor-gym[tinker]"',
 }
@@ -28,7 +28,7 @@ def _has(engine: str) -> bool:
                 subprocess.run(command, capture_output=True, check=False).returncode == 0 for command in commands
             )
         case "local":
-            tools = ("bwrap", "buildah", "mmdebstrap", "slirp4netns", "tmux")
+            tools = ("buildah", "mmdebstrap", "slirp4netns", "tmux")
             return os.geteuid() == 0 and all(shutil.which(tool) for tool in tools)
         case "server":
             return importlib.util.find_spec("skyrl") is not None and importlib.util.find_spec("jax") is not None

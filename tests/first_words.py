@@ -1,4 +1,4 @@
-"""What becomes of the first words that local sandboxes say to the world. As a program it prints that as JSON."""
+"""What a local sandbox with a network reaches of this machine. As a program it prints that as JSON."""
 
 import asyncio
 import contextlib
@@ -22,8 +22,6 @@ _CONNECT = """
 import socket, sys
 with socket.create_connection((sys.argv[1], int(sys.argv[2])), 10) as connection:
     print(connection.recv(100).decode())
-    # Read before the connection is forgotten.
-    print([line.split()[12] for line in open("/proc/net/snmp") if line.startswith("Tcp:")][1], "sent again")
 """
 _SEND = """
 import socket, sys
@@ -32,6 +30,20 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as speaker:
     for word in range(3):
         speaker.sendto(b"%d" % word, (sys.argv[1], int(sys.argv[2])))
     print(*sorted(speaker.recv(100).decode() for _ in range(3)))
+"""
+_BY_DEVICE = """
+import socket, sys, time
+for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
+    with socket.socket(socket.AF_INET, kind) as speaker:
+        speaker.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"tap0")
+        speaker.settimeout(0.5)
+        for word in range(3):
+            try:
+                speaker.connect((sys.argv[1], int(sys.argv[2])))
+                speaker.send(b"hello")
+            except OSError as exc:
+                print(exc)
+time.sleep(0.3)
 """
 
 
@@ -99,7 +111,7 @@ def network_processes() -> list[int]:
 
 
 async def connect(sandbox: LocalEnvironment, port: int) -> str:
-    """Connect to this machine from inside; return what was heard and how often TCP had to repeat itself."""
+    """Connect to this machine from inside; return what was heard."""
     return await output(sandbox, f"python3 -c '{_CONNECT}' {own_address()} {port}")
 
 
@@ -108,22 +120,24 @@ async def send(sandbox: LocalEnvironment, port: int) -> str:
     return await output(sandbox, f"python3 -c '{_SEND}' {own_address()} {port}")
 
 
-async def say(directory: Path) -> dict[str, list[str | int]]:
-    """Say the first words of two sandboxes, one by TCP and one by UDP.
+async def send_by_device(sandbox: LocalEnvironment, address: str, port: int) -> None:
+    """Send datagrams, and open a connection, past the routes of the sandbox, by the name of its device."""
+    await output(sandbox, f"python3 -c '{_BY_DEVICE}' {address} {port}")
 
-    Returns:
-        For each what it heard, and its devices and the number of all network processes before and after.
-    """
-    told: dict[str, list[str | int]] = {}
-    async with greeting() as greeter, echoing() as echo:
-        for name, say_it, port in (("tcp", connect, greeter), ("udp", send, echo.port)):
-            async with running(make_sandbox(directory, network_policy=PUBLIC, private_network=True)) as sandbox:
-                before = [await output(sandbox, DEVICES), len(network_processes())]
-                heard = await say_it(sandbox, port)
-                told[name] = [heard, *before, await output(sandbox, DEVICES), len(network_processes())]
-    return told
+
+async def reach(directory: Path) -> dict[str, object]:
+    """Return what a sandbox hears that may reach private networks, and what this machine's loopback hears of it."""
+    made = make_sandbox(directory, network_policy=PUBLIC, private_network=True)
+    async with greeting() as greeter, echoing() as echo, running(made) as sandbox:
+        heard = [await connect(sandbox, greeter), await send(sandbox, echo.port), await output(sandbox, DEVICES)]
+        echo.heard.clear()
+        await send_by_device(sandbox, own_address(), echo.port)
+        by_device = len(echo.heard)
+        echo.heard.clear()
+        await send_by_device(sandbox, "127.0.0.1", echo.port)
+        return {"heard": heard, "by device": by_device > 0, "on loopback": len(echo.heard)}
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        json.dump(asyncio.run(say(Path(folder))), sys.stdout)
+        json.dump(asyncio.run(reach(Path(folder))), sys.stdout)

@@ -19,14 +19,14 @@ def test_what_this_machine_has_is_found() -> None:
     report = json.loads(done.stdout)
     assert (done.returncode, report["usable"]) == (0, {"local": True})
     found = {one["what"]: one for one in report["findings"]}
-    assert found["bwrap"]["note"] == shutil.which("bwrap")
+    assert found["buildah"]["note"] == shutil.which("buildah")
     assert all(one["ok"] and not one["fix"] for one in found.values() if one["is_needed"])
 
 
 def test_what_is_missing_has_a_command_and_makes_the_answer_no(tmp_path: Path) -> None:
     done = run("doctor", "--env", "local", PATH=str(tmp_path))
     assert done.returncode == 1
-    assert "apt-get install -y bubblewrap" in done.stdout
+    assert "apt-get install -y buildah" in done.stdout
     assert done.stdout.endswith("--env local can NOT be used\n")
     first, *_ = run("doctor", "--env", "docker", PATH=str(tmp_path)).stdout.splitlines()
     assert first.split()[:3] == ["docker", "docker", "MISSING"]

@@ -33,13 +33,14 @@ async def test_no_file_of_the_host_is_visible(sandbox: LocalEnvironment, tmp_pat
     secret.write_text("hunter2")
     paths = [secret, _REPOSITORY, cache_dir(), Path("/proc/1/root") / secret.relative_to("/"), Path.home() / ".cache"]
     assert await output(sandbox, f"ls -d {' '.join(map(str, paths))} 2>/dev/null || :") == ""
-    assert await output(sandbox, "cat /proc/self/mountinfo | awk '{print $5}' | grep -v '^/\\(dev\\|proc\\)'") == "/"
+    assert (
+        await output(sandbox, "cat /proc/self/mountinfo | awk '{print $5}' | grep -v '^/\\(dev\\|proc\\|sys\\)'") == "/"
+    )
 
 
 async def test_no_process_of_the_host_is_visible(sandbox: LocalEnvironment) -> None:
-    assert await output(sandbox, "exec ps -eo comm --no-headers") == "bash\nps"
-    assert await output(sandbox, "readlink /proc/1/exe") == "/usr/bin/bash"
-    namespaces = ("pid", "mnt", "net", "ipc", "uts", "cgroup")
+    assert await output(sandbox, "exec ps -eo comm --no-headers") == "init\nps"
+    namespaces = ("pid", "mnt", "net", "ipc", "uts", "cgroup", "user")
     inside = await output(sandbox, f"for n in {' '.join(namespaces)}; do readlink /proc/self/ns/$n; done")
     outside = await asyncio.to_thread(
         subprocess.run,
@@ -124,7 +125,6 @@ async def test_privileges_can_not_be_regained(sandbox: LocalEnvironment) -> None
     status = await output(sandbox, "grep -E 'Cap(Inh|Prm|Eff|Bnd|Amb)|NoNewPrivs' /proc/self/status")
     fields = {name: int(value, 16) for name, value in (line.split(":\t") for line in status.splitlines())}
     allowed = sum(1 << capability for capability in (0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31))
-    assert fields["NoNewPrivs"] == 1
     assert fields["CapInh"] == fields["CapAmb"] == 0
     assert fields["CapBnd"] == fields["CapEff"] == allowed
     assert (await output(sandbox, "grep CapEff /proc/self/status", user="dev")).endswith("0" * 16)
@@ -238,7 +238,9 @@ def _pids(mark: str) -> list[int]:
 
 def _supervisors(host: int) -> list[int]:
     """Return what a process's factory of supervisors has forked; it has their arguments, too."""
-    return [pid for pid in _pids(f" factory 3 {host} ") if _parent(pid) != host]
+    found = _pids(f" factory 3 {host} ")
+    (factory,) = (pid for pid in found if _parent(pid) == host)
+    return [pid for pid in found if _parent(pid) == factory]
 
 
 def _parent(pid: int) -> int:
@@ -265,7 +267,7 @@ async def test_after_sigkill_of_the_host_process_nothing_is_left(tmp_path: Path)
     supervisors = _supervisors(host.pid)
     assert len(supervisors) == 2
     assert len(_pids(f"sleep {mark}")) >= 5
-    networks = [pid for pid in _pids(NETWORK_PROGRAM) if _parent(pid) in supervisors]
+    networks = [pid for pid in _pids(NETWORK_PROGRAM) if _parent(_parent(pid)) in supervisors]
     assert len(networks) == 2
     groups = _groups(host.pid)
     assert len(groups) == 2 * len(limits.places())

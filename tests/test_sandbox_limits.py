@@ -45,8 +45,8 @@ def _supervisor() -> int:
 
 def _init() -> int:
     """Return the pid, as seen from here, of the first process of this process's one sandbox."""
-    (bwrap,) = Path(f"/proc/{_supervisor()}/task/{_supervisor()}/children").read_text().split()
-    return int(Path(f"/proc/{bwrap}/task/{bwrap}/children").read_text())
+    (first,) = Path(f"/proc/{_supervisor()}/task/{_supervisor()}/children").read_text().split()
+    return int(first)
 
 
 @pytest.mark.usefixtures("control_groups")

@@ -88,7 +88,7 @@ async def hold_set_up(image: Image, setup: Setup, walls: Walls, *, timeout_sec: 
 async def _make(image: Image, setup: Setup, walls: Walls, digest: str) -> Image:
     sandbox = SupervisedSandbox()
     try:
-        await sandbox.start(image.directories, walls, setup.directories)
+        await sandbox.start(image.directories, walls, setup.directories, is_for_copying=True)
         for command in (setup.command, _KILL_THE_REST):
             finished = await sandbox.run(Request(command, "0", setup.workdir, setup.env))
             require_success(finished.return_code, f"{finished.stdout.text()}{finished.stderr.text()}")

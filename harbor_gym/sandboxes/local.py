@@ -33,7 +33,7 @@ from harbor_gym.errors import (
     SandboxTimeoutError,
     TaskError,
 )
-from harbor_gym.sandboxes import archive, direct_access, limits, reaper
+from harbor_gym.sandboxes import archive, direct_access, limits, reaper, seccomp
 from harbor_gym.sandboxes.direct_access import NotPlainError
 from harbor_gym.sandboxes.forks import ImageOptions, Setup, hold_set_up
 from harbor_gym.sandboxes.images import Image, ImageSource, hold_image
@@ -51,7 +51,7 @@ _HARBOR_LOGS = "/logs/"
 _TAR_CHANGED = 1
 """GNU tar's status where a file changed while it was read, which running services do."""
 _AUTOGROUP_NICE = -10
-TOOLS = {"bwrap": "bubblewrap", "buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
+TOOLS = {"buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → the Debian package that holds it."""
 
 
@@ -89,17 +89,22 @@ class LocalEnvironment(BaseEnvironment):
     of its own with the image's environment; every sandbox then starts from the files that it left.
 
     **Network**: ``no-network`` is loopback only. ``public`` goes through slirp4netns, a network stack without rights on
-    the machine: connections out, none in. It starts with the sandbox's first packet, which waits for it. Not reachable
-    are 169.254.0.0/16, the machine's loopback and, unless the option ``private_network`` is true, private networks and
-    the machine's own addresses. Without slirp4netns such a task is refused, unless the option ``network`` is
-    ``"none"``, which runs every task without. Phases may differ. Allowlists are refused. Images are built with the
+    the machine: connections out, none in. A packet filter outside the sandbox's reach refuses IPv6, the addresses of
+    cloud metadata, the machine's loopback and, unless the option ``private_network`` is true, private networks and the
+    machine's own addresses. Without slirp4netns and libnftables such a task is refused, unless the option ``network``
+    is ``"none"``, which runs every task without. Phases may differ. Allowlists are refused. Images are built with the
     machine's network.
 
     **System calls** that ordinary programs do without are refused: tracing (no gdb or strace), mounts, namespaces, BPF,
-    io_uring, kernel keys, and everything of 32-bit programs. setuid files give no rights.
+    io_uring, libaio, kernel keys, and everything of 32-bit programs. setuid programs of the image work, and give the
+    rights of the sandbox's root.
 
-    Needs Linux with bubblewrap and buildah, and root or an ordinary user with subordinate ids (subuid(5)). Compose
-    tasks, GPUs and host mounts of the user's own are refused.
+    **Who root is**: each sandbox has a user namespace of its own with 65,536 ids that nobody else has, so root inside
+    is nobody on the machine. Where the kernel or the cache's file system can't show an image's files with other owners
+    (``harbor-gym doctor`` reports it), and for an ordinary user, root inside is the caller, confined in namespaces.
+
+    Needs Linux with buildah, libseccomp and the OCI seccomp profile that buildah's package brings, and root or an
+    ordinary user with subordinate ids (subuid(5)). Compose tasks, GPUs and host mounts of the user's own are refused.
 
     The environment belongs to the event loop that started it. When the process dies, however, its sandboxes go too.
     """
@@ -136,6 +141,7 @@ class LocalEnvironment(BaseEnvironment):
         self._image: Image | None = None
         self._hold: Hold | None = None
         self._is_started = False
+        self._phase_policies: tuple[NetworkPolicy, ...] = tuple(kwargs.get("phase_network_policies") or ())
         super().__init__(*args, **kwargs)
 
     @staticmethod
@@ -176,6 +182,8 @@ class LocalEnvironment(BaseEnvironment):
         if missing:
             names = " ".join(missing)
             raise MissingDependencyError(f"local sandboxes need {names}: apt-get install -y {names}")
+        if lacking := seccomp.missing_profile():
+            raise MissingDependencyError(f"local sandboxes need a system call filter: {lacking}")
         if ordinary.is_ordinary():
             refusal, fix = ordinary.refusal()
             if refusal:
@@ -264,6 +272,7 @@ class LocalEnvironment(BaseEnvironment):
             memory_mb=self._effective_memory_mb,
             cpus=self._effective_cpus,
             has_network=self._has_network(self.network_policy),
+            may_have_network=any(map(self._has_network, self._phase_policies)),
         )
 
     def _has_network(self, policy: NetworkPolicy) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import platform
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -23,7 +24,7 @@ from harbor_gym.errors import (
 )
 from harbor_gym.ordinary import USER_NAMESPACE, is_ordinary
 from harbor_gym.processes import start_process
-from harbor_gym.sandboxes import direct_access, limits
+from harbor_gym.sandboxes import direct_access, limits, own_ids, seccomp
 from harbor_gym.sandboxes.network import NAME_SERVER, NETWORK_PROGRAM
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
@@ -96,7 +97,14 @@ class SupervisedSandbox:
 
     # --- life ----------------------------------------------------------------------------------------------------
 
-    async def start(self, layers: Sequence[Path], walls: Walls, directories: Mapping[str, int | None]) -> None:
+    async def start(
+        self,
+        layers: Sequence[Path],
+        walls: Walls,
+        directories: Mapping[str, int | None],
+        *,
+        is_for_copying: bool = False,
+    ) -> None:
         """Build the sandbox on ``layers``, the topmost first, which stay untouched; return when its PID 1 runs.
 
         After any failure, call :meth:`stop`.
@@ -105,14 +113,16 @@ class SupervisedSandbox:
             layers: Directories of the host.
             walls: What bounds it.
             directories: Made in it where they are missing, root's, and given their mode; None leaves theirs.
+            is_for_copying: Let its files have the ids of this process's own user namespace, for :meth:`copy_written`.
 
         Raises:
-            SandboxStartError: The kernel or bubblewrap refused, a directory can't be made, or there was no answer in
+            SandboxStartError: The kernel refused, a directory can't be made, or there was no answer in
                 time.
         """
         mountpoint = cache_dir() / "mountpoint"
         mountpoint.mkdir(exist_ok=True)
         limits.remove_abandoned_groups()
+        has_own_ids = not is_for_copying and not await asyncio.to_thread(own_ids.refusal)
         bounds = limits.as_config(self._group, walls.limits)
         self._process_limits = bounds.pop("process_limits")
         config = {
@@ -120,12 +130,14 @@ class SupervisedSandbox:
             "layers": [str(layer) for layer in layers],
             "mountpoint": str(mountpoint),
             "storage_bytes": walls.storage_bytes,
-            "bwrap": find_program("bwrap"),
             "slirp4netns": find_program(NETWORK_PROGRAM),
             "has_network": walls.has_network,
+            "may_have_network": walls.may_have_network,
             "name_server": NAME_SERVER,
             "directories": dict(directories),
             "is_ordinary": is_ordinary(),
+            "has_own_ids": has_own_ids,
+            "filters": seccomp.filters(platform.machine()),
             "closed_networks": walls.closed_networks,
             **bounds,
         }
@@ -138,8 +150,8 @@ class SupervisedSandbox:
             raise SandboxStartError(f"the local sandbox did not come up within {_READY_TIMEOUT_SEC:g} s") from None
         if "error" in answer:
             raise SandboxStartError(f"the local sandbox could not be set up: {answer['error']}")
-        self._target = {key: answer[key] for key in ("init", "start_time")}
-        self._target |= {key: config[key] for key in ("cgroups", "is_ordinary")}
+        self._target = {key: answer[key] for key in ("init", "start_time", "first_id")}
+        self._target |= {key: config[key] for key in ("cgroups", "is_ordinary", "filters")}
 
     async def _start_supervisor(self, config: str) -> None:
         try:
@@ -381,10 +393,8 @@ class SupervisedSandbox:
         Raises:
             NotPlainError: This process may not, the sandbox is gone, or ``work`` left it to a command in the sandbox.
         """
-        if not self.is_running or self._target["is_ordinary"]:
-            raise direct_access.NotPlainError(
-                "the sandbox is gone, or an ordinary user's, who may not read what its others own"
-            )
+        if not self.is_running or self._target["is_ordinary"] or self._target["first_id"]:
+            raise direct_access.NotPlainError("the sandbox is gone, or its files have other owners here than inside")
 
         def open_and_work() -> T:
             with direct_access.root_of(self._target["init"], self._target["start_time"]) as root:

@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import ipaddress
 import re
 from pathlib import Path
+
+from harbor_gym.sandboxes.tools import find_program
 
 NETWORK_PROGRAM = "slirp4netns"
 NAME_SERVER = "10.0.2.3"
 """Where slirp4netns answers for the machine's own resolver."""
 
-_LINK_LOCAL = "169.254.0.0/16"
-"""Where clouds keep their metadata, credentials among them. Never reachable."""
+_NEVER = (
+    "0.0.0.0/8",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "168.63.129.16/32",
+    "192.0.0.0/24",
+    "224.0.0.0/4",
+    "240.0.0.0/4",
+)
+"""This machine, and where clouds keep their metadata, credentials among them; nothing else that a task could need."""
 _PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
+_PACKET_FILTER = "libnftables.so.1"
+
+
+@functools.cache
+def missing_packages() -> tuple[str, ...]:
+    """Return the Debian packages that a sandbox with a network needs and that this machine has not."""
+    missing = () if find_program(NETWORK_PROGRAM) else (NETWORK_PROGRAM,)
+    try:
+        ctypes.CDLL(_PACKET_FILTER)
+    except OSError:
+        return (*missing, "libnftables1")
+    return missing
 
 
 def closed_networks(*, has_private: bool) -> list[str]:
-    """Return the IPv4 networks that a sandbox with a public network must not reach.
+    """Return the IPv4 networks that a sandbox with a public network must not reach; none contains another.
 
     Args:
         has_private: Leave the private networks and this machine's own addresses open.
     """
-    return [_LINK_LOCAL] if has_private else [_LINK_LOCAL, *_PRIVATE, *own_addresses()]
+    closed = _NEVER if has_private else (*_NEVER, *_PRIVATE, *own_addresses())
+    return [str(network) for network in ipaddress.collapse_addresses(map(ipaddress.IPv4Network, closed))]
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -34,6 +35,15 @@ def supervisor_argv(*arguments: str) -> list[str]:
 def supervisor_environment() -> dict[str, str]:
     """Return what that program needs of this process's environment."""
     return {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+
+
+def run_supervisor_program(*arguments: str) -> str:
+    """Run the supervisor's own program and return what it printed. Blocks."""
+    argv = supervisor_argv(*arguments)
+    done = subprocess.run(
+        argv, capture_output=True, text=True, check=False, env=supervisor_environment(), timeout=_ANSWER_TIMEOUT_SEC
+    )
+    return done.stdout or done.stderr
 
 
 class ForkedSupervisor:

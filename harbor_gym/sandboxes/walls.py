@@ -11,8 +11,7 @@ from harbor.models.task.config import NetworkMode, NetworkPolicy
 
 from harbor_gym.errors import MissingDependencyError, UsageError
 from harbor_gym.sandboxes import limits
-from harbor_gym.sandboxes.network import NETWORK_PROGRAM, closed_networks
-from harbor_gym.sandboxes.tools import find_program
+from harbor_gym.sandboxes.network import closed_networks, missing_packages
 
 DEFAULT_MAX_PROCESSES = 1024
 """More than any task's build starts at once, and few enough for a machine with many sandboxes."""
@@ -27,6 +26,9 @@ class Walls:
     storage_bytes: int
     limits: limits.Limits
     has_network: bool
+    may_have_network: bool
+    """Whether it gets a network now or in a later phase."""
+
     closed_networks: tuple[str, ...]
     """What a network does not lead to."""
 
@@ -56,14 +58,22 @@ class WallOptions:
         if self.network == "none":
             _warn_once("sandbox option network='none': tasks whose network_mode is public run without a network")
             return False
-        if find_program(NETWORK_PROGRAM) is None:
+        if missing := " and ".join(missing_packages()):
             raise MissingDependencyError(
-                f"{task}: its network_mode is public, for which local sandboxes need {NETWORK_PROGRAM}: apt-get "
-                f"install -y {NETWORK_PROGRAM} (or, if the task needs no network, the sandbox option network='none')"
+                f"{task}: its network_mode is public, for which local sandboxes need {missing}: apt-get install -y "
+                f"{missing.replace(' and ', ' ')} (or, if the task needs no network, the sandbox option network='none')"
             )
         return True
 
-    def walls(self, *, storage_mb: int, memory_mb: int | None, cpus: int | None, has_network: bool) -> Walls:
+    def walls(
+        self,
+        *,
+        storage_mb: int,
+        memory_mb: int | None,
+        cpus: int | None,
+        has_network: bool,
+        may_have_network: bool = False,
+    ) -> Walls:
         """Put the task's numbers and the options together; warn once of what this machine can't hold to."""
         if missing := [name for name in limits.CONTROLLERS if name not in limits.places()]:
             _warn_once(
@@ -75,6 +85,7 @@ class WallOptions:
             storage_bytes=storage_mb << 20,
             limits=limits.Limits(memory_mb << 20 if memory_mb else None, cpus, self.max_processes),
             has_network=has_network,
+            may_have_network=has_network or may_have_network,
             closed_networks=tuple(closed_networks(has_private=self.private_network)),
         )
 

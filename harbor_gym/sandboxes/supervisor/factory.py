@@ -14,7 +14,6 @@ import sys
 from typing import NoReturn
 
 import serving
-import syscalls
 
 _REQUEST_BYTES = 1 << 17
 _LAST_DESCRIPTOR = 1 << 20
@@ -35,7 +34,6 @@ def run(requests_fd: int, caller: int) -> int:
     poll = select.poll()
     for handle in (requests_fd, parent, wake_read):
         poll.register(handle, select.POLLIN)
-    syscalls.prepare()
     while True:
         ready = {handle for handle, _ in poll.poll()}
         if wake_read in ready:

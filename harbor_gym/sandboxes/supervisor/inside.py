@@ -13,7 +13,9 @@ import signal
 from typing import Any, NamedTuple, NoReturn
 
 import cgroups
-import syscalls
+import files
+import programs
+import system_calls
 from kernel import PR_SET_PDEATHSIG, drop_privileges, prctl
 
 _ACCOUNT_FILE_BYTES, _READ_BYTES = 1 << 20, 1 << 15
@@ -22,8 +24,6 @@ _MAX_ARGUMENT_BYTES = 128 << 10
 """Linux's MAX_ARG_STRLEN: the longest single argument execve takes, with its NUL."""
 REFUSED = 126
 """The exit status of a command that could not be started."""
-_RESOLVER = "/etc/resolv.conf"
-_PROGRAM_PATHS = ("/bin", "/usr/bin", "/usr/local/bin")
 
 
 class RequestError(Exception):
@@ -85,43 +85,22 @@ class Command(NamedTuple):
     gid: int
     groups: list[int]
     environment: dict[str, str]
+    first: int
+    """A descriptor of the static program."""
 
 
-def resolve(spec: dict[str, Any]) -> Command:
+def resolve(spec: dict[str, Any], first: int) -> Command:
     """Look up a request's user. To be called in the sandbox's mount namespace.
+
+    Args:
+        spec: The request.
+        first: A descriptor of the static program.
 
     Raises:
         RequestError: There is no such user or group.
     """
     uid, gid, groups, home = _identity(spec["user"])
-    return Command(spec, uid, gid, groups, {"HOME": home, **spec["env"]})
-
-
-def make_directories(modes: dict[str, int | None]) -> None:
-    """Make each directory that is not there, parents too, and give it its mode, if any. In the sandbox's namespace.
-
-    Raises:
-        OSError: Something else has one of the names.
-    """
-    for path, mode in modes.items():
-        os.makedirs(path, exist_ok=True)  # noqa: PTH103  # pathlib would cost 20 ms of imports at every start
-        if mode is not None:
-            os.chmod(path, mode)  # noqa: PTH101  # as above
-
-
-def name_server(address: str) -> None:
-    """Make a name server the sandbox's only one, whatever stood in its place. In the sandbox's namespace.
-
-    Raises:
-        OSError: There is no place for it.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(_RESOLVER)  # noqa: PTH108  # as above
-    handle = os.open(_RESOLVER, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        os.write(handle, f"nameserver {address}\n".encode())
-    finally:
-        os.close(handle)
+    return Command(spec, uid, gid, groups, {"HOME": home, **spec["env"]}, first)
 
 
 def become_plain() -> None:
@@ -133,14 +112,16 @@ def become_plain() -> None:
 
 
 def _become(command: Command) -> NoReturn:
-    """Turn this process, already in the sandbox's namespaces, into the requested command."""
+    """Turn this process, root in all of the sandbox's namespaces, into the requested command."""
     spec = command.spec
+    # While it may: this way setuid programs keep working inside.
+    system_calls.install()
     drop_privileges(command.uid, command.gid, command.groups)
     if spec.get("die_with_parent"):
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         if spec.get("makes_cwd"):
-            os.makedirs(spec["cwd"], exist_ok=True)  # noqa: PTH103  # as above
+            os.makedirs(spec["cwd"], exist_ok=True)  # noqa: PTH103  # pathlib would cost 20 ms of imports
         os.chdir(spec["cwd"])
     except OSError as exc:
         raise RequestError(f"working directory {spec['cwd']!r} can't be entered: {exc.strerror}") from None
@@ -152,22 +133,29 @@ def _become(command: Command) -> NoReturn:
     # Python ignores these two.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    if program := spec.get("program"):
-        commands, problem = [program], f"the image has no {program[0]}, which a transfer needs"
-    else:
-        arguments = _shell_arguments(spec["command"])
-        commands = [[shell, *arguments] for shell in ("bash", "sh")]
-        problem = "the image has neither bash nor sh: a task's image needs a shell"
     if limit := spec.get("data_limit_bytes"):
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     if limit := spec.get("user_processes"):
         resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
-    syscalls.install()
-    for name, *rest in commands:
-        for directory in _PROGRAM_PATHS:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.execve(f"{directory}/{name}", [name, *rest], command.environment)
-    raise RequestError(problem)
+    path, arguments = _program(spec)
+    # By the static program: a file inside whose interpreter is /proc/self/exe finds that, and never the host's Python.
+    os.execve(command.first, [programs.NAME, path, *arguments], command.environment)
+
+
+def _program(spec: dict[str, Any]) -> tuple[str, list[str]]:
+    """Return the path of what to execute, found in the sandbox, and its arguments.
+
+    Raises:
+        RequestError: There is no such program.
+    """
+    if program := spec.get("program"):
+        if (found := files.find_program(program[:1])) is None:
+            raise RequestError(f"the image has no {program[0]}, which a transfer needs")
+        return found[1], list(program)
+    if (found := files.find_program(files.SHELLS)) is None:
+        raise RequestError(files.NO_SHELL)
+    name, path = found
+    return path, [name, *_shell_arguments(spec["command"])]
 
 
 def _shell_arguments(command: str) -> list[str]:
@@ -182,10 +170,13 @@ def _shell_arguments(command: str) -> list[str]:
     return [f"/proc/self/fd/{script}"]
 
 
-def run_child(command: Command, report: int, joins: list[int], stdio: list[int] | None = None) -> NoReturn:
+def run_child(
+    command: Command, report: int, joins: list[int], *, user_namespace: int = -1, stdio: list[int] | None = None
+) -> NoReturn:
     """Turn a process just forked in the sandbox's namespaces into the command.
 
-    With ``stdio`` of its own it gets a session of its own. Where that fails, say why on ``report`` and exit 126.
+    With ``user_namespace``, a process of the sandbox, it enters that one's. With ``stdio`` of its own it gets a session
+    of its own. Where that fails, say why on ``report`` and exit 126.
     """
     try:
         if stdio:
@@ -193,6 +184,8 @@ def run_child(command: Command, report: int, joins: list[int], stdio: list[int] 
             for target, handle in enumerate(stdio):
                 os.dup2(handle, target)
         cgroups.join(joins)
+        if user_namespace >= 0:
+            os.setns(user_namespace, os.CLONE_NEWUSER)
         _become(command)
     except BaseException as exc:  # a forked child must never return into its parent's code
         with contextlib.suppress(OSError):

@@ -1,10 +1,11 @@
 """The kernel calls that Python does not offer, and what a sandbox's processes may keep.
 
-Source: capabilities(7), prctl(2), mount(2), pid_namespaces(7).
+Source: capabilities(7), prctl(2), mount(2), mount_setattr(2), pivot_root(2), pid_namespaces(7).
 """
 
 import ctypes
 import os
+import struct
 import sys
 from typing import Any
 
@@ -22,18 +23,26 @@ KEPT_CAPABILITIES = {
     "cap_setfcap": 31,
 }
 """What root keeps inside: enough for apt, useradd, su and chown; neither devices, mounts nor raw sockets."""
+CAP_SYS_PTRACE = 19
 
 _LAST_CAPABILITY = 63
 _PF_EXITING = 0x4
 """A flag of include/linux/sched.h, in field 9 of /proc/PID/stat."""
 _KILLED_EARLY = b"500"
 """Half the memory limit more than it has: the largest of a sandbox's commands dies, and never its PID 1."""
-PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 1, 4, 38, 47
+PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_CHILD_SUBREAPER = 1, 4, 8, 36
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
-_PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
+_ATTR_RDONLY, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x4, 0x100000
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+"""The same numbers on every architecture since Linux 5.1."""
 NAMESPACES = os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWNET | os.CLONE_NEWCGROUP
 _libc = ctypes.CDLL(None, use_errno=True)
 _DROPPED_CAPABILITIES = [
@@ -44,10 +53,16 @@ _DROPPED_CAPABILITIES = [
 """All others that this kernel has. Those it has not given to this process too: a user namespace gives all again."""
 
 
-def _checked(result: int, what: str) -> None:
-    if result != 0:
+def _checked(result: int, what: str) -> int:
+    if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def _call(number: int, what: str, *arguments: Any) -> int:
+    full = [value if isinstance(value, bytes) else ctypes.c_long(value) for value in arguments]
+    return _checked(_libc.syscall(ctypes.c_long(number), *full), what)
 
 
 def prctl(option: int, argument: int) -> None:
@@ -73,22 +88,72 @@ def bind_read_only(source: str, target: str, flags: int) -> None:
     mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
 
 
-def _clear_inheritable() -> None:
+def bind_shifted(source: str, target: str, user_namespace: int) -> None:
+    """Bind a directory on another, read-only, its owners seen through a user namespace's map of ids.
+
+    Raises:
+        OSError: The kernel (before 5.12) or the file system has no such mounts.
+    """
+    tree = _call(_OPEN_TREE, f"open {source}", _AT_FDCWD, source.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    try:
+        attributes = struct.pack("QQQQ", _ATTR_IDMAP | _ATTR_RDONLY | _ATTR_NODEV, 0, 0, user_namespace)
+        what = f"map the ids of {source}"
+        _call(_MOUNT_SETATTR, what, tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
+        _call(_MOVE_MOUNT, f"mount {source}", tree, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
+    finally:
+        os.close(tree)
+
+
+def pivot_root(directory: str) -> None:
+    """Make a mount point this mount namespace's root, and nothing outside of it reachable."""
+    os.chdir(directory)
+    _call(_PIVOT_ROOT[os.uname().machine], "pivot_root", b".", b".")
+    _checked(_libc.umount2(b".", _MNT_DETACH), "unmount the old root")
+    os.chdir("/")
+
+
+def set_host_name(name: str) -> None:
+    """Call sethostname(2)."""
+    _checked(_libc.sethostname(name.encode(), len(name)), "sethostname")
+
+
+def _capability_data() -> tuple[Any, Any]:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     data = (ctypes.c_uint32 * 6)()
     _checked(_libc.capget(header, data), "capget")
+    return header, data
+
+
+def _clear_inheritable() -> None:
+    header, data = _capability_data()
     data[2] = data[5] = 0
     _checked(_libc.capset(header, data), "capset")
     _checked(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "clear ambient capabilities")
 
 
+def become_keeping_capabilities(number: int) -> None:
+    """Become a user by uid and gid without losing what root may do."""
+    prctl(PR_SET_KEEPCAPS, 1)
+    os.setgroups([])
+    os.setresgid(number, number, number)
+    os.setresuid(number, number, number)
+    header, data = _capability_data()
+    data[0], data[3] = data[1], data[4]
+    _checked(_libc.capset(header, data), "capset")
+
+
 def harden_self() -> None:
     """Make this process unreadable from inside the sandbox, and unable to import anything from there."""
-    prctl(_PR_SET_DUMPABLE, 0)
+    not_dumpable()
     _clear_inheritable()
     sys.path.clear()
     sys.meta_path.clear()
     sys.path_hooks.clear()
+
+
+def not_dumpable() -> None:
+    """Make this process unreadable for others of its user. A change of ids or of the user namespace undoes it."""
+    prctl(_PR_SET_DUMPABLE, 0)
 
 
 class MemoryKills:
@@ -106,14 +171,20 @@ class MemoryKills:
         os.close(self._handle)
 
 
+def bound_capabilities(*also_kept: int) -> None:
+    """Give up, for good, what a sandbox may not have; no setuid program brings it back."""
+    for capability in _DROPPED_CAPABILITIES:
+        if capability not in also_kept:
+            prctl(_PR_CAPBSET_DROP, capability)
+
+
 def drop_privileges(uid: int, gid: int, groups: list[int]) -> None:
     """Become the user, with no more capabilities than a sandbox may have, for good."""
-    for capability in _DROPPED_CAPABILITIES:
-        prctl(_PR_CAPBSET_DROP, capability)
-    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    bound_capabilities()
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
+    not_dumpable()
 
 
 def start_time(pid: int) -> str:
@@ -134,5 +205,14 @@ def _stat(pid: int) -> list[str]:
     handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     try:
         return os.read(handle, 4096).rsplit(b")", 1)[1].decode().split()
+    finally:
+        os.close(handle)
+
+
+def write_file(path: str, content: str) -> None:
+    """Write to a file that is there, in one call."""
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(handle, content.encode())
     finally:
         os.close(handle)

@@ -1,7 +1,4 @@
-"""A process that stays outside of a sandbox, to start another one there when its supervisor can't go back any more.
-
-Root's supervisor can: it enters its caller's namespaces again. An ordinary user's has no rights there.
-"""
+"""A process that stays outside of a sandbox, to start another one there when its supervisor can't go back any more."""
 
 import array
 import contextlib
@@ -15,8 +12,8 @@ from kernel import PR_SET_PDEATHSIG, prctl
 
 _REQUEST_BYTES = 64
 _START, _END = b"start", b"end"
-type Become = Callable[[int, list[int]], NoReturn]
-"""Turns a forked process into the program, given a number and descriptors."""
+type Become = Callable[[list[int]], NoReturn]
+"""Turns a forked process into the program, given descriptors."""
 
 
 class Outsider:
@@ -38,9 +35,9 @@ class Outsider:
                 os._exit(1)
         far_end.close()
 
-    def start(self, number: int, handles: list[int]) -> None:
+    def start(self, handles: list[int]) -> None:
         """Have the process started."""
-        socket.send_fds(self._control, [_START + str(number).encode()], handles)
+        socket.send_fds(self._control, [_START], handles)
 
     def end(self) -> None:
         """Have the process ended, and wait for that."""
@@ -60,10 +57,10 @@ def _serve(control: socket.socket, become: Become, supervisor: int) -> None:
     running = 0
     while True:
         message, handles = _receive(control)
-        if message.startswith(_START):
+        if message == _START:
             running = os.fork()
             if running == 0:
-                become(int(message.removeprefix(_START)), handles)
+                become(handles)
             signal.signal(signal.SIGCHLD, lambda _number, _frame: os._exit(0))
             for handle in handles:
                 os.close(handle)

@@ -1,15 +1,18 @@
 """One sandbox's supervisor: a small process between the caller and the sandbox. Runs by itself, stdlib only.
 
-``serve`` builds the sandbox (control groups, private mount namespace, overlay on tmpfs, bubblewrap), then forks one
-process into it for every request on its control socket, and ends with the first of: the socket's end, the caller's
-death, the sandbox's death. ``enter`` runs one process in a living sandbox with the caller's own stdio.
+``serve`` builds the sandbox (``namespaces.py``), then forks one process into it for every request on its control
+socket, and ends with the first of: the socket's end, the caller's death, the sandbox's death. ``enter`` runs one
+process in a living sandbox with the caller's own stdio.
 
-An ordinary user's supervisor is started in a user namespace and is root there.
+The supervisor stays outside the sandbox's user namespace: root inside is nobody to it, and can't reach its processes,
+its network namespace or its files. An ordinary user's supervisor is started in a user namespace and is root there; the
+sandbox has one within that.
 
 The supervisor itself is in none of the sandbox's control groups: no lack of memory or processes there stops it.
 
 From before the sandbox lives until a child has become its command, these processes are not dumpable (nothing inside can
-read their memory or reach their executable) and can import nothing.
+read their memory or reach their executable) and can import nothing. What they execute inside first is a sealed file in
+memory (``programs.py``), never one of the host.
 """
 
 import array
@@ -20,16 +23,29 @@ import os
 import select
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Generator
 from typing import Any
 
-import building
 import cgroups
-import inside
-import syscalls
+import files
+import namespaces
+import programs
+import system_calls
+from ids import Ids
 from inside import REFUSED, RequestError, become_plain, resolve, run_child
-from kernel import NAMESPACES, MemoryKills, harden_self, is_exiting, start_time
+from kernel import (
+    NAMESPACES,
+    PR_SET_CHILD_SUBREAPER,
+    MemoryKills,
+    harden_self,
+    is_exiting,
+    not_dumpable,
+    prctl,
+    start_time,
+)
+from namespaces import Founding, FoundingError
 from network import UserNetwork
 
 _KILLED = 128 + signal.SIGKILL
@@ -43,10 +59,12 @@ class _Supervisor:
         self.config = config
         self.memory_kills = memory_kills
         self.running: dict[int, tuple[int, int]] = {}
-        self.bwrap = self.init = 0
-        self.init_pidfd = -1
+        self.ids = Ids(is_shifted=config["has_own_ids"])
+        self.first = programs.open_first()
+        self.founding: Founding | None = None
+        self.init = 0
+        self.init_pidfd = self.network_namespace = -1
         self.mount_namespace = self.home = self.place = -1
-        self.keep_alive = -1
         self.joins: list[int] = []
         self.cgroups = cgroups.Cgroups(config["cgroups"], config["limits"])
         self.network = UserNetwork(config)
@@ -58,28 +76,31 @@ class _Supervisor:
             self.control.send(json.dumps(message).encode())
 
     def build(self) -> None:
-        """Make the control groups, mount the files, start PID 1, and enter its namespaces."""
+        """Make the control groups, mount the files, start PID 1, and enter its namespaces but the user's."""
         self.cgroups.make()
         self.joins = cgroups.open_joins(self.config["cgroups"])
-        building.mount_root(self.config)
-        self.bwrap, self.keep_alive, answer = building.start_bwrap(self.config, self.joins, self.cgroups.windows())
-        self.init = building.wait_for_init(self.bwrap, answer)
+        namespaces.mount_place(self.config, self.ids)
+        # The sandbox's first process is a grandchild, whose parent ends.
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self.founding = Founding(self.config, self.ids, self.first, self.joins, self.cgroups.windows())
+        self.network_namespace, user_namespace = self.founding.begin()
+        if self.config["has_network"]:
+            self.network.begin(self.network_namespace)
+        namespaces.mount_root(self.config, self.ids, user_namespace)
+        os.close(user_namespace)
+        self.init = self.founding.finish()
         self.memory_kills.offer()
         self.init_pidfd = os.pidfd_open(self.init)
         self.mount_namespace = os.open(f"/proc/{self.init}/ns/mnt", os.O_RDONLY)
         self.home = os.open("/proc/self/ns/mnt", os.O_RDONLY)
         self.place = os.open(".", os.O_RDONLY)
         os.setns(self.init_pidfd, NAMESPACES)
-        with self.entered():
-            building.guard_proc()
-            inside.make_directories(self.config["directories"])
         if self.config["has_network"]:
-            self.open_network()
-        self.reply(ready=True, init=self.init, start_time=start_time(self.init))
+            self.network.wait()
+        self.reply(ready=True, init=self.init, start_time=start_time(self.init), first_id=self.ids.outside(0))
 
     def serve(self, parent: int) -> None:
         """Answer requests until the caller, the control socket or the sandbox is gone."""
-        syscalls.prepare()
         wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, ignore)
         signal.set_wakeup_fd(wake_write)
@@ -88,20 +109,11 @@ class _Supervisor:
             poll.register(handle, select.POLLIN)
         if self.cgroups.events >= 0:
             poll.register(self.cgroups.events, self.cgroups.event_kind)
-        unused = -1
         while not self.loss:
-            if unused != self.network.unused:
-                if unused >= 0:
-                    poll.unregister(unused)
-                unused = self.network.unused
-                if unused >= 0:
-                    poll.register(unused, select.POLLIN)
             ready = {handle for handle, _ in poll.poll()}
-            if unused in ready:
-                self.start_network()
             if self.cgroups.events in ready:
                 self.cgroups.take_events()
-                self.cgroups.follow_files(building.files_bytes())
+                self.cgroups.follow_files(namespaces.files_bytes())
             if wake_read in ready:
                 os.read(wake_read, 4096)
             self.reap()
@@ -139,11 +151,11 @@ class _Supervisor:
         pid, error = 0, ""
         try:
             with self.entered():
-                command = resolve(spec)
+                command = resolve(spec, self.first)
+                give_pipes(stdio, self.ids.outside(command.uid), self.ids.outside(command.gid))
                 pid = os.fork()
                 if pid == 0:
-                    self.network.leave_to_supervisor()
-                    run_child(command, report_write, self.joins, stdio)
+                    run_child(command, report_write, self.joins, user_namespace=self.init_pidfd, stdio=stdio)
         except RequestError as exc:
             error = str(exc)
         except OSError:
@@ -169,26 +181,16 @@ class _Supervisor:
             os.setns(self.home, os.CLONE_NEWNS)
             os.fchdir(self.place)
 
-    def open_network(self) -> None:
-        self.network.open()
-        with self.entered():
-            inside.name_server(self.config["name_server"])
-
-    def start_network(self) -> None:
-        try:
-            self.network.start(self.init, self.init_pidfd)
-        except OSError as exc:
-            # At the end of PID 1, soon to be seen, nobody can enter any more.
-            if not self.is_ending():
-                self.loss = str(exc)
-
     def switch_network(self, request: int, *, is_open: bool) -> None:
         error = ""
         try:
-            if is_open:
-                self.open_network()
-            else:
+            if not is_open:
                 self.network.close()
+            elif not self.network.is_open:
+                self.network.begin(self.network_namespace)
+                self.network.wait()
+                with self.entered():
+                    files.name_server(self.config["name_server"], self.ids.outside(0))
         except OSError as exc:
             error = str(exc)
         self.reply(id=request, return_code=0, error=error)
@@ -211,8 +213,7 @@ class _Supervisor:
                 break
             if pid == 0:
                 break
-            if pid == self.network.pid:
-                self.network.pid = 0
+            if pid == self.network.pid and self.network.is_open:
                 self.loss = "its network process (slirp4netns) ended"
             if pid not in self.running:
                 continue
@@ -237,8 +238,9 @@ class _Supervisor:
         with contextlib.suppress(OSError):
             if self.init_pidfd >= 0:
                 signal.pidfd_send_signal(self.init_pidfd, signal.SIGKILL)
-            elif self.bwrap:
-                os.kill(self.bwrap, signal.SIGKILL)
+            elif self.founding is not None:
+                self.founding.kill()
+                os.close(self.founding.keep_alive)
         self.network.leave()
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -258,6 +260,14 @@ def receive(control: socket.socket, most: int) -> tuple[bytes, list[int]]:
     return payload, list(handles)
 
 
+def give_pipes(handles: list[int], uid: int, gid: int) -> None:
+    """Make pipes a user's, who may then open them again by /dev/stdout."""
+    for handle in handles:
+        if stat.S_ISFIFO(os.fstat(handle).st_mode):
+            with contextlib.suppress(OSError):  # a starter's own, who is somebody else
+                os.fchown(handle, uid, gid)
+
+
 def ignore(_number: int, _frame: object) -> None:
     """Handle SIGCHLD by waking the poll, which the wakeup descriptor does."""
 
@@ -273,11 +283,12 @@ def serve(control_fd: int, config: dict[str, Any]) -> int:
     memory_kills = MemoryKills()
     harden_self()
     become_plain()
+    system_calls.prepare(config["filters"])
     supervisor = _Supervisor(control, config, memory_kills)
     try:
         supervisor.build()
         supervisor.serve(parent)
-    except (OSError, RequestError, ValueError) as exc:
+    except (OSError, RequestError, FoundingError, ValueError) as exc:
         supervisor.reply(error=str(exc))
         return 1
     finally:
@@ -290,9 +301,7 @@ def enter(target: dict[str, Any]) -> int:
     init: int = target["init"]
     try:
         pidfd = os.pidfd_open(init)
-        if target["is_ordinary"]:
-            os.setns(pidfd, os.CLONE_NEWUSER)
-        mount_namespace = os.open(f"/proc/{init}/ns/mnt", os.O_RDONLY)
+        first = programs.open_first()
         joins = cgroups.open_joins(target["cgroups"])
         if start_time(init) != target["start_time"]:
             raise ProcessLookupError
@@ -302,17 +311,27 @@ def enter(target: dict[str, Any]) -> int:
         return 125
     harden_self()
     become_plain()
-    os.setns(pidfd, NAMESPACES)
-    os.setns(mount_namespace, os.CLONE_NEWNS)
+    system_calls.prepare(target["filters"])
+    user_namespace = -1
+    if target["is_ordinary"]:
+        # At once: outside its own namespaces an ordinary user may enter none of them alone.
+        os.setns(pidfd, NAMESPACES | os.CLONE_NEWNS | os.CLONE_NEWUSER)
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+        not_dumpable()
+    else:
+        os.setns(pidfd, NAMESPACES | os.CLONE_NEWNS)
+        user_namespace = pidfd
     try:
-        command = resolve({**target["spec"], "die_with_parent": True})
+        command = resolve({**target["spec"], "die_with_parent": True}, first)
     except RequestError as exc:
         print(f"harbor_gym: {exc}", file=sys.stderr)  # noqa: T201  # a script's own stderr
         return REFUSED
+    give_pipes([0, 1, 2], target["first_id"] + command.uid, target["first_id"] + command.gid)
     report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     pid = os.fork()
     if pid == 0:
-        run_child(command, report_write, joins)
+        run_child(command, report_write, joins, user_namespace=user_namespace)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _: os.kill(pid, received))
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -335,5 +354,10 @@ def main() -> int:
             return factory.run(int(handle), int(caller))
         case ["enter", text]:
             return enter(json.loads(text))
+        case ["probe", directory]:
+            import probe
+
+            print(probe.refusal(directory))  # noqa: T201  # a script's own output
+            return 0
         case _:
-            raise SystemExit("usage: serve FD JSON | factory FD PID | enter JSON")
+            raise SystemExit("usage: serve FD JSON | factory FD PID | enter JSON | probe DIRECTORY")

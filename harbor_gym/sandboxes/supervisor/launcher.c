@@ -1,0 +1,73 @@
+/*
+ * A static program without libc that a sandbox's processes start from, executed from a sealed memory file.
+ *
+ *   init                   be PID 1: report "up" on standard output, then reap children until standard input ends
+ *   launch PATH ARGV...    become the program at PATH with ARGV and the inherited environment
+ *
+ * `launch` stands between the supervisor's Python and the sandbox's program. A program of the sandbox that is a script
+ * whose interpreter is /proc/self/exe then gets this sealed copy, and never a file of the host (CVE-2019-5736).
+ */
+#if defined(__x86_64__)
+enum { READ = 0, WRITE = 1, CLOSE = 3, SIGACTION = 13, EXECVE = 59, EXIT = 231, PRCTL = 157 };
+static long call(long number, long a, long b, long c, long d) {
+    long result;
+    register long r10 __asm__("r10") = d;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10)
+                     : "rcx", "r11", "memory");
+    return result;
+}
+__asm__(".globl _start\n_start: mov %rsp, %rdi\n and $-16, %rsp\n call run\n");
+#elif defined(__aarch64__)
+enum { READ = 63, WRITE = 64, CLOSE = 57, SIGACTION = 134, EXECVE = 221, EXIT = 94, PRCTL = 167 };
+static long call(long number, long a, long b, long c, long d) {
+    register long x8 __asm__("x8") = number;
+    register long x0 __asm__("x0") = a;
+    register long x1 __asm__("x1") = b;
+    register long x2 __asm__("x2") = c;
+    register long x3 __asm__("x3") = d;
+    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
+    return x0;
+}
+__asm__(".globl _start\n_start: mov x0, sp\n bl run\n");
+#else
+#error "no system call numbers for this machine"
+#endif
+
+enum { SIGCHLD = 17, SIG_IGN = 1, SIGNAL_SET_BYTES = 8, EINTR = 4, PR_SET_DUMPABLE = 4, PR_SET_NAME = 15, REFUSED = 126 };
+
+static void be_init(void) {
+    /* Ignored: the kernel then collects the children of this process by itself. */
+    long ignore[4] = {SIG_IGN, 0, 0, 0};
+    char byte;
+    long got;
+    call(PRCTL, PR_SET_DUMPABLE, 0, 0, 0);
+    call(PRCTL, PR_SET_NAME, (long)"init", 0, 0);
+    call(SIGACTION, SIGCHLD, (long)ignore, 0, SIGNAL_SET_BYTES);
+    call(WRITE, 1, (long)"up", 2, 0);
+    call(CLOSE, 1, 0, 0, 0);
+    call(CLOSE, 2, 0, 0, 0);
+    do got = call(READ, 0, (long)&byte, 1, 0);
+    while (got > 0 || got == -EINTR);
+    call(EXIT, 0, 0, 0, 0);
+}
+
+static void fail(char *path, long number) {
+    char digits[24], *start = digits + sizeof digits;
+    long length = 0;
+    *--start = '\n';
+    do *--start = (char)('0' + number % 10);
+    while (number /= 10);
+    while (path[length]) length++;
+    call(WRITE, 2, (long)path, length, 0);
+    call(WRITE, 2, (long)": cannot execute: error ", 24, 0);
+    call(WRITE, 2, (long)start, digits + sizeof digits - start, 0);
+    call(EXIT, REFUSED, 0, 0, 0);
+}
+
+__attribute__((used, noreturn)) void run(long *stack) {
+    long count = stack[0];
+    char **arguments = (char **)(stack + 1);
+    if (count < 3) be_init();
+    fail(arguments[1], -call(EXECVE, (long)arguments[1], (long)(arguments + 2), (long)(arguments + count + 1), 0));
+    __builtin_unreachable();
+}
