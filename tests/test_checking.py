@@ -12,7 +12,7 @@ from harbor_gym.checking import CheckPlan, PristineCheck, TaskCheck, Verdict, ch
 from harbor_gym.checking.report import as_object, remarks, table_row
 from harbor_gym.sandboxes import environment_config
 from tests.engines import require_engine
-from tests.tasks import PASS_IF_DONE, write_task
+from tests.tasks import BASE, PASS_IF_DONE, write_task
 from tests.viewing_sandboxes import VIEWING
 
 
@@ -217,6 +217,13 @@ def plan(tmp_path: Path) -> CheckPlan:
     return CheckPlan(environment_config("local"), tmp_path / "trials", repeat=1)
 
 
+ORDINARY = {
+    "dockerfile": f"FROM {BASE}\nRUN useradd --create-home dev\nWORKDIR /srv\nRUN chown dev /srv\n",
+    "toml": '[agent]\nuser = "dev"\n',
+}
+"""What keeps the policy from replacing a program where it lies."""
+
+
 def own_path(test_sh: str) -> str:
     return test_sh.replace("#!/bin/bash\n", f"#!/bin/bash\n{ROOTS_OWN}")
 
@@ -228,12 +235,13 @@ async def test_field_1_and_3_a_forged_reward_is_found_and_the_trick_named(tmp_pa
     tasks = [
         write_task(tmp_path / "finds_cat_on_path"),
         write_task(tmp_path / "starts_python", test_sh=starts_python),
-        write_task(tmp_path / "sound", test_sh=own_path(PASS_IF_DONE)),
+        write_task(tmp_path / "starts_bash", test_sh=own_path(PASS_IF_DONE) + "sleep 0.3\n"),
+        write_task(tmp_path / "sound", test_sh=own_path(PASS_IF_DONE) + "sleep 0.3\n", **ORDINARY),
     ]
-    on_path, python, sound = await check_tasks(tasks, plan, concurrency=3)
-    assert (on_path.verdict, on_path.tricks) == (Verdict.FORGEABLE, ("programs",))
-    assert python.forged == 1.0
-    assert python.tricks == ("python_startup",)
+    on_path, python, shell, sound = await check_tasks(tasks, plan, concurrency=2)
+    assert (on_path.verdict, on_path.tricks) == (Verdict.FORGEABLE, ("programs", "shell"))
+    assert (python.verdict, python.tricks) == (Verdict.FORGEABLE, ("python_startup", "shell"))
+    assert (shell.verdict, shell.tricks) == (Verdict.FORGEABLE, ("shell",))
     assert (sound.verdict, sound.forged) == (Verdict.OK, 0.0)
 
 
@@ -269,13 +277,13 @@ async def test_a_solution_that_only_a_plain_trial_rewards_is_named_with_what_the
 
 @pytest.mark.local
 async def test_a_task_without_a_solution_is_forged_and_played_all_the_same(tmp_path: Path, plan: CheckPlan) -> None:
-    tasks = [write_task(tmp_path / "sound", test_sh=own_path(PASS_IF_DONE)), write_task(tmp_path / "weak")]
+    tasks = [write_task(tmp_path / "sound", test_sh=own_path(PASS_IF_DONE), **ORDINARY), write_task(tmp_path / "weak")]
     for task in tasks:
         (task / "solution" / "solve.sh").unlink()
         (task / "solution").rmdir()
     sound, weak = await check_tasks(tasks, plan, concurrency=2)
     assert (sound.verdict, sound.oracle, sound.nop, sound.forged) == (Verdict.UNPROVEN, (), (0.0,), 0.0)
-    assert (weak.verdict, weak.tricks) == (Verdict.FORGEABLE, ("programs",))
+    assert (weak.verdict, weak.tricks) == (Verdict.FORGEABLE, ("programs", "shell"))
 
 
 @pytest.mark.local
@@ -304,7 +312,7 @@ async def test_a_reward_of_several_keys_is_checked_and_forged_by_the_key_that_co
         "echo '{{\"speed\": '$n', \"size\": 0}}' >/logs/verifier/reward.json\n"
     )
     tasks = [
-        write_task(tmp_path / "sound", test_sh=own_path(graded.format(""))),
+        write_task(tmp_path / "sound", test_sh=own_path(graded.format("")), **ORDINARY),
         write_task(tmp_path / "weak", test_sh=graded.format("grep -c . /dev/null\n") + "sleep 0.3\n"),
     ]
     sound, weak = await check_tasks(tasks, replace(plan, reward_key="speed"), concurrency=2)
@@ -340,7 +348,7 @@ async def test_what_the_sandbox_does_not_take_is_refused_in_one_line_and_the_res
     (composed / "environment" / "docker-compose.yaml").write_text("services:\n  db:\n    image: debian\n")
     hosts = '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["example.org"]\n'
     listed = write_task(tmp_path / "listed", toml=hosts)
-    fine = write_task(tmp_path / "fine", test_sh=own_path(PASS_IF_DONE))
+    fine = write_task(tmp_path / "fine", test_sh=own_path(PASS_IF_DONE), **ORDINARY)
     seen: list[str] = []
     checks = await check_tasks([composed, listed, fine], plan, concurrency=2, on_checked=lambda c: seen.append(c.task))
     assert [check.verdict for check in checks] == [Verdict.REFUSED, Verdict.REFUSED, Verdict.OK]
