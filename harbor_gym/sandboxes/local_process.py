@@ -28,6 +28,7 @@ from harbor_gym.sandboxes import direct_access, limits, own_ids, seccomp
 from harbor_gym.sandboxes.network import NAME_SERVER, NETWORK_PROGRAM
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
+from harbor_gym.sandboxes.supervisor.trees.records import StreamEndedError
 from harbor_gym.sandboxes.supervisors import (
     ForkedSupervisor,
     fork_supervisor,
@@ -35,6 +36,7 @@ from harbor_gym.sandboxes.supervisors import (
     supervisor_environment,
 )
 from harbor_gym.sandboxes.tools import find_program, run_tool
+from harbor_gym.sandboxes.transfers import Carrier, Work
 from harbor_gym.sandboxes.walls import Walls
 
 _READY_TIMEOUT_SEC = 30.0
@@ -57,9 +59,6 @@ class Request:
     env: Mapping[str, str]
     program: tuple[str, ...] = ()
     """A program of the image by its name, and its arguments: run without a shell."""
-
-    makes_cwd: bool = False
-    """Make the working directory where there is none."""
 
     fifos: tuple[str, ...] = ()
     """Where to make one FIFO beforehand, with a directory for it that only the user may enter: the first that works."""
@@ -309,7 +308,6 @@ class SupervisedSandbox:
         timeout_sec: float | None = None,
         stdin: IO[bytes] | None = None,
         on_chunk: Chunk | None = None,
-        stdout_sink: Callable[[bytes], None] | None = None,
     ) -> Finished:
         """Run one command and wait for its exit, not for the end of its output.
 
@@ -319,7 +317,6 @@ class SupervisedSandbox:
             stdin: What the command reads. It goes through a pipe: the sandbox never holds a file of the host, which it
                 could open again for writing. None is an empty input.
             on_chunk: Called with output as it arrives.
-            stdout_sink: Takes standard output instead of the result.
 
         Raises:
             SandboxError: No such user or directory, or no shell, in the sandbox.
@@ -331,7 +328,7 @@ class SupervisedSandbox:
         pipes: list[OutputPipe] = []
         source: InputPipe | None = None
         try:
-            pipes = [OutputPipe("stdout", on_chunk, stdout_sink), OutputPipe("stderr", on_chunk)]
+            pipes = [OutputPipe("stdout", on_chunk), OutputPipe("stderr", on_chunk)]
             source = InputPipe(stdin)
             self._send(number, request, source, pipes)
             async with asyncio.TaskGroup() as group:
@@ -386,6 +383,26 @@ class SupervisedSandbox:
             command.drop()
             raise
         return command
+
+    async def carry(self, spec: Mapping[str, Any], work: Work) -> None:
+        """Move files, by a process that sees this sandbox's and by ``work`` on this machine's side of the stream.
+
+        Raises:
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: It took too long.
+            Exception: What ``work`` raises.
+        """
+        number, answered = self._expect_answer()
+        carrier = Carrier()
+        answered.add_done_callback(lambda _: carrier.hang_up())
+        try:
+            await uninterrupted(carrier.start(self._target, spec))
+            await carrier.run(work)
+        except StreamEndedError as exc:
+            raise self._lost(f"the local sandbox's transfer was cut off ({exc})") from exc
+        finally:
+            self._pending.pop(number, None)
+            await uninterrupted(carrier.end())
 
     async def directly[T](self, work: Callable[[int], T]) -> T:
         """Return what ``work`` does in a thread with the sandbox's root directory, without a process there.

@@ -2,7 +2,7 @@
 
 ``serve`` builds the sandbox (``namespaces.py``), then forks one process into it for every request on its control
 socket, and ends with the first of: the socket's end, the caller's death, the sandbox's death. ``enter`` runs one
-process in a living sandbox with the caller's own stdio.
+process in a living sandbox with the caller's own stdio. ``transfer`` moves files into or out of one.
 
 The supervisor stays outside the sandbox's user namespace: root inside is nobody to it, and can't reach its processes,
 its network namespace or its files. An ordinary user's supervisor is started in a user namespace and is root there; the
@@ -33,11 +33,13 @@ import files
 import namespaces
 import programs
 import system_calls
+import transfers
 from ids import Ids
 from inside import REFUSED, RequestError, become_plain, resolve, run_child
 from kernel import (
     NAMESPACES,
     PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
     MemoryKills,
     harden_self,
     is_exiting,
@@ -47,6 +49,7 @@ from kernel import (
 )
 from namespaces import Founding, FoundingError
 from network import UserNetwork
+from trees.records import LOST, Stream
 
 _KILLED = 128 + signal.SIGKILL
 _REQUEST_BYTES = 4096
@@ -341,6 +344,48 @@ def enter(target: dict[str, Any]) -> int:
     return code if code >= 0 else 128 - code
 
 
+def enter_files(target: dict[str, Any]) -> int:
+    """Have this process see a living sandbox's files as its root does; return a descriptor of the root directory.
+
+    It stays out of the sandbox's other namespaces: nobody inside can see, signal, read or stop it. It has to be started
+    outside for that, by the factory or by itself: an ordinary user's supervisor, once its children are the sandbox's,
+    may start none elsewhere (EPERM from setns(2), as the PID namespace it comes from is not its user namespace's).
+
+    Raises:
+        ProcessLookupError: The sandbox is gone.
+        FileNotFoundError: As before.
+    """
+    pidfd = os.pidfd_open(target["init"])
+    if start_time(target["init"]) != target["start_time"]:
+        raise ProcessLookupError
+    harden_self()
+    become_plain()
+    os.setns(pidfd, os.CLONE_NEWNS | os.CLONE_NEWUSER)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    not_dumpable()
+    os.close(pidfd)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.open("/", os.O_PATH | os.O_DIRECTORY)
+
+
+def transfer(handle: int, request: dict[str, Any]) -> int:
+    """Move files into or out of a living sandbox; return the exit status. What goes wrong is told on the stream.
+
+    Args:
+        handle: A stream socket to the caller.
+        request: The sandbox, and the work; see :func:`transfers.carry`.
+    """
+    os.set_inheritable(handle, False)
+    try:
+        root = enter_files(request["target"])
+    except (ProcessLookupError, FileNotFoundError):
+        Stream(handle).send_error("the sandbox is gone", LOST)
+        return 1
+    transfers.carry(root, request["spec"], handle)
+    return 0
+
+
 def main() -> int:
     """Run the mode that the command line names."""
     # A collection in a forked process would copy every page that it looks at.
@@ -354,10 +399,12 @@ def main() -> int:
             return factory.run(int(handle), int(caller))
         case ["enter", text]:
             return enter(json.loads(text))
+        case ["transfer", handle, text]:
+            return transfer(int(handle), json.loads(text)["transfer"])
         case ["probe", directory]:
             import probe
 
             print(probe.refusal(directory))  # noqa: T201  # a script's own output
             return 0
         case _:
-            raise SystemExit("usage: serve FD JSON | factory FD PID | enter JSON | probe DIRECTORY")
+            raise SystemExit("usage: serve FD JSON | factory FD PID | enter JSON | transfer FD JSON | probe DIRECTORY")
