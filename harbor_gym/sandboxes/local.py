@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import sys
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal, override
 
 from harbor.environments.base import BaseEnvironment, ExecResult
@@ -31,8 +29,7 @@ from harbor_gym.errors import (
     SandboxTimeoutError,
     TaskError,
 )
-from harbor_gym.sandboxes import direct_access, limits, reaper, seccomp, transfers
-from harbor_gym.sandboxes.direct_access import NotPlainError
+from harbor_gym.sandboxes import limits, reaper, seccomp, transfers
 from harbor_gym.sandboxes.forks import ImageOptions, Setup, hold_set_up
 from harbor_gym.sandboxes.images import Image, ImageSource, hold_image
 from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
@@ -375,38 +372,30 @@ class LocalEnvironment(BaseEnvironment):
         request = self._request(command, cwd=None, env=None, user=user)
         return await self._running().open(replace(request, fifos=tuple(fifos)))
 
-    def look_at_clock(self) -> tuple[int, int | None]:
-        """Return the time by which the kernel dates processes, in clock ticks since the machine's start, and how many
-        the sandbox's memory limit has killed so far; None where nothing counts them.
-
-        Raises:
-            SandboxLostError: The sandbox is not running.
-        """
-        ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
-        return int(ticks), self._running().memory_kills()
-
-    async def settle_at_rest(
-        self, look_into: Sequence[PurePosixPath], output: PurePosixPath | None, missing: Sequence[PurePosixPath]
-    ) -> tuple[PurePosixPath, ...] | None:
-        """Where nothing runs in the sandbox but its first process, look into directories and open one to all.
+    async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
+        """Do one of the works by which an episode cleans up, by no program of the sandbox's.
 
         Args:
-            look_into: Directories of which to tell whether they are empty.
-            output: An empty directory of root's, which everybody may write to then; None for none.
-            missing: What must not be there.
+            work: ``baseline``, ``stop`` or ``seal``: a function of the supervisor's ``cleanup`` module.
+            arguments: What it is called with.
+            timeout_sec: After so long it is killed.
 
         Returns:
-            Those of ``look_into`` that hold nothing; None where something runs, or is not as it must be, or only a
-            command in the sandbox could tell: nothing was done then.
+            What it returned, and ``oom_kills``: the processes that the sandbox's memory limit has killed so far; None
+            where nothing counts them.
 
         Raises:
+            SandboxError: It failed.
             SandboxLostError: The sandbox is not running.
+            SandboxTimeoutError: The time was up.
         """
-        with contextlib.suppress(NotPlainError):
-            return await self._running().directly(
-                lambda root: direct_access.settle_at_rest(root, look_into, output, missing)
-            )
-        return None
+        sandbox = self._running()
+        answer = await sandbox.clean_up(work, arguments, timeout_sec=timeout_sec)
+        return {**answer, "oom_kills": sandbox.memory_kills()}
+
+    async def is_up(self) -> bool:
+        """Tell whether the sandbox itself, its first process and what serves it, is there, whatever runs in it."""
+        return self._sandbox is not None and self._sandbox.is_running
 
     def _running(self) -> SupervisedSandbox:
         if self._sandbox is None:
@@ -501,9 +490,6 @@ class LocalEnvironment(BaseEnvironment):
     async def _download_dir(self, source_dir: str, target_dir: Path | str, choice: Choice) -> None:
         carry, target = self._running().carry, Path(target_dir)
         await transfers.download_dir(carry, source_dir, target, self._transfer_limit_bytes, choice)
-
-    keeps_modes = True
-    """Whether what is uploaded has the modes that it has on this machine."""
 
     @property
     def _transfer_limit_bytes(self) -> int:

@@ -29,11 +29,13 @@ from collections.abc import Generator
 from typing import Any
 
 import cgroups
+import cleanup
 import files
 import namespaces
 import programs
 import system_calls
 import transfers
+from children import Children
 from ids import Ids
 from inside import REFUSED, RequestError, become_plain, resolve, run_child
 from kernel import (
@@ -62,6 +64,7 @@ class _Supervisor:
         self.config = config
         self.memory_kills = memory_kills
         self.running: dict[int, tuple[int, int]] = {}
+        self.children = Children()
         self.ids = Ids(is_shifted=config["has_own_ids"])
         self.first = programs.open_first()
         self.founding: Founding | None = None
@@ -142,14 +145,25 @@ class _Supervisor:
                 self.kill(message["id"])
             elif message["op"] == "network":
                 self.switch_network(message["id"], is_open=message["is_open"])
+            elif message["op"] == "cleanup":
+                self.start_cleanup(message["id"], handles[0])
         finally:
             for handle in handles:
                 os.close(handle)
         return True
 
+    def start_cleanup(self, request: int, spec_handle: int) -> None:
+        spec = read_spec(spec_handle)
+
+        def enter() -> None:
+            os.setns(self.mount_namespace, os.CLONE_NEWNS)
+            self.ids.become_untouchable()
+
+        self.children.start(request, enter, lambda: cleanup.do(spec["work"], spec["arguments"], self.ids))
+
     def start_command(self, request: int, handles: list[int]) -> None:
         spec_handle, *stdio = handles
-        spec = json.loads(os.pread(spec_handle, os.fstat(spec_handle).st_size, 0))
+        spec = read_spec(spec_handle)
         report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         pid, error = 0, ""
         try:
@@ -199,6 +213,7 @@ class _Supervisor:
         self.reply(id=request, return_code=0, error=error)
 
     def kill(self, request: int) -> None:
+        self.children.kill(request)
         for pid, (running, _) in self.running.items():
             if running == request:
                 # Both: a child that has not yet called setsid has no group of its own.
@@ -211,11 +226,16 @@ class _Supervisor:
         finished: list[dict[str, Any]] = []
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 break
             if pid == 0:
                 break
+            if os.WIFSTOPPED(status):
+                self.children.resume(pid)
+                continue
+            if (answer := self.children.collect(pid)) is not None:
+                self.reply(**answer)
             if pid == self.network.pid and self.network.is_open:
                 self.loss = "its network process (slirp4netns) ended"
             if pid not in self.running:
@@ -251,6 +271,11 @@ class _Supervisor:
         if self.loss:
             self.reply(lost=self.loss, kind=self.loss_kind)
         self.cgroups.remove()
+
+
+def read_spec(handle: int) -> dict[str, Any]:
+    """Read a request's details, which may be longer than a message."""
+    return json.loads(os.pread(handle, os.fstat(handle).st_size, 0))
 
 
 def receive(control: socket.socket, most: int) -> tuple[bytes, list[int]]:
