@@ -128,7 +128,7 @@ class PreparedEpisode:
             if self._terminal is not None:
                 # Its channel is a process of this machine. What it runs in the sandbox ends with that in any case.
                 with contextlib.suppress(HarborGymError):
-                    await self._terminal.close()
+                    await self._terminal.detach()
         finally:
             if self._episode is not None:
                 await self._episode.close()

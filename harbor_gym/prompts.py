@@ -51,6 +51,9 @@ and end a command with a line break to run it. A message may be one key by name,
 command returns at once; otherwise you see the screen after 10 seconds. An empty message only waits. When the work is \
 done write the line <task_complete/> and nothing after it; you are asked once to confirm."""
 
+TERMINAL_BROKEN = "[the terminal does not answer any more: the session has ended]"
+"""Shown instead of a screen where the policy broke its terminal."""
+
 _SYSTEM = {
     ActionFormat.TERMINUS_JSON: _TERMINUS_JSON,
     ActionFormat.TERMINUS_XML: _TERMINUS_XML,

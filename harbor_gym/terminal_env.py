@@ -14,6 +14,7 @@ from harbor_gym import prompts
 from harbor_gym.actions import parse_action
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.guarded_turn import PATIENCE_SEC, longest_wait_sec, take_turn
 from harbor_gym.pool import WarmPool
 from harbor_gym.prepared import PreparedEpisode, open_phase_terminal
 from harbor_gym.recording import CastRecorder
@@ -241,8 +242,7 @@ class AsyncTerminalGymEnv:
             reason = self._parse_failures_exhausted()
         else:
             self._parse_failures = 0
-            turn = await self._terminal.run(parsed.commands)
-            await self._look(self._terminal)
+            turn = await self._take_turn(self._terminal, parsed.commands)
             self._account(turn, info)
             self._record("".join(command.keystrokes for command in parsed.commands), turn)
             observation, reason = turn.text, EndReason.SESSION_ENDED if turn.ended else None
@@ -261,6 +261,19 @@ class AsyncTerminalGymEnv:
         is_the_steps = reason is EndReason.TIME_LIMIT and self.config.time_limit_sec is None
         is_last = reason is not EndReason.COMPLETED and not is_the_steps
         return await self._end_phase(reason, observation, info, is_last=is_last)
+
+    async def _take_turn(self, terminal: Terminal, commands: Sequence[Command]) -> TerminalTurn:
+        episode, config = self._episode, self.config.terminal
+        assert episode is not None
+        turn = await take_turn(
+            terminal,
+            commands,
+            late_sec=longest_wait_sec(commands, config) + PATIENCE_SEC,
+            find_breakage=lambda nonsense: episode.find_breakage(terminal.leavings, answers_nonsense=nonsense),
+        )
+        if not turn.ended:
+            await self._look(terminal)
+        return turn
 
     async def truncate(self, reason: EndReason) -> tuple[str, float, bool, EpisodeInfo]:
         """End the episode for a reason that only the caller sees, and have it verified.
@@ -295,19 +308,19 @@ class AsyncTerminalGymEnv:
     ) -> tuple[str, float, bool, EpisodeInfo]:
         """Have the verifier judge what the policy left; go on to a multi-step task's next step if there is one."""
         assert self._episode is not None
-        keep = self._keeps_processes(self._episode)
-        if self._terminal is not None and keep:
+        keep, leavings = self._keeps_processes(self._episode), None
+        if self._terminal is not None:
             await self._terminal.detach()
-        elif self._terminal is not None:
-            await self._terminal.close()
-            self._terminal = None
-        end = await self._episode.end_phase(keep_processes=keep, is_last=is_last)
+            leavings = self._terminal.leavings
+        end = await self._episode.end_phase(keep_processes=keep, is_last=is_last, terminal=leavings)
         info["rewards"] = dict(end.rewards)
         info["metrics"]["time/verifier_sec"] = end.verifier_sec
         info["metrics"]["stopped_processes"] = end.stopped_processes
         if end.oom_kills is not None:
             info["metrics"]["oom_kills"] = end.oom_kills
-        reward = self._reward(end.rewards)
+        if end.breakage is not None:
+            reason, info["breakage"] = EndReason.SANDBOX_BROKEN, end.breakage
+        reward = self._reward(end.rewards) if end.rewards or end.breakage is None else 0.0
         if end.next_phase is not None:
             screen, entered = await self._enter(end.next_phase)
             entered["metrics"] = {**info["metrics"], **entered["metrics"]}
@@ -428,7 +441,7 @@ class AsyncTerminalGymEnv:
             if terminal is not None:
                 # Its channel is a process of this machine. What it runs in the sandbox ends with that in any case.
                 with contextlib.suppress(HarborGymError):
-                    await terminal.close()
+                    await terminal.detach()
         finally:
             if episode is not None:
                 await episode.close()

@@ -57,6 +57,10 @@ class EndReason(StrEnum):
     SESSION_ENDED = "session_ended"
     """The policy ended its own shell session (``exit``, ``kill -9 $$``)."""
 
+    SANDBOX_BROKEN = "sandbox_broken"
+    """The policy broke its sandbox so that nothing could be graded any more (no shell, processes that can't be
+    stopped). The reward is 0: the policy has failed."""
+
     PARSE_FAILURES = "parse_failures"
     """Too many messages in a row could not be read as an action."""
 
@@ -117,6 +121,9 @@ class EpisodeInfo(TypedDict, total=False):
     end_reason: EndReason
     """When done: why."""
 
+    breakage: str
+    """With ``SANDBOX_BROKEN``: what was found. There are no ``rewards`` then."""
+
     truncated: bool
     """When done: whether a budget of ours cut the episode short."""
 
@@ -140,5 +147,5 @@ class EpisodeInfo(TypedDict, total=False):
     metrics: Required[dict[str, float]]
     """Numbers for aggregation: ``time/sandbox_start_sec``, ``time/terminal_open_sec``, ``time/step_sec``,
     ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum), ``stopped_processes`` (the policy's that ran on
-    and were killed before grading), ``oom_kills`` (where the sandbox tells); with a warm pool ``pool/hit`` and
+    and were stopped before grading), ``oom_kills`` (where the sandbox tells); with a warm pool ``pool/hit`` and
     ``pool/wait_sec``."""

@@ -16,7 +16,7 @@ boot=$(cat /proc/sys/kernel/random/boot_id)
 start=$(cut -d ' ' -f 22 /proc/$$/stat)
 sleep 100 & victim=$!
 sh -c "$COMMON
-set -- 0 $boot$1 ${2:-$$} $((start + $3))
+set -- , , '' 50 1000 $boot$1 ${2:-$$} $((start + $3))
 $STOP"
 kill -0 $victim 2>/dev/null && echo runs
 """

@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, ClassVar, override
 
 import pytest
 from harbor.environments.base import ExecResult
 
 from harbor_gym.bench.episode import SCRIPT
-from harbor_gym.episode.task import collects_from, load_task
 from harbor_gym.sandboxes.local import LocalEnvironment
 from tests.harbor_trials import run_episode
 from tests.tasks import write_task
@@ -44,13 +43,10 @@ class CountingSandbox(LocalEnvironment):
 
 
 _MARKS = {
-    "stop": "stop_all() {",
-    "seal": "sealed}",
     "open": ": terminal/step serve",
 }
 SANDBOX = f"{__name__}:{CountingSandbox.__name__}"
 KEEPS_A_VERDICT = "#!/bin/bash\n[ -e /logs/verifier/reward.txt ] || echo 0 > /logs/verifier/reward.txt\n"
-SEALED_BESIDE = "exec stop+seal"
 
 
 def _name(command: str) -> str:
@@ -71,6 +67,11 @@ async def test_an_episode_takes_few_trips_however_many_steps_it_has(task_dir: Pa
     assert reward == 1.0
     assert trips == [
         "channel open",
+        # What Harbor does between the agent's phase and the verifier's.
+        "download /logs/agent",
+        "upload /logs/agent",
+        "exec test -d /logs/artifacts",
+        "download /logs/artifacts",
         "upload /tests",
         "exec chmod +x /tests/test.sh",
         "exec (/tests/test.sh) > /logs/verifier/test-stdout.txt",
@@ -91,29 +92,13 @@ async def test_an_episode_takes_few_trips_however_many_steps_it_has(task_dir: Pa
         pytest.param("chown 1000 /logs/verifier", id="somebody_elses_place_for_the_verdict"),
     ],
 )
-async def test_a_sandbox_that_was_not_left_clean_takes_one_more(tmp_path: Path, trips: list[str], script: str) -> None:
+async def test_a_sandbox_that_was_not_left_clean_takes_no_more(tmp_path: Path, trips: list[str], script: str) -> None:
     task_dir = write_task(tmp_path / "task", test_sh=KEEPS_A_VERDICT)
-    ((reward, _, _),), _ = await run_episode(task_dir, [script], sandbox=SANDBOX)
-    assert reward == 0.0
-    assert SEALED_BESIDE in trips
-
-
-@pytest.mark.parametrize(
-    ("mode", "toml", "is_spared"),
-    [
-        pytest.param(0o755, "", True, id="program"),
-        pytest.param(0o744, "", False, id="only_roots"),
-        pytest.param(0o755, "[metadata]\nkeep_agent_processes = true\n", False, id="others_run_on"),
-    ],
-)
-async def test_a_test_script_that_is_a_program_already_is_not_made_one(
-    tmp_path: Path, trips: list[str], mode: int, toml: str, *, is_spared: bool
-) -> None:
-    task_dir = write_task(tmp_path / "task", toml=toml)
-    (task_dir / "tests" / "test.sh").chmod(mode)
-    ((reward, _, _),), _ = await run_episode(task_dir, ["echo done > /srv/answer"], sandbox=SANDBOX)
-    assert reward == 1.0
-    assert ("exec chmod +x /tests/test.sh" not in trips) is is_spared
+    for keys in ("true", script):
+        ((reward, _, _),), _ = await run_episode(task_dir, [keys], sandbox=SANDBOX)
+        assert reward == 0.0
+    clean = trips[: len(trips) // 2]
+    assert trips == clean * 2
 
 
 async def test_what_lies_in_the_log_folders_is_copied_all_the_same(
@@ -146,9 +131,7 @@ async def test_a_removed_log_folder_is_no_empty_one(tmp_path: Path, task_dir: Pa
     assert entry["status"] == "failed"
 
 
-async def test_a_command_between_the_policys_end_and_the_verifier_ends_what_was_known(
-    tmp_path: Path, trips: list[str]
-) -> None:
+async def test_a_verdict_that_the_tasks_own_collector_was_made_to_forge_is_removed(tmp_path: Path) -> None:
     """The task's own collector runs a program of the policy's, which forges a verdict and leaves an artifact."""
     toml = '[verifier]\ncollect = [{ command = "sh /srv/collector" }]\n'
     task_dir = write_task(tmp_path / "collected", toml=toml, test_sh=KEEPS_A_VERDICT)
@@ -158,34 +141,12 @@ async def test_a_command_between_the_policys_end_and_the_verifier_ends_what_was_
     assert trial_dir is not None
     assert reward == 0.0
     assert (trial_dir / "artifacts/logs/artifacts/late").read_text() == "late\n"
-    assert trips.index("exec seal") > trips.index("exec sh /srv/collector")
 
 
-@pytest.mark.filterwarnings("ignore:Artifact sources overlap")
-@pytest.mark.parametrize(
-    ("source", "may_overlap"),
-    [
-        ("/tests/report.txt", True),
-        ("/logs", True),
-        ("/logs/verifier", True),
-        ("tests/report.txt", True),
-        ("/srv/answer", False),
-        ("/logs/artifacts", False),
-    ],
-)
-async def test_what_is_collected_from_the_verifiers_directories_is_not_emptied_before(
-    tmp_path: Path, source: str, *, may_overlap: bool
-) -> None:
-    task = await load_task(write_task(tmp_path / "collected", root_toml=f'artifacts = ["{source}"]\n'))
-    sealed = (PurePosixPath("/logs/verifier"), PurePosixPath("/tests"))
-    assert collects_from(task, None, sealed) is may_overlap
-
-
-async def test_an_artifact_from_the_tests_directory_is_collected(tmp_path: Path, trips: list[str]) -> None:
+async def test_an_artifact_from_the_tests_directory_is_collected(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "reported", root_toml='artifacts = ["/tests/report.txt"]\n')
     script = "mkdir -p /tests; echo mine > /tests/report.txt"
     ((_, _, info),), _ = await run_episode(task_dir, [script], sandbox=SANDBOX, trials_dir=tmp_path / "trials")
     trial_dir = info.get("trial_dir")
     assert trial_dir is not None
     assert (trial_dir / "artifacts/tests/report.txt").read_text() == "mine\n"
-    assert SEALED_BESIDE not in trips

@@ -1,5 +1,6 @@
 """What each step of a multi-step task can declare for itself holds in an episode as in Harbor's own trial."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,67 @@ async def test_a_steps_verifier_whose_time_is_up_gives_no_verdict(tmp_path: Path
     assert step.verifier_result is None
     with pytest.raises(VerifierError, match=r"timed out after 0\.3 seconds"):
         await run_episode(task_dir, ["true"], sandbox="local")
+
+
+SPAWNER = """\
+#!/bin/sh
+[ -e /tests/test.sh ] && (setsid sh -c 'exec sleep 1009' >/dev/null 2>&1 &)
+exec /bin/cat.real "$@"
+"""
+"""Stands in for a program that the verifier calls, and leaves a process behind."""
+
+PLANT = (
+    f"printf '%s' {shlex.quote(SPAWNER)} > /tmp/cat; chmod +x /tmp/cat; mv /bin/cat /bin/cat.real; mv /tmp/cat /bin/cat"
+)
+FORGER = """\
+#!/bin/bash
+if [ -e /tests/test.sh ]; then
+    (setsid bash --norc -c 'while sleep 0.01; do
+        [ ! -e /srv/second ] || { rm -f /logs/verifier/reward.txt; mkdir -p /logs/verifier/reward.txt; }
+    done' >/dev/null 2>&1 &)
+fi
+exec /bin/cat.real "$@"
+"""
+"""The same, and what it leaves takes the next step's verdict away."""
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_what_a_steps_verifier_started_ends_with_it(tmp_path: Path, keeps: bool) -> None:
+    """A planted program that the verifier calls leaves nothing behind that the next step's verdict could depend on."""
+    judge = "#!/bin/bash\ncat /dev/null; pgrep -fc 'sleep 100[9]' > /srv/counted; echo 1 > /logs/verifier/reward.txt\n"
+    toml = f"[metadata]\nkeep_agent_processes = {str(keeps).lower()}\n"
+    task_dir = write_two_steps(tmp_path / "planted", of_the_first="", test_sh=judge)
+    (task_dir / "task.toml").write_text((task_dir / "task.toml").read_text() + toml)
+    config = TerminalEnvConfig(task_dir=task_dir, sandbox="local", confirm_task_complete=False)
+    async with AsyncTerminalGymEnv(config) as env:
+        await env.reset()
+        await env.step([(f"setsid sleep 1008 & {PLANT}\n", 30.0)])
+        _, reward, done, info = await env.step(COMPLETE)
+        assert (reward, done, info["metrics"]["stopped_processes"]) == (1.0, False, 0 if keeps else 1)
+        observation, *_ = await env.step([("/bin/cat.real /srv/counted; ps -ef | grep -o 'sleep 100[89]'\n", 30.0)])
+        lines = observation.splitlines()
+        assert "1" in lines, "the planted program was to leave a process"
+        assert "sleep 1009" not in lines
+        assert ("sleep 1008" in lines) is keeps
+        _, reward, done, _ = await env.step(COMPLETE)
+    assert (reward, done) == (1.0, True)
+
+
+async def test_a_planted_program_costs_no_later_step_its_verdict(tmp_path: Path) -> None:
+    judge = "#!/bin/bash\ncat /dev/null; echo 1 > /logs/verifier/reward.txt; sleep 0.3\n"
+    task_dir = write_two_steps(tmp_path / "planted", of_the_first="", test_sh=judge)
+    plant = PLANT.replace(shlex.quote(SPAWNER), shlex.quote(FORGER))
+    restore = "rm /bin/cat; mv /bin/cat.real /bin/cat; touch /srv/second"
+    ends, _ = await run_episode(task_dir, [plant, restore], sandbox="local")
+    assert [info.get("rewards") for _, _, info in ends] == [{"reward": 1.0}] * 2
+
+
+async def test_what_a_steps_own_setup_starts_runs_on(tmp_path: Path) -> None:
+    judge = "#!/bin/bash\nif pgrep -f 'sleep 101[0]'; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+    judge = judge.replace("if pgrep -f 'sleep 101[0]'", "if pgrep -f 'sleep 101[0]' >/dev/null")
+    task_dir = write_two_steps(tmp_path / "served", of_the_first="", test_sh=judge)
+    (task_dir / "steps/two/workdir").mkdir()
+    (task_dir / "steps/two/workdir/setup.sh").write_text("setsid sleep 1010 >/dev/null 2>&1 &\n")
+    ends, _ = await run_episode(task_dir, ["true", "setsid sleep 1011 &"], sandbox="local")
+    assert [info.get("rewards") for _, _, info in ends] == [{"reward": 0.0}, {"reward": 1.0}]
+    assert [info["metrics"]["stopped_processes"] for _, _, info in ends] == [0, 1]

@@ -161,9 +161,9 @@ async def test_what_the_policy_left_is_no_verdict(tmp_path: Path, leaving: str) 
     assert (reward, info.get("rewards")) == (0.0, {"reward": 0.0})
 
 
-async def test_a_broken_tool_does_not_pass_for_a_clean_directory(tmp_path: Path) -> None:
-    """Where the policy is root and replaces the programs that clean up, there is no verdict rather than its own."""
+async def test_a_broken_tool_keeps_nothing_from_being_emptied(tmp_path: Path) -> None:
+    """Where the policy is root and replaces the programs that could clean up, what it planted goes all the same."""
     task_dir = write_task(tmp_path / "broken", test_sh="#!/bin/bash\nexit 1\n")
     plant = "echo '{\"reward\": 1}' > /logs/verifier/reward.json; ln -sf /bin/true /usr/bin/find"
-    with pytest.raises(VerifierError, match=r"reward\.json could not be removed"):
+    with pytest.raises(VerifierError, match=r"must write"):
         await episode(task_dir, plant)

@@ -130,18 +130,11 @@ async def test_privileges_can_not_be_regained(sandbox: LocalEnvironment) -> None
     assert (await output(sandbox, "grep CapEff /proc/self/status", user="dev")).endswith("0" * 16)
 
 
-async def test_a_command_holds_no_descriptor_but_its_three_pipes(sandbox: LocalEnvironment, tmp_path: Path) -> None:
+async def test_a_command_holds_no_descriptor_but_its_three_pipes(sandbox: LocalEnvironment) -> None:
     listing = (
         "import os; print([os.readlink(f'/proc/self/fd/{n}')[:5] for n in os.listdir('/proc/self/fd') if n != '3'])"
     )
     assert await output(sandbox, f'exec python3 -c "{listing}"') == "['pipe:', 'pipe:', 'pipe:']"
-    # An uploaded file's reader could otherwise open the host's file again, for writing.
-    await sandbox.exec(
-        "mv /bin/cat /bin/real-cat; printf '#!/bin/bash\\nreadlink /proc/$$/fd/0' > /bin/cat; chmod +x /bin/cat"
-    )
-    (tmp_path / "file").write_text("x")
-    await sandbox.upload_file(tmp_path / "file", "/seen")
-    assert (await output(sandbox, "real-cat /seen")).startswith("pipe:")
 
 
 async def test_links_inside_lead_nowhere_outside(sandbox: LocalEnvironment, tmp_path: Path) -> None:
@@ -163,34 +156,6 @@ async def test_links_inside_lead_nowhere_outside(sandbox: LocalEnvironment, tmp_
     assert list((tmp_path / "dir").iterdir()) == []
     assert [path.name for path in outside.iterdir()] == ["secret"]
     assert (outside / "secret").read_text() == "the host's"
-
-
-async def test_a_hostile_archive_writes_nothing_outside_its_directory(
-    sandbox: LocalEnvironment, tmp_path: Path
-) -> None:
-    make = """
-import io, sys, tarfile
-tar = tarfile.open(fileobj=sys.stdout.buffer, mode="w|")
-def add(name, kind=tarfile.REGTYPE, link=""):
-    member = tarfile.TarInfo(name); member.type = kind; member.linkname = link
-    member.size = 4 if kind == tarfile.REGTYPE else 0
-    tar.addfile(member, io.BytesIO(b"evil"))
-add("../escaped"); add("/tmp/escaped-absolute"); add("link", tarfile.SYMTYPE, ".."); add("link/through")
-add("hard", tarfile.LNKTYPE, "../../etc/passwd"); add("out", tarfile.SYMTYPE, "/etc"); add("fine")
-tar.close()
-"""
-    (tmp_path / "make.py").write_text(make)
-    await sandbox.upload_file(tmp_path / "make.py", "/make.py")
-    # A link among the files makes it a transfer for tar.
-    await sandbox.exec("ln -s . /app/link; printf '#!/bin/bash\\npython3 /make.py' > /bin/tar; chmod +x /bin/tar")
-    parent = tmp_path / "parent"
-    await sandbox.download_dir("/app", parent / "target")
-    files = {str(path.relative_to(parent)) for path in parent.rglob("*") if not path.is_dir()}
-    # Names that climb out and links that lead out are left out; an absolute name loses its root.
-    assert files == {"target/fine", "target/link/through", "target/tmp/escaped-absolute"}
-    await sandbox.exec("printf '#!/bin/bash\\necho garbage that is no archive' > /bin/tar")
-    with pytest.raises(SandboxError, match="no archive"):
-        await sandbox.download_dir("/app", tmp_path / "other")
 
 
 async def test_a_fifo_for_passwd_blocks_nobody(sandbox: LocalEnvironment) -> None:

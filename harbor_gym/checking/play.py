@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 type Work = Callable[[Episode, AgentPhase], Awaitable[None]]
 """What is done in each agent phase; the episode runs from before to after it."""
 
-_CENSUS_SEC = 0.02
 _OUTPUT_LINES = 10
 
 
@@ -102,6 +101,7 @@ class _Player:
         self._keep = keep_processes
         self._keys: set[str] = set()
         self._stopped = 0
+        self._is_broken = False
         self._agent_sec = self._verify_sec = self._stop_sec = 0.0
 
     async def play(self, work: Work) -> Played:
@@ -115,7 +115,8 @@ class _Player:
         while phase is not None:
             phase, rewards = await self._play_phase(phase, work)
         return Played(
-            reward=self._plan.scalar(rewards),
+            # Whoever breaks the sandbox beyond grading has failed.
+            reward=self._plan.scalar(rewards) if rewards or not self._is_broken else 0.0,
             keys=frozenset(self._keys),
             phases=PhaseSeconds(start_sec, self._agent_sec, self._verify_sec, self._stop_sec),
             output=await self._output(),
@@ -131,11 +132,6 @@ class _Player:
             raise RefusedError(str(exc)) from exc
 
     async def _play_phase(self, phase: AgentPhase, work: Work) -> tuple[AgentPhase | None, dict[str, float]]:
-        from harbor_gym.episode.episode import run_in_phase
-
-        # The phase's first work runs beside its census, which must not take this work for a service of the task's: the
-        # kernel dates processes by hundredths of a second.
-        await run_in_phase(phase, asyncio.sleep(_CENSUS_SEC))
         begun = time.monotonic()
         await work(self._episode, phase)
         worked = time.monotonic()
@@ -145,6 +141,7 @@ class _Player:
         self._stop_sec += max(0.0, time.monotonic() - worked - end.verifier_sec)
         self._stopped += end.stopped_processes
         self._keys.update(end.rewards)
+        self._is_broken = end.breakage is not None
         return end.next_phase, dict(end.episode_rewards or end.rewards)
 
     async def _output(self) -> str:

@@ -20,7 +20,7 @@ IMPORT_PATH = f"{__name__}:PolicyAgent"
 class Stage(Protocol):
     """The waiting side of a trial: it is told when the agent's turn has come."""
 
-    def enter(
+    async def enter(
         self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, offers: Offers
     ) -> asyncio.Future[None]:
         """Take over the agent phase; the phase lasts until the returned future is done."""
@@ -63,7 +63,7 @@ class PolicyAgent(BaseAgent):
         """Give the phase to the stage and wait for its end."""
         skills = await read_skills(environment, self.skills_dir) if self.skills_dir else ()
         offers = Offers(self.skills_dir, skills, tuple(self.mcp_servers))
-        await self._stage.enter(instruction + offers.text(), environment, contextvars.copy_context(), offers)
+        await (await self._stage.enter(instruction + offers.text(), environment, contextvars.copy_context(), offers))
 
 
 def register(key: str, stage: Stage) -> Callable[[], None]:

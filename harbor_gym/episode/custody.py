@@ -1,51 +1,66 @@
 """Take the sandbox out of the policy's hands before it is graded: its processes end, its leavings go."""
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from harbor.environments.base import BaseEnvironment
 
-from harbor_gym.errors import HarborGymError, SandboxLostError, VerifierError
+from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxTimeoutError
 from harbor_gym.owners import boot_id, this_process
 from harbor_gym.shell_text import with_arguments, without_comments
+from harbor_gym.terminal.session import Leavings
 
 _SCRIPTS = Path(__file__).parent / "sandbox"
-_TIMEOUT_SEC = 60
+_TIMEOUT_SEC = 30
 _AUTOPSY_TIMEOUT_SEC = 10
+_GRACE_SEC, _STOP_SEC = 0.5, 10.0
+"""From SIGTERM to SIGKILL, and for all of it: a thousand processes end in a fraction of that on a busy machine."""
+_ANSWERS = 3
+_STOPPING = "stop the policy's processes"
 _SEALING = "empty the verifier's directories before grading"
+
+type _Native = Callable[..., Awaitable[dict[str, Any]]]
+"""``clean_up(work, arguments, *, timeout_sec)``, as local sandboxes have it."""
 
 type _Call = tuple[str, Sequence[object]]
 """A script by name, and its arguments."""
 
 
-@dataclass(frozen=True)
-class Census:
-    """The sandbox at the moment a phase began."""
+class BrokenByPolicyError(Exception):
+    """What the policy left keeps an honest verdict from being had. Internal to this room: it ends the episode."""
 
-    tick: int
-    """The moment, in the clock by which the sandbox's kernel dates processes."""
+
+@dataclass(frozen=True)
+class Baseline:
+    """What is the task's own of all that runs in a sandbox."""
+
+    processes: frozenset[str]
+    """Processes as ``pid:start``, the start in clock ticks since the machine's: a later one of that pid is another."""
+
+    ipc: frozenset[str]
+    """System V objects, as ``shm:3``."""
 
     oom_kills: int | None
     """Processes that the sandbox's memory limit had killed by then; None where it doesn't tell."""
 
+    def with_those_of(self, later: "Baseline") -> "Baseline":
+        """Return what is the task's own when also all of a later moment's is."""
+        return Baseline(self.processes | later.processes, self.ipc | later.ipc, later.oom_kills)
+
 
 @dataclass(frozen=True)
 class Stopped:
-    """What was found when the policy's processes were stopped."""
+    """What was found when processes were stopped."""
 
     processes: int
-    """How many were killed."""
+    """How many were running and were stopped."""
 
     oom_kills: int | None
-    """Processes that the memory limit killed since the census; None where the sandbox doesn't tell."""
-
-    empty: tuple[PurePosixPath, ...] = ()
-    """Of the directories that were to be looked into: those that hold nothing, and in which nobody is left to write."""
-
-    is_quiet: bool = False
-    """Whether nothing runs in the sandbox any more."""
+    """Processes that the memory limit has killed so far; None where the sandbox doesn't tell."""
 
 
 @dataclass(frozen=True)
@@ -75,96 +90,79 @@ class Autopsy:
     """The end of what the tests printed."""
 
 
-async def take_census(environment: BaseEnvironment) -> Census:
-    """Note when a phase begins, so that what the policy starts can be told from what was there.
-
-    An environment on this machine's kernel may know by itself, and offer ``look_at_clock()``: a census's two numbers.
+async def take_baseline(environment: BaseEnvironment) -> Baseline:
+    """Note what runs in a sandbox before the policy, so that what the policy starts can be told from it.
 
     Raises:
-        SandboxLostError: The sandbox does not answer.
+        SandboxError: The sandbox does not answer.
     """
-    if (offer := getattr(environment, "look_at_clock", None)) is not None:
-        tick, kills = offer()
-        return Census(tick, kills)
-    what = "note the beginning of the agent's phase"
+    if (offer := _native(environment)) is not None:
+        found = await offer("baseline", {}, timeout_sec=_TIMEOUT_SEC)
+        return Baseline(frozenset(found["processes"]), frozenset(found["ipc"]), found["oom_kills"])
+    what = "note what runs before the policy"
     match (await _run(environment, [("census", ())], what, _TIMEOUT_SEC)).split():
-        case ["census", tick, kills]:
-            return Census(int(tick), _count(kills))
+        case ["census", kills, *names]:
+            objects = {name for name in names if not name[0].isdecimal()}
+            return Baseline(frozenset(names) - objects, frozenset(objects), _count(kills))
         case said:
             raise _no_answer(what, " ".join(said))
 
 
-async def stop_processes(
-    environment: BaseEnvironment,
-    since: Census,
-    *,
-    look_into: Sequence[PurePosixPath] = (),
-    sealing: Sealing | None = None,
-) -> Stopped:
-    """Kill what was started since the census.
+async def stop_processes(environment: BaseEnvironment, own: Baseline, *, terminal: Leavings | None = None) -> Stopped:
+    """Stop what runs in a sandbox and is not the task's own, and remove its System V objects.
 
-    Spared are older processes and what these have started (a server's workers). So a process that a service starts at
-    the policy's bidding, such as a cron job, is spared too: only a separate verifier is out of its reach.
+    Who is stopped gets SIGTERM and half a second. Spared are also processes that the task's own started (a server's
+    workers). So a process that a service starts at the policy's bidding, such as a cron job, is spared too: only a
+    separate verifier is out of its reach.
 
     Args:
         environment: The sandbox.
-        since: When the policy's phase began.
-        look_into: Directories of which to tell whether they are empty then.
-        sealing: What to :func:`seal` in the same trip.
+        own: What is the task's own.
+        terminal: What the policy's terminal left: its processes end uncounted and at once, its directory is removed.
 
     Raises:
-        SandboxLostError: The sandbox does not answer.
-        VerifierError: Some could not be killed, or something not be removed, so that an honest verdict can't be had.
+        SandboxError: The sandbox does not answer.
+        BrokenByPolicyError: Some could not be killed.
     """
-    if (rest := await _at_rest(environment, since, look_into, sealing)) is not None:
-        return rest
-    what = "stop the policy's processes"
-    calls: list[_Call] = [("stop", (since.tick, *_caller(), *look_into))]
-    if sealing is not None:
-        calls.append(("seal", sealing.arguments))
-    said, _, sealed = (await _run(environment, calls, what, _TIMEOUT_SEC)).strip().partition("\n")
-    match said.split():
-        case ["stop", stopped, left, kills, others, *states] if len(states) == len(look_into):
-            if left != "0":
-                raise VerifierError(f"{left} of the policy's processes could not be stopped before grading")
-        case _:
-            raise _no_answer(what, said)
-    if sealing is not None:
-        _require_sealed(sealed)
-    grown = _grown(_count(kills), since)
-    empty = tuple(path for path, state in zip(look_into, states, strict=True) if state == "empty")
-    return Stopped(int(stopped), grown, empty, is_quiet=others == "0")
-
-
-async def _at_rest(
-    environment: BaseEnvironment, since: Census, look_into: Sequence[PurePosixPath], sealing: Sealing | None
-) -> Stopped | None:
-    """Find out without a trip that nothing runs any more and all is clean, as after most episodes; None elsewhere.
-
-    An environment on this machine's kernel may offer ``settle_at_rest(look_into, output, missing)``.
-    """
-    offer = getattr(environment, "settle_at_rest", None)
-    if offer is None or (sealing is not None and sealing.owner):
-        return None
-    output, *missing = sealing.directories if sealing is not None else (None,)
-    empty = await offer(look_into, output, missing)
-    if empty is None:
-        return None
-    return Stopped(0, _grown((await take_census(environment)).oom_kills, since), empty, is_quiet=True)
-
-
-def _grown(oom_kills: int | None, since: Census) -> int | None:
-    return None if oom_kills is None or since.oom_kills is None else oom_kills - since.oom_kills
+    pids = [int(pid) for pid in terminal.pids] if terminal is not None else []
+    directory = terminal.directory if terminal is not None else ""
+    if (offer := _native(environment)) is not None:
+        arguments = {"own": sorted(own.processes), "ipc_objects": sorted(own.ipc), "terminal": pids}
+        times = {"grace_sec": _GRACE_SEC, "deadline_sec": _STOP_SEC}
+        with _bounded(_STOPPING):
+            found = await offer("stop", {**arguments, "leavings": directory, **times}, timeout_sec=_TIMEOUT_SEC)
+        stopped, left, kills = found["stopped"], found["left"], found["oom_kills"]
+    else:
+        lists = (f",{','.join([*own.processes, *own.ipc])},", f",{','.join(map(str, pids))},")
+        times = (round(_GRACE_SEC * 100), round(_STOP_SEC * 100))
+        said = await _run(environment, [("stop", (*lists, directory, *times, *_caller()))], _STOPPING, _TIMEOUT_SEC)
+        match said.split():
+            case ["stop", *numbers] if len(numbers) == _ANSWERS:
+                stopped, left, kills = int(numbers[0]), int(numbers[1]), _count(numbers[2])
+            case _:
+                raise _no_answer(_STOPPING, said)
+    if left:
+        raise BrokenByPolicyError(f"{left} of the policy's processes could not be stopped before grading")
+    return Stopped(stopped, kills)
 
 
 async def seal(environment: BaseEnvironment, sealing: Sealing) -> None:
     """Empty the verifier's directories and make them root's; the first becomes its user's.
 
     Raises:
-        SandboxLostError: The sandbox does not answer.
-        VerifierError: Something in them could not be removed.
+        SandboxError: The sandbox does not answer.
+        BrokenByPolicyError: Something in them could not be removed.
     """
-    _require_sealed(await _run(environment, [("seal", sealing.arguments)], _SEALING, _TIMEOUT_SEC))
+    if (offer := _native(environment)) is not None:
+        directories = [str(path) for path in sealing.directories]
+        arguments = {"directories": directories, "owner": sealing.owner}
+        with _bounded(_SEALING):
+            problem = (await offer("seal", arguments, timeout_sec=_TIMEOUT_SEC))["problem"]
+    else:
+        said = (await _run(environment, [("seal", sealing.arguments)], _SEALING, _TIMEOUT_SEC)).strip()
+        problem = "" if said.splitlines()[-1:] == ["sealed"] else said or "no answer"
+    if problem:
+        raise BrokenByPolicyError(f"could not {_SEALING}: {problem}")
 
 
 async def user_id(environment: BaseEnvironment) -> str:
@@ -185,6 +183,23 @@ async def examine(environment: BaseEnvironment, test_output: PurePosixPath) -> A
         return None
     head, _, output = said.partition("\n")
     return Autopsy(_count(head.removeprefix("autopsy ")), output)
+
+
+@contextlib.contextmanager
+def _bounded(what: str) -> Generator[None]:
+    """Take it for the policy's doing that a cleanup of a living sandbox, by no program of its own, is not done in time.
+
+    It takes a fraction of a second, unless there is a mountain to remove.
+    """
+    try:
+        yield
+    except SandboxTimeoutError as exc:
+        raise BrokenByPolicyError(f"could not {what}: {exc}") from exc
+
+
+def _native(environment: BaseEnvironment) -> _Native | None:
+    """Return an environment's own way to clean up, by no program of the sandbox's; None where it has none."""
+    return getattr(environment, "clean_up", None)
 
 
 def _caller() -> tuple[object, ...]:
@@ -214,11 +229,6 @@ async def _run_command(
 
 def _no_answer(what: str, said: str) -> SandboxLostError:
     return SandboxLostError(f"the sandbox could not {what}: it answered {said[-500:]!r}")
-
-
-def _require_sealed(said: str) -> None:
-    if said.strip().splitlines()[-1:] != ["sealed"]:
-        raise VerifierError(f"could not {_SEALING}: {said.strip() or 'no answer'}")
 
 
 @functools.cache

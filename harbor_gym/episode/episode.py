@@ -7,13 +7,13 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path, PurePath
 from typing import Any
 
 from harbor.environments.base import BaseEnvironment, ExecResult
-from harbor.models.task.config import StepConfig
+from harbor.models.task.config import MultiStepRewardStrategy, StepConfig
 from harbor.models.task.task import Task
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig, VerifierConfig
 from harbor.models.trial.result import StepResult, TimingInfo, TrialResult
@@ -23,14 +23,16 @@ from pydantic import ValidationError
 
 from harbor_gym.cancellation import uninterrupted
 from harbor_gym.episode import agent, custody, failures
+from harbor_gym.episode.breakage import find_breakage, interpreter_of
 from harbor_gym.episode.evidence import read_evidence
 from harbor_gym.episode.offers import Offers
-from harbor_gym.episode.standstill import Standstill
-from harbor_gym.episode.task import collects_from, grades_in_shared_sandbox, phase_timeout_sec, phase_users
+from harbor_gym.episode.process_watch import ProcessWatch
+from harbor_gym.episode.task import grades_in_shared_sandbox, phase_timeout_sec, phase_users, sets_up, test_script
 from harbor_gym.episode.verifier_view import VerifierView, paths_in_view
 from harbor_gym.episode.verifiers import require_separate_verifiers
 from harbor_gym.errors import (
     HarborGymError,
+    SandboxError,
     SandboxLostError,
     SandboxStartError,
     SandboxTimeoutError,
@@ -38,6 +40,7 @@ from harbor_gym.errors import (
     UsageError,
 )
 from harbor_gym.owners import temporary_prefix
+from harbor_gym.terminal.session import Leavings
 from harbor_gym.verify_paths import VerifyPaths
 
 # Harbor's agent timeout would count the policy's thinking time; our budgets end episodes instead.
@@ -65,9 +68,6 @@ class AgentPhase:
 
     done: asyncio.Future[None] = field(repr=False)
     """Resolved by the episode when the phase is over."""
-
-    census: asyncio.Task[custody.Census] = field(repr=False)
-    """What ran in the sandbox before the policy; :func:`run_in_phase` waits for it."""
 
     offers: Offers
     """Skills and MCP servers that the task declares; the instruction tells of them already."""
@@ -97,6 +97,9 @@ class PhaseEnd:
 
     is_gated: bool
     """Whether the task has further steps that this one's reward keeps closed (``min_reward``)."""
+
+    breakage: str | None = None
+    """How the policy broke the sandbox so that there is no verdict any more, which counts as 0."""
 
 
 class Episode:
@@ -139,10 +142,10 @@ class Episode:
         self._phases_ended = 0
         self._closing: asyncio.Task[None] | None = None
         self._start_error: BaseException | None = None
-        self._censuses: list[asyncio.Task[custody.Census]] = []
+        self._watch: ProcessWatch | None = None
         self._stopped = custody.Stopped(0, None)
-        self._standstill: Standstill | None = None
         self._autopsy: custody.Autopsy | None = None
+        self._breakage: str | None = None
         self._stopping: asyncio.Task[None] | None = None
 
     @property
@@ -183,9 +186,9 @@ class Episode:
         finally:
             forget()
         self._check_open()
-        self._trial.add_hook(TrialEvent.VERIFICATION_START, self._before_verifier)
+        self._trial.add_hook(TrialEvent.VERIFICATION_START, self._begin_verification)
         self._view = self._plan_view(self._trial)
-        self._standstill = Standstill(self._trial.agent_environment)
+        self._watch = ProcessWatch(self._trial.agent_environment)
         self._examine_before_stop(self._trial.agent_environment)
         self._keep_start_error(self._trial.agent_environment)
         self._keep_sealed(self._trial.agent_environment, self._trial.agent_env_paths.verifier_dir)
@@ -196,12 +199,15 @@ class Episode:
             raise await self.explain(error) from self._start_error
         return phase
 
-    async def end_phase(self, *, keep_processes: bool = False, is_last: bool = False) -> PhaseEnd:
+    async def end_phase(
+        self, *, keep_processes: bool = False, is_last: bool = False, terminal: Leavings | None = None
+    ) -> PhaseEnd:
         """End the policy's phase, let Harbor verify it, and return the verdict.
 
         Args:
             keep_processes: Leave running what the policy started.
             is_last: End the episode here, also where a multi-step task has further steps.
+            terminal: What the policy's terminal, detached by now, left in the sandbox.
 
         Raises:
             VerifierError: There is no verdict: the verifier crashed, timed out or wrote no usable reward.
@@ -211,7 +217,9 @@ class Episode:
         if self._phase is None or self._run is None:
             raise UsageError("no agent phase is running")
         try:
-            return await self._end_phase(self._phase, self._run, keep_processes=keep_processes, is_last=is_last)
+            return await self._end_phase(
+                self._phase, self._run, keep_processes=keep_processes, is_last=is_last, terminal=terminal
+            )
         except HarborGymError as exc:
             raise await self.explain(exc) from exc.__cause__
 
@@ -229,15 +237,26 @@ class Episode:
         return error.attach(evidence, trial_dir=self.trial_dir if self._trials_dir is not None else None)
 
     async def _end_phase(
-        self, phase: AgentPhase, run: asyncio.Task[TrialResult], *, keep_processes: bool, is_last: bool
+        self,
+        phase: AgentPhase,
+        run: asyncio.Task[TrialResult],
+        *,
+        keep_processes: bool,
+        is_last: bool,
+        terminal: Leavings | None,
     ) -> PhaseEnd:
         assert self._trial is not None
+        assert self._watch is not None
         if run.done():
             raise failures.lost(self._finished_result(run))
-        census = await asyncio.shield(phase.census)
-        self._stopped = custody.Stopped(0, None)
-        if not keep_processes:
-            await self._stop_processes(phase.environment, census)
+        try:
+            self._stopped = await self._watch.end_phase(keep_processes=keep_processes, terminal=terminal)
+        except custody.BrokenByPolicyError as exc:
+            return self._end_as_broken(str(exc))
+        except SandboxError:
+            if (breakage := await self.find_breakage()) is None:
+                raise
+            return self._end_as_broken(breakage)
         if is_last and (steps := self._trial.task.config.steps):
             # A gate that no reward passes: Harbor then ends the trial after this step, in good order.
             steps[self._phases_ended].min_reward = math.inf
@@ -249,31 +268,48 @@ class Episode:
             self._finished_result(run)
         return self._verdict(next_phase)
 
-    async def _stop_processes(self, environment: BaseEnvironment, census: custody.Census) -> None:
-        """Stop what the policy left running, and in the same trip do what can be done then."""
-        assert self._trial is not None
-        assert self._standstill is not None
-        paths, step, sealing = self._trial.agent_env_paths, self._current_step(), None
-        # Where log folders are mounted, Harbor changes their owners meanwhile.
-        if not environment.capabilities.mounted and grades_in_shared_sandbox(self._task, step):
-            sealing = await self._sealing(environment)
-            if collects_from(self._task, step, sealing.directories):
-                sealing = None
-        copied = (paths.agent_dir, paths.artifacts_dir)
-        self._stopped = await custody.stop_processes(environment, census, look_into=copied, sealing=sealing)
-        self._standstill.begin(self._stopped.empty, is_sealed=sealing is not None, is_quiet=self._stopped.is_quiet)
+    async def find_breakage(self, terminal: Leavings | None = None, *, answers_nonsense: bool = False) -> str | None:
+        """Return how the policy broke the sandbox of the running phase; None where nothing shows that it did.
 
-    def enter(
+        Args:
+            terminal: A terminal in it that failed.
+            answers_nonsense: Whether that was because of what the sandbox answered, which no infrastructure makes up.
+        """
+        if self._phase is None:
+            return None
+        pids = terminal.pids if terminal is not None else ()
+        return await find_breakage(self._phase.environment, terminal=pids, answers_nonsense=answers_nonsense)
+
+    def _end_as_broken(self, breakage: str) -> PhaseEnd:
+        """Return the end of a phase after which the sandbox that its policy broke gives no verdict."""
+        assert self._trial is not None
+        graded = [step.verifier_result for step in self._trial.result.step_results or ()]
+        verdicts = [verdict.rewards or {} for verdict in graded if verdict is not None]
+        is_mean = self._task.config.multi_step_reward_strategy is not MultiStepRewardStrategy.FINAL
+        names = {name for rewards in verdicts for name in rewards} if is_mean else set[str]()
+        return PhaseEnd(
+            rewards={},
+            next_phase=None,
+            verifier_sec=0.0,
+            # The step without a verdict counts as 0 beside those that were graded.
+            episode_rewards={name: sum(one.get(name, 0) for one in verdicts) / (len(verdicts) + 1) for name in names},
+            stopped_processes=self._stopped.processes,
+            oom_kills=self._stopped.oom_kills,
+            is_gated=False,
+            breakage=breakage,
+        )
+
+    async def enter(
         self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, offers: Offers
     ) -> asyncio.Future[None]:
         """Take over an agent phase (called by the trial's agent)."""
-        if self._standstill is not None:
-            self._standstill.end()
+        assert self._watch is not None
+        step = self._current_step()
+        # Done before the policy's terminal opens: nothing of the policy's can be taken for the task's own.
+        await self._watch.begin_phase(has_setup=sets_up(self._task, step))
         done = asyncio.get_running_loop().create_future()
-        census = asyncio.create_task(custody.take_census(environment), name="harbor-gym-census")
-        self._censuses.append(census)
-        limit_sec = phase_timeout_sec(self._task, self._current_step())
-        phase = AgentPhase(instruction, environment, environment.default_user, limit_sec, context, done, census, offers)
+        limit_sec = phase_timeout_sec(self._task, step)
+        phase = AgentPhase(instruction, environment, environment.default_user, limit_sec, context, done, offers)
         self._phases.put_nowait(phase)
         return done
 
@@ -363,10 +399,14 @@ class Episode:
         if result.step_results:
             graded = result.step_results[self._phases_ended - 1]
         rewards = graded.verifier_result.rewards if graded.verifier_result is not None else None
+        begun = len(result.step_results or ())
+        is_cut = next_phase is None and begun > self._phases_ended
+        if (rewards is None or is_cut) and (breakage := self._breakage or failures.breakage(result)) is not None:
+            end = self._end_as_broken(breakage)
+            return replace(end, rewards=_floats(rewards or {}), verifier_sec=_seconds(graded.verifier))
         if rewards is None:
             raise failures.grading_failure(result, graded.exception_info or result.exception_info, self._oom_kills())
-        begun = len(result.step_results or ())
-        if next_phase is None and begun > self._phases_ended:
+        if is_cut:
             raise failures.step_failure(result)
         combined = result.verifier_result.rewards if result.verifier_result is not None else None
         return PhaseEnd(
@@ -381,8 +421,7 @@ class Episode:
 
     def _oom_kills(self) -> int:
         """Return how many processes the memory limit killed since the last phase began, as far as that is known."""
-        census = self._censuses[-1]
-        before = census.result().oom_kills if census.done() and not census.cancelled() else None
+        before = self._watch.oom_kills if self._watch is not None else None
         after = self._autopsy.oom_kills if self._autopsy is not None else None
         return after - before - (self._stopped.oom_kills or 0) if before is not None and after is not None else 0
 
@@ -391,17 +430,17 @@ class Episode:
         paths = paths_in_view(self._task, environment, self._verify_paths)
         return None if paths is None else VerifierView(environment, paths, lambda: len(trial.result.step_results or ()))
 
-    async def _before_verifier(self, event: TrialHookEvent) -> None:
+    async def _begin_verification(self, event: TrialHookEvent) -> None:
         """Give the verifier a view of its own, or at least directories in which nothing of the policy's lies."""
         assert self._trial is not None
-        assert self._standstill is not None
+        assert self._watch is not None
         if not grades_in_shared_sandbox(self._task, self._current_step()):
             return  # a sandbox that the policy never saw
+        environment = self._trial.agent_environment
+        is_last = self._phases_ended + 1 >= len(self._task.config.steps or ())
+        await self._watch.begin_verification(is_last=is_last)
         if self._view is not None:
             await self._view.enter()
-        elif self._standstill.is_sealed:
-            return
-        environment = self._trial.agent_environment
         await custody.seal(environment, await self._sealing(environment))
 
     async def _sealing(self, environment: BaseEnvironment) -> custody.Sealing:
@@ -419,10 +458,15 @@ class Episode:
         return self._task.config.steps[begun - 1] if self._task.config.steps and begun else None
 
     def _keep_sealed(self, environment: BaseEnvironment, verifier_dir: PurePath) -> None:
-        """Let Harbor empty a step's verifier directory once more, but not open it to all: kept processes wait there."""
+        """Let Harbor empty a step's verifier directory once more, but not open it to all: kept processes wait there.
+
+        Harbor does it first of all when it prepares a step, so that is also the end of the step before.
+        """
         empty_dirs = environment.empty_dirs
 
         async def kept(dirs: Sequence[str | PurePath], *, chmod: bool = True) -> ExecResult | None:
+            if self._watch is not None and self._is_between_steps():
+                await self._watch.end_verification()
             return await empty_dirs(dirs, chmod=chmod and verifier_dir not in dirs)
 
         environment.empty_dirs = kept
@@ -435,7 +479,9 @@ class Episode:
             self._stopping = asyncio.current_task()
             if self._lacks_verdict() and self._closing is None and self._trial is not None:
                 test_output = self._trial.agent_env_paths.verifier_dir / "test-stdout.txt"
-                self._autopsy = await custody.examine(environment, test_output)
+                interpreter = interpreter_of(test_script(self._task, self._current_step()))
+                self._breakage = await find_breakage(environment, interpreter=interpreter)
+                self._autopsy = None if self._breakage else await custody.examine(environment, test_output)
             await stop(delete)
 
         environment.stop = examined
@@ -444,13 +490,18 @@ class Episode:
         assert self._trial is not None
         result = self._trial.result
         graded = result.step_results[-1] if result.step_results else result
-        return graded.verifier is not None and graded.verifier_result is None
+        has_failed = (graded.exception_info or result.exception_info) is not None
+        was_reached = graded.verifier is not None or (graded.agent_execution is not None and has_failed)
+        return graded.verifier_result is None and (was_reached or (self._phases_ended > 0 and has_failed))
+
+    def _is_between_steps(self) -> bool:
+        """Tell whether the last step was graded and the next one is being prepared."""
+        assert self._trial is not None
+        steps = self._trial.result.step_results or ()
+        return len(steps) > 1 and steps[-1].agent_execution is None
 
     async def _close(self) -> None:
         try:
-            for census in self._censuses:
-                census.cancel()
-            await asyncio.gather(*self._censuses, return_exceptions=True)
             if self._run is not None:
                 await self._stop(self._run)
         finally:
@@ -483,18 +534,13 @@ class Episode:
 async def run_in_phase[T](phase: AgentPhase, work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` in the context of the trial's agent phase, where Harbor's per-agent settings apply.
 
-    The first work of a phase runs beside the census of what was there before, so it must be none of the policy's (it
-    opens the terminal). It returns when that has been taken, too: whatever comes next is the policy's.
-
     Args:
         phase: The phase that is running.
         work: A coroutine that uses the phase's environment.
     """
     task = asyncio.get_running_loop().create_task(work, context=phase.context.copy())
     try:
-        result = await asyncio.shield(task)
-        await asyncio.shield(phase.census)
-        return result
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait((task,))

@@ -3,6 +3,7 @@
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 
 from harbor_gym import errors
+from harbor_gym.episode.custody import BrokenByPolicyError
 from harbor_gym.episode.throttling import is_throttled, retry_after_sec
 from harbor_gym.errors import (
     HarborGymError,
@@ -83,6 +84,18 @@ def grading_failure(result: TrialResult, info: ExceptionInfo | None, oom_kills: 
         ran_out = f"its sandbox's memory limit killed {oom_kills} of its processes: raise [environment] memory_mb"
         return VerifierOutOfMemoryError(f"{message} ({ran_out})")
     return VerifierError(f"{message} ({hint})" if hint else message)
+
+
+def breakage(result: TrialResult) -> str | None:
+    """Return what the trial says of a policy that broke its sandbox; None where it says nothing of that.
+
+    Args:
+        result: The trial.
+    """
+    for info in (_step_cause(result), result.exception_info):
+        if info is not None and info.exception_type == BrokenByPolicyError.__name__:
+            return info.exception_message
+    return None
 
 
 def lost(result: TrialResult) -> SandboxLostError:

@@ -1,7 +1,6 @@
 """Check a task directory before anything is started on it."""
 
 import asyncio
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import cast
 
@@ -73,15 +72,18 @@ def declared_verify_paths(task: Task) -> tuple[PurePosixPath, ...] | None:
         raise TaskError(f"{where} {exc}") from None
 
 
-def collects_from(task: Task, step: StepConfig | None, directories: Iterable[PurePosixPath]) -> bool:
-    """Tell whether an artifact of the task, or of one of its steps, may overlap with one of the directories."""
-    entries = [*task.config.artifacts, *(step.artifacts if step is not None else ())]
-    sources = [PurePosixPath(entry if isinstance(entry, str) else entry.source) for entry in entries]
-    return any(
-        not source.is_absolute() or source.is_relative_to(directory) or directory.is_relative_to(source)
-        for source in sources
-        for directory in directories
-    )
+def sets_up(task: Task, step: StepConfig | None) -> bool:
+    """Tell whether the task runs something of its own in the sandbox right before a step, or before its only phase."""
+    if step is None:
+        return True
+    return step.healthcheck is not None or task.paths.step_setup_path(step.name).exists()
+
+
+def test_script(task: Task, step: StepConfig | None) -> Path:
+    """Return the script that grades the task, or one of its steps; it need not exist."""
+    system = task.config.environment.os
+    own = task.paths.discovered_step_test_path_for(step.name, system) if step is not None else None
+    return own or task.paths.discovered_test_path_for(system) or task.paths.test_path
 
 
 def _load(task_dir: Path) -> Task:

@@ -56,6 +56,10 @@ class DockerEnvironment(DockerLaunch):
         self.left_behind: str | None = None
         super().__init__(*args, setup_command=setup_command, **kwargs)
 
+    async def is_up(self) -> bool:
+        """Tell whether Docker runs the main container, whatever runs in it."""
+        return bool(await engine.containers_of(self._project, service=MAIN, is_running=True))
+
     # --- start ---------------------------------------------------------------------------------------------------
 
     @override

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
-import shlex
 import sys
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, override
+from pathlib import Path
+from typing import Any, Literal, override
 
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
@@ -27,29 +24,25 @@ from harbor_gym import ordinary
 from harbor_gym.cache import Hold
 from harbor_gym.errors import (
     MissingDependencyError,
-    SandboxError,
     SandboxLostError,
     SandboxStartError,
     SandboxTimeoutError,
     TaskError,
 )
-from harbor_gym.sandboxes import archive, direct_access, limits, reaper, seccomp
-from harbor_gym.sandboxes.direct_access import NotPlainError
+from harbor_gym.sandboxes import limits, reaper, seccomp, transfers
 from harbor_gym.sandboxes.forks import ImageOptions, Setup, hold_set_up
 from harbor_gym.sandboxes.images import Image, ImageSource, hold_image
 from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import text_chunks
 from harbor_gym.sandboxes.set_up import is_of_verifier
+from harbor_gym.sandboxes.supervisor.trees.records import ALL, Choice
 from harbor_gym.sandboxes.tools import find_program
 from harbor_gym.sandboxes.walls import DEFAULT_MAX_PROCESSES, WallOptions, Walls
 
 _DEFAULT_STORAGE_MB = 2048
-_TRANSFER_TIMEOUT_SEC = 600.0
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HARBOR_LOGS = "/logs/"
-_TAR_CHANGED = 1
-"""GNU tar's status where a file changed while it was read, which running services do."""
 _AUTOGROUP_NICE = -10
 TOOLS = {"buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → the Debian package that holds it."""
@@ -379,38 +372,30 @@ class LocalEnvironment(BaseEnvironment):
         request = self._request(command, cwd=None, env=None, user=user)
         return await self._running().open(replace(request, fifos=tuple(fifos)))
 
-    def look_at_clock(self) -> tuple[int, int | None]:
-        """Return the time by which the kernel dates processes, in clock ticks since the machine's start, and how many
-        the sandbox's memory limit has killed so far; None where nothing counts them.
-
-        Raises:
-            SandboxLostError: The sandbox is not running.
-        """
-        ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
-        return int(ticks), self._running().memory_kills()
-
-    async def settle_at_rest(
-        self, look_into: Sequence[PurePosixPath], output: PurePosixPath | None, missing: Sequence[PurePosixPath]
-    ) -> tuple[PurePosixPath, ...] | None:
-        """Where nothing runs in the sandbox but its first process, look into directories and open one to all.
+    async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
+        """Do one of the works by which an episode cleans up, by no program of the sandbox's.
 
         Args:
-            look_into: Directories of which to tell whether they are empty.
-            output: An empty directory of root's, which everybody may write to then; None for none.
-            missing: What must not be there.
+            work: ``baseline``, ``stop`` or ``seal``: a function of the supervisor's ``cleanup`` module.
+            arguments: What it is called with.
+            timeout_sec: After so long it is killed.
 
         Returns:
-            Those of ``look_into`` that hold nothing; None where something runs, or is not as it must be, or only a
-            command in the sandbox could tell: nothing was done then.
+            What it returned, and ``oom_kills``: the processes that the sandbox's memory limit has killed so far; None
+            where nothing counts them.
 
         Raises:
+            SandboxError: It failed.
             SandboxLostError: The sandbox is not running.
+            SandboxTimeoutError: The time was up.
         """
-        with contextlib.suppress(NotPlainError):
-            return await self._running().directly(
-                lambda root: direct_access.settle_at_rest(root, look_into, output, missing)
-            )
-        return None
+        sandbox = self._running()
+        answer = await sandbox.clean_up(work, arguments, timeout_sec=timeout_sec)
+        return {**answer, "oom_kills": sandbox.memory_kills()}
+
+    async def is_up(self) -> bool:
+        """Tell whether the sandbox itself, its first process and what serves it, is there, whatever runs in it."""
+        return self._sandbox is not None and self._sandbox.is_running
 
     def _running(self) -> SupervisedSandbox:
         if self._sandbox is None:
@@ -430,6 +415,7 @@ class LocalEnvironment(BaseEnvironment):
         )
 
     # --- files ---------------------------------------------------------------------------------------------------
+    # No program of the sandbox takes part: what a policy has made of its tar or its shell changes nothing.
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
@@ -437,93 +423,78 @@ class LocalEnvironment(BaseEnvironment):
 
         Raises:
             FileNotFoundError: The host has no such file.
-            SandboxError: The sandbox refused.
+            SandboxError: It is too large, or the sandbox has no place for it.
+            SandboxLostError: The sandbox is not running.
         """
-        source = Path(source_path)
-        target = shlex.quote(target_path)
-        with await asyncio.to_thread(source.open, "rb") as content:
-            mode = f"{os.fstat(content.fileno()).st_mode & 0o7777:o}"
-            command = (
-                f't={target}; [ -d "$t" ] && t=$t/{shlex.quote(source.name)}; '
-                f'mkdir -p -- "$(dirname -- "$t")" && cat > "$t" && chmod {mode} -- "$t"'
-            )
-            request = self._transfer_request("sh", "-c", command)
-            await self._transfer(request, f"upload {source} to {target_path}", stdin=content)
+        await transfers.upload_file(self._running().carry, Path(source_path), target_path, self._transfer_limit_bytes)
 
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         """Copy the contents of a host directory into a directory of the sandbox, made if absent. Owned by root.
 
+        Links stay links. What has a file's name there gives way to it.
+
         Raises:
             FileNotFoundError: The host has no such directory.
-            SandboxError: The sandbox refused.
+            SandboxError: It is too large, or the sandbox has no place for it.
+            SandboxLostError: The sandbox is not running.
         """
-        source, target = Path(source_dir), PurePosixPath(target_dir)
-        with contextlib.suppress(NotPlainError):
-            await self._running().directly(lambda root: direct_access.upload(source, root, target))
-            return
-        request = self._transfer_request("tar", "-xpf", "-", cwd=target_dir, makes_cwd=True)
-        with await asyncio.to_thread(archive.pack, Path(source_dir)) as packed:
-            await self._transfer(request, f"upload {source_dir} to {target_dir}", stdin=packed)
+        await transfers.upload_dir(self._running().carry, Path(source_dir), target_dir, self._transfer_limit_bytes)
 
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         """Copy a file of the sandbox to the host, links followed inside the sandbox.
 
         Raises:
-            SandboxError: There is no such file, or it is larger than the sandbox's storage.
+            SandboxError: There is no such file, or it is larger than four times the sandbox's storage.
+            SandboxLostError: The sandbox is not running.
         """
-        target = Path(target_path)
-        name = shlex.quote(source_path)
-        command = f'[ -f {name} ] || {{ echo "no such file" >&2; exit 1; }}; cat {name}'
-        with await self._fetch(self._transfer_request("sh", "-c", command), f"download {source_path}") as content:
-            await asyncio.to_thread(archive.write_file, content, target, PurePosixPath(source_path).name)
+        await transfers.download_file(self._running().carry, source_path, Path(target_path), self._transfer_limit_bytes)
 
     @override
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """Copy the contents of a directory of the sandbox into a host directory, made if absent.
 
-        Links that lead out of the directory, devices and FIFOs are left out: nothing is written elsewhere.
+        Links that lead out of the directory, devices, FIFOs and sockets are left out, and what changes its kind
+        meanwhile: nothing is written elsewhere. Files get the caller for an owner and are not writable by others.
 
         Raises:
-            SandboxError: There is no such directory, or it is larger than the sandbox's storage.
+            SandboxError: There is no such directory, or it is larger than four times the sandbox's storage, nested
+                deeper than 64 directories, or has more than 200 000 entries.
+            SandboxLostError: The sandbox is not running.
         """
-        source, target = PurePosixPath(source_dir), Path(target_dir)
-        with contextlib.suppress(NotPlainError):
-            await self._running().directly(lambda root: direct_access.download(root, source, target))
-            return
-        request = self._transfer_request("tar", "-cf", "-", ".", cwd=source_dir)
-        with await self._fetch(request, f"download {source_dir}", fine=(0, _TAR_CHANGED)) as content:
-            await asyncio.to_thread(archive.unpack, content, Path(target_dir), self._transfer_limit_bytes)
+        await self._download_dir(source_dir, target_dir, ALL)
 
-    keeps_modes = True
-    """Whether what is uploaded has the modes that it has on this machine."""
+    @override
+    async def download_dir_with_exclusions(
+        self, *, source_dir: str, target_dir: Path | str, exclude: list[str]
+    ) -> None:
+        """Do what :meth:`download_dir` does, without what ``tar --exclude`` leaves out for these patterns."""
+        await self._download_dir(source_dir, target_dir, Choice(without=exclude))
+
+    @override
+    async def download_dir_filtered(
+        self,
+        *,
+        source_dir: str,
+        target_dir: Path | str,
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        protect: Sequence[str] | None = None,
+    ) -> None:
+        """Do what :meth:`download_dir` does for files whose paths match ``include``, or are of ``protect``, and not
+        those that match ``exclude``; without include and exclude for all.
+        """
+        await self._download_dir(source_dir, target_dir, Choice((), include or (), exclude or (), protect or ()))
+
+    async def _download_dir(self, source_dir: str, target_dir: Path | str, choice: Choice) -> None:
+        carry, target = self._running().carry, Path(target_dir)
+        await transfers.download_dir(carry, source_dir, target, self._transfer_limit_bytes, choice)
 
     @property
     def _transfer_limit_bytes(self) -> int:
         # Sparse files and files of the image make a tree larger than what was written.
         return 4 * ((self._effective_storage_mb or _DEFAULT_STORAGE_MB) << 20)
-
-    def _transfer_request(self, *program: str, cwd: str = "/", makes_cwd: bool = False) -> Request:
-        request = self._request(shlex.join(program), cwd=cwd, env=None, user="root")
-        return replace(request, program=program, makes_cwd=makes_cwd)
-
-    async def _transfer(self, request: Request, what: str, *, stdin: IO[bytes]) -> None:
-        finished = await self._running().run(request, timeout_sec=_TRANSFER_TIMEOUT_SEC, stdin=stdin)
-        if finished.return_code != 0:
-            raise SandboxError(f"can't {what}: {finished.stderr.text().strip() or f'status {finished.return_code}'}")
-
-    async def _fetch(self, request: Request, what: str, *, fine: tuple[int, ...] = (0,)) -> archive.Spool:
-        spool = archive.Spool(self._transfer_limit_bytes, what)
-        try:
-            finished = await self._running().run(request, timeout_sec=_TRANSFER_TIMEOUT_SEC, stdout_sink=spool.add)
-            if finished.return_code not in fine:
-                said = finished.stderr.text().strip()
-                raise SandboxError(f"can't {what}: {said or f'status {finished.return_code}'}")
-        except BaseException:
-            spool.close()
-            raise
-        return spool
 
 
 def _directories(workdirs: Iterable[str], shared: Iterable[str] = ()) -> dict[str, int | None]:

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
@@ -24,10 +24,11 @@ from harbor_gym.errors import (
 )
 from harbor_gym.ordinary import USER_NAMESPACE, is_ordinary
 from harbor_gym.processes import start_process
-from harbor_gym.sandboxes import direct_access, limits, own_ids, seccomp
+from harbor_gym.sandboxes import limits, own_ids, seccomp
 from harbor_gym.sandboxes.network import NAME_SERVER, NETWORK_PROGRAM
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
+from harbor_gym.sandboxes.supervisor.trees.records import StreamEndedError
 from harbor_gym.sandboxes.supervisors import (
     ForkedSupervisor,
     fork_supervisor,
@@ -35,12 +36,15 @@ from harbor_gym.sandboxes.supervisors import (
     supervisor_environment,
 )
 from harbor_gym.sandboxes.tools import find_program, run_tool
+from harbor_gym.sandboxes.transfers import Carrier, Work
 from harbor_gym.sandboxes.walls import Walls
 
 _READY_TIMEOUT_SEC = 30.0
 _STOP_TIMEOUT_SEC = 10.0
 _REMOVE_PAUSE_SEC = 0.01
 _MESSAGE_BYTES = 1 << 16
+_CLEANUP_TRIES = 3
+"""A child of the supervisor that somebody in the sandbox killed is followed by another."""
 _DRAIN_SEC = 0.1
 """How long output may still arrive after a command's end from what it left running (``> >(tee log)``)."""
 
@@ -57,9 +61,6 @@ class Request:
     env: Mapping[str, str]
     program: tuple[str, ...] = ()
     """A program of the image by its name, and its arguments: run without a shell."""
-
-    makes_cwd: bool = False
-    """Make the working directory where there is none."""
 
     fifos: tuple[str, ...] = ()
     """Where to make one FIFO beforehand, with a directory for it that only the user may enter: the first that works."""
@@ -288,6 +289,45 @@ class SupervisedSandbox:
         if answer["error"]:
             raise SandboxError(f"the local sandbox gets no network: {answer['error']}")
 
+    async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
+        """Have the supervisor do one of the works of its ``cleanup`` module, by no program of the sandbox's.
+
+        Args:
+            work: Its name.
+            arguments: What it is called with.
+            timeout_sec: After so long it is killed.
+
+        Returns:
+            What it returned.
+
+        Raises:
+            SandboxError: It failed.
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: The time was up.
+        """
+        answer: dict[str, Any] = {}
+        for _ in range(_CLEANUP_TRIES):
+            answer = await self._clean_up_once(work, arguments, timeout_sec)
+            if not answer["error"]:
+                return answer
+        raise SandboxError(f"the local sandbox can't be cleaned up ({work}): {answer['error']}")
+
+    async def _clean_up_once(self, work: str, arguments: Mapping[str, Any], timeout_sec: float) -> dict[str, Any]:
+        number, answered = self._expect_answer()
+        try:
+            self._send_spec({"op": "cleanup", "id": number}, {"work": work, "arguments": dict(arguments)}, [])
+            async with asyncio.timeout(timeout_sec):
+                answer = await asyncio.shield(answered)
+        except TimeoutError:
+            raise SandboxTimeoutError(f"the local sandbox was not cleaned up ({work}) in {timeout_sec:g} s") from None
+        finally:
+            self._pending.pop(number, None)
+            if not answered.done() and not self._is_lost:
+                self._kill(number)
+        if "lost" in answer:
+            raise self._lost(f"the local sandbox went away while it was cleaned up ({work})")
+        return answer
+
     def _expect_answer(self) -> tuple[int, asyncio.Future[dict[str, Any]]]:
         """Number a request that is about to be sent; its answer ends the future."""
         if not self.is_running:
@@ -309,7 +349,6 @@ class SupervisedSandbox:
         timeout_sec: float | None = None,
         stdin: IO[bytes] | None = None,
         on_chunk: Chunk | None = None,
-        stdout_sink: Callable[[bytes], None] | None = None,
     ) -> Finished:
         """Run one command and wait for its exit, not for the end of its output.
 
@@ -319,7 +358,6 @@ class SupervisedSandbox:
             stdin: What the command reads. It goes through a pipe: the sandbox never holds a file of the host, which it
                 could open again for writing. None is an empty input.
             on_chunk: Called with output as it arrives.
-            stdout_sink: Takes standard output instead of the result.
 
         Raises:
             SandboxError: No such user or directory, or no shell, in the sandbox.
@@ -331,7 +369,7 @@ class SupervisedSandbox:
         pipes: list[OutputPipe] = []
         source: InputPipe | None = None
         try:
-            pipes = [OutputPipe("stdout", on_chunk, stdout_sink), OutputPipe("stderr", on_chunk)]
+            pipes = [OutputPipe("stdout", on_chunk), OutputPipe("stderr", on_chunk)]
             source = InputPipe(stdin)
             self._send(number, request, source, pipes)
             async with asyncio.TaskGroup() as group:
@@ -387,35 +425,46 @@ class SupervisedSandbox:
             raise
         return command
 
-    async def directly[T](self, work: Callable[[int], T]) -> T:
-        """Return what ``work`` does in a thread with the sandbox's root directory, without a process there.
+    async def carry(self, spec: Mapping[str, Any], work: Work) -> None:
+        """Move files, by a process that sees this sandbox's and by ``work`` on this machine's side of the stream.
 
         Raises:
-            NotPlainError: This process may not, the sandbox is gone, or ``work`` left it to a command in the sandbox.
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: It took too long.
+            Exception: What ``work`` raises.
         """
-        if not self.is_running or self._target["is_ordinary"] or self._target["first_id"]:
-            raise direct_access.NotPlainError("the sandbox is gone, or its files have other owners here than inside")
-
-        def open_and_work() -> T:
-            with direct_access.root_of(self._target["init"], self._target["start_time"]) as root:
-                return work(root)
-
-        return await asyncio.to_thread(open_and_work)
+        number, answered = self._expect_answer()
+        carrier = Carrier()
+        answered.add_done_callback(lambda _: carrier.hang_up())
+        try:
+            await uninterrupted(carrier.start(self._target, spec))
+            await carrier.run(work)
+        except StreamEndedError as exc:
+            raise self._lost(f"the local sandbox's transfer was cut off ({exc})") from exc
+        finally:
+            self._pending.pop(number, None)
+            await uninterrupted(carrier.end())
 
     def _send(self, number: int, request: Request, source: InputPipe, pipes: Sequence[OutputPipe]) -> None:
+        handles = [source.far_end, *(pipe.far_end for pipe in pipes)]
+        try:
+            self._send_spec({"op": "exec", "id": number}, self._spec(request), handles)
+        finally:
+            for pipe in (source, *pipes):
+                pipe.close_far_end()
+
+    def _send_spec(self, message: Mapping[str, Any], details: Mapping[str, Any], handles: Sequence[int]) -> None:
+        """Send a request whose details may be longer than a message, with descriptors."""
         spec = os.memfd_create("spec")
         try:
-            text = memoryview(json.dumps(self._spec(request)).encode())
+            text = memoryview(json.dumps(details).encode())
             while text:
                 text = text[os.write(spec, text) :]
-            handles = [spec, source.far_end, *(pipe.far_end for pipe in pipes)]
-            socket.send_fds(self._control, [json.dumps({"op": "exec", "id": number}).encode()], handles)
+            socket.send_fds(self._control, [json.dumps(message).encode()], [spec, *handles])
         except OSError as exc:
             raise SandboxLostError(f"the local sandbox takes no commands any more: {exc}") from exc
         finally:
             os.close(spec)
-            for pipe in (source, *pipes):
-                pipe.close_far_end()
 
     def _kill(self, number: int) -> None:
         with contextlib.suppress(OSError):

@@ -64,11 +64,10 @@ class _Pipe:
 class OutputPipe(_Pipe):
     """One output stream of one command."""
 
-    def __init__(self, name: StreamName, on_chunk: Chunk | None, sink: Callable[[bytes], None] | None = None) -> None:
+    def __init__(self, name: StreamName, on_chunk: Chunk | None) -> None:
         super().__init__()
         self.name: StreamName = name
         self.output = Output()
-        self._take = sink or self.output.add
         self._on_chunk = on_chunk
         self.near_end, self.far_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.near_end, False)
@@ -76,7 +75,7 @@ class OutputPipe(_Pipe):
     async def read_all(self) -> None:
         """Read until every writer has closed its end."""
         while chunk := await self._read():
-            self._take(chunk)
+            self.output.add(chunk)
             if self._on_chunk is not None:
                 await self._on_chunk(chunk, self.name)
 

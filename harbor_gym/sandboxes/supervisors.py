@@ -76,10 +76,10 @@ class ForkedSupervisor:
 
 
 async def fork_supervisor(config: str, control: socket.socket) -> ForkedSupervisor:
-    """Have a supervisor started.
+    """Have a supervisor started, or a transfer's process.
 
     Args:
-        config: What it builds, as JSON.
+        config: What it does, as JSON.
         control: Its end of the control socket; the caller closes its own copy.
 
     Raises:

@@ -6,6 +6,6 @@ It knows a Harbor environment's ``exec`` and ``upload_file``, and nothing of Har
 from harbor_gym.terminal.observation import OBSERVATION_FORMAT
 from harbor_gym.terminal.opening import open_terminal
 from harbor_gym.terminal.screen import Screen
-from harbor_gym.terminal.session import Terminal, TerminalTurn
+from harbor_gym.terminal.session import Leavings, Terminal, TerminalTurn
 
-__all__ = ["OBSERVATION_FORMAT", "Screen", "Terminal", "TerminalTurn", "open_terminal"]
+__all__ = ["OBSERVATION_FORMAT", "Leavings", "Screen", "Terminal", "TerminalTurn", "open_terminal"]

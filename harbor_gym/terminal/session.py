@@ -37,6 +37,17 @@ class TerminalTurn:
     """The whole screen at the turn's end, wrapped rows joined, uncut; empty where there was nothing to look at."""
 
 
+@dataclass(frozen=True, slots=True)
+class Leavings:
+    """What a session leaves in its sandbox when its terminal is only detached."""
+
+    pids: tuple[str, ...]
+    """Its shell and its server, by their ids in the sandbox."""
+
+    directory: str
+    """Its private directory."""
+
+
 class Terminal(Protocol):
     """One interactive shell inside a sandbox. One call at a time."""
 
@@ -59,6 +70,11 @@ class Terminal(Protocol):
             SandboxLostError: the sandbox is gone.
             SandboxTimeoutError: the sandbox did not answer.
         """
+        ...
+
+    @property
+    def leavings(self) -> Leavings:
+        """What whoever detaches it instead of closing it may remove."""
         ...
 
     async def detach(self) -> None:

@@ -16,7 +16,7 @@ from harbor_gym.terminal.keys import (
     encode_keystrokes,
 )
 from harbor_gym.terminal.screen import Screen, capture_screen
-from harbor_gym.terminal.session import TerminalTurn
+from harbor_gym.terminal.session import Leavings, TerminalTurn
 from harbor_gym.terminal.step import Step, Transport, make_step
 from harbor_gym.types import Command
 
@@ -73,6 +73,11 @@ class TmuxTerminal:
     async def screen(self) -> Screen | None:
         """See :meth:`harbor_gym.terminal.Terminal.screen`."""
         return await capture_screen(self._environment, self._directory, user=self._user, tools=self._tools)
+
+    @property
+    def leavings(self) -> Leavings:
+        """See :attr:`harbor_gym.terminal.Terminal.leavings`."""
+        return Leavings(self._pids, self._directory)
 
     async def detach(self) -> None:
         """See :meth:`harbor_gym.terminal.Terminal.detach`."""

@@ -22,10 +22,10 @@ def answer_custody(command: str, content: FakeFiles) -> str | None:
 def _answer(script: str, arguments: list[str], content: FakeFiles) -> str:
     match script:
         case "census":
-            return "census 0 -\n"
+            return "census -\n"
         case "stop":
-            states = ("empty" if content.is_dir(path) and not content.below(path) else "-" for path in arguments[4:])
-            return f"{' '.join(['stop 0 0 - 0', *states])}\n"
+            content.remove(arguments[2])
+            return "stop 0 0 -\n"
         case "seal":
             for directory in arguments[1:]:
                 content.remove(directory)

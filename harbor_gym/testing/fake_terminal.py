@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harbor_gym.config import TerminalConfig
-from harbor_gym.terminal import TerminalTurn, observation
+from harbor_gym.terminal import Leavings, TerminalTurn, observation
 from harbor_gym.terminal.screen import Screen
 from harbor_gym.testing.fake_shell import Output
 from harbor_gym.types import Command
@@ -74,6 +74,11 @@ class FakeTerminal:
             is_cursor_visible=True,
             is_full_screen=False,
         )
+
+    @property
+    def leavings(self) -> Leavings:
+        """See :attr:`harbor_gym.terminal.Terminal.leavings`. There are no processes and no files of it."""
+        return Leavings((), "")
 
     async def detach(self) -> None:
         """See :meth:`harbor_gym.terminal.Terminal.detach`. It holds nothing."""

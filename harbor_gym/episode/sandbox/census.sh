@@ -1,11 +1,12 @@
 # shellcheck shell=sh disable=SC2154  # common.sh stands before
-# Answer with the clock tick at which this process began, and the memory limit's victims so far ("-" where not told).
-# POSIX sh: the image may have nothing else.
+# Answer with the memory limit's victims so far ("-" where not told), then with each process as PID:START, START in clock
+# ticks since the machine's, then with each System V object as KIND:NUMBER.
+# POSIX sh and builtins: the image may have nothing else.
 
-stat=
-while IFS= read -r line || [ -n "$line" ]; do stat="$stat$line "; done <"/proc/$$/stat"
-# shellcheck disable=SC2086  # the fields after the name, which may hold anything
-set -- ${stat##*) }
-tick=${20}
-
-echo "census $tick $kills"
+answer="census $kills"
+for path in /proc/[0-9]*; do
+    pid=${path#/proc/}
+    look "$pid" && answer="$answer $pid:$start"
+done
+list_objects
+echo "$answer$objects"

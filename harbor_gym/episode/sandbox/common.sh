@@ -18,3 +18,22 @@ find_left() {
     return 1
 }
 
+# Set state, parent and start of process $1, and its threads; fail where it is gone.
+look() {
+    stat=
+    while IFS= read -r line || [ -n "$line" ]; do stat="$stat$line "; done <"/proc/$1/stat"
+    [ -n "$stat" ] || return 1
+    # shellcheck disable=SC2086  # the fields after the name, which may hold anything
+    set -- ${stat##*) }
+    state=$1 parent=$2 threads=${18} start=${20}
+}
+
+# Set objects to the System V objects, a blank before each.
+list_objects() {
+    objects=''
+    for kind in shm sem msg; do
+        while read -r key number _; do
+            [ "$key" = key ] || objects="$objects $kind:$number"
+        done <"/proc/sysvipc/$kind"
+    done
+}

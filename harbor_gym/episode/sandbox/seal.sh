@@ -5,21 +5,15 @@ owner=$1
 shift
 output=$1
 
-missing='' found='' foreign=''
+missing='' foreign=''
 umask 022
 for directory; do
     if [ -L "$directory" ] || { [ -e "$directory" ] && [ ! -d "$directory" ]; }; then rm -rf -- "$directory"; fi
-    if [ ! -d "$directory" ]; then missing=1; elif [ "$directory" != "$output" ]; then found=1; fi
+    [ -d "$directory" ] || missing=1
 done
-# Where nobody runs on, nobody can take the place of a directory that whoever writes there will make, and only the
-# output's mode matters, which is set in the end.
-if [ "${others:-1}" = 0 ] && [ -d "$output" ] && [ -z "$found$owner" ]; then
-    set -- "$output"
-else
-    [ -z "$missing" ] || mkdir -p -- "$@"
-    # Closed first: who runs on must not fill what is being emptied.
-    chmod 755 -- "$@"
-fi
+[ -z "$missing" ] || mkdir -p -- "$@"
+# Closed first: who runs on must not fill what is being emptied.
+chmod 755 -- "$@"
 # shellcheck disable=SC3067  # where it is not known, chown is called
 for directory; do [ -O "$directory" ] || foreign=1; done
 [ -z "$foreign" ] || chown root -- "$@"

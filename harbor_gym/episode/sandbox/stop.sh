@@ -1,78 +1,109 @@
 # shellcheck shell=sh disable=SC2154  # common.sh stands before
-# Kill what was started here after clock tick $1. Spared: what ran before, what those processes started meanwhile
-# (a server's workers), and this script. $2 to $4 are the caller's boot id, pid and start: never kill where it is seen.
-# Answer with the number killed, the number left, the memory limit's victims so far, 1 where others run on or 0, and for
-# each directory after $4 with "empty" or "-". Where others run on, none counts as empty: they may yet write there.
-# POSIX sh and builtins: the policy may have broken or removed the image's programs.
-began=$1 boot=$2 caller=$3 born=$4
-shift 4
-passes=100 stopped=0 seen=' ' victims='' others=1 again=''
+# Stop what runs here. Spared: the processes and System V objects in $1 (",PID:START,KIND:NUMBER,"), what those processes
+# started (a server's workers), and this script. Given no time to end: the processes in $2 (",PID,"). $3 is the terminal's
+# directory, to be removed, or "": whose command line names it is not counted. $4 and $5 are hundredths of a second: from SIGTERM to SIGKILL, and for all.
+# $6 to $8 are the caller's boot id, pid and start: never kill where it is seen.
+# Answer with the number stopped, the number left, and the memory limit's victims so far.
+# POSIX sh and builtins, but for pauses: the policy may have broken or removed the image's programs.
+own=$1 terminal=$2 leavings=$3 grace=$4 limit=$5 boot=$6 caller=$7 born=$8
+stopped=0 seen=',' victims='' others=0
 
-# Set state, parent and start of process $1; fail where it is gone.
-look() {
-    stat=
-    while IFS= read -r line || [ -n "$line" ]; do stat="$stat$line "; done <"/proc/$1/stat"
-    [ -n "$stat" ] || return 1
-    # shellcheck disable=SC2086  # the fields after the name, which may hold anything
-    set -- ${stat##*) }
-    state=$1 parent=$2 threads=${18} start=${20}
+# Set now to the machine's time in hundredths of a second.
+tell_time() {
+    read -r now _ </proc/uptime
+    now=${now%.*}${now#*.}
 }
 
-# Whether process $1, younger than the phase, descends from one that is older and not the sandbox's first.
+# Whether process $1 is to be spared, or descends from one that is and is not the sandbox's first.
 is_of_a_service() {
     above=$1
     for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do
+        eval "begun=\${start_$above:-}"
+        [ -n "$begun" ] || return 1
+        case $own in *",$above:$begun,"*) return 0 ;; esac
         eval "above=\${parent_$above:-0}"
         [ "$above" -gt 1 ] || return 1
-        eval "born=\${start_$above:-}"
-        [ -n "$born" ] || return 1
-        [ "$born" -le "$began" ] && return 0
     done
     return 1
 }
 
+# Set victims to the processes that are to be stopped, and others to whether there are any to be spared.
+find_victims() {
+    pids='' victims='' others=0
+    for path in /proc/[0-9]*; do
+        pid=${path#/proc/}
+        if [ "$pid" = 1 ] || ! look "$pid"; then continue; fi
+        # A process whose first thread has ended looks dead, and its others run on.
+        case $state in Z | X) [ "$threads" -gt 1 ] || continue ;; esac
+        pids="$pids $pid"
+        eval "parent_$pid=$parent start_$pid=$start"
+    done
+    for pid in $pids; do
+        case $mine in *",$pid,"*) continue ;; esac
+        if is_of_a_service "$pid"; then others=1; else victims="$victims $pid"; fi
+    done
+}
+
+# Note victims that were not yet counted. Also forget what find_victims knew.
+count_victims() {
+    for pid in $victims; do
+        eval "begun=\$start_$pid"
+        case $seen in *",$pid:$begun,"*) continue ;; esac
+        seen="$seen$pid:$begun," words=''
+        IFS= read -r words <"/proc/$pid/cmdline"
+        if [ -n "$leavings" ]; then
+            case $words in *"$leavings"*) continue ;; esac
+        fi
+        stopped=$((stopped + 1))
+    done
+    for pid in $pids; do unset "parent_$pid" "start_$pid"; done
+}
+
 stop_all() {
-    own=" $$ "
+    # This process and those above it that were not there before: whoever runs the caller's commands may be.
+    mine=",$$,"
     pid=$$
     while look "$pid" && [ "$parent" -gt 1 ]; do
         pid=$parent
-        look "$pid" && [ "$start" -gt "$began" ] && own="$own$pid "
+        look "$pid" || break
+        case $own in *",$pid:$start,"*) break ;; *) mine="$mine$pid," ;; esac
     done
-
-    while :; do
-        pids='' victims='' others=0
-        for path in /proc/[0-9]*; do
-            pid=${path#/proc/}
-            look "$pid" || continue
-            # A process whose first thread has ended looks dead, and its others run on.
-            case $state in Z | X) [ "$threads" -gt 1 ] || continue ;; esac
-            pids="$pids $pid"
-            eval "parent_$pid=$parent start_$pid=$start"
-        done
-        for pid in $pids; do
-            [ "$pid" = 1 ] && continue
-            case $own in *" $pid "*) continue ;; esac
-            eval "start=\$start_$pid"
-            if [ "$start" -le "$began" ] || is_of_a_service "$pid"; then
-                others=1
-                continue
+    tell_time
+    end=$((now + limit))
+    find_victims
+    count_victims
+    for pid in $victims; do
+        case $terminal in *",$pid,"*) kill -s KILL "$pid" ;; *) kill -s TERM "$pid" ;; esac
+    done
+    tell_time
+    from=$((now + grace)) looks=2
+    while find_victims; do
+        count_victims
+        tell_time
+        if [ -z "$victims" ]; then looks=$((looks - 1)); else looks=2; fi
+        if [ "$looks" = 0 ] || [ "$now" -gt "$end" ]; then break; fi
+        if [ "$now" -gt "$from" ] || [ -z "$victims" ]; then
+            # Everyone at once, where there is nobody to spare: no process can outrun that by forking.
+            if [ "$others" = 0 ] && [ "$mine" = ",$$," ]; then
+                kill -s KILL -- -1 || break
+            elif [ -n "$victims" ]; then
+                # shellcheck disable=SC2086  # a list
+                kill -s STOP $victims
+                # shellcheck disable=SC2086  # a list
+                kill -s KILL $victims
             fi
-            victims="$victims $pid"
-            case $seen in *" $pid:$start "*) ;; *) stopped=$((stopped + 1)) seen="$seen$pid:$start " ;; esac
-        done
-        for pid in $pids; do unset "parent_$pid" "start_$pid"; done
-        passes=$((passes - 1))
-        # Everyone at once, where there is nobody to spare: no process can outrun that by forking, or stay unseen while
-        # it hands over to the next. Then one more look; not more, for whom nobody has collected yet is killed again.
-        if [ "$others" = 0 ] && [ "$own" = " $$ " ] && kill -s KILL -- -1 && [ -z "$victims$again" ]; then
-            again=1
-            sleep 0.02
-            continue
         fi
-        if [ -z "$victims" ] || [ "$passes" = 0 ]; then break; fi
-        # shellcheck disable=SC2086  # a list
-        kill -s KILL $victims
         sleep 0.02
+    done
+    list_objects
+    for object in $objects; do
+        case $own in *",$object,"*) continue ;; esac
+        # A program of the image, where it has it: elsewhere these objects stay.
+        case $object in
+            shm:*) ipcrm -m "${object#*:}" ;;
+            sem:*) ipcrm -s "${object#*:}" ;;
+            msg:*) ipcrm -q "${object#*:}" ;;
+        esac
     done
 }
 
@@ -84,13 +115,5 @@ sees_the_caller() {
 sees_the_caller || stop_all
 left=0
 for pid in $victims; do left=$((left + 1)); done
-answer="stop $stopped $left $kills $others"
-for directory; do
-    if [ "$others" = 0 ] && [ -d "$directory" ] && [ ! -L "$directory" ] && [ -r "$directory" ] && ! find_left "$directory"
-    then
-        answer="$answer empty"
-    else
-        answer="$answer -"
-    fi
-done
-echo "$answer"
+[ -z "$leavings" ] || rm -rf -- "$leavings"
+echo "stop $stopped $left $kills"

@@ -1,7 +1,8 @@
-"""Forks one supervisor for every sandbox that is asked for: Python starts once for all of a caller's sandboxes.
+"""Forks a supervisor for every sandbox, and a process for every transfer: Python starts once for all of a caller's.
 
-It has no part in their lives: each ends with its own control socket or with the caller, whatever becomes of this one.
-A request is the configuration as JSON, with the supervisor's control socket and a socket to answer on.
+It has no part in sandboxes' lives: each ends with its own control socket or with the caller, whatever becomes of this
+one. A transfer ends with it. A request is the configuration as JSON, with the new process's socket to the caller and
+one to answer on.
 """
 
 import contextlib
@@ -52,7 +53,7 @@ def _fork(payload: bytes, handles: list[int], own: tuple[int, ...]) -> None:
     control, answer = handles
     pid = os.fork()
     if pid == 0:
-        _become_supervisor(payload, control, (answer, *own))
+        _become(payload, control, (answer, *own))
     os.close(control)
     # It can't be collected before this returns: the pid is its own.
     pidfd = os.pidfd_open(pid)
@@ -61,14 +62,16 @@ def _fork(payload: bytes, handles: list[int], own: tuple[int, ...]) -> None:
     os.close(pidfd)
 
 
-def _become_supervisor(payload: bytes, control: int, not_its_own: tuple[int, ...]) -> NoReturn:
+def _become(payload: bytes, control: int, not_its_own: tuple[int, ...]) -> NoReturn:
     status = 1
     try:
         signal.set_wakeup_fd(-1)
         for handle in not_its_own:
             os.close(handle)
         os.setsid()
-        status = serving.serve(control, json.loads(payload))
+        config = json.loads(payload)
+        is_transfer = "transfer" in config
+        status = serving.transfer(control, config["transfer"]) if is_transfer else serving.serve(control, config)
     except BaseException as exc:  # a forked child must never return into its parent's code
         sys.excepthook(type(exc), exc, exc.__traceback__)
     finally:

@@ -6,6 +6,8 @@ Source: user_namespaces(7), mount_setattr(2).
 import os
 import socket
 
+from kernel import become_keeping_capabilities, not_dumpable
+
 COUNT = 1 << 16
 _FIRST, _RANGES = 0x70000000, 0xFFE
 """Above what systemd gives to containers and below 2^31: ids that no account or subordinate range has."""
@@ -37,7 +39,13 @@ class Ids:
         if self.is_shifted:
             shifted = f"0 {self.base} {COUNT}\n"
             return shifted, shifted
-        return _same("/proc/self/uid_map"), _same("/proc/self/gid_map")
+        return _all_but_last("/proc/self/uid_map"), _all_but_last("/proc/self/gid_map")
+
+    def become_untouchable(self) -> None:
+        """Make this process one that nobody in the sandbox may signal, with all rights of its user namespace."""
+        if not self.is_shifted:
+            become_keeping_capabilities(_last("/proc/self/uid_map"), _last("/proc/self/gid_map"))
+            not_dumpable()
 
     def limits(self) -> dict[str, int]:
         """Return the sandbox's share of what the kernel counts by user: names in /proc/sys/user."""
@@ -59,7 +67,17 @@ def _claim_range() -> tuple[int, socket.socket]:
     raise OSError(f"all {_RANGES} ranges of user ids are taken by other sandboxes")
 
 
-def _same(path: str) -> str:
+def _extents(path: str) -> list[tuple[int, int]]:
     with open(path) as text:  # noqa: PTH123  # pathlib would cost 20 ms of imports at every start
-        rows = [line.split() for line in text]
-    return "".join(f"{first} {first} {count}\n" for first, _, count in rows)
+        return sorted((int(first), int(count)) for first, _, count in map(str.split, text))
+
+
+def _last(path: str) -> int:
+    first, count = _extents(path)[-1]
+    return first + count - 1
+
+
+def _all_but_last(path: str) -> str:
+    """Return a map to the same ids. The last one is left to this process's own children."""
+    *others, (first, count) = _extents(path)
+    return "".join(f"{start} {start} {number}\n" for start, number in (*others, (first, count - 1)))

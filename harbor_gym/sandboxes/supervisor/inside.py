@@ -60,7 +60,7 @@ def _number(name: str, accounts: list[list[str]], path: str, what: str) -> int:
     raise RequestError(f"{what} {name!r} is not in the sandbox's {path}")
 
 
-def _identity(user: str) -> tuple[int, int, list[int], str]:
+def identity(user: str) -> tuple[int, int, list[int], str]:
     """Resolve ``name``, ``uid``, ``name:group`` or ``uid:gid`` against the sandbox's own accounts."""
     name, _, group = user.partition(":")
     users, named = _accounts("/etc/passwd"), _accounts("/etc/group")
@@ -99,7 +99,7 @@ def resolve(spec: dict[str, Any], first: int) -> Command:
     Raises:
         RequestError: There is no such user or group.
     """
-    uid, gid, groups, home = _identity(spec["user"])
+    uid, gid, groups, home = identity(spec["user"])
     return Command(spec, uid, gid, groups, {"HOME": home, **spec["env"]}, first)
 
 

@@ -131,12 +131,12 @@ def _clear_inheritable() -> None:
     _checked(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "clear ambient capabilities")
 
 
-def become_keeping_capabilities(number: int) -> None:
-    """Become a user by uid and gid without losing what root may do."""
+def become_keeping_capabilities(uid: int, gid: int) -> None:
+    """Become a user without losing what root may do."""
     prctl(PR_SET_KEEPCAPS, 1)
     os.setgroups([])
-    os.setresgid(number, number, number)
-    os.setresuid(number, number, number)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
     header, data = _capability_data()
     data[0], data[3] = data[1], data[4]
     _checked(_libc.capset(header, data), "capset")

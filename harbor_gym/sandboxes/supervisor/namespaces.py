@@ -201,7 +201,7 @@ class Founding:
             self._make_network()
             if self._ids.is_shifted:
                 # What the kernel counts by user is counted for whoever makes the namespace.
-                become_keeping_capabilities(self._ids.outside(0))
+                become_keeping_capabilities(self._ids.outside(0), self._ids.outside(0))
             os.unshare(os.CLONE_NEWUSER)
             os.write(self._to_supervisor, b"u")
             if not os.read(self._from_supervisor, 1):

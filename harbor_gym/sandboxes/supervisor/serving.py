@@ -2,7 +2,7 @@
 
 ``serve`` builds the sandbox (``namespaces.py``), then forks one process into it for every request on its control
 socket, and ends with the first of: the socket's end, the caller's death, the sandbox's death. ``enter`` runs one
-process in a living sandbox with the caller's own stdio.
+process in a living sandbox with the caller's own stdio. ``transfer`` moves files into or out of one.
 
 The supervisor stays outside the sandbox's user namespace: root inside is nobody to it, and can't reach its processes,
 its network namespace or its files. An ordinary user's supervisor is started in a user namespace and is root there; the
@@ -29,15 +29,19 @@ from collections.abc import Generator
 from typing import Any
 
 import cgroups
+import cleanup
 import files
 import namespaces
 import programs
 import system_calls
+import transfers
+from children import Children
 from ids import Ids
 from inside import REFUSED, RequestError, become_plain, resolve, run_child
 from kernel import (
     NAMESPACES,
     PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
     MemoryKills,
     harden_self,
     is_exiting,
@@ -47,6 +51,7 @@ from kernel import (
 )
 from namespaces import Founding, FoundingError
 from network import UserNetwork
+from trees.records import LOST, Stream
 
 _KILLED = 128 + signal.SIGKILL
 _REQUEST_BYTES = 4096
@@ -59,6 +64,7 @@ class _Supervisor:
         self.config = config
         self.memory_kills = memory_kills
         self.running: dict[int, tuple[int, int]] = {}
+        self.children = Children()
         self.ids = Ids(is_shifted=config["has_own_ids"])
         self.first = programs.open_first()
         self.founding: Founding | None = None
@@ -139,14 +145,25 @@ class _Supervisor:
                 self.kill(message["id"])
             elif message["op"] == "network":
                 self.switch_network(message["id"], is_open=message["is_open"])
+            elif message["op"] == "cleanup":
+                self.start_cleanup(message["id"], handles[0])
         finally:
             for handle in handles:
                 os.close(handle)
         return True
 
+    def start_cleanup(self, request: int, spec_handle: int) -> None:
+        spec = read_spec(spec_handle)
+
+        def enter() -> None:
+            os.setns(self.mount_namespace, os.CLONE_NEWNS)
+            self.ids.become_untouchable()
+
+        self.children.start(request, enter, lambda: cleanup.do(spec["work"], spec["arguments"], self.ids))
+
     def start_command(self, request: int, handles: list[int]) -> None:
         spec_handle, *stdio = handles
-        spec = json.loads(os.pread(spec_handle, os.fstat(spec_handle).st_size, 0))
+        spec = read_spec(spec_handle)
         report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         pid, error = 0, ""
         try:
@@ -196,6 +213,7 @@ class _Supervisor:
         self.reply(id=request, return_code=0, error=error)
 
     def kill(self, request: int) -> None:
+        self.children.kill(request)
         for pid, (running, _) in self.running.items():
             if running == request:
                 # Both: a child that has not yet called setsid has no group of its own.
@@ -208,11 +226,16 @@ class _Supervisor:
         finished: list[dict[str, Any]] = []
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
                 break
             if pid == 0:
                 break
+            if os.WIFSTOPPED(status):
+                self.children.resume(pid)
+                continue
+            if (answer := self.children.collect(pid)) is not None:
+                self.reply(**answer)
             if pid == self.network.pid and self.network.is_open:
                 self.loss = "its network process (slirp4netns) ended"
             if pid not in self.running:
@@ -248,6 +271,11 @@ class _Supervisor:
         if self.loss:
             self.reply(lost=self.loss, kind=self.loss_kind)
         self.cgroups.remove()
+
+
+def read_spec(handle: int) -> dict[str, Any]:
+    """Read a request's details, which may be longer than a message."""
+    return json.loads(os.pread(handle, os.fstat(handle).st_size, 0))
 
 
 def receive(control: socket.socket, most: int) -> tuple[bytes, list[int]]:
@@ -341,6 +369,48 @@ def enter(target: dict[str, Any]) -> int:
     return code if code >= 0 else 128 - code
 
 
+def enter_files(target: dict[str, Any]) -> int:
+    """Have this process see a living sandbox's files as its root does; return a descriptor of the root directory.
+
+    It stays out of the sandbox's other namespaces: nobody inside can see, signal, read or stop it. It has to be started
+    outside for that, by the factory or by itself: an ordinary user's supervisor, once its children are the sandbox's,
+    may start none elsewhere (EPERM from setns(2), as the PID namespace it comes from is not its user namespace's).
+
+    Raises:
+        ProcessLookupError: The sandbox is gone.
+        FileNotFoundError: As before.
+    """
+    pidfd = os.pidfd_open(target["init"])
+    if start_time(target["init"]) != target["start_time"]:
+        raise ProcessLookupError
+    harden_self()
+    become_plain()
+    os.setns(pidfd, os.CLONE_NEWNS | os.CLONE_NEWUSER)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    not_dumpable()
+    os.close(pidfd)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.open("/", os.O_PATH | os.O_DIRECTORY)
+
+
+def transfer(handle: int, request: dict[str, Any]) -> int:
+    """Move files into or out of a living sandbox; return the exit status. What goes wrong is told on the stream.
+
+    Args:
+        handle: A stream socket to the caller.
+        request: The sandbox, and the work; see :func:`transfers.carry`.
+    """
+    os.set_inheritable(handle, False)
+    try:
+        root = enter_files(request["target"])
+    except (ProcessLookupError, FileNotFoundError):
+        Stream(handle).send_error("the sandbox is gone", LOST)
+        return 1
+    transfers.carry(root, request["spec"], handle)
+    return 0
+
+
 def main() -> int:
     """Run the mode that the command line names."""
     # A collection in a forked process would copy every page that it looks at.
@@ -354,10 +424,12 @@ def main() -> int:
             return factory.run(int(handle), int(caller))
         case ["enter", text]:
             return enter(json.loads(text))
+        case ["transfer", handle, text]:
+            return transfer(int(handle), json.loads(text)["transfer"])
         case ["probe", directory]:
             import probe
 
             print(probe.refusal(directory))  # noqa: T201  # a script's own output
             return 0
         case _:
-            raise SystemExit("usage: serve FD JSON | factory FD PID | enter JSON | probe DIRECTORY")
+            raise SystemExit("usage: serve FD JSON | factory FD PID | enter JSON | transfer FD JSON | probe DIRECTORY")

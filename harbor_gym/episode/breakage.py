@@ -1,0 +1,95 @@
+"""Whether a sandbox that gives no verdict was broken by its policy, which has then failed, or by something else.
+
+Only evidence counts. The host must see that the sandbox itself is there, and it must see what is wrong in it: the shell
+or the tests' interpreter, which worked before the policy's phase, is gone or answers something else, or the terminal's
+own processes were stopped or killed. A sandbox that is gone, or one of which only its provider could tell, is the
+infrastructure's failure.
+"""
+
+import secrets
+import shlex
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from harbor.environments.base import BaseEnvironment
+
+_PROBE_TIMEOUT_SEC = 10
+_DEAD_OR_STOPPED = frozenset("ZXTt")
+_SHELLS, _PYTHON = ("sh", "bash", "dash", "ash", "ksh", "zsh"), "python"
+
+
+async def find_breakage(
+    environment: BaseEnvironment,
+    *,
+    interpreter: Sequence[str] = (),
+    terminal: Sequence[str] = (),
+    answers_nonsense: bool = False,
+) -> str | None:
+    """Return what the policy did to a sandbox; None where nothing shows that it was the policy.
+
+    Args:
+        environment: The sandbox. One that has ``is_up()``, as local and Docker ones have, can tell that it is there
+            also where no command runs in it.
+        interpreter: The words that run the tests, which must still run.
+        terminal: Ids of processes that must still run.
+        answers_nonsense: Whether the terminal's answers can't be read, which is somebody's doing if all else is well.
+    """
+    if not await _is_up(environment, unknown=True):
+        return None
+    nonce = secrets.token_hex(8)
+    try:
+        result = await environment.exec(
+            _probe(nonce, interpreter, terminal), cwd="/", timeout_sec=_PROBE_TIMEOUT_SEC, user="root"
+        )
+    except Exception as exc:  # The boundary to foreign code: environments raise whatever their client library raises.
+        # It may have gone meanwhile, which is nobody's doing in it.
+        return f"no command runs in it any more ({exc})" if await _is_up(environment, unknown=False) else None
+    first, *rest = (result.stdout or "").splitlines() or [""]
+    if first != nonce:
+        said = f"its shell answers {first[:100]!r} instead of what it was asked to"
+        return said if await _is_up(environment, unknown=False) else None
+    if interpreter and rest[:1] != [nonce]:
+        return f"{shlex.join(interpreter)}, which runs the tests, does not run any more"
+    states = rest[1:] if interpreter else rest
+    if len(states) != len(terminal) or any(_state(line) in _DEAD_OR_STOPPED for line in states):
+        return "the processes of its terminal were stopped or killed"
+    return "its terminal answers what can't be read" if answers_nonsense else None
+
+
+async def _is_up(environment: BaseEnvironment, *, unknown: bool) -> bool:
+    """Tell whether the host sees that the sandbox is there; ``unknown`` where it can't be asked."""
+    offer = getattr(environment, "is_up", None)
+    return unknown if offer is None else bool(await offer())
+
+
+def interpreter_of(test_script: Path) -> Sequence[str]:
+    """Return the words by which the kernel runs a script: those of its first line; none where that names nobody."""
+    try:
+        with test_script.open("rb") as stream:
+            first = stream.readline(256)
+    except OSError:
+        return ()
+    return first.removeprefix(b"#!").decode("utf-8", "replace").split() if first.startswith(b"#!") else ()
+
+
+def _probe(nonce: str, interpreter: Sequence[str], terminal: Sequence[str]) -> str:
+    lines = [f"echo {nonce}"]
+    if interpreter:
+        lines.append(f"{_says(nonce, interpreter)} || echo")
+    lines += [f'read -r line </proc/{int(pid)}/stat && echo "$line"' for pid in terminal]
+    return "\n".join([*lines, ":"])
+
+
+def _says(nonce: str, interpreter: Sequence[str]) -> str:
+    name = (
+        PurePosixPath(interpreter[-1]).name if interpreter[0].endswith("/env") else PurePosixPath(interpreter[0]).name
+    )
+    if name in _SHELLS:
+        return shlex.join([*interpreter, "-c", f"echo {nonce}"])
+    if name.startswith(_PYTHON):
+        return shlex.join([*interpreter, "-c", f"print('{nonce}')"])
+    return f"[ -x {shlex.quote(interpreter[0])} ] && echo {nonce}"
+
+
+def _state(line: str) -> str:
+    return line.rpartition(") ")[2][:1]

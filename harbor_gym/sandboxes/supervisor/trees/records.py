@@ -1,0 +1,215 @@
+"""The records of a transfer, and what bounds it."""
+
+import errno
+import fnmatch
+import os
+import struct
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+MAX_ENTRIES = 200_000
+"""More than any dependency folder has; as many empty files are some ten seconds of work."""
+MAX_DEPTH = 64
+"""Each level holds one descriptor open, of which a process may have no more than 1024 for all its transfers."""
+MAX_NAME_BYTES = 255
+"""Linux's NAME_MAX."""
+MAX_LINK_BYTES = 4096
+"""Linux's PATH_MAX."""
+CHUNK_BYTES = 1 << 18
+_MAX_TEXT_BYTES = MAX_NAME_BYTES + 1 + MAX_LINK_BYTES
+_MAX_TIME_NS = 1 << 62
+"""A file's time can be set beyond what 64 bits of nanoseconds hold."""
+
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+ANYTHING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+SWAPPED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV)
+"""What opening a name reports that has become something else since it was looked at."""
+
+ENTER, LEAVE, FILE, SEGMENT, FILE_END, LINK, HARD_LINK, END, ERROR = (bytes([byte]) for byte in b"dufselh.!")
+LOST = 1
+"""The size in an error's record where the sandbox itself is gone."""
+_HEADER = struct.Struct("<cIqQI")
+
+
+class TransferError(Exception):
+    """A transfer can't be done; the message says why and on what."""
+
+
+class SandboxGoneError(TransferError):
+    """The sandbox has ended."""
+
+
+class StreamEndedError(Exception):
+    """The other side has gone away."""
+
+
+class Record(NamedTuple):
+    """One step of a transfer. What the numbers mean depends on the kind."""
+
+    kind: bytes
+    mode: int
+    mtime_ns: int
+    size: int
+    body: bytes
+
+
+def show(path: bytes) -> str:
+    """Return a path of any bytes as one line of text."""
+    return repr(path.decode("utf-8", "backslashreplace"))
+
+
+def join(path: bytes, name: bytes) -> bytes:
+    """Return the path of a name in a directory; a transfer's own root is empty."""
+    return path + b"/" + name if path else name
+
+
+class Stream:
+    """Records on a socket or pipe, which the caller closes."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._out = bytearray()
+        self._in = open(handle, "rb", buffering=CHUNK_BYTES, closefd=False)  # noqa: SIM115  # the caller closes
+
+    def send(self, kind: bytes, *, mode: int = 0, mtime_ns: int = 0, size: int = 0, body: bytes = b"") -> None:
+        """Send a record, in time: :meth:`flush` sends all.
+
+        Raises:
+            StreamEndedError: Nobody reads any more.
+        """
+        time = max(-_MAX_TIME_NS, min(mtime_ns, _MAX_TIME_NS))
+        self._out += _HEADER.pack(kind, mode, time, size, len(body))
+        self._out += body
+        if len(self._out) >= CHUNK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits to be sent.
+
+        Raises:
+            StreamEndedError: Nobody reads any more.
+        """
+        rest = memoryview(bytes(self._out))
+        self._out.clear()
+        try:
+            while rest:
+                rest = rest[os.write(self._handle, rest) :]
+        except OSError as exc:
+            raise StreamEndedError(str(exc)) from exc
+
+    def receive(self) -> Record:
+        """Return the next record.
+
+        Raises:
+            TransferError: The other side could not go on; or what it sends is no record.
+            SandboxGoneError: The other side found no sandbox.
+            StreamEndedError: The other side has gone away.
+        """
+        kind, mode, mtime_ns, size, length = _HEADER.unpack(self._read(_HEADER.size))
+        if length > (CHUNK_BYTES if kind == SEGMENT else _MAX_TEXT_BYTES):
+            raise TransferError("the other side of the transfer sends no records")
+        body = self._read(length)
+        if kind == ERROR:
+            raise (SandboxGoneError if size == LOST else TransferError)(body.decode("utf-8", "replace"))
+        return Record(kind, mode, mtime_ns, size, body)
+
+    def _read(self, count: int) -> bytes:
+        try:
+            content = self._in.read(count)
+        except OSError as exc:
+            raise StreamEndedError(str(exc)) from exc
+        if len(content) < count:
+            raise StreamEndedError("the stream ended early")
+        return content
+
+    def send_error(self, message: str, size: int = 0) -> None:
+        """Send why this side can't go on, if anybody still reads."""
+        try:
+            self.send(ERROR, size=size, body=message.encode("utf-8", "replace")[:_MAX_TEXT_BYTES])
+            self.flush()
+        except StreamEndedError:
+            pass
+
+
+class Allowance:
+    """What one transfer may still take."""
+
+    def __init__(self, limit_bytes: int, check: Callable[[], None] = lambda: None) -> None:
+        self._limit = self._bytes = limit_bytes
+        self._entries = MAX_ENTRIES
+        self.check = check
+        """Called often; raises where the transfer is to stop."""
+
+    def take_entry(self, path: bytes) -> None:
+        """Count an entry of a directory.
+
+        Raises:
+            TransferError: It is one too many.
+        """
+        self.check()
+        self._entries -= 1
+        if self._entries < 0:
+            raise TransferError(f"it has more than {MAX_ENTRIES} files ({show(path)} is one more): pack or remove some")
+
+    def take_bytes(self, count: int, path: bytes) -> None:
+        """Count a file's bytes, holes too.
+
+        Raises:
+            TransferError: They are too many.
+        """
+        self._bytes -= count
+        if self._bytes < 0:
+            raise TransferError(
+                f"with {show(path)}, {count} bytes, it is larger than {self._limit >> 20} MiB: remove what is not "
+                "needed, or give the task more storage_mb"
+            )
+
+    @staticmethod
+    def check_depth(depth: int, path: bytes) -> None:
+        """Refuse directories nested too deep.
+
+        Raises:
+            TransferError: They are.
+        """
+        if depth > MAX_DEPTH:
+            raise TransferError(f"{show(path)} is nested deeper than {MAX_DEPTH} directories: flatten or pack it")
+
+
+class Choice(NamedTuple):
+    """Which paths of a tree are wanted, by fnmatch patterns; ``*`` matches ``/`` too."""
+
+    without: Collection[str] = ()
+    """As ``tar --exclude``: matched against a path from any of its directories on, and with all below."""
+
+    include: Collection[str] = ()
+    """Where there are any, nothing but files that match; and folders that hold such."""
+
+    exclude: Collection[str] = ()
+    """Where there are any, nothing but files that don't match; and folders that hold such."""
+
+    protect: Collection[str] = ()
+    """Files that are wanted whatever ``include`` and ``exclude`` say, by their paths."""
+
+    @property
+    def is_of_files(self) -> bool:
+        """Tell whether only files are chosen."""
+        return bool(self.include or self.exclude)
+
+    def drops(self, path: bytes) -> bool:
+        """Tell whether an entry is unwanted with all that is below it."""
+        parts = os.fsdecode(path).split("/") if self.without else []
+        ends = range(1, len(parts) + 1)
+        return any(_matches("/".join(parts[start:end]), self.without) for end in ends for start in range(end))
+
+    def takes_file(self, path: bytes) -> bool:
+        """Tell whether a file that was not dropped is wanted."""
+        text = os.fsdecode(path) if self.is_of_files else ""
+        is_included = not self.include or _matches(text, self.include)
+        return text in self.protect or (is_included and not _matches(text, self.exclude))
+
+
+def _matches(path: str, patterns: Collection[str]) -> bool:
+    return any(fnmatch.fnmatchcase(path, pattern.removeprefix("./").rstrip("/")) for pattern in patterns)
+
+
+ALL = Choice()

@@ -1,0 +1,164 @@
+"""The side that reads files."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+from .records import (
+    ALL,
+    ANYTHING,
+    CHUNK_BYTES,
+    DIRECTORY,
+    END,
+    ENTER,
+    FILE,
+    FILE_END,
+    LEAVE,
+    LINK,
+    SEGMENT,
+    SWAPPED,
+    Allowance,
+    Choice,
+    Stream,
+    join,
+)
+
+
+class Sender:
+    """Reads files and sends them. Left out are devices, FIFOs, sockets, and what is gone when its turn comes."""
+
+    def __init__(self, stream: Stream, allowance: Allowance, choice: Choice = ALL) -> None:
+        self._stream = stream
+        self._allowance = allowance
+        self._choice = choice
+        self._waiting: list[tuple[bytes, os.stat_result]] = []
+
+    def send_tree(self, directory: int) -> None:
+        """Send the contents of a directory, and the end.
+
+        Args:
+            directory: Its descriptor, open for reading.
+
+        Raises:
+            TransferError: It is more than is allowed.
+            StreamEndedError: Nobody reads any more.
+            OSError: Something can't be read.
+        """
+        self._send_contents(directory, b"", 0)
+        self._stream.send(END)
+        self._stream.flush()
+
+    def send_file(self, handle: int, name: bytes) -> None:
+        """Send one regular file, and the end.
+
+        Raises:
+            TransferError: It is more than is allowed.
+            StreamEndedError: Nobody reads any more.
+            OSError: It can't be read.
+        """
+        self._send_open_file(handle, os.fstat(handle), name, name)
+        self._stream.send(END)
+        self._stream.flush()
+
+    def _send_contents(self, place: int, path: bytes, depth: int) -> None:
+        self._allowance.check_depth(depth, path)
+        names: list[bytes] = []
+        try:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    names.append(os.fsencode(entry.name))
+                    self._allowance.take_entry(join(path, names[-1]))
+        except OSError as exc:
+            if exc.errno not in SWAPPED:  # it may be gone by now
+                raise
+        for name in sorted(names):
+            below = join(path, name)
+            if not self._choice.drops(below):
+                self._send_entry(place, name, below, depth)
+
+    def _send_entry(self, place: int, name: bytes, path: bytes, depth: int) -> None:
+        try:
+            kind = stat.S_IFMT(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode)
+            if kind == stat.S_IFLNK:
+                target = os.readlink(name, dir_fd=place)
+                if not self._choice.is_of_files:
+                    self._stream.send(LINK, body=name + b"\0" + target)
+                return
+            if kind not in (stat.S_IFDIR, stat.S_IFREG):
+                return
+            handle = os.open(name, DIRECTORY if kind == stat.S_IFDIR else ANYTHING, dir_fd=place)
+        except OSError as exc:
+            if exc.errno in SWAPPED:
+                return
+            raise
+        try:
+            status = os.fstat(handle)
+            if stat.S_IFMT(status.st_mode) != kind:
+                return
+            if kind == stat.S_IFDIR:
+                self._send_directory(handle, status, name, path, depth)
+            elif self._choice.takes_file(path):
+                self._send_open_file(handle, status, name, path)
+        finally:
+            os.close(handle)
+
+    def _send_directory(self, handle: int, status: os.stat_result, name: bytes, path: bytes, depth: int) -> None:
+        self._waiting.append((name, status))
+        if not self._choice.is_of_files:
+            self._send_waiting()
+        self._send_contents(handle, path, depth + 1)
+        if self._waiting:
+            self._waiting.pop()
+        else:
+            self._stream.send(LEAVE)
+
+    def _send_waiting(self) -> None:
+        """Enter the directories on the way to what is sent next."""
+        for name, status in self._waiting:
+            self._stream.send(ENTER, mode=stat.S_IMODE(status.st_mode), mtime_ns=status.st_mtime_ns, body=name)
+        self._waiting.clear()
+
+    def _send_open_file(self, handle: int, status: os.stat_result, name: bytes, path: bytes) -> None:
+        content, size = b"", status.st_size
+        if size == 0:
+            content = _read_unsized(handle)
+            size = len(content)
+        self._allowance.take_bytes(size, path)
+        self._send_waiting()
+        mode = stat.S_IMODE(status.st_mode)
+        self._stream.send(FILE, mode=mode, mtime_ns=status.st_mtime_ns, size=size, body=name)
+        if content:
+            self._stream.send(SEGMENT, body=content)
+            self._stream.send(FILE_END, size=size)
+            return
+        for start, end in _data(handle, size):
+            offset = start
+            while offset < end and (content := os.pread(handle, min(CHUNK_BYTES, end - offset), offset)):
+                self._allowance.check()
+                self._stream.send(SEGMENT, size=offset, body=content)
+                offset += len(content)
+        # It may have become shorter; what it has grown by stays out.
+        self._stream.send(FILE_END, size=min(size, os.fstat(handle).st_size))
+
+
+def _read_unsized(handle: int) -> bytes:
+    """Read a file that claims to be empty, as the kernel's own do in /proc and /sys."""
+    try:
+        return os.read(handle, CHUNK_BYTES)
+    except OSError:
+        return b""
+
+
+def _data(handle: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield where a file has data, up to a size; the rest is holes."""
+    offset = 0
+    while offset < size:
+        try:
+            start = os.lseek(handle, offset, os.SEEK_DATA)
+            offset = os.lseek(handle, start, os.SEEK_HOLE)
+        except OSError as exc:
+            if exc.errno != errno.ENXIO:  # a file system that has no such call
+                yield offset, size
+            return
+        yield start, min(offset, size)
