@@ -32,6 +32,9 @@ FAILED = 1
 MISUSED = 2
 """Exit code: wrong arguments or something missing; nothing was started."""
 
+UNPROVEN = 3
+"""Exit code of ``check``: nothing is wrong with any task, but some have no solution that would show it."""
+
 app = typer.Typer(
     name="harbor-gym",
     help="Harbor tasks as reinforcement-learning environments.",
@@ -73,67 +76,76 @@ def check(
     ] = "docker",
     repeat: Annotated[int, typer.Option(min=1, help="Runs of the oracle and of doing nothing: do they agree?")] = 2,
     forge: Annotated[bool, typer.Option(help="Also try to be rewarded without doing the task.")] = True,
+    reward_key: Annotated[str | None, typer.Option(help="Which of the verifier's rewards counts.")] = None,
+    reward_function: Annotated[
+        str | None, typer.Option(help="Or all of them: mean, min, max, sum, or module.path:function.")
+    ] = None,
+    sandbox_option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for the sandbox's class; may be repeated.")
+    ] = None,
+    verify_paths: Annotated[
+        str, typer.Option(help="Pristine view: auto (the task's, or proposed), off, or paths with commas between.")
+    ] = "auto",
     concurrency: Annotated[int, typer.Option(min=1, help="Tasks checked at the same time.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object per task.")] = False,
     trials_dir: Annotated[Path | None, typer.Option(help="Keep the trials' folders here.")] = None,
 ) -> None:
-    """Check that each task's oracle scores 1.0, that doing nothing and forging score 0.0, and that runs agree."""
-    from harbor_gym.checking import CheckPlan
-    from harbor_gym.sandboxes import environment_config, preflight
+    """Check that each task's oracle scores 1.0, that doing nothing and forging score 0.0, and that runs agree.
+
+    Exit status: 0 all tasks are ok; 3 nothing is wrong, but some are unproven, for they have no solution; 1 something
+    is wrong; 2 misuse.
+    """
+    from harbor_gym.checking import CheckPlan, Verdict
+    from harbor_gym.checking.report import as_object
+    from harbor_gym.rewards import reward_function as require_function
+    from harbor_gym.sandboxes import environment_config, parse_options, preflight
     from harbor_gym.task_sources import resolve_tasks
+    from harbor_gym.verify_paths import parse_verify_paths
 
     with _one_line_errors(), _quiet_harbor():
+        carried = parse_verify_paths(verify_paths)
         sources = [*(paths or ()), *(task or ())]
         if not sources:
             raise UsageError("say what to check: a directory, or --task git+URL@COMMIT#path or org/name@ref")
         tasks = asyncio.run(resolve_tasks(sources, registry_path=registry_path))
-        environment = environment_config(env)
+        environment = environment_config(env, options=parse_options(sandbox_option or ()))
+        require_function(reward_key, reward_function)
         preflight(environment)
     with _folder(trials_dir) as folder, _quiet_harbor(), warnings.catch_warnings():
         # What Harbor warns of is the task author's business elsewhere; here a table is printed.
         warnings.simplefilter("ignore", UserWarning)
-        plan = CheckPlan(environment, folder, repeat=repeat, forge=forge)
+        plan = CheckPlan(
+            environment,
+            folder,
+            repeat=repeat,
+            forge=forge,
+            reward_key=reward_key,
+            reward_function=reward_function,
+            verify_paths=carried,
+        )
         checks = asyncio.run(_check_all(tasks, plan, concurrency, table=not as_json))
     if as_json:
-        typer.echo(json.dumps([_as_object(one) for one in checks], indent=2))
+        typer.echo(json.dumps([as_object(one) for one in checks], indent=2))
     if not all(one.ok for one in checks):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(UNPROVEN if all(one.ok or one.verdict is Verdict.UNPROVEN for one in checks) else FAILED)
 
 
 async def _check_all(
     tasks: Sequence[SourcedTask], plan: CheckPlan, concurrency: int, *, table: bool
 ) -> list[TaskCheck]:
     from harbor_gym.checking import check_tasks
+    from harbor_gym.checking.report import remarks, table_head, table_row
 
     width = max(len("task"), *(len(task.name) for task in tasks))
     if not table:
         return await check_tasks(tasks, plan, concurrency=concurrency)
-    typer.echo(f"{'task':<{width}}  {'oracle':<9}{'nop':<9}{'forged':<8}  start  agent verify   stop    all  verdict")
+    typer.echo(table_head(width))
     checks = await check_tasks(
-        tasks, plan, concurrency=concurrency, on_checked=lambda one: typer.echo(_row(one, width))
+        tasks, plan, concurrency=concurrency, on_checked=lambda one: typer.echo(table_row(one, width))
     )
-    for one in checks:
-        if one.reason is not None:
-            typer.echo(f"{one.task}: {one.reason}", err=True)
+    for line in (line for one in checks for line in remarks(one)):
+        typer.echo(line, err=True)
     return checks
-
-
-def _row(one: TaskCheck, width: int) -> str:
-    rewards = [_rewards(one.oracle), _rewards(one.nop), "-" if one.forged is None else f"{one.forged:g}"]
-    phases = one.phases
-    times = ["-"] * 4 if phases is None else [f"{t:.1f}" for t in dataclasses.astuple(phases)]
-    columns = "".join(f"{time:>7}" for time in [*times, f"{one.seconds:.1f}"])
-    return f"{one.task:<{width}}  {rewards[0]:<9}{rewards[1]:<9}{rewards[2]:<8}{columns}  {one.verdict.value}"
-
-
-def _rewards(rewards: Sequence[float]) -> str:
-    return " ".join(f"{reward:.3g}" for reward in rewards) or "-"
-
-
-def _as_object(one: TaskCheck) -> dict[str, object]:
-    """Return what ``--json`` prints: the fields, and what follows from them."""
-    derived = {"path": str(one.path), "ok": one.ok, "verdict": one.verdict.value, "reason": one.reason}
-    return {**dataclasses.asdict(one), **derived}
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """Configuration objects: frozen, closed, passed whole."""
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from harbor_gym.types import ActionFormat
+from harbor_gym.verify_paths import VerifyPaths, check_paths
 
 
 def describe_problems(error: ValidationError) -> str:
@@ -104,6 +105,13 @@ class TerminalEnvConfig(_Config):
     multi-step task beyond. What is kept could reach into a verifier of the same sandbox, if its user may.
     None: ``keep_agent_processes`` in the task's ``[metadata]``, else False."""
 
+    verify_paths: Literal["auto", "off"] | tuple[PurePosixPath, ...] = "auto"
+    """Grade in a pristine view: a verifier of the policy's own sandbox finds the image as it was, with /tests, /tmp and
+    /logs/verifier of its own, and of what the policy wrote these paths only. Processes and network are the sandbox's.
+    ``auto``: the paths are ``verify_paths`` in the task's ``[metadata]``; without it, or on a sandbox without such a
+    view, which is logged once, grading is Harbor's. ``off``: it is Harbor's. Paths: these, and a sandbox without such a
+    view is a :class:`harbor_gym.errors.TaskError`."""
+
     verifier: dict[str, Any] = Field(default_factory=dict)
     """Harbor's settings of a run's verifier: ``import_path`` and ``kwargs`` of a verifier of your own, ``env`` (write
     secrets as ``${NAME}``), ``override_timeout_sec``, ``max_timeout_sec``. The task's own stand in its task.toml."""
@@ -120,6 +128,11 @@ class TerminalEnvConfig(_Config):
 
     stop_timeout_sec: float = Field(default=60.0, gt=0)
     """Seconds that ``close`` gives Harbor to stop the sandbox before it gives up and raises."""
+
+    @field_validator("verify_paths")
+    @classmethod
+    def _require_carriable(cls, value: VerifyPaths) -> VerifyPaths:
+        return check_paths(value) if isinstance(value, tuple) else value
 
 
 class PoolLimits(_Config):

@@ -66,6 +66,7 @@ class PreparedEpisode:
             trials_dir=config.trials_dir,
             stop_timeout_sec=config.stop_timeout_sec,
             verifier=config.verifier,
+            verify_paths=config.verify_paths,
         )
         self._phase = await self._episode.start()
         if config.setup_command is not None and not is_taken:

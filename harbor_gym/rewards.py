@@ -36,7 +36,7 @@ def scalar_reward(rewards: Mapping[str, float], key: str | None = None) -> float
         known = ", ".join(sorted(rewards)) or "none"
         raise VerifierError(
             f"the verifier wrote no reward named {name!r} (it wrote: {known}); "
-            "name the one to use (TerminalEnvConfig.reward_key) or a function of all (reward_function)"
+            "name the one to use (reward_key) or a function of all (reward_function)"
         )
     return float(rewards[name])
 

@@ -26,6 +26,7 @@ from harbor_gym.evaluation import EpisodeResult, Player, Report, evaluate, forma
 from harbor_gym.exits import run_and_exit
 from harbor_gym.reporting.metrics import run_config
 from harbor_gym.task_sources import find_tasks
+from harbor_gym.verify_paths import parse_verify_paths
 
 if TYPE_CHECKING:
     import tinker
@@ -58,6 +59,8 @@ def main(
     renderer_name: Annotated[str, typer.Option(help="Its tinker-cookbook renderer.")] = "qwen3_instruct",
     base_url: Annotated[str | None, typer.Option(help="Address of a Tinker-compatible server.")] = None,
     env: Annotated[str, typer.Option(help="Sandbox: local, docker, daytona, or module:Class.")] = "docker",
+    sandbox_option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for it; repeatable.")] = None,
+    verify_paths: Annotated[str, typer.Option(help="Pristine view: auto, off, or paths with commas between.")] = "auto",
     episodes: Annotated[int, typer.Option(min=1, help="Episodes of each task.")] = 8,
     attempts: Annotated[str, typer.Option(help="The k of pass@k, with commas between.")] = "1,4,8",
     threshold: Annotated[float, typer.Option(help="Reward at which a task counts as solved.")] = 1.0,
@@ -72,7 +75,13 @@ def main(
     try:
         ks = [k for k in map(int, attempts.split(",")) if 1 <= k <= episodes]
         sandboxes.preflight(sandboxes.environment_config(env))
-        tasks = [TerminalEnvConfig(task_dir=task, sandbox=env, max_turns=max_turns) for task in find_tasks(paths)]
+        options, carried = sandboxes.parse_options(sandbox_option or ()), parse_verify_paths(verify_paths)
+        tasks = [
+            TerminalEnvConfig(
+                task_dir=task, sandbox=env, sandbox_options=options, verify_paths=carried, max_turns=max_turns
+            )
+            for task in find_tasks(paths)
+        ]
         policy = policy_of(run, checkpoint, model_name, renderer_name, base_url, max_tokens)
         results = asyncio.run(play(policy, tasks, episodes, concurrency, retries, temperature, output))
     except (UsageError, TaskError, MissingDependencyError) as exc:

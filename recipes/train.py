@@ -34,6 +34,7 @@ from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError,
 from harbor_gym.evaluation import read_best, read_evaluations
 from harbor_gym.exits import run_and_exit
 from harbor_gym.task_sources import SourcedTask, filter_tasks, resolve_tasks, split_tasks
+from harbor_gym.verify_paths import parse_verify_paths
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -128,6 +129,8 @@ def main(
     test_task: Annotated[list[str] | None, option("Name of a task to test on only; repeatable.", WHAT)] = None,
     test_fraction: Annotated[float, option("Share of the tasks to test on only, drawn by --seed.", WHAT)] = 0.0,
     env: Annotated[str, option("Sandbox: local, docker, daytona, any Harbor type, or module:Class.", WHAT)] = "docker",
+    sandbox_option: Annotated[list[str] | None, option("NAME=VALUE for it; repeatable.", WHAT)] = None,
+    verify_paths: Annotated[str, option("Pristine view: auto, off, or paths with commas between.", WHAT)] = "auto",
     max_turns: Annotated[int | None, option("Turns after which an episode is cut and verified.", WHAT)] = None,
     backend: Annotated[Backend, option("The Tinker service, or a server on this machine.", HOW)] = Backend.TINKER,
     base_url: Annotated[str | None, option("Address of a Tinker-compatible server.", HOW)] = None,
@@ -188,7 +191,13 @@ def main(
         train_tasks, test_tasks = split_tasks(tasks, test_fraction=test_fraction, test_tasks=test_task or (), seed=seed)
         several = len(test_tasks or train_tasks) > 1
         run = Run(
-            env=TerminalEnvConfig(task_dir=train_tasks[0].path, sandbox=env, max_turns=max_turns or defaults.max_turns),
+            env=TerminalEnvConfig(
+                task_dir=train_tasks[0].path,
+                sandbox=env,
+                sandbox_options=sandboxes.parse_options(sandbox_option or ()),
+                verify_paths=parse_verify_paths(verify_paths),
+                max_turns=max_turns or defaults.max_turns,
+            ),
             tasks=tuple(tasks),
             test_tasks=tuple(one.name for one in test_tasks),
             task_weights=parse_weights(task_weight or ()),

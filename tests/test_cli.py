@@ -146,13 +146,51 @@ def test_a_source_that_gives_no_tasks_is_one_line_and_exit_code_2(
     assert done.stderr.count("\n") == 1
 
 
-def test_a_refusal_is_shown_as_one_never_as_zero(tmp_path: Path, refusing: str) -> None:
+@pytest.mark.parametrize("error", ["ValueError", "TypeError"])
+def test_a_refusal_is_shown_as_one_never_as_zero(tmp_path: Path, refusing: str, error: str) -> None:
     task = write_task(tmp_path / "tiny")
+    (tmp_path / "refusing_sandbox.py").write_text(REFUSING.replace("ValueError", error))
     done = run("check", task, "--env", refusing)
     assert done.returncode == 1
     assert done.stdout.splitlines()[1].split()[:3] == ["tiny", "-", "-"]
     assert done.stdout.splitlines()[1].endswith("refused")
     assert "this sandbox takes no tasks" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+FAKE = ("--env", "harbor_gym.testing.fake:FakeEnvironment")
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "verdict"), [("done", 3, "unproven"), ("", 1, "trivial")], ids=["unproven", "trivial"]
+)
+def test_a_task_without_a_solution_is_unproven_with_a_status_of_its_own(
+    tmp_path: Path, answer: str, status: int, verdict: str
+) -> None:
+    task = write_task(tmp_path / "tiny")
+    (task / "solution" / "solve.sh").unlink()
+    (task / "solution").rmdir()
+    wanted = json.dumps({"/srv/answer": answer} if answer else {})
+    done = run("check", task, *FAKE, "--no-forge", "--sandbox-option", f"solved_when={wanted}")
+    assert done.returncode == status, done
+    assert done.stdout.splitlines()[1].endswith(verdict)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--sandbox-option", "network"], "NAME=VALUE"),
+        (["--reward-key", "a", "--reward-function", "min"], "exclude each other"),
+        (["--reward-function", "median"], "known: mean"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_option_of_check_that_cannot_be_used_starts_nothing(
+    tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    done = run("check", write_task(tmp_path / "tiny"), *FAKE, *arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert expected in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -11,7 +11,7 @@ from harbor.utils.import_path import import_symbol
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
-from harbor_gym.sandboxes import environment_config, preflight, sandbox_names
+from harbor_gym.sandboxes import environment_config, parse_options, preflight, sandbox_names
 from harbor_gym.testing import FakeEnvironment, write_tiny_task
 from tests.engines import require_engine
 
@@ -123,3 +123,20 @@ async def test_an_episode_names_its_sandbox_as_it_was_named(tmp_path: Path) -> N
     ) as env:
         _, info = await env.reset()
     assert info.get("sandbox") == given
+
+
+def test_options_on_a_command_line_are_json_or_text() -> None:
+    texts = ["max_processes=64", "private_network=true", "network=none", "image=oci-archive:/x=y", "empty="]
+    assert parse_options(texts) == {
+        "max_processes": 64,
+        "private_network": True,
+        "network": "none",
+        "image": "oci-archive:/x=y",
+        "empty": "",
+    }
+
+
+@pytest.mark.parametrize("texts", [["network"], ["=1"], ["a b=1"], ["a=1", "a=2"]])
+def test_an_option_without_a_name_or_with_two_values_is_refused(texts: list[str]) -> None:
+    with pytest.raises(UsageError, match="sandbox option"):
+        parse_options(texts)

@@ -10,6 +10,7 @@ import pytest
 from harbor.models.task.task import Task
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
+from harbor_gym.episode.task import declared_verify_paths, grades_in_shared_sandbox
 from harbor_gym.types import EndReason, EpisodeInfo
 from tests.engines import require_engine
 
@@ -45,6 +46,13 @@ def test_together_they_use_what_a_task_can_declare() -> None:
     assert any(config.verifier.collect for config in configs)
     assert any(config.agent.user and config.environment.healthcheck for config in configs)
     assert any(config.environment.skills_dir and config.environment.mcp_servers for config in configs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_task_graded_where_the_policy_was_declares_what_its_verifier_sees(name: str) -> None:
+    task = Task(TASKS / name)
+    is_shared = any(grades_in_shared_sandbox(task, step) for step in task.config.steps or [None])
+    assert (declared_verify_paths(task) is not None) is is_shared
 
 
 def test_copies_are_copies() -> None:

@@ -38,6 +38,8 @@ def train(*arguments: str, timeout_sec: float = 60, **environment: str) -> subpr
         (["--task-dir", str(TASK), "--env", "daytona"], "DAYTONA_API_KEY"),
         (["--task-dir", str(TASK), "--env", "docker"], "docker"),
         (["--task-dir", str(TASK), "--env", "tests.nothing:Here"], "tests.nothing"),
+        (["--task-dir", str(TASK), "--sandbox-option", "network"], "NAME=VALUE"),
+        (["--task-dir", str(TASK), "--verify-paths", "app"], "--verify-paths"),
         ([], "--task-dir"),
         (["--task", f"git+file://{ROOT}/tests#nothing"], "tests"),
         (["--task-dir", str(TASK), "--groups-per-batch", "3", "--stream-minibatches", "2"], "--stream-minibatches"),

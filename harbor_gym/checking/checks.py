@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
-from harbor_gym.checking.forging import forge_reward, trick_names
-from harbor_gym.checking.trials import Agent, RefusedError, run_agent
-from harbor_gym.checking.verdict import UNSOLVED, CheckPlan, TaskCheck
-from harbor_gym.errors import HarborGymError, TaskError
+from harbor_gym.checking.carrying import candidates, what_remains
+from harbor_gym.checking.forging import forge
+from harbor_gym.checking.oracle import Oracle, do_nothing, has_solution
+from harbor_gym.checking.plan import CheckPlan
+from harbor_gym.checking.play import Played, RefusedError, Work, last_lines, play
+from harbor_gym.checking.trials import run_plain_oracle
+from harbor_gym.checking.verdict import SOLVED, UNSOLVED, PristineCheck, TaskCheck, Verdict
+from harbor_gym.errors import HarborGymError, VerifierError
+from harbor_gym.verify_paths import VerifyPaths
 
 if TYPE_CHECKING:
+    from harbor.models.task.task import Task
+
     from harbor_gym.task_sources import SourcedTask
 
 
@@ -71,48 +79,114 @@ class _Check:
             self._found = TaskCheck(task=task.name, path=task.path, source=task.source, commit=task.commit)
         self._path = self._found.path
         self._doing = "task"
+        self._keys: set[str] = set()
+        self._written: set[PurePosixPath] = set()
+        self._offers_view = False
 
     async def run(self) -> TaskCheck:
         try:
-            await self._require_well_formed()
-            await self._run_agent("oracle")
-            await self._run_agent("nop")
-            if self._plan.forge:
-                await self._forge()
+            await self._run()
         except HarborGymError as exc:
-            error = f"{self._doing}: {' '.join(str(exc).split())}"
-            return replace(self._found, error=error, refused=isinstance(exc, RefusedError))
+            self._note(
+                error=f"{self._doing}: {' '.join(str(exc).split())}",
+                refused=isinstance(exc, RefusedError),
+                output=last_lines(exc.evidence.get("verifier_output", "")),
+            )
         return self._found
 
-    async def _require_well_formed(self) -> None:
+    async def _run(self) -> None:
         from harbor_gym.episode.task import load_task
 
-        await load_task(self._path)
-        if not _has_solution(self._path):
-            raise TaskError(f"task directory {self._path} has no solution/ that the oracle could run")
+        task = await load_task(self._path)
+        self._note(has_solution=has_solution(self._path))
+        if self._found.has_solution:
+            await self._run_oracle()
+            await self._compare_plain_trial()
+        for _ in self._runs("nop"):
+            played = await self._play(do_nothing)
+            self._note(nop=(*self._found.nop, played.reward), phases=self._found.phases or played.phases)
+        if self._found.verdict is Verdict.UNSOLVED:
+            return
+        if self._plan.forge:
+            self._doing = "forging"
+            forged = await forge(self._play, self._keys, (UNSOLVED, *self._found.nop))
+            self._note(forged=forged.reward, tricks=forged.tricks, voided=forged.voided)
+        may_view = self._offers_view or isinstance(self._plan.verify_paths, tuple)  # which a sandbox may refuse
+        if may_view and self._found.verdict in (Verdict.OK, Verdict.UNPROVEN, Verdict.FORGEABLE):
+            await self._check_view(task)
 
-    async def _run_agent(self, agent: Agent) -> None:
+    async def _check_view(self, task: Task) -> None:
+        from harbor_gym.episode.task import declared_verify_paths, grades_in_shared_sandbox
+
+        if not any(grades_in_shared_sandbox(task, step) for step in task.config.steps or [None]):
+            return
+        asked = declared_verify_paths(task) if self._plan.verify_paths == "auto" else self._plan.verify_paths
+        if asked == "off":
+            return
+        for carried in [asked] if asked is not None else candidates(self._written):
+            pristine = PristineCheck(tuple(map(str, carried)), is_asked=asked is not None)
+            pristine = await self._grade_in_view(pristine, carried)
+            if pristine is not None:
+                self._note(pristine=replace(pristine, remains=tuple(what_remains(self._path, carried))))
+                return
+
+    async def _grade_in_view(self, pristine: PristineCheck, carried: tuple[PurePosixPath, ...]) -> PristineCheck | None:
+        """Grade solution, doing nothing and forging in a view; None where proposed paths do not do."""
+        play = partial(self._play, verify_paths=carried)
+        self._doing = f"oracle, in the pristine view of {', '.join(pristine.paths)}"
+        if self._found.has_solution:
+            try:
+                pristine = replace(pristine, oracle=(await play(Oracle(self._path))).reward)
+            except VerifierError:
+                if pristine.is_asked:
+                    raise
+                return None
+        if pristine.verdict is Verdict.UNSOLVED:
+            return pristine if pristine.is_asked else None
+        self._doing = "nop, in the pristine view"
+        pristine = replace(pristine, nop=(await play(do_nothing)).reward)
+        if self._plan.forge:
+            self._doing = "forging, in the pristine view"
+            forged = await forge(play, self._keys, (UNSOLVED, pristine.nop or UNSOLVED))
+            pristine = replace(pristine, forged=forged.reward, tricks=forged.tricks)
+            self._note(voided=tuple(sorted({*self._found.voided, *forged.voided})))
+        return pristine
+
+    def _note(self, **found: Any) -> None:
+        self._found = replace(self._found, **found)
+
+    def _runs(self, agent: str) -> Iterator[None]:
         for run in range(1, self._plan.repeat + 1):
             self._doing = agent if run == 1 else f"{agent}, run {run}"
-            reward, phases = await run_agent(self._path, agent, self._plan)
-            if agent == "oracle":
-                self._found = replace(self._found, oracle=(*self._found.oracle, reward), phases=phases)
-            else:
-                self._found = replace(self._found, nop=(*self._found.nop, reward))
+            yield
 
-    async def _forge(self) -> None:
-        """Play all tricks together; if that pays, each one alone, to name those that do."""
-        self._doing = "forging"
-        forged = await forge_reward(self._path, trick_names(), self._plan)
-        self._found = replace(self._found, forged=forged)
-        if forged in (UNSOLVED, *self._found.nop):
-            return
-        for trick in trick_names():
-            self._doing = f"forging, {trick} alone"
-            if await forge_reward(self._path, [trick], self._plan) == forged:
-                self._found = replace(self._found, tricks=(*self._found.tricks, trick))
+    async def _play(
+        self, work: Work, *, keep_processes: bool | None = None, verify_paths: VerifyPaths = "off"
+    ) -> Played:
+        played = await play(self._path, work, self._plan, keep_processes=keep_processes, verify_paths=verify_paths)
+        self._keys |= played.keys
+        self._offers_view = played.offers_view
+        self._note(image_substitutions=played.image_substitutions)
+        return played
 
+    async def _run_oracle(self) -> None:
+        for _ in self._runs("oracle"):
+            solution = Oracle(self._path)
+            played = await self._play(solution)
+            self._written |= solution.written
+            self._note(
+                oracle=(*self._found.oracle, played.reward),
+                phases=played.phases,
+                stopped_processes=played.stopped_processes,
+                output=self._found.output if played.reward == SOLVED else played.output,
+            )
 
-def _has_solution(task_dir: Path) -> bool:
-    """Tell whether the task brings a solution that the oracle could run."""
-    return (task_dir / "solution").is_dir() or any(task_dir.glob("steps/*/solution"))
+    async def _compare_plain_trial(self) -> None:
+        """Grade the solution as Harbor alone does; where that differs, find out whether its processes are why."""
+        self._doing = "oracle, as a plain trial"
+        plain = await run_plain_oracle(self._path, self._plan)
+        self._note(plain=plain)
+        if plain not in self._found.oracle:
+            self._doing = "oracle, its processes kept"
+            kept = await self._play(Oracle(self._path), keep_processes=True)
+            self._note(kept=kept.reward)

@@ -7,18 +7,18 @@ This runs as an episode of ours, so that what protects the verdict of an episode
 from __future__ import annotations
 
 import functools
+import json
 import shlex
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harbor_gym.checking.verdict import CheckPlan
-from harbor_gym.errors import SandboxLostError
-from harbor_gym.rewards import scalar_reward
+from harbor_gym.checking.play import Played, Work
+from harbor_gym.errors import HarborGymError, SandboxLostError, VerifierError
 
 if TYPE_CHECKING:
-    from harbor.models.task.task import Task
-
-    from harbor_gym.episode import AgentPhase
+    from harbor_gym.episode import AgentPhase, Episode
 
 _SCRIPTS = Path(__file__).parent / "forgeries"
 _PLANTING_TIMEOUT_SEC = 60
@@ -30,45 +30,72 @@ def trick_names() -> list[str]:
     return sorted(path.stem for path in _SCRIPTS.glob("*.sh") if path.stem != "common")
 
 
-async def forge_reward(task_dir: Path, tricks: list[str], plan: CheckPlan) -> float:
-    """Return the reward for playing tricks in every agent phase, as the policy's user, and doing nothing else.
+@dataclass(frozen=True, slots=True)
+class Forged:
+    """What tricks earned."""
+
+    reward: float
+    """The reward for all of them together; for the best one where all together left no verdict."""
+
+    tricks: tuple[str, ...]
+    """Those that earn as much alone."""
+
+    voided: tuple[str, ...]
+    """Those that alone leave no verdict, so that an episode would be thrown away."""
+
+
+async def forge(play: Callable[[Work], Awaitable[Played]], keys: Collection[str], honest: Collection[float]) -> Forged:
+    """Play all tricks together; if that pays, or leaves no verdict, each one alone, to name those that do.
 
     Args:
-        task_dir: The directory of a well-formed task.
-        tricks: Which ones, of :func:`trick_names`.
-        plan: The sandbox and where to keep the trial's folder.
+        play: Plays an episode.
+        keys: Names of the rewards to forge.
+        honest: Rewards for doing nothing: what is not worth a second look.
 
     Raises:
-        TaskError: The sandbox does not take this task.
-        SandboxError: The sandbox did not start, went away, or ran no command of the policy's user.
-        VerifierError: There was no verdict, or no single reward in it.
+        SandboxError, VerifierError: No trick left a verdict.
     """
-    from harbor_gym.episode import Episode
-    from harbor_gym.episode.task import load_task
+    together = await _earn(play, forger(trick_names(), keys))
+    if isinstance(together, float) and together in honest:
+        return Forged(together, (), ())
+    alone = {trick: await _earn(play, forger([trick], keys)) for trick in trick_names()}
+    graded = {trick: earned for trick, earned in alone.items() if isinstance(earned, float)}
+    if isinstance(together, HarborGymError):
+        if not graded:
+            raise together
+        together = max(graded.values())
+    paying = tuple(trick for trick, earned in graded.items() if earned == together and earned not in honest)
+    return Forged(together, paying, tuple(trick for trick in alone if trick not in graded))
 
-    task: Task = await load_task(task_dir)
-    episode = Episode(task, plan.environment, trials_dir=plan.trials_dir, stop_timeout_sec=plan.stop_timeout_sec)
+
+async def _earn(play: Callable[[Work], Awaitable[Played]], work: Work) -> float | HarborGymError:
     try:
-        phase: AgentPhase | None = await episode.start()
-        rewards: dict[str, float] = {}
-        while phase is not None:
-            await _plant(phase, tricks)
-            end = await episode.end_phase()
-            phase, rewards = end.next_phase, dict(end.episode_rewards or end.rewards)
-        return scalar_reward(rewards)
-    finally:
-        await episode.close()
+        return (await play(work)).reward
+    except (SandboxLostError, VerifierError) as exc:
+        return exc
 
 
-async def _plant(phase: AgentPhase, tricks: list[str]) -> None:
-    from harbor_gym.episode.episode import run_in_phase
+def forger(tricks: Sequence[str], keys: Collection[str]) -> Work:
+    """Return the work of an agent that plays tricks in every phase, as the policy's user, and does nothing else.
 
-    script = "\n".join(map(_read_script, ["common", *tricks]))
+    Args:
+        tricks: Which ones, of :func:`trick_names`.
+        keys: Names of the rewards to forge, as the verifier writes them.
+    """
+    verdict = json.dumps(dict.fromkeys(sorted(keys) or ["reward"], 1))
+    script = "\n".join([f"verdict={shlex.quote(verdict)}", *map(_read_script, ["common", *tricks])])
     command = f"bash -c {shlex.quote(script)} </dev/null; echo {_EXPECTED_END}"
-    planting = phase.environment.exec(command, user=phase.user, timeout_sec=_PLANTING_TIMEOUT_SEC)
-    result = await run_in_phase(phase, planting)
-    if _EXPECTED_END not in (result.stdout or ""):
-        raise SandboxLostError(f"the forger's commands did not run: {(result.stderr or result.stdout or '').strip()}")
+
+    async def plant(_episode: Episode, phase: AgentPhase) -> None:
+        from harbor_gym.episode.episode import run_in_phase
+
+        planting = phase.environment.exec(command, user=phase.user, timeout_sec=_PLANTING_TIMEOUT_SEC)
+        result = await run_in_phase(phase, planting)
+        if _EXPECTED_END not in (result.stdout or ""):
+            said = (result.stderr or result.stdout or "").strip()
+            raise SandboxLostError(f"the forger's commands did not run: {said}")
+
+    return plant
 
 
 @functools.cache

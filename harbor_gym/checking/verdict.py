@@ -1,14 +1,11 @@
-"""What a check is told and what it says."""
+"""What a check returns."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from harbor.models.trial.config import EnvironmentConfig
 
 SOLVED = 1.0
 """What the oracle must score."""
@@ -41,25 +38,8 @@ class Verdict(StrEnum):
     FORGEABLE = "forgeable"
     """Planting files and leaving a process behind scores, without doing the task."""
 
-
-@dataclass(frozen=True, slots=True)
-class CheckPlan:
-    """How tasks are checked."""
-
-    environment: EnvironmentConfig
-    """The sandbox, as :func:`harbor_gym.sandboxes.environment_config` returns it."""
-
-    trials_dir: Path
-    """Directory for the trials' folders; the caller owns it."""
-
-    repeat: int = 2
-    """Runs of the oracle and of the agent that does nothing, each in a fresh sandbox; 1 says nothing of steadiness."""
-
-    forge: bool = True
-    """Whether to try forging the reward."""
-
-    stop_timeout_sec: float = 60.0
-    """Seconds that Harbor gets to stop the forger's sandbox."""
+    UNPROVEN = "unproven"
+    """The task has no solution to show that it can be solved; all else is as for ``OK``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +60,47 @@ class PhaseSeconds:
 
 
 @dataclass(frozen=True, slots=True)
+class PristineCheck:
+    """What a task comes to where its verifier has a pristine view."""
+
+    paths: tuple[str, ...]
+    """What is carried from the policy's sandbox into the view."""
+
+    is_asked: bool
+    """Whether the task declares these paths, or the plan gives them: a policy is then graded so. Else they are
+    proposed, worked out from what the solution wrote."""
+
+    oracle: float | None = None
+    """Reward of the task's own solution."""
+
+    nop: float | None = None
+    """Reward for doing nothing."""
+
+    forged: float | None = None
+    """Reward for forging; None when it was not tried."""
+
+    tricks: tuple[str, ...] = ()
+    """Which tricks score on their own, where forging did."""
+
+    remains: tuple[str, ...] = ()
+    """What a policy could still plant in these paths for this task's verifier to run."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The one word for this view; ``OK`` stands for ``UNPROVEN`` too."""
+        if self.oracle not in (None, SOLVED):
+            return Verdict.UNSOLVED
+        if self.nop not in (None, UNSOLVED):
+            return Verdict.TRIVIAL
+        return Verdict.OK if self.forged in (None, UNSOLVED) else Verdict.FORGEABLE
+
+    @property
+    def declaration(self) -> str:
+        """The line for ``[metadata]`` in task.toml."""
+        return f"verify_paths = {json.dumps(list(self.paths))}"
+
+
+@dataclass(frozen=True, slots=True)
 class TaskCheck:
     """The verdict on one task, and what it rests on."""
 
@@ -95,8 +116,26 @@ class TaskCheck:
     commit: str | None = None
     """The git commit it was taken from."""
 
+    has_solution: bool = True
+    """Whether the task brings a solution."""
+
     oracle: tuple[float, ...] = ()
-    """Rewards of the task's own solution, one a run that was graded."""
+    """Rewards of the task's own solution in an episode, as a policy gets it, one a run that was graded."""
+
+    plain: float | None = None
+    """Reward of the task's own solution in a plain Harbor trial; None when it was not graded."""
+
+    kept: float | None = None
+    """Where the plain trial scores otherwise: reward of an episode that keeps what the solution left running."""
+
+    stopped_processes: int = 0
+    """Processes that the solution left running, in the last of its episodes, and that were stopped before grading."""
+
+    output: str = ""
+    """The end of what the verifier printed in the last run of the solution that was not rewarded in full."""
+
+    image_substitutions: tuple[str, ...] = ()
+    """Base images that could not be had, and what stood in for each."""
 
     nop: tuple[float, ...] = ()
     """Rewards for doing nothing, one a run that was graded."""
@@ -107,8 +146,14 @@ class TaskCheck:
     tricks: tuple[str, ...] = ()
     """Which tricks score on their own, where forging did."""
 
+    voided: tuple[str, ...] = ()
+    """Which tricks leave no verdict, in either view, where forging was tried trick by trick."""
+
+    pristine: PristineCheck | None = None
+    """What it comes to in a pristine view; None where the sandbox has none, or no paths are known for one."""
+
     phases: PhaseSeconds | None = None
-    """Where the time of the oracle's last run went."""
+    """Where the time of the oracle's last episode went; of doing nothing's, where there is no solution."""
 
     seconds: float = 0.0
     """Wall-clock time of the whole check, other tasks' at the same time included."""
@@ -121,16 +166,33 @@ class TaskCheck:
 
     @property
     def verdict(self) -> Verdict:
-        """The one word; of several that apply the one that puts the others in doubt."""
+        """The one word; of several that apply the one that puts the others in doubt.
+
+        Where the task is graded in a pristine view, that one counts: forging under Harbor's grading does not.
+        """
+        harbors = self.harbors_verdict
+        if self.pristine is None or not self.pristine.is_asked or harbors not in _SOUND:
+            return harbors
+        if self.pristine.verdict is not Verdict.OK:
+            return self.pristine.verdict
+        return Verdict.OK if self.has_solution else Verdict.UNPROVEN
+
+    @property
+    def harbors_verdict(self) -> Verdict:
+        """The one word for Harbor's grading, in which the verifier sees all of the policy's sandbox."""
         if self.error is not None:
             return Verdict.REFUSED if self.refused else Verdict.ERROR
         if len(set(self.oracle)) > 1 or len(set(self.nop)) > 1:
             return Verdict.UNSTEADY
-        if set(self.oracle) != {SOLVED}:
+        if self.has_solution and set(self.oracle) != {SOLVED}:
             return Verdict.UNSOLVED
+        if self.plain not in (None, SOLVED):
+            return Verdict.UNSTEADY
         if set(self.nop) != {UNSOLVED}:
             return Verdict.TRIVIAL
-        return Verdict.OK if self.forged in (None, UNSOLVED) else Verdict.FORGEABLE
+        if self.forged not in (None, UNSOLVED):
+            return Verdict.FORGEABLE
+        return Verdict.OK if self.has_solution else Verdict.UNPROVEN
 
     @property
     def ok(self) -> bool:
@@ -140,24 +202,72 @@ class TaskCheck:
     @property
     def reason(self) -> str | None:
         """One line that says why the task is not ok; None when it is."""
+        if self.pristine is not None and self.verdict is not self.harbors_verdict:
+            return self._why_not_pristine(self.pristine)
         match self.verdict:
             case Verdict.OK:
                 return None
             case Verdict.REFUSED | Verdict.ERROR:
                 return self.error
             case Verdict.UNSTEADY:
-                return f"rewards differ between runs: oracle {_list(self.oracle)}; doing nothing {_list(self.nop)}"
+                plain = "" if self.plain is None else f", as a plain trial {self.plain:g}"
+                nop = _list(self.nop)
+                return f"rewards differ between runs: oracle {_list(self.oracle)}{plain}; doing nothing {nop}"
             case Verdict.UNSOLVED:
-                return f"the task's own solution scores {_list(self.oracle)}, not {SOLVED:g}"
+                return self._why_unsolved
+            case Verdict.UNPROVEN:
+                return _NO_SOLUTION
             case Verdict.TRIVIAL:
                 return f"doing nothing scores {_list(self.nop)}, not {UNSOLVED:g}"
+            case Verdict.FORGEABLE if self.pristine is not None and self.pristine.is_asked:
+                return self._why_not_pristine(self.pristine)
             case Verdict.FORGEABLE:
-                which = ", ".join(self.tricks) or "only all tricks together"
+                which = _names(self.tricks)
                 return (
                     f"forging scores {self.forged:g} without doing the task; what works alone: {which}. Give the "
                     "policy a user of its own ([agent] user), or the verifier a sandbox of its own ([verifier] "
-                    'environment_mode = "separate")'
+                    'environment_mode = "separate"), or a pristine view ([metadata] verify_paths)'
                 )
+
+    def _why_not_pristine(self, pristine: PristineCheck) -> str | None:
+        view = f"in the pristine view of {', '.join(pristine.paths)}"
+        match self.verdict:
+            case Verdict.UNSOLVED:
+                return f"{view} the task's own solution scores {pristine.oracle:g}, not {SOLVED:g}: a path is missing"
+            case Verdict.TRIVIAL:
+                return f"{view} doing nothing scores {pristine.nop:g}, not {UNSOLVED:g}"
+            case Verdict.FORGEABLE:
+                return f"{view} forging scores {pristine.forged:g}; what works alone: {_names(pristine.tricks)}"
+            case Verdict.UNPROVEN:
+                return _NO_SOLUTION
+            case _:
+                return None
+
+    @property
+    def _why_unsolved(self) -> str:
+        if self.plain is None or self.plain in self.oracle:
+            return f"the task's own solution scores {_list(self.oracle)}, not {SOLVED:g}"
+        differ = f"the plain trial scores {self.plain:g}, the episode {_list(self.oracle)}"
+        if self.kept == self.plain:
+            left = f"{self.stopped_processes} of its processes were" if self.stopped_processes else "what it left is"
+            return (
+                f"{differ}: the solution leaves a process that the verifier needs, and {left} stopped before grading; "
+                "set [metadata] keep_agent_processes = true"
+            )
+        return (
+            f"{differ}, also with [metadata] keep_agent_processes = true: before grading an episode empties "
+            "/logs/verifier and /tests too"
+        )
+
+
+_SOUND = (Verdict.OK, Verdict.UNPROVEN, Verdict.FORGEABLE)
+"""What Harbor's grading may come to for the pristine view to have the last word."""
+
+_NO_SOLUTION = "the task has no solution/, so nothing shows that it can be solved"
+
+
+def _names(tricks: tuple[str, ...]) -> str:
+    return ", ".join(tricks) or "only all tricks together"
 
 
 def _list(rewards: tuple[float, ...]) -> str:

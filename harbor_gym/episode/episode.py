@@ -28,6 +28,7 @@ from harbor_gym.episode.evidence import read_evidence
 from harbor_gym.episode.offers import Offers
 from harbor_gym.episode.process_watch import ProcessWatch
 from harbor_gym.episode.task import grades_in_shared_sandbox, phase_timeout_sec, phase_users, sets_up, test_script
+from harbor_gym.episode.verifier_view import VerifierView, paths_in_view
 from harbor_gym.episode.verifiers import require_separate_verifiers
 from harbor_gym.errors import (
     HarborGymError,
@@ -40,6 +41,7 @@ from harbor_gym.errors import (
 )
 from harbor_gym.owners import temporary_prefix
 from harbor_gym.terminal.session import Leavings
+from harbor_gym.verify_paths import VerifyPaths
 
 # Harbor's agent timeout would count the policy's thinking time; our budgets end episodes instead.
 _NO_AGENT_TIMEOUT_SEC = 10.0 * 365 * 24 * 3600
@@ -109,6 +111,7 @@ class Episode:
         trials_dir: Keep the trial's folder here; None uses a temporary one that ``close`` removes.
         stop_timeout_sec: Seconds that ``close`` waits for Harbor to stop the sandbox.
         verifier: Harbor's settings of a run's verifier (its ``VerifierConfig``); None are Harbor's defaults.
+        verify_paths: As ``TerminalEnvConfig.verify_paths``.
 
     Raises:
         UsageError: Harbor knows no such setting of a verifier, or it would switch the verifier off.
@@ -122,10 +125,13 @@ class Episode:
         trials_dir: Path | None,
         stop_timeout_sec: float,
         verifier: Mapping[str, Any] | None = None,
+        verify_paths: VerifyPaths = "auto",
     ) -> None:
         self._task = task
         self._environment_config = environment
         self._verifier_config = _verifier_config(verifier or {})
+        self._verify_paths: VerifyPaths = verify_paths
+        self._view: VerifierView | None = None
         self._trials_dir = trials_dir
         self._stop_timeout_sec = stop_timeout_sec
         self._temporary_dir: Path | None = None
@@ -181,6 +187,7 @@ class Episode:
             forget()
         self._check_open()
         self._trial.add_hook(TrialEvent.VERIFICATION_START, self._begin_verification)
+        self._view = self._plan_view(self._trial)
         self._watch = ProcessWatch(self._trial.agent_environment)
         self._examine_before_stop(self._trial.agent_environment)
         self._keep_start_error(self._trial.agent_environment)
@@ -334,7 +341,7 @@ class Episode:
             return trial
         except ValidationError as exc:
             raise TaskError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
-        except (ValueError, NotImplementedError, ImportError, RuntimeError) as exc:
+        except (ValueError, TypeError, NotImplementedError, ImportError, RuntimeError) as exc:
             # Harbor's RuntimeErrors here are a task's wish for GPUs or TPUs that the sandbox has not.
             raise TaskError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
         except OSError as exc:
@@ -418,8 +425,13 @@ class Episode:
         after = self._autopsy.oom_kills if self._autopsy is not None else None
         return after - before - (self._stopped.oom_kills or 0) if before is not None and after is not None else 0
 
+    def _plan_view(self, trial: Trial) -> VerifierView | None:
+        environment = trial.agent_environment
+        paths = paths_in_view(self._task, environment, self._verify_paths)
+        return None if paths is None else VerifierView(environment, paths, lambda: len(trial.result.step_results or ()))
+
     async def _begin_verification(self, event: TrialHookEvent) -> None:
-        """Empty the verifier's directories, so that nothing the policy wrote there can be taken for a verdict."""
+        """Give the verifier a view of its own, or at least directories in which nothing of the policy's lies."""
         assert self._trial is not None
         assert self._watch is not None
         if not grades_in_shared_sandbox(self._task, self._current_step()):
@@ -427,6 +439,8 @@ class Episode:
         environment = self._trial.agent_environment
         is_last = self._phases_ended + 1 >= len(self._task.config.steps or ())
         await self._watch.begin_verification(is_last=is_last)
+        if self._view is not None:
+            await self._view.enter()
         await custody.seal(environment, await self._sealing(environment))
 
     async def _sealing(self, environment: BaseEnvironment) -> custody.Sealing:

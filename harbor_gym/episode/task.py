@@ -1,7 +1,8 @@
 """Check a task directory before anything is started on it."""
 
 import asyncio
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import cast
 
 from harbor.models.task.config import StepConfig, TaskOS
 from harbor.models.task.task import Task
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 
 from harbor_gym.config import describe_problems
 from harbor_gym.errors import TaskError
+from harbor_gym.verify_paths import check_paths
 
 
 async def load_task(task_dir: Path) -> Task:
@@ -52,6 +54,24 @@ def phase_timeout_sec(task: Task, step: StepConfig | None = None) -> float | Non
     return task.config.agent.timeout_sec if own is None else own
 
 
+def declared_verify_paths(task: Task) -> tuple[PurePosixPath, ...] | None:
+    """Return ``verify_paths`` of the task's ``[metadata]``; None where it declares none.
+
+    Raises:
+        TaskError: They are not a list of paths that a view can carry.
+    """
+    declared: object = task.config.metadata.get("verify_paths")
+    if declared is None:
+        return None
+    where = f"{task.task_dir / 'task.toml'}: [metadata]"
+    if not isinstance(declared, list):
+        raise TaskError(f"{where} verify_paths is a list of paths, got {declared!r}")
+    try:
+        return check_paths(cast(list[object], declared))
+    except ValueError as exc:
+        raise TaskError(f"{where} {exc}") from None
+
+
 def sets_up(task: Task, step: StepConfig | None) -> bool:
     """Tell whether the task runs something of its own in the sandbox right before a step, or before its only phase."""
     if step is None:
@@ -85,6 +105,7 @@ def _check_support(task: Task, task_dir: Path) -> None:
     """Refuse loudly what no terminal policy can do, before anything is started."""
     if task.config.environment.os is TaskOS.WINDOWS:
         raise TaskError(f"{task_dir}: [environment] os is windows; a terminal here is a Unix shell")
+    declared_verify_paths(task)
     steps = task.config.steps
     trajectory = task.paths.step_trajectory_path(steps[0].name) if steps else task.paths.trajectory_path
     if trajectory.is_file():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import json
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
@@ -57,6 +58,29 @@ def environment_config(name: str, *, options: Mapping[str, Any] | None = None) -
     if kind is EnvironmentType.DOCKER:
         return EnvironmentConfig(import_path=_DOCKER_IMPORT_PATH, kwargs=kwargs)
     return EnvironmentConfig(type=kind, kwargs=kwargs)
+
+
+def parse_options(texts: Iterable[str]) -> dict[str, Any]:
+    """Read a sandbox's options as a command line has them, ``NAME=VALUE`` each.
+
+    Args:
+        texts: A value that is JSON is what that says (a number, true, a list); any other is text.
+
+    Raises:
+        UsageError: One has no name, or two have the same.
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"a sandbox option is NAME=VALUE, got {text!r}")
+        if name in options:
+            raise UsageError(f"the sandbox option {name} is given twice")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
 
 
 def takes_setup(name: str) -> bool:

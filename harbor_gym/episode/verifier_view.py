@@ -1,0 +1,120 @@
+"""Grade in a view of the sandbox that the policy cannot have prepared: the image, and of the policy's only what counts.
+
+A sandbox class may offer it by two methods, :class:`OffersView`. The environment's calls then happen in the view.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
+from types import CoroutineType
+from typing import Any, Protocol, runtime_checkable
+
+from harbor.environments.base import BaseEnvironment
+from harbor.models.task.task import Task
+
+from harbor_gym.episode.task import declared_verify_paths, grades_in_shared_sandbox
+from harbor_gym.errors import TaskError
+from harbor_gym.verify_paths import VerifyPaths
+
+_logger = logging.getLogger(__name__)
+_CALLS = (
+    *("exec", "upload_file", "upload_dir", "download_file", "download_dir", "download_dir_with_exclusions"),
+    *("is_file", "is_dir", "ensure_dirs", "empty_dirs", "reset_dirs"),
+)
+"""By which an environment's user reaches into its sandbox."""
+
+
+@runtime_checkable
+class OffersView(Protocol):
+    """A sandbox that has a pristine view."""
+
+    async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
+        """Have every further call happen in a fresh overlay of the image's layers, with fresh /tests, /tmp and
+        /logs/verifier, and of the policy's root only these paths, as far as they exist and no link leads to them."""
+        ...
+
+    async def leave_verifier_view(self) -> None:
+        """Have every further call happen in the policy's root again, and drop the view."""
+        ...
+
+
+class VerifierView:
+    """The view of one sandbox: entered for each verification, left by the first call of a further step.
+
+    Harbor tells when a verification begins, but not when it ends; what it asks of the sandbox next is the next step's.
+
+    Args:
+        environment: A sandbox that has the ability; its methods are wrapped.
+        paths: What is carried into the view.
+        begun: Returns how many steps have begun.
+    """
+
+    def __init__(self, environment: BaseEnvironment, paths: Sequence[PurePosixPath], begun: Callable[[], int]) -> None:
+        assert isinstance(environment, OffersView)
+        self._sandbox: OffersView = environment
+        self._paths = tuple(paths)
+        self._begun = begun
+        self._entered_in: int | None = None
+        for name in _CALLS:
+            setattr(environment, name, self._leaving(getattr(environment, name)))
+
+    async def enter(self) -> None:
+        """Enter the view.
+
+        Raises:
+            SandboxError: The sandbox could not make one.
+        """
+        await self._sandbox.enter_verifier_view(self._paths)
+        self._entered_in = self._begun()
+
+    def _leaving[**P, T](
+        self, call: Callable[P, CoroutineType[Any, Any, T]]
+    ) -> Callable[P, CoroutineType[Any, Any, T]]:
+        @functools.wraps(call)
+        async def left_before(*args: P.args, **kwargs: P.kwargs) -> T:
+            if self._entered_in is not None and self._begun() > self._entered_in:
+                self._entered_in = None
+                await self._sandbox.leave_verifier_view()
+            return await call(*args, **kwargs)
+
+        return left_before
+
+
+def paths_in_view(task: Task, environment: BaseEnvironment, wanted: VerifyPaths) -> tuple[PurePosixPath, ...] | None:
+    """Return what a task's verifier sees of the policy's sandbox; None where it sees all, as under Harbor.
+
+    Args:
+        task: The task.
+        environment: Its sandbox, not yet started.
+        wanted: What the configuration says. Paths are a demand, ``auto`` is none.
+
+    Raises:
+        TaskError: Paths are demanded of a sandbox that has no such view.
+    """
+    paths = declared_verify_paths(task) if wanted == "auto" else wanted
+    if paths is None or paths == "off":
+        return None
+    if not any(grades_in_shared_sandbox(task, step) for step in task.config.steps or [None]):
+        return None  # the verifier's sandbox is one that the policy never saw
+    if isinstance(environment, OffersView):
+        return paths
+    kind = str(environment.type())
+    if wanted != "auto":
+        raise TaskError(
+            f"task {task.name!r} can't be verified with verify_paths in a {kind} sandbox, which has no pristine view: "
+            "use --env local, or verify_paths 'auto' for Harbor's grading where there is none"
+        )
+    note_missing(kind)
+    return None
+
+
+@functools.cache
+def note_missing(kind: str) -> None:
+    """Log once per kind of sandbox that it grades as Harbor does."""
+    _logger.warning(
+        "%s sandboxes have no pristine view (local ones have): a task's verify_paths count for nothing there",
+        kind,
+    )

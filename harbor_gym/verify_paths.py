@@ -1,0 +1,57 @@
+"""What of the policy's sandbox a verifier in a pristine view sees: paths, read from whoever names them."""
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import Literal
+
+from harbor_gym.errors import UsageError
+
+type VerifyPaths = Literal["auto", "off"] | tuple[PurePosixPath, ...]
+"""``auto`` is what the task declares, ``off`` is Harbor's grading; or the paths."""
+
+_OWN_OF_A_VIEW = tuple(map(PurePosixPath, ("/tests", "/logs/verifier", "/tmp", "/proc", "/sys", "/dev")))
+
+
+def check_paths(paths: Iterable[object]) -> tuple[PurePosixPath, ...]:
+    """Return paths that a view can carry, without those that lie in another of them.
+
+    Args:
+        paths: Text, or paths already.
+
+    Raises:
+        ValueError: There is none, or one is not absolute, has ``..`` in it, or is what every view has of its own.
+    """
+    checked = [_check(path) for path in paths]
+    if not checked:
+        raise ValueError("verify_paths names no path; leave it out for Harbor's own grading")
+    ordered = sorted(set(checked), key=lambda path: path.parts)
+    return tuple(path for path in ordered if not any(path != other and path.is_relative_to(other) for other in ordered))
+
+
+def parse_verify_paths(text: str) -> VerifyPaths:
+    """Read a command line's ``auto``, ``off``, or paths with commas between.
+
+    Raises:
+        UsageError: A path can't be one.
+    """
+    if text == "auto" or text == "off":
+        return text
+    try:
+        return check_paths(text.split(","))
+    except ValueError as exc:
+        raise UsageError(f"--verify-paths is auto, off, or paths with commas between: {exc}") from None
+
+
+def _check(path: object) -> PurePosixPath:
+    if not isinstance(path, str | PurePosixPath) or not str(path):
+        raise ValueError(f"verify_paths holds {path!r}, which is no path")
+    given = PurePosixPath(path)
+    if not given.is_absolute() or ".." in given.parts:
+        raise ValueError(f"verify_paths: {str(path)!r} is not an absolute path without '..'")
+    given = PurePosixPath("/", *given.parts[1:])  # POSIX leaves open what two slashes at the start mean
+    if given == PurePosixPath("/"):
+        raise ValueError("verify_paths: '/' is everything, and a view of that is not pristine; name what counts")
+    for own in _OWN_OF_A_VIEW:
+        if given.is_relative_to(own) or own.is_relative_to(given):
+            raise ValueError(f"verify_paths: {str(path)!r} can't be carried, a pristine view has its own {own}")
+    return given
