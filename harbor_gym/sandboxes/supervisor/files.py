@@ -6,7 +6,7 @@ import os
 PROGRAM_PATHS = ("/bin", "/usr/bin", "/usr/local/bin")
 SHELLS = ("bash", "sh")
 NO_SHELL = "there is neither bash nor /bin/sh: a task's image needs a shell"
-_RESOLVER = "/etc/resolv.conf"
+RESOLVER = "/etc/resolv.conf"
 
 
 def make_directories(modes: dict[str, int | None]) -> None:
@@ -32,8 +32,8 @@ def name_server(address: str, owner: int = 0) -> None:
         OSError: There is no place for it.
     """
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(_RESOLVER)  # noqa: PTH108  # as above
-    handle = os.open(_RESOLVER, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        os.unlink(RESOLVER)  # noqa: PTH108  # as above
+    handle = os.open(RESOLVER, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         os.write(handle, f"nameserver {address}\n".encode())
         os.fchown(handle, owner, owner)

@@ -149,7 +149,9 @@ class View:
             pivot_root(root)
             files.make_directories(self._config["directories"])
             if has_network:
-                files.name_server(self._config["name_server"])
+                # It may be one of the carried files, and is the sandbox's own then.
+                with contextlib.suppress(OSError):
+                    files.name_server(self._config["name_server"])
             os.write(ready, _UP)
             os.read(go, 1)
         except BaseException as exc:  # a forked child must never return into its parent's code
@@ -203,6 +205,8 @@ def _exchanged(place: int, name: str, flags: int = _ANYTHING) -> int:
 def written_paths(upper: str = "upper") -> dict[str, Any]:
     """Return the paths that were written in the sandbox, deleted ones too. In the supervisor's mount namespace.
 
+    The resolver's file is left out, which is the supervisor's own.
+
     Returns:
         ``paths``, and whether these ``are_all``. A directory counts where it is new and empty; else its contents do.
     """
@@ -223,4 +227,4 @@ def written_paths(upper: str = "upper") -> dict[str, Any]:
             if is_empty and directory != upper:
                 found.append(directory.removeprefix(upper))
                 length += len(os.fsencode(found[-1])) + 4
-    return {"paths": found, "are_all": not waiting}
+    return {"paths": [path for path in found if path != files.RESOLVER], "are_all": not waiting}
