@@ -1,0 +1,367 @@
+"""The environment in memory: what ends an episode, what it is called, and what does not outlive it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harbor_gym import AsyncTerminalGymEnv, EndReason
+from harbor_gym.errors import SandboxLostError, TerminalError, UsageError, VerifierError, VerifierOutOfMemoryError
+from tests.fake_episodes import COMPLETE, add_step, fake_config, message
+
+TRUE = [("true\n", 1.0)]
+UNREADABLE = "no message"
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    return tmp_path / "task"
+
+
+def make_env(task: Path, **settings: Any) -> AsyncTerminalGymEnv:
+    return AsyncTerminalGymEnv(fake_config(task, **settings))
+
+
+# -- declared complete -------------------------------------------------------------------------------------------------
+
+
+async def test_a_pending_confirmation_ends_with_its_episode(task: Path) -> None:
+    async with make_env(task, confirm_task_complete=True) as env:
+        for _ in range(2):
+            await env.reset()
+            _, _, done, info = await env.step(COMPLETE)
+            assert (done, info.get("confirmation_pending")) == (False, True)
+
+
+async def test_a_pending_confirmation_ends_with_its_step(task: Path) -> None:
+    async with make_env(task, steps=3, confirm_task_complete=True) as env:
+        await env.reset()
+        for number in range(2):
+            await env.step(COMPLETE)
+            *_, info = await env.step(COMPLETE)
+            assert info.get("instruction") == f"Do step-{number + 2}.\n"
+            assert info.get("confirmation_pending") is False
+
+
+async def test_a_message_that_can_not_be_read_keeps_the_question_open(task: Path) -> None:
+    async with make_env(task, confirm_task_complete=True) as env:
+        await env.reset()
+        observation, *_ = await env.step(COMPLETE)
+        assert "confirm" in observation
+        *_, info = await env.step(UNREADABLE)
+        assert info.get("confirmation_pending") is True
+        _, _, done, info = await env.step(COMPLETE)
+        assert (done, info.get("confirmation_pending")) == (True, False)
+
+
+async def test_leaving_the_shell_ends_without_a_question(task: Path) -> None:
+    async with make_env(task, confirm_task_complete=True) as env:
+        await env.reset()
+        _, reward, done, info = await env.step(message("exit\n", complete=True))
+    assert (reward, done) == (1.0, True)
+    assert info.get("end_reason") is EndReason.SESSION_ENDED
+    assert info.get("truncated") is False
+
+
+async def test_what_was_declared_complete_goes_before_the_shells_end(task: Path) -> None:
+    async with make_env(task) as env:
+        await env.reset()
+        *_, info = await env.step(message("exit\n", complete=True))
+    assert info.get("end_reason") is EndReason.COMPLETED
+
+
+# -- budgets -----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_last_turn_is_the_one_that_ends(task: Path) -> None:
+    async with make_env(task, max_turns=2) as env:
+        await env.reset()
+        assert env.remaining == (1.0, 1.0)
+        _, reward, done, info = await env.step(TRUE)
+        assert (reward, done, info["turn"]) == (0.0, False, 1)
+        assert env.remaining == (0.5, 1.0)
+        _, reward, done, info = await env.step(TRUE)
+        assert (reward, done, info["turn"]) == (1.0, True, 2)
+        assert (info.get("end_reason"), info.get("truncated")) == (EndReason.MAX_TURNS, True)
+        await env.reset()
+        assert not (await env.step(TRUE))[2], "each episode has all of its turns"
+
+
+async def test_a_declaration_goes_before_the_turns_end(task: Path) -> None:
+    async with make_env(task, max_turns=1) as env:
+        await env.reset()
+        *_, info = await env.step(COMPLETE)
+    assert (info.get("end_reason"), info.get("truncated")) == (EndReason.COMPLETED, False)
+
+
+async def test_only_failures_in_a_row_end_the_episode(task: Path) -> None:
+    async with make_env(task, max_consecutive_parse_failures=2) as env:
+        await env.reset()
+        for action in (UNREADABLE, TRUE, UNREADABLE):
+            _, _, done, info = await env.step(action)
+            assert not done
+            assert bool(info.get("parse_error")) is (action is UNREADABLE)
+        _, reward, done, info = await env.step(UNREADABLE)
+        assert (reward, done) == (1.0, True)
+        assert (info.get("end_reason"), info.get("truncated")) == (EndReason.PARSE_FAILURES, False)
+        await env.reset()
+        assert not (await env.step(UNREADABLE))[2], "the count begins with the episode"
+
+
+async def test_without_a_limit_failures_go_on(task: Path) -> None:
+    async with make_env(task, max_consecutive_parse_failures=None, max_turns=None) as env:
+        await env.reset()
+        assert not any([(await env.step(UNREADABLE))[2] for _ in range(6)])
+
+
+async def test_the_terminals_time_is_a_budget_and_the_policys_is_not(task: Path) -> None:
+    async with make_env(task, time_limit_sec=0.2) as env:
+        await env.reset()
+        await asyncio.sleep(0.25)
+        assert not (await env.step(TRUE))[2]
+        assert 0 < env.remaining[1] < 1
+        _, _, done, info = await env.step([("sleep 0.25\n", 5.0)])
+        assert done
+        assert (info.get("end_reason"), info.get("truncated")) == (EndReason.TIME_LIMIT, True)
+        assert info["metrics"]["time/terminal_sec"] >= 0.25 > info["metrics"]["time/verifier_sec"]
+        assert env.remaining[1] == 0.0
+        await env.reset()
+        assert env.remaining == (1.0, 1.0)
+        assert not (await env.step(TRUE))[2], "the time begins with the episode"
+
+
+async def test_a_time_limit_of_the_task_is_each_steps(task: Path) -> None:
+    make_env(task, steps=2)
+    with (task / "task.toml").open("a") as file:
+        file.write("[agent]\ntimeout_sec = 0.2\n")
+    async with make_env(task) as env:
+        await env.reset()
+        _, reward, done, info = await env.step([("sleep 0.25\n", 5.0)])
+        assert (reward, done, info.get("instruction")) == (1.0, False, "Do step-2.\n")
+        assert env.remaining[1] == 1.0
+        assert not (await env.step(TRUE))[2], "the second step has all of its time"
+        _, reward, done, info = await env.step([("sleep 0.25\n", 5.0)])
+    assert (done, info.get("end_reason")) == (True, EndReason.TIME_LIMIT)
+
+
+async def test_a_time_limit_of_the_configuration_is_the_episodes(task: Path) -> None:
+    async with make_env(task, steps=2, time_limit_sec=0.2) as env:
+        await env.reset()
+        _, _, done, info = await env.step([("sleep 0.25\n", 5.0)])
+    assert (done, info.get("end_reason")) == (True, EndReason.TIME_LIMIT)
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        (COMPLETE, EndReason.STEP_GATE),
+        (message("exit\n"), EndReason.SESSION_ENDED),
+        (message("sleep 0.25\n", duration=5.0), EndReason.TIME_LIMIT),
+    ],
+)
+async def test_a_closed_gate_is_the_reason_only_where_nothing_else_is(
+    task: Path, action: str, expected: EndReason
+) -> None:
+    make_env(task)
+    for number in (1, 2):
+        add_step(task, f"step-{number}", "min_reward = 0.5\n")
+    with (task / "task.toml").open("a") as file:
+        file.write("[agent]\ntimeout_sec = 0.2\n")
+    async with make_env(task, rewards=0.25) as env:
+        await env.reset()
+        _, reward, done, info = await env.step(action)
+    assert (reward, done, info.get("end_reason")) == (0.25, True, expected)
+    assert info.get("truncated") is (expected is EndReason.TIME_LIMIT)
+    assert info.get("episode_reward") == 0.25
+
+
+@pytest.mark.parametrize("step_rewards", [True, False])
+async def test_steps_are_paid_one_by_one_or_together(task: Path, step_rewards: bool) -> None:
+    async with make_env(task, steps=2, rewards=0.5, step_rewards=step_rewards) as env:
+        _, info = await env.reset()
+        assert info.get("instruction") == "Do step-1.\n"
+        observation, reward, done, info = await env.step(COMPLETE)
+        assert (reward, done) == (0.5 if step_rewards else 0.0, False)
+        assert "Do step-2." in observation
+        assert (info["turn"], info.get("rewards"), info.get("task")) == (1, {"reward": 0.5}, None)
+        assert {"time/verifier_sec", "time/terminal_open_sec", "time/step_sec"} <= set(info["metrics"])
+        _, reward, done, info = await env.step(COMPLETE)
+    assert (reward, done, info.get("episode_reward")) == (0.5, True, 0.5)
+    assert info.get("end_reason") is EndReason.COMPLETED
+
+
+async def test_a_budget_ends_a_middle_step_and_the_episode(task: Path) -> None:
+    async with make_env(task, steps=3, max_turns=2, rewards=0.5) as env:
+        await env.reset()
+        await env.step(COMPLETE)
+        _, reward, done, info = await env.step(TRUE)
+    assert (reward, done, info.get("end_reason")) == (0.5, True, EndReason.MAX_TURNS)
+
+
+# -- cut by the caller -------------------------------------------------------------------------------------------------
+
+
+async def test_only_truncations_are_the_callers(task: Path) -> None:
+    async with make_env(task) as env:
+        with pytest.raises(UsageError, match="reset"):
+            await env.truncate(EndReason.MAX_TOKENS)
+        await env.reset()
+        for reason in EndReason:
+            if not reason.is_truncation:
+                with pytest.raises(UsageError, match="not a truncation"):
+                    await env.truncate(reason)
+        observation, reward, done, info = await env.truncate(EndReason.MAX_TOKENS)
+        assert (observation, reward, done, info["turn"]) == ("", 1.0, True, 0)
+        assert (info.get("end_reason"), info.get("truncated")) == (EndReason.MAX_TOKENS, True)
+        with pytest.raises(UsageError, match="over"):
+            await env.truncate(EndReason.MAX_TOKENS)
+        await env.reset()
+
+
+async def test_a_cut_without_a_verdict_fails_as_a_step_does(task: Path) -> None:
+    async with make_env(task, fail={"verifier": 1}) as env:
+        await env.reset()
+        with pytest.raises(VerifierError):
+            await env.truncate(EndReason.MAX_TURNS)
+        with pytest.raises(UsageError, match="failed"):
+            await env.step(TRUE)
+
+
+# -- order of calls ----------------------------------------------------------------------------------------------------
+
+
+async def test_reset_knows_no_options(task: Path) -> None:
+    async with make_env(task) as env:
+        with pytest.raises(UsageError, match="color"):
+            await env.reset(options={"color": 1})
+        await env.reset(options={}, seed=3)
+
+
+async def test_a_failed_episode_is_named_and_a_reset_starts_again(task: Path) -> None:
+    async with make_env(task, fail={"exec": 1}) as env:
+        await env.reset()
+        with pytest.raises(SandboxLostError):
+            await env.step(TRUE)
+        with pytest.raises(UsageError, match="failed"):
+            await env.step(TRUE)
+        await env.reset()
+
+
+async def test_close_has_the_last_word_over_a_running_step(task: Path) -> None:
+    env = make_env(task)
+    await env.reset()
+    step = asyncio.create_task(env.step([("sleep 0.1\n", 5.0)]))
+    await asyncio.sleep(0.02)
+    with pytest.raises(UsageError, match="one call at a time"):
+        await env.reset()
+    await env.close()
+    with pytest.raises(TerminalError, match="closed"):
+        await step
+    with pytest.raises(UsageError, match="closed"):
+        await env.reset()
+
+
+# -- grading -----------------------------------------------------------------------------------------------------------
+
+
+async def test_processes_that_survive_the_stop_leave_no_verdict(task: Path) -> None:
+    async with make_env(task, processes={"stopped": 3, "unstoppable": 1}) as env:
+        await env.reset()
+        with pytest.raises(VerifierError, match="could not be stopped"):
+            await env.step(COMPLETE)
+
+
+async def test_stopped_processes_and_memory_kills_are_told(task: Path) -> None:
+    async with make_env(task, processes={"stopped": 3, "oom_kills": (2, 0)}) as env:
+        await env.reset()
+        *_, info = await env.step(COMPLETE)
+    assert (info["metrics"]["stopped_processes"], info["metrics"]["oom_kills"]) == (3, 2)
+
+
+async def test_where_the_sandbox_does_not_tell_there_is_no_count(task: Path) -> None:
+    async with make_env(task) as env:
+        await env.reset()
+        *_, info = await env.step(COMPLETE)
+    assert info["metrics"]["stopped_processes"] == 0
+    assert "oom_kills" not in info["metrics"]
+
+
+@pytest.mark.parametrize(("oom_kills", "kind"), [((2, 0), VerifierError), ((2, 1), VerifierOutOfMemoryError)])
+async def test_what_the_policy_ran_out_of_is_not_the_verifiers(
+    task: Path, oom_kills: tuple[int, int], kind: type[VerifierError]
+) -> None:
+    async with make_env(task, fail={"verifier": 1}, processes={"oom_kills": oom_kills}) as env:
+        await env.reset()
+        with pytest.raises(VerifierError) as caught:
+            await env.step(COMPLETE)
+    assert type(caught.value) is kind
+    assert ("killed 1 of its processes" in str(caught.value)) is (kind is VerifierOutOfMemoryError)
+
+
+@pytest.mark.parametrize("keep", [None, True, False])
+@pytest.mark.parametrize("says", [True, False])
+async def test_processes_are_kept_where_the_task_or_the_run_says_so(task: Path, keep: bool | None, says: bool) -> None:
+    make_env(task)
+    with (task / "task.toml").open("a") as file:
+        file.write(f"[metadata]\nkeep_agent_processes = {str(says).lower()}\n")
+    async with make_env(task, keep_agent_processes=keep, processes={"stopped": 3}) as env:
+        await env.reset()
+        *_, info = await env.step(COMPLETE)
+    assert info["metrics"]["stopped_processes"] == (0 if (says if keep is None else keep) else 3)
+
+
+async def test_the_scalar_is_the_one_that_the_configuration_names(task: Path) -> None:
+    async with make_env(task, rewards={"reward": 1.0, "speed": 0.25}, reward_key="speed") as env:
+        await env.reset()
+        _, reward, _, info = await env.step(COMPLETE)
+    assert (reward, info.get("episode_reward")) == (0.25, 0.25)
+    assert info.get("rewards") == {"reward": 1.0, "speed": 0.25}
+
+
+# -- what is told and kept ---------------------------------------------------------------------------------------------
+
+
+async def test_what_a_step_tells(task: Path, tmp_path: Path) -> None:
+    async with make_env(task, trials_dir=tmp_path / "trials", capture_screen=True) as env:
+        _, info = await env.reset()
+        assert (info.get("task"), info.get("sandbox"), info.get("transport")) == ("harbor-gym/tiny", "fake", "fake")
+        assert (info["turn"], info.get("image_substitutions"), "setup" in info) == (0, (), False)
+        assert {"time/sandbox_start_sec", "time/terminal_open_sec"} <= set(info["metrics"])
+        assert "pool/hit" not in info["metrics"]
+        observation, *_, info = await env.step([("echo seen\n", 1.0), ("false\n", 1.0)])
+        assert "seen" in observation
+        assert (info.get("exit_code"), info.get("waits"), info.get("omitted_bytes")) == (1, ("prompt", "prompt"), 0)
+        assert (info.get("parse_error"), info.get("confirmation_pending")) == (None, False)
+        assert env.screen is not None
+        assert "seen" in env.screen.text
+        *_, info = await env.step(COMPLETE)
+        assert info.get("episode_reward") == 1.0
+    kept = info.get("trial_dir")
+    assert kept is not None
+    assert kept.parent == tmp_path / "trials"
+    recorded = (kept / "recording.cast").read_text()
+    assert '"echo seen\\nfalse\\n"' in recorded
+    assert '"title":"harbor-gym/tiny"' in recorded
+    assert env.screen is not None, "the screen outlives the episode"
+
+
+async def test_nothing_is_kept_unasked(task: Path, tmp_path: Path) -> None:
+    async with make_env(task, recording_path=tmp_path / "own.cast") as env:
+        await env.reset()
+        await env.step([("echo recorded\n", 1.0)])
+        *_, info = await env.step(COMPLETE)
+        assert (info.get("trial_dir"), env.screen) == (None, None)
+    assert "recorded" in (tmp_path / "own.cast").read_text()
+
+
+async def test_an_environment_that_was_never_closed_warns(task: Path) -> None:
+    env = make_env(task)
+    await env.reset()
+    with pytest.warns(ResourceWarning, match="never closed"):
+        env.__del__()
+    await env.close()
+    env.__del__()
