@@ -2,9 +2,6 @@
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from harbor_gym.rollout import Sample
 from harbor_gym.testing import write_tiny_task
 from tests.character_codec import ASK, END, CharacterCodec
 from tests.engines import require_engine
+from tests.recipe_runs import expect_refused, run_recipe
 
 ROOT = Path(__file__).parent.parent
 
@@ -175,13 +173,6 @@ async def test_a_real_task_is_evaluated_in_real_sandboxes() -> None:
     ],
 )
 def test_the_recipe_says_in_one_line_what_it_lacks(arguments: tuple[str, ...], expected: str) -> None:
-    inherited = {name: value for name, value in os.environ.items() if name != "TINKER_API_KEY"}
-    environment = {**inherited, **({"TINKER_API_KEY": "tml-x"} if "--checkpoint" in arguments else {})}
-    command = [sys.executable, str(ROOT / "recipes" / "eval.py"), str(ROOT / "tasks" / "devops_task"), *arguments]
     fake = "harbor_gym.testing:FakeEnvironment"
-    done = subprocess.run(
-        [*command, "--env", fake], capture_output=True, text=True, check=False, timeout=60, env=environment
-    )
-    assert done.returncode == 2, done.stderr
-    assert expected in done.stderr
-    assert done.stderr.count("\n") == 1
+    env = {"TINKER_API_KEY": "tml-x"} if "--checkpoint" in arguments else {}
+    expect_refused(run_recipe("eval", str(ROOT / "tasks/devops_task"), *arguments, "--env", fake, env=env), expected)

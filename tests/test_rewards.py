@@ -62,12 +62,12 @@ def test_the_scalar_is_made_of_all(function: str, expected: float) -> None:
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_a_function_that_returns_no_finite_number_is_refused(value: float) -> None:
-    with pytest.raises(UsageError, match=f"returned {value} for"):
+    with pytest.raises(UsageError, match=rf"'{HERE}:endless' returned {value} for"):
         reward_function(function=f"{HERE}:endless")({"reward": value})
 
 
 def test_a_function_of_nothing_has_no_verdict() -> None:
-    with pytest.raises(VerifierError, match="no reward at all"):
+    with pytest.raises(VerifierError, match="no reward at all for reward_function 'sum'"):
         reward_function(function="sum")({})
 
 
@@ -78,6 +78,7 @@ def test_a_function_of_nothing_has_no_verdict() -> None:
         (f"{HERE}:not_a_function", "is no function"),
         (f"{HERE}:absent", "can't be imported"),
         ("no_such_module:function", "can't be imported"),
+        (f"{HERE}:as_many:again", "can't be imported"),
     ],
 )
 def test_a_function_that_is_none_is_named_at_once(function: str, words: str) -> None:
