@@ -30,20 +30,20 @@ class Module:
 
 
 _ACTIONS = ("test_actions.py", "test_actions_formats.py", "test_actions_xml.py", "test_actions_table.py")
-_ENVIRONMENT = ("test_env_endings.py", "test_token_env.py", "test_pool_order.py", "test_check_env.py")
+_ENVIRONMENT = ("test_env_endings.py", "test_episode_fakes.py")
 MODULES = {
     "actions": Module(("actions/*",), _ACTIONS),
     "rewards": Module(("rewards.py",), ("test_rewards.py",)),
     "statistics": Module(("evaluation/statistics.py",), ("test_statistics.py",)),
     "evaluation": Module(("evaluation/*",), ("test_statistics.py", "test_evaluation.py", "test_run_evaluation.py")),
-    "task_sources": Module(("task_sources/*",), ("test_task_sources.py", "test_task_order.py", "test_git_sources.py")),
+    "task_sources": Module(("task_sources/*",), ("test_task_sources.py", "test_many_tasks.py", "test_git_sources.py")),
     "token_env": Module(("token_env.py",), ("test_token_env.py",)),
     "rollout": Module(("rollout.py",), ("test_token_env.py",)),
     "terminal_env": Module(("terminal_env.py",), _ENVIRONMENT),
     "pool": Module(("pool.py", "pacing.py"), ("test_pool_order.py",)),
-    "screen": Module(("terminal/screen.py",), ("test_screen.py",)),
-    "episode": Module(("episode/*",), ("test_episode_fakes.py", *_ENVIRONMENT)),
-    "dockerfile": Module(("sandboxes/dockerfile.py",), ("test_dockerfile.py",)),
+    "screen": Module(("terminal/screen.py",), ("test_screen.py", "test_gymnasium_spaces.py")),
+    "episode": Module(("episode/*",), _ENVIRONMENT),
+    "dockerfile": Module(("sandboxes/dockerfile.py",), ("test_dockerfile_references.py", "test_images.py")),
 }
 """Name for MODULES= → module."""
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 SECRETS = ("TINKER_API_KEY", "DAYTONA_API_KEY", "DAYTONA_JWT_TOKEN")

@@ -406,9 +406,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     async def sleep(seconds: float) -> None:
         clock.now += seconds
 
+    def uniform(low: float, high: float) -> float:
+        assert (low, high) == (1, 1.25)
+        return 1.1
+
     monkeypatch.setattr(pacing, "time", clock)
     monkeypatch.setattr(pacing, "asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(pacing, "random", SimpleNamespace(uniform=lambda low, high: (low, high) == (1, 1.25) and 1.1))
+    monkeypatch.setattr(pacing, "random", SimpleNamespace(uniform=uniform))
     return clock
 
 
@@ -449,6 +453,6 @@ async def test_pauses_double_up_to_a_limit_but_for_what_the_provider_asks(
     held: list[float] = []
     monkeypatch.setattr(Pacer, "hold_back", lambda self, seconds: held.append(seconds))  # pyright: ignore[reportUnknownLambdaType]
     Watched.refusals += errors
-    limits = {"backoff_sec": 2.0, "max_backoff_sec": 10.0, "max_failures": 9}
+    limits: dict[str, Any] = {"backoff_sec": 2.0, "max_backoff_sec": 10.0, "max_failures": 9}
     async with pool_of(config, max_starts_at_once=1, **limits) as pool, leased(pool):
         assert held == pauses

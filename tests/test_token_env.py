@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, override
 
 import pytest
 
-from harbor_gym import AsyncTerminalGymEnv, EndReason
+from harbor_gym import AsyncTerminalGymEnv, EndReason, prompts
 from harbor_gym.errors import SandboxLostError, TaskError, UsageError
 from harbor_gym.rollout import Sample, Sampler, run_episode
-from harbor_gym.token_env import TokenTerminalEnv
+from harbor_gym.token_env import ChatMessage, TokenTerminalEnv
+from harbor_gym.types import ActionFormat
 from tests.character_codec import ASK, END, CharacterCodec
 from tests.fake_episodes import COMPLETE, fake_config, message
 
@@ -25,11 +26,13 @@ def tokens(text: str) -> list[int]:
     return [*map(ord, text), END]
 
 
-def sampler(*texts: str) -> Sampler:
-    """Return a policy that answers with each text in turn."""
+def sampler(*texts: str, prompts: list[list[int]] | None = None) -> Sampler:
+    """Return a policy that answers with each text in turn, and notes its prompts."""
     answers = iter(texts)
 
     async def sample(prompt: Sequence[int]) -> Sample:
+        if prompts is not None:
+            prompts.append(list(prompt))
         return Sample(tokens(next(answers)))
 
     return sample
@@ -79,7 +82,7 @@ async def test_every_next_prompt_must_leave_room_for_a_full_answer(tmp_path: Pat
         assert "hello" in env.transcript.final_observation
         with pytest.raises(UsageError, match="over"):
             await env.step(action)
-    assert len(env.transcript.turns) == 1
+    assert [turn.action for turn in env.transcript.turns] == [message("echo hello\n")]
     await env.close()
 
 
@@ -120,6 +123,29 @@ async def test_a_prompt_goes_on_from_what_was_sampled_and_the_transcript_with_it
     await env.close()
 
 
+async def test_the_first_prompt_is_the_formats_and_the_tasks(tmp_path: Path) -> None:
+    told: list[ChatMessage] = []
+
+    class Listening(CharacterCodec):
+        @override
+        def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
+            told.extend(messages)
+            return super().prompt(messages)
+
+    config = fake_config(tmp_path / "task", action_format=ActionFormat.BASH_TOOL)
+    env = TokenTerminalEnv(AsyncTerminalGymEnv(config), Listening(), max_tokens=MAX_TOKENS)
+    step = await env.reset()
+    screen, _ = await env.env.reset()
+    await env.close()
+    first = prompts.first_message("Do as you like.\n", screen)
+    assert told == [
+        {"role": "system", "content": prompts.system_prompt(ActionFormat.BASH_TOOL)},
+        {"role": "user", "content": first},
+    ]
+    assert screen in first
+    assert (step.info.get("task"), step.info["turn"]) == ("harbor-gym/tiny", 0)
+
+
 async def test_a_message_that_was_cut_is_not_carried_out(tmp_path: Path) -> None:
     env = token_env(tmp_path / "task", solved_when={"/srv/answer": "done"})
     await env.reset()
@@ -146,7 +172,9 @@ async def test_a_rollout_that_overflows_at_once_has_a_reward_and_no_transition(t
 
 async def test_a_rollout_holds_each_prompt_and_sample_and_the_sum_of_rewards(tmp_path: Path) -> None:
     env = token_env(tmp_path / "task", steps=2, rewards=0.5)
-    rollout = await run_episode(env, sampler(message("true\n"), COMPLETE, COMPLETE))
+    asked: list[list[int]] = []
+    rollout = await run_episode(env, sampler(message("true\n"), COMPLETE, COMPLETE, prompts=asked))
+    assert [list(transition.prompt) for transition in rollout.transitions] == asked
     assert [transition.reward for transition in rollout.transitions] == [0.0, 0.5, 0.5]
     assert (rollout.reward, rollout.end_reason, rollout.error) == (1.0, EndReason.COMPLETED, None)
     first, second, third = rollout.transitions
