@@ -72,7 +72,7 @@ class FakeEnvironment(BaseEnvironment):
         self._solved_when = dict(solved_when or {})
         self._rewards = dict(rewards) if isinstance(rewards, Mapping) else {"reward": float(rewards)}
         self._fail: dict[FailurePoint, int] = dict(fail or {})
-        self._processes = FakeProcesses(**processes or {})
+        self._reported = FakeProcesses(**processes or {})
         self._delay_sec = delay_sec
         self._calls: Counter[FailurePoint] = Counter()
         self._gone = "it was not started"
@@ -189,7 +189,7 @@ class FakeEnvironment(BaseEnvironment):
             SandboxLostError: The sandbox is not running, or was told to be lost now.
         """
         self.require_running()
-        if (said := answer_custody(command, self.files, self._processes)) is not None:
+        if (said := answer_custody(command, self.files, self._reported)) is not None:
             return Output(stdout=[said])
         self.commands.append(command)
         if self._is_to_fail("exec"):
