@@ -42,7 +42,7 @@ MODULES = {
     "terminal_env": Module(("terminal_env.py",), _ENVIRONMENT),
     "pool": Module(("pool.py", "pacing.py"), ("test_pool_order.py",)),
     "screen": Module(("terminal/screen.py",), ("test_screen.py", "test_gymnasium_spaces.py")),
-    "episode": Module(("episode/*",), _ENVIRONMENT),
+    "episode": Module(("episode/*",), (*_ENVIRONMENT, "test_throttling.py")),
     "dockerfile": Module(("sandboxes/dockerfile.py",), ("test_dockerfile_references.py", "test_images.py")),
 }
 """Name for MODULES= → module."""
