@@ -1,17 +1,43 @@
 """The environment in memory: what ends an episode, what it is called, and what does not outlive it."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, override
 
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, EndReason
 from harbor_gym.errors import SandboxLostError, TerminalError, UsageError, VerifierError, VerifierOutOfMemoryError
+from harbor_gym.testing import FakeEnvironment, fake_terminal
+from harbor_gym.testing.fake_shell import FakeShell, Output, Program
 from tests.fake_episodes import COMPLETE, add_step, fake_config, message
 
 TRUE = [("true\n", 1.0)]
 UNREADABLE = "no message"
+
+
+_CLOCK = SimpleNamespace(now=0.0, monotonic=lambda: _CLOCK.now)
+
+
+class Working(FakeEnvironment):
+    """A fake in which time passes only while somebody works, and then at once."""
+
+    @override
+    def programs(self) -> Mapping[str, Program]:
+        async def work(shell: FakeShell, words: list[str], output: Output) -> int:
+            _CLOCK.now += float(words[0])
+            return 0
+
+        return {"work": work}
+
+
+@pytest.fixture
+def working(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the fake's terminals go by the clock of those who work; return their sandbox."""
+    monkeypatch.setattr(fake_terminal, "time", _CLOCK)
+    return f"{__name__}:Working"
 
 
 @pytest.fixture
@@ -115,40 +141,48 @@ async def test_without_a_limit_failures_go_on(task: Path) -> None:
         assert not any([(await env.step(UNREADABLE))[2] for _ in range(6)])
 
 
-async def test_the_terminals_time_is_a_budget_and_the_policys_is_not(task: Path) -> None:
-    async with make_env(task, time_limit_sec=0.2) as env:
+async def test_the_terminals_time_is_a_budget(task: Path, working: str) -> None:
+    async with make_env(task, sandbox=working, time_limit_sec=8.0) as env:
         await env.reset()
-        await asyncio.sleep(0.25)
-        assert not (await env.step(TRUE))[2]
-        assert 0 < env.remaining[1] < 1
-        _, _, done, info = await env.step([("sleep 0.25\n", 5.0)])
+        _CLOCK.now += 100  # the policy thinks
+        assert not (await env.step([("work 4\n", 1.0), ("work 2\n", 1.0)]))[2]
+        assert env.remaining == (1 - 1 / 50, 0.25)
+        assert not (await env.step(UNREADABLE))[2]
+        _, _, done, info = await env.step([("work 2\n", 1.0)])
         assert done
         assert (info.get("end_reason"), info.get("truncated")) == (EndReason.TIME_LIMIT, True)
-        assert info["metrics"]["time/terminal_sec"] >= 0.25 > info["metrics"]["time/verifier_sec"]
-        assert env.remaining[1] == 0.0
+        assert (info["metrics"]["time/step_sec"], info["metrics"]["time/terminal_sec"]) == (2.0, 8.0)
         await env.reset()
         assert env.remaining == (1.0, 1.0)
-        assert not (await env.step(TRUE))[2], "the time begins with the episode"
+        assert not (await env.step([("work 7\n", 1.0)]))[2], "the time begins with the episode"
+        *_, info = await env.step([("work 7\n", 1.0)])
+        assert info["metrics"]["time/terminal_sec"] == 14.0
+        assert env.remaining[1] == 0.0
 
 
-async def test_a_time_limit_of_the_task_is_each_steps(task: Path) -> None:
+async def test_a_time_limit_of_the_task_is_each_steps(task: Path, working: str) -> None:
     make_env(task, steps=2)
     with (task / "task.toml").open("a") as file:
-        file.write("[agent]\ntimeout_sec = 0.2\n")
-    async with make_env(task) as env:
+        file.write("[agent]\ntimeout_sec = 8.0\n")
+    async with make_env(task, sandbox=working) as env:
         await env.reset()
-        _, reward, done, info = await env.step([("sleep 0.25\n", 5.0)])
+        _, reward, done, info = await env.step([("work 9\n", 1.0)])
         assert (reward, done, info.get("instruction")) == (1.0, False, "Do step-2.\n")
         assert env.remaining[1] == 1.0
-        assert not (await env.step(TRUE))[2], "the second step has all of its time"
-        _, reward, done, info = await env.step([("sleep 0.25\n", 5.0)])
-    assert (done, info.get("end_reason")) == (True, EndReason.TIME_LIMIT)
+        assert not (await env.step([("work 7\n", 1.0)]))[2], "the second step has all of its time"
+        assert env.remaining[1] == 0.125
+        _, reward, done, info = await env.step([("work 1\n", 1.0)])
+        assert (done, info.get("end_reason")) == (True, EndReason.TIME_LIMIT)
+        assert info["metrics"]["time/terminal_sec"] == 17.0
 
 
-async def test_a_time_limit_of_the_configuration_is_the_episodes(task: Path) -> None:
-    async with make_env(task, steps=2, time_limit_sec=0.2) as env:
+async def test_a_time_limit_of_the_configuration_is_the_episodes(task: Path, working: str) -> None:
+    async with make_env(task, sandbox=working, steps=3, time_limit_sec=8.0) as env:
         await env.reset()
-        _, _, done, info = await env.step([("sleep 0.25\n", 5.0)])
+        _, _, done, info = await env.step(message("work 6\n", complete=True))
+        assert (done, info.get("instruction")) == (False, "Do step-2.\n")
+        assert env.remaining[1] == 0.25
+        _, _, done, info = await env.step([("work 2\n", 1.0)])
     assert (done, info.get("end_reason")) == (True, EndReason.TIME_LIMIT)
 
 
@@ -160,18 +194,18 @@ async def test_a_time_limit_of_the_configuration_is_the_episodes(task: Path) -> 
     [
         (COMPLETE, EndReason.STEP_GATE),
         (message("exit\n"), EndReason.SESSION_ENDED),
-        (message("sleep 0.25\n", duration=5.0), EndReason.TIME_LIMIT),
+        (message("work 8\n"), EndReason.TIME_LIMIT),
     ],
 )
 async def test_a_closed_gate_is_the_reason_only_where_nothing_else_is(
-    task: Path, action: str, expected: EndReason
+    task: Path, working: str, action: str, expected: EndReason
 ) -> None:
     make_env(task)
     for number in (1, 2):
         add_step(task, f"step-{number}", "min_reward = 0.5\n")
     with (task / "task.toml").open("a") as file:
-        file.write("[agent]\ntimeout_sec = 0.2\n")
-    async with make_env(task, rewards=0.25) as env:
+        file.write("[agent]\ntimeout_sec = 8.0\n")
+    async with make_env(task, sandbox=working, rewards=0.25) as env:
         await env.reset()
         _, reward, done, info = await env.step(action)
     assert (reward, done, info.get("end_reason")) == (0.25, True, expected)
@@ -276,7 +310,7 @@ async def test_processes_that_survive_the_stop_leave_no_verdict(task: Path) -> N
 
 
 async def test_stopped_processes_and_memory_kills_are_told(task: Path) -> None:
-    async with make_env(task, processes={"stopped": 3, "oom_kills": (2, 0)}) as env:
+    async with make_env(task, processes={"stopped": 3, "oom_kills": (4, 2, 0)}) as env:
         await env.reset()
         *_, info = await env.step(COMPLETE)
     assert (info["metrics"]["stopped_processes"], info["metrics"]["oom_kills"]) == (3, 2)
@@ -290,9 +324,9 @@ async def test_where_the_sandbox_does_not_tell_there_is_no_count(task: Path) -> 
     assert "oom_kills" not in info["metrics"]
 
 
-@pytest.mark.parametrize(("oom_kills", "kind"), [((2, 0), VerifierError), ((2, 1), VerifierOutOfMemoryError)])
+@pytest.mark.parametrize(("oom_kills", "kind"), [((4, 2, 0), VerifierError), ((4, 2, 1), VerifierOutOfMemoryError)])
 async def test_what_the_policy_ran_out_of_is_not_the_verifiers(
-    task: Path, oom_kills: tuple[int, int], kind: type[VerifierError]
+    task: Path, oom_kills: tuple[int, int, int], kind: type[VerifierError]
 ) -> None:
     async with make_env(task, fail={"verifier": 1}, processes={"oom_kills": oom_kills}) as env:
         await env.reset()

@@ -18,11 +18,12 @@ class FakeProcesses:
     unstoppable: int = 0
     """Those that are still there afterwards."""
 
-    oom_kills: tuple[int, int] | None = None
-    """Processes that the memory limit kills while the policy acts, and while the verifier runs; None: not told."""
+    oom_kills: tuple[int, int, int] | None = None
+    """Processes that the memory limit kills before the policy comes, while it acts, and while the verifier runs; None:
+    the sandbox does not report them."""
 
     def killed(self, phases: int) -> str:
-        """Return how many the memory limit has killed after so many of the two phases."""
+        """Return how many the memory limit has killed after so many of the three phases."""
         return "-" if self.oom_kills is None else str(sum(self.oom_kills[:phases]))
 
 
@@ -41,14 +42,14 @@ def answer_custody(command: str, content: FakeFiles, processes: FakeProcesses) -
 def _answer(script: str, arguments: list[str], content: FakeFiles, processes: FakeProcesses) -> str:
     match script:
         case "census":
-            return f"census 0 {processes.killed(0)}\n"
+            return f"census 0 {processes.killed(1)}\n"
         case "stop":
             states = ("empty" if content.is_dir(path) and not content.below(path) else "-" for path in arguments[4:])
             answer = (
                 "stop",
                 processes.stopped,
                 processes.unstoppable,
-                processes.killed(1),
+                processes.killed(2),
                 int(processes.unstoppable > 0),
             )
             return f"{' '.join(map(str, (*answer, *states)))}\n"
@@ -58,4 +59,4 @@ def _answer(script: str, arguments: list[str], content: FakeFiles, processes: Fa
                 content.make_dir(directory)
             return "sealed\n"
         case _:
-            return f"autopsy {processes.killed(2)}\n{content.text(arguments[0]) or ''}"
+            return f"autopsy {processes.killed(3)}\n{content.text(arguments[0]) or ''}"
