@@ -1,8 +1,16 @@
 """The screen as tmux prints it: cells, cursor, and nothing that is not the terminal's."""
 
-import pytest
+import shlex
+from pathlib import Path
+from typing import Any, override
 
-from harbor_gym.terminal.screen import Screen, parse_screen
+import pytest
+from harbor.environments.base import ExecResult
+from harbor.models.task.config import EnvironmentConfig
+from harbor.models.trial.paths import TrialPaths
+
+from harbor_gym.terminal.screen import Screen, capture_screen, parse_screen
+from harbor_gym.testing import FakeEnvironment
 
 NONCE = "@n"
 
@@ -81,3 +89,46 @@ def test_the_text_is_what_a_person_reads(line: str, text: str) -> None:
 
 def test_empty_lines_count_in_the_middle_only() -> None:
     assert read("30 6 0 0 1 0 0", "", "a", "", "b", "", "").text == "\na\n\nb"
+
+
+class Tmux(FakeEnvironment):
+    """A fake that answers as tmux would, and notes how it was asked."""
+
+    asked: list[dict[str, Any]]
+
+    @override
+    async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
+        self.asked = [*getattr(self, "asked", []), {"command": command, **kwargs}]
+        nonce = next((word for word in command.replace("'", " ").split() if word.startswith("@")), "")
+        return ExecResult(stdout=f"{nonce} 30 2 1 4 1 0 0\none\ntwo\n", stderr="", return_code=0)
+
+
+async def test_tmux_is_asked_once_for_numbers_and_cells(tmp_path: Path) -> None:
+    (tmp_path / "environment").mkdir()
+    sandbox = Tmux(
+        environment_dir=tmp_path / "environment",
+        environment_name="test",
+        session_id="test",
+        trial_paths=TrialPaths(tmp_path / "trial"),
+        task_env_config=EnvironmentConfig(),
+    )
+    for tools in (None, "/tools"):
+        screen = await capture_screen(sandbox, "/session", user="dev", tools=tools)
+        assert screen is not None
+        assert (screen.columns, screen.rows, screen.cursor_row, screen.cursor_column) == (30, 2, 1, 4)
+        assert screen.lines == ("one", "two")
+    plain, brought = sandbox.asked
+    assert plain["user"] == "dev"
+    assert 0 < plain["timeout_sec"] <= 60
+    command = plain["command"]
+    assert command.endswith("; true"), "a session that is gone is no failure"
+    *tmux, numbers, then, capture, escapes, to_stdout, which, pane = shlex.split(command.removesuffix("; true"))
+    assert tmux == ["tmux", "-u", "-S", "/session/socket", "display-message", "-p", "-t", "%0"]
+    assert numbers.split()[1:] == [
+        *("#{pane_width}", "#{pane_height}", "#{cursor_y}", "#{cursor_x}"),
+        *("#{cursor_flag}", "#{alternate_on}", "#{pane_dead}"),
+    ]
+    assert [then, capture, escapes, to_stdout, which, pane] == [";", "capture-pane", "-e", "-p", "-t", "%0"]
+    nonces = {numbers.split()[0], shlex.split(brought["command"])[-8].split()[0]}
+    assert len(nonces) == 2, "nothing in the pane can know how the answer begins"
+    assert brought["command"].startswith('PATH="/tools:$PATH"; tmux ')
