@@ -36,6 +36,7 @@ def test_arguments_before_the_first_stage_are_put_in(text: str, expected: list[s
         ("FROM debian:12 as Build\nFROM BUILD AS two\nFROM two", ["debian:12"]),
         ("FROM debian:12\nFROM ubuntu\nCOPY --from=0 /a /a\nCOPY --from=1 /a /a", ["debian:12", "ubuntu"]),
         ("FROM debian:12\nCOPY --from=1 /a /a", ["debian:12", "1"]),
+        ("FROM debian:12\nFROM ubuntu\nFROM fedora\nCOPY --from=2 /a /a", ["debian:12", "ubuntu", "fedora"]),
         ("FROM scratch\nCOPY --from=SCRATCH /a /a", ["SCRATCH"]),
         ("FROM Scratch", []),
         # A name counts from its stage on: before, the same word is an image.
@@ -76,3 +77,13 @@ def test_every_mention_of_a_base_is_replaced_and_nothing_else() -> None:
 )
 def test_an_old_buildah_is_told_from_a_new_one(version: str, expected: bool) -> None:
     assert dockerfile.builds_heredocs(version) is expected
+
+
+@pytest.mark.parametrize("reference", ["ghcr.io/org/x:1", "registry:5000/x", "localhost/x", "localhost:5000/org/x:1"])
+def test_a_reference_with_a_domain_is_whole(reference: str) -> None:
+    assert dockerfile.full_reference(reference) == reference
+
+
+@pytest.mark.parametrize("reference", ["org/x.y:1", "org/x:1", "org/deeper/x.y"])
+def test_a_dot_or_a_colon_further_on_makes_no_domain(reference: str) -> None:
+    assert dockerfile.full_reference(reference) == f"docker.io/{reference}"
