@@ -9,6 +9,7 @@ from typing import Any, override
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, EndReason
+from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import SandboxLostError, TerminalError, UsageError, VerifierError, VerifierOutOfMemoryError
 from harbor_gym.testing import FakeEnvironment, fake_terminal
 from harbor_gym.testing.fake_shell import FakeShell, Output, Program
@@ -256,6 +257,28 @@ async def test_only_truncations_are_the_callers(task: Path) -> None:
         await env.reset()
 
 
+async def test_a_cut_ends_the_episode_in_any_step(task: Path) -> None:
+    async with make_env(task, steps=3, rewards=0.5) as env:
+        await env.reset()
+        await env.step(COMPLETE)
+        _, reward, done, info = await env.truncate(EndReason.CONTEXT_OVERFLOW)
+        assert (reward, done, info["turn"]) == (0.5, True, 1)
+        assert info.get("end_reason") is EndReason.CONTEXT_OVERFLOW
+        assert info.get("rewards") == {"reward": 0.5}
+
+
+@pytest.mark.parametrize("cut", [True, False])
+async def test_an_episode_takes_one_call_at_a_time(task: Path, cut: bool) -> None:
+    async with make_env(task) as env:
+        await env.reset()
+        first = asyncio.create_task(env.truncate(EndReason.MAX_TOKENS) if cut else env.step(COMPLETE))
+        await asyncio.sleep(0)
+        for call, name in ((env.step(TRUE), "step"), (env.truncate(EndReason.MAX_TURNS), "truncate")):
+            with pytest.raises(UsageError, match=f"{name} can't be called while the environment is in a step; wait"):
+                await call
+        assert (await first)[2]
+
+
 async def test_a_cut_without_a_verdict_fails_as_a_step_does(task: Path) -> None:
     async with make_env(task, fail={"verifier": 1}) as env:
         await env.reset()
@@ -384,12 +407,17 @@ async def test_what_a_step_tells(task: Path, tmp_path: Path) -> None:
 
 
 async def test_nothing_is_kept_unasked(task: Path, tmp_path: Path) -> None:
-    async with make_env(task, recording_path=tmp_path / "own.cast") as env:
+    size = TerminalConfig(columns=100, rows=30)
+    async with make_env(task, recording_path=tmp_path / "own.cast", terminal=size, capture_screen=True) as env:
         await env.reset()
+        assert env.screen is not None
+        assert (env.screen.columns, env.screen.rows) == (100, 30)
         await env.step([("echo recorded\n", 1.0)])
         *_, info = await env.step(COMPLETE)
-        assert (info.get("trial_dir"), env.screen) == (None, None)
-    assert "recorded" in (tmp_path / "own.cast").read_text()
+        assert info.get("trial_dir") is None
+    recorded = (tmp_path / "own.cast").read_text()
+    assert "recorded" in recorded
+    assert '"width":100,"height":30' in recorded
 
 
 async def test_an_environment_that_was_never_closed_warns(task: Path) -> None:

@@ -101,6 +101,7 @@ async def test_an_overflow_behind_a_finished_step_pays_for_both(tmp_path: Path) 
 
 async def test_a_prompt_goes_on_from_what_was_sampled_and_the_transcript_with_it(tmp_path: Path) -> None:
     env = token_env(tmp_path / "task")
+    assert env.transcript.turns == []
     first = (await env.reset()).observation
     action = tokens(message("echo one\n"))
     second = (await env.step(action)).observation
