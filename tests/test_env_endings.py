@@ -4,15 +4,20 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, override
+from typing import Any, ClassVar, override
 
 import pytest
 
-from harbor_gym import AsyncTerminalGymEnv, EndReason
+from harbor_gym import AsyncTerminalGymEnv, EndReason, prompts
+from harbor_gym.actions import parse_action
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import SandboxLostError, TerminalError, UsageError, VerifierError, VerifierOutOfMemoryError
+from harbor_gym.terminal import Terminal
 from harbor_gym.testing import FakeEnvironment, fake_terminal
+from harbor_gym.testing.env_probe import check_done, check_step
 from harbor_gym.testing.fake_shell import FakeShell, Output, Program
+from harbor_gym.testing.fake_terminal import FakeTerminal
+from harbor_gym.types import ActionFormat
 from tests.fake_episodes import COMPLETE, add_step, fake_config, message
 
 TRUE = [("true\n", 1.0)]
@@ -32,6 +37,41 @@ class Working(FakeEnvironment):
             return 0
 
         return {"work": work}
+
+
+class Noting(FakeEnvironment):
+    """A fake that notes what becomes of its terminals, and whose verdicts go down from step to step."""
+
+    noted: ClassVar[list[str]] = []
+
+    @override
+    async def make_terminal(self, config: TerminalConfig, *, user: str | int | None) -> Terminal:
+        return NotingTerminal(self, config, user=user)
+
+    @override
+    def grade(self) -> Mapping[str, float]:
+        Noting.noted.append("grade")
+        return {"reward": 1.0 / Noting.noted.count("grade")}
+
+
+class NotingTerminal(FakeTerminal):
+    """Notes its end with its sandbox."""
+
+    @override
+    async def detach(self) -> None:
+        Noting.noted.append("detach")
+
+    @override
+    async def close(self) -> None:
+        Noting.noted.append("close")
+        await super().close()
+
+
+@pytest.fixture
+def noting() -> str:
+    """Return the sandbox that notes."""
+    Noting.noted.clear()
+    return f"{__name__}:Noting"
 
 
 @pytest.fixture
@@ -229,6 +269,25 @@ async def test_steps_are_paid_one_by_one_or_together(task: Path, step_rewards: b
     assert info.get("end_reason") is EndReason.COMPLETED
 
 
+@pytest.mark.parametrize("step_rewards", [True, False])
+async def test_the_last_step_pays_its_own_or_the_tasks(task: Path, noting: str, step_rewards: bool) -> None:
+    async with make_env(task, sandbox=noting, steps=2, step_rewards=step_rewards) as env:
+        await env.reset()
+        _, first, _, info = check_step(await env.step(COMPLETE))
+        assert "episode_reward" not in info
+        last = await env.step(COMPLETE)
+        assert check_done(last).get("episode_reward") == 0.75, "Harbor's mean of 1 and 1/2"
+    assert (first, last[1]) == ((1.0, 0.5) if step_rewards else (0.0, 0.75))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_terminal_is_closed_before_grading_or_let_go(task: Path, noting: str, keep: bool) -> None:
+    async with make_env(task, sandbox=noting, keep_agent_processes=keep) as env:
+        await env.reset()
+        check_done(await env.step(COMPLETE))
+        assert Noting.noted == (["detach", "grade", "close"] if keep else ["close", "grade"])
+
+
 async def test_a_budget_ends_a_middle_step_and_the_episode(task: Path) -> None:
     async with make_env(task, steps=3, max_turns=2, rewards=0.5) as env:
         await env.reset()
@@ -377,6 +436,42 @@ async def test_the_scalar_is_the_one_that_the_configuration_names(task: Path) ->
         _, reward, _, info = await env.step(COMPLETE)
     assert (reward, info.get("episode_reward")) == (0.25, 0.25)
     assert info.get("rewards") == {"reward": 1.0, "speed": 0.25}
+
+
+# -- what the policy reads ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action_format", [ActionFormat.TERMINUS_JSON, ActionFormat.BASH_TOOL])
+async def test_the_policy_reads_of_its_mistakes_in_its_own_format(task: Path, action_format: ActionFormat) -> None:
+    unreadable = {
+        ActionFormat.TERMINUS_JSON: 'Sure: {"analysis": "", "plan": "", "commands": 7}',
+        ActionFormat.BASH_TOOL: 'Sure: {"name": 1}',
+    }[action_format]
+    parsed = parse_action(unreadable, format=action_format)
+    assert parsed.error is not None
+    assert parsed.warning is not None
+    async with make_env(task, action_format=action_format) as env:
+        await env.reset()
+        observation, _, _, info = check_step(await env.step(unreadable))
+    assert observation == prompts.parse_error(parsed.error, parsed.warning, action_format)
+    assert info.get("parse_error") == parsed.error
+
+
+async def test_the_policy_reads_warnings_and_questions_with_the_screen(task: Path) -> None:
+    tolerated = 'Sure: {"name": "bash", "arguments": {"command": "echo seen"}}'
+    async with make_env(task, action_format=ActionFormat.BASH_TOOL, confirm_task_complete=True) as env:
+        await env.reset()
+        observation, *_ = check_step(await env.step([("echo seen\n", 1.0)]))
+        told = "- Extra text detected before the tool call"
+        assert (await env.step(tolerated))[0] == prompts.with_warning(told, observation)
+        assert (await env.step('{"name": "submit"}'))[0] == prompts.confirmation_request("$", ActionFormat.BASH_TOOL)
+
+
+async def test_the_policy_reads_the_next_step_with_its_screen(task: Path) -> None:
+    async with make_env(task, steps=2) as env:
+        screen, _ = await env.reset()
+        observation, *_ = check_step(await env.step(COMPLETE))
+    assert observation == prompts.next_step("Do step-2.\n", screen)
 
 
 # -- what is told and kept ---------------------------------------------------------------------------------------------
