@@ -367,6 +367,16 @@ async def test_a_failed_episode_is_named_and_a_reset_starts_again(task: Path) ->
         await env.reset()
 
 
+async def test_an_episode_that_is_over_takes_no_step(task: Path) -> None:
+    async with make_env(task) as env:
+        await env.reset()
+        check_done(await env.step(COMPLETE))
+        with pytest.raises(UsageError, match="step can't be called while the environment is done; the episode is over"):
+            await env.step(TRUE)
+        with pytest.raises(UsageError, match="truncate can't be called while the environment is done"):
+            await env.truncate(EndReason.MAX_TURNS)
+
+
 async def test_close_has_the_last_word_over_a_running_step(task: Path) -> None:
     env = make_env(task)
     await env.reset()
@@ -468,9 +478,12 @@ async def test_the_policy_reads_warnings_and_questions_with_the_screen(task: Pat
 
 
 async def test_the_policy_reads_the_next_step_with_its_screen(task: Path) -> None:
-    async with make_env(task, steps=2) as env:
+    async with make_env(task, steps=2, capture_screen=True) as env:
         screen, _ = await env.reset()
-        observation, *_ = check_step(await env.step(COMPLETE))
+        observation, _, _, info = check_step(await env.step(message("echo of the first step\n", complete=True)))
+        assert env.screen is not None
+        assert "first step" not in env.screen.text, "each step has a terminal of its own"
+        assert 0 <= info["metrics"]["time/terminal_open_sec"] < 60
     assert observation == prompts.next_step("Do step-2.\n", screen)
 
 
