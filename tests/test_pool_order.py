@@ -283,6 +283,18 @@ async def test_failures_in_a_row_reach_every_lessee(config: TerminalEnvConfig) -
     assert pool.metrics()["pool/leaked"] == 0
 
 
+async def test_a_lessee_that_came_later_has_a_row_of_its_own(config: TerminalEnvConfig) -> None:
+    Watched.refusals += refusals(2)
+    slow = fake_config(config.task_dir, sandbox=config.sandbox, delay_sec=0.02)
+    async with pool_of(slow, max_starts_at_once=1, max_failures=2) as pool:
+        first = asyncio.create_task(pool.lease())
+        await until(pool, "pool/failed", 1)
+        async with leased(pool) as lease:
+            assert not lease.hit
+        with pytest.raises(SandboxStartError, match="no room 1"):
+            await first
+
+
 async def test_one_failure_less_reaches_nobody(config: TerminalEnvConfig) -> None:
     Watched.refusals += refusals(2)
     async with pool_of(config, max_starts_at_once=1, max_failures=3) as pool, leased(pool):
@@ -393,6 +405,16 @@ async def test_a_shared_pool_is_one_for_each_configuration_and_grows(config: Ter
     assert shared_pool(config, size=1) is not again
     await close_shared_pools()
     await close_shared_pools()
+
+
+async def test_a_shared_pool_keeps_to_its_limits(config: TerminalEnvConfig) -> None:
+    Watched.refusals += refusals(1)
+    pool = shared_pool(config, size=1, limits=PoolLimits(max_failures=1, max_starts_at_once=1))
+    try:
+        with pytest.raises(SandboxStartError, match="no room 0"):
+            await pool.lease()
+    finally:
+        await close_shared_pools()
 
 
 # -- pace --------------------------------------------------------------------------------------------------------------
