@@ -30,7 +30,7 @@ class Module:
 
 
 _ACTIONS = ("test_actions.py", "test_actions_formats.py", "test_actions_xml.py", "test_actions_table.py")
-_ENVIRONMENT = ("test_env_endings.py", "test_episode_fakes.py")
+_ENVIRONMENT = ("test_env_endings.py", "test_env_rewards.py", "test_episode_fakes.py")
 MODULES = {
     "actions": Module(("actions/*",), _ACTIONS),
     "rewards": Module(("rewards.py",), ("test_rewards.py",)),
