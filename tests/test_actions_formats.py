@@ -147,8 +147,8 @@ def test_a_command_may_hold_what_else_is_read(command: str) -> None:
 
 def test_a_tag_counts_wherever_it_is_no_part_of_a_bare_call() -> None:
     for before in ("as {x} says: ", '{"note": 1} ', '["<tool_call>"] ', f"{call(command='<tool_call>')} "):
-        parsed = read(f"{before}{hermes(CALL)}")
-        assert (parsed.commands, parsed.error) == ((LS,), None), before
+        parsed = read(f"{before}{hermes(CALL, CALL)}")
+        assert (parsed.commands, parsed.error) == ((LS, LS), None), before
 
 
 def test_several_calls_run_in_order() -> None:
