@@ -98,7 +98,9 @@ class TmuxTerminal:
         pane = frame.pane
         if pane is None:
             return self._turn_without_session(commands, None, started)
-        new_prompt, self._mark = frame.mark != self._mark, frame.mark
+        new_prompt = frame.exit_code is not None and frame.mark != self._mark
+        if new_prompt:
+            self._mark = frame.mark
         self._ended = pane.dead or "ended" in frame.waits
         last = "ended" if self._ended else (frame.waits[-1] if frame.waits else None)
         exit_code = pane.dead_status if self._ended else (frame.exit_code if new_prompt and commands else None)
