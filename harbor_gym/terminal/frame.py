@@ -35,8 +35,8 @@ class Frame:
     """Per command, as in ``TerminalTurn.waits``; also ``idle``, a deadline that passed at the shell's prompt."""
 
     mark: str
-    """The latest mark of the shell, from the same moment as the screen: ``<pid>:<count>:<exit code>``, the last one empty
-    but at a prompt. The policy may have written it."""
+    """The shell's latest mark, of the screen's own moment: ``<pid>:<count>:<exit code>``, which has a code at a prompt
+    only. The policy may have written it."""
 
     pane: Pane | None
     """None when the tmux server or its pane is gone."""

@@ -170,7 +170,7 @@ look() {
     find_foreground
     read_clock
     # A program that works, and looks for input now and then, is quiet on its screen alone.
-    [ "$is_full" = 1 ] || sum_runtimes
+    sum_runtimes
     if [ "$screen" != "$last_screen" ] || is_busy; then
         quiet_since=$now idle_since=$now spent_then=$spent
     elif [ "$spent" != "$last_spent" ]; then
@@ -180,13 +180,15 @@ look() {
     quiet=$((now - quiet_since))
     ((quiet >= quiet_ms)) || return
     judge || return
-    # A command may have ended since the screen was read: what was seen must still hold.
+    # Somebody may have done something since: what was seen must still hold.
+    sum_runtimes
+    [ "$spent" = "$last_spent" ] || [ "$is_full$patience" != 0forever ] || return
     read_screen
     [ "$screen" = "$last_screen" ] && ! at_new_prompt && why=$verdict
 }
 
 # True where more than a hundredth of the quiet time was spent on a processor: who only looks for input needs less.
-is_busy() { [ -n "$spent" ] && ((spent < spent_then || (spent - spent_then) / 10000 > now - quiet_since + 40)); }
+is_busy() { [ "$is_full" = 0 ] && ((spent < spent_then || (spent - spent_then) / 10000 > now - quiet_since + 40)); }
 
 # Sets verdict: on a screen that has been quiet for so many ms.
 judge() {
