@@ -42,7 +42,9 @@ class TmuxTerminal:
         self._environment = environment
         self._config = config
         self._user = user
-        self._directory = directory
+        self.directory = directory
+        """Where the session's files lie in the sandbox, tmux's socket among them."""
+
         self._pids = pids
         self._tools = tools
         self.transport = transport
@@ -72,7 +74,7 @@ class TmuxTerminal:
 
     async def screen(self) -> Screen | None:
         """See :meth:`harbor_gym.terminal.Terminal.screen`."""
-        return await capture_screen(self._environment, self._directory, user=self._user, tools=self._tools)
+        return await capture_screen(self._environment, self.directory, user=self._user, tools=self._tools)
 
     async def detach(self) -> None:
         """See :meth:`harbor_gym.terminal.Terminal.detach`."""
@@ -85,7 +87,7 @@ class TmuxTerminal:
         was_ended = self._ended
         self._closed = self._ended = True
         try:
-            said = await self.transport.finish("close", self._directory, *self._pids)
+            said = await self.transport.finish("close", self.directory, *self._pids)
         except SandboxError as error:
             if not was_ended:
                 raise
