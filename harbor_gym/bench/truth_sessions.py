@@ -110,7 +110,7 @@ _SHELL = (
         ("cat >/tmp/t <<E\none\ntwo\nE\nwc -l /tmp/t\n", "prompt"),
         ("read -rs X\nsecret\n", "prompt"),
         ("for i in 1 2; do\nread -r Y\ndone\na\nb\necho $Y\n", "prompt"),
-        ("true\nfor ((i = 0; i < 200000; i++)); do :; done\n", "prompt"),
+        ("true\nfor ((i = 0; i < 40000; i++)); do :; done\n", "prompt"),
         ("bash -c 'read a; read b; echo $a$b'\nx\ny\n", "prompt"),
         ("python3 -c 'print(input()+input())'\nx\ny\n", "prompt"),
         ("sleep 0.5\nsleep 0.5\nsleep 0.5\n", "prompt"),
@@ -128,7 +128,7 @@ _SHELL = (
         ("true\n", "prompt"),
         ("trap - DEBUG; set -e\n", "prompt"),
         ("test -f /nope && echo yes\n", "prompt"),
-        _busy("sleep 2\n"),
+        ("echo half", "input"),
         ("C-c", "prompt"),
         ("set +e; set -o posix\n", "prompt"),
         ("sleep 0.2\n", "prompt"),
@@ -279,7 +279,7 @@ _INTERPRETERS = (
         _slow("ipython3 --no-banner\n", "input"),
         ("1 + 1\n", "input"),
         ("import time; time.sleep(0.5); print(2)\n", "input"),
-        ("exit\n", "prompt"),
+        _slow("exit\n", "prompt"),
         needs="ipython3",
     ),
     _session(
@@ -402,7 +402,7 @@ _INTERPRETERS = (
 _SCREENS = (
     _session(
         "vim",
-        _slow("vim -u NONE /tmp/v1\n", "screen"),
+        _slow("vim -n -u NONE /tmp/v1-$$\n", "screen"),
         ("ihello\nworld", "screen"),
         ("Escape", "screen"),
         (":%!sleep 1; cat\n", "screen"),
@@ -432,7 +432,7 @@ _SCREENS = (
     ),
     _session(
         "nano",
-        _slow("nano -I /tmp/n1\n", "screen"),
+        _slow("nano -I /tmp/n1-$$\n", "screen"),
         ("hello\nworld", "screen"),
         ("C-o", "screen"),
         ("Enter", "screen"),
@@ -457,8 +457,8 @@ _SCREENS = (
     ),
     _session(
         "dialogs",
-        _slow("whiptail --yesno question 10 40\n", "input"),
-        ("Tab", "input"),
+        _slow("whiptail --yesno question 10 40\n", "screen"),
+        ("Tab", "screen"),
         ("Enter", "prompt"),
         _slow("dialog --inputbox question 10 40\n", "input"),
         ("answer", "input"),

@@ -24,7 +24,7 @@
 #   state group terminal_group threads    of the process that was read last      runtime  its time on a processor
 #   call first … fifth                    the system call that it waits in       modes    the terminal's
 #   foreground members                    the terminal's foreground group        runtimes of its members, before the keys
-#   evidence patience is_hidden is_mixed  see `examine`
+#   evidence patience is_hidden is_mixed  see `examine`  terminals  descriptors that another user's process has of it
 # The step (6-waiting … 9-serving):
 #   nonce limit number begun    the frame's nonce and byte limit, the current and the first command's number
 #   waits why                   how the waits so far have ended, and this one
@@ -44,13 +44,16 @@ quiet_ms=120 settle_sec=0.015 patience_sec=0.04 polling_ms=350
 case $HOSTTYPE in
     x86_64)
         sys_read=0 sys_write=1 sys_select=' 23 270 ' sys_poll=' 7 271 ' sys_epoll=' 232 281 ' sys_wait=' 61 247 130 34 '
-        sys_futex=202 sys_timespec=' 271 270 23 '
+        sys_futex=202 sys_sigwait=128 sys_timespec=' 271 270 23 '
         ;;
     aarch64 | arm64)
         sys_read=63 sys_write=64 sys_select=' 72 ' sys_poll=' 73 ' sys_epoll=' 22 ' sys_wait=' 260 95 133 '
-        sys_futex=98 sys_timespec=' 73 72 '
+        sys_futex=98 sys_sigwait=137 sys_timespec=' 73 72 '
         ;;
-    *) sys_read=none sys_write=none sys_select='' sys_poll='' sys_epoll='' sys_wait='' sys_futex=none sys_timespec='' ;;
+    *)
+        sys_read=none sys_write=none sys_select='' sys_poll='' sys_epoll='' sys_wait='' sys_futex=none sys_sigwait=none
+        sys_timespec=''
+        ;;
 esac
 
 # True when whoever asked for this step has gone, or asks for the next one.

@@ -4,6 +4,7 @@
 # Sets state, group, terminal_group, threads of a process or thread; false when it is gone or a zombie.
 read_stat() {
     local stat
+    state=
     IFS= read -r -d '' stat <"/proc/$1/stat"
     [ -n "$stat" ] || return 1
     stat=${stat##*) }
@@ -21,7 +22,33 @@ read_syscall() {
     read -r call first second third fourth fifth _ <"/proc/$1/syscall" && [ -n "$call" ]
 }
 
-is_terminal() { [ "/proc/$1/fd/$2" -ef "$tty" ] || [ "/proc/$1/fd/$2" -ef /dev/tty ]; }
+# The same as the process's owner may see it, where that is another user and we are root; sets terminals, too.
+read_syscall_as_owner() {
+    local line uid='' gid=''
+    ((EUID == 0)) || return
+    while read -r line; do
+        # shellcheck disable=SC2086
+        case $line in
+            Uid:*) set -- "$1" $line && uid=$3 ;;
+            Gid:*) set -- "$1" $line && gid=$3 ;;
+        esac
+    done <"/proc/$1/status"
+    ((uid)) || return
+    # shellcheck disable=SC2016
+    line=$(tty=$tty exec chroot --userspec="$uid:$gid" / "$BASH" -c 'read -r line <"/proc/$0/syscall" || exit
+for fd in 0 1 2; do [ "/proc/${0%%/*}/fd/$fd" -ef "$tty" ] && echo -n " $fd"; done; echo " / $line"' "$1")
+    terminals=${line%%/*}
+    read -r call first second third fourth fifth _ <<<"${line#*/}" && [ -n "$call" ]
+}
+
+is_terminal() {
+    if [ -n "$terminals" ]; then
+        [[ $terminals == *" $2 "* ]]
+    else
+        is_same_terminal "/proc/$1/fd/$2"
+    fi
+}
+is_same_terminal() { [ "$1" -ef "$tty" ] || [ "$1" -ef /dev/tty ]; }
 read_modes() { modes=$(stty -F "$tty" -a) && [ -n "$modes" ]; }
 is_raw() { read_modes && [[ $modes == *-icanon* ]]; }
 is_forever() { [[ $1 == 0xffffffff || $1 == 0xffffffffffffffff ]]; }

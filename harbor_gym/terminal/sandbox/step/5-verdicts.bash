@@ -35,8 +35,8 @@ examine() {
 
 # $1 the process, $2 where it is found in /proc. False for a thread that goes on by itself.
 examine_thread() {
-    local fd fds is_limited='' reads=''
-    if ! read_syscall "$2"; then
+    local fd fds is_limited='' reads='' terminals=''
+    if ! read_syscall "$2" && ! { [ -n "$3" ] && read_syscall_as_owner "$2"; }; then
         examine_name "$1" "$2"
         return
     fi
@@ -45,6 +45,9 @@ examine_thread() {
         return 0
     elif [ "$call" = "$sys_futex" ]; then
         [ "$fourth" = 0x0 ]
+        return
+    elif [ "$call" = "$sys_sigwait" ]; then
+        [ "$third" = 0x0 ]
         return
     elif [[ $sys_select == *" $call "* ]]; then
         [ "$fifth" = 0x0 ] || is_limited=1

@@ -8,6 +8,7 @@ await_dead_pane() {
     for ((turn = 0; turn < 200; turn++)); do
         query "display-message -p -t %0 '#{pane_dead} #{pane_dead_status}#{pane_dead_signal}'" || return
         case ${answer[0]} in
+            0*) shell_lives && why='' && return ;;
             1\ ?*) return ;;
             # Before 3.3 tmux keeps no signal: what has no status yet may never get one.
             1*) ((turn < 170)) && turn=170 ;;

@@ -89,7 +89,7 @@ note_keys() {
         # Keys that tmux reads by itself: line feeds and controls, C-…, ^… and Enter.
         text*0[34ad]* | 'text 43,2d'* | 'text 5e'* | 'text 45,6e,74,65,72') keys_end_line=1 ;;
         # Nobody takes notice of a stop where nothing can be stopped.
-        hex*1a | 'keys C-z') needs_run='' ;;
+        hex*1[ac] | 'keys C-'[z\\]) needs_run='' ;;
     esac
     case "$1 $2" in hex*0[ad],* | text*0[ad],* | base64* | file*) types_ahead=1 ;; esac
     # What begins with an escape may go on: many a program waits a moment for more of it.
