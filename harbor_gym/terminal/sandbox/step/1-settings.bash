@@ -30,6 +30,7 @@
 #   waits why                   how the waits so far have ended, and this one
 #   now started                 on the clock, in ms       last_screen last_spent   what was seen at the last look
 #   quiet_since idle_since      since when the screen was quiet, and the programs; spent_then   what they had spent then
+#   raw_looks                   for how many looks the terminal has been raw, where nobody else tells
 #   keys_end_line types_ahead can_settle needs_run   see `note_keys`
 #   signed                      the second of the last sign of life
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole

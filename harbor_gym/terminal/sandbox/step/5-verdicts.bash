@@ -175,7 +175,7 @@ look() {
     # A program that works, and looks for input now and then, is quiet on its screen alone.
     sum_runtimes
     if [ "$screen" != "$last_screen" ] || is_busy; then
-        quiet_since=$now idle_since=$now spent_then=$spent
+        quiet_since=$now idle_since=$now spent_then=$spent raw_looks=0
     elif [ "$spent" != "$last_spent" ]; then
         idle_since=$now
     fi
@@ -215,6 +215,11 @@ judge() {
 
 judge_hidden() {
     [ "$foreground" != "$shell" ] && foreground_has_run && reads_secret && verdict=tty_read && return
-    # Before the shell has taken in what was typed, the terminal is in the shell's own modes.
-    { [ "$kind" = r ] || [ -z "$keys_end_line" ]; } && edits_hidden && verdict=tty_read
+    # Before the shell has taken in what was typed, the terminal is in the shell's own modes; and again just before it
+    # prints its prompt.
+    if { [ "$kind" = r ] || [ -z "$keys_end_line" ]; } && edits_hidden; then
+        ((++raw_looks < 3)) || verdict=tty_read
+    else
+        raw_looks=0
+    fi
 }
