@@ -163,7 +163,7 @@ async def bench_truth(
     verdicts: list[Verdict] = []
     wrong_lines: list[str] = []
     available = [session for session in sessions if await _has_all(environment, session)]
-    runs = [(session, name) for _ in range(repeat) for session in available for name in our_transports()]
+    runs = [(session, name) for _ in range(repeat) for name in our_transports() for session in available]
     done = 0
 
     async def run(session: Session, transport: str) -> None:

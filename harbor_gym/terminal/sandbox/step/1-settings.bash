@@ -24,12 +24,14 @@
 #   state group terminal_group threads    of the process that was read last      runtime  its time on a processor
 #   call first … fifth                    the system call that it waits in       modes    the terminal's
 #   foreground members                    the terminal's foreground group        runtimes of its members, before the keys
-#   evidence patience is_hidden is_mixed  see `examine`  terminals  descriptors that another user's process has of it
+#   evidence patience is_hidden is_mixed is_relayed is_tended  see `examine`
+#   terminals                             the descriptors that another user's process has of the terminal
 # The step (6-waiting … 9-serving):
 #   nonce limit number begun    the frame's nonce and byte limit, the current and the first command's number
 #   waits why                   how the waits so far have ended, and this one
 #   now started                 on the clock, in ms       last_screen last_spent   what was seen at the last look
 #   quiet_since idle_since      since when the screen was quiet, and the programs; spent_then   what they had spent then
+#   polls                       how often they have looked up since
 #   raw_looks                   for how many looks the terminal has been raw, where nobody else tells
 #   keys_end_line types_ahead can_settle needs_run   see `note_keys`
 #   signed                      the second of the last sign of life

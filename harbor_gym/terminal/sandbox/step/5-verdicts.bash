@@ -4,13 +4,16 @@
 # Examines every thread of the terminal's foreground. True where all of them sleep, nobody by a timer, each until there is
 # input or until another one of them does something, and somebody until there is input: nothing happens before more is
 # typed. Sets evidence to what everybody waits in, and
-#   patience   "forever", or "limited" where somebody looks up after a while although there is no input
+#   patience   "forever"; "limited" where somebody looks up after a while although there is no input; "timed" where he
+#              waits for other things as well, and may have set the time for one of them
 #   is_mixed   where somebody waits for others beside the terminal, too: a socket, a pipe from outside
+#   is_tended  where a thread wakes up by itself to look after the program's own affairs
+#   is_relayed where a terminal multiplexer reads in place of the foreground
 #   is_hidden  where the kernel does not say of somebody what he waits for: then the rest was examined
 # $1 is set for a look that may take milliseconds: into the programs' memory.
 examine() {
     local pid thread is_reading=''
-    evidence='' patience=forever is_mixed='' is_hidden=''
+    evidence='' patience=forever is_mixed='' is_hidden='' is_relayed='' is_tended=''
     # Where its leader is at work, there is no need to find the others.
     read_stat "$shell" && foreground=$terminal_group
     ((foreground > 0)) || { is_hidden=1 && return; }
@@ -20,6 +23,11 @@ examine() {
         read_stat "$pid" || continue
         [ "$state" = S ] && read_runtime "$pid" || return
         evidence+="$pid $runtime,"
+        if is_multiplexer "$pid"; then
+            [ -n "$1" ] && examine_panes "$1" || return
+            is_reading=1 is_relayed=1
+            continue
+        fi
         if ((threads == 1)); then
             examine_thread "$pid" "$pid" "$1" || return
         else
@@ -31,6 +39,35 @@ examine() {
         fi
     done
     [ -n "$is_reading" ] || [ -n "$is_hidden" ]
+}
+
+# What a terminal multiplexer's client shows is run by its server, which reads the terminal, too.
+is_multiplexer() {
+    local name=''
+    read -r name <"/proc/$1/comm"
+    [ "$name" = 'tmux: client' ] || [ "$name" = screen ]
+}
+
+# The same for the foreground of every terminal below such a server.
+examine_panes() {
+    local server_there name child children list tty shell foreground members is_found='' seen=$evidence
+    for list in /proc/[0-9]*/comm; do
+        name='' server_there=${list%/comm}
+        read -r name <"$list"
+        [ "$name" = 'tmux: server' ] || [ "$name" = screen ] || continue
+        [ "$server_there" != "/proc/$server" ] || continue
+        children=
+        read -r children <"$server_there/task/${server_there##*/}/children"
+        for child in $children; do
+            read -r name <"/proc/$child/comm"
+            [ "$name" != screen ] || continue
+            shell=$child tty=/proc/$child/fd/0
+            examine "$1" && [ -z "$is_hidden" ] || return
+            seen+=$evidence is_found=1
+        done
+    done
+    evidence=$seen
+    [ -n "$is_found" ]
 }
 
 # $1 the process, $2 where it is found in /proc. False for a thread that goes on by itself.
@@ -73,9 +110,14 @@ examine_thread() {
     if [ -n "$reads" ]; then
         has_run "$1" || return
         is_reading=1
-        [ -z "$is_limited" ] || patience=limited
-    else
-        [ -z "$is_limited" ]
+        if [ -n "$is_limited" ] && [[ ${fds# } == *' '* ]]; then
+            patience=timed
+        elif [ -n "$is_limited" ] && [ "$patience" = forever ]; then
+            patience=limited
+        fi
+    elif [ -n "$is_limited" ]; then
+        # Beside others a thread may have nothing to do but to look after the program itself, as in V8.
+        ((threads > 1)) && [[ $sys_epoll == *" $call "* ]] && is_tended=1
     fi
 }
 
@@ -175,9 +217,9 @@ look() {
     # A program that works, and looks for input now and then, is quiet on its screen alone.
     sum_runtimes
     if [ "$screen" != "$last_screen" ] || is_busy; then
-        quiet_since=$now idle_since=$now spent_then=$spent raw_looks=0
+        quiet_since=$now idle_since=$now spent_then=$spent raw_looks=0 polls=0
     elif [ "$spent" != "$last_spent" ]; then
-        idle_since=$now
+        idle_since=$now polls=$((polls + 1))
     fi
     last_screen=$screen last_spent=$spent
     quiet=$((now - quiet_since))
@@ -197,17 +239,19 @@ is_busy() { [ "$is_full" = 0 ] && ((spent < spent_then || (spent - spent_then) /
 judge() {
     if examine thorough; then
         if [ "$is_full" = 1 ]; then
-            ! foreground_runs && foreground_has_run && verdict=fullscreen
+            ! foreground_runs && { [ -n "$is_relayed" ] || foreground_has_run; } && verdict=fullscreen
         elif [ -n "$is_hidden" ]; then
             judge_hidden
         elif [ -n "$is_mixed" ]; then
             return 1
         elif [ "$patience" = forever ]; then
             # It must be as quiet as its screen.
-            ((now - idle_since >= quiet_ms)) && verdict=tty_read
+            ((now - idle_since >= quiet_ms)) && { [ -z "$is_tended" ] || { ((quiet >= polling_ms)) && is_raw; }; } &&
+                verdict=tty_read
         else
             # Not in its line editor it looks for input between two pieces of its work.
-            ((quiet >= polling_ms)) && is_raw && verdict=tty_read
+            # Whose time is for something else does it when the time has come, and has not looked up again and again.
+            ((quiet >= polling_ms)) && { [ "$patience" = limited ] || ((polls >= 3)); } && is_raw && verdict=tty_read
         fi
     fi
     [ -n "$verdict" ]

@@ -22,7 +22,7 @@ await_dead_pane() {
 # Waits at most $1 ms. $2 is set when nothing can end the wait early but the end of the session.
 wait_until_done() {
     local end next_look is_early=1
-    why='' last_screen='' last_spent='' spent_then=0 raw_looks=0
+    why='' last_screen='' last_spent='' spent_then=0 raw_looks=0 polls=0
     read_clock
     started=$now quiet_since=$now idle_since=$now
     end=$((now + $1)) next_look=$((now + 30))
