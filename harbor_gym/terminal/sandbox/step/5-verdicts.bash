@@ -48,21 +48,27 @@ is_multiplexer() {
     [ "$name" = 'tmux: client' ] || [ "$name" = screen ]
 }
 
-# The same for the foreground of every terminal below such a server.
+holds_terminal() {
+    local path
+    for path in "$1/fd/"*; do is_same_terminal "$path" && return; done
+    return 1
+}
+
+# The same for the foreground of every terminal below a server that has this one, too.
 examine_panes() {
     local server_there name child children list tty shell foreground members is_found='' seen=$evidence
     for list in /proc/[0-9]*/comm; do
         name='' server_there=${list%/comm}
         read -r name <"$list"
         [ "$name" = 'tmux: server' ] || [ "$name" = screen ] || continue
-        [ "$server_there" != "/proc/$server" ] || continue
+        holds_terminal "$server_there" || continue
         children=
         read -r children <"$server_there/task/${server_there##*/}/children"
         for child in $children; do
             read -r name <"/proc/$child/comm"
             [ "$name" != screen ] || continue
-            shell=$child tty=/proc/$child/fd/0
-            examine "$1" && [ -z "$is_hidden" ] || return
+            shell=$child
+            tty=/proc/$child/fd/0 examine "$1" && [ -z "$is_hidden" ] || return
             seen+=$evidence is_found=1
         done
     done
