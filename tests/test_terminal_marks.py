@@ -12,7 +12,8 @@ import pytest
 from harbor.environments.base import ExecResult
 
 from harbor_gym.config import TerminalConfig
-from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
+from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal, opening
+from harbor_gym.terminal.scripts import read_script
 from harbor_gym.types import Command
 from tests.engines import require_engine
 from tests.terminal_environments import (
@@ -323,3 +324,48 @@ async def test_editors_and_interpreters_are_found_without_the_kernels_word(maske
     turn = await enter(masked, "import time; time.sleep(0.5); print(2)\n")
     assert (turn.waits, turn.text.splitlines()[-2:]) == (("tty_read",), ["2", ">>>"])
     assert (await enter(masked, "exit()\n")).waits == ("prompt",)
+
+
+MASKS = {"system calls": ("/syscall", "/nothing"), "processes": ("/proc/", "/proc/nothing/")}
+"""What a host may keep from the step script: another process's system call (Yama), or all of /proc (as others do)."""
+
+
+@pytest.fixture(params=MASKS)
+async def blind(
+    request: pytest.FixtureRequest, sandbox: LocalSandbox, config: TerminalConfig, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[Terminal]:
+    path, masked = MASKS[request.param]
+
+    def read_masked(name: str) -> str:
+        return read_script(name).replace(path, masked) if name == "step" else read_script(name)
+
+    assert path in read_script("step")
+    monkeypatch.setattr(opening, "read_script", read_masked)
+    terminal = await open_terminal(sandbox, config)
+    await terminal.run([])
+    yield terminal
+    await terminal.close()
+
+
+async def test_prompts_and_editors_are_found_on_a_host_that_says_less(blind: Terminal) -> None:
+    for number in range(3):
+        turn = await enter(blind, f"sleep 0.2; (exit {number})\n")
+        assert (turn.waits, turn.exit_code) == (("prompt",), number)
+    assert (await enter(blind, "echo one\nsleep 0.2; echo two\n")).text.endswith("\ntwo\n$")
+    assert (await enter(blind, "echo par")).waits == ("tty_read",)
+    assert (await enter(blind, "t\n")).text.endswith("\npart\n$")
+    assert (await enter(blind, "vi /srv/note\n", ":q\n")).waits == ("fullscreen", "prompt")
+    assert (await enter(blind, "python3 -q\n")).waits == ("tty_read",)
+    turn = await enter(blind, "import time; time.sleep(0.5); print(2)\n")
+    assert (turn.waits, turn.text.splitlines()[-2:]) == (("tty_read",), ["2", ">>>"])
+    assert (await enter(blind, "exit()\n")).waits == ("prompt",)
+    assert (await enter(blind, "sleep 9\n", wait_sec=1.0)).waits == ("deadline",)
+    assert (await enter(blind, "C-c")).waits == ("prompt",)
+    assert (await enter(blind, "exit 3\n")).text.startswith("[session ended, exit code 3]\n")
+
+
+@pytest.mark.parametrize("blind", ["system calls"], indirect=True)
+async def test_questions_are_found_by_where_a_program_sleeps(blind: Terminal) -> None:
+    assert (await enter(blind, "cat\n", "text\n", "C-d")).waits == ("tty_read", "tty_read", "prompt")
+    assert (await enter(blind, "sleep 0.4; read -rp '? ' X\n", "y\n")).waits == ("tty_read", "prompt")
+    assert (await enter(blind, "sh\n", "sleep 0.5; echo slept\n", "exit\n")).waits == ("tty_read", "tty_read", "prompt")
