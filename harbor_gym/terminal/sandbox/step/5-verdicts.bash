@@ -56,7 +56,7 @@ holds_terminal() {
 
 # The same for the foreground of every terminal below a server that has this one, too.
 examine_panes() {
-    local server_there name child children list tty shell foreground members is_found='' seen=$evidence
+    local server_there name child children list foreground members is_found='' seen=$evidence
     for list in /proc/[0-9]*/comm; do
         name='' server_there=${list%/comm}
         read -r name <"$list"
@@ -67,8 +67,7 @@ examine_panes() {
         for child in $children; do
             read -r name <"/proc/$child/comm"
             [ "$name" != screen ] || continue
-            shell=$child
-            tty=/proc/$child/fd/0 examine "$1" && [ -z "$is_hidden" ] || return
+            shell=$child tty=/proc/$child/fd/0 examine "$1" && [ -z "$is_hidden" ] || return
             seen+=$evidence is_found=1
         done
     done
