@@ -375,9 +375,7 @@ class LocalEnvironment(BaseEnvironment):
         """
         return self._running().enter_argv(self._request(command, cwd=cwd, env=env, user=user))
 
-    async def exec_pipes(
-        self, command: str, *, user: str | int | None = None, fifos: Sequence[str] = ()
-    ) -> PipedCommand:
+    async def exec_pipes(self, command: str, *, user: str | int | None = None) -> PipedCommand:
         """Start ``command`` in the sandbox and return while it runs, its input and output as streams.
 
         What :meth:`exec_argv` is for, without a process of this machine in between. The command ends with its input if
@@ -386,14 +384,11 @@ class LocalEnvironment(BaseEnvironment):
         Args:
             command: Shell text.
             user: Whose process it is.
-            fifos: Where to make one FIFO beforehand, the user's: the first place where that can be done together with
-                a directory for it, mode 0700.
 
         Raises:
             SandboxLostError: The sandbox is not running.
         """
-        request = self._request(command, cwd=None, env=None, user=user)
-        return await self._running().open(replace(request, fifos=tuple(fifos)))
+        return await self._running().open(self._request(command, cwd=None, env=None, user=user))
 
     async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
         """Do one of the works by which an episode cleans up, by no program of the sandbox's.

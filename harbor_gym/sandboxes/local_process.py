@@ -65,9 +65,6 @@ class Request:
     joins_outputs: bool = False
     """Whether standard error goes where standard output goes."""
 
-    fifos: tuple[str, ...] = ()
-    """Where to make one FIFO beforehand, with a directory for it that only the user may enter: the first that works."""
-
     def as_json(self) -> dict[str, Any]:
         """Return the wire form that the supervisor reads."""
         # Not asdict, which copies deeply and takes longer than all else here.

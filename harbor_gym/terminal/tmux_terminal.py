@@ -79,7 +79,7 @@ class TmuxTerminal:
     @property
     def leavings(self) -> Leavings:
         """See :attr:`harbor_gym.terminal.Terminal.leavings`."""
-        return Leavings(self._pids, self._directory)
+        return Leavings(self._pids, self.directory)
 
     async def detach(self) -> None:
         """See :meth:`harbor_gym.terminal.Terminal.detach`."""

@@ -125,11 +125,6 @@ def _become(command: Command) -> NoReturn:
         os.chdir(spec["cwd"])
     except OSError as exc:
         raise RequestError(f"working directory {spec['cwd']!r} can't be entered: {exc.strerror}") from None
-    for path in spec.get("fifos", ()):
-        with contextlib.suppress(OSError):
-            os.mkdir(os.path.dirname(path), 0o700)  # noqa: PTH102, PTH120  # as above
-            os.mkfifo(path, 0o600)
-            break
     # Python ignores these two.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
