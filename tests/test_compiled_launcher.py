@@ -16,7 +16,7 @@ _SCRIPT = Path(__file__).parents[1] / ".ci" / "build_launcher.sh"
 
 
 def _program(machine: str) -> bytes:
-    code = f"import sys; sys.path.insert(0, {str(_ROOM)!r}); import machine_code; print(machine_code.PROGRAMS[{machine!r}])"
+    code = f"import sys; sys.path[:0] = [{str(_ROOM)!r}]; from machine_code import *; print(PROGRAMS[{machine!r}])"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, check=True)
     return base64.b64decode(done.stdout)
 
