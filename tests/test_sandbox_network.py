@@ -275,3 +275,26 @@ async def test_harbors_own_trials_solve_tasks_in_it_and_switch_its_phases(tmp_pa
         assert result.exception_info is None, result.exception_info
         assert result.verifier_result is not None
         assert result.verifier_result.rewards == {"reward": 1.0}
+
+
+async def test_what_is_mounted_shared_on_the_machine_stays(tmp_path: Path) -> None:
+    """Docker mounts its containers' files so; slirp4netns by itself would take them away."""
+    shared = tmp_path / "shared"
+    (shared / "below").mkdir(parents=True)
+    below = shared / "below"
+    commands = (
+        ["mount", "-t", "tmpfs", "tmpfs", str(shared)],
+        ["mount", "--make-shared", str(shared)],
+        ["mkdir", str(below)],
+        ["mount", "-t", "tmpfs", "tmpfs", str(below)],
+    )
+    try:
+        for command in commands:
+            await asyncio.to_thread(subprocess.run, command, check=True)
+        (below / "file").write_text("there")
+        async with running(make_sandbox(tmp_path / "sandbox", network_policy=PUBLIC)) as sandbox:
+            assert await output(sandbox, DEVICES) == "lo\ntap0"
+            assert (below / "file").read_text() == "there"
+        assert (below / "file").read_text() == "there"
+    finally:
+        await asyncio.to_thread(subprocess.run, ["umount", "--recursive", str(shared)], check=False)

@@ -11,7 +11,7 @@ import select
 import signal
 from typing import Any, NoReturn
 
-from kernel import PR_SET_PDEATHSIG, prctl
+from kernel import MS_PRIVATE, MS_REC, PR_SET_PDEATHSIG, mount, prctl
 from outside import Outsider
 
 _DEVICE, _MTU = "tap0", 65520
@@ -70,6 +70,10 @@ class UserNetwork:
         ready, leave, log, namespace = handles
         try:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            # It detaches its old root, and leaves what is mounted below that shared with this machine: Docker's mounts,
+            # which would go there, too.
+            os.unshare(os.CLONE_NEWNS)
+            mount("none", "/", None, MS_REC | MS_PRIVATE)
             os.chdir("/")
             os.dup2(log, 1)
             os.dup2(log, 2)
