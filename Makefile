@@ -1,6 +1,6 @@
 # A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
 .DEFAULT_GOAL := help
-.PHONY: help setup engines engines-local engines-docker train learn test check fmt lock clean
+.PHONY: help setup engines engines-local engines-docker train learn test check fmt lock mutants clean
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -41,6 +41,9 @@ fmt: setup ## Format and fix what can be fixed
 
 lock: setup ## Pin every package anew (ARGS=--upgrade moves them to the newest)
 	.ci/lock.sh $(ARGS)
+
+mutants: setup ## See which changes of the core no test notices (MODULES="pool rewards"; all of them take hours)
+	.ci/mutants.sh $(MODULES)
 
 clean: ## Remove .venv and caches; runs/ and trials/ stay
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist

@@ -19,3 +19,14 @@ trap 'rm -f "$new"' EXIT
   grep -v '^#' "$new"
 } >"$pins"
 say "wrote $(grep -c == "$pins") pins to $pins"
+
+# What the mutation tool needs beyond those, for the venv that lies over them.
+tool=.requirements/mutants.txt
+[ ! -f "$tool" ] || cp "$tool" "$new"
+.venv/bin/uv pip compile --group mutants --constraint "$pins" --universal --python-version 3.12 \
+  --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file "$new" "$@" >/dev/null
+{
+  echo '# The mutation tool, beside all.txt. Made by: make lock. Install with --no-deps.'
+  grep -v '^#' "$new" | grep -vxFf "$pins"
+} >"$tool"
+say "wrote $(grep -c == "$tool") pins to $tool"

@@ -360,6 +360,43 @@ def bench_step(
         raise typer.Exit(FAILED)
 
 
+@bench.command("truth")
+def bench_truth(
+    env: _BenchEnv = "local",
+    rootfs: Annotated[
+        Path | None, typer.Option(help="Root file system (local): a directory or tar archive with more programs.")
+    ] = None,
+    session: Annotated[list[str] | None, typer.Option(help="Only sessions of this name; may be repeated.")] = None,
+    at_once: Annotated[int, typer.Option(min=1, help="Sessions at the same time.")] = 4,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that every session is taken.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Judge each return of the terminal by what the pane wrote afterwards, in many programs."""
+    from harbor_gym.bench import started_environment, truth
+    from harbor_gym.bench.truth_sessions import make_sessions
+
+    def show_progress(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            typer.echo(f"\r{done}/{total} sessions", err=True, nl=done == total)
+
+    chosen = [one for one in make_sessions() if not session or one.name in session]
+    options = {} if rootfs is None else {"rootfs": str(rootfs.resolve())}
+
+    async def judge() -> truth.TruthReport:
+        async with started_environment(env, options=options) as environment:
+            return await truth.bench_truth(
+                environment, chosen, sandbox=env, at_once=at_once, repeat=repeat, on_progress=show_progress
+            )
+
+    with _one_line_errors(), _quiet_harbor():
+        if not chosen:
+            names = ", ".join(one.name for one in make_sessions())
+            raise UsageError(f"no session has that name; there are: {names}")
+        _preflight(env)
+        report = asyncio.run(judge())
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else truth.format_truth(report))
+
+
 @bench.command("concurrency")
 def bench_concurrency(
     env: _BenchEnv = "local",

@@ -17,9 +17,9 @@ from pathlib import Path
 from harbor_gym import ordinary
 from harbor_gym.cache import cache_dir
 from harbor_gym.errors import HarborGymError
-from harbor_gym.sandboxes import environment_config, limits, preflight
+from harbor_gym.sandboxes import environment_config, limits, own_ids, preflight, seccomp
 from harbor_gym.sandboxes.local import TOOLS
-from harbor_gym.sandboxes.network import NETWORK_PROGRAM
+from harbor_gym.sandboxes.network import NETWORK_PROGRAM, PACKET_FILTER_PACKAGE, missing_packages
 
 _ANSWER_TIMEOUT_SEC = 1.5
 _REGISTRY = ("registry-1.docker.io", 443)
@@ -105,18 +105,27 @@ def _local() -> Iterable[Finding]:
     yield _finding(
         "local", "seccomp", "" if has_filter else f"{platform.machine()}: no filter", "use --env docker", note="filter"
     )
+    lacking, _, fix = seccomp.missing_profile().partition(": ")
+    yield _finding("local", "system call profile", lacking, fix, note=str(seccomp.PROFILES[0]))
+    refusal = "" if ordinary.is_ordinary() else own_ids.refusal()
+    cost = f"{refusal}: a sandbox's root shares root's id" if refusal else ""
+    note = "the caller's own, confined" if ordinary.is_ordinary() else "a range for each sandbox"
+    yield _finding("local", "user ids", cost, _OWN_IDS, note=note, is_needed=False)
     missing = ", ".join(name for name in limits.CONTROLLERS if name not in limits.places())
     yield _finding(
         "local", "control groups", f"none for {missing}: bounds per process instead" if missing else "", _CGROUPS,
         note="memory, pids, cpu", is_needed=False,
     )  # fmt: skip
-    yield _program("local", NETWORK_PROGRAM, NETWORK_PROGRAM, is_needed=False, lack="tasks with a network are refused")
+    for package in (NETWORK_PROGRAM, PACKET_FILTER_PACKAGE):
+        lack = f"no {package}: tasks with a network are refused" if package in missing_packages() else ""
+        yield _finding("local", package, lack, f"apt-get install -y {package}", is_needed=False)
     refusal, fix = ordinary.network_refusal()
     cost = "tasks run without a network" if ordinary.is_ordinary() else "tasks with a network are refused"
     yield _finding("local", str(ordinary.TUN), refusal and f"{refusal}: {cost}", fix, note="open", is_needed=False)
     yield _program("local", "mmdebstrap", "mmdebstrap", is_needed=False, lack="no offline base image")
 
 
+_OWN_IDS = "boot Linux 5.19 or newer; a cache on ext4, xfs or btrfs (HARBOR_GYM_CACHE)"
 _PRIVILEGED = "inside a container: start that with --privileged"
 _CGROUPS = "root; inside a container: start that with --privileged --cgroupns=host"
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from harbor_gym.sandboxes.supervisors import factory_pid
 from tests.engines import ENGINES, require_engine
@@ -23,6 +24,11 @@ _LONGEST = (
     "test_kill",
 )
 """Files to begin with: where several processes share the tests, a long one at the end would leave the others idle."""
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("harbor-gym", deadline=None)
+settings.register_profile("mutants", deadline=None, max_examples=25, derandomize=True, database=None)
+settings.load_profile("harbor-gym")
 
 
 def pytest_configure() -> None:

@@ -163,12 +163,12 @@ async def start_local(directory: Path, dockerfile: str = DOCKERFILE) -> LocalSan
     return sandbox
 
 
-def start_container(directory: Path) -> str:
-    """Start a container of the test image; return its name. The caller removes it."""
+def start_container(directory: Path, *options: str) -> str:
+    """Start a container of the test image with options of `docker run`; return its name. The caller removes it."""
     write_dockerfile(directory)
     _docker("build", "-q", "-t", IMAGE, str(directory))
     name = f"terminal-{uuid4().hex[:12]}"
-    _docker("run", "-d", "--rm", "--init", "--network=none", "--name", name, IMAGE, "sleep", "inf")
+    _docker("run", "-d", "--rm", "--init", "--network=none", "--name", name, *options, IMAGE, "sleep", "inf")
     return name
 
 

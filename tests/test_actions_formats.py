@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harbor_gym import prompts
-from harbor_gym.actions import ActionFormat, ParsedAction, parse_action, parse_tool_call
+from harbor_gym.actions import ActionFormat, ParsedAction, parse, parse_action, parse_tool_call
 from harbor_gym.types import Command
 
 LS = Command("ls\n", 60.0)
@@ -134,6 +134,23 @@ def test_timeouts_are_clamped(timeout: str, expected: float) -> None:
     assert read(text).commands == (Command("ls\n", expected),)
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["<tool_call>", "</tool_call>", f"echo '<tool_call>{CALL}</tool_call>' > f", "<think>", "</think>", "```bash"],
+)
+def test_a_command_may_hold_what_else_is_read(command: str) -> None:
+    bare = call(command=command)
+    expected = (Command(f"{command}\n", 60.0),)
+    for text in (bare, hermes(bare), f"[{bare}]", f"```json\n{bare}\n```", f" {bare}\n"):
+        assert (read(text).commands, read(text).error) == (expected, None), text
+
+
+def test_a_tag_counts_wherever_it_is_no_part_of_a_bare_call() -> None:
+    for before in ("as {x} says: ", '{"note": 1} ', '["<tool_call>"] ', f"{call(command='<tool_call>')} "):
+        parsed = read(f"{before}{hermes(CALL, CALL)}")
+        assert (parsed.commands, parsed.error) == ((LS, LS), None), before
+
+
 def test_several_calls_run_in_order() -> None:
     first, second = call(command="echo '</tool_call>'"), call(command="pwd", timeout=1)
     assert read(hermes(first, second)).commands == (Command("echo '</tool_call>'\n", 60.0), Command("pwd\n", 1.0))
@@ -215,6 +232,62 @@ def test_a_megabyte_of_garbage_is_refused(name: str) -> None:
     assert found
     assert found[0].error
     assert len(found[0].error) < 3000
+
+
+@pytest.mark.parametrize(
+    ("rest", "error", "warning"),
+    [
+        (CALL, None, None),
+        (f"Sure: {CALL}", None, "- Extra text detected before the tool call"),
+        ('Sure: {"name": 1}', 'Call 1 has no "name"', "- Extra text detected before the tool call"),
+        (
+            f"Sure: {call(command='a\0')}",
+            "Command 1 'keystrokes' contains",
+            "- Extra text detected before the tool call",
+        ),
+        (
+            f"<tool_call>{CALL}<tool_call>{{",
+            "Invalid JSON in a tool call",
+            "- A <tool_call> was not closed by </tool_call> right after its JSON object",
+        ),
+    ],
+)
+def test_thinking_and_warnings_are_kept_whatever_came_of_it(rest: str, error: str | None, warning: str | None) -> None:
+    for opening in ("<think>why", "\n <think> why "):
+        parsed = read(f"{opening}</think>{rest}")
+        assert (parsed.analysis, parsed.warning) == ("why", warning)
+        assert (parsed.error or "").startswith(error or "")
+        assert bool(parsed.error) is bool(error)
+
+
+def test_thinking_ends_at_its_first_end_or_not_at_all() -> None:
+    parsed = read(f"<think>a</think>{call(command='</think>')}")
+    assert (parsed.commands, parsed.analysis) == ((Command("</think>\n", 60.0),), "a")
+    parsed = read(f"<think>a {CALL}")
+    assert (parsed.commands, parsed.analysis) == ((LS,), "")
+    assert parsed.warning == "- Extra text detected before the tool call"
+
+
+def test_wrapped_calls_of_several_wrappers_run_in_order() -> None:
+    wrapped = json.dumps([{"tool_calls": [json.loads(CALL)]}, {"tool_calls": [json.loads(call(command="pwd"))]}])
+    assert read(wrapped).commands == (LS, Command("pwd\n", 60.0))
+
+
+def test_arguments_that_are_blank_are_none() -> None:
+    assert read('{"name": "submit", "arguments": " "}').task_complete
+    assert (read('{"name": "bash", "arguments": " "}').error or "").startswith("Call 1: bash needs")
+
+
+def test_a_fence_begins_its_line_and_may_trail_blanks() -> None:
+    assert read("```bash \nls\n``` \n").commands == (LS,)
+    for text in (" ```bash\nls\n```", "```bash\nls\n ```"):
+        assert (read(text).error or "").startswith("No tool call found")
+
+
+def test_the_longest_message_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parse, "MAX_MESSAGE_CHARS", len(CALL))
+    assert read(CALL).commands == (LS,)
+    assert read(f"{CALL} ").error == f"The message has {len(CALL) + 1} characters; at most {len(CALL)} are read"
 
 
 # --- keystrokes -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harbor_gym.actions import ActionFormat, ParsedAction, parse_action, parse_terminus_xml
+from harbor_gym.actions import ActionFormat, ParsedAction, parse_action, parse_terminus_xml, terminus
 from harbor_gym.actions.harbor_parser import load_harbor_parser
 from harbor_gym.types import Command
 
@@ -425,3 +425,28 @@ def test_a_megabyte_of_keystrokes_is_read() -> None:
     assert parse_with_patience(respond(f'<keystrokes duration="1">{keystrokes}</keystrokes>')).commands == (
         Command(keystrokes, 1.0),
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "scanned"),
+    [
+        ("", 0),
+        ("<plan>ab", 8),
+        ("x<plan>a<plan>b", 2 * 14),
+        ("<plan></plan>", 0),
+        ("</plan><plan>", 6),
+        ("<plan>a</plan><plan>", 0),
+        ("<plan>a<analysis>", 17 + 10),
+        ("<keystrokes>ls</keystrokes>", 11**2),
+        ('ab<keystrokes duration="1">ls</keystrokes>', 24**2),
+        ("<keystrokes>a</keystrokes>" * 3, 3 * 11**2),
+        ("<keystrokes></keystrokes><keystrokes></keystrokes>", 2 * 11**2),
+        ("<keystrokes>a</keystrokes> <keystrokes>b", 11**2 + 13),
+        ("  <keystrokes>a<keystrokes>b", 2 * 26),
+        ("<keystrokes", 11),
+        ("a <keystrokes</keystrokes>", 24),
+        ("<plan><keystrokes>", 18 + 12),
+    ],
+)
+def test_what_is_read_in_vain_is_reckoned_beforehand(text: str, scanned: int) -> None:
+    assert terminus._scanned_chars(text) == scanned  # pyright: ignore[reportPrivateUsage]  # its limit is out of a test's reach

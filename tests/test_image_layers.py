@@ -185,7 +185,7 @@ async def _as_buildah_sees_it(context: Path) -> str:
 async def test_archives_serve_as_images(tmp_path: Path) -> None:
     require_engine("local")
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /it\nENV OF=archive\nWORKDIR /there\n")
-    name = "localhost/harbor-gym-test-archive:1"
+    name = f"localhost/harbor-gym-test-archive-{uuid.uuid4().hex}:1"
     code, said = await run_tool(*CONTAINED, "buildah", "bud", "--quiet", "--tag", name, str(tmp_path))
     assert code == 0, said
     try:

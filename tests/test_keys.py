@@ -15,10 +15,9 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("end", ["", "\n"])
-def test_a_key_name_is_a_key(name: str, end: str) -> None:
-    assert encode_keystrokes(name + end) == Keys(name=name, data=b"")
+def test_a_key_name_is_a_key(end: str) -> None:
+    assert {name: encode_keystrokes(name + end) for name in NAMES} == {name: Keys(name, data=b"") for name in NAMES}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,7 @@ def test_a_key_name_is_a_key(name: str, end: str) -> None:
     ],
 )
 def test_anything_else_is_text(text: str) -> None:
-    assert encode_keystrokes(text) == Keys(name=None, data=text.encode().replace(b"\n", b"\r"))
+    assert encode_keystrokes(text) == Keys(name=None, data=text.encode().replace(b"\n", b"\r", 1))
 
 
 def test_no_keystrokes_type_nothing() -> None:
@@ -56,7 +55,7 @@ def test_no_keystrokes_type_nothing() -> None:
 def test_bytes_are_kept_but_for_line_feeds(text: str) -> None:
     keys = encode_keystrokes(text)
     if keys.name is None:
-        assert keys.data == text.encode().replace(b"\n", b"\r")
+        assert keys.data == text.encode().replace(b"\n", b"\r", 1)
     else:
         assert text in (keys.name, f"{keys.name}\n")
 

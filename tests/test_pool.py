@@ -12,11 +12,9 @@ import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.config import PoolLimits
-from harbor_gym.episode.throttling import is_throttled, retry_after_sec
 from harbor_gym.errors import (
     HarborGymError,
     SandboxStartError,
-    SandboxThrottledError,
     TaskError,
     UsageError,
 )
@@ -263,28 +261,3 @@ async def test_a_group_builder_leases_pickles_and_lets_the_stock_run_out_at_the_
     finally:
         await close_shared_pools()
     assert pool.is_closed
-
-
-@pytest.mark.parametrize(
-    ("error", "throttled", "seconds"),
-    [
-        (TooManyRequestsError(2.5), True, 2.5),
-        (RuntimeError("HTTP status: 429"), True, None),
-        (RuntimeError("429 Too Many Requests; Retry-After: 12"), True, 12.0),
-        (RuntimeError("Total CPU quota exceeded"), True, None),
-        (RuntimeError("rate limited, try again in 3 seconds"), True, 3.0),
-        (SandboxThrottledError("later", 4.0), True, 4.0),
-        (RuntimeError("the build failed with status 2 after 429 lines"), False, None),
-        (FileNotFoundError("disk_quota.txt"), False, None),
-    ],
-)
-def test_a_providers_not_now_is_told_from_a_failure(error: Exception, throttled: bool, seconds: float | None) -> None:
-    wrapped = RuntimeError("could not start")
-    wrapped.__cause__ = error
-    assert is_throttled(wrapped) is throttled
-    assert retry_after_sec(wrapped) == seconds
-
-
-def test_a_throttled_error_survives_pickling() -> None:
-    error = pickle.loads(pickle.dumps(SandboxThrottledError("later", 4.0)))
-    assert (str(error), error.retry_after_sec, error.is_infrastructure) == ("later", 4.0, True)

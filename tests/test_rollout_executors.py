@@ -32,13 +32,6 @@ class Client:
 
 
 @pytest.fixture
-def meeting(tmp_path: Path) -> Path:
-    path = tmp_path / "meeting"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
 def no_executor() -> Iterator[None]:
     """Leave no executor and no worker behind."""
     yield
@@ -79,58 +72,45 @@ async def play(executor: Any, builder: Any, strategy: Any, *answers: str, groups
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["process", "ray"])
 @pytest.mark.usefixtures("no_executor")
-async def test_two_workers_play_two_groups_at_once(
-    kind: Literal["process", "ray"], task_dir: Path, meeting: Path
+async def test_workers_play_at_once_until_a_bug_in_one_ends_the_run(
+    kind: Literal["process", "ray"], task_dir: Path, tmp_path: Path
 ) -> None:
     if kind == "ray":
         pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
     from harbor_gym.tinker import RetryThenMask
     from harbor_gym.tinker.executors import rollout_executor
 
+    met, alone = tmp_path / "met", tmp_path / "alone"
+    met.mkdir()
+    alone.mkdir()
     strategy = RetryThenMask()
-    with rollout_executor(kind, 2, strategy) as executor:
-        groups = await play(executor, make_builder(task_dir, meeting, 2), strategy, GIVE_UP, GIVE_UP)
+    played: list[asyncio.Future[Any]] = []
+
+    async def run() -> None:
+        with rollout_executor(kind, 2, strategy) as executor:
+            groups = await play(executor, make_builder(task_dir, met, 2), strategy, GIVE_UP, GIVE_UP)
+            expect_two_workers(groups)
+            assert strategy.fault is None
+            # Nobody else will come to this meeting; meanwhile the other worker's policy runs out of answers.
+            waiting = make_builder(task_dir, alone, 2)
+            played.append(asyncio.ensure_future(play(executor, waiting, strategy, groups=1)))
+            while not any(alone.iterdir()):  # noqa: ASYNC110 - another process sends no event
+                await asyncio.sleep(0.01)
+            await play(executor, make_builder(task_dir, met, 1), strategy, message("true\n"), groups=1)
+
+    with pytest.raises(IndexError):
+        await run()
+    with pytest.raises(InterruptedError):
+        await played[0]
+    assert isinstance(strategy.fault, IndexError), "the bug is the run's fault, the interruption is not"
+
+
+def expect_two_workers(groups: list[Any]) -> None:
     assert [group.get_total_rewards() for group in groups] == [[1.0, 1.0]] * 2
     played_in = [{t.transitions[-1].metrics["verifier/process"] for t in group.trajectories_G} for group in groups]
     assert [len(processes) for processes in played_in] == [1, 1]
     assert len(set.union(*played_in)) == 2
     assert float(os.getpid()) not in set.union(*played_in)
-    assert strategy.fault is None
-
-
-@pytest.mark.usefixtures("no_executor")
-async def test_a_bug_in_a_worker_is_the_runs(task_dir: Path, meeting: Path) -> None:
-    from harbor_gym.tinker import RetryThenMask
-    from harbor_gym.tinker.executors import rollout_executor
-
-    strategy = RetryThenMask()
-    with pytest.raises(IndexError), rollout_executor("process", 1, strategy) as executor:
-        await play(executor, make_builder(task_dir, meeting, 1), strategy, message("true\n"), groups=1)
-    assert isinstance(strategy.fault, IndexError)
-
-
-@pytest.mark.usefixtures("no_executor")
-async def test_a_run_that_fails_interrupts_its_workers(task_dir: Path, meeting: Path) -> None:
-    from harbor_gym.tinker import RetryThenMask
-    from harbor_gym.tinker.executors import rollout_executor
-
-    strategy = RetryThenMask()
-    played: list[asyncio.Future[Any]] = []
-
-    async def fail_while_a_group_is_played() -> None:
-        with rollout_executor("process", 1, strategy) as executor:
-            # Nobody else will come to this meeting.
-            builder = make_builder(task_dir, meeting, 2)
-            played.append(asyncio.ensure_future(play(executor, builder, strategy, groups=1)))
-            while not any(meeting.iterdir()):  # noqa: ASYNC110, ASYNC240 - another process sends no event
-                await asyncio.sleep(0.01)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await fail_while_a_group_is_played()
-    with pytest.raises(InterruptedError):
-        await played[0]
-    assert strategy.fault is None
 
 
 def test_copies_of_a_strategy_are_one_in_the_process_they_come_to() -> None:

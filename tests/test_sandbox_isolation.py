@@ -110,15 +110,26 @@ async def test_root_inside_can_not_change_the_machine(sandbox: LocalEnvironment)
 
 
 async def test_no_process_of_the_host_can_be_signalled(sandbox: LocalEnvironment) -> None:
-    host = await asyncio.create_subprocess_exec("sleep", "1000")
+    signal_all = "kill -9 {pid}; kill -9 -{pid}; kill -9 -1"
+    host, control = [await asyncio.create_subprocess_exec("sleep", "1000", start_new_session=True) for _ in range(2)]
     try:
-        await sandbox.exec(f"kill -9 {host.pid}; kill -9 -{host.pid}; kill -9 -1")
+        await sandbox.exec(signal_all.format(pid=host.pid))
+        # The same words end a process that they can reach: on the host one, in the sandbox one of its own.
+        words = signal_all.format(pid=control.pid).removesuffix("; kill -9 -1")
+        await (await asyncio.create_subprocess_shell(words, stderr=asyncio.subprocess.DEVNULL)).wait()
+        async with asyncio.timeout(10):
+            assert await control.wait() == -signal.SIGKILL
+        own = await sandbox.exec("sleep 1000 & kill -9 $!; wait $!; echo $?")
+        assert (own.stdout or "").split() == [str(128 + signal.SIGKILL)]
+        assert host.returncode is None
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await host.wait()
     finally:
-        host.kill()
-        await host.wait()
+        for process in (host, control):
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
 
 async def test_privileges_can_not_be_regained(sandbox: LocalEnvironment) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.recipe_runs import expect_refused, run_recipe
+
 ROOT = Path(__file__).parent.parent
 TASK = ROOT / "tasks" / "devops_task"
 
@@ -135,8 +137,6 @@ def test_the_real_recipe_takes_what_the_sweep_gives_it(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_grid_is_refused_in_one_line(arguments: tuple[str, ...], expected: str, tmp_path: Path) -> None:
-    done = sweep(*arguments, "--sweep-path", str(tmp_path / "sweep"))
-    assert done.returncode == 2
-    assert expected in done.stderr
-    assert done.stderr.count("\n") == 1
+    done = run_recipe("sweep", "--task-dir", str(TASK), *arguments, "--sweep-path", str(tmp_path / "sweep"))
+    expect_refused(done, expected)
     assert not (tmp_path / "sweep").exists()

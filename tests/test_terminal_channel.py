@@ -134,10 +134,10 @@ async def test_an_answer_that_was_lost_is_given_again(sandbox: Sandbox, keystrok
 
 
 NOTE = (
-    "cd /run/.terminal-*; read -r shell _ <pane; read -r mark <prompt; read -r runtime _ </proc/$shell/schedstat; "
-    'printf "%s %s %s\\n%s:%s \\n" {number} "$mark" {waits} "$shell" "$runtime" >typed'
+    "cd /run/.terminal-*; read -r shell _ <pane; read -r runtime _ </proc/$shell/schedstat; "
+    'tmux -S socket set-option -p -F -t %0 @typed "{number} {waits}|$shell:$runtime |#{{pane_path}}"'
 )
-"""Writes what a process notes before it types a command."""
+"""Notes what a process notes with the keys of a command."""
 
 
 async def test_what_the_shell_has_not_taken_in_yet_is_waited_for(sandbox: Sandbox) -> None:
@@ -146,8 +146,7 @@ async def test_what_the_shell_has_not_taken_in_yet_is_waited_for(sandbox: Sandbo
     assert isinstance(terminal.transport, PersistentTransport)
     await enter(terminal, "echo before\n")
     # As a process leaves it that is killed once it has typed, on a machine too busy to let the shell run.
-    note = NOTE.format(number=2, waits="''")
-    await sandbox.exec(f"{note}; tmux -S socket set-option -p -t %0 @typed 2")
+    await sandbox.exec(NOTE.format(number=2, waits=""))
     commands = [Command("echo typed already\n", 1.0)]
     keys = [encode_keystrokes(command.keystrokes) for command in commands]
     step = make_step(commands, keys, first_number=2, config=TerminalConfig())
@@ -161,8 +160,8 @@ async def test_a_command_that_was_waited_for_is_not_waited_for_again(sandbox: Sa
     assert isinstance(terminal.transport, PersistentTransport)
     await enter(terminal, "cat\n", wait_sec=0.5)
     await enter(terminal, "C-d")
-    # As a process leaves it that is killed when it was about to type the step's second command.
-    await sandbox.exec(NOTE.format(number=3, waits=",fullscreen"))
+    # As a process leaves it that is killed when it has just typed the step's second command.
+    await sandbox.exec(NOTE.format(number=3, waits=",fullscreen") + " \\; send-keys -t %0 'echo next' Enter")
     commands = [Command("C-d", _LONG_SEC), Command("echo next\n", _LONG_SEC), Command("echo last\n", _LONG_SEC)]
     keys = [encode_keystrokes(command.keystrokes) for command in commands]
     step = make_step(commands, keys, first_number=2, config=TerminalConfig())
@@ -172,13 +171,16 @@ async def test_a_command_that_was_waited_for_is_not_waited_for_again(sandbox: Sa
     await terminal.close()
 
 
-@pytest.mark.parametrize("note", ["", "x", "9 a[$(touch/srv/x)] ,x\ny:1 a[1]:2 3:b", "99999999999999999999 1:1:0 ,"])
+@pytest.mark.parametrize(
+    "note",
+    ["", "x", "9 ,|a[$(touch/srv/x)]:1|", "1 ,x|y:1 a[1]:2 3:b|@ 1 a[$(touch/srv/x)] p", "99999999999999999999 ,"],
+)
 async def test_a_note_that_the_policy_wrote_harms_nothing(sandbox: Sandbox, note: str) -> None:
     terminal = await open_terminal(sandbox, TerminalConfig())
     assert isinstance(terminal, TmuxTerminal)
     assert isinstance(terminal.transport, PersistentTransport)
     await enter(terminal, "echo before\n")
-    await sandbox.exec(f"cd /run/.terminal-*; printf '%b' {shlex.quote(note)} >typed")
+    await sandbox.exec(f"tmux -S /run/.terminal-*/socket set-option -p -t %0 @typed {shlex.quote(note)}")
     commands = [Command("echo after\n", 1.0)]
     step = make_step(commands, [encode_keystrokes("echo after\n")], first_number=2, config=TerminalConfig())
     frame = await terminal.transport.portable.take(step, again=True)

@@ -25,4 +25,4 @@ def test_the_joined_step_script_has_no_variable_of_which_a_part_knows_nothing() 
 def test_every_part_ends_before_the_next_begins() -> None:
     script = read_script("step")
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    assert script.index("exec 2>/dev/null") < script.index("tm() {") < script.index("mode=$1")
+    assert script.index("exec 2>/dev/null") < script.index("ask() {") < script.index("mode=$1")

@@ -23,6 +23,8 @@ from harbor_gym.actions.parsed import MAX_DURATION_SEC, ParsedAction, as_list, c
 COMPLETING_TOOLS = ("submit", "finish", "task_complete")
 """Tools that declare the task complete."""
 
+_TAG, _END_TAG = "<tool_call>", "</tool_call>"
+_OPENING = re.compile(r"[{\[]")
 _FENCES = ("```bash", "```sh", "```shell")
 _ARGUMENTS = ("arguments", "parameters", "input")
 _EXAMPLE = '{"name": "bash", "arguments": {"command": "ls -la"}}'
@@ -60,15 +62,15 @@ def _split_thinking(text: str) -> tuple[str, str]:
 
 def _find_calls(text: str, warnings: list[str]) -> Iterator[object]:
     decoder = json.JSONDecoder()
-    position = text.find("<tool_call>")
+    position = _find_tag(text, decoder)
     if position >= 0:
         while position >= 0:
-            start = _skip_blanks(text, position + len("<tool_call>"))
+            start = _skip_blanks(text, position + len(_TAG))
             call, end = decoder.raw_decode(text, start)
             yield call
-            if not text.startswith("</tool_call>", _skip_blanks(text, end)):
-                warnings.append("A <tool_call> was not closed by </tool_call> right after its JSON object")
-            position = text.find("<tool_call>", end)
+            if not text.startswith(_END_TAG, _skip_blanks(text, end)):
+                warnings.append(f"A {_TAG} was not closed by {_END_TAG} right after its JSON object")
+            position = text.find(_TAG, end)
         return
     if blocks := _fenced_blocks(text):
         # A fence may hold braces, so it is looked for before a bare object; JSON is fenced as json.
@@ -77,7 +79,7 @@ def _find_calls(text: str, warnings: list[str]) -> Iterator[object]:
         warnings.append(f"Read from a fenced block; write a tool call instead: {_EXAMPLE}")
         yield {"name": "bash", "arguments": {"command": blocks[0]}}
         return
-    found = re.search(r"[{\[]", text)
+    found = _OPENING.search(text)
     if found is None:
         raise _CallError(f"No tool call found. Write one like {_EXAMPLE}")
     value, end = decoder.raw_decode(text, found.start())
@@ -86,6 +88,20 @@ def _find_calls(text: str, warnings: list[str]) -> Iterator[object]:
     if text[end:].strip() not in ("", "```"):
         warnings.append("Extra text detected after the tool call")
     yield from cast("list[object]", value) if isinstance(value, list) else [value]
+
+
+def _find_tag(text: str, decoder: json.JSONDecoder) -> int:
+    """Return where the first tag stands that is in no JSON value, for a bare call's command may hold one; else -1."""
+    position = text.find(_TAG)
+    end = 0
+    while position >= 0 and (opening := _OPENING.search(text, end, position)):
+        try:
+            _, end = decoder.raw_decode(text, opening.start())
+        except (ValueError, RecursionError):
+            break  # braces of prose
+        if end > position:
+            position = text.find(_TAG, end)
+    return position
 
 
 def _fenced_blocks(text: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,18 +52,21 @@ def write_bench_task(task_dir: Path) -> Path:
 
 
 @asynccontextmanager
-async def started_environment(sandbox: str, task_dir: Path | None = None) -> AsyncGenerator[BaseEnvironment]:
+async def started_environment(
+    sandbox: str, task_dir: Path | None = None, *, options: Mapping[str, Any] | None = None
+) -> AsyncGenerator[BaseEnvironment]:
     """Start one sandbox outside a trial; stop and delete it at the end.
 
     Args:
         sandbox: A name as :func:`harbor_gym.sandboxes.environment_config` takes it.
         task_dir: The Harbor task whose image it gets. None: the benchmarks' own.
+        options: Keyword arguments for the sandbox's class.
 
     Raises:
         UsageError: Nothing has that name.
         SandboxStartError: The sandbox could not be made or started.
     """
-    config = environment_config(sandbox)
+    config = environment_config(sandbox, options=options)
     temporary = await asyncio.to_thread(
         tempfile.TemporaryDirectory, prefix=temporary_prefix("bench"), ignore_cleanup_errors=True
     )

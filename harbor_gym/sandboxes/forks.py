@@ -18,7 +18,7 @@ from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
 from harbor_gym.sandboxes.set_up import require_success, setting_up
 from harbor_gym.sandboxes.walls import Walls
 
-_FORMAT = 1
+_FORMAT = 2
 _PRUNE_PAUSE_SEC = 0.05
 _KILL_THE_REST = "kill -9 -1 2>/dev/null; while kill -0 -1 2>/dev/null; do :; done; true"
 """What the command left running would not be there later, and must not write while its files are copied."""

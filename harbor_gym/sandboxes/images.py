@@ -23,7 +23,7 @@ from harbor_gym.sandboxes.tools import CONTAINED, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
 
-_FORMAT = 2
+_FORMAT = 3
 """Version of the cache's layout and of what an export writes. A change makes old entries unreachable."""
 _PRUNE_PAUSE_SEC = 0.05
 
@@ -51,6 +51,9 @@ class Image:
 
     substitutions: tuple[str, ...]
     """Bases that could not be had, and what stands in their place; empty is the rule."""
+
+    entrypoint: tuple[str, ...] = ()
+    """ENTRYPOINT of the image; empty if it names none."""
 
     @property
     def home(self) -> Path:
@@ -211,6 +214,7 @@ async def _make_image(source: ImageSource, text: str, bases: dict[str, Base], di
         user=settings.get("User") or "0",
         digest=digest,
         substitutions=tuple(base.substitution for base in bases.values() if base.substitution),
+        entrypoint=tuple(settings.get("Entrypoint") or ()),
     )
     async with layers.exported(image_id, shown["rootfs"]["diff_ids"]) as names:
         image = replace(image, layers=tuple(names))
@@ -256,6 +260,7 @@ def load_image(digest: str) -> Image | None:
             user=stored["user"],
             digest=digest,
             substitutions=tuple(stored["substitutions"]),
+            entrypoint=tuple(stored["entrypoint"]),
         )
     except (FileNotFoundError, KeyError, json.JSONDecodeError):
         return None

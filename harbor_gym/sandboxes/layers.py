@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from harbor_gym.cache import LAYERS_LOCK, layers_dir, locked
+from harbor_gym.cancellation import uninterrupted
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.ordinary import remove_tree
 from harbor_gym.owners import is_alive, owner_label, temporary_prefix
@@ -93,7 +94,7 @@ async def staging() -> AsyncGenerator[Path]:
     try:
         yield folder
     finally:
-        await asyncio.shield(asyncio.to_thread(remove_tree, folder))
+        await uninterrupted(asyncio.to_thread(remove_tree, folder))
 
 
 def _make(folder: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, override
@@ -22,6 +23,7 @@ from harbor.models.task.config import NetworkPolicy
 
 from harbor_gym import ordinary
 from harbor_gym.cache import Hold
+from harbor_gym.cancellation import uninterrupted
 from harbor_gym.errors import (
     MissingDependencyError,
     SandboxLostError,
@@ -30,6 +32,7 @@ from harbor_gym.errors import (
     TaskError,
 )
 from harbor_gym.sandboxes import limits, reaper, seccomp, transfers
+from harbor_gym.sandboxes.entrypoint import Entrypoint
 from harbor_gym.sandboxes.forks import ImageOptions, Setup, hold_set_up
 from harbor_gym.sandboxes.images import Image, ImageSource, hold_image
 from harbor_gym.sandboxes.local_process import Request, SupervisedSandbox
@@ -137,6 +140,7 @@ class LocalEnvironment(BaseEnvironment):
         self._sandbox: SupervisedSandbox | None = None
         self._image: Image | None = None
         self._hold: Hold | None = None
+        self._entrypoint: Entrypoint | None = None
         self._is_started = False
         self._phase_policies: tuple[NetworkPolicy, ...] = tuple(kwargs.get("phase_network_policies") or ())
         super().__init__(*args, **kwargs)
@@ -231,9 +235,22 @@ class LocalEnvironment(BaseEnvironment):
             shared = self._mount_targets(writable_only=True)
             await self._sandbox.start(self._image.directories, walls, _directories(workdirs, shared))
             await self._upload_environment_dir_after_start()
+            await self._start_entrypoint(self._image)
         except BaseException:
             await self.stop(delete=True)
             raise
+
+    async def _start_entrypoint(self, image: Image) -> None:
+        if not image.entrypoint:
+            return
+        request = self._request("", cwd=None, env=None, user=image.user)
+
+        def run(argv: Sequence[str]) -> Awaitable[PipedCommand]:
+            shown = replace(request, command=shlex.join(argv), argv=tuple(argv), joins_outputs=True)
+            return self._running().open(shown)
+
+        self._entrypoint = Entrypoint(image.entrypoint, self.trial_paths.trial_dir / "entrypoint.log")
+        await self._entrypoint.start(run)
 
     async def _hold_image(self, *, force_build: bool) -> tuple[Image, Hold]:
         config, chosen = self.task_env_config, self._chosen_image
@@ -290,11 +307,12 @@ class LocalEnvironment(BaseEnvironment):
         Raises:
             SandboxTimeoutError: It had to be killed the hard way.
         """
+        entrypoint, self._entrypoint = self._entrypoint, None
         sandbox, self._sandbox = self._sandbox, None
         hold, self._hold = self._hold, None
         if sandbox is not None or hold is not None:
             # Cancellation must not leave the kernel's work unobserved: it takes milliseconds.
-            await asyncio.shield(asyncio.ensure_future(_end(sandbox, hold)))
+            await uninterrupted(asyncio.ensure_future(_end(sandbox, hold, entrypoint)))
 
     # --- commands ------------------------------------------------------------------------------------------------
 
@@ -357,9 +375,7 @@ class LocalEnvironment(BaseEnvironment):
         """
         return self._running().enter_argv(self._request(command, cwd=cwd, env=env, user=user))
 
-    async def exec_pipes(
-        self, command: str, *, user: str | int | None = None, fifos: Sequence[str] = ()
-    ) -> PipedCommand:
+    async def exec_pipes(self, command: str, *, user: str | int | None = None) -> PipedCommand:
         """Start ``command`` in the sandbox and return while it runs, its input and output as streams.
 
         What :meth:`exec_argv` is for, without a process of this machine in between. The command ends with its input if
@@ -368,14 +384,11 @@ class LocalEnvironment(BaseEnvironment):
         Args:
             command: Shell text.
             user: Whose process it is.
-            fifos: Where to make one FIFO beforehand, the user's: the first place where that can be done together with
-                a directory for it, mode 0700.
 
         Raises:
             SandboxLostError: The sandbox is not running.
         """
-        request = self._request(command, cwd=None, env=None, user=user)
-        return await self._running().open(replace(request, fifos=tuple(fifos)))
+        return await self._running().open(self._request(command, cwd=None, env=None, user=user))
 
     async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
         """Do one of the works by which an episode cleans up, by no program of the sandbox's.
@@ -552,10 +565,12 @@ def _with_path(env: dict[str, str]) -> dict[str, str]:
     return {"PATH": _DEFAULT_PATH, **env}
 
 
-async def _end(sandbox: SupervisedSandbox | None, hold: Hold | None) -> None:
+async def _end(sandbox: SupervisedSandbox | None, hold: Hold | None, entrypoint: Entrypoint | None) -> None:
     try:
         if sandbox is not None:
             await sandbox.stop()
+        if entrypoint is not None:
+            await entrypoint.stop()
     finally:
         # Last: what it stood on may be pruned from here on.
         if hold is not None:

@@ -54,16 +54,16 @@ class Request:
     """One command, resolved: who, where, with what environment."""
 
     command: str
-    """For the image's shell; where ``program`` is given, what errors call it."""
+    """For the image's shell; where ``argv`` is given, what errors call it."""
 
     user: str
     cwd: str
     env: Mapping[str, str]
-    program: tuple[str, ...] = ()
-    """A program of the image by its name, and its arguments: run without a shell."""
+    argv: tuple[str, ...] = ()
+    """A program, by its path or by its name in PATH, and its arguments: run without a shell."""
 
-    fifos: tuple[str, ...] = ()
-    """Where to make one FIFO beforehand, with a directory for it that only the user may enter: the first that works."""
+    joins_outputs: bool = False
+    """Whether standard error goes where standard output goes."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the wire form that the supervisor reads."""

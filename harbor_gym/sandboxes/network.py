@@ -26,6 +26,7 @@ _NEVER = (
 """This machine, and where clouds keep their metadata, credentials among them; nothing else that a task could need."""
 _PRIVATE = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
 _PACKET_FILTER = "libnftables.so.1"
+PACKET_FILTER_PACKAGE = "libnftables1"
 
 
 @functools.cache
@@ -35,7 +36,7 @@ def missing_packages() -> tuple[str, ...]:
     try:
         ctypes.CDLL(_PACKET_FILTER)
     except OSError:
-        return (*missing, "libnftables1")
+        return (*missing, PACKET_FILTER_PACKAGE)
     return missing
 
 

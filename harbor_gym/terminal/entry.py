@@ -6,7 +6,6 @@ The one place that knows private names of Harbor's Docker environment; a contrac
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from harbor_gym.processes import start_process
@@ -27,14 +26,11 @@ def has_pipes(environment: "BaseEnvironment") -> bool:
     return all(getattr(environment, name, None) is not None for name in ("exec_pipes", "exec_argv"))
 
 
-async def exec_pipes(
-    environment: "BaseEnvironment", command: str, *, user: str | int | None, fifos: Sequence[str] = ()
-) -> Process | None:
+async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> Process | None:
     """Start ``command`` in the sandbox with pipes, or return None where the environment itself offers no such thing.
 
-    It does by a method ``exec_pipes(command, *, user, fifos)`` beside its ``exec_argv``, as local sandboxes do: that
-    saves a process. Of the FIFOs it may make the first that it can for the command, each in a directory of its own that
-    nobody but the user may enter: that saves two more.
+    It does by a method ``exec_pipes(command, *, user)`` beside its ``exec_argv``, as local sandboxes do: that saves a
+    process.
 
     Raises:
         SandboxLostError: the sandbox is gone.
@@ -42,7 +38,7 @@ async def exec_pipes(
     if not has_pipes(environment):
         return None
     with lost_for_all_else(environment, "take a command with pipes"):
-        return cast("Process", await cast("Any", environment).exec_pipes(command, user=user, fifos=fifos))
+        return cast("Process", await cast("Any", environment).exec_pipes(command, user=user))
 
 
 async def enter_argv(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> list[str] | None:

@@ -1,8 +1,12 @@
 """What the step script answers, read into a value. Pure functions, no I/O."""
 
+import re
 from dataclasses import dataclass
 
 from harbor_gym.terminal.observation import Excerpt, trim_lines
+
+_PROMPT = re.compile(r"\d+:\d+:(\d{1,3})", re.ASCII)
+_MAX_EXIT_CODE = 255
 
 
 class FrameError(ValueError):
@@ -31,7 +35,8 @@ class Frame:
     """Per command, as in ``TerminalTurn.waits``; also ``idle``, a deadline that passed at the shell's prompt."""
 
     mark: str
-    """The shell's latest prompt: ``<pid>:<count>:<exit code>``."""
+    """The shell's latest mark, of the screen's own moment: ``<pid>:<count>:<exit code>``, which has a code at a prompt
+    only. The policy may have written it."""
 
     pane: Pane | None
     """None when the tmux server or its pane is gone."""
@@ -49,12 +54,13 @@ class Frame:
     """The screen now, wraps joined; empty under a full-screen program."""
 
     @property
-    def exit_code(self) -> int:
-        """Exit code that the shell reported at its latest prompt."""
-        return int(self.mark.rpartition(":")[2])
+    def exit_code(self) -> int | None:
+        """Exit code of the last command, where the shell is at its prompt and its mark is a usable one."""
+        match = _PROMPT.fullmatch(self.mark)
+        return int(match[1]) if match and int(match[1]) <= _MAX_EXIT_CODE else None
 
 
-NO_SESSION = Frame((), "0:0:0", None, (), None, 0, 0, ())
+NO_SESSION = Frame((), "0:0:", None, (), None, 0, 0, ())
 """What there is to see when nothing answers any more."""
 
 

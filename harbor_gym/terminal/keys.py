@@ -27,7 +27,11 @@ class Keys:
     """A tmux key name, or None for plain bytes."""
 
     data: bytes
-    """The bytes to type, carriage returns for line feeds. Empty for a key name and for a bare wait."""
+    """The bytes to type, a carriage return for the first line feed. Empty for a key name and for a bare wait.
+
+    Of the lines that follow, the ends stay line feeds: what they will find in front of them is not known yet. In a
+    full-screen program they become carriage returns, too.
+    """
 
     text: str | None = None
     """What tmux itself is to read, as one argument of ``send-keys``; None for names and bytes."""
@@ -42,7 +46,7 @@ def encode_keystrokes(keystrokes: str) -> Keys:
     """Read one command's keystrokes.
 
     A string that is exactly one key name (``"C-c"``, ``"C-c\\n"``, ``"Up"``) is that key; everything else is
-    typed byte by byte, with LF sent as CR as the Enter key does.
+    typed byte by byte, with the first LF sent as CR as the Enter key does.
 
     Raises:
         ValueError: ``keystrokes`` holds a NUL or a lone surrogate, which no terminal can be sent.
@@ -51,7 +55,7 @@ def encode_keystrokes(keystrokes: str) -> Keys:
         return Keys(name=match[1], data=b"")
     if "\0" in keystrokes:
         raise ValueError("keystrokes contain a NUL character")
-    return Keys(name=None, data=keystrokes.encode().replace(b"\n", b"\r"))
+    return Keys(name=None, data=keystrokes.encode().replace(b"\n", b"\r", 1))
 
 
 def encode_harbor_keystrokes(keystrokes: str) -> Keys:

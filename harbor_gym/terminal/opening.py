@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
 
 _OPEN_TIMEOUT_SEC = 60
-_SETTLE_SEC = 0.015
-_BASES = ("/run", "/dev/shm")
-"""Where a session's directory may be made beforehand: the first of the places that its script tries."""
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +114,6 @@ async def _open_by_channel(
             ready=ready,
             max_answer_bytes=max_answer_bytes(config),
             given="".join(texts.values()),
-            fifos=[f"{base}/.terminal-{nonce.removeprefix('@')}/nap" for base in _BASES],
         )
     except ChannelBrokenError as error:
         logger.debug("no channel at once for sandbox %s: %s", environment.session_id, error)
@@ -134,7 +130,7 @@ def _opening_command(nonce: str, config: TerminalConfig, tools: str | None) -> s
 
 def _opening_arguments(nonce: str, config: TerminalConfig, tools: str | None) -> tuple[object, ...]:
     sizes = (config.columns, config.rows, config.history_lines)
-    return nonce, read_script("rc"), *sizes, tools or "", _SETTLE_SEC
+    return nonce, read_script("rc"), *sizes, tools or ""
 
 
 async def _connected(

@@ -3,7 +3,6 @@
 import logging
 import secrets
 import shlex
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harbor_gym.shell_text import with_arguments
@@ -31,7 +30,6 @@ async def enter(
     ready: str,
     max_answer_bytes: int,
     given: str = "",
-    fifos: Sequence[str] = (),
 ) -> Channel | None:
     """Start ``command`` in the sandbox with pipes, and wait until it says that it is ``ready``.
 
@@ -42,7 +40,6 @@ async def enter(
         ready: The word before "ready" when it is.
         max_answer_bytes: What one answer may hold.
         given: The begin of its input.
-        fifos: See :func:`harbor_gym.terminal.entry.exec_pipes`.
 
     Returns:
         The channel; None where the environment offers no way in.
@@ -52,7 +49,7 @@ async def enter(
         SandboxLostError: the sandbox is gone.
     """
     says = f"{ready} ready"
-    if (process := await exec_pipes(environment, command, user=user, fifos=fifos)) is not None:
+    if (process := await exec_pipes(environment, command, user=user)) is not None:
         return await Channel.over(process, given, ready=says, max_answer_bytes=max_answer_bytes)
     if (argv := await enter_argv(environment, command, user=user)) is not None:
         return await Channel.open(argv, given, ready=says, max_answer_bytes=max_answer_bytes)

@@ -42,7 +42,9 @@ class TmuxTerminal:
         self._environment = environment
         self._config = config
         self._user = user
-        self._directory = directory
+        self.directory = directory
+        """Where the session's files lie in the sandbox, tmux's socket among them."""
+
         self._pids = pids
         self._tools = tools
         self.transport = transport
@@ -72,12 +74,12 @@ class TmuxTerminal:
 
     async def screen(self) -> Screen | None:
         """See :meth:`harbor_gym.terminal.Terminal.screen`."""
-        return await capture_screen(self._environment, self._directory, user=self._user, tools=self._tools)
+        return await capture_screen(self._environment, self.directory, user=self._user, tools=self._tools)
 
     @property
     def leavings(self) -> Leavings:
         """See :attr:`harbor_gym.terminal.Terminal.leavings`."""
-        return Leavings(self._pids, self._directory)
+        return Leavings(self._pids, self.directory)
 
     async def detach(self) -> None:
         """See :meth:`harbor_gym.terminal.Terminal.detach`."""
@@ -90,7 +92,7 @@ class TmuxTerminal:
         was_ended = self._ended
         self._closed = self._ended = True
         try:
-            said = await self.transport.finish("close", self._directory, *self._pids)
+            said = await self.transport.finish("close", self.directory, *self._pids)
         except SandboxError as error:
             if not was_ended:
                 raise
@@ -103,7 +105,9 @@ class TmuxTerminal:
         pane = frame.pane
         if pane is None:
             return self._turn_without_session(commands, None, started)
-        new_prompt, self._mark = frame.mark != self._mark, frame.mark
+        new_prompt = frame.exit_code is not None and frame.mark != self._mark
+        if new_prompt:
+            self._mark = frame.mark
         self._ended = pane.dead or "ended" in frame.waits
         last = "ended" if self._ended else (frame.waits[-1] if frame.waits else None)
         exit_code = pane.dead_status if self._ended else (frame.exit_code if new_prompt and commands else None)

@@ -15,7 +15,7 @@ from harbor.models.trial.paths import EnvironmentPaths
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import SandboxLostError, SandboxStartError
 from harbor_gym.terminal import Terminal
-from harbor_gym.testing.fake_custody import answer_custody
+from harbor_gym.testing.fake_custody import FakeProcesses, answer_custody
 from harbor_gym.testing.fake_files import FakeFiles
 from harbor_gym.testing.fake_shell import FakeShell, Output, Program
 from harbor_gym.testing.promises import FAKE
@@ -44,6 +44,8 @@ class FakeEnvironment(BaseEnvironment):
         fail: What fails, and at which call of it, counted from 1. ``start``: the sandbox does not come up; ``exec``:
             it is lost under that command, and stays lost (the episode's own book-keeping does not count);
             ``upload``, ``download``: that transfer; ``verifier``: it writes no reward, as one that crashes.
+        processes: What is reported of processes before grading, as :class:`FakeProcesses` has it: ``stopped``,
+            ``unstoppable``, ``oom_kills``.
         delay_sec: Seconds that the start and every command take.
     """
 
@@ -57,6 +59,7 @@ class FakeEnvironment(BaseEnvironment):
         solved_when: Mapping[str, str] | None = None,
         rewards: float | Mapping[str, float] = 1.0,
         fail: Mapping[FailurePoint, int] | None = None,
+        processes: Mapping[str, Any] | None = None,
         delay_sec: float = 0.0,
         **kwargs: Any,
     ) -> None:
@@ -69,6 +72,7 @@ class FakeEnvironment(BaseEnvironment):
         self._solved_when = dict(solved_when or {})
         self._rewards = dict(rewards) if isinstance(rewards, Mapping) else {"reward": float(rewards)}
         self._fail: dict[FailurePoint, int] = dict(fail or {})
+        self._reported = FakeProcesses(**processes or {})
         self._delay_sec = delay_sec
         self._calls: Counter[FailurePoint] = Counter()
         self._gone = "it was not started"
@@ -185,7 +189,7 @@ class FakeEnvironment(BaseEnvironment):
             SandboxLostError: The sandbox is not running, or was told to be lost now.
         """
         self.require_running()
-        if (said := answer_custody(command, self.files)) is not None:
+        if (said := answer_custody(command, self.files, self._reported)) is not None:
             return Output(stdout=[said])
         self.commands.append(command)
         if self._is_to_fail("exec"):

@@ -1,13 +1,33 @@
 """The fake's answers to the scripts by which an episode prepares a sandbox for grading. It has no processes to stop."""
 
 import shlex
+from dataclasses import dataclass
 
 from harbor_gym.testing.fake_files import FakeFiles
 
 _SCRIPTS = ("census", "stop", "seal", "autopsy")
 
 
-def answer_custody(command: str, content: FakeFiles) -> str | None:
+@dataclass(frozen=True)
+class FakeProcesses:
+    """What a fake reports of processes that it does not have."""
+
+    stopped: int = 0
+    """Processes of the policy that are killed before grading."""
+
+    unstoppable: int = 0
+    """Those that are still there afterwards."""
+
+    oom_kills: tuple[int, int, int] | None = None
+    """Processes that the memory limit kills before the policy comes, while it acts, and while the verifier runs; None:
+    the sandbox does not report them."""
+
+    def killed(self, phases: int) -> str:
+        """Return how many the memory limit has killed after so many of the three phases."""
+        return "-" if self.oom_kills is None else str(sum(self.oom_kills[:phases]))
+
+
+def answer_custody(command: str, content: FakeFiles, processes: FakeProcesses) -> str | None:
     """Do what one of :mod:`harbor_gym.episode.custody`'s scripts asks and return its answer; None otherwise."""
     from harbor_gym.episode.breakage import sound_answer
     from harbor_gym.episode.custody import read_script
@@ -18,21 +38,21 @@ def answer_custody(command: str, content: FakeFiles) -> str | None:
     for script in _SCRIPTS:
         head, found, _ = command.partition(read_script(script))
         if found:
-            said.append(_answer(script, shlex.split(head.splitlines()[-1])[2:], content))
+            said.append(_answer(script, shlex.split(head.splitlines()[-1])[2:], content, processes))
     return "".join(said) or None
 
 
-def _answer(script: str, arguments: list[str], content: FakeFiles) -> str:
+def _answer(script: str, arguments: list[str], content: FakeFiles, processes: FakeProcesses) -> str:
     match script:
         case "census":
-            return "census -\n"
+            return f"census {processes.killed(1)}\n"
         case "stop":
             content.remove(arguments[2])
-            return "stop 0 0 -\n"
+            return f"stop {processes.stopped} {processes.unstoppable} {processes.killed(2)}\n"
         case "seal":
             for directory in arguments[1:]:
                 content.remove(directory)
                 content.make_dir(directory)
             return "sealed\n"
         case _:
-            return f"autopsy -\n{content.text(arguments[0]) or ''}"
+            return f"autopsy {processes.killed(3)}\n{content.text(arguments[0]) or ''}"

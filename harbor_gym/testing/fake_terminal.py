@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harbor_gym.config import TerminalConfig
+from harbor_gym.errors import TerminalError
 from harbor_gym.terminal import Leavings, TerminalTurn, observation
 from harbor_gym.terminal.screen import Screen
 from harbor_gym.testing.fake_shell import Output
@@ -124,10 +125,13 @@ class FakeTerminal:
                 line = self._lines.pop(0)
                 self._print(f"{line}\n")
                 self._running = asyncio.ensure_future(self._environment.run(line, self._shell))
-            await asyncio.wait([self._running], timeout=max(0.0, deadline - time.monotonic()))
-            if not self._running.done():
+            task = self._running
+            await asyncio.wait([task], timeout=max(0.0, deadline - time.monotonic()))
+            if not task.done():
                 return "deadline"
-            task, self._running = self._running, None
+            if task.cancelled():
+                raise TerminalError("the fake terminal was closed while a command ran")
+            self._running = None
             self._show(task.result())
             if self._ended:
                 return "ended"

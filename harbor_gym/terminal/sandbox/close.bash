@@ -40,13 +40,13 @@ find_marked() {
     fi
 }
 
-# The first naps are a read that nothing answers. The policy may have put something there that does.
+# The first naps are a read that nothing answers: it costs no program.
 nap() {
-    if ((turn < 10)) && [ -n "$has_nap" ]; then read -rt 0.005 -u 9; else sleep 0.025; fi
+    if ((turn < 10)) && [ -n "$silence" ]; then read -rt 0.005 -u "$silence"; else sleep 0.025; fi
 }
 
-pids=() has_nap=''
-[ -p "$dir/nap" ] && exec 9<>"$dir/nap" && has_nap=1
+pids=() silence=''
+exec {silence}<> <(:)
 collect
 ((${#pids[@]})) && kill -TERM "${!pids[@]}"
 if [ -n "${pids[server]}" ]; then

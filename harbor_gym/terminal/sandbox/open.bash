@@ -2,11 +2,10 @@
 # Answers with one line: "<nonce> ok <dir> <shell pid> <server pid>", or "<nonce> fail <reason> <details>".
 # Every program it calls costs a millisecond or two of each episode: bash does what bash can.
 # ready is empty, or what to serve steps under: then this process goes on to do that, and says so after a failure too.
-# Its control client is the one that starts the server then.
-# settle is how long tmux gets to draw the first prompt, in seconds, where nobody serves.
 # The step script is in the variable step already, and no business of the pane's.
+# shellcheck disable=SC2034,SC2154  # it shares variables with the step script
 export -n step
-nonce=$1 rc=$2 columns=$3 rows=$4 history=$5 tools=$6 settle=$7 ready=$8
+nonce=$1 rc=$2 columns=$3 rows=$4 history=$5 tools=$6 ready=$7
 
 fail() {
     printf '%s fail %s\n' "$nonce" "$*"
@@ -31,20 +30,13 @@ is_old() { [[ $1 =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] < 3)); }
 
 for base in /run /dev/shm /var/tmp "$HOME" /tmp; do
     dir=$base/.terminal-${nonce#@}
-    # Some environments make it beforehand, which saves two programs.
-    [ -p "$dir/nap" ] && break
-    if [ -w "$base" ] && mkdir -m 700 "$dir" 2>/dev/null; then
-        mkfifo "$dir/nap" && break
-        rmdir "$dir"
-    fi
+    [ -w "$base" ] && mkdir -m 700 "$dir" 2>/dev/null && break
     dir=
 done
 [ -n "$dir" ] || fail no-directory
 # shellcheck disable=SC2015
 printf '%s\n' "$step" >"$dir/step" &&
-    printf '%s\n' "${rc//@DIR@/$dir}" >"$dir/rc" &&
-    printf '0:0:0\n' >"$dir/prompt" &&
-    printf '0 0:0:0\n' >"$dir/typed" &&
+    printf '%s\n' "${rc//@NONCE@/$nonce}" >"$dir/rc" &&
     printf '%s\n' "$PATH" >"$dir/path" || fail no-directory "$dir"
 
 # An unknown locale makes bash complain; without UTF-8 tmux would not start at all.
@@ -67,20 +59,15 @@ export SHELL=$BASH
 # In a file: the policy reads command lines when it lists processes, and a control client tells of each command.
 printf '%s\n' "$clean" "set-option -g history-limit $history" 'set-option -g status off' \
     'set-option -s escape-time 0' "set-option -s default-terminal $term" "set-option -g default-shell '$BASH'" \
-    'set-option -wg remain-on-exit on' >"$dir/options"
+    'set-option -wg remain-on-exit on' 'set-option -wg automatic-rename off' 'set-option -wg allow-rename on' >"$dir/options"
 words=(-f "$dir/options" new-session -d -P -F '#{pane_pid} #{pid} #{pane_tty} #{version}' -s main
     -x "$columns" -y "$rows" -c "$PWD" "$BASH" --rcfile "$dir/rc" -i)
-if [ -n "$ready" ]; then
-    greeting=()
-    set -- load
-    eval "$step"
-    LC_ALL=$locale PATH=$path connect "${words[@]}" \; 2>"$dir/pane"
-    for line in "${greeting[@]}"; do [[ $line == %* ]] || printf '%s\n' "$line"; done >>"$dir/pane"
-    [ -n "$to" ]
-else
-    LC_ALL=$locale PATH=$path "$tmux" -u -S "$dir/socket" "${words[@]}" >"$dir/pane" 2>&1
-fi
+session=$nonce
+set -- load
+eval "$step"
+LC_ALL=$locale PATH=$path connect "${words[@]}" \; 2>"$dir/pane"
 status=$?
+for line in "${greeting[@]}"; do [[ $line == %* ]] || printf '%s\n' "$line"; done >>"$dir/pane"
 read -r shell server tty version <"$dir/pane"
 if ((status)) || [[ $tty != /dev/* ]]; then
     is_old "$(tmux -V)" && fail old-tmux "$(tmux -V)"
@@ -89,30 +76,23 @@ fi
 is_old "$version" && fail old-tmux "tmux $version"
 printf '%s %s %s\n' "$shell" "$server" "$tty" >"$dir/pane"
 
-is_running() {
-    local stat
-    IFS= read -r -d '' stat <"/proc/$1/stat"
-    [ -n "$stat" ] && [[ ${stat##*) } != [ZX]* ]]
-} 2>/dev/null
-
 # What the pane shows at its end, once tmux has noticed the end.
 last_words() {
     local turn
     for ((turn = 0; turn < 100; turn++)); do
         ((turn > 20)) && kill -CHLD "$server"
-        [ "$(tmux -S "$dir/socket" display-message -p -t %0 '#{pane_dead}')" = 1 ] && break
-        read -rt 0.01 -u 9
+        read_mark && [ "$is_dead" = 1 ] && break
+        await_news 0.01
     done
-    tmux -u -S "$dir/socket" capture-pane -p -S - -t %0 | grep . | tail -n 5
+    query "capture-pane -p -S - -t %0" && printf '%s\n' "${answer[0]}" | grep . | tail -n 5
 } 2>/dev/null
 
-exec 9<>"$dir/nap"
+# The first prompt; or, of a shell that marks none, all that it does before it reads.
 for ((i = 0; i < 1000; i++)); do
-    read -r mark <"$dir/prompt"
-    [ "$mark" != 0:0:0 ] && break
-    is_running "$shell" || fail shell-ended "$(last_words)"
-    read -rt 0.01 -u 9
+    read_mark && [ "$kind" = p ] && break
+    shell_lives && [ "$is_dead" = 0 ] || fail shell-ended "$(last_words)"
+    ((i % 10 < 9)) || { needs_run='' && has_settled && break; }
+    await_news 0.01
 done
-[ -n "$ready" ] || read -rt "$settle" -u 9
 printf '%s ok %s %s %s\n' "$nonce" "$dir" "$shell" "$server"
 [ -z "$ready" ] || serve "$ready"

@@ -1,25 +1,32 @@
-# Read by the policy's interactive shell: the user's own settings, then a hook that notes each prompt in a file.
-# shellcheck disable=SC1090
+# Read by the policy's interactive shell: the user's own settings, then marks in its prompts.
+# A mark is "<nonce> <pid> <count> <kind>": r runs a command, m wants more input, "p <exit code>" is a prompt. tmux keeps
+# the last one as the pane's path (OSC 7); the window's name behind it (\ek) makes tmux notify its control clients. The
+# leading \e\\ ends a string that a program left open.
+# shellcheck disable=SC1003,SC1090,SC2016,SC2034
 if [ -f ~/.bashrc ]; then . ~/.bashrc; fi
 
-# A host name that differs from sandbox to sandbox says nothing and costs tokens.
-# shellcheck disable=SC1003  # a backslash is meant
-PS1=${PS1//'\\'/$'\1'}
-PS1=${PS1//\\[hH]/sandbox}
-# shellcheck disable=SC1003  # a backslash is meant
-PS1=${PS1//$'\1'/'\\'}
+__marks=$RANDOM
+PS0=$PS0'\e\\\e]7;@NONCE@ $$ $((__marks+=1+RANDOM)) r\a\ek@NONCE@\e\\'
+PS2=$PS2'\[\e\\\e]7;@NONCE@ $$ $((__marks+=1+RANDOM)) m\a\ek@NONCE@\e\\\]'
+# The exit code is saved before any $(...) of the prompt's own can change it.
+__prompt_begin='${__marks:0:$((__exit_code=$?,0))}'
+__prompt_end='\[\e\\\e]7;@NONCE@ $$ $((__marks+=1+RANDOM)) p $__exit_code\a\ek@NONCE@\e\\\]'
 
-__prompt_status() { __prompt_code=$?; return "$__prompt_code"; }
-__prompt_mark() {
-    printf '%s:%s:%s\n' "$$" "$((__prompt_count += 1))" "${__prompt_code:-0}" >|"@DIR@/prompt" || :
-    # A FIFO opened for both takes the byte, and drops it where no one waits.
-    # shellcheck disable=SC2015  # neither may fail the prompt
-    [ -p "@DIR@/nap" ] && printf '\n' 1<>"@DIR@/nap" || :
-} 2>/dev/null
-
+# Marks a PS1 that is not known yet. A loop over nothing runs no command: no trap fires and `set -x` prints nothing.
+# A host name that differs from sandbox to sandbox carries no information and costs tokens.
+declare -A __marked=()
+__mark_prompt='for __ps in ${__marked[x${PS1-}]-x}; do
+    if [[ ${PS1-} != *@NONCE@* ]]; then
+        PS1=${PS1-} PS1=${PS1//"\\\\"/$'\''\1'\''}
+        PS1=${PS1//\\[hH]/sandbox} PS1=${PS1//$'\''\1'\''/"\\\\"}
+        PS1=$__prompt_begin$PS1$__prompt_end
+    fi
+    __marked[x$PS1]=
+done'
 if ((BASH_VERSINFO[0] > 5 || (BASH_VERSINFO[0] == 5 && BASH_VERSINFO[1] >= 1))); then
-    PROMPT_COMMAND=(__prompt_status "${PROMPT_COMMAND[@]}" __prompt_mark)
+    PROMPT_COMMAND+=("$__mark_prompt")
 else
-    # shellcheck disable=SC2178
-    PROMPT_COMMAND=$'__prompt_status\n'"${PROMPT_COMMAND:-:}"$'\n__prompt_mark'
+    # shellcheck disable=SC2178,SC2128
+    PROMPT_COMMAND=${PROMPT_COMMAND:+$PROMPT_COMMAND$'\n'}$__mark_prompt
 fi
+unset __mark_prompt

@@ -5,30 +5,59 @@
 # STEP is the frame's nonce, the byte limit of a frame, the number of the first command, then three words per command:
 # wait in ms as <busy>/<idle>, or with =<ms> exactly that long; kind; payload.
 #   kind "keys": payload is a tmux key name; "hex": bytes as hex words with commas between; "base64": bytes in base64;
-#   "file": the name of a file with bytes in base64, sent ahead; "none": type nothing.
+#   "file": the name of a file with bytes in base64, sent ahead; "text": what tmux reads itself, in hex; "none": nothing.
 # Some environments merge the error stream into the answer, and the policy may delete any file at any moment.
+#
+# The variables that functions share. The session (set once by whoever serves):
+#   dir          the session's directory: socket, step, rc, options, pane, path, channel, keys, text, visible, frame
+#   session      the nonce in the marks of the pane's prompts      shell server tty   the pane's shell, tmux, terminal
+#   tmux         the program          is_resident   whether this process takes more steps than one
+# The control client (2-tmux):
+#   to from      descriptors to and from it     client  its pid    greeting   what it printed before it was attached
+#   partial      the part of a line that a read with a time limit got        asked     number of questions so far
+#   answer       what the commands of the last question printed, one element each
+#   news         set when the window was renamed: there may be a new mark
+# The prompt (3-marks):
+#   mark kind    the latest mark "<pid>:<count>:<exit code>" and its kind p, m, r; "0:0:" and "" where there is none
+#   typed        the mark from before the keys          screen is_dead is_full   what the pane shows, and its state
+# The kernel's view (4-processes, 5-verdicts):
+#   state group terminal_group threads    of the process that was read last      runtime  its time on a processor
+#   call first … fifth                    the system call that it waits in       modes    the terminal's
+#   foreground members                    the terminal's foreground group        runtimes of its members, before the keys
+#   evidence patience is_hidden is_mixed is_relayed is_tended  see `examine`
+#   terminals                             the descriptors that another user's process has of the terminal
+# The step (6-waiting … 9-serving):
+#   nonce limit number begun    the frame's nonce and byte limit, the current and the first command's number
+#   waits why                   how the waits so far have ended, and this one
+#   now started                 on the clock, in ms       last_screen last_spent   what was seen at the last look
+#   quiet_since idle_since      since when the screen was quiet, and the programs; spent_then   what they had spent then
+#   polls                       how often they have looked up since
+#   raw_looks                   for how many looks the terminal has been raw, where nobody else tells
+#   keys_end_line types_ahead can_settle needs_run   see `note_keys`
+#   signed                      the second of the last sign of life
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 exec 2>/dev/null
 LC_ALL=C
-[ "$1" = load ] || dir=${BASH_SOURCE[0]%/*}
-signed=-1 answer=() to='' from='' client='' is_resident='' can_drain=1 asked=0
-quiet_ms=120 settle_sec=0.015 patience_sec=0.04
+if [ "$1" != load ]; then
+    dir=${BASH_SOURCE[0]%/*}
+    session=@${dir##*/.terminal-} tmux=''
+fi
+signed=-1 answer=() to='' from='' client='' is_resident='' partial='' asked=0 news='' mark=0:0: kind=''
+quiet_ms=120 settle_sec=0.015 patience_sec=0.04 polling_ms=350
 case $HOSTTYPE in
-    x86_64) sys_read=0 sys_select=' 23 270 ' sys_poll=' 7 271 ' sys_epoll=' 232 281 ' sys_wait=' 61 247 130 ' ;;
-    aarch64 | arm64) sys_read=63 sys_select=' 72 ' sys_poll=' 73 ' sys_epoll=' 22 ' sys_wait=' 260 95 133 ' ;;
-    *) sys_read=none sys_select='' sys_poll='' sys_epoll='' sys_wait='' ;;
+    x86_64)
+        sys_read=0 sys_write=1 sys_select=' 23 270 ' sys_poll=' 7 271 ' sys_epoll=' 232 281 ' sys_wait=' 61 247 130 34 '
+        sys_futex=202 sys_sigwait=128 sys_timespec=' 271 270 23 '
+        ;;
+    aarch64 | arm64)
+        sys_read=63 sys_write=64 sys_select=' 72 ' sys_poll=' 73 ' sys_epoll=' 22 ' sys_wait=' 260 95 133 '
+        sys_futex=98 sys_sigwait=137 sys_timespec=' 73 72 '
+        ;;
+    *)
+        sys_read=none sys_write=none sys_select='' sys_poll='' sys_epoll='' sys_wait='' sys_futex=none sys_sigwait=none
+        sys_timespec=''
+        ;;
 esac
-
-tm() { tmux -u -S "$dir/socket" "$@"; }
-
-# Waits for so many seconds, or for the shell's next prompt; false when that came.
-sleep_through() {
-    read -rt "$1" -u 9 || return 0
-    while read -rt 0 -u 9; do read -rt 0.001 -u 9; done
-    return 1
-}
-
-nap() { sleep_through "$1" || return 0; }
 
 # True when whoever asked for this step has gone, or asks for the next one.
 is_abandoned() { [ -n "$is_resident" ] && read -rt 0; }
@@ -40,9 +69,13 @@ give_sign() {
     printf '%s .\n' "$nonce"
 }
 
+# Where /proc is hidden the wall clock has to do.
 read_clock() {
     local up
-    read -r up _ </proc/uptime
-    up=${up/./}
-    now=$((10#$up * 10))
+    if read -r up _ </proc/uptime; then
+        now=$((10#${up/./} * 10))
+    else
+        up=${EPOCHREALTIME/[.,]/}
+        now=$((10#${up:-${SECONDS}000000} / 1000))
+    fi
 }

@@ -1,13 +1,14 @@
-# Talking to tmux.
+# Talking to tmux, over a control client that is connected again when it is lost.
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
-# A control client saves a fork for every word with tmux. $@ are its options, and what it does before it attaches to the
-# session; sets greeting to what it says until then. Told at the same moment that it wants no output, it has none yet:
-# where tmux 3.3 has some to tell when it is told so, it never says another word.
+# $@ are the client's options, and what it does before it attaches to the session; sets greeting to what it prints until
+# then. Told at the same moment that it wants no output, it has none yet: where tmux 3.3 has some to tell when it is told
+# so, it never says another word.
 # shellcheck disable=SC2120  # the opening has something to pass
 connect() {
     local line
     greeting=()
+    [ -n "$tmux" ] || { hash tmux && tmux=${BASH_CMDS[tmux]}; } || return
     coproc CONTROL {
         exec "$tmux" -u -S "$dir/socket" -C "$@" attach-session -t main \; refresh-client -F no-output
     }
@@ -15,79 +16,85 @@ connect() {
     client=$CONTROL_PID
     exec {from}<&"${CONTROL[0]}" {to}>&"${CONTROL[1]}" || return
     eval "exec ${CONTROL[0]}<&- ${CONTROL[1]}>&-"
+    partial=''
     while IFS= read -ru "$from" line; do
         if [[ $line == %session-changed* ]]; then
-            ask_at_last attached && return
+            ask 'display-message -p attached' && return
             break
         fi
         greeting+=("$line")
     done
     disconnect
+    return 1
 }
 
 disconnect() {
     [ -n "$to" ] && exec {to}>&- {from}<&-
-    to='' from=''
+    to='' from='' partial=''
 }
 
-# Runs tmux commands through the control client; sets answer to the lines they print. Each is one argument, written as
-# both tmux and a shell read it: every word that this script takes costs time.
-ask() {
-    local IFS='' line block left=$#
-    answer=()
-    tell "$@" || return
-    while read -ru "$from" line; do
-        [[ $line == '%begin '* ]] || continue
-        block=${line#%begin }
-        while read -ru "$from" line && [ "$line" != "%end $block" ]; do
-            [ "$line" != "%error $block" ] || return 1
-            answer+=("$line")
-        done
-        [ -n "$line" ] || break
-        ((--left)) || return 0
-    done
-    disconnect
-    return 1
-}
-
-# The same for commands that bring others along or have nothing to say: answer is what $1 expands to after the others.
-# bash takes longer for many lines than for one long one, so all is read in one. Its end is a command of its own, which
+# Runs tmux commands, all in one go: nothing else happens to the pane in between. Sets answer to what each one printed;
+# false where one failed. Each argument is a command, or several, in tmux's own language.
+# bash takes longer for many lines than for one long one, so all is read in few. The end is a command of its own, which
 # runs whatever becomes of the others.
-ask_at_last() {
-    local IFS='' part text='' failed='' last="$nonce. " end="$RANDOM$RANDOM$((++asked))"
+ask() {
+    local IFS='' part text commands end="$nonce.$((++asked))"
     answer=()
-    tell "${@:2}" "display-message -p -t %0 '$last$1'"$'\n'"display-message -p '$end~'" || return
-    while read -r -d '~' -u "$from" part; do
-        [[ $part == *$'\n%error '* ]] && failed=1
+    # It goes no further than a client of its own could: a session that only this process can still reach is over.
+    [ -e "$dir/socket" ] && { [ -z "$tmux" ] || [ -x "$tmux" ]; } || return
+    [ -n "$to" ] || connect || return
+    answer=()
+    printf -v commands ' ; %s' "$@"
+    # Where the client is gone, reading its answer tells.
+    printf '%s\n' "${commands:3}" "display-message -p '$end\`'" >&"$to" || :
+    text=$'\n'$partial partial=''
+    while read -r -d '`' -u "$from" part; do
         text+=$part
-        if [[ $part == *$'\n'"$end" ]]; then
-            [ -z "$failed" ] && [[ $text == *"$last"* ]] || return
-            text=${text##*"$last"}
-            answer=("${text%%$'\n'*}")
-            return 0
+        if [[ $text == *$'\n'"$end" ]]; then
+            [[ $text == *$'\n%window-renamed '* ]] && news=1
+            take_answer "$text"
+            return
         fi
-        # What a window is called may hold many.
-        text+='~'
-        [[ $text == *"$last"* ]] || text=${text##*$'\n'}
+        text+='`'
     done
     disconnect
     return 1
 }
 
-# It goes no further than a client of its own could: a session that only this process can still reach is over.
-tell() {
-    local text
-    [ -n "$to" ] && [ -e "$dir/socket" ] && [ -x "$tmux" ] || return
-    printf -v text ' ; %s' "$@"
-    # Where the client is gone, reading its answer tells.
-    printf '%s\n' "${text:3}" >&"$to" || :
+# Each command's output stands between a line "%begin <block>" and a line "%end <block>".
+take_answer() {
+    local text=$1 block part
+    while [[ $text == *$'\n%begin '* ]]; do
+        text=${text#*$'\n%begin '}
+        block=${text%%$'\n'*} text=$'\n'${text#*$'\n'}
+        part=${text%%$'\n%end '"$block"*}
+        if [ "$part" = "$text" ]; then
+            # The last block is the question's own end.
+            [[ $text != *$'\n%error '"$block"* ]]
+            return
+        fi
+        text=${text#*$'\n%end '"$block"}
+        answer+=("${part:1}")
+    done
+    return 1
 }
 
-# What ask does, by a client of its own where there is no control client.
-query() {
-    local text
-    if [ -n "$to" ]; then ask "$@" && return; fi
-    [ -z "$to" ] || return
-    printf -v text ' \\; %s' "$@"
-    text=$(eval "tm ${text:4}") && mapfile -t answer <<<"$text"
+# The same for commands that may run twice.
+query() { ask "$@" || { [ -z "$to" ] && ask "$@"; }; }
+
+# Waits for so many seconds, or until tmux has something to say.
+await_news() {
+    local line
+    if [ -z "$to" ] && ! connect; then
+        sleep "$1"
+        return
+    fi
+    if IFS= read -rt "$1" -u "$from" line; then
+        [[ $partial$line == %window-renamed* ]] && news=1
+        partial=''
+    elif (($? > 128)); then
+        partial+=$line
+    else
+        disconnect
+    fi
 }

@@ -1,23 +1,22 @@
 # Taking steps.
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
-# Stops the process that served this session. True when it had already looked at the screen for this very step.
+# Stops the process that served this session.
 take_over() {
-    local pid key turn
-    read -r pid client key <"$dir/channel" && [ -n "$key" ] || return
+    local pid client_there key turn
+    read -r pid client_there key <"$dir/channel" && [ -n "$key" ] || return
     for ((turn = 0; turn < 500; turn++)); do
         if [[ $(tr '\0' ' ' <"/proc/$pid/cmdline") == *"step serve $key"* ]]; then
             kill_tree "$pid"
-        elif [[ " $(tm list-clients -F '#{client_pid}' | tr '\n' ' ')" == *" $client "* ]]; then
+        elif query "list-clients -F '#{client_pid}'" && [[ $'\n'${answer[0]}$'\n' == *$'\n'"$client_there"$'\n'* ]]; then
             # What it had not yet read of its commands is lost with it.
-            kill -KILL "$client"
+            kill -KILL "$client_there"
         else
             break
         fi
-        nap 0.002
+        await_news 0.002
     done
     : >"$dir/channel"
-    query "display-message -p -t %0 '#{@step}'" && [[ ${answer[0]} == "$nonce step "* ]]
 }
 
 kill_tree() {
@@ -31,14 +30,12 @@ kill_tree() {
 take_step() {
     nonce=$1 limit=$2 number=$3
     shift 3
-    exec 9<>"$dir/nap"
     read -r shell server tty <"$dir/pane"
-    read_mark
-    typed=$mark waits='' why='' noted_number=0 noted_for=0 begun=$number drains=0 history=''
-    if [ "$mode" = again ] && take_over; then
-        show_again
-    else
-        [ "$mode" = again ] && read_noted && read_note
+    waits='' why='' noted_number=0 begun=$number
+    [ "$mode" = again ] && take_over
+    if [ "$mode" != again ] || ! show_again; then
+        # No later command than the step's own last one can have been typed.
+        [ "$mode" = again ] && read_note && ((noted_number < begun + $# / 3)) || noted_number=0
         while (($#)); do
             if [ "$why" != ended ]; then run_command "$1" "$2" "$3"; fi
             [ "$why" = abandoned ] && return
@@ -48,18 +45,6 @@ take_step() {
         show_screen
     fi
     printf '%s end\n' "$nonce"
-    exec 9<&-
-}
-
-# Waits until the session's first prompt is drawn, before anything was typed; not for long.
-see_first_prompt() {
-    local turn drains=0 history=
-    read -r _ typed <"$dir/typed" && [ "$typed" = 0:0:0 ] || return
-    read -r shell server tty <"$dir/pane"
-    for ((turn = 0; turn < 15; turn++)); do
-        shell_is_idle && drain && return
-        read -rt 0.001 -u 9
-    done
 }
 
 serve() {
@@ -68,11 +53,8 @@ serve() {
     trap '' PIPE
     if [ -z "$to" ]; then
         [ -e "$dir/path" ] && read -r PATH <"$dir/path"
-        hash tmux && tmux=${BASH_CMDS[tmux]}
-        exec 9<>"$dir/nap"
         connect
     fi
-    see_first_prompt
     printf '%s %s %s\n' $$ "$client" "$nonce" >"$dir/channel"
     printf '%s ready\n' "$nonce"
     while read -ra words; do
@@ -86,7 +68,7 @@ serve() {
                 if [ -r "$dir/step" ] && [ -x "$BASH" ]; then
                     take_step "${words[@]:1}"
                 else
-                    printf '%s step , 0:0:0\n%s gone\n%s end\n' "${words[1]}" "${words[1]}" "${words[1]}"
+                    printf '%s step , 0:0:\n%s gone\n%s end\n' "${words[1]}" "${words[1]}" "${words[1]}"
                 fi
                 ;;
             become)
@@ -104,5 +86,8 @@ shift
 case $mode in
     load) ;;
     serve) serve "$@" ;;
-    *) take_step "$@" ;;
+    *)
+        trap '' PIPE
+        take_step "$@"
+        ;;
 esac

@@ -1,0 +1,258 @@
+"""Judge every return of the terminal after the fact: a witness stamps each byte that the pane wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from harbor_gym.bench.implementations import our_transports, terminal_config
+from harbor_gym.bench.truth_sessions import Session, TruthStep
+from harbor_gym.processes import start_process
+from harbor_gym.terminal import TerminalTurn, open_terminal
+from harbor_gym.terminal.entry import enter_argv
+from harbor_gym.terminal.tmux_terminal import TmuxTerminal
+from harbor_gym.types import Command
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment
+
+WATCH_SEC = 1.4
+"""How long the pane is watched after a return: longer than any pause between a program's outputs in the sessions."""
+
+_IDLE_SEC = 2.0
+"""A program that wrote nothing for so long before the deadline was waiting for input, if that is what it does."""
+
+_NUMBERED = re.compile(r"^L\d{6}$", re.MULTILINE)
+_WANTED = {"prompt": ("prompt",), "input": ("tty_read",), "screen": ("fullscreen",), "busy": ("deadline",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of one step."""
+
+    transport: str
+    session: str
+    keys: str
+    kind: str
+    """``right``, ``early``, ``late``, or ``label``: at the right moment by another name."""
+
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TruthReport:
+    """Every verdict, and the lines that went wrong."""
+
+    sandbox: str
+    verdicts: tuple[Verdict, ...]
+    wrong_lines: tuple[str, ...]
+    """Lines lost, doubled or out of order."""
+
+    unavailable: tuple[str, ...] = ()
+    """Sessions whose programs the sandbox lacks."""
+
+    def rate(self, kind: str, transport: str | None = None) -> float:
+        """Return the share of steps with a verdict, over one transport or all."""
+        chosen = [one.kind for one in self.verdicts if transport in (None, one.transport)]
+        return chosen.count(kind) / len(chosen) if chosen else 0.0
+
+    def as_object(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        names = sorted({one.transport for one in self.verdicts})
+        return {
+            "sandbox": self.sandbox,
+            "transports": {
+                name: {
+                    "steps": sum(one.transport == name for one in self.verdicts),
+                    **{kind: self.rate(kind, name) for kind in ("early", "late", "label")},
+                }
+                for name in names
+            },
+            "wrong_lines": list(self.wrong_lines),
+            "wrong_steps": [
+                [one.transport, one.session, one.keys, one.kind, one.detail]
+                for one in self.verdicts
+                if one.kind != "right"
+            ],
+            "unavailable": list(self.unavailable),
+        }
+
+
+def format_truth(report: TruthReport) -> str:
+    """Return the report as text."""
+    rows = [f"{'transport':<12}{'steps':>6}{'false early':>13}{'false late':>12}{'other name':>12}"]
+    for name, found in report.as_object()["transports"].items():
+        shares = (f"{100 * found[kind]:.2f} %" for kind in ("early", "late", "label"))
+        rows.append("{:<12}{:>6}{:>13}{:>12}{:>12}".format(name, found["steps"], *shares))
+    rows.append(f"lines lost, doubled or out of order: {len(report.wrong_lines)}")
+    rows += [f"  {line}" for line in report.wrong_lines[:20]]
+    wrong = Counter(
+        f"  {one.kind:<6}{one.transport:<11}{one.session}: {one.keys!r} {one.detail}"
+        for one in report.verdicts
+        if one.kind != "right"
+    )
+    rows += [f"{line} ({count} times)" if count > 1 else line for line, count in wrong.items()]
+    if report.unavailable:
+        rows.append(f"not taken, for want of programs: {', '.join(report.unavailable)}")
+    return "\n".join(rows)
+
+
+@dataclass
+class _Witness:
+    """A control client that stamps what the pane writes, apart from the terminal that is judged."""
+
+    stamps: list[float] = field(default_factory=list[float])
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        while line := await stream.readline():
+            if line.startswith(b"%output"):
+                self.stamps.append(time.monotonic())
+
+    def since(self, moment: float) -> list[float]:
+        return [stamp for stamp in self.stamps if stamp > moment]
+
+
+@contextlib.asynccontextmanager
+async def _watched(environment: BaseEnvironment, terminal: TmuxTerminal, user: str) -> AsyncGenerator[_Witness]:
+    command = f"exec tmux -u -S {terminal.directory}/socket -C attach-session -t main"
+    argv = await enter_argv(environment, command, user=user)
+    assert argv is not None, "the sandbox lets no process in"
+    process = await start_process(
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+        limit=1 << 24,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    witness = _Witness()
+    reading = asyncio.create_task(witness.read(process.stdout))
+    try:
+        yield witness
+    finally:
+        process.stdin.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        await reading
+
+
+async def bench_truth(
+    environment: BaseEnvironment,
+    sessions: Sequence[Session],
+    *,
+    sandbox: str = "local",
+    at_once: int = 4,
+    repeat: int = 1,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> TruthReport:
+    """Take every session over every transport, and judge each return by what the pane wrote afterwards.
+
+    Raises:
+        SandboxLostError: The sandbox is gone.
+    """
+    gate = asyncio.Semaphore(at_once)
+    verdicts: list[Verdict] = []
+    wrong_lines: list[str] = []
+    available = [session for session in sessions if await _has_all(environment, session)]
+    runs = [(session, name) for _ in range(repeat) for name in our_transports() for session in available]
+    done = 0
+
+    async def run(session: Session, transport: str) -> None:
+        nonlocal done
+        async with gate:
+            found, wrong = await _take_session(environment, session, transport)
+            verdicts.extend(found)
+            wrong_lines.extend(wrong)
+        done += 1
+        on_progress(done, len(runs))
+
+    async with asyncio.TaskGroup() as group:
+        for session, transport in runs:
+            group.create_task(run(session, transport))
+    missing = tuple(session.name for session in sessions if session not in available)
+    return TruthReport(sandbox, tuple(verdicts), tuple(wrong_lines), missing)
+
+
+async def _has_all(environment: BaseEnvironment, session: Session) -> bool:
+    look = " && ".join(["true", *(f"command -v {program} >/dev/null" for program in session.needs)])
+    if (await environment.exec(look)).return_code:
+        return False
+    if session.setup:
+        await environment.exec(session.setup)
+    return True
+
+
+async def _take_session(
+    environment: BaseEnvironment, session: Session, transport: str
+) -> tuple[list[Verdict], list[str]]:
+    config = terminal_config(transport, max_observation_bytes=1_000_000, min_wait_sec=0.5)
+    terminal = await open_terminal(environment, config, user=session.user)
+    assert isinstance(terminal, TmuxTerminal)
+    verdicts: list[Verdict] = []
+    shown: list[str] = []
+    try:
+        async with _watched(environment, terminal, session.user) as witness:
+            await terminal.run([])
+            for step in session.steps:
+                turn = await terminal.run([Command(step.keys, step.deadline_sec)])
+                returned = time.monotonic()
+                shown.append(turn.text)
+                await asyncio.sleep(0 if step.want == "busy" else WATCH_SEC)
+                after = await terminal.screen()
+                later = [] if after is None else after.text.splitlines()
+                verdicts.append(_judge(session, transport, step, turn, returned, witness, later))
+                if turn.ended:
+                    break
+    finally:
+        await terminal.close()
+    expected = [line for step in session.steps for line in step.lines]
+    seen = _NUMBERED.findall("\n".join(shown))
+    wrong = [] if seen == expected else [f"{transport} {session.name}: {_compare(seen, expected)}"]
+    return verdicts, wrong
+
+
+def _judge(
+    session: Session,
+    transport: str,
+    step: TruthStep,
+    turn: TerminalTurn,
+    returned: float,
+    witness: _Witness,
+    later: list[str],
+) -> Verdict:
+    def verdict(kind: str, detail: str = "") -> Verdict:
+        return Verdict(transport, session.name, step.keys, kind, detail)
+
+    (how,) = turn.waits
+    if how == "deadline":
+        if step.want == "busy":
+            return verdict("right")
+        last = max((stamp for stamp in witness.stamps if stamp <= returned), default=returned - _IDLE_SEC)
+        return verdict("late" if returned - last >= _IDLE_SEC else "right", f"{turn.text[-60:]!r}")
+    if step.want == "busy":
+        return verdict("early", f"{how} {turn.text[-60:]!r}")
+    wrote = witness.since(returned)
+    changed = [line.rstrip() for line in later] != "\n".join(turn.shown).rstrip().split("\n")
+    if wrote and changed and not step.repaints and _screens_differ(turn.shown, later):
+        return verdict("early", f"{how}, then {1000 * (wrote[0] - returned):.0f} ms later {later[-2:]!r}")
+    return verdict("right" if how in _WANTED[step.want] else "label", "" if how in _WANTED[step.want] else how)
+
+
+def _screens_differ(before: Sequence[str], after: Sequence[str]) -> bool:
+    """Tell whether two screens hold other text; rows of one may be joined."""
+    return "".join("".join(before).split()) != "".join("".join(after).split())
+
+
+def _compare(seen: list[str], expected: list[str]) -> str:
+    lost = [line for line in expected if line not in seen]
+    doubled = [line for line, count in Counter(seen).items() if count > 1]
+    return f"{len(lost)} lost {lost[:3]}, {len(doubled)} doubled {doubled[:3]}, of {len(expected)}"

@@ -1,0 +1,38 @@
+# What the pane shows, and the marks of its prompts (see rc.bash).
+# shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
+
+# Takes in what tmux calls the pane's path. Anybody may have written it.
+take_mark() {
+    local pattern=" ([1-9][0-9]{0,9}) ([0-9]{1,18}) ([pmr])( ([0-9]{1,3}))?$"
+    mark=0:0: kind=''
+    [[ $1 == "$session "* && ${1#"$session"} =~ ^$pattern ]] || return
+    kind=${BASH_REMATCH[3]} mark=${BASH_REMATCH[1]}:${BASH_REMATCH[2]}:${BASH_REMATCH[5]}
+}
+
+# True where the mark is later than the one from before the keys: each shell counts up.
+is_new_mark() {
+    local count=${typed#*:} new=${mark#*:}
+    [ -n "$kind" ] && [ "$mark" != "$typed" ] && { [ "${mark%%:*}" != "${typed%%:*}" ] || ((10#${new%:*} > 10#${count%:*})); }
+}
+
+at_new_prompt() { [[ $kind == [pm] ]] && is_new_mark; }
+
+read_mark() {
+    query "display-message -p -t %0 '#{pane_dead} #{alternate_on}|#{pane_path}'" || return
+    is_dead=${answer[0]:0:1} is_full=${answer[0]:2:1}
+    take_mark "${answer[0]#*|}"
+}
+
+# Sets screen to all that can be seen to change, and the mark of that very moment.
+read_screen() {
+    query "display-message -p -t %0 '#{pane_dead} #{alternate_on} #{cursor_x} #{cursor_y} #{history_size}|#{pane_path}'" \
+        'capture-pane -p -t %0'
+    if ((${#answer[@]} == 2)); then
+        is_dead=${answer[0]:0:1} is_full=${answer[0]:2:1}
+        screen=${answer[0]%%|*}$'\n'${answer[1]}
+        take_mark "${answer[0]#*|}"
+    else
+        # The server is gone, or the pane.
+        is_dead=1 is_full=0 screen='' kind='' mark=0:0:
+    fi
+}

@@ -1,0 +1,197 @@
+# What the kernel tells of the processes in the terminal.
+# shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
+
+# Sets state, group, terminal_group, threads of a process or thread; false when it is gone or a zombie.
+read_stat() {
+    local stat
+    state=
+    IFS= read -r -d '' stat <"/proc/$1/stat"
+    [ -n "$stat" ] || return 1
+    stat=${stat##*) }
+    # shellcheck disable=SC2086
+    set -- $stat
+    state=$1 group=$3 terminal_group=$6 threads=${18}
+    [[ $state != [ZX] ]]
+}
+
+shell_lives() { read_stat "$shell" || { [ -z "$state" ] && kill -0 "$shell"; }; }
+
+# The kernel's word on what a process waits for; false where it may not be read.
+read_syscall() {
+    call=
+    read -r call first second third fourth fifth _ <"/proc/$1/syscall" && [ -n "$call" ]
+}
+
+# The same as the process's owner may see it, where that is another user and we are root; sets terminals, too.
+read_syscall_as_owner() {
+    local line uid='' gid=''
+    ((EUID == 0)) || return
+    while read -r line; do
+        # shellcheck disable=SC2086
+        case $line in
+            Uid:*) set -- "$1" $line && uid=$3 ;;
+            Gid:*) set -- "$1" $line && gid=$3 ;;
+        esac
+    done <"/proc/$1/status"
+    ((uid)) || return
+    # shellcheck disable=SC2016
+    line=$(tty=$tty exec chroot --userspec="$uid:$gid" / "$BASH" -c 'read -r line <"/proc/$0/syscall" || exit
+for fd in 0 1 2; do [ "/proc/${0%%/*}/fd/$fd" -ef "$tty" ] && echo -n " $fd"; done; echo " / $line"' "$1")
+    terminals=${line%%/*}
+    read -r call first second third fourth fifth _ <<<"${line#*/}" && [ -n "$call" ]
+}
+
+is_terminal() {
+    if [ -n "$terminals" ]; then
+        [[ $terminals == *" $2 "* ]]
+    else
+        is_same_terminal "/proc/$1/fd/$2"
+    fi
+}
+is_same_terminal() { [ "$1" -ef "$tty" ] || [ "$1" -ef /dev/tty ]; }
+read_modes() { modes=$(stty -F "$tty" -a) && [ -n "$modes" ]; }
+is_raw() { read_modes && [[ $modes == *-icanon* ]]; }
+is_forever() { [[ $1 == 0xffffffff || $1 == 0xffffffffffffffff ]]; }
+
+# Sets members: the processes of the terminal's foreground group, or none where the kernel does not tell which it is.
+find_foreground() {
+    local pid child children list i queue=("$shell")
+    members=()
+    read_stat "$shell" || return
+    foreground=$terminal_group
+    ((foreground > 0)) || return
+    [ "$group" = "$foreground" ] && members+=("$shell")
+    for ((i = 0; i < ${#queue[@]} && i < 200; i++)); do
+        for list in "/proc/${queue[i]}/task/"*/children; do
+            children=
+            read -r children <"$list"
+            for child in $children; do
+                queue+=("$child")
+                read_stat "$child" && [ "$group" = "$foreground" ] && members+=("$child")
+            done
+        done
+    done
+    # The leader may descend from somebody else.
+    [[ " ${members[*]} " == *" $foreground "* ]] || { read_stat "$foreground" && members+=("$foreground"); }
+}
+
+foreground_runs() {
+    local pid
+    for pid in "${members[@]}"; do
+        read_stat "$pid" && [[ $state == [RD] ]] && return 0
+    done
+    return 1
+}
+
+# The time a process has spent on a processor: the proof that it woke up for what was typed.
+note_runtimes() {
+    local pid
+    runtimes=()
+    find_foreground
+    for pid in "${members[@]}"; do read_runtime "$pid" && runtimes[pid]=$runtime; done
+}
+
+sum_runtimes() {
+    local pid
+    spent=0
+    for pid in "${members[@]}"; do read_runtime "$pid" && spent=$((spent + runtime + pid)); done
+}
+
+read_runtime() {
+    local list spent_there
+    runtime=0
+    for list in "/proc/$1/task/"*/schedstat; do
+        read -r spent_there _ <"$list" && runtime=$((runtime + spent_there))
+    done
+    ((runtime))
+}
+
+has_run() { [ -z "$needs_run" ] || [ -z "${runtimes[$1]}" ] || { read_runtime "$1" && [ "$runtime" != "${runtimes[$1]}" ]; }; }
+
+foreground_has_run() {
+    local pid
+    for pid in "${members[@]}"; do has_run "$pid" && return 0; done
+    ((${#members[@]} == 0))
+}
+
+# True where nothing says that the shell does anything but read its input.
+shell_is_idle() {
+    read_stat "$shell" || return 0
+    [ "$state" = S ] && { ((terminal_group <= 0)) || [ "$group" = "$terminal_group" ]; } || return 1
+    read_syscall "$shell" || return 0
+    [ "$call" = "$sys_read" ] || [[ $sys_select == *" $call "* ]] || [ "$sys_read" = none ]
+}
+
+# Words of a process's memory at an address, as unsigned numbers of four bytes.
+read_memory() { dd "if=/proc/$1/mem" bs=4 skip=$(($2 / 4)) count="$3" | od -An -v -tu4; }
+
+# Sets fds to the descriptors that a thread waits for, by the system call that was read last: $1 the process. False where
+# that can't be seen.
+find_awaited() {
+    local words word bit i
+    fds=''
+    case " $call " in
+        " $sys_read " | " $sys_write ") fds=$((first)) ;;
+        *)
+            if [[ $sys_select == *" $call "* ]]; then
+                # Who looks after the first descriptor alone needs no look into its memory.
+                [ "$first" = 0x1 ] && fds=0 && return
+                ((first > 0 && first <= 1024)) || return 0
+                words=$(read_memory "$1" "$second" $(((first + 31) / 32))) && [ -n "$words" ] || return
+                i=0
+                for word in $words; do
+                    for ((bit = 0; bit < 32 && i + bit < first; bit++)); do ((word >> bit & 1)) && fds+=" $((i + bit))"; done
+                    i=$((i + 32))
+                done
+            elif [[ $sys_poll == *" $call "* ]]; then
+                ((second > 0 && second <= 64)) || return 0
+                words=$(read_memory "$1" "$first" $((2 * second))) && [ -n "$words" ] || return
+                i=0
+                for word in $words; do
+                    # An event that a program looks for is in the low half; a negative descriptor is left out.
+                    ((i++ % 2)) || { ((word < 1 << 31)) && fds+=" $word"; }
+                done
+            else
+                while read -r word i _; do
+                    [ "$word" = tfd: ] && fds+=" $i"
+                done <"/proc/$1/fdinfo/$((first))"
+            fi
+            ;;
+    esac
+    return 0
+}
+
+# True where nobody but the foreground's members can do anything about a descriptor: $1 the process, $2 the descriptor.
+is_internal() {
+    local line path pid
+    path=/proc/$1/fd/$2
+    if [ -p "$path" ]; then
+        for pid in /proc/[0-9]*; do
+            [[ " ${members[*]} " == *" ${pid#/proc/} "* ]] && continue
+            for line in "$pid/fd/"*; do [ -p "$line" ] && [ "$line" -ef "$path" ] && return 1; done
+        done
+        return 0
+    fi
+    [ -S "$path" ] && { is_own_pair "$1" "$2"; return; }
+    while read -r line; do
+        case $line in eventfd-count:* | sigmask:* | inotify* | SqMask:* | 'it_value: (0, 0)') return 0 ;; esac
+    done <"/proc/$1/fdinfo/$2"
+    return 1
+}
+
+# True for a socket that the process itself, and nobody else, holds both ends of: their numbers follow each other.
+is_own_pair() {
+    local path number other pid
+    number=$(stat -Lc %i "/proc/$1/fd/$2") && [ -n "$number" ] || return
+    for pid in /proc/[0-9]*; do
+        for path in "$pid/fd/"*; do
+            [ -S "$path" ] || continue
+            if [ "$pid" = "/proc/$1" ]; then
+                [[ " $((number - 1)) $((number + 1)) " == *" $(stat -Lc %i "$path") "* ]] && other=1
+            elif [ "$path" -ef "/proc/$1/fd/$2" ]; then
+                return 1
+            fi
+        done
+    done
+    [ -n "$other" ]
+}

@@ -1,0 +1,274 @@
+# Is a wait over, and why?
+# shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
+
+# Examines every thread of the terminal's foreground. True where all of them sleep, nobody by a timer, each until there is
+# input or until another one of them does something, and somebody until there is input: nothing happens before more is
+# typed. Sets evidence to what everybody waits in, and
+#   patience   "forever"; "limited" where somebody looks up after a while although there is no input; "timed" where he
+#              waits for other things as well, and may have set the time for one of them
+#   is_mixed   where somebody waits for others beside the terminal, too: a socket, a pipe from outside
+#   is_tended  where a thread wakes up by itself to look after the program's own affairs
+#   is_relayed where a terminal multiplexer reads in place of the foreground
+#   is_hidden  where the kernel does not say of somebody what he waits for: then the rest was examined
+# $1 is set for a look that may take milliseconds: into the programs' memory.
+examine() {
+    local pid thread is_reading=''
+    evidence='' patience=forever is_mixed='' is_hidden='' is_relayed='' is_tended=''
+    # Where its leader is at work, there is no need to find the others.
+    read_stat "$shell" && foreground=$terminal_group
+    ((foreground > 0)) || { is_hidden=1 && return; }
+    { [ "$foreground" = "$shell" ] || read_stat "$foreground"; } && [ "$state" != S ] && return 1
+    find_foreground
+    for pid in "${members[@]}"; do
+        read_stat "$pid" || continue
+        [ "$state" = S ] && read_runtime "$pid" || return
+        evidence+="$pid $runtime,"
+        if is_multiplexer "$pid"; then
+            [ -n "$1" ] && examine_panes "$1" || return
+            is_reading=1 is_relayed=1
+            continue
+        fi
+        if ((threads == 1)); then
+            examine_thread "$pid" "$pid" "$1" || return
+        else
+            [ -n "$1" ] || return
+            for thread in "/proc/$pid/task/"*; do
+                read_stat "$pid/task/${thread##*/}" || continue
+                [ "$state" = S ] && examine_thread "$pid" "$pid/task/${thread##*/}" "$1" || return
+            done
+        fi
+    done
+    [ -n "$is_reading" ] || [ -n "$is_hidden" ]
+}
+
+# What a terminal multiplexer's client shows is run by its server, which reads the terminal, too.
+is_multiplexer() {
+    local name=''
+    read -r name <"/proc/$1/comm"
+    [ "$name" = 'tmux: client' ] || [ "$name" = screen ]
+}
+
+holds_terminal() {
+    local path
+    for path in "$1/fd/"*; do is_same_terminal "$path" && return; done
+    return 1
+}
+
+# The same for the foreground of every terminal below a server that has this one, too.
+examine_panes() {
+    local server_there name child children list foreground members is_found='' seen=$evidence
+    for list in /proc/[0-9]*/comm; do
+        name='' server_there=${list%/comm}
+        read -r name <"$list"
+        [ "$name" = 'tmux: server' ] || [ "$name" = screen ] || continue
+        holds_terminal "$server_there" || continue
+        children=
+        read -r children <"$server_there/task/${server_there##*/}/children"
+        for child in $children; do
+            read -r name <"/proc/$child/comm"
+            [ "$name" != screen ] || continue
+            shell=$child tty=/proc/$child/fd/0 examine "$1" && [ -z "$is_hidden" ] || return
+            seen+=$evidence is_found=1
+        done
+    done
+    evidence=$seen
+    [ -n "$is_found" ]
+}
+
+# $1 the process, $2 where it is found in /proc. False for a thread that goes on by itself.
+examine_thread() {
+    local fd fds is_limited='' reads='' terminals=''
+    if ! read_syscall "$2" && ! { [ -n "$3" ] && read_syscall_as_owner "$2"; }; then
+        examine_name "$1" "$2"
+        return
+    fi
+    evidence+="$call $first $second,"
+    if [[ $sys_wait == *" $call "* ]]; then
+        return 0
+    elif [ "$call" = "$sys_futex" ]; then
+        [ "$fourth" = 0x0 ]
+        return
+    elif [ "$call" = "$sys_sigwait" ]; then
+        [ "$third" = 0x0 ]
+        return
+    elif [[ $sys_select == *" $call "* ]]; then
+        [ "$fifth" = 0x0 ] || is_limited=1
+    elif [[ $sys_poll == *" $call "* ]]; then
+        if [[ $sys_timespec == *" $call "* ]]; then [ "$third" = 0x0 ]; else is_forever "$third"; fi || is_limited=1
+    elif [[ $sys_epoll == *" $call "* ]]; then
+        is_forever "$fourth" || is_limited=1
+    elif [ "$call" != "$sys_read" ] && [ "$call" != "$sys_write" ]; then
+        return 1
+    fi
+    [ -n "$3" ] || [ "$call" = "$sys_read" ] || { [[ $sys_select == *" $call "* ]] && [ "$first" = 0x1 ]; } || return
+    find_awaited "$1" || { is_hidden=1 && return; }
+    for fd in $fds; do
+        if is_terminal "$1" "$fd"; then
+            [ "$call" != "$sys_write" ] && reads=1
+        elif [ -z "$3" ]; then
+            return 1
+        elif ! is_internal "$1" "$fd"; then
+            [ "$call" != "$sys_read" ] && [ "$call" != "$sys_write" ] || return
+            is_mixed=1
+        fi
+    done
+    if [ -n "$reads" ]; then
+        has_run "$1" || return
+        is_reading=1
+        if [ -n "$is_limited" ] && [[ ${fds# } == *' '* ]]; then
+            patience=timed
+        elif [ -n "$is_limited" ] && [ "$patience" = forever ]; then
+            patience=limited
+        fi
+    elif [ -n "$is_limited" ]; then
+        # Beside others a thread may have nothing to do but to look after the program itself, as in V8.
+        ((threads > 1)) && [[ $sys_epoll == *" $call "* ]] && is_tended=1
+    fi
+}
+
+# The same for a thread whose system call may not be read: the name of the place in the kernel where it sleeps says less.
+examine_name() {
+    local name path
+    read -r name <"/proc/$2/wchan"
+    case $name in
+        wait_woken | n_tty_read)
+            is_terminal "$1" 0 && has_run "$1" || return
+            # A socket's reader sleeps there, too.
+            for path in "/proc/$1/fd/"*; do [ -S "$path" ] && is_hidden=1; done
+            is_reading=1 evidence+="$sys_read 0 0,"
+            ;;
+        do_wait | do_wait4 | sigsuspend) evidence+="$name," ;;
+        *nanosleep | *pipe_read | pipe_wait) return 1 ;;
+        *) is_hidden=1 ;;
+    esac
+}
+
+# True when all that was typed has been taken in, answered and drawn: nobody did anything since, and nobody will before
+# more is typed. One who reads for a limited time only has other things to do, but in a full-screen program that is
+# waited for no longer than a few ticks of its clock.
+has_settled() {
+    local before wanted
+    examine '' && [ -z "$is_hidden" ] || return
+    before=$evidence wanted=$patience
+    if [ "$wanted" = limited ]; then
+        read_mark && [ "$is_full" = 1 ] && sleep_quietly "$patience_sec"
+    else
+        sleep_quietly "$settle_sec"
+    fi || return
+    # A read that comes back after a while, although nothing was typed, is a way to look whether something was.
+    if [[ ,$evidence == *",$sys_read "* ]] && is_raw && ! [[ $modes == *'min = 1; time = 0;'* ]]; then return 1; fi
+    read_stat "$server" && [ "$state" = S ] || return
+    read_screen
+    [ "$is_dead" = 0 ] && ! at_new_prompt || return
+    # Nothing of all this took place unless everybody is still where they were.
+    examine '' && [ "$evidence" = "$before" ] && [ "$patience" = "$wanted" ] || return
+    why=tty_read
+    if [ "$is_full" = 1 ]; then why=fullscreen; fi
+}
+
+# False when news came meanwhile.
+sleep_quietly() {
+    await_news "$1"
+    [ -z "$news" ]
+}
+
+# True when the shell has printed a new prompt, with nothing left to draw: the mark is the last that it writes.
+at_prompt() {
+    news=''
+    read_mark && at_new_prompt || return
+    if [ -n "$types_ahead" ]; then
+        # More input may be on its way than the line that brought this prompt.
+        local seen=$mark
+        await_news "$settle_sec"
+        if ! shell_is_idle && [ "${mark%%:*}" = "$shell" ]; then
+            news=1
+            return 1
+        fi
+        read_mark && [ "$mark" = "$seen" ] || { news=1 && return 1; }
+    fi
+    why=prompt
+    if [ "$kind" = m ]; then why=tty_read; fi
+}
+
+# The line editor of a shell or another interpreter is at work: that is when the terminal is raw. What only passes keys
+# on keeps it so all the time.
+edits_hidden() {
+    local pid name
+    for pid in "${members[@]}"; do
+        read -r name <"/proc/$pid/comm"
+        case $name in sudo | su | doas | runuser | script | ssh | tmux* | screen | docker* | podman | kubectl | socat | telnet | nc | expect) return 1 ;; esac
+    done
+    is_raw
+}
+
+# The kernel says nothing about a program with more rights than ours, like sudo. But who reads a password turns the
+# echo off for just so long, and works on whole lines still.
+reads_secret() { read_modes && [[ $modes == *[[:space:]]icanon* && $modes == *[[:space:]]-echo[[:space:]]* ]]; }
+
+# Looks at the screen; sets why when it has been quiet and the foreground program tells that it waits.
+look() {
+    local verdict='' spent='' quiet
+    read_screen
+    if [ "$is_dead" = 1 ]; then
+        await_dead_pane
+        return
+    fi
+    if at_new_prompt; then
+        news=1
+        return
+    fi
+    find_foreground
+    read_clock
+    # A program that works, and looks for input now and then, is quiet on its screen alone.
+    sum_runtimes
+    if [ "$screen" != "$last_screen" ] || is_busy; then
+        quiet_since=$now idle_since=$now spent_then=$spent raw_looks=0 polls=0
+    elif [ "$spent" != "$last_spent" ]; then
+        idle_since=$now polls=$((polls + 1))
+    fi
+    last_screen=$screen last_spent=$spent
+    quiet=$((now - quiet_since))
+    ((quiet >= quiet_ms)) || return
+    judge || return
+    # Somebody may have done something since: what was seen must still hold.
+    sum_runtimes
+    [ "$spent" = "$last_spent" ] || [ "$is_full$patience" != 0forever ] || return
+    read_screen
+    [ "$screen" = "$last_screen" ] && ! at_new_prompt && why=$verdict
+}
+
+# True where more than a hundredth of the quiet time was spent on a processor: who only looks for input needs less.
+is_busy() { [ "$is_full" = 0 ] && ((spent < spent_then || (spent - spent_then) / 10000 > now - quiet_since + 40)); }
+
+# Sets verdict: on a screen that has been quiet for so many ms.
+judge() {
+    if examine thorough; then
+        if [ "$is_full" = 1 ]; then
+            ! foreground_runs && { [ -n "$is_relayed" ] || foreground_has_run; } && verdict=fullscreen
+        elif [ -n "$is_hidden" ]; then
+            judge_hidden
+        elif [ -n "$is_mixed" ]; then
+            return 1
+        elif [ "$patience" = forever ]; then
+            # It must be as quiet as its screen.
+            ((now - idle_since >= quiet_ms)) && { [ -z "$is_tended" ] || { ((quiet >= polling_ms)) && is_raw; }; } &&
+                verdict=tty_read
+        else
+            # Not in its line editor it looks for input between two pieces of its work.
+            # Whose time is for something else does it when the time has come, and has not looked up again and again.
+            ((quiet >= polling_ms)) && { [ "$patience" = limited ] || ((polls >= 3)); } && is_raw && verdict=tty_read
+        fi
+    fi
+    [ -n "$verdict" ]
+}
+
+judge_hidden() {
+    [ "$foreground" != "$shell" ] && foreground_has_run && reads_secret && verdict=tty_read && return
+    # Before the shell has taken in what was typed, the terminal is in the shell's own modes; and again just before it
+    # prints its prompt.
+    if { [ "$kind" = r ] || [ -z "$keys_end_line" ]; } && edits_hidden; then
+        ((++raw_looks < 3)) || verdict=tty_read
+    else
+        raw_looks=0
+    fi
+}

@@ -1,0 +1,97 @@
+# Waiting.
+# shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
+
+# The session is over: give tmux a moment to notice, for it holds the last output and the exit code.
+await_dead_pane() {
+    local turn
+    why=ended
+    for ((turn = 0; turn < 200; turn++)); do
+        query "display-message -p -t %0 '#{pane_dead} #{pane_dead_status}#{pane_dead_signal}'" || return
+        case ${answer[0]} in
+            0*) shell_lives && why='' && return ;;
+            1\ ?*) return ;;
+            # Before 3.3 tmux keeps no signal: what has no status yet may never get one.
+            1*) ((turn < 170)) && turn=170 ;;
+        esac
+        # tmux 3.3 was seen to miss the signal and to leave a zombie; another one makes it look again.
+        ((turn % 170 > 5)) && kill -CHLD "$server"
+        await_news 0.01
+    done
+}
+
+# Waits at most $1 ms. $2 is set when nothing can end the wait early but the end of the session.
+wait_until_done() {
+    local end next_look is_early=1
+    why='' last_screen='' last_spent='' spent_then=0 raw_looks=0 polls=0
+    read_clock
+    started=$now quiet_since=$now idle_since=$now
+    end=$((now + $1)) next_look=$((now + 30))
+    while [ -z "$why" ]; do
+        if ! shell_lives; then
+            await_dead_pane
+        elif [ -z "$2" ] && [ -n "$news" ] && at_prompt; then
+            break
+        elif [ -z "$2" ] && [ -n "$can_settle" ] && [ -z "$is_early" ] && has_settled; then
+            break
+        else
+            read_clock
+            if ((now >= end)); then
+                end_wait "$2"
+            elif ((now >= next_look)); then
+                if [ -z "$2" ]; then look; fi
+                next_look=$((now + (now - started < 500 ? 40 : 100)))
+            fi
+        fi
+        if [ -z "$why" ]; then pause "$2"; fi
+        is_early=''
+        give_sign
+        if is_abandoned; then why=abandoned; fi
+    done
+}
+
+# The time is up: what arrived at the last moment counts.
+end_wait() {
+    if [ -z "$1" ] && at_prompt; then return; fi
+    why=deadline
+    if [ -n "$1" ] || { [ -z "$keys_end_line" ] && at_shell; }; then why=idle; fi
+}
+
+# True where the shell waits at a prompt, as far as its marks and the kernel tell.
+at_shell() {
+    read_stat "$shell" && ((terminal_group > 0)) && [ "$group" != "$terminal_group" ] && return 1
+    [[ $kind == [pm] ]] || { read_stat "$shell" && [ "$group" = "$terminal_group" ]; }
+}
+
+# Until the next moment at which there could be news. $1 as in wait_until_done.
+pause() {
+    local left=$((next_look < end ? next_look - now : end - now)) most=50
+    [ -n "$news" ] && [ -z "$1" ] && most=5
+    if [ -z "$1" ] && [ -n "$can_settle" ] && ((now - started < 200)); then most=10; fi
+    if [ -n "$is_early" ] && [ -z "$1" ]; then most=4; fi
+    ((left > most)) && left=$most
+    ((left < 1)) && left=1
+    printf -v left '0.%03d' "$left"
+    if [ -n "$news" ] && [ -z "$1" ]; then
+        # Already known: this is only for the shell to get there.
+        news='' && await_news "$left" && news=1
+    else
+        await_news "$left"
+    fi
+}
+
+# Sleeps, and says then what there is to see.
+wait_exactly() {
+    # The clock shows whole hundredths: without one more the wait could be too short.
+    wait_until_done "$(($1 ? $1 + 10 : 0))" exact
+    [ "$why" = idle ] || return
+    why=deadline
+    read_screen
+    if at_new_prompt; then
+        why=prompt
+        if [ "$kind" = m ]; then why=tty_read; fi
+    elif [ "$is_full" = 1 ]; then
+        why=fullscreen
+    elif examine thorough && [ -z "$is_hidden$is_mixed" ]; then
+        why=tty_read
+    fi
+}

@@ -1,0 +1,127 @@
+# Typing.
+# shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
+
+# Types the keys, and in the same breath has tmux note the command's number, so that nothing is ever typed twice, with
+# all that another process needs to finish this step: how its earlier waits ended, the runtimes, and the last mark.
+type_keys() {
+    local keys pid before=''
+    case $1 in
+        keys) if [[ $2 == *"'"* ]]; then keys="send-keys -t %0 \"$2\""; else keys="send-keys -t %0 '$2'"; fi ;;
+        hex)
+            keys="send-keys -t %0 -H ${2//,/ }"
+            [[ $keys == *' 0a'* ]] && choose "${keys// 0a/ 0d}" "$keys"
+            ;;
+        text) keys="send-keys -t %0 -- $(quote "$2")" ;;
+        base64) printf %s "$2" | base64 -d >"$dir/keys" && paste_keys ;;
+        file) base64 -d <"$dir/$2" >"$dir/keys" && paste_keys && rm -f "$dir/$2" ;;
+    esac
+    [ -n "$keys" ] || return
+    for pid in "${!runtimes[@]}"; do before+="$pid:${runtimes[pid]} "; done
+    type_once "$keys" "$before" || { read_note && ((noted_number >= number)); } || type_once "$keys" "$before"
+}
+
+type_once() {
+    news=''
+    ask "display-message -p -t %0 '#{pane_path}'" "set-option -p -F -t %0 @typed '$number $waits|$2|#{pane_path}'" "$1" || return
+    take_mark "${answer[0]}"
+    typed=$mark
+}
+
+# After the first line's end a program may take over, and find in its input what the line editor before it would have
+# read: line feeds are good for either. In a full-screen program Enter is a carriage return, and nothing else.
+# Sets keys to what does $1 there and $2 elsewhere.
+choose() { keys="if-shell -F -t %0 '#{alternate_on}' '$1' '$2'"; }
+
+# What tmux is to read by itself, given in hex, as one word of its language.
+quote() {
+    local text
+    printf -v text %b "\\x${1//,/\\x}"
+    text=${text//\'/"'\\''"}
+    printf "'%s'" "${text//$'\n'/"'\"\\n\"'"}"
+}
+
+paste_keys() {
+    local flags=
+    # Newer ones show control characters instead of pasting them, but for this.
+    query 'list-commands paste-buffer' && [[ ${answer[0]} =~ \[-[a-zA-Z]*S ]] && flags=S
+    choose "paste-buffer -d$flags -b keys -t %0" "paste-buffer -dr$flags -b keys -t %0"
+    keys="load-buffer -b keys $dir/keys ; $keys"
+}
+
+# Reads what was noted with the keys: sets noted_number, noted_waits, noted_runtimes, noted_mark. The policy may have
+# written anything there.
+read_note() {
+    local note before
+    noted_number=0 noted_waits=() noted_runtimes=()
+    query "display-message -p -t %0 '#{@typed}'" || return
+    note=${answer[0]%%|*} before=${answer[0]#*|}
+    [[ ${note%% *} =~ ^[1-9][0-9]{0,14}$ ]] || return
+    noted_number=${note%% *} note=${note#* }
+    IFS=, read -ra noted_waits <<<"${note#,}"
+    read -ra noted_runtimes <<<"${before%%|*}"
+    noted_path=${before#*|}
+    return 0
+}
+
+# True where the process that began this step had already gone on to a later command.
+was_waited_for() {
+    ((number < noted_number)) || return
+    why=${noted_waits[number - begun]}
+    case $why in prompt | fullscreen | tty_read | idle) ;; *) why=deadline ;; esac
+}
+
+recall_typing() {
+    local pair
+    take_mark "$noted_path"
+    typed=$mark news=1
+    for pair in "${noted_runtimes[@]}"; do
+        [[ $pair =~ ^([1-9][0-9]*):([0-9]+)$ ]] && runtimes[BASH_REMATCH[1]]=${BASH_REMATCH[2]}
+    done
+}
+
+# Sets what the keys mean for the wait:
+#   keys_end_line  they end a line, or interrupt       types_ahead  there is more after a line's end
+#   can_settle     they say all they mean to say       needs_run    somebody has to run before they are answered
+note_keys() {
+    keys_end_line='' types_ahead='' can_settle='' needs_run=1
+    case "$1 $2" in
+        hex*0[ad]* | hex*03* | hex*04* | base64* | file* | 'keys C-'[cdjm] | 'keys Enter') keys_end_line=1 ;;
+        # Keys that tmux reads by itself: line feeds and controls, C-…, ^… and Enter.
+        text*0[34ad]* | 'text 43,2d'* | 'text 5e'* | 'text 45,6e,74,65,72') keys_end_line=1 ;;
+        # Nobody takes notice of a stop where nothing can be stopped.
+        hex*1[ac] | 'keys C-'[z\\]) needs_run='' ;;
+    esac
+    case "$1 $2" in hex*0[ad],* | text*0[ad],* | base64* | file*) types_ahead=1 ;; esac
+    # What begins with an escape may go on: many a program waits a moment for more of it.
+    case "$1 $2" in 'keys Escape' | *1b | 'text 45,73,63,61,70,65' | base64* | file*) ;; *) can_settle=1 ;; esac
+}
+
+run_command() {
+    local idle=
+    note_keys "$2" "$3"
+    was_waited_for && return
+    news=1 runtimes=()
+    if [ "$2" = none ]; then
+        read_mark
+        typed=$mark
+        if at_shell || { examine '' && [ "$foreground" = "$shell" ] && [ -z "$is_hidden" ]; }; then idle=1; fi
+    elif ((number <= noted_number)); then
+        recall_typing
+        types_ahead=1
+    else
+        note_runtimes
+        if [ "$foreground" != "$shell" ]; then
+            # Between the ends of lines the terminal itself answers for whoever reads lines.
+            if [ -n "$keys_end_line" ] || is_raw; then needs_run=1; else needs_run=''; fi
+        fi
+        [ "$2" = keys ] || [ "$foreground" = "$shell" ] || [ -z "$keys_end_line" ] || types_ahead=1
+        type_keys "$2" "$3" || { why=ended && return; }
+    fi
+    if [[ $1 == =* ]]; then
+        wait_exactly "${1#=}"
+    elif [ -n "$idle" ]; then
+        wait_until_done "${1#*/}" idle
+    else
+        wait_until_done "${1%/*}" ''
+    fi
+}
