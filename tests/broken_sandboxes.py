@@ -306,13 +306,53 @@ class IsOneForAll(Broken):
 
 
 class IsTheHost(Broken):
-    breaks = ("files_of_the_host_are_not_seen", "no_network_is_none")
+    breaks = (
+        "files_of_the_host_are_not_seen",
+        "no_network_is_none",
+        "root_inside_is_root_of_its_own_namespace",
+        "terminals_end_at_the_sandboxs_own_limit",
+        "the_kernels_memory_is_hidden",
+        "system_calls_are_filtered",
+    )
 
     @override
     async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
         process = await asyncio.create_subprocess_exec("bash", "-c", command, stdout=asyncio.subprocess.PIPE)
         said, _ = await process.communicate()
         return ExecResult(stdout=said.decode(errors="replace"), return_code=process.returncode or 0)
+
+
+class LeavesPrograms(Broken):
+    breaks = ("no_program_of_the_host_is_reached",)
+
+    @override
+    async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
+        foreign = "cp /bin/sleep /gone && { setsid /gone 1 >/dev/null 2>&1 & } && sleep 0.01 && rm /gone"
+        return await super().exec(f"{foreign}\n{command}", *args, **kwargs)
+
+
+class OpensItsFirstProcess(Broken):
+    breaks = ("the_first_process_is_closed",)
+
+    @override
+    async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
+        return await super().exec(command.replace("/proc/1/", "/proc/self/"), *args, **kwargs)
+
+
+class UsesItsTar(Broken):
+    breaks = ("no_program_inside_takes_part_in_transfers",)
+
+    @override
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        await self.exec("tar --version")
+        await super().upload_dir(source_dir, target_dir)
+
+
+class HasNoView(Broken):
+    breaks = ("a_verifier_sees_the_image_and_what_counts",)
+
+    @override
+    async def enter_verifier_view(self, verify_paths: Any) -> None: ...
 
 
 class LosesKeys(Broken):

@@ -7,7 +7,8 @@
     report.raise_for_failures()
 
 or ``harbor-gym check-sandbox --env my_package.sandbox:MyEnvironment``. Each behaviour is a small promise with a name
-and a contract: commands, environment, users, interruptions, uploads, downloads, folders, walls, terminal, life.
+and a contract: commands, environment, users, interruptions, uploads, downloads, folders, walls,
+confinement, terminal, life.
 What your class does not do on purpose goes into its attribute ``not_promised: Mapping[str, str]``, behaviour → reason:
 that is shown and is no failure, and with ``probe_not_promised=True`` it is a failure once it does hold.
 

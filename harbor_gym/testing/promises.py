@@ -45,13 +45,37 @@ FAKE: Reasons = {
         "env_of_image_task_and_trial_arrive",
     ),
     **_for(
+        "it runs no processes and has no kernel",
+        "no_program_of_the_host_is_reached",
+        "root_inside_is_root_of_its_own_namespace",
+        "terminals_end_at_the_sandboxs_own_limit",
+        "the_first_process_is_closed",
+        "the_kernels_memory_is_hidden",
+        "system_calls_are_filtered",
+        "no_program_inside_takes_part_in_transfers",
+        "a_verifier_sees_the_image_and_what_counts",
+    ),
+    **_for(
         "it has no links",
         "an_upload_follows_no_link_to_the_host",
         "a_download_leads_to_nothing_of_the_host",
     ),
 }
 
+CONTAINERS: Reasons = {
+    **_for(
+        "the daemon's containers have the machine's own user namespace, unless it is set to remap users",
+        "root_inside_is_root_of_its_own_namespace",
+    ),
+    **_for("the machine's pseudo-terminals are one number for all", "terminals_end_at_the_sandboxs_own_limit"),
+    **_for("root inside may trace the first process, which has no right more", "the_first_process_is_closed"),
+    **_for("Docker hides less: kpagecount, slabinfo and others are the machine's", "the_kernels_memory_is_hidden"),
+    **_for("a container has no second root for its verifier", "a_verifier_sees_the_image_and_what_counts"),
+}
+"""What the rights of an ordinary Docker container leave open to root inside."""
+
 HARBORS_DOCKER: Reasons = {
+    **CONTAINERS,
     **_for("Harbor reads stderr merged into stdout", "stderr_is_told_apart"),
     **_for(
         "the command is one argument of the docker client, and Linux takes 128 KiB in one",

@@ -13,7 +13,7 @@ from harbor.models.trial.config import EnvironmentConfig
 
 from harbor_gym import sandboxes
 from harbor_gym.owners import temporary_prefix
-from harbor_gym.testing import commands, files, interruptions, places
+from harbor_gym.testing import commands, confinement, files, interruptions, places
 from harbor_gym.testing.behaviours import Behaviour, observe, select
 from harbor_gym.testing.probe import DOCKERFILE, MakeSandbox, Probe
 from harbor_gym.testing.promises import NOT_PROMISED
@@ -28,6 +28,7 @@ SANDBOX_BEHAVIOURS: tuple[Behaviour[Probe], ...] = (
     *files.DOWNLOADS,
     *places.FOLDERS,
     *places.WALLS,
+    *confinement.CONFINEMENT,
     *places.TERMINAL,
     *places.LIFE,
 )
