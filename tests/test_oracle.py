@@ -12,6 +12,7 @@ import pytest
 
 from harbor_gym.bench.implementations import our_transports, terminal_config
 from harbor_gym.recording import CastRecorder
+from harbor_gym.sandboxes import own_ids
 from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
 from harbor_gym.types import Command
 from tests.engines import require_engine
@@ -107,6 +108,8 @@ class Pair:
 @pytest.fixture
 async def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[LocalSandbox]:
     require_engine("local")
+    # tmux serves clients of its own user only, as this process is where a sandbox has no ids of its own.
+    monkeypatch.setattr(own_ids, "refusal", lambda: "for a client outside")
     monkeypatch.setenv("LC_ALL", "C.UTF-8")  # without UTF-8 the tmux client that libtmux runs would print underscores
     sandbox = await start_local(tmp_path / "environment")
     yield sandbox
