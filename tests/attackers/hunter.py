@@ -49,6 +49,8 @@ def is_there(name, status):
 def look(path):
     try:
         name, status = os.readlink(path), os.stat(path)
+        if os.readlink(path) != name:  # it executed another program meanwhile
+            return None
     except OSError:
         return None
     if (
