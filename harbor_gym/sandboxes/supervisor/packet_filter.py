@@ -7,8 +7,10 @@ Source: nft(8), libnftables(3).
 
 import ctypes
 import fcntl
+import functools
 import socket
 import struct
+from typing import Any
 
 LIBRARY = "libnftables.so.1"
 _SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
@@ -32,6 +34,19 @@ def raise_loopback() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP | _IFF_RUNNING))
 
 
+@functools.cache
+def load() -> Any:
+    """Load libnftables. Before forks: each of those that need it then saves the work.
+
+    Raises:
+        OSError: It is missing.
+    """
+    library = ctypes.CDLL(LIBRARY)
+    library.nft_ctx_new.restype = ctypes.c_void_p
+    library.nft_ctx_get_error_buffer.restype = ctypes.c_char_p
+    return library
+
+
 def close_networks(networks: list[str], name_server: str) -> None:
     """Let nothing out of this network namespace to some networks, by whatever route, and nothing at all by IPv6.
 
@@ -42,9 +57,7 @@ def close_networks(networks: list[str], name_server: str) -> None:
     Raises:
         OSError: libnftables is missing, or the kernel refuses.
     """
-    library = ctypes.CDLL(LIBRARY)
-    library.nft_ctx_new.restype = ctypes.c_void_p
-    library.nft_ctx_get_error_buffer.restype = ctypes.c_char_p
+    library = load()
     context = ctypes.c_void_p(library.nft_ctx_new(0))
     try:
         library.nft_ctx_buffer_error(context)
