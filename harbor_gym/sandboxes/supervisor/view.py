@@ -90,7 +90,7 @@ class View:
                 mount(f"/proc/self/fd/{source}", here, None, MS_BIND | MS_REC)
             finally:
                 os.close(target)
-            bound = f"{self._place}/root/{'/'.join(names)}"
+            bound = "/".join([self._place, "root", *names])
             mount("none", bound, None, MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV)
         finally:
             os.close(root)
