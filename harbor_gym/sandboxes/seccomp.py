@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harbor_gym.errors import MissingDependencyError
+from harbor_gym.sandboxes.supervisor.capabilities import KEPT_CAPABILITIES
 
 if TYPE_CHECKING:
     import pyseccomp
@@ -28,12 +29,7 @@ PROFILES = (Path("/usr/share/containers/seccomp.json"), Path("/etc/containers/se
 """Where distributions keep the OCI default profile; buildah's package depends on it."""
 
 _NARROWING = Path(__file__).with_name("seccomp_narrowing.json")
-_KEPT_CAPABILITIES = frozenset(
-    {
-        "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID",
-        "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_SETFCAP",
-    }
-)  # fmt: skip
+_KEPT_CAPABILITIES = frozenset(map(str.upper, KEPT_CAPABILITIES))
 _SOCKET_FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK."""
 _BINARY_TREE = 2

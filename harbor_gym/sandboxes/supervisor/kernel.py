@@ -9,20 +9,8 @@ import struct
 import sys
 from typing import Any
 
-KEPT_CAPABILITIES = {
-    "cap_chown": 0,
-    "cap_dac_override": 1,
-    "cap_fowner": 3,
-    "cap_fsetid": 4,
-    "cap_kill": 5,
-    "cap_setgid": 6,
-    "cap_setuid": 7,
-    "cap_setpcap": 8,
-    "cap_net_bind_service": 10,
-    "cap_sys_chroot": 18,
-    "cap_setfcap": 31,
-}
-"""What root keeps inside: enough for apt, useradd, su and chown; neither devices, mounts nor raw sockets."""
+from capabilities import KEPT_CAPABILITIES
+
 CAP_SYS_PTRACE = 19
 
 _LAST_CAPABILITY = 63
@@ -145,6 +133,13 @@ def become_keeping_capabilities(uid: int, gid: int) -> None:
     header, data = _capability_data()
     data[0], data[3] = data[1], data[4]
     _checked(_libc.capset(header, data), "capset")
+
+
+def become_root() -> None:
+    """Become root of this process's user namespace, which it has just entered, and stay unreadable for its others."""
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    not_dumpable()
 
 
 def harden_self() -> None:

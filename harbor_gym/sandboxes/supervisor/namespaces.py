@@ -31,11 +31,11 @@ from kernel import (
     MS_REC,
     MS_REMOUNT,
     become_keeping_capabilities,
+    become_root,
     bind_read_only,
     bind_shifted,
     bound_capabilities,
     mount,
-    not_dumpable,
     pivot_root,
     set_host_name,
     write_file,
@@ -229,9 +229,7 @@ class Founding:
 
     def _become_root_inside(self) -> None:
         os.setgroups([])
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
-        not_dumpable()
+        become_root()
         cgroups.join(self._joins)
         for name, value in self._ids.limits().items():
             write_file(f"/proc/sys/user/{name}", str(value))

@@ -44,9 +44,9 @@ from kernel import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     MemoryKills,
+    become_root,
     harden_self,
     is_exiting,
-    not_dumpable,
     prctl,
     start_time,
 )
@@ -373,9 +373,7 @@ def enter(target: dict[str, Any]) -> int:
     if target["is_ordinary"]:
         # At once: outside its own namespaces an ordinary user may enter none of them alone.
         os.setns(pidfd, NAMESPACES | os.CLONE_NEWNS | os.CLONE_NEWUSER)
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
-        not_dumpable()
+        become_root()
     else:
         os.setns(pidfd, NAMESPACES | os.CLONE_NEWNS)
         user_namespace = pidfd
@@ -415,9 +413,7 @@ def enter_files(target: dict[str, Any], view_namespace: int) -> int:
     harden_self()
     become_plain()
     os.setns(pidfd, os.CLONE_NEWNS | os.CLONE_NEWUSER)
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
-    not_dumpable()
+    become_root()
     if view_namespace >= 0:
         os.setns(view_namespace, os.CLONE_NEWNS)
         os.close(view_namespace)

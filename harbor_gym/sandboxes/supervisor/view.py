@@ -15,7 +15,7 @@ import files
 import namespaces
 import removal
 from ids import Ids
-from kernel import MS_BIND, MS_NODEV, MS_NOSUID, MS_REC, MS_REMOUNT, mount, not_dumpable, pivot_root, unmount
+from kernel import MS_BIND, MS_NODEV, MS_NOSUID, MS_REC, MS_REMOUNT, become_root, mount, pivot_root, unmount
 
 _DIRECTORY = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _ANYTHING = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -139,9 +139,7 @@ class View:
     def _found(self, user_namespace: int, has_network: bool, ready: int, go: int) -> NoReturn:
         try:
             os.setns(user_namespace, os.CLONE_NEWUSER)
-            os.setresgid(0, 0, 0)
-            os.setresuid(0, 0, 0)
-            not_dumpable()
+            become_root()
             os.unshare(os.CLONE_NEWNS)
             root = f"{self._place}/root"
             mount(root, root, None, MS_BIND | MS_REC)
