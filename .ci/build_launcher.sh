@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles the static program that local sandboxes start from: writes harbor_gym/sandboxes/supervisor/machine_code.py.
+# Compiles the static program that local sandboxes start from: writes harbor_gym/sandboxes/local/supervisor/kernel/machine_code.py.
 # Needs gcc and gcc-aarch64-linux-gnu. The other architectures' files are the same on every machine.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

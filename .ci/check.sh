@@ -16,6 +16,7 @@ mapfile -t scripts < <(git ls-files '*.sh' '.ci/run' | grep -v '^tasks/.*/enviro
 mapfile -t fragments < <(git ls-files '*.bash')
 gate .venv/bin/ruff check .
 gate .venv/bin/ruff format --check .
+gate .venv/bin/lint-imports --no-logo
 gate .venv/bin/pyright
 gate .venv/bin/shellcheck -x "${scripts[@]}"
 gate .venv/bin/shellcheck -s bash "${fragments[@]}"

@@ -29,21 +29,47 @@ class Module:
     tests: tuple[str, ...]
 
 
-_ACTIONS = ("test_actions.py", "test_actions_formats.py", "test_actions_xml.py", "test_actions_table.py")
-_ENVIRONMENT = ("test_env_endings.py", "test_env_rewards.py", "test_episode_fakes.py")
+_FORMATS = (
+    "test_actions.py",
+    "test_actions_formats.py",
+    "test_actions_xml.py",
+    "test_actions_table.py",
+)
+_ENVIRONMENT = (
+    "test_env_endings.py",
+    "test_env_rewards.py",
+    "test_episode_fakes.py",
+)
 MODULES = {
-    "actions": Module(("actions/*",), _ACTIONS),
-    "rewards": Module(("rewards.py",), ("test_rewards.py",)),
+    "formats": Module(("formats/*",), _FORMATS),
+    "rewards": Module(("episode/grading/rewards.py",), ("test_rewards.py",)),
     "statistics": Module(("evaluation/statistics.py",), ("test_statistics.py",)),
-    "evaluation": Module(("evaluation/*",), ("test_statistics.py", "test_evaluation.py", "test_run_evaluation.py")),
-    "task_sources": Module(("task_sources/*",), ("test_task_sources.py", "test_many_tasks.py", "test_git_sources.py")),
-    "token_env": Module(("token_env.py",), ("test_token_env.py",)),
+    "evaluation": Module(
+        ("evaluation/*",),
+        (
+            "test_statistics.py",
+            "test_evaluation.py",
+            "test_run_evaluation.py",
+        ),
+    ),
+    "tasks": Module(
+        ("tasks/*",),
+        (
+            "test_task_sources.py",
+            "test_many_tasks.py",
+            "test_git_sources.py",
+        ),
+    ),
+    "tokens": Module(("tokens.py",), ("test_token_env.py",)),
     "rollout": Module(("rollout.py",), ("test_token_env.py",)),
-    "terminal_env": Module(("terminal_env.py",), _ENVIRONMENT),
-    "pool": Module(("pool.py", "pacing.py"), ("test_pool_order.py",)),
-    "screen": Module(("terminal/screen.py",), ("test_screen.py", "test_gymnasium_spaces.py")),
+    "env": Module(("env.py",), _ENVIRONMENT),
+    "pool": Module(("pool.py", "_runtime/rate_limit.py"), ("test_pool_order.py",)),
+    "screen": Module(("terminal/screen/screen.py",), ("test_screen.py", "test_gymnasium_spaces.py")),
     "episode": Module(("episode/*",), (*_ENVIRONMENT, "test_throttling.py")),
-    "dockerfile": Module(("sandboxes/dockerfile.py",), ("test_dockerfile_references.py", "test_images.py")),
+    "dockerfile": Module(
+        ("sandboxes/dockerfile.py",),
+        ("test_dockerfile_references.py", "test_images.py"),
+    ),
 }
 """Name for MODULES= → module."""
 
@@ -93,7 +119,7 @@ def _mutate(name: str, module: Module) -> Counter[str]:
 
 
 def _configuration(module: Module) -> str:
-    tests = [f"tests/{test}" for test in module.tests if (ROOT / "tests" / test).is_file()]
+    tests = [str(path.relative_to(ROOT)) for test in module.tests for path in (ROOT / "tests").rglob(test)]
     # The cache and reruns of a test's history are of no use where every run has other code.
     arguments = [
         "-p",

@@ -6,18 +6,18 @@ Importing this package costs little: what a name needs is imported when the name
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from harbor_gym.gymnasium.registration import register_when_imported
+from harbor_gym.adapters.gymnasium.registration import register_when_imported
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from harbor_gym.config import TerminalConfig, TerminalEnvConfig
+    from harbor_gym.env import AsyncTerminalGymEnv
     from harbor_gym.errors import HarborGymError
-    from harbor_gym.terminal_env import AsyncTerminalGymEnv
     from harbor_gym.types import Command, EndReason, EpisodeInfo
 
 _HOMES = {
-    "AsyncTerminalGymEnv": "harbor_gym.terminal_env",
+    "AsyncTerminalGymEnv": "harbor_gym.env",
     "Command": "harbor_gym.types",
     "EndReason": "harbor_gym.types",
     "EpisodeInfo": "harbor_gym.types",

@@ -45,7 +45,7 @@ class TerminalConfig(_Config):
 
     keys: Literal["exact", "harbor"] = "exact"
     """``exact``: a key's name on its own is that key, all else arrives byte by byte. ``harbor``: tmux reads the
-    keystrokes as under Terminus-2, see :mod:`harbor_gym.terminal.harbor_keys`."""
+    keystrokes as under Terminus-2, see :mod:`harbor_gym.terminal.screen.terminus_keys`."""
 
     transport: Literal["auto", "portable", "persistent"] = "auto"
     """``persistent`` keeps a channel into the sandbox open (local and docker); ``portable`` is one ``exec`` per step,

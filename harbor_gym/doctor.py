@@ -14,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from harbor_gym import ordinary
-from harbor_gym.cache import cache_dir
+from harbor_gym._runtime import rootless
+from harbor_gym._runtime.cache import cache_dir
 from harbor_gym.errors import HarborGymError
-from harbor_gym.sandboxes import environment_config, limits, own_ids, preflight, seccomp
-from harbor_gym.sandboxes.local import TOOLS
-from harbor_gym.sandboxes.network import NETWORK_PROGRAM, PACKET_FILTER_PACKAGE, missing_packages
+from harbor_gym.sandboxes import environment_config, preflight
+from harbor_gym.sandboxes.local import limits, own_ids, seccomp
+from harbor_gym.sandboxes.local.environment import TOOLS
+from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, PACKET_FILTER_PACKAGE, missing_packages
 
 _ANSWER_TIMEOUT_SEC = 1.5
 _REGISTRY = ("registry-1.docker.io", 443)
@@ -92,12 +93,12 @@ def _local() -> Iterable[Finding]:
         return
     for program, package in TOOLS.items():
         yield _program("local", program, package)
-    user = "an ordinary user" if ordinary.is_ordinary() else "root"
+    user = "an ordinary user" if rootless.is_ordinary() else "root"
     if shutil.which("unshare") is not None:
-        refusal, fix = ordinary.refusal() if ordinary.is_ordinary() else (ordinary.namespace_refusal(), _PRIVILEGED)
+        refusal, fix = rootless.refusal() if rootless.is_ordinary() else (rootless.namespace_refusal(), _PRIVILEGED)
         yield _finding("local", f"namespaces for {user}", refusal, fix)
-    if not ordinary.is_ordinary():
-        refusal, fix = ordinary.switch_refusal()
+    if not rootless.is_ordinary():
+        refusal, fix = rootless.switch_refusal()
         yield _finding("local", "namespaces for ordinary users", refusal, fix, is_needed=False)
     has_overlay = "\toverlay\n" in Path("/proc/filesystems").read_text()
     yield _finding("local", "overlay", "" if has_overlay else "the kernel has not loaded it", "modprobe overlay")
@@ -107,9 +108,9 @@ def _local() -> Iterable[Finding]:
     )
     lacking, _, fix = seccomp.missing_profile().partition(": ")
     yield _finding("local", "system call profile", lacking, fix, note=str(seccomp.PROFILES[0]))
-    refusal = "" if ordinary.is_ordinary() else own_ids.refusal()
+    refusal = "" if rootless.is_ordinary() else own_ids.refusal()
     cost = f"{refusal}: a sandbox's root shares root's id" if refusal else ""
-    note = "the caller's own, confined" if ordinary.is_ordinary() else "a range for each sandbox"
+    note = "the caller's own, confined" if rootless.is_ordinary() else "a range for each sandbox"
     yield _finding("local", "user ids", cost, _OWN_IDS, note=note, is_needed=False)
     missing = ", ".join(name for name in limits.CONTROLLERS if name not in limits.places())
     yield _finding(
@@ -119,9 +120,9 @@ def _local() -> Iterable[Finding]:
     for package in (NETWORK_PROGRAM, PACKET_FILTER_PACKAGE):
         lack = f"no {package}: tasks with a network are refused" if package in missing_packages() else ""
         yield _finding("local", package, lack, f"apt-get install -y {package}", is_needed=False)
-    refusal, fix = ordinary.network_refusal()
-    cost = "tasks run without a network" if ordinary.is_ordinary() else "tasks with a network are refused"
-    yield _finding("local", str(ordinary.TUN), refusal and f"{refusal}: {cost}", fix, note="open", is_needed=False)
+    refusal, fix = rootless.network_refusal()
+    cost = "tasks run without a network" if rootless.is_ordinary() else "tasks with a network are refused"
+    yield _finding("local", str(rootless.TUN), refusal and f"{refusal}: {cost}", fix, note="open", is_needed=False)
     yield _program("local", "mmdebstrap", "mmdebstrap", is_needed=False, lack="no offline base image")
 
 

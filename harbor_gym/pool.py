@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from harbor_gym.cancellation import uninterrupted
+from harbor_gym._runtime.rate_limit import Pacer
+from harbor_gym._runtime.shielded import uninterrupted
 from harbor_gym.config import PoolLimits, TerminalEnvConfig
+from harbor_gym.episode.prepared import PreparedEpisode
 from harbor_gym.errors import (
     HarborGymError,
     SandboxError,
@@ -24,8 +26,6 @@ from harbor_gym.errors import (
     TerminalError,
     UsageError,
 )
-from harbor_gym.pacing import Pacer
-from harbor_gym.prepared import PreparedEpisode
 
 _logger = logging.getLogger(__name__)
 

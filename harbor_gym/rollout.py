@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from harbor_gym.errors import HarborGymError
-from harbor_gym.token_env import StopReason, TokenTerminalEnv
+from harbor_gym.tokens import StopReason, TokenTerminalEnv
 from harbor_gym.types import EndReason, EpisodeInfo
 
 

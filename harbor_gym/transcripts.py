@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from harbor_gym.token_env import Transcript, Turn
+from harbor_gym.tokens import Transcript, Turn
 
 TRANSCRIPT_FORMAT = 1
 """Version of the documents below."""

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harbor_gym import TerminalEnvConfig, sandboxes
+from harbor_gym._runtime.exits import run_and_exit
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
 from harbor_gym.evaluation import EpisodeResult, Player, Report, evaluate, format_report, read_best, summarize
-from harbor_gym.exits import run_and_exit
-from harbor_gym.reporting.metrics import run_config
-from harbor_gym.task_sources import find_tasks
+from harbor_gym.report.metrics import run_config
+from harbor_gym.tasks import find_tasks
 from harbor_gym.verify_paths import parse_verify_paths
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ async def play(
     output: Path | None,
 ) -> list[EpisodeResult]:
     """Serve the policy and play."""
-    from harbor_gym.tinker.sampling import codec_for, tinker_sampler
+    from harbor_gym.adapters.tinker.sampling import codec_for, tinker_sampler
 
     async with sampling_client(policy) as client:
         codec = await asyncio.to_thread(codec_for, policy.renderer_name, policy.model_name)

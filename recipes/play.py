@@ -14,7 +14,7 @@ import gymnasium as gym
 import typer
 
 import harbor_gym
-from harbor_gym.gymnasium import terminus_message
+from harbor_gym.adapters.gymnasium import terminus_message
 
 HAND_IN = "\x1d"  # C-]
 TICK_SEC = 0.05

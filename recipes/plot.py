@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from harbor_gym.errors import MissingDependencyError, UsageError
-from harbor_gym.reporting import draw_rates, find_runs, format_summary, load_curves
+from harbor_gym.report import draw_rates, find_runs, format_summary, load_curves
 
 
 def main(

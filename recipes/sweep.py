@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 
 from harbor_gym.errors import UsageError
-from harbor_gym.reporting import draw_rates, format_summary, load_curves
+from harbor_gym.report import draw_rates, format_summary, load_curves
 
 SWEEP_FORMAT = 1
 TRAIN = Path(__file__).with_name("train.py")

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harbor_gym import TerminalEnvConfig, reporting, sandboxes
+from harbor_gym import TerminalEnvConfig, report, sandboxes
+from harbor_gym._runtime.exits import run_and_exit
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
 from harbor_gym.evaluation import read_best, read_evaluations
-from harbor_gym.exits import run_and_exit
-from harbor_gym.task_sources import SourcedTask, filter_tasks, resolve_tasks, split_tasks
+from harbor_gym.tasks import SourcedTask, filter_tasks, resolve_tasks, split_tasks
 from harbor_gym.verify_paths import parse_verify_paths
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from tinker_cookbook.rl.train import Config
 
-    from harbor_gym.tinker import HarborEvaluator, HarborRLDatasetBuilder, RetryThenMask
+    from harbor_gym.adapters.tinker import HarborEvaluator, HarborRLDatasetBuilder, RetryThenMask
 
 
 class Backend(StrEnum):
@@ -400,8 +400,8 @@ async def train(run: Run) -> None:
         name = f"{len(run.tasks)} tasks" if len(run.tasks) > 1 else run.env.task_dir.name
         title = f"{name}, {run.env.sandbox}, learning rate {run.learning_rate:g}"
         # The loop sets up logging before it first waits; the console is calmed right after that.
-        asyncio.get_running_loop().call_soon(reporting.calm_console)
-        async with reporting.following(
+        asyncio.get_running_loop().call_soon(report.calm_console)
+        async with report.following(
             run.log_path, total=run.num_batches or count_batches(run), show=typer.echo, title=title
         ):
             try:
@@ -452,7 +452,7 @@ async def first_weights(run: Run, model_name: str, base_url: str | None) -> str 
     from tinker_cookbook.checkpoint_utils import get_last_checkpoint
 
     last = get_last_checkpoint(str(run.log_path))
-    reporting.forget_batches(run.log_path, first=last.batch or 0 if last is not None else 0)
+    report.forget_batches(run.log_path, first=last.batch or 0 if last is not None else 0)
     if run.load_checkpoint_path is not None or last is not None:
         return run.load_checkpoint_path
     service = tinker.ServiceClient(base_url=base_url)
@@ -494,14 +494,14 @@ def show_preparation(phase: str, done: int, total: int, loss: float | None) -> N
 
 def rollout_strategy(run: Run) -> "RetryThenMask":
     """Return what is done about lost episodes: run again in a fresh sandbox, then left out; never a 0."""
-    from harbor_gym.tinker import RetryThenMask
+    from harbor_gym.adapters.tinker import RetryThenMask
 
     return RetryThenMask(max_retries=run.max_rollout_retries, seed=run.seed)
 
 
 def dataset_builder(run: Run, model_name: str, test_episodes: int = 0) -> "HarborRLDatasetBuilder":
     """Return the configuration of the run's batches."""
-    from harbor_gym.tinker import HarborRLDatasetBuilder
+    from harbor_gym.adapters.tinker import HarborRLDatasetBuilder
 
     return HarborRLDatasetBuilder(
         env=run.env,
@@ -529,7 +529,7 @@ def workers_of(run: Run, strategy: "RetryThenMask") -> Generator["Executor | Non
     if run.rollout_executor is None:
         yield None
         return
-    from harbor_gym.tinker.executors import rollout_executor
+    from harbor_gym.adapters.tinker.executors import rollout_executor
 
     with rollout_executor(run.rollout_executor.value, run.rollout_workers, strategy) as executor:
         yield executor
@@ -537,7 +537,7 @@ def workers_of(run: Run, strategy: "RetryThenMask") -> Generator["Executor | Non
 
 async def evaluator_of(run: Run, model_name: str, strategy: "RetryThenMask") -> "HarborEvaluator | None":
     """Return what evaluates during the run; None where nothing does."""
-    from harbor_gym.tinker import HarborEvaluator
+    from harbor_gym.adapters.tinker import HarborEvaluator
 
     test_set = await dataset_builder(run, model_name, run.test_episodes).test_set() if run.eval_every else None
     if test_set is None:
@@ -607,7 +607,7 @@ def training_config(
     from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
     from tinker_cookbook.rl.train import AsyncConfig, Config, KLReferenceConfig, StreamMinibatchConfig
 
-    from harbor_gym.tinker.env import LIMIT_STOP_REASONS
+    from harbor_gym.adapters.tinker.env import LIMIT_STOP_REASONS
 
     return Config(
         model_name=model_name,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from harbor_gym.sandboxes.supervisors import factory_pid
-from tests.engines import ENGINES, require_engine
-from tests.tasks import write_task
+from harbor_gym.sandboxes.local.forkserver_client import factory_pid
+from tests.helpers.engines import ENGINES, require_engine
+from tests.helpers.tasks import write_task
 
 _SETTLE_SEC = 5.0
 _LONGEST = (

@@ -19,12 +19,12 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 from harbor.models.trial.paths import EnvironmentPaths
 
+from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.bench.sandbox import write_bench_task
 from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError, SandboxError, VerifierError
-from harbor_gym.owners import temporary_prefix
-from harbor_gym.sandboxes.supervisors import factory_pid
-from harbor_gym.terminal_env import AsyncTerminalGymEnv
+from harbor_gym.sandboxes.local.forkserver_client import factory_pid
 
 SCRIPT: tuple[tuple[str, float], ...] = (
     ("ls /srv/bench/3\n", 1.0),

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.owners import temporary_prefix
+from harbor_gym._runtime.processes import start_process
 from harbor_gym.bench.memory import descendants, processes_of_container, pss_bytes
 from harbor_gym.bench.report import percentile
 from harbor_gym.bench.sandbox import started_environment, write_bench_task
 from harbor_gym.config import PoolLimits, TerminalEnvConfig
+from harbor_gym.episode.prepared import PreparedEpisode
 from harbor_gym.errors import HarborGymError, SandboxStartError
-from harbor_gym.owners import temporary_prefix
 from harbor_gym.pool import WarmPool
-from harbor_gym.prepared import PreparedEpisode
-from harbor_gym.processes import start_process
 
 HARBORS_DOCKER = "harbor.environments.docker.docker:DockerEnvironment"
 """Harbor's Docker sandbox as it is, without anything of ours."""
@@ -243,8 +243,8 @@ def _peers(sandbox: str, config: TerminalEnvConfig) -> dict[str, _Hold]:
 @contextlib.asynccontextmanager
 async def _bubblewrap(config: TerminalEnvConfig) -> AsyncGenerator[_Sample]:
     """The floor: namespaces around one command on the same image, read-only, with no supervisor."""
-    from harbor_gym.cache import cache_dir
-    from harbor_gym.sandboxes.images import ImageSource, build_image
+    from harbor_gym._runtime.cache import cache_dir
+    from harbor_gym.sandboxes.images.build import ImageSource, build_image
 
     image = await build_image(ImageSource(config.task_dir / "environment"))
     place = cache_dir() / "mountpoint"

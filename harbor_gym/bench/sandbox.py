@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.errors import HarborGymError, SandboxStartError
-from harbor_gym.owners import temporary_prefix
 from harbor_gym.sandboxes import environment_config
 
 if TYPE_CHECKING:

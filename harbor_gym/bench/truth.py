@@ -11,12 +11,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from harbor_gym._runtime.processes import start_process
 from harbor_gym.bench.implementations import our_transports, terminal_config
 from harbor_gym.bench.truth_sessions import Session, TruthStep
-from harbor_gym.processes import start_process
 from harbor_gym.terminal import TerminalTurn, open_terminal
-from harbor_gym.terminal.entry import enter_argv
-from harbor_gym.terminal.tmux_terminal import TmuxTerminal
+from harbor_gym.terminal.tmux import TmuxTerminal
+from harbor_gym.terminal.transports.attach import enter_argv
 from harbor_gym.types import Command
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.owners import temporary_prefix
+from harbor_gym.adapters.gymnasium import HarborTerminalVectorEnv
 from harbor_gym.bench.report import percentile
 from harbor_gym.bench.sandbox import write_bench_task
-from harbor_gym.gymnasium import HarborTerminalVectorEnv
-from harbor_gym.owners import temporary_prefix
 
 SLEEP_GOAL = 2.0
 """How many times as long as one environment's the step of all may take while the command only sleeps."""

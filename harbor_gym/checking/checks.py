@@ -11,10 +11,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from harbor_gym.checking.carrying import candidates, what_remains
-from harbor_gym.checking.forging import forge
 from harbor_gym.checking.oracle import Oracle, do_nothing, has_solution
 from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.play import Played, RefusedError, Work, last_lines, play
+from harbor_gym.checking.reward_hacking import forge
 from harbor_gym.checking.trials import run_plain_oracle
 from harbor_gym.checking.verdict import SOLVED, UNSOLVED, PristineCheck, TaskCheck, Verdict
 from harbor_gym.errors import HarborGymError, VerifierError
@@ -23,7 +23,7 @@ from harbor_gym.verify_paths import VerifyPaths
 if TYPE_CHECKING:
     from harbor.models.task.task import Task
 
-    from harbor_gym.task_sources import SourcedTask
+    from harbor_gym.tasks import SourcedTask
 
 
 async def check_tasks(
@@ -36,7 +36,7 @@ async def check_tasks(
     """Check tasks, some at the same time, and return the verdicts in the tasks' order.
 
     Args:
-        tasks: Task directories, or tasks as :func:`harbor_gym.task_sources.resolve_tasks` returns them.
+        tasks: Task directories, or tasks as :func:`harbor_gym.tasks.resolve_tasks` returns them.
         plan: How to check each.
         concurrency: How many tasks to check at once; the trials of one task follow one another.
         on_checked: Called with each verdict as soon as it is there.

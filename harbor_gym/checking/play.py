@@ -105,7 +105,7 @@ class _Player:
         self._agent_sec = self._verify_sec = self._stop_sec = 0.0
 
     async def play(self, work: Work) -> Played:
-        from harbor_gym.episode.verifier_view import OffersView
+        from harbor_gym.episode.grading.verifier_view import OffersView
 
         started = time.monotonic()
         phase: AgentPhase | None = await self._start()
@@ -145,7 +145,7 @@ class _Player:
         return end.next_phase, dict(end.episode_rewards or end.rewards)
 
     async def _output(self) -> str:
-        from harbor_gym.episode.evidence import read_evidence
+        from harbor_gym.episode.diagnostics import read_evidence
 
         assert self._episode.trial_dir is not None
         evidence = await asyncio.to_thread(read_evidence, self._episode.trial_dir)

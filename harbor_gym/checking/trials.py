@@ -29,7 +29,7 @@ async def run_plain_oracle(task_dir: Path, plan: CheckPlan) -> float:
     from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
     from harbor.trial.trial import Trial
 
-    from harbor_gym.episode.verifiers import require_separate_verifiers
+    from harbor_gym.episode.grading.verifiers import require_separate_verifiers
 
     config = TrialConfig(
         task=TaskConfig(path=task_dir),
@@ -47,7 +47,7 @@ async def run_plain_oracle(task_dir: Path, plan: CheckPlan) -> float:
 
 
 def _reward(trial: Trial, result: TrialResult, plan: CheckPlan) -> float:
-    from harbor_gym.episode.evidence import read_evidence
+    from harbor_gym.episode.diagnostics import read_evidence
 
     if result.verifier_result is not None and result.verifier_result.rewards is not None:
         return plan.scalar(result.verifier_result.rewards)

@@ -13,9 +13,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harbor_gym import prompts, sandboxes
-from harbor_gym.cache import cache_dir, locked
+from harbor_gym import sandboxes
+from harbor_gym._runtime.cache import cache_dir, locked
 from harbor_gym.errors import HarborGymError, TaskError
+from harbor_gym.formats import prompts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,10 +17,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from harbor_gym import prompts
 from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError, TaskError
-from harbor_gym.terminal_env import AsyncTerminalGymEnv
+from harbor_gym.formats import prompts
 from harbor_gym.types import EndReason
 
 _log = logging.getLogger(__name__)

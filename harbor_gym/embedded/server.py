@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from harbor_gym.cache import cache_dir
-from harbor_gym.cancellation import uninterrupted
+from harbor_gym._runtime.cache import cache_dir
+from harbor_gym._runtime.shielded import uninterrupted
 from harbor_gym.errors import HarborGymError, UsageError
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")

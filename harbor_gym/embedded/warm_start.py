@@ -1,7 +1,7 @@
 """Supervised warm start: teach a tiny policy to imitate recorded conversations, on a CPU, in about a minute.
 
 The tokens are the ones that the RL environment will show: each conversation goes through the same
-:class:`harbor_gym.tinker.codec.RendererCodec`, and only the policy's own tokens are learnt.
+:class:`harbor_gym.adapters.tinker.codec.RendererCodec`, and only the policy's own tokens are learnt.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _encoder(tokenizer: PreTrainedTokenizerFast, renderer_name: str) -> Callable
     with policy.training_stack():
         from tinker_cookbook.renderers import get_renderer
 
-        from harbor_gym.tinker.codec import RendererCodec
+        from harbor_gym.adapters.tinker.codec import RendererCodec
     codec = RendererCodec(get_renderer(renderer_name, tokenizer))  # pyright: ignore[reportArgumentType]  # the cookbook names one tokenizer class, takes any
     stop = codec.stop[0]
     end = [stop] if isinstance(stop, int) else tokenizer.encode(stop, add_special_tokens=False)

@@ -10,7 +10,7 @@ from harbor.agents.capabilities import AgentCapabilities
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
-from harbor_gym.episode.offers import Offers, read_skills
+from harbor_gym.episode.resources import Offers, read_skills
 from harbor_gym.errors import UsageError
 
 IMPORT_PATH = f"{__name__}:PolicyAgent"

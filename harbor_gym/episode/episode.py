@@ -21,15 +21,17 @@ from harbor.trial.hooks import TrialEvent, TrialHookEvent
 from harbor.trial.trial import Trial
 from pydantic import ValidationError
 
-from harbor_gym.cancellation import uninterrupted
-from harbor_gym.episode import agent, custody, failures
-from harbor_gym.episode.breakage import find_breakage, interpreter_of
-from harbor_gym.episode.evidence import read_evidence
-from harbor_gym.episode.offers import Offers
-from harbor_gym.episode.process_watch import ProcessWatch
+from harbor_gym._runtime.owners import temporary_prefix
+from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym.episode import agent, failures
+from harbor_gym.episode.diagnostics import read_evidence
+from harbor_gym.episode.grading import cleanup
+from harbor_gym.episode.grading.breakage import find_breakage, interpreter_of
+from harbor_gym.episode.grading.process_watch import ProcessWatch
+from harbor_gym.episode.grading.verifier_view import VerifierView, paths_in_view
+from harbor_gym.episode.grading.verifiers import require_separate_verifiers
+from harbor_gym.episode.resources import Offers
 from harbor_gym.episode.task import grades_in_shared_sandbox, phase_timeout_sec, phase_users, sets_up, test_script
-from harbor_gym.episode.verifier_view import VerifierView, paths_in_view
-from harbor_gym.episode.verifiers import require_separate_verifiers
 from harbor_gym.errors import (
     HarborGymError,
     SandboxError,
@@ -39,7 +41,6 @@ from harbor_gym.errors import (
     TaskError,
     UsageError,
 )
-from harbor_gym.owners import temporary_prefix
 from harbor_gym.terminal.session import Leavings
 from harbor_gym.verify_paths import VerifyPaths
 
@@ -143,8 +144,8 @@ class Episode:
         self._closing: asyncio.Task[None] | None = None
         self._start_error: BaseException | None = None
         self._watch: ProcessWatch | None = None
-        self._stopped = custody.Stopped(0, None)
-        self._autopsy: custody.Autopsy | None = None
+        self._stopped = cleanup.Stopped(0, None)
+        self._autopsy: cleanup.Autopsy | None = None
         self._breakage: str | None = None
         self._stopping: asyncio.Task[None] | None = None
 
@@ -251,7 +252,7 @@ class Episode:
             raise failures.lost(self._finished_result(run))
         try:
             self._stopped = await self._watch.end_phase(keep_processes=keep_processes, terminal=terminal)
-        except custody.BrokenByPolicyError as exc:
+        except cleanup.BrokenByPolicyError as exc:
             return self._end_as_broken(str(exc))
         except SandboxError:
             if (breakage := await self.find_breakage()) is None:
@@ -441,16 +442,16 @@ class Episode:
         await self._watch.begin_verification(is_last=is_last)
         if self._view is not None:
             await self._view.enter()
-        await custody.seal(environment, await self._sealing(environment))
+        await cleanup.seal(environment, await self._sealing(environment))
 
-    async def _sealing(self, environment: BaseEnvironment) -> custody.Sealing:
+    async def _sealing(self, environment: BaseEnvironment) -> cleanup.Sealing:
         assert self._trial is not None
         paths = self._trial.agent_env_paths
         agent_user, verifier_user = phase_users(self._task, self._current_step())
         owner = ""
         if agent_user != verifier_user:
-            owner = str(verifier_user) if verifier_user is not None else await custody.user_id(environment)
-        return custody.Sealing((paths.verifier_dir, paths.tests_dir), owner)
+            owner = str(verifier_user) if verifier_user is not None else await cleanup.user_id(environment)
+        return cleanup.Sealing((paths.verifier_dir, paths.tests_dir), owner)
 
     def _current_step(self) -> StepConfig | None:
         assert self._trial is not None
@@ -481,7 +482,7 @@ class Episode:
                 test_output = self._trial.agent_env_paths.verifier_dir / "test-stdout.txt"
                 interpreter = interpreter_of(test_script(self._task, self._current_step()))
                 self._breakage = await find_breakage(environment, interpreter=interpreter)
-                self._autopsy = None if self._breakage else await custody.examine(environment, test_output)
+                self._autopsy = None if self._breakage else await cleanup.examine(environment, test_output)
             await stop(delete)
 
         environment.stop = examined

@@ -3,7 +3,7 @@
 from harbor.models.trial.result import ExceptionInfo, TrialResult
 
 from harbor_gym import errors
-from harbor_gym.episode.custody import BrokenByPolicyError
+from harbor_gym.episode.grading.cleanup import BrokenByPolicyError
 from harbor_gym.episode.throttling import is_throttled, retry_after_sec
 from harbor_gym.errors import (
     HarborGymError,

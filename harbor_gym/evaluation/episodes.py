@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.task import load_task
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.rollout import Rollout, Sample, Sampler, run_episode
-from harbor_gym.terminal_env import AsyncTerminalGymEnv
-from harbor_gym.token_env import ChatCodec, TokenTerminalEnv
+from harbor_gym.tokens import ChatCodec, TokenTerminalEnv
 from harbor_gym.transcripts import write_transcript
 from harbor_gym.types import EndReason
 

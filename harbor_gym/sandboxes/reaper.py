@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harbor_gym.ordinary import build_environment
-from harbor_gym.owners import TEMPORARY_PREFIX, Owner, is_alive
-from harbor_gym.sandboxes.docker_engine import IMAGE_LABEL, OWNER_LABEL, PROJECT_LABEL, removal
+from harbor_gym._runtime.owners import TEMPORARY_PREFIX, Owner, is_alive
+from harbor_gym._runtime.rootless import build_environment
 from harbor_gym.sandboxes.dockerfile import OWNER_OF_BUILD
+from harbor_gym.sandboxes.labels import IMAGE_LABEL, OWNER_LABEL, PROJECT_LABEL, removal
 from harbor_gym.sandboxes.tools import CONTAINED
 
 _LISTING_TIMEOUT_SEC = 20.0

@@ -6,8 +6,8 @@ import os
 import shutil
 import signal
 
-from harbor_gym.ordinary import USER_NAMESPACE, build_environment
-from harbor_gym.processes import start_process
+from harbor_gym._runtime.processes import start_process
+from harbor_gym._runtime.rootless import USER_NAMESPACE, build_environment
 
 _END_GRACE_SEC = 3.0
 _ERROR_TAIL_LINES = 25

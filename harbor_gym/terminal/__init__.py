@@ -3,9 +3,9 @@
 It knows a Harbor environment's ``exec`` and ``upload_file``, and nothing of Harbor's lifecycle.
 """
 
-from harbor_gym.terminal.observation import OBSERVATION_FORMAT
-from harbor_gym.terminal.opening import open_terminal
-from harbor_gym.terminal.screen import Screen
+from harbor_gym.terminal.open import open_terminal
+from harbor_gym.terminal.screen.observation import OBSERVATION_FORMAT
+from harbor_gym.terminal.screen.screen import Screen
 from harbor_gym.terminal.session import Leavings, Terminal, TerminalTurn
 
 __all__ = ["OBSERVATION_FORMAT", "Leavings", "Screen", "Terminal", "TerminalTurn", "open_terminal"]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from harbor_gym.terminal.screen import Screen
+from harbor_gym.terminal.screen.screen import Screen
 from harbor_gym.types import Command
 
 

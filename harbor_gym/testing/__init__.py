@@ -34,13 +34,13 @@ That runs on :class:`FakeEnvironment`, in milliseconds; give it a configuration 
 The fake reads a few words of shell (``echo done > answer``, ``cat``, ``&&`` …) and runs no process.
 """
 
-from harbor_gym.testing.behaviours import NotApplicable, Violation
-from harbor_gym.testing.env_probe import write_tiny_task
-from harbor_gym.testing.environments import ENV_BEHAVIOURS, check_env
-from harbor_gym.testing.fake import FakeEnvironment
-from harbor_gym.testing.promises import NOT_PROMISED
-from harbor_gym.testing.report import ConformanceError, Outcome, Report, Verdict
-from harbor_gym.testing.sandboxes import SANDBOX_BEHAVIOURS, check_sandbox
+from harbor_gym.testing.conformance.behaviours import NotApplicable, Violation
+from harbor_gym.testing.conformance.env_probe import write_tiny_task
+from harbor_gym.testing.conformance.environments import ENV_BEHAVIOURS, check_env
+from harbor_gym.testing.conformance.known_failures import NOT_PROMISED
+from harbor_gym.testing.conformance.report import ConformanceError, Outcome, Report, Verdict
+from harbor_gym.testing.conformance.sandboxes import SANDBOX_BEHAVIOURS, check_sandbox
+from harbor_gym.testing.fake.environment import FakeEnvironment
 
 __all__ = [
     "ENV_BEHAVIOURS",

@@ -1,0 +1,317 @@
+"""Where built things are kept between runs, how processes share them, and how they are thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from harbor_gym._runtime.rootless import remove_tree
+
+_LOCK_POLL_SEC = 0.05
+_USED = ".used"
+"""In an entry's directory: users hold it locked, shared; its time is the last use."""
+
+_REMOVED = ".removed-"
+_BASE_LOCKS = ("base-import", "docker-import")
+"""Held by whoever reads a base."""
+LAYERS_LOCK = "layers"
+"""Held by whoever adds layers, until an image's record names them: one that no record names may be removed."""
+
+
+def cache_dir() -> Path:
+    """Return the cache directory, made if absent: $HARBOR_GYM_CACHE, $XDG_CACHE_HOME/harbor_gym or ~/.cache/harbor_gym.
+
+    Everything in it can be deleted at any time when nothing runs.
+    """
+    return _made(*(os.environ.get(name) for name in ("HARBOR_GYM_CACHE", "XDG_CACHE_HOME", "HOME")))
+
+
+@functools.cache  # every start of a sandbox asks a dozen times
+def _made(named: str | None, shared: str | None, home: str | None) -> Path:
+    above = Path(shared) if shared else Path(home or Path.home()) / ".cache"
+    path = (Path(named) if named else above / "harbor_gym").expanduser().absolute()
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+# --- locks -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def locked(name: str) -> AsyncGenerator[None]:
+    """Hold the cache's lock ``name`` against every task and process that shares the cache directory.
+
+    The lock goes with its holder, even one that is killed. Waiting is polled, so it can be cancelled.
+    """
+    handle = _open_lock(name)
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(_LOCK_POLL_SEC)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _locked_at_once(name: str) -> Generator[bool]:
+    """Hold the lock ``name`` if nobody does; yields whether it is held."""
+    handle = _open_lock(name)
+    try:
+        yield _flock(handle, fcntl.LOCK_EX)
+    finally:
+        os.close(handle)
+
+
+def _open_lock(name: str) -> int:
+    path = cache_dir() / "locks" / f"{name}.lock"
+    path.parent.mkdir(exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _flock(handle: int, operation: int) -> bool:
+    try:
+        fcntl.flock(handle, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class Hold:
+    """Keeps one entry from being pruned until it is released, or until its process is gone."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def release(self) -> None:
+        """Let go. Idempotent."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+
+def hold(directory: Path) -> Hold | None:
+    """Keep the entry in ``directory`` from being pruned, and note its use; None if it is gone or going.
+
+    Look for what is wanted in it only afterwards.
+    """
+    try:
+        handle = os.open(directory / _USED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
+    if not _flock(handle, fcntl.LOCK_SH):
+        os.close(handle)
+        return None
+    os.utime(handle)
+    return Hold(handle)
+
+
+# --- what there is ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One thing in the cache."""
+
+    kind: str
+    """``image`` (a task's root file system), ``layer`` (what several images stand on), ``base`` (made from packages),
+    or another folder's name."""
+
+    path: Path
+    what: str
+    """What it was made for, as far as it is known."""
+
+    size_bytes: int
+    """Space on disk; of an image what it shares with no other."""
+
+    last_used: float
+    """Seconds since the epoch."""
+
+    in_use: bool
+    """Whether a running process holds it; False where nobody takes note of that."""
+
+    can_be_pruned: bool
+    """Whether :func:`prune` takes it: what notes its users is, when it has none. A layer goes with its last image."""
+
+
+def entries() -> list[CacheEntry]:
+    """Return everything in the cache, the least recently used first. Reads every file's size: seconds for gigabytes."""
+    home = cache_dir()
+    users = _layer_users()
+    sizes = {path.name: _measure(path) for path in _children(layers_dir())}
+    found: list[CacheEntry] = []
+    for path in _children(home / "images"):
+        own = [sizes[name][0] for name in _layers_of(path) if users[name] == 1 and name in sizes]
+        found.append(_image(path, sum(own)))
+    for name, (size, changed) in sizes.items():
+        if users[name] != 1:
+            what = f"shared by {users[name]} images" if users[name] else "unused"
+            found.append(
+                CacheEntry("layer", layers_dir() / name, what, size, changed, in_use=False, can_be_pruned=False)
+            )
+    found += [_base(path) for path in _children(home / "bases") if path.suffix == ".tar"]
+    for folder in _children(home):
+        if folder.is_dir() and folder.name not in ("images", "layers", "bases", "locks", "mountpoint"):
+            size, changed = _measure(folder)
+            found.append(CacheEntry(folder.name, folder, "", size, changed, in_use=False, can_be_pruned=False))
+    return sorted(found, key=lambda entry: entry.last_used)
+
+
+def layers_dir() -> Path:
+    """Return where layers are kept: directories of which any number of images stand on one, named by content."""
+    path = cache_dir() / "layers"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def _layer_users() -> Counter[str]:
+    """Return how many images stand on each layer, those included that were replaced and may still be in use."""
+    return Counter(name for home in _children(cache_dir() / "images") for name in _layers_of(home))
+
+
+def _layers_of(home: Path) -> set[str]:
+    names: set[str] = set()
+    for record in home.glob("*.json"):
+        with contextlib.suppress(OSError, json.JSONDecodeError):
+            names |= set(json.loads(record.read_text()).get("layers", ()))
+    return names
+
+
+def _children(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def _image(path: Path, layer_bytes: int) -> CacheEntry:
+    size, changed = _measure(path)
+    size += layer_bytes
+    with contextlib.suppress(OSError):
+        changed = (path / _USED).stat().st_mtime
+    record: dict[str, Any] = {}
+    with contextlib.suppress(OSError, json.JSONDecodeError):
+        record = cast("dict[str, Any]", json.loads((path / "image.json").read_text()))
+    what = str(record.get("made_for", "unfinished" if not record else ""))
+    with _unused(path) as is_free:
+        return CacheEntry("image", path, what, size, changed, in_use=not is_free, can_be_pruned=True)
+
+
+def _base(path: Path) -> CacheEntry:
+    status = path.stat()
+    with _unused(path) as is_free:
+        return CacheEntry(
+            "base", path, path.stem, status.st_blocks * 512, status.st_mtime, in_use=not is_free, can_be_pruned=True
+        )
+
+
+def _measure(folder: Path) -> tuple[int, float]:
+    """Return the space that a tree takes, hard links counted once, and when it last changed at the top."""
+    seen: set[tuple[int, int]] = set()
+    size = 0
+    for directory, _, names in os.walk(folder):
+        for name in (".", *names):
+            with contextlib.suppress(OSError):
+                status = os.lstat(os.path.join(directory, name))  # noqa: PTH118 - a Path per file takes twice as long
+                if (status.st_dev, status.st_ino) not in seen:
+                    seen.add((status.st_dev, status.st_ino))
+                    size += status.st_blocks * 512
+    return size, folder.stat().st_mtime
+
+
+@contextlib.contextmanager
+def _unused(path: Path) -> Generator[bool]:
+    """Shut out users of an image or a base for the block's time; yields whether there were none."""
+    if path.suffix == ".tar":
+        with contextlib.ExitStack() as stack:
+            names = (*_BASE_LOCKS, f"base-{path.stem}")
+            are_free = [stack.enter_context(_locked_at_once(name)) for name in names]
+            yield all(are_free)
+        return
+    with _locked_at_once(f"image-{path.name}") as is_built:
+        try:
+            handle = os.open(path / _USED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            yield False
+            return
+        try:
+            yield is_built and _flock(handle, fcntl.LOCK_EX)
+        finally:
+            os.close(handle)
+
+
+# --- throwing away ---------------------------------------------------------------------------------------------------
+
+
+def prune(
+    *, older_than_sec: float | None = None, max_bytes: int | None = None, everything: bool = False
+) -> list[CacheEntry]:
+    """Remove images and bases that no running process uses, and layers with their last image; return what is gone.
+
+    Safe beside running processes: who needs a removed image builds it again. What is held stays, as does a base that
+    the system refuses to remove.
+
+    Args:
+        older_than_sec: Remove what was not used for so long.
+        max_bytes: Remove the least recently used until all of the cache takes no more than that.
+        everything: Remove all.
+    """
+    present = entries()
+    total = sum(entry.size_bytes for entry in present)
+    shared = {entry.path: entry for entry in present if entry.kind == "layer"}
+    now = time.time()
+    gone = [shared[path] for path in _remove_unused_layers() if path in shared]
+    total -= sum(entry.size_bytes for entry in gone)
+    for entry in present:
+        is_old = older_than_sec is not None and now - entry.last_used > older_than_sec
+        is_too_much = max_bytes is not None and total > max_bytes
+        if entry.can_be_pruned and (everything or is_old or is_too_much) and _remove(entry.path):
+            layers = [shared[path] for path in _remove_unused_layers() if path in shared]
+            gone += [entry, *layers]
+            total -= sum(one.size_bytes for one in (entry, *layers))
+    for leftover in (cache_dir() / "images").glob(f"{_REMOVED}*"):
+        remove_tree(leftover)
+    return gone
+
+
+def _remove(path: Path) -> bool:
+    with _unused(path) as is_free:
+        if not is_free:
+            return False
+        if path.is_file():
+            with contextlib.suppress(OSError):
+                path.unlink()  # refused for one that is mounted, or another user's
+            return not path.exists()
+        # Out of sight in one step: a half removed image must never be found.
+        removed = path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")
+        path.rename(removed)
+    remove_tree(removed)
+    return True
+
+
+def _remove_unused_layers() -> list[Path]:
+    """Remove the layers that no image stands on, unless one is being added at this moment; return those."""
+    with _locked_at_once(LAYERS_LOCK) as is_free:
+        if not is_free:
+            return []
+        users = _layer_users()
+        unused = [path for path in _children(layers_dir()) if not users[path.name]]
+        for path in unused:
+            # Out of sight in one step, as above: what is half removed must not be found.
+            path.rename(path.with_name(f"{_REMOVED}{path.name}"))
+        for leftover in layers_dir().glob(f"{_REMOVED}*"):
+            remove_tree(leftover)
+    return unused

@@ -1,0 +1,1 @@
+"""One package for each training framework: it translates, and decides nothing."""

@@ -1,0 +1,120 @@
+"""The synchronous environment: ``gym.make("HarborTerminal-v0", task_dir=…)``."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsFloat, override
+
+import gymnasium
+
+from harbor_gym._runtime.portal import Portal, get_portal
+from harbor_gym.adapters.gymnasium.interface import RENDER_MODES, ActionKind, Interface, ObservationKind
+from harbor_gym.adapters.gymnasium.sub_env import Seat
+from harbor_gym.adapters.gymnasium.tasks import PathLike, TaskSet
+from harbor_gym.errors import UsageError
+
+
+class HarborTerminalEnv(gymnasium.Env[Any, Any]):
+    """A Harbor task's terminal as a Gymnasium environment.
+
+    The work is :class:`harbor_gym.AsyncTerminalGymEnv`'s, on one background event loop per process; calls block.
+    The reward is 0.0 until the verifier has spoken. ``terminated``: the task was declared complete (by a last line
+    ``<task_complete/>``, twice unless ``confirm_task_complete=False``) or the shell session ended; ``truncated``: a
+    budget ran out. Both are verified. Gymnasium's own ``max_episode_steps`` cuts episodes off from outside, without the
+    verifier: use ``max_turns``. A failure of the infrastructure raises and is never a reward.
+
+    Args:
+        task_dir: One Harbor task directory.
+        task_dirs: Several instead, or a directory of tasks: ``reset(options={"task": name})`` picks one by its
+            directory's name, and without that it is drawn with the seed.
+        action: ``keystrokes``: text that is typed as it stands. ``commands``: a sequence of (keystrokes, seconds).
+            ``message``: a model's message in ``action_format``, terminus-json-plain unless told otherwise.
+        observation: ``text``: what is new on the terminal. ``dict``: ``screen``, ``output`` (the new text),
+            ``exit_code`` (-1: none), ``cursor`` (row, column), ``remaining`` (fractions of turns and of terminal time).
+        render_mode: ``ansi`` (the screen as text), ``rgb_array`` (drawn; needs the ``render`` extra) or ``human``.
+        settings: Fields of :class:`harbor_gym.TerminalEnvConfig`: ``sandbox``, ``max_turns``, ``terminal``, …
+
+    Raises:
+        UsageError: An argument is wrong, or there is no task in ``task_dirs``.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 4}  # noqa: RUF012 - as Gymnasium declares it
+
+    def __init__(
+        self,
+        task_dir: PathLike | None = None,
+        *,
+        task_dirs: PathLike | Sequence[PathLike] | None = None,
+        action: ActionKind = "keystrokes",
+        observation: ObservationKind = "text",
+        render_mode: str | None = None,
+        **settings: Any,
+    ) -> None:
+        interface = Interface.make(TaskSet(task_dir, task_dirs), action, observation, render_mode, settings)
+        self.action_space = interface.action_space()
+        self.observation_space = interface.observation_space()
+        self.render_mode = render_mode
+        self._tasks = interface.tasks
+        self._seat = Seat(interface)
+        self._portal: Portal | None = None
+        self._disown: Callable[[], None] = lambda: None
+        self._is_closed = False
+
+    @override
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode in a fresh sandbox; see :meth:`harbor_gym.AsyncTerminalGymEnv.reset`.
+
+        Args:
+            seed: Draws the task and is noted in ``info["seed"]``. A sandbox itself has no seed.
+            options: ``{"task": name}``, or nothing.
+        """
+        super().reset(seed=seed)
+        task_dir = self._tasks.choose(options, self.np_random)
+        observation, info = self._open_portal().call(self._seat.reset, task_dir, seed=seed)
+        self._show()
+        return observation, info
+
+    @override
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Take a step; see :meth:`harbor_gym.AsyncTerminalGymEnv.step`."""
+        transition = self._open_portal().call(self._seat.step, action)
+        self._show()
+        return transition
+
+    @override
+    def render(self) -> Any:
+        """Return the screen after the last call as ``render_mode`` has it; ``human`` prints it and returns None."""
+        if self.render_mode is None:
+            return None
+        screen = self._seat.screen
+        if screen is None:
+            raise UsageError("there is no screen to render yet: call reset() first")
+        if self.render_mode == "ansi":
+            return screen.text
+        from harbor_gym.adapters.gymnasium import rendering
+
+        if self.render_mode == "rgb_array":
+            return rendering.draw(screen)
+        sys.stdout.write(rendering.as_terminal_output(screen, in_place=sys.stdout.isatty()))
+        sys.stdout.flush()
+        return None
+
+    @override
+    def close(self) -> None:
+        """Stop the sandbox and remove everything that was not asked to be kept. Idempotent."""
+        self._is_closed = True
+        if self._portal is not None and not self._portal.is_inherited:
+            self._portal.call(self._seat.close)
+            self._disown()
+
+    def _show(self) -> None:
+        if self.render_mode == "human":
+            self.render()
+
+    def _open_portal(self) -> Portal:
+        """Return the portal. Nothing runs before the first call, so that a fork up to there is safe."""
+        if self._is_closed:
+            raise UsageError("the environment is closed: make a new one")
+        if self._portal is None:
+            self._portal = get_portal()
+            self._disown = self._portal.own(self, self._seat.close)
+        return self._portal

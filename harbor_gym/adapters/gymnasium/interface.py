@@ -1,0 +1,142 @@
+"""How actions and observations look to Gymnasium, and their translation to and from the terminal's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+from gymnasium import Space, spaces
+from pydantic import ValidationError
+
+from harbor_gym.adapters.gymnasium.tasks import TaskSet
+from harbor_gym.adapters.gymnasium.text import TerminalText
+from harbor_gym.config import TerminalEnvConfig, describe_problems
+from harbor_gym.env import Action
+from harbor_gym.errors import UsageError
+from harbor_gym.formats.parsed import MAX_DURATION_SEC, MAX_MESSAGE_CHARS
+from harbor_gym.terminal import Screen
+from harbor_gym.terminal.screen.keys import MAX_KEYSTROKE_BYTES
+from harbor_gym.types import ActionFormat
+
+type ActionKind = Literal["keystrokes", "commands", "message"]
+type ObservationKind = Literal["text", "dict"]
+
+RENDER_MODES = ("ansi", "human", "rgb_array")
+
+NO_EXIT_CODE = -1
+"""In a ``dict`` observation: no command finished in this step."""
+
+_MAX_EXIT_CODE = 255
+_MAX_KEYSTROKE_CHARS = MAX_KEYSTROKE_BYTES // 4
+"""So many characters of any kind can be typed in one step."""
+
+_FEEDBACK_CHARS = 5_000
+"""What the environment may say about an action beside the terminal's text: two texts of 2 000, and phrases."""
+
+_CELL_CHARS = 32
+"""A cell holds one character and what combines with it; tmux keeps at most so many bytes of it."""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What an environment was made with, translated once for single and vector environments alike."""
+
+    tasks: TaskSet
+    config: TerminalEnvConfig
+    """Its ``task_dir`` is the first task's; an episode on another task replaces it."""
+
+    action: ActionKind
+    observation: ObservationKind
+
+    @classmethod
+    def make(
+        cls, tasks: TaskSet, action: ActionKind, observation: ObservationKind, render_mode: str | None, settings: Any
+    ) -> Self:
+        """Check and translate the keyword arguments of an environment.
+
+        Raises:
+            UsageError: An argument is unknown or has a value that it can't have.
+        """
+        _require("action", action, ("keystrokes", "commands", "message"))
+        _require("observation", observation, ("text", "dict"))
+        _require("render_mode", render_mode, (None, *RENDER_MODES))
+        settings = dict(settings)
+        if action == "keystrokes" and settings.setdefault("action_format", ActionFormat.KEYSTROKES) != "keystrokes":
+            raise UsageError("action_format is for action='message'; with action='keystrokes' text is typed as it is")
+        if render_mode is not None or observation == "dict":
+            settings["capture_screen"] = True
+        try:
+            config = TerminalEnvConfig(task_dir=tasks.first, **settings)
+        except ValidationError as exc:
+            raise UsageError(f"the environment can't be made with these arguments: {describe_problems(exc)}") from exc
+        return cls(tasks, config, action, observation)
+
+    def action_space(self) -> Space[Any]:
+        """Return a new action space."""
+        match self.action:
+            case "keystrokes":
+                return TerminalText(_MAX_KEYSTROKE_CHARS)
+            case "message":
+                return TerminalText(MAX_MESSAGE_CHARS)
+            case "commands":
+                duration = spaces.Box(0.0, MAX_DURATION_SEC, (), np.float64)
+                return spaces.Sequence(spaces.Tuple((TerminalText(_MAX_KEYSTROKE_CHARS), duration)))
+
+    def observation_space(self) -> Space[Any]:
+        """Return a new observation space."""
+        terminal = self.config.terminal
+        output = TerminalText(terminal.max_observation_bytes + self.tasks.longest_instruction_bytes + _FEEDBACK_CHARS)
+        if self.observation == "text":
+            return output
+        return spaces.Dict(
+            {
+                "screen": TerminalText(terminal.columns * terminal.rows * _CELL_CHARS),
+                "output": output,
+                "exit_code": spaces.Discrete(_MAX_EXIT_CODE + 2, start=NO_EXIT_CODE),
+                "cursor": spaces.MultiDiscrete([terminal.rows, terminal.columns]),
+                "remaining": spaces.Box(0.0, 1.0, (2,), np.float32),
+            }
+        )
+
+    def to_action(self, action: Any) -> Action:
+        """Return the terminal environment's form of an action.
+
+        Raises:
+            UsageError: It is not of the kind that this environment takes.
+        """
+        if self.action != "commands":
+            if not isinstance(action, str):
+                raise UsageError(f"with action={self.action!r} an action is a string, got {type(action).__name__}")
+            return str(action)
+        try:
+            return [(str(keystrokes), float(duration)) for keystrokes, duration in action]
+        except (TypeError, ValueError) as exc:
+            raise UsageError(f"an action is a sequence of (keystrokes, seconds), got {action!r}") from exc
+
+    def to_observation(
+        self, text: str, info: Mapping[str, Any], screen: Screen | None, remaining: tuple[float, float]
+    ) -> Any:
+        """Return an observation in the space's form."""
+        if self.observation == "text":
+            return text
+        code = info.get("exit_code")
+        return {
+            "screen": screen.text if screen is not None else "",
+            "output": text,
+            "exit_code": code if code is not None and 0 <= code <= _MAX_EXIT_CODE else NO_EXIT_CODE,
+            "cursor": np.array(_cursor(screen), dtype=np.int64),
+            "remaining": np.array(remaining, dtype=np.float32),
+        }
+
+    def nothing(self) -> Any:
+        """Return an observation of the space for where there is nothing to observe."""
+        return self.to_observation("", {}, None, (0.0, 0.0))
+
+
+def _cursor(screen: Screen | None) -> tuple[int, int]:
+    return (screen.cursor_row, screen.cursor_column) if screen is not None else (0, 0)
+
+
+def _require(name: str, value: object, known: tuple[object, ...]) -> None:
+    if value not in known:
+        raise UsageError(f"{name} is one of {', '.join(map(repr, known))}, got {value!r}")

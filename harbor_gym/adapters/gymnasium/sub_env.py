@@ -1,0 +1,52 @@
+"""One episode after another in Gymnasium's terms, still asynchronous: what single and vector environments share."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harbor_gym.adapters.gymnasium.interface import Interface
+from harbor_gym.env import AsyncTerminalGymEnv
+from harbor_gym.terminal import Screen
+
+type Transition = tuple[Any, float, bool, bool, dict[str, Any]]
+"""Observation, reward, terminated, truncated, info."""
+
+
+class Seat:
+    """Holds the terminal environment of the task at hand, and translates its answers."""
+
+    def __init__(self, interface: Interface) -> None:
+        self._interface = interface
+        self._env = AsyncTerminalGymEnv(interface.config)
+
+    @property
+    def screen(self) -> Screen | None:
+        """The screen after the last call, where the interface asks for it."""
+        return self._env.screen
+
+    async def reset(self, task_dir: Path, *, seed: int | None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode of one of the interface's tasks. Raises what ``AsyncTerminalGymEnv.reset`` raises."""
+        if task_dir != self._env.config.task_dir:
+            await self._env.close()
+            self._env = AsyncTerminalGymEnv(self._interface.config.model_copy(update={"task_dir": task_dir}))
+        text, info = await self._env.reset()
+        told = {} if seed is None else {"seed": seed}
+        return self._observe(text, info), {**_present(info), **told}
+
+    async def step(self, action: Any) -> Transition:
+        """Take a step. Raises what ``AsyncTerminalGymEnv.step`` raises."""
+        text, reward, done, info = await self._env.step(self._interface.to_action(action))
+        truncated = done and bool(info.get("truncated"))
+        return self._observe(text, info), float(reward), done and not truncated, truncated, _present(info)
+
+    async def close(self) -> None:
+        """Stop the sandbox. Idempotent."""
+        await self._env.close()
+
+    def _observe(self, text: str, info: Mapping[str, Any]) -> Any:
+        return self._interface.to_observation(text, info, self._env.screen, self._env.remaining)
+
+
+def _present(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is None: vector environments keep numbers of one key in one array, where None has no place."""
+    return {key: value for key, value in info.items() if value is not None}

@@ -1,0 +1,70 @@
+"""The tasks that an environment was made for, by name, and which of them an episode takes."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harbor_gym.errors import UsageError
+from harbor_gym.tasks import find_tasks
+
+type PathLike = str | Path
+
+
+class TaskSet:
+    """A few task directories under their names.
+
+    Args:
+        task_dir: One task.
+        task_dirs: Several, or a directory that holds several. Exactly one of the two is given.
+
+    Raises:
+        UsageError: Both or none were given, there is no task in the directory, or two have the same directory name.
+    """
+
+    def __init__(self, task_dir: PathLike | None, task_dirs: PathLike | Sequence[PathLike] | None) -> None:
+        if (task_dir is None) == (task_dirs is None):
+            raise UsageError("give either task_dir (one task) or task_dirs (several, or a directory of tasks)")
+        if task_dir is not None:
+            paths = [Path(task_dir)]  # wrong or right: the first reset says so
+        elif isinstance(task_dirs, str | Path):
+            paths = find_tasks([Path(task_dirs)])
+        else:
+            paths = [Path(path) for path in task_dirs or ()]
+        self._paths = {path.resolve().name: path for path in paths}
+        if not paths or len(self._paths) < len(paths):
+            raise UsageError(f"task_dirs must be tasks with different directory names, got {[str(p) for p in paths]}")
+
+    @property
+    def first(self) -> Path:
+        """The first task's directory."""
+        return next(iter(self._paths.values()))
+
+    @property
+    def longest_instruction_bytes(self) -> int:
+        """Size of the longest instruction of any task or step."""
+        files = (file for path in self._paths.values() for file in path.rglob("instruction.md"))
+        return max((file.stat().st_size for file in files), default=0)
+
+    def choose(self, options: Mapping[str, Any] | None, random: np.random.Generator) -> Path:
+        """Return the task that ``options["task"]`` names; without that, draw one.
+
+        Args:
+            options: What ``reset`` was given.
+            random: Drawn from only where there is a choice.
+
+        Raises:
+            UsageError: There is no such task, or an option that nothing reads.
+        """
+        unknown = sorted(set(options or ()) - {"task"})
+        if unknown:
+            raise UsageError(f"reset knows the option 'task', got {', '.join(unknown)}")
+        if options is not None and options.get("task") is not None:
+            name = str(options["task"])
+            if name not in self._paths:
+                raise UsageError(f"no task is called {name!r}; this environment has: {', '.join(self._paths)}")
+            return self._paths[name]
+        if len(self._paths) == 1:
+            return self.first
+        return list(self._paths.values())[int(random.integers(len(self._paths)))]

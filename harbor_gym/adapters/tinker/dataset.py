@@ -1,0 +1,283 @@
+"""Batches of groups, of one task or of many, for tinker-cookbook's RL loop."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import chz
+from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
+
+from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.errors import UsageError
+from harbor_gym.pool import shared_pool
+from harbor_gym.tasks import SourcedTask, TaskOrder, filter_tasks, resolve_tasks, split_tasks
+
+
+class HarborRLDataset(RLDataset):
+    """Batches of groups, each group of one task. Every batch is full, and the same whenever it is asked for.
+
+    Args:
+        templates: One group per task; each copy gets a label of its own.
+        order: Which task stands at which place.
+        groups_per_batch: Groups in a batch.
+        num_batches: Batches in the dataset.
+        split: First part of each label, ``train`` or ``test``.
+        warm_sandboxes: Sandboxes to keep ready for the next batch, spread over its groups.
+    """
+
+    def __init__(
+        self,
+        templates: Sequence[HarborSingleTaskEnvGroupBuilder],
+        order: TaskOrder,
+        *,
+        groups_per_batch: int,
+        num_batches: int,
+        split: str,
+        warm_sandboxes: int = 0,
+    ) -> None:
+        for name, value in (("groups_per_batch", groups_per_batch), ("num_batches", num_batches)):
+            if value < 1:
+                raise UsageError(f"{name} must be at least 1, got {value}")
+        if warm_sandboxes < 0:
+            raise UsageError(f"warm_sandboxes must be at least 0, got {warm_sandboxes}")
+        self._templates = list(templates)
+        self._order = order
+        self._groups_per_batch = groups_per_batch
+        self._num_batches = num_batches
+        self._split = split
+        self._warm_sandboxes = warm_sandboxes
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """Return the group builders of batch ``index``."""
+        if not 0 <= index < self._num_batches:
+            raise IndexError(f"batch {index} of a dataset of {self._num_batches}")
+        stock, next_stock = self._stock(index), self._stock(index + 1)
+        warm_next = tuple((self._templates[task].config, size) for task, size in next_stock.items() if size)
+        return [
+            dataclasses.replace(
+                self._templates[task],
+                label=f"{self._split}/batch_{index:04d}/group_{number}",
+                warm_sandboxes=stock[task],
+                warm_next=warm_next,
+                is_last=task not in next_stock,
+            )
+            for number, task in enumerate(self._tasks(index))
+        ]
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def warm_up(self) -> None:
+        """Begin to start the sandboxes that the first batch wants. Those of later batches start one batch ahead."""
+        for task, size in self._stock(0).items():
+            if size:
+                shared_pool(self._templates[task].config, size=size)
+
+    def _tasks(self, index: int) -> list[int]:
+        first = index * self._groups_per_batch
+        return [self._order[first + number] for number in range(self._groups_per_batch)]
+
+    def _stock(self, index: int) -> Counter[int]:
+        """Return how many sandboxes to keep ready of each task of a batch; a batch that isn't has no tasks."""
+        stock: Counter[int] = Counter()
+        if index < self._num_batches:
+            each, rest = divmod(self._warm_sandboxes, self._groups_per_batch)
+            for number, task in enumerate(self._tasks(index)):
+                stock[task] += each + (number < rest)
+        return stock
+
+
+class HarborSingleTaskRLDataset(HarborRLDataset):
+    """Batches of groups, all of the same task.
+
+    Args:
+        template: The group to repeat, with the sandboxes to keep ready.
+        groups_per_batch: Groups in a batch.
+        num_batches: Batches in the dataset.
+        split: First part of each label, ``train`` or ``test``.
+    """
+
+    def __init__(
+        self, template: HarborSingleTaskEnvGroupBuilder, *, groups_per_batch: int, num_batches: int, split: str
+    ) -> None:
+        super().__init__(
+            [template],
+            TaskOrder([1.0]),
+            groups_per_batch=groups_per_batch,
+            num_batches=num_batches,
+            split=split,
+            warm_sandboxes=template.warm_sandboxes,
+        )
+
+
+@chz.chz
+class _Builder(RLDatasetBuilder):
+    env: TerminalEnvConfig
+    """The task, the sandbox and the budgets of each episode."""
+
+    model_name: str
+    """Whose tokenizer to use: a model's name, or its directory."""
+
+    renderer_name: str
+    """A tinker-cookbook renderer."""
+
+    max_tokens: int
+    """The sampler's limit for one message, in tokens."""
+
+    max_context_tokens: int | None = None
+    """The model's context window in tokens; None checks nothing."""
+
+    groups_per_batch: int = 1
+    """Groups in a training batch."""
+
+    group_size: int = 8
+    """Episodes in a training group."""
+
+    test_episodes: int = 0
+    """Episodes of each task in an evaluation; 0 makes no test set."""
+
+    transcripts_dir: str | None = None
+    """Where to write transcripts; None writes none."""
+
+    warm_sandboxes: int = 0
+    """Training sandboxes to keep ready, so that a batch's start while the last one trains; 0 keeps none."""
+
+    def _group(self, task_dir: Path, size: int, *, name: str = "") -> HarborSingleTaskEnvGroupBuilder:
+        if size < 1:
+            raise UsageError(f"group_size must be at least 1, got {size}")
+        return HarborSingleTaskEnvGroupBuilder(
+            config=self.env.model_copy(update={"task_dir": task_dir}),
+            group_size=size,
+            model_name=self.model_name,
+            renderer_name=self.renderer_name,
+            max_tokens=self.max_tokens,
+            max_context_tokens=self.max_context_tokens,
+            transcripts_dir=Path(self.transcripts_dir) if self.transcripts_dir is not None else None,
+            task_name=name,
+        )
+
+    def _test_set(self, tasks: Mapping[str, Path]) -> HarborRLDataset | None:
+        """Return one batch of ``test_episodes`` of each task."""
+        if not self.test_episodes:
+            return None
+        # One episode a group: each counts by itself, with no baseline to share.
+        return HarborRLDataset(
+            [self._group(path, 1, name=name) for name, path in tasks.items()],
+            TaskOrder([1.0] * len(tasks), shuffle=False),
+            groups_per_batch=len(tasks) * self.test_episodes,
+            num_batches=1,
+            split="test",
+        )
+
+
+@chz.chz
+class HarborSingleTaskRLDatasetBuilder(_Builder):
+    """Train on one task: the configuration of a dataset, for the cookbook's ``Config.dataset_builder``."""
+
+    num_batches: int = 25
+    """Training batches."""
+
+    async def __call__(self) -> tuple[HarborSingleTaskRLDataset, HarborRLDataset | None]:
+        """Return the training set, and the test set if there are ``test_episodes``. Warm sandboxes begin to start."""
+        template = dataclasses.replace(
+            self._group(self.env.task_dir, self.group_size), warm_sandboxes=self.warm_sandboxes
+        )
+        train = HarborSingleTaskRLDataset(
+            template, groups_per_batch=self.groups_per_batch, num_batches=self.num_batches, split="train"
+        )
+        train.warm_up()
+        return train, self._test_set({"": self.env.task_dir})
+
+
+@chz.chz
+class HarborRLDatasetBuilder(_Builder):
+    """Train on many tasks: the configuration of a dataset, for the cookbook's ``Config.dataset_builder``.
+
+    Resuming continues where the run was: batch ``i`` is the same groups whatever was asked for before. Give the tasks
+    resolved (:func:`harbor_gym.tasks.resolve_tasks`) where a branch or a directory may change between runs.
+    """
+
+    tasks: Sequence[str | SourcedTask] = ()
+    """Where the tasks come from, see :func:`harbor_gym.tasks.parse_spec`. Each takes ``env.task_dir``'s place;
+    with none, that is the source."""
+
+    where: Sequence[str] = ()
+    """Conditions that a task must meet, see :func:`harbor_gym.tasks.filter_tasks`."""
+
+    weights: Mapping[str, float] = chz.field(default_factory=dict[str, float])
+    """Task name → how often it comes in an epoch; 1 for those that aren't named."""
+
+    test_fraction: float = 0.0
+    """Share of the tasks to test on and not to train on, drawn by ``seed``."""
+
+    test_tasks: Sequence[str] = ()
+    """Names of the tasks to test on and not to train on. With neither, the test set is the training tasks."""
+
+    seed: int = 0
+    """Draws the split and shuffles the epochs."""
+
+    shuffle: bool = True
+    """False keeps the tasks in their order in each epoch."""
+
+    epochs: int | None = None
+    """Passes over the training tasks; the last batch is filled up from the next pass."""
+
+    num_batches: int | None = None
+    """Training batches, instead of ``epochs``."""
+
+    async def __call__(self) -> tuple[HarborRLDataset, HarborRLDataset | None]:
+        """Return the training set, and the test set if there are ``test_episodes``. Warm sandboxes begin to start."""
+        train, test = await self.split()
+        dataset = self.training_set(train)
+        dataset.warm_up()
+        return dataset, self._test_set({task.name: task.path for task in test or train})
+
+    async def test_set(self) -> HarborRLDataset | None:
+        """Return the test set alone, and start nothing; None with no ``test_episodes``."""
+        train, test = await self.split()
+        return self._test_set({task.name: task.path for task in test or train})
+
+    def training_set(self, tasks: Sequence[SourcedTask]) -> HarborRLDataset:
+        """Return the batches of these tasks, and start nothing.
+
+        Raises:
+            UsageError: A weight or a number can't be used.
+        """
+        order = TaskOrder(self._weights(tasks), seed=self.seed, shuffle=self.shuffle)
+        return HarborRLDataset(
+            [self._group(task.path, self.group_size, name=task.name) for task in tasks],
+            order,
+            groups_per_batch=self.groups_per_batch,
+            num_batches=self._num_batches(order),
+            split="train",
+            warm_sandboxes=self.warm_sandboxes,
+        )
+
+    async def split(self) -> tuple[list[SourcedTask], list[SourcedTask]]:
+        """Return the tasks to train on and those held out.
+
+        Raises:
+            UsageError: A source, a condition or the split can't be used.
+            TaskError: A task can't be had or read.
+        """
+        tasks = await resolve_tasks(self.tasks or [self.env.task_dir])
+        kept = filter_tasks(tasks, self.where)
+        return split_tasks(kept, test_fraction=self.test_fraction, test_tasks=self.test_tasks, seed=self.seed)
+
+    def _weights(self, tasks: Sequence[SourcedTask]) -> list[float]:
+        names = {task.name for task in tasks}
+        if unknown := sorted(set(self.weights) - names):
+            raise UsageError(f"no training task is called {', '.join(unknown)}; there are {', '.join(sorted(names))}")
+        return [self.weights.get(task.name, 1.0) for task in tasks]
+
+    def _num_batches(self, order: TaskOrder) -> int:
+        if (self.epochs is None) == (self.num_batches is None):
+            raise UsageError("give either epochs or num_batches")
+        if self.num_batches is not None:
+            return self.num_batches
+        assert self.epochs is not None
+        if self.epochs < 1:
+            raise UsageError(f"epochs must be at least 1, got {self.epochs}")
+        return max(1, -(-order.places_before(self.epochs) // max(self.groups_per_batch, 1)))

@@ -1,0 +1,176 @@
+"""The token environment as tinker-cookbook's ``Env``."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import tinker
+from tinker_cookbook.completers import StopCondition
+from tinker_cookbook.rl.types import (
+    STOP_METRIC_PREFIX,
+    Action,
+    ActionExtra,
+    Env,
+    InitialObservationOverflow,
+    Logs,
+    Metrics,
+    StepResult,
+    StopReason,
+)
+
+from harbor_gym.adapters.tinker.codec import RendererCodec
+from harbor_gym.errors import HarborGymError
+from harbor_gym.tokens import TokenStep, TokenTerminalEnv
+from harbor_gym.transcripts import write_transcript
+from harbor_gym.types import EndReason, EpisodeInfo
+
+logger = logging.getLogger(__name__)
+
+_COOKBOOK_WORDS: dict[EndReason, str] = {
+    EndReason.COMPLETED: StopReason.COMPLETED,
+    EndReason.MAX_TURNS: StopReason.MAX_TURNS,
+    EndReason.MAX_TOKENS: StopReason.MAX_TOKENS,
+    EndReason.CONTEXT_OVERFLOW: StopReason.CONTEXT_OVERFLOW,
+    EndReason.PARSE_FAILURES: StopReason.PARSE_ERROR,
+}
+
+STOP_REASONS: tuple[str, ...] = tuple(
+    str(_COOKBOOK_WORDS.get(reason, reason.value))
+    for reason in EndReason
+    if reason is not EndReason.INFRASTRUCTURE_ERROR
+)
+"""Every ``stop/<reason>`` that this environment reports: the cookbook's word where it has one, ours otherwise."""
+
+LIMIT_STOP_REASONS: tuple[str, ...] = tuple(
+    str(_COOKBOOK_WORDS.get(reason, reason.value)) for reason in EndReason if reason.is_truncation
+)
+"""Those of them that mean that a budget cut the episode short, for the cookbook's ``TerminationRewardPolicy``."""
+
+
+class HarborTerminalTinkerEnv(Env):
+    """One episode of a Harbor task for tinker-cookbook's RL loop. Single-use, as the cookbook's environments are.
+
+    Observations are ``tinker.ModelInput`` s that extend one another; actions are sampled tokens whose text is
+    terminus-json-plain. The reward is the verifier's, whatever ended the episode; an infrastructure failure raises,
+    and the loop's rollout strategy retries or drops the episode.
+
+    Args:
+        token_env: The environment in tokens. This object owns it.
+        codec: The codec that ``token_env`` uses.
+        labels: What to call this episode in logs and in its transcript.
+        transcript_path: Where to write the episode's transcript when it ends; None writes none.
+    """
+
+    def __init__(
+        self,
+        token_env: TokenTerminalEnv,
+        codec: RendererCodec,
+        *,
+        labels: dict[str, Any] | None = None,
+        transcript_path: Path | None = None,
+    ) -> None:
+        self._token_env = token_env
+        self._codec = codec
+        self._labels = labels or {}
+        self._transcript_path = transcript_path
+        self._sums: Metrics = {}
+        self._written = False
+        self.error: HarborGymError | None = None
+        """What broke the episode off, if something did."""
+
+    async def initial_observation(self) -> tuple[tinker.ModelInput, StopCondition] | InitialObservationOverflow:
+        """Start the sandbox and return the first prompt.
+
+        Returns:
+            The prompt and the stop condition, or the cookbook's overflow sentinel with the verifier's reward when
+            the prompt alone would not fit the context.
+
+        Raises:
+            HarborGymError: The task, the sandbox or its terminal failed.
+        """
+        try:
+            step = await self._token_env.reset()
+        except HarborGymError as exc:
+            await self._write_transcript(exc)
+            raise
+        metrics = self._metrics(step)
+        if step.done:
+            await self._write_transcript()
+            return InitialObservationOverflow(reward=step.reward, metrics=metrics)
+        self._sums = {name: value for name, value in metrics.items() if name.startswith("time/")}
+        return tinker.ModelInput.from_ints(step.observation), self._codec.stop
+
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """Type what the sampled tokens say and return the extended prompt.
+
+        Args:
+            action: Sampled token ids.
+            extra: The cookbook's note on why sampling stopped.
+
+        Raises:
+            HarborGymError: Sandbox, terminal or verifier failed; there is no reward then.
+        """
+        stop_reason = (extra or {}).get("stop_reason", "stop")
+        try:
+            step = await self._token_env.step(action, stop_reason=stop_reason)
+        except HarborGymError as exc:
+            await self._write_transcript(exc)
+            raise
+        metrics = self._metrics(step)
+        if step.done:
+            self._log_end(step)
+            await self._write_transcript()
+        return StepResult(
+            reward=step.reward,
+            episode_done=step.done,
+            next_observation=tinker.ModelInput.from_ints(step.observation),
+            next_stop_condition=self._codec.stop,
+            metrics=metrics,
+            logs=self._logs(step.info),
+        )
+
+    async def close(self) -> None:
+        """Stop the sandbox. Idempotent, at any time."""
+        await self._token_env.close()
+
+    def _metrics(self, step: TokenStep) -> Metrics:
+        metrics: Metrics = {**self._sums, **step.info["metrics"]}
+        self._sums = {}
+        metrics["parse_error"] = float(step.info.get("parse_error") is not None)
+        if step.done:
+            metrics["off_template_history"] = float(self._codec.off_template)
+            reason = step.info.get("end_reason", EndReason.COMPLETED)
+            metrics[f"{STOP_METRIC_PREFIX}{_COOKBOOK_WORDS.get(reason, reason.value)}"] = 1.0
+            for name, value in step.info.get("rewards", {}).items():
+                metrics[f"verifier/{name}"] = value
+        return metrics
+
+    def _logs(self, info: EpisodeInfo) -> Logs:
+        turn = self._token_env.transcript.turns[-1]
+        logs: Logs = {"shown": turn.observation, "action": turn.action}
+        if (reason := info.get("end_reason")) is not None:
+            logs["end_reason"] = reason.value
+            logs["final_observation"] = self._token_env.transcript.final_observation
+        return logs
+
+    def _log_end(self, step: TokenStep) -> None:
+        reason = step.info.get("end_reason", EndReason.COMPLETED)
+        label = " ".join(f"{name} {value}" for name, value in self._labels.items())
+        turns = len(self._token_env.transcript.turns)
+        logger.info("episode %s: %s after %d turns, reward %g", label, reason.value, turns, step.reward)
+
+    async def _write_transcript(self, error: HarborGymError | None = None) -> None:
+        if error is not None:
+            self.error = error
+            logger.warning("episode %s broke off: %s: %s", self._labels, type(error).__name__, error)
+        if self._transcript_path is None or self._written:
+            return
+        self._written = True
+        await asyncio.to_thread(
+            write_transcript,
+            self._transcript_path,
+            self._token_env.transcript,
+            labels=self._labels,
+            error=f"{type(error).__name__}: {error}" if error is not None else None,
+        )

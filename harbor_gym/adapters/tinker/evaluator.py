@@ -1,0 +1,96 @@
+"""Evaluation during training, on the greedy policy, with the best checkpoint written down."""
+
+import asyncio
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any, override
+
+import tinker
+from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
+from tinker_cookbook.rl.rollout_logging import RolloutSummaryExportConfig
+
+from harbor_gym.adapters.tinker.dataset import HarborRLDataset
+from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
+from harbor_gym.adapters.tinker.strategy import RetryThenMask
+from harbor_gym.evaluation.best import Evaluated, note_evaluation
+
+logger = logging.getLogger(__name__)
+
+
+class HarborEvaluator(RLTestSetEvaluator):
+    """Play a test set every ``eval_every`` batches, for the cookbook's ``Config.evaluator_builders``.
+
+    The cookbook's own evaluator of a test set samples at temperature 1. Metrics have its names: ``test/env/all/…``.
+    Each evaluation is added to the run's ``best.json``, see :mod:`harbor_gym.evaluation.best`; one whose episodes were
+    all lost to the infrastructure is not.
+
+    Args:
+        dataset: The test set.
+        max_tokens: The sampler's limit for one message, in tokens.
+        run_dir: The run's folder.
+        strategy: What is done about lost episodes.
+        temperature: Sampling temperature; 0 is greedy.
+        first_checkpoint: What the weights before the first batch are called: ``base``, or ``tinker://…``.
+    """
+
+    def __init__(
+        self,
+        dataset: HarborRLDataset,
+        *,
+        max_tokens: int,
+        run_dir: Path,
+        strategy: RetryThenMask,
+        temperature: float = 0.0,
+        first_checkpoint: str = "base",
+    ) -> None:
+        # The strategy carries the temperature, so that rollouts in other processes have it, too.
+        strategy = dataclasses.replace(strategy, temperature=temperature)
+        super().__init__(dataset, max_tokens=max_tokens, strategy=strategy)
+        self._run_dir = run_dir
+        self._first_checkpoint = first_checkpoint
+
+    @override
+    async def __call__(
+        self,
+        sampling_client: tinker.SamplingClient,
+        *,
+        rollout_summary_export: RolloutSummaryExportConfig | None = None,
+        store: Any = None,
+    ) -> dict[str, float]:
+        """Evaluate what the loop samples from now; it says the batch along with where the summary goes."""
+        assert rollout_summary_export is not None, "the cookbook passes it unless Config.rollout_json_export is off"
+        batch = rollout_summary_export.iteration
+        return await self.evaluate(
+            sampling_client,
+            batch=batch,
+            checkpoint=f"{batch:06d}" if batch else self._first_checkpoint,
+            rollout_summary_export=rollout_summary_export,
+            store=store,
+        )
+
+    async def evaluate(
+        self, sampling_client: tinker.SamplingClient, *, batch: int, checkpoint: str, **export: Any
+    ) -> dict[str, float]:
+        """Evaluate weights that were trained on ``batch`` batches and are saved as ``checkpoint``."""
+        self.env_group_builders_P = [_labelled(builder, batch) for builder in self.env_group_builders_P]
+        metrics = await super().__call__(sampling_client, **export)
+        reward = metrics.get(f"{self.name}/env/all/reward/total")
+        if reward is None:
+            logger.warning("the evaluation before batch %d says nothing: all its episodes were lost", batch)
+            return metrics
+        evaluated = Evaluated(
+            batch=batch,
+            checkpoint=checkpoint,
+            reward=reward,
+            turns=metrics.get(f"{self.name}/env/all/turns_per_episode"),
+            episodes=int(metrics[f"{self.name}/env/all/total_episodes"]),
+        )
+        await asyncio.to_thread(note_evaluation, self._run_dir, evaluated)
+        return metrics
+
+
+def _labelled(builder: Any, batch: int) -> HarborSingleTaskEnvGroupBuilder:
+    """Return a fresh builder of the same group whose transcripts belong to this evaluation."""
+    group = builder.label.rpartition("/")[2]
+    return dataclasses.replace(builder, label=f"test/batch_{batch:04d}/{group}")

@@ -1,0 +1,160 @@
+"""A group of episodes of one task for tinker-cookbook's RL loop."""
+
+import asyncio
+import functools
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tinker_cookbook.renderers import get_renderer
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+from harbor_gym import errors
+from harbor_gym.adapters.tinker.codec import RendererCodec
+from harbor_gym.adapters.tinker.env import STOP_REASONS, HarborTerminalTinkerEnv
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.env import AsyncTerminalGymEnv
+from harbor_gym.errors import HarborGymError
+from harbor_gym.pool import WarmPool, shared_pool
+from harbor_gym.tokens import TokenTerminalEnv
+
+logger = logging.getLogger(__name__)
+
+_INFRASTRUCTURE_ERRORS = tuple(
+    name for name, kind in vars(errors).items() if isinstance(kind, type) and getattr(kind, "is_infrastructure", False)
+)
+
+
+@functools.lru_cache(maxsize=8)
+def _codec(renderer_name: str, model_name: str) -> RendererCodec:
+    return RendererCodec(get_renderer(renderer_name, get_tokenizer(model_name), model_name=model_name))
+
+
+@dataclass
+class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
+    """Make a group of environments of one task. Holds configuration only until ``make_envs``, so it pickles.
+
+    Sandboxes start when the loop asks for the first observations, all of a group at once: environments that a
+    retry made and did not need cost nothing.
+    """
+
+    config: TerminalEnvConfig
+    """The task, the sandbox and the budgets of each episode."""
+
+    group_size: int
+    """Episodes in the group."""
+
+    model_name: str
+    """Whose tokenizer to use: a model's name, or its directory."""
+
+    renderer_name: str
+    """A tinker-cookbook renderer."""
+
+    max_tokens: int
+    """The sampler's limit for one message, in tokens."""
+
+    max_context_tokens: int | None = None
+    """The model's context window in tokens; None checks nothing."""
+
+    label: str = ""
+    """Names the group in transcripts: a relative path such as ``train/batch_0003/group_0``."""
+
+    transcripts_dir: Path | None = None
+    """Where to write transcripts and, beside each, the terminal's recording; None writes none."""
+
+    warm_sandboxes: int = 0
+    """Sandboxes that the event loop keeps ready for all groups of this configuration; 0 keeps none."""
+
+    is_last: bool = False
+    """Whether the next batch wants no sandbox of this configuration: the stock is then used up and not renewed."""
+
+    warm_next: tuple[tuple[TerminalEnvConfig, int], ...] = ()
+    """What the next batch wants: as many sandboxes of each configuration are started while this group runs."""
+
+    task_name: str = ""
+    """What to call the task in metrics and transcripts; its directory's name if empty."""
+
+    _envs: list[HarborTerminalTinkerEnv] = field(default_factory=list[HarborTerminalTinkerEnv], init=False, repr=False)
+    _made: int = field(default=0, init=False, repr=False)
+
+    async def make_envs(self) -> Sequence[Env]:
+        """Make ``group_size`` environments. May be called again for retries; ``cleanup`` closes all of them."""
+        codec = await asyncio.to_thread(_codec, self.renderer_name, self.model_name)
+        pool = self.warm_pool()
+        if pool is not None and self.is_last:
+            pool.stop_refilling()
+        for config, size in self.warm_next:
+            shared_pool(config, size=size).refill_to(size)
+        envs = [self._make_env(codec, self._made + index, pool) for index in range(self.group_size)]
+        self._made += self.group_size
+        self._envs.extend(envs)
+        return envs
+
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        """Add nothing to the verifier's rewards; report how each episode ended, for shares over the batch.
+
+        One of them also carries what the group lost, which the cookbook's mean makes numbers per group: ``infra/lost``
+        of its episodes, ``infra/retried`` in fresh sandboxes, ``infra/masked`` (left out), and the losses by error.
+        """
+        rewards: list[tuple[float, Metrics]] = [
+            (0.0, {f"ended/{reason}": float(trajectory.stop_reason == reason) for reason in STOP_REASONS})
+            for trajectory in trajectory_group
+        ]
+        if rewards:
+            rewards[0][1].update(self._losses(survivors=len(trajectory_group)))
+        return rewards
+
+    def _losses(self, *, survivors: int) -> Metrics:
+        lost_to = Counter(type(env.error).__name__ for env in self._envs if env.error is not None)
+        masked = self.group_size - survivors
+        named = {f"infra/{name}": lost_to[name] for name in (*_INFRASTRUCTURE_ERRORS, *lost_to)}
+        lost = lost_to.total()
+        return {"infra/lost": lost, "infra/masked": masked, "infra/retried": lost - masked, **named}
+
+    async def cleanup(self) -> None:
+        """Close every environment this builder made, all at once. Never raises for one that fails to close."""
+        envs, self._envs = self._envs, []
+        async with asyncio.TaskGroup() as tasks:
+            for env in envs:
+                tasks.create_task(_close(env))
+
+    def warm_pool(self) -> WarmPool | None:
+        """Return the running loop's pool for this configuration, started; None where none is wanted.
+
+        Close it with :func:`harbor_gym.pool.close_shared_pools` when the training ends; else the loop's end does.
+        """
+        return shared_pool(self.config, size=self.warm_sandboxes) if self.warm_sandboxes else None
+
+    def logging_tags(self) -> list[str]:
+        """Return the task's name, under which the loop aggregates metrics."""
+        return [self.task_name or self.config.task_dir.name]
+
+    def _make_env(self, codec: RendererCodec, index: int, pool: WarmPool | None) -> HarborTerminalTinkerEnv:
+        path, config = None, self.config
+        if self.transcripts_dir is not None:
+            path = self.transcripts_dir / self.label / f"episode_{index:03d}.json"
+            config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
+        token_env = TokenTerminalEnv(
+            AsyncTerminalGymEnv(config, pool=pool),
+            codec,
+            max_tokens=self.max_tokens,
+            max_context_tokens=self.max_context_tokens,
+        )
+        labels = {"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index}
+        return HarborTerminalTinkerEnv(token_env, codec, labels=labels, transcript_path=path)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_envs": []}
+
+
+async def _close(env: HarborTerminalTinkerEnv) -> None:
+    try:
+        await env.close()
+    except HarborGymError as exc:
+        # The cookbook asks cleanup not to raise: that would hide the error of a rollout.
+        logger.warning("an environment did not close cleanly: %s", exc)

@@ -1,0 +1,191 @@
+"""What becomes of an episode that the infrastructure lost: run again in a fresh sandbox, then left out of its group."""
+
+import asyncio
+import dataclasses
+import logging
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, override
+
+import tinker
+from tinker_cookbook.completers import TinkerTokenCompleter, TokenCompleter
+from tinker_cookbook.exceptions import AllTrajectoriesFailedError
+from tinker_cookbook.rl.rollout_strategy import RolloutResult, RolloutStrategy
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
+
+from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
+from harbor_gym.adapters.tinker.seeding import seeded
+from harbor_gym.errors import HarborGymError, SandboxThrottledError
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 1.0, 60.0
+_PASSING = (tinker.APIConnectionError, tinker.RateLimitError, tinker.InternalServerError, TimeoutError, ConnectionError)
+
+
+@dataclass(frozen=True)
+class RetryThenMask(RolloutStrategy):
+    """Run lost episodes again while the group's retries last, then do without them: the survivors are the group.
+
+    Unlike the cookbook's strategies it forgives the infrastructure only: what else goes wrong is a bug, or a task that
+    can't be used, and ends the run instead of being skipped in every batch. It also ends a run in which group after
+    group is lost whole. ``rollout_errors/<class>`` in the metrics counts the losses; those of a group that was dropped
+    are booked with the next one, in the same process.
+
+    Pickled copies of one strategy are one object in the process they come to: where other processes roll out, each
+    counts its own lost groups in a row.
+    """
+
+    max_retries: int = 3
+    """Episodes of one group that are run again; 0 leaves every lost one out."""
+
+    max_lost_groups: int = 16
+    """Groups in a row that lose all their episodes before the run ends."""
+
+    seed: int | None = None
+    """Seeds the sampling of our groups that have a label, message by message; None leaves it to the service. An
+    episode that runs again is sampled anew."""
+
+    temperature: float | None = None
+    """Samples at this temperature instead of the loop's; 0 is greedy."""
+
+    _unreported: list[RolloutError] = field(default_factory=list[RolloutError], init=False, repr=False, compare=False)
+    _lost_groups: list[str] = field(default_factory=list[str], init=False, repr=False, compare=False)
+    _faults: list[Exception] = field(default_factory=list[Exception], init=False, repr=False, compare=False)
+    _key: str = field(default_factory=lambda: uuid.uuid4().hex, init=False, repr=False, compare=False)
+
+    @property
+    def fault(self) -> Exception | None:
+        """What ends the run, if something does. For loops that don't notice: the streaming one waits for ever."""
+        return self._faults[0] if self._faults else None
+
+    def note_fault(self, error: Exception) -> None:
+        """Take down what ended a group in another process."""
+        self._faults.append(error)
+
+    @property
+    @override
+    def catches_group_errors(self) -> bool:
+        # The cookbook asks at the start, for its counters, and again when an error has come out of a group.
+        return not self._faults
+
+    @override
+    async def execute(self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter) -> RolloutResult:
+        """Return the episodes that came to their end, in the group's order, and the errors of the others.
+
+        Raises:
+            AllTrajectoriesFailedError: None did; the loop goes on without the group.
+            Exception: What is not the infrastructure's failure, or the last of too many lost groups.
+        """
+        group = _Group(env_group_builder, self._with_temperature(policy), self.max_retries, self.seed)
+        try:
+            await group.run()
+        except Exception as exc:  # the boundary to the loop: noted here, and raised
+            self._faults.append(exc)
+            raise
+        self._unreported.extend(map(_as_record, group.errors))
+        if not group.ended:
+            self._give_up(group.errors)
+        self._lost_groups.clear()
+        errors = list(self._unreported)
+        self._unreported.clear()
+        ended = [group.ended[place] for place in sorted(group.ended)]
+        return RolloutResult([trajectory for trajectory, _ in ended], [env for _, env in ended], errors)
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (self._key, self.max_retries, self.max_lost_groups, self.seed, self.temperature)
+
+    def _with_temperature(self, policy: TokenCompleter) -> TokenCompleter:
+        if self.temperature is None or not isinstance(policy, TinkerTokenCompleter):
+            return policy
+        return dataclasses.replace(policy, temperature=self.temperature)
+
+    def _give_up(self, errors: list[Exception]) -> None:
+        message = f"all episodes of a group were lost ({_summary(errors)})"
+        self._lost_groups.append(message)
+        if len(self._lost_groups) >= self.max_lost_groups and errors:
+            errors[-1].add_note(f"{len(self._lost_groups)} groups in a row lost all their episodes")
+            self._faults.append(errors[-1])
+            raise errors[-1]
+        raise AllTrajectoriesFailedError(message)
+
+
+_arrived: dict[str, RetryThenMask] = {}
+
+
+def _arrive(key: str, *settings: Any) -> RetryThenMask:
+    """Return this process's copy of a strategy from elsewhere."""
+    return _arrived.setdefault(key, RetryThenMask(*settings))
+
+
+class _Group:
+    """One group's rollouts."""
+
+    def __init__(self, builder: EnvGroupBuilder, policy: TokenCompleter, retries: int, seed: int | None) -> None:
+        self.ended: dict[int, tuple[Trajectory, Env]] = {}
+        self.errors: list[Exception] = []
+        self._builder = builder
+        self._policy = policy
+        self._retries = retries
+        self._seed = seed
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for place, env in enumerate(await self._builder.make_envs()):
+                    tasks.create_task(self._run_one(place, env))
+        except ExceptionGroup as exc:
+            raise exc.exceptions[0] from None
+
+    async def _run_one(self, place: int, env: Env) -> None:
+        attempt = 0
+        while True:
+            try:
+                self.ended[place] = await do_single_rollout(self._policy_of(place, attempt), env), env
+            except Exception as exc:  # the boundary to sandboxes and the sampling service
+                if not is_passing(exc):
+                    raise
+                self.errors.append(exc)
+                if self._retries == 0:
+                    logger.warning("an episode was lost and is left out of its group: %s", _summary([exc]))
+                    return
+                self._retries -= 1
+                logger.warning("an episode was lost and runs again in a fresh sandbox: %s", _summary([exc]))
+                await asyncio.sleep(_pause_sec(exc, attempt))
+                attempt += 1
+                # The cookbook's builders make whole groups; what is not used of one costs nothing.
+                env = (await self._builder.make_envs())[0]
+            else:
+                return
+
+    def _policy_of(self, place: int, attempt: int) -> TokenCompleter:
+        label = self._builder.label if isinstance(self._builder, HarborSingleTaskEnvGroupBuilder) else ""
+        if self._seed is None or not label or not isinstance(self._policy, TinkerTokenCompleter):
+            return self._policy
+        return seeded(self._policy, self._seed, label, place, attempt)
+
+
+def is_passing(error: Exception) -> bool:
+    """Tell whether an episode failed for a reason that says nothing about the policy and need not come again."""
+    if isinstance(error, HarborGymError):
+        return error.is_infrastructure
+    if isinstance(error, tinker.RequestFailedError):
+        return error.category is not tinker.types.RequestErrorCategory.User
+    return isinstance(error, _PASSING)
+
+
+def _pause_sec(error: Exception, attempt: int) -> float:
+    if not isinstance(error, SandboxThrottledError):
+        return 0.0
+    return min(error.retry_after_sec or _FIRST_PAUSE_SEC * 2.0**attempt, _LONGEST_PAUSE_SEC)
+
+
+def _as_record(error: Exception) -> RolloutError:
+    return RolloutError(error_type=type(error).__name__, error_message=str(error))
+
+
+def _summary(errors: Iterable[Exception]) -> str:
+    return "; ".join(f"{type(error).__name__}: {error}" for error in errors)

@@ -1,0 +1,103 @@
+"""Try to be rewarded without doing the task: plant files, leave a process behind, and stop.
+
+This runs as an episode of ours, so that what protects the verdict of an episode is part of what is tried. Under
+``harbor run`` alone, some of these tricks work on tasks that are safe here.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harbor_gym.checking.play import Played, Work
+from harbor_gym.errors import HarborGymError, SandboxLostError, VerifierError
+
+if TYPE_CHECKING:
+    from harbor_gym.episode import AgentPhase, Episode
+
+_SCRIPTS = Path(__file__).parent / "exploits"
+_PLANTING_TIMEOUT_SEC = 60
+_EXPECTED_END = "planted"
+
+
+def trick_names() -> list[str]:
+    """Return the names of all tricks."""
+    return sorted(path.stem for path in _SCRIPTS.glob("*.sh") if path.stem != "common")
+
+
+@dataclass(frozen=True, slots=True)
+class Forged:
+    """What tricks earned."""
+
+    reward: float
+    """The reward for all of them together; for the best one where all together left no verdict."""
+
+    tricks: tuple[str, ...]
+    """Those that earn as much alone."""
+
+    voided: tuple[str, ...]
+    """Those that alone leave no verdict, so that an episode would be thrown away."""
+
+
+async def forge(play: Callable[[Work], Awaitable[Played]], keys: Collection[str], honest: Collection[float]) -> Forged:
+    """Play all tricks together; if that pays, or leaves no verdict, each one alone, to name those that do.
+
+    Args:
+        play: Plays an episode.
+        keys: Names of the rewards to forge.
+        honest: Rewards for doing nothing: what is not worth a second look.
+
+    Raises:
+        SandboxError, VerifierError: No trick left a verdict.
+    """
+    together = await _earn(play, forger(trick_names(), keys))
+    if isinstance(together, float) and together in honest:
+        return Forged(together, (), ())
+    alone = {trick: await _earn(play, forger([trick], keys)) for trick in trick_names()}
+    graded = {trick: earned for trick, earned in alone.items() if isinstance(earned, float)}
+    if isinstance(together, HarborGymError):
+        if not graded:
+            raise together
+        together = max(graded.values())
+    paying = tuple(trick for trick, earned in graded.items() if earned == together and earned not in honest)
+    return Forged(together, paying, tuple(trick for trick in alone if trick not in graded))
+
+
+async def _earn(play: Callable[[Work], Awaitable[Played]], work: Work) -> float | HarborGymError:
+    try:
+        return (await play(work)).reward
+    except (SandboxLostError, VerifierError) as exc:
+        return exc
+
+
+def forger(tricks: Sequence[str], keys: Collection[str]) -> Work:
+    """Return the work of an agent that plays tricks in every phase, as the policy's user, and does nothing else.
+
+    Args:
+        tricks: Which ones, of :func:`trick_names`.
+        keys: Names of the rewards to forge, as the verifier writes them.
+    """
+    verdict = json.dumps(dict.fromkeys(sorted(keys) or ["reward"], 1))
+    script = "\n".join([f"verdict={shlex.quote(verdict)}", *map(_read_script, ["common", *tricks])])
+    command = f"bash -c {shlex.quote(script)} </dev/null; echo {_EXPECTED_END}"
+
+    async def plant(_episode: Episode, phase: AgentPhase) -> None:
+        from harbor_gym.episode.episode import run_in_phase
+
+        planting = phase.environment.exec(command, user=phase.user, timeout_sec=_PLANTING_TIMEOUT_SEC)
+        result = await run_in_phase(phase, planting)
+        if _EXPECTED_END not in (result.stdout or ""):
+            said = (result.stderr or result.stdout or "").strip()
+            raise SandboxLostError(f"the forger's commands did not run: {said}")
+
+    return plant
+
+
+@functools.cache
+def _read_script(name: str) -> str:
+    return (_SCRIPTS / f"{name}.sh").read_text()

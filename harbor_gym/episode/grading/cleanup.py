@@ -1,0 +1,241 @@
+"""Take the sandbox out of the policy's hands before it is graded: its processes end, its leavings go."""
+
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from harbor.environments.base import BaseEnvironment
+
+from harbor_gym._runtime.owners import boot_id, this_process
+from harbor_gym._runtime.shell_text import with_arguments, without_comments
+from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxTimeoutError
+from harbor_gym.terminal.session import Leavings
+
+_SCRIPTS = Path(__file__).parent / "scripts"
+_TIMEOUT_SEC = 30
+_AUTOPSY_TIMEOUT_SEC = 10
+_GRACE_SEC, _STOP_SEC = 0.5, 10.0
+"""From SIGTERM to SIGKILL, and for all of it: a thousand processes end in a fraction of that on a busy machine."""
+_ANSWERS = 3
+_STOPPING = "stop the policy's processes"
+_SEALING = "empty the verifier's directories before grading"
+
+type _Native = Callable[..., Awaitable[dict[str, Any]]]
+"""``clean_up(work, arguments, *, timeout_sec)``, as local sandboxes have it."""
+
+type _Call = tuple[str, Sequence[object]]
+"""A script by name, and its arguments."""
+
+
+class BrokenByPolicyError(Exception):
+    """What the policy left keeps an honest verdict from being had. Internal to this room: it ends the episode."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What is the task's own of all that runs in a sandbox."""
+
+    processes: frozenset[str]
+    """Processes as ``pid:start``, the start in clock ticks since the machine's: a later one of that pid is another."""
+
+    ipc: frozenset[str]
+    """System V objects, as ``shm:3``."""
+
+    oom_kills: int | None
+    """Processes that the sandbox's memory limit had killed by then; None where it doesn't tell."""
+
+    def with_those_of(self, later: "Baseline") -> "Baseline":
+        """Return what is the task's own when also all of a later moment's is."""
+        return Baseline(self.processes | later.processes, self.ipc | later.ipc, later.oom_kills)
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What was found when processes were stopped."""
+
+    processes: int
+    """How many were running and were stopped."""
+
+    oom_kills: int | None
+    """Processes that the memory limit has killed so far; None where the sandbox doesn't tell."""
+
+
+@dataclass(frozen=True)
+class Sealing:
+    """What is to be emptied before the verifier writes there, and whose it becomes."""
+
+    directories: tuple[PurePosixPath, ...]
+    """Where the verifier writes, then where the tests will lie."""
+
+    owner: str
+    """Who runs the verifier. Empty: the first directory is open to all, as Harbor has it."""
+
+    @property
+    def arguments(self) -> tuple[object, ...]:
+        """The script's arguments."""
+        return self.owner, *self.directories
+
+
+@dataclass(frozen=True)
+class Autopsy:
+    """What a sandbox could tell after its verifier had given no verdict."""
+
+    oom_kills: int | None
+    """Processes that the memory limit killed since the sandbox started; None where it doesn't tell."""
+
+    output: str
+    """The end of what the tests printed."""
+
+
+async def take_baseline(environment: BaseEnvironment) -> Baseline:
+    """Note what runs in a sandbox before the policy, so that what the policy starts can be told from it.
+
+    Raises:
+        SandboxError: The sandbox does not answer.
+    """
+    if (offer := _native(environment)) is not None:
+        found = await offer("baseline", {}, timeout_sec=_TIMEOUT_SEC)
+        return Baseline(frozenset(found["processes"]), frozenset(found["ipc"]), found["oom_kills"])
+    what = "note what runs before the policy"
+    match (await _run(environment, [("baseline", ())], what, _TIMEOUT_SEC)).split():
+        case ["baseline", kills, *names]:
+            objects = {name for name in names if not name[0].isdecimal()}
+            return Baseline(frozenset(names) - objects, frozenset(objects), _count(kills))
+        case said:
+            raise _no_answer(what, " ".join(said))
+
+
+async def stop_processes(environment: BaseEnvironment, own: Baseline, *, terminal: Leavings | None = None) -> Stopped:
+    """Stop what runs in a sandbox and is not the task's own, and remove its System V objects.
+
+    Who is stopped gets SIGTERM and half a second. Spared are also processes that the task's own started (a server's
+    workers). So a process that a service starts at the policy's bidding, such as a cron job, is spared too: only a
+    separate verifier is out of its reach.
+
+    Args:
+        environment: The sandbox.
+        own: What is the task's own.
+        terminal: What the policy's terminal left: its processes end uncounted and at once, its directory is removed.
+
+    Raises:
+        SandboxError: The sandbox does not answer.
+        BrokenByPolicyError: Some could not be killed.
+    """
+    pids = [int(pid) for pid in terminal.pids] if terminal is not None else []
+    directory = terminal.directory if terminal is not None else ""
+    if (offer := _native(environment)) is not None:
+        arguments = {"own": sorted(own.processes), "ipc_objects": sorted(own.ipc), "terminal": pids}
+        times = {"grace_sec": _GRACE_SEC, "deadline_sec": _STOP_SEC}
+        with _bounded(_STOPPING):
+            found = await offer("stop", {**arguments, "leavings": directory, **times}, timeout_sec=_TIMEOUT_SEC)
+        stopped, left, kills = found["stopped"], found["left"], found["oom_kills"]
+    else:
+        lists = (f",{','.join([*own.processes, *own.ipc])},", f",{','.join(map(str, pids))},")
+        times = (round(_GRACE_SEC * 100), round(_STOP_SEC * 100))
+        said = await _run(environment, [("stop", (*lists, directory, *times, *_caller()))], _STOPPING, _TIMEOUT_SEC)
+        match said.split():
+            case ["stop", *numbers] if len(numbers) == _ANSWERS:
+                stopped, left, kills = int(numbers[0]), int(numbers[1]), _count(numbers[2])
+            case _:
+                raise _no_answer(_STOPPING, said)
+    if left:
+        raise BrokenByPolicyError(f"{left} of the policy's processes could not be stopped before grading")
+    return Stopped(stopped, kills)
+
+
+async def seal(environment: BaseEnvironment, sealing: Sealing) -> None:
+    """Empty the verifier's directories and make them root's; the first becomes its user's.
+
+    Raises:
+        SandboxError: The sandbox does not answer.
+        BrokenByPolicyError: Something in them could not be removed.
+    """
+    if (offer := _native(environment)) is not None:
+        directories = [str(path) for path in sealing.directories]
+        arguments = {"directories": directories, "owner": sealing.owner}
+        with _bounded(_SEALING):
+            problem = (await offer("reset_verifier_dirs", arguments, timeout_sec=_TIMEOUT_SEC))["problem"]
+    else:
+        said = (await _run(environment, [("reset_verifier_dirs", sealing.arguments)], _SEALING, _TIMEOUT_SEC)).strip()
+        problem = "" if said.splitlines()[-1:] == ["sealed"] else said or "no answer"
+    if problem:
+        raise BrokenByPolicyError(f"could not {_SEALING}: {problem}")
+
+
+async def user_id(environment: BaseEnvironment) -> str:
+    """Return the numeric id of the image's own user.
+
+    Raises:
+        SandboxLostError: The sandbox does not answer.
+    """
+    with environment.with_default_user(None):
+        return (await _run_command(environment, "id -u", None, "find its own user", _TIMEOUT_SEC)).strip()
+
+
+async def examine(environment: BaseEnvironment, test_output: PurePosixPath) -> Autopsy | None:
+    """Ask a sandbox about a verifier that gave no verdict; None where it does not answer any more."""
+    try:
+        said = await _run(environment, [("postmortem", (test_output,))], "look back", _AUTOPSY_TIMEOUT_SEC)
+    except SandboxLostError:
+        return None
+    head, _, output = said.partition("\n")
+    return Autopsy(_count(head.removeprefix("autopsy ")), output)
+
+
+@contextlib.contextmanager
+def _bounded(what: str) -> Generator[None]:
+    """Take it for the policy's doing that a cleanup of a living sandbox, by no program of its own, is not done in time.
+
+    It takes a fraction of a second, unless there is a mountain to remove.
+    """
+    try:
+        yield
+    except SandboxTimeoutError as exc:
+        raise BrokenByPolicyError(f"could not {what}: {exc}") from exc
+
+
+def _native(environment: BaseEnvironment) -> _Native | None:
+    """Return an environment's own way to clean up, by no program of the sandbox's; None where it has none."""
+    return getattr(environment, "clean_up", None)
+
+
+def _caller() -> tuple[object, ...]:
+    """Return this machine's boot id, our process id and our start: a sandbox that sees us shares our processes."""
+    me = this_process()
+    return boot_id(), me.pid, me.start_time
+
+
+async def _run(environment: BaseEnvironment, calls: Sequence[_Call], what: str, timeout_sec: int) -> str:
+    parts = [read_script("common")]
+    for script, arguments in calls:
+        parts.append(with_arguments(read_script(script), arguments))
+    return await _run_command(environment, "".join(parts), "root", what, timeout_sec)
+
+
+async def _run_command(
+    environment: BaseEnvironment, command: str, user: str | None, what: str, timeout_sec: int
+) -> str:
+    try:
+        result = await environment.exec(command, cwd="/", timeout_sec=timeout_sec, user=user)
+    except HarborGymError:
+        raise
+    except Exception as exc:  # The boundary to foreign code: environments raise whatever their client library raises.
+        raise SandboxLostError(f"the sandbox could not {what}: {type(exc).__name__}: {exc}") from exc
+    return f"{result.stdout or ''}{result.stderr or ''}"
+
+
+def _no_answer(what: str, said: str) -> SandboxLostError:
+    return SandboxLostError(f"the sandbox could not {what}: it answered {said[-500:]!r}")
+
+
+@functools.cache
+def read_script(name: str) -> str:
+    """Return one of the scripts that run in the sandbox, without its arguments and its lines that are comments."""
+    return without_comments((_SCRIPTS / f"{name}.sh").read_text())
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.strip().isdecimal() else None

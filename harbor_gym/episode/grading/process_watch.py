@@ -1,0 +1,86 @@
+"""Which of a sandbox's processes are the task's own, over all phases of an episode, and the end of all others."""
+
+from harbor.environments.base import BaseEnvironment
+
+from harbor_gym.episode.grading import cleanup
+from harbor_gym.episode.grading.cleanup import Baseline, Stopped
+from harbor_gym.terminal.session import Leavings
+
+
+class ProcessWatch:
+    """Stops what the policy and the verifier leave running. One for an episode.
+
+    The task's own is what ran before the first phase, and what the set-up of a later step starts. All else ends with
+    the phase in which it was started: what the policy started before it is graded, what a step's verifier started (or
+    what it found planted) before the next step begins.
+
+    Args:
+        environment: The sandbox.
+    """
+
+    def __init__(self, environment: BaseEnvironment) -> None:
+        self._environment = environment
+        self._own: Baseline | None = None
+        self._before_verifier: Baseline | None = None
+        self._keeps_processes = False
+        self._is_verified = False
+        self.oom_kills: int | None = None
+        """Processes that the memory limit had killed when the last phase began; None where the sandbox doesn't tell."""
+
+    async def begin_phase(self, *, has_setup: bool) -> None:
+        """Take note of a phase that is about to begin.
+
+        Args:
+            has_setup: Whether the task started something of its own since the phase before.
+
+        Raises:
+            SandboxError: The sandbox does not answer.
+        """
+        now = await cleanup.take_baseline(self._environment)
+        if self._own is None:
+            self._own = now
+        elif has_setup:
+            self._own = self._own.with_those_of(now)
+        self.oom_kills = now.oom_kills
+
+    async def end_phase(self, *, keep_processes: bool, terminal: Leavings | None) -> Stopped:
+        """Stop what the policy left running, unless it is to be kept.
+
+        Returns:
+            How many processes that were, and the memory limit's victims in this phase.
+
+        Raises:
+            SandboxError: The sandbox does not answer.
+            BrokenByPolicyError: Some could not be killed.
+        """
+        self._keeps_processes = keep_processes
+        if keep_processes or self._own is None:
+            return Stopped(0, None)
+        stopped = await cleanup.stop_processes(self._environment, self._own, terminal=terminal)
+        return Stopped(stopped.processes, _grown(stopped.oom_kills, self.oom_kills))
+
+    async def begin_verification(self, *, is_last: bool) -> None:
+        """Take note of what must outlive the verifier; after the last one there is nothing to outlive it in.
+
+        Raises:
+            SandboxError: The sandbox does not answer.
+        """
+        self._is_verified = not is_last
+        self._before_verifier = self._own
+        if self._keeps_processes and not is_last:
+            self._before_verifier = await cleanup.take_baseline(self._environment)
+
+    async def end_verification(self) -> None:
+        """Stop what the last verifier left running, or what ran because of it. Does nothing when called again.
+
+        Raises:
+            SandboxError: The sandbox does not answer.
+            BrokenByPolicyError: Some could not be killed.
+        """
+        if self._is_verified and self._before_verifier is not None:
+            self._is_verified = False
+            await cleanup.stop_processes(self._environment, self._before_verifier)
+
+
+def _grown(now: int | None, before: int | None) -> int | None:
+    return None if now is None or before is None else now - before

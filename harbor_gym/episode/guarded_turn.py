@@ -1,0 +1,64 @@
+"""A terminal's turn that ends, whatever the policy did to the terminal."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from harbor_gym.config import TerminalConfig
+from harbor_gym.errors import HarborGymError, SandboxLostError, TerminalError
+from harbor_gym.formats import prompts
+from harbor_gym.terminal import Terminal, TerminalTurn
+from harbor_gym.types import Command
+
+PATIENCE_SEC = 5.0
+"""How long a terminal may be late before it is looked into whether the policy broke it."""
+
+type FindBreakage = Callable[[bool], Awaitable[str | None]]
+"""Returns what the policy did to the terminal, if anything shows that; told whether its answers can't be read."""
+
+_logger = logging.getLogger(__name__)
+
+
+async def take_turn(
+    terminal: Terminal, commands: Sequence[Command], *, late_sec: float, find_breakage: FindBreakage
+) -> TerminalTurn:
+    """Type commands and return the turn; that of an ended session where the policy broke the terminal.
+
+    Args:
+        terminal: The terminal.
+        commands: What to type.
+        late_sec: After so many seconds it is looked into, once, why there is no answer yet.
+        find_breakage: Looks into it.
+
+    Raises:
+        SandboxError, TerminalError: The infrastructure failed.
+    """
+    started = time.monotonic()
+    turn = asyncio.ensure_future(terminal.run(commands))
+    breakage = None
+    try:
+        await asyncio.wait((turn,), timeout=late_sec)
+        if not turn.done():
+            breakage = await find_breakage(False)
+        if breakage is None:
+            return await turn
+    except HarborGymError as exc:
+        # A sandbox that is said to be lost and is still there gave an answer that can't be read.
+        if not exc.is_infrastructure or (breakage := await find_breakage(isinstance(exc, SandboxLostError))) is None:
+            raise
+    except (ValueError, LookupError) as exc:
+        # What the sandbox answers is in the policy's hands: nothing there may end an episode without a verdict.
+        if (breakage := await find_breakage(True)) is None:
+            raise TerminalError(f"the terminal gave no usable answer: {type(exc).__name__}: {exc}") from exc
+    finally:
+        turn.cancel()
+        await asyncio.wait((turn,))
+    _logger.info("the policy broke its terminal: %s", breakage)
+    waits = ("ended",) * len(commands)
+    return TerminalTurn(prompts.TERMINAL_BROKEN, True, waits, None, time.monotonic() - started, 0, "none")
+
+
+def longest_wait_sec(commands: Sequence[Command], config: TerminalConfig) -> float:
+    """Return the ceiling on what a terminal's turn may take by its configuration."""
+    return sum(min(max(command.duration_sec, config.min_wait_sec), config.max_wait_sec) for command in commands)

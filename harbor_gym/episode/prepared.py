@@ -1,0 +1,175 @@
+"""An episode up to its first observation: trial started, sandbox up, terminal open, nothing typed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from harbor_gym import sandboxes
+from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.sandboxes.setup_command import require_success
+from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
+from harbor_gym.terminal.sandbox_exec import run_in_sandbox
+
+if TYPE_CHECKING:
+    from harbor.models.task.task import Task
+
+    from harbor_gym.config import TerminalEnvConfig
+    from harbor_gym.episode import AgentPhase, Episode
+
+
+class PreparedEpisode:
+    """One episode that waits for its policy. Single-use; whoever holds it closes it.
+
+    Args:
+        config: The task and the sandbox; budgets and recordings play no part here.
+    """
+
+    def __init__(self, config: TerminalEnvConfig) -> None:
+        self._config = config
+        self._task: Task | None = None
+        self._episode: Episode | None = None
+        self._phase: AgentPhase | None = None
+        self._terminal: Terminal | None = None
+        self._first_turn: TerminalTurn | None = None
+        self._is_closed = False
+        self.terminal_open_sec = 0.0
+        """Seconds that opening the terminal took."""
+
+    async def prepare(self) -> None:
+        """Start the trial and open the terminal. After a failure the holder still closes.
+
+        Raises:
+            TaskError: The task directory is wrong, or the task can't run on this sandbox.
+            MissingDependencyError: The sandbox type needs something that isn't there.
+            SandboxError: The sandbox could not be built or started.
+            TerminalStartError: The sandbox has no usable shell or tmux.
+            UsageError: It was closed meanwhile.
+        """
+        from harbor_gym.episode import Episode
+        from harbor_gym.episode.task import load_task
+
+        config = self._config
+        self._task = await load_task(config.task_dir)
+        await asyncio.to_thread(_preflight, config.sandbox)
+        if self._is_closed:
+            raise UsageError("the episode was closed while it was being started")
+        is_taken = config.setup_command is not None and sandboxes.takes_setup(config.sandbox)
+        setup = {"setup_command": config.setup_command} if is_taken else {}
+        self._episode = Episode(
+            self._task,
+            sandboxes.environment_config(config.sandbox, options={**config.sandbox_options, **setup}),
+            trials_dir=config.trials_dir,
+            stop_timeout_sec=config.stop_timeout_sec,
+            verifier=config.verifier,
+            verify_paths=config.verify_paths,
+        )
+        self._phase = await self._episode.start()
+        if config.setup_command is not None and not is_taken:
+            await _set_up(self._phase, config.setup_command, self._task.config.environment.build_timeout_sec)
+        started = time.monotonic()
+        self._terminal = await open_phase_terminal(self._phase, config)
+        self.terminal_open_sec = time.monotonic() - started
+        if self._is_closed:
+            await self.close()
+            raise UsageError("the episode was closed while its terminal was being opened")
+
+    @property
+    def task(self) -> Task:
+        """The task, once prepared."""
+        assert self._task is not None
+        return self._task
+
+    @property
+    def episode(self) -> Episode:
+        """The trial, once prepared."""
+        assert self._episode is not None
+        return self._episode
+
+    @property
+    def phase(self) -> AgentPhase:
+        """The phase that the trial is parked in, once prepared."""
+        assert self._phase is not None
+        return self._phase
+
+    @property
+    def terminal(self) -> Terminal:
+        """The open terminal, once prepared."""
+        assert self._terminal is not None
+        return self._terminal
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this or its holder closed the episode."""
+        return self._is_closed or (self._episode is not None and self._episode.is_closed)
+
+    async def look(self) -> TerminalTurn:
+        """Return the terminal's first screen, read once. Reading it proves that sandbox and terminal answer.
+
+        Raises:
+            SandboxError: They don't.
+        """
+        if self._first_turn is None:
+            self._first_turn = await self.terminal.run([])
+        return self._first_turn
+
+    async def close(self) -> None:
+        """Stop terminal and sandbox. Idempotent, at any time; a trial folder that is to be kept stays.
+
+        Raises:
+            SandboxTimeoutError: The sandbox did not stop in the time that the configuration allows.
+        """
+        self._is_closed = True
+        try:
+            if self._terminal is not None:
+                # Its channel is a process of this machine. What it runs in the sandbox ends with that in any case.
+                with contextlib.suppress(HarborGymError):
+                    await self._terminal.detach()
+        finally:
+            if self._episode is not None:
+                await self._episode.close()
+
+    async def discard(self) -> None:
+        """Close an episode that nobody used, and remove its trial folder also where those are kept.
+
+        Raises:
+            SandboxTimeoutError: As for :meth:`close`.
+        """
+        try:
+            await self.close()
+        finally:
+            if self._episode is not None and (folder := self._episode.trial_dir) is not None:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+async def _set_up(phase: AgentPhase, command: str, timeout_sec: float) -> None:
+    """Run a set-up command in a sandbox that keeps none for the next."""
+    from harbor_gym.episode.episode import run_in_phase
+
+    work = run_in_sandbox(
+        phase.environment, command, timeout_sec=timeout_sec, user="root", purpose="run the setup_command"
+    )
+    done = await run_in_phase(phase, work)
+    require_success(done.return_code, f"{done.stdout or ''}{done.stderr or ''}")
+
+
+async def open_phase_terminal(phase: AgentPhase, config: TerminalEnvConfig) -> Terminal:
+    """Open a terminal in the phase's sandbox, as the phase's user.
+
+    Raises:
+        TerminalStartError: The sandbox has no usable shell or tmux.
+        SandboxError: The sandbox is gone or does not answer.
+    """
+    from harbor_gym.episode.episode import run_in_phase
+
+    return await run_in_phase(phase, open_terminal(phase.environment, config.terminal, user=phase.user))
+
+
+@functools.cache
+def _preflight(sandbox: str) -> None:
+    """Check once per process that a sandbox type can run here; failures are not remembered."""
+    sandboxes.preflight(sandboxes.environment_config(sandbox))

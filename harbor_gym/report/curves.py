@@ -1,0 +1,113 @@
+"""Curves as pictures, by matplotlib (extra ``plot``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harbor_gym.errors import MissingDependencyError
+from harbor_gym.report.metrics import read_metrics
+from harbor_gym.report.table import Rate, group_by_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from harbor_gym.report.metrics import Curves
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Told apart by colour-blind readers too. Source: Okabe and Ito, Color Universal Design."""
+
+_DASHES = ("-", "--", ":", "-.")
+_REWARD = "env/all/reward/total"
+_TURNS = "env/all/turns_per_episode"
+
+
+def draw_curve(metrics_path: Path, picture_path: Path, *, title: str) -> None:
+    """Draw reward and turns per episode of one run against the batch, and replace ``picture_path`` (PNG) with it.
+
+    Args:
+        metrics_path: A cookbook ``metrics.jsonl``.
+        picture_path: Where the picture goes.
+        title: The picture's title.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    records = [record for record in read_metrics(metrics_path) if _REWARD in record]
+    figure, panels = _two_panels(title)
+    for panel, key in zip(panels, (_REWARD, _TURNS), strict=True):
+        points = [(record["step"] + 1, record[key]) for record in records if key in record]
+        panel.plot([x for x, _ in points], [y for _, y in points], color=COLOURS[0], marker="o", markersize=3)
+    _finish(figure, panels, picture_path, highest=max((record[_REWARD] for record in records), default=1.0))
+
+
+def draw_rates(runs: Sequence[Curves], picture_path: Path, *, title: str) -> None:
+    """Draw reward and turns against the batch for each learning rate: the mean of its runs, and their range as a band.
+
+    Args:
+        runs: Runs of any length; each batch is the mean of the runs that reached it.
+        picture_path: Where the picture (PNG) goes; its folder must exist.
+        title: The picture's title.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    figure, panels = _two_panels(title)
+    for index, rate in enumerate(group_by_rate(runs)):
+        for panel, name in zip(panels, ("reward", "turns"), strict=True):
+            _draw_rate(panel, rate, name, COLOURS[index % len(COLOURS)], _DASHES[index // len(COLOURS) % len(_DASHES)])
+    legend = panels[0].legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, borderaxespad=0.2)
+    legend.set_title(_legend_title(runs))
+    legend.set_alignment("left")
+    _finish(figure, panels, picture_path, highest=max((max(run.reward, default=0) for run in runs), default=1.0))
+
+
+def _legend_title(runs: Sequence[Curves]) -> str:
+    most = max((len(rate.runs) for rate in group_by_rate(runs)), default=0)
+    return f"learning rate (line: mean of {most} runs, band: their range)" if most > 1 else "learning rate"
+
+
+def _draw_rate(panel: Axes, rate: Rate, name: str, colour: str, dashes: str) -> None:
+    values: dict[int, list[float]] = {}
+    for run in rate.runs:
+        for step, value in zip(run.steps, getattr(run, name), strict=True):
+            values.setdefault(step, []).append(value)
+    steps = sorted(values)
+    means = [sum(values[step]) / len(values[step]) for step in steps]
+    batches = [step + 1 for step in steps]
+    panel.plot(batches, means, color=colour, linestyle=dashes, linewidth=1.8, label=rate.label)
+    if len(rate.runs) > 1:
+        low, high = [min(values[step]) for step in steps], [max(values[step]) for step in steps]
+        panel.fill_between(batches, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _two_panels(title: str) -> tuple[Figure, Sequence[Axes]]:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ModuleNotFoundError as exc:
+        raise MissingDependencyError('drawing curves needs matplotlib: pip install "harbor-gym[plot]"') from exc
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    for panel, label in zip(panels, ("total reward", "turns per episode"), strict=True):
+        panel.set_ylabel(label)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(axis="y", alpha=0.25, linewidth=0.6)
+    panels[-1].set_xlabel("batch")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.suptitle(title, x=0.02, ha="left", fontsize=11)
+    return figure, panels
+
+
+def _finish(figure: Figure, panels: Sequence[Axes], picture_path: Path, *, highest: float) -> None:
+    if highest <= 1:
+        panels[0].set_ylim(-0.03, 1.03)
+    panels[1].set_ylim(bottom=0)
+    partial = picture_path.with_suffix(".partial.png")
+    figure.savefig(partial, dpi=140)
+    partial.replace(picture_path)

@@ -1,0 +1,178 @@
+"""What a training run shows while it runs: a line a batch, and its curve as a picture."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from harbor_gym.errors import MissingDependencyError
+from harbor_gym.report.curves import draw_curve
+from harbor_gym.report.metrics import METRICS_NAME, read_records
+
+POLL_SEC = 0.5
+"""How often a run's metrics are looked at, in seconds."""
+
+_RECENT_BATCHES = 5
+"""Batches whose mean time foretells the rest: the first ones compile and start things."""
+
+_REWARD = "env/all/reward/total"
+_TURNS = "env/all/turns_per_episode"
+_SECONDS = "time/total"
+_ENDED = "env/all/ended/"
+_LOST = "rollout_errors/total"
+
+PHASES = {
+    "sampling": ("sampling", "trajectory_group_worker"),
+    "training": ("train_step",),
+    "saving": ("save_checkpoint_and_get_sampling_client", "save_checkpoint"),
+    "evaluating": ("run_evals", "run_evaluations_parallel"),
+}
+"""Phase → the cookbook's spans that measure it, the first that a record has."""
+
+logger = logging.getLogger(__name__)
+
+
+def phases(record: dict[str, Any]) -> dict[str, float]:
+    """Return the seconds of each phase of a batch that its record tells. Side by side, they may exceed the total."""
+    found: dict[str, float] = {}
+    for phase, spans in PHASES.items():
+        times = (record.get(f"time/{span}{end}") for span in spans for end in ("", ":total"))
+        seconds = next((time for time in times if time is not None), None)
+        if seconds is not None:
+            found[phase] = seconds
+    return found
+
+
+def outcomes(record: dict[str, Any]) -> dict[str, float]:
+    """Return the share of each way in which a batch's episodes ended, the commonest first, without those of none."""
+    ended = {key.removeprefix(_ENDED): share for key, share in record.items() if key.startswith(_ENDED) and share}
+    return dict(sorted(ended.items(), key=lambda item: -item[1]))
+
+
+def seconds_left(records: Sequence[dict[str, Any]], *, total: int) -> float | None:
+    """Return how long the rest of a run will take if its batches go on as the last few; None where that is not known.
+
+    Args:
+        records: The batches so far.
+        total: Batches in the whole run.
+    """
+    recent = [record[_SECONDS] for record in records[-_RECENT_BATCHES:] if _SECONDS in record]
+    if not recent:
+        return None
+    return sum(recent) / len(recent) * max(0, total - 1 - records[-1]["step"])
+
+
+def describe_batch(record: dict[str, Any], *, total: int, left_sec: float | None = None) -> str:
+    """Return one line about a training batch.
+
+    Args:
+        record: A record that :func:`harbor_gym.report.read_metrics` returned.
+        total: Batches in the whole run.
+        left_sec: Seconds until the run's end, as far as one can tell.
+    """
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in outcomes(record).items())
+    result = f"reward {record[_REWARD]:.2f}  turns {record.get(_TURNS, 0.0):.1f}" if _REWARD in record else "skipped"
+    line = (
+        f"batch {record['step'] + 1}/{total}  {result}  ({shares or 'no episodes'})  {record.get(_SECONDS, 0.0):.0f} s"
+    )
+    if parts := ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in phases(record).items() if seconds >= 1):
+        line += f" ({parts})"
+    if lost := record.get(_LOST):
+        line += f"  {lost:.0f} failed so far"
+    return line + (f"  ETA {_duration(left_sec)}" if left_sec else "")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+@contextlib.asynccontextmanager
+async def following(log_path: Path, *, total: int, show: Callable[[str], None], title: str) -> AsyncGenerator[None]:
+    """Show a line for each new batch and redraw ``curve.png`` while the block runs, to the last batch.
+
+    What can't be drawn is said once; it never ends the block.
+
+    Args:
+        log_path: The run's folder.
+        total: Batches in the whole run.
+        show: Takes each line.
+        title: The curve's title.
+    """
+    metrics_path = log_path / METRICS_NAME
+    shown = len(read_records(metrics_path))
+    picture = _Picture(metrics_path, log_path / "curve.png", title)
+    stop = asyncio.Event()
+
+    async def look() -> None:
+        nonlocal shown
+        records = await asyncio.to_thread(read_records, metrics_path)
+        for number, record in enumerate(records[shown:], start=shown + 1):
+            show(describe_batch(record, total=total, left_sec=seconds_left(records[:number], total=total)))
+        if len(records) > shown:
+            shown = len(records)
+            await asyncio.to_thread(picture.draw)
+
+    async def follow() -> None:
+        while not stop.is_set():
+            await look()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), POLL_SEC)
+        await look()
+
+    following_task = asyncio.create_task(follow(), name="harbor-gym-reporting")
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait((following_task,))
+    following_task.result()
+
+
+class _Picture:
+    """The curve of a run that goes on, whether it can be drawn or not."""
+
+    def __init__(self, metrics_path: Path, path: Path, title: str) -> None:
+        self._metrics_path = metrics_path
+        self._path = path
+        self._title = title
+        self._has_failed = False
+
+    def draw(self) -> None:
+        try:
+            draw_curve(self._metrics_path, self._path, title=self._title)
+        except (MissingDependencyError, OSError) as error:
+            if not self._has_failed:
+                logger.warning("the run goes on without %s: %s", self._path, error)
+            self._has_failed = True
+
+
+def calm_console() -> None:
+    """Let the console show our own progress and everybody's warnings; the run's log file keeps the rest.
+
+    Call it after the cookbook has set up logging.
+    """
+
+    def ours(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING or record.name.startswith("harbor_gym")
+
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
+            handler.setFormatter(_Elapsed())
+            handler.addFilter(ours)
+
+
+class _Elapsed(logging.Formatter):
+    """``[  12.3 s] message``, counted from the formatter's making."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start = time.time()
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
+        return f"[{record.created - self._start:7.1f} s] {level}{record.getMessage()}"

@@ -1,0 +1,161 @@
+"""A run as one HTML file: curves, batches and every episode turn by turn. It needs no network and no server.
+
+What terminals and policies wrote is data in it, never markup: it lies in a JSON block whose ``<`` are escaped, the
+script writes it as text only, and the page's own policy runs no other script than the one whose hash it names.
+"""
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from harbor_gym.errors import UsageError
+from harbor_gym.report.episodes import Chosen, choose_episodes
+from harbor_gym.report.live import outcomes, phases
+from harbor_gym.report.metrics import METRICS_NAME, REWARD_KEYS, TURNS_KEYS, read_metrics, run_config
+from harbor_gym.report.svg import curve
+
+PAGE_NAME = "report.html"
+MAX_EPISODES = 400
+"""Episodes on a page, unless told otherwise."""
+
+MAX_BYTES = 64 << 20
+"""Text and recordings on a page, in bytes: what a browser still opens quickly."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that was written."""
+
+    path: Path
+    """The file."""
+
+    shown: int
+    """Episodes in it."""
+
+    found: int
+    """Episodes in the run's folder."""
+
+
+def write_page(
+    run_dir: Path, path: Path | None = None, *, max_episodes: int = MAX_EPISODES, max_bytes: int = MAX_BYTES
+) -> Page:
+    """Write the page of a run; an existing one is replaced when the new one is whole.
+
+    Args:
+        run_dir: The run's folder, also of a run that goes on, or of another recipe of the cookbook.
+        path: The file to write; None is ``report.html`` in the run's folder.
+        max_episodes: Episodes to put into it; where there are more, every batch gives some.
+        max_bytes: Text and recordings to put into it.
+
+    Raises:
+        UsageError: The folder has neither metrics nor transcripts.
+    """
+    records = read_metrics(run_dir / METRICS_NAME)
+    chosen = choose_episodes(run_dir, most=max_episodes, max_bytes=max_bytes)
+    if not records and not chosen.found:
+        raise UsageError(f"{run_dir} is no training run: it has neither {METRICS_NAME} with a batch nor transcripts")
+    path = path or run_dir / PAGE_NAME
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_text(_document(run_dir, records, chosen), encoding="utf-8", errors="backslashreplace")
+    partial.replace(path)
+    return Page(path, len(chosen.episodes), chosen.found)
+
+
+def _document(run_dir: Path, records: Sequence[dict[str, Any]], chosen: Chosen) -> str:
+    style, script = _static("page.css"), _static("player.js") + _static("page.js")
+    policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'"
+    return "\n".join(
+        (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width">',
+            f"<title>{escape(run_dir.resolve().name)} · harbor-gym</title>",
+            f"<style>{style}</style></head><body>",
+            _head(run_dir, records, chosen),
+            _curves(records),
+            _batches(records),
+            '<main id="episodes"></main>',
+            f'<script type="application/json" id="run">{_data(chosen.episodes)}</script>',
+            f"<script>{script}</script>",
+            "</body></html>\n",
+        )
+    )
+
+
+def _static(name: str) -> str:
+    return resources.files(__package__).joinpath("static", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _data(episodes: Sequence[dict[str, Any]]) -> str:
+    """Return JSON that can't end the block it lies in."""
+    text = json.dumps({"episodes": episodes}, separators=(",", ":"))  # ASCII: no lone surrogate, no U+2028
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _head(run_dir: Path, records: Sequence[dict[str, Any]], chosen: Chosen) -> str:
+    config = run_config(run_dir)
+    facts = {
+        "model": Path(str(config["model_name"])).name if "model_name" in config else None,
+        "learning rate": config.get("learning_rate"),
+        "loss": config.get("loss_fn"),
+        "LoRA rank": config.get("lora_rank"),
+        "batches": len(records) or None,
+        "episodes": _episodes(chosen),
+    }
+    items = "".join(
+        f"<div><dt>{escape(k)}</dt><dd>{escape(str(v))}</dd></div>" for k, v in facts.items() if v is not None
+    )
+    return f"<header><h1>{escape(run_dir.resolve().name)}</h1><dl>{items}</dl></header>"
+
+
+def _episodes(chosen: Chosen) -> str:
+    left_out = chosen.found - len(chosen.episodes)
+    return f"{len(chosen.episodes)}" + (f" of {chosen.found}; {left_out} left out of this page" if left_out else "")
+
+
+def _curves(records: Sequence[dict[str, Any]]) -> str:
+    drawings: list[str] = []
+    for keys, label, top in ((REWARD_KEYS, "total reward", 1.0), (TURNS_KEYS, "turns per episode", 0.0)):
+        key = next((key for key in keys if any(key in record for record in records)), None)
+        if key is not None:
+            points = [(record["step"], float(record[key])) for record in records if key in record]
+            drawings.append(curve(points, label=label, top=top))
+    return f'<section class="curves">{"".join(drawings)}</section>'
+
+
+def _batches(records: Sequence[dict[str, Any]]) -> str:
+    if not records:
+        return ""
+    head = ("batch", "reward", "turns", "episodes", "tokens sampled", "seconds", "of these", "ended")
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _batch(record))}</tr>" for record in records)
+    names = "".join(f"<th>{name}</th>" for name in head)
+    table = f'<table class="batches"><thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table>'
+    return f"<details><summary>Table of {len(records)} batches</summary>{table}</details>"
+
+
+def _batch(record: dict[str, Any]) -> tuple[str, ...]:
+    def number(keys: Sequence[str], form: str) -> str:
+        value = next((record[key] for key in keys if key in record), None)
+        return "-" if value is None else format(value, form)
+
+    return (
+        str(record["step"] + 1),
+        number(REWARD_KEYS, ".3f"),
+        number(TURNS_KEYS, ".2f"),
+        number(("env/all/total_episodes",), ".0f"),
+        number(("env/all/total_ac_tokens",), ".0f"),
+        number(("time/total",), ".1f"),
+        ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases(record).items()),
+        ", ".join(f"{name} {share:.0%}" for name, share in outcomes(record).items()),
+    )

@@ -1,0 +1,87 @@
+"""What a sweep came to, as a table: where each learning rate began and where it ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import fmean
+
+from harbor_gym.report.metrics import Curves
+
+WINDOW = 5
+"""Batches whose mean is the beginning of a run, and the end of it."""
+
+_HEADER = (
+    "learning rate",
+    "run",
+    "batches",
+    *(f"reward, first {WINDOW}", f"last {WINDOW}", "change"),
+    *(f"turns, first {WINDOW}", f"last {WINDOW}", "change"),
+)
+_LEFT_COLUMNS = 2
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The runs of one learning rate."""
+
+    label: str
+    """The rate, or the run's folder where its rate is not known."""
+
+    runs: Sequence[Curves]
+    """Its runs, by seed."""
+
+
+def group_by_rate(runs: Sequence[Curves]) -> list[Rate]:
+    """Put the runs of a learning rate together, the highest rate first; runs of unknown rate stay alone, at the end."""
+
+    def rate_of(run: Curves) -> float:
+        return -(run.learning_rate or 0.0)
+
+    known = sorted((run for run in runs if run.learning_rate is not None), key=lambda r: (rate_of(r), r.seed or 0))
+    rates = [Rate(f"{-rate:g}", tuple(group)) for rate, group in groupby(known, rate_of)]
+    return rates + [Rate(run.name, (run,)) for run in runs if run.learning_rate is None]
+
+
+def format_summary(runs: Sequence[Curves]) -> str:
+    """Return a Markdown table with a row per run, and one with the mean of each learning rate that has several."""
+    rows: list[tuple[str, ...]] = [_HEADER]
+    for rate in group_by_rate(runs):
+        ends = [_ends(run) for run in rate.runs]
+        rows += [
+            _row(rate.label, _name(run), str(len(run.steps)), end) for run, end in zip(rate.runs, ends, strict=True)
+        ]
+        if len(ends) > 1:
+            rows.append(_row(rate.label, "mean", "", [fmean(column) for column in zip(*ends, strict=True)]))
+    return _markdown(rows)
+
+
+def _name(run: Curves) -> str:
+    return f"seed {run.seed}" if run.seed is not None else run.name
+
+
+def _ends(run: Curves) -> list[float]:
+    return [fmean(part) if part else 0.0 for v in (run.reward, run.turns) for part in (v[:WINDOW], v[-WINDOW:])]
+
+
+def _row(label: str, name: str, batches: str, ends: Sequence[float]) -> tuple[str, ...]:
+    reward = (f"{ends[0]:.2f}", f"{ends[1]:.2f}", _change(ends[0], ends[1]))
+    turns = (f"{ends[2]:.1f}", f"{ends[3]:.1f}", _change(ends[2], ends[3]))
+    return (label, name, batches, *reward, *turns)
+
+
+def _change(before: float, after: float) -> str:
+    return f"{(after - before) / before:+.0%}" if before else "-"
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [
+            cell.ljust(width) if column < _LEFT_COLUMNS else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return f"| {' | '.join(cells)} |"
+
+    rule = [("-" * w) if column < _LEFT_COLUMNS else ("-" * (w - 1) + ":") for column, w in enumerate(widths)]
+    return "\n".join([line(rows[0]), line(rule), *map(line, rows[1:])])

@@ -1,0 +1,1 @@
+"""Trees of files between this machine and a sandbox, as bounded records and never as an archive."""

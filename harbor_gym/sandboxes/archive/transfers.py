@@ -1,0 +1,231 @@
+"""The caller's side of a transfer: files of this machine on one end, a process that sees a sandbox's on the other.
+
+Between the two go records and never an archive (:mod:`.trees`). This side works in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError
+from harbor_gym.sandboxes.archive.trees.receiving import OntoHost, Receiver
+from harbor_gym.sandboxes.archive.trees.records import (
+    ALL,
+    END,
+    FILE,
+    Allowance,
+    Choice,
+    SandboxGoneError,
+    Stream,
+    StreamEndedError,
+    TransferError,
+)
+from harbor_gym.sandboxes.archive.trees.sending import Sender
+
+TIMEOUT_SEC = 600.0
+"""As long as Harbor gives its own transfers; the limits of size are reached long before."""
+
+Work = Callable[[Stream, Callable[[], None]], None]
+"""This machine's side of a transfer: takes the stream, and what raises where it is to stop."""
+
+
+async def in_thread(work: Callable[[], None], hang_up: Callable[[], None]) -> None:
+    """Do ``work`` in a thread of its own, which is gone when this returns.
+
+    Args:
+        work: Blocks on nothing that ``hang_up`` does not end.
+        hang_up: Called where the time is over or the caller is cancelled.
+
+    Raises:
+        SandboxTimeoutError: It took longer than :data:`TIMEOUT_SEC`.
+    """
+    with ThreadPoolExecutor(1, "harbor-gym-transfer") as pool:
+        running = asyncio.get_running_loop().run_in_executor(pool, work)
+        deadline = asyncio.timeout(TIMEOUT_SEC)
+        try:
+            async with deadline:
+                await asyncio.shield(running)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise SandboxTimeoutError(f"it took longer than {TIMEOUT_SEC:g} s") from None
+        finally:
+            if not running.done():
+                hang_up()
+                await uninterrupted(asyncio.wait((running,)))
+                running.exception()  # nobody else asks for it
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Generator[None]:
+    """Raise as a sandbox's errors those of a transfer, with what it was."""
+    try:
+        yield
+    except SandboxTimeoutError as exc:
+        raise SandboxTimeoutError(f"can't {what}: {exc}") from None
+    except SandboxGoneError as exc:
+        raise SandboxLostError(f"can't {what}: {exc}") from exc
+    except (TransferError, StreamEndedError) as exc:
+        raise SandboxError(f"can't {what}: {exc}") from exc
+
+
+Way = Callable[[Mapping[str, Any], Work], Awaitable[None]]
+"""How one sandbox's transfers are done: takes the spec for its side, and this machine's work."""
+
+
+_Kind = Literal["upload_file", "upload_dir", "download_file", "download_dir"]
+
+
+def _spec(work: _Kind, path: str, limit: int) -> dict[str, Any]:
+    return {"work": work, "path": os.fsencode(path).decode("latin-1"), "limit_bytes": limit}
+
+
+async def upload_file(way: Way, source: Path, target: str, limit_bytes: int) -> None:
+    """Copy a file into a sandbox, into ``target`` if that is a directory.
+
+    Raises:
+        OSError: This machine's file can't be read.
+        SandboxError: It is too large, or there is no place for it.
+    """
+
+    def work(stream: Stream, check: Callable[[], None]) -> None:
+        with opened(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY) as content:
+            if not stat.S_ISREG(os.fstat(content).st_mode):
+                raise TransferError(f"{source} is no ordinary file")
+            sender = Sender(stream, Allowance(limit_bytes, check))
+            _send(stream, lambda: sender.send_file(content, os.fsencode(source.name)))
+
+    with explained(f"upload {source} to {target}"):
+        await way(_spec("upload_file", target, limit_bytes), work)
+
+
+async def upload_dir(way: Way, source: Path, target: str, limit_bytes: int) -> None:
+    """Copy the contents of a directory into one of a sandbox, made if absent.
+
+    Raises:
+        FileNotFoundError: This machine has no such directory.
+        OSError: Something in it can't be read.
+        SandboxError: It is too large, or there is no place for it.
+    """
+    if not await asyncio.to_thread(source.is_dir):
+        raise FileNotFoundError(f"{source} is not a directory of this machine")
+
+    def work(stream: Stream, check: Callable[[], None]) -> None:
+        with opened(source, os.O_RDONLY | os.O_DIRECTORY) as directory:
+            _send(stream, lambda: Sender(stream, Allowance(limit_bytes, check)).send_tree(directory))
+
+    with explained(f"upload {source} to {target}"):
+        await way(_spec("upload_dir", target, limit_bytes), work)
+
+
+def _send(stream: Stream, send: Callable[[], None]) -> None:
+    with contextlib.suppress(StreamEndedError):  # the other side has sent why
+        send()
+    if stream.receive().kind != END:
+        raise TransferError("the other side of the transfer sends records out of order")
+
+
+async def download_file(way: Way, source: str, target: Path, limit_bytes: int) -> None:
+    """Copy a file of a sandbox, links followed inside; into ``target`` if that is a directory.
+
+    Raises:
+        SandboxError: There is no such file, it is too large, or it can't be written.
+    """
+    name = PurePosixPath(source).name
+    with explained(f"download {source}"):
+        await way(
+            _spec("download_file", source, limit_bytes),
+            lambda stream, check: receive_file(stream, target, name, Allowance(limit_bytes, check)),
+        )
+
+
+async def download_dir(way: Way, source: str, target: Path, limit_bytes: int, choice: Choice = ALL) -> None:
+    """Copy the contents of a sandbox's directory into one of this machine, made if absent.
+
+    Raises:
+        SandboxError: There is no such directory, it is too large, or it can't be written.
+    """
+    spec = {**_spec("download_dir", source, limit_bytes), "choice": choice._asdict()}
+    with explained(f"download {source}"):
+        await way(spec, lambda stream, check: receive_dir(stream, target, Allowance(limit_bytes, check)))
+
+
+def receive_file(stream: Stream, target: Path, name: str, allowance: Allowance) -> None:
+    """Write the file that a stream brings, as ``name`` if ``target`` is a directory. Nothing new is left on failure.
+
+    Raises:
+        TransferError: The other side can't go on, or this one can't write.
+    """
+    record = stream.receive()
+    if record.kind != FILE:
+        raise TransferError("no file comes")
+    with _failing_here(target):
+        if target.is_dir():
+            target = target / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not target.exists()
+        try:
+            with opened(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666) as handle:
+                Receiver(stream, allowance, OntoHost()).write_content(handle, record)
+        except BaseException:
+            if is_new:
+                target.unlink(missing_ok=True)
+            raise
+
+
+def receive_dir(stream: Stream, target: Path, allowance: Allowance) -> None:
+    """Write the tree that a stream brings into ``target``, made if absent.
+
+    Raises:
+        TransferError: The other side can't go on, or this one can't write.
+    """
+    with _failing_here(target):
+        target.mkdir(parents=True, exist_ok=True)
+        with opened(target, os.O_RDONLY | os.O_DIRECTORY) as directory:
+            Receiver(stream, allowance, OntoHost()).receive_tree(directory)
+
+
+@contextlib.contextmanager
+def _failing_here(target: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise TransferError(f"this machine can't write below {target}: {exc}") from exc
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int, mode: int = 0o777) -> Generator[int]:
+    """Open a file or directory of this machine."""
+    handle = os.open(path, flags | os.O_CLOEXEC, mode)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def measure(source: Path, limit_bytes: int) -> None:
+    """Look whether a file, or a directory with all in it, may be transferred at all, before anybody packs it.
+
+    Raises:
+        TransferError: It is too large, has too many files, or is nested too deep.
+    """
+    allowance = Allowance(limit_bytes)
+    if not source.is_dir():
+        allowance.take_bytes(source.stat().st_size, os.fsencode(source.name))
+        return
+    for at, folders, files in os.walk(source):
+        place = Path(at).relative_to(source)
+        allowance.check_depth(len(place.parts), os.fsencode(place))
+        for name in (*folders, *files):
+            path, status = os.fsencode(place / name), (Path(at) / name).lstat()
+            allowance.take_entry(path)
+            if stat.S_ISREG(status.st_mode):
+                allowance.take_bytes(status.st_size, path)

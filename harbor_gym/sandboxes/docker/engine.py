@@ -1,0 +1,129 @@
+"""What Docker holds of one Compose project, and how it is removed for certain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.labels import PROJECT_LABEL, REMOVALS, labels, removal
+from harbor_gym.sandboxes.tools import run_tool
+
+MAIN = "main"
+STOP_GRACE_SEC = 1
+IDLE = ("sh", "-c", "sleep infinity")
+"""The main container's command. Source: Harbor's docker-compose-build.yaml."""
+
+_COMMAND_TIMEOUT_SEC = 60.0
+
+
+async def docker(*words: str, timeout_sec: float = _COMMAND_TIMEOUT_SEC) -> tuple[int, str]:
+    """Run the Docker client; return its exit status and what it printed."""
+    return await run_tool("docker", *words, timeout_sec=timeout_sec)
+
+
+def compose_labels(project: str) -> dict[str, str]:
+    """Return the labels by which Compose's commands find a main container that Compose did not make."""
+    compose = {"project": project, "service": MAIN, "container-number": "1", "oneoff": "False", "config-hash": "none"}
+    return {**labels(), **{f"com.docker.compose.{key}": value for key, value in compose.items()}}
+
+
+# --- the project -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """One thing of a project that Docker still has."""
+
+    kind: str
+    """``container``, ``network`` or ``volume``."""
+
+    name: str
+
+
+_LISTINGS = {
+    "container": ("ps", "--all", "--quiet"),
+    "network": ("network", "ls", "--quiet"),
+    "volume": ("volume", "ls", "--quiet"),
+}
+
+
+async def containers_of(project: str, *, service: str | None = None, is_running: bool = False) -> list[str]:
+    """Return the ids of a project's containers, stopped ones too unless ``is_running``."""
+    filters = ["--filter", f"label={PROJECT_LABEL}={project}"]
+    if service is not None:
+        filters += ["--filter", f"label=com.docker.compose.service={service}"]
+    everything = [] if is_running else ["--all"]
+    _, output = await docker("ps", *everything, "--quiet", "--no-trunc", *filters)
+    return output.split()
+
+
+async def left_of(project: str, kinds: Iterable[str]) -> list[Left]:
+    """Return what Docker still has of a project.
+
+    Raises:
+        SandboxStartError: Docker does not answer.
+    """
+    found: list[Left] = []
+    for kind in kinds:
+        code, output = await docker(*_LISTINGS[kind], "--filter", f"label={PROJECT_LABEL}={project}")
+        if code != 0:
+            raise SandboxStartError(f"docker can't list what {project} has left: {output.strip()}")
+        found += [Left(kind, name) for name in output.split()]
+    return found
+
+
+async def remove(things: Iterable[Left]) -> list[str]:
+    """Remove things, containers first; return what Docker said of each that it did not remove."""
+    refusals: list[str] = []
+    for thing in sorted(things, key=lambda one: list(REMOVALS).index(one.kind)):
+        code, output = await docker(*removal(thing.kind, thing.name))
+        if code != 0:
+            refusals.append(f"{thing.kind} {thing.name}: {' '.join(output.split())}")
+    return refusals
+
+
+# --- the overlay -----------------------------------------------------------------------------------------------------
+
+
+def own_services(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
+    """Return what Compose files say of services, networks and volumes: section → name → definition.
+
+    What a file includes or extends from others is not seen.
+    """
+    found: dict[str, dict[str, Any]] = {"services": {}, "networks": {}, "volumes": {}}
+    for path in paths:
+        document = yaml.safe_load(path.read_text())
+        for section, known in found.items():
+            entries = document.get(section) if isinstance(document, dict) else None
+            if isinstance(entries, dict):
+                known.update({str(name): entry or {} for name, entry in entries.items()})
+    return found
+
+
+def overlay(declared: Mapping[str, Mapping[str, Any]], main: Mapping[str, Any], networks: Mapping[str, Any]) -> str:
+    """Return a Compose file that labels everything of a project as ours and adds what ``main`` says.
+
+    Args:
+        declared: The task's own, as :func:`own_services` returns it.
+        main: Settings of the main service.
+        networks: Definitions of networks; without labels they get ours.
+    """
+    services: dict[str, Any] = {name: {"labels": labels()} for name in declared["services"]}
+    # An init process takes SIGTERM, which `sleep infinity` as PID 1 ignores.
+    services[MAIN] = {"labels": labels(), "init": True, "stop_grace_period": f"{STOP_GRACE_SEC}s", **main}
+    document: dict[str, Any] = {"services": services}
+    for section, extra in (("networks", networks), ("volumes", {})):
+        own = {name: {"labels": labels()} for name, entry in declared[section].items() if not _is_external(entry)}
+        if entries := {**own, **extra}:
+            document[section] = entries
+    return json.dumps(document, indent=2)
+
+
+def _is_external(entry: object) -> bool:
+    return isinstance(entry, dict) and bool(entry.get("external"))  # pyright: ignore[reportUnknownVariableType]

@@ -1,0 +1,168 @@
+"""What Docker says of an image, and the image that a set-up command makes of another: once, for many sandboxes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from harbor_gym._runtime.cache import locked
+from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.docker import engine as engine
+from harbor_gym.sandboxes.docker.engine import docker
+from harbor_gym.sandboxes.docker.exec import run_inside
+from harbor_gym.sandboxes.docker.network import SHARED_NETWORK
+from harbor_gym.sandboxes.labels import IMAGE_LABEL, PROJECT_LABEL
+from harbor_gym.sandboxes.labels import labels as own_labels
+from harbor_gym.sandboxes.setup_command import require_success, setting_up
+
+_FORMAT = 1
+_REPOSITORY = "harbor-gym-set-up"
+_RUN_TIMEOUT_SEC = 120.0
+_COMMIT_TIMEOUT_SEC = 600.0
+
+_known: set[str] = set()
+"""Names of set-up images that this process has seen. One that is gone shows when a container is to be made of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLook:
+    """What matters of an image to those who start containers of it."""
+
+    identity: str
+    """Docker's id of it."""
+
+    system: str
+    """``linux``, ``windows``."""
+
+    has_healthcheck: bool
+
+    has_volumes: bool
+    """Whether it declares any. What is written there is no part of an image made of a container."""
+
+    entrypoint: list[str] | None
+    command: list[str] | None
+
+
+class ImageGoneError(SandboxStartError):
+    """The image that a set-up command was to run on is no longer there."""
+
+
+def is_missing(said: str) -> bool:
+    """Tell from what Docker said of a failure whether it has no such image."""
+    return "no such image" in said.lower()
+
+
+async def look_at(image: str) -> ImageLook | None:
+    """Look an image up in Docker; None if Docker has no such image.
+
+    Raises:
+        SandboxStartError: Docker does not answer.
+    """
+    code, output = await docker("image", "inspect", image)
+    if code != 0 and is_missing(output):
+        return None
+    if code != 0:
+        raise SandboxStartError(f"docker can't show the image {image!r}: {output.strip()}")
+    shown: dict[str, Any] = json.loads(output)[0]
+    config: dict[str, Any] = shown.get("Config") or {}
+    return ImageLook(
+        identity=shown["Id"],
+        system=shown["Os"],
+        has_healthcheck=bool(config.get("Healthcheck")),
+        has_volumes=bool(config.get("Volumes")),
+        entrypoint=config.get("Entrypoint") or None,
+        command=config.get("Cmd") or None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DockerSetup:
+    """What is to be done once, and in what container."""
+
+    command: str
+    """Shell text, for root."""
+
+    look: ImageLook
+    """The image to do it on."""
+
+    project: str
+    """Label by which the container is found if it outlives this."""
+
+    made_for: str
+    """Shown to people who list images."""
+
+    container: str
+    """The container's name."""
+
+    bounds: tuple[str, ...]
+    """Options of ``docker run`` that say what the sandbox may take of the machine."""
+
+    workdir: str | None
+    """Where to run the command; None is the image's own."""
+
+    has_network: bool
+
+    @property
+    def image(self) -> str:
+        """Name of the image that comes of it: the same wherever the same is done to the same."""
+        told = [_FORMAT, self.look.identity, self.command, self.workdir, self.has_network]
+        return f"{_REPOSITORY}:{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]}"
+
+
+def forget(image: str) -> None:
+    """Take note that a set-up image is gone."""
+    _known.discard(image)
+
+
+async def set_up(setup: DockerSetup, *, timeout_sec: float) -> str:
+    """Return the name of the image that ``setup`` makes, made now if Docker has none.
+
+    The command runs in a container of its own, once for all processes that share the cache. Only files are kept;
+    processes are not. Settings are those of the image that it stands on.
+
+    Raises:
+        ImageGoneError: There is nothing to do it on.
+        SandboxStartError: The command fails, with its output, or the time was up.
+    """
+    if setup.image in _known:
+        return setup.image
+    async with setting_up(timeout_sec), locked(f"docker-{setup.image.replace(':', '-')}"):
+        if await look_at(setup.image) is None:
+            await _make(setup)
+    _known.add(setup.image)
+    return setup.image
+
+
+async def _make(setup: DockerSetup) -> None:
+    if setup.has_network:
+        await SHARED_NETWORK.make(anew=True)
+    network = SHARED_NETWORK.name() if setup.has_network else "none"
+    labels = {**own_labels(), PROJECT_LABEL: setup.project}
+    words = [word for key, value in labels.items() for word in ("--label", f"{key}={value}")]
+    try:
+        code, output = await docker(
+            "run", "--detach", "--init", "--pull", "never", "--name", setup.container, "--network", network,
+            *words, *setup.bounds, setup.look.identity, *engine.IDLE, timeout_sec=_RUN_TIMEOUT_SEC,
+        )  # fmt: skip
+        if code != 0:
+            kind = ImageGoneError if is_missing(output) else SandboxStartError
+            raise kind(f"setup_command: docker run failed: {output.strip()}")
+        where = ("--workdir", setup.workdir) if setup.workdir else ()
+        done = await run_inside(setup.container, setup.command, flags=("--user", "0", *where))
+        require_success(done.return_code, done.stdout or "")
+        # Labels of a container can't be taken off its image, but nobody owns this one.
+        changes = [f'LABEL {json.dumps(key)}=""' for key in labels]
+        changes += [f"LABEL {json.dumps(IMAGE_LABEL)}={json.dumps(re.sub(r'[^\w./:@-]', '-', setup.made_for))}"]
+        # An entrypoint takes the container's command away, which is not the image's.
+        for instruction, said in (("ENTRYPOINT", setup.look.entrypoint), ("CMD", setup.look.command)):
+            changes += [] if said is None else [f"{instruction} {json.dumps(said)}"]
+        flags = [word for change in changes for word in ("--change", change)]
+        code, output = await docker("commit", *flags, setup.container, setup.image, timeout_sec=_COMMIT_TIMEOUT_SEC)
+        if code != 0:
+            raise SandboxStartError(f"setup_command: docker commit failed: {output.strip()}")
+    finally:
+        await uninterrupted(docker("rm", "--force", "--volumes", setup.container))

@@ -1,0 +1,1 @@
+"""Root file systems for local sandboxes: base images, builds, layers."""

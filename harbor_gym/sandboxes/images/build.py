@@ -1,0 +1,313 @@
+"""Root file systems for local sandboxes: built by buildah, copied out layer by layer, cached by content."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import tempfile
+import time
+import uuid
+from collections.abc import Generator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from harbor_gym._runtime.cache import Hold, cache_dir, hold, layers_dir, locked
+from harbor_gym._runtime.owners import temporary_prefix
+from harbor_gym.errors import MissingDependencyError, SandboxStartError
+from harbor_gym.sandboxes import dockerfile
+from harbor_gym.sandboxes.images import layers, sources
+from harbor_gym.sandboxes.images.base_images import ULIMITS, Base, resolve_base
+from harbor_gym.sandboxes.tools import CONTAINED, find_program, run_tool, tail
+
+_logger = logging.getLogger(__name__)
+
+_FORMAT = 3
+"""Version of the cache's layout and of what an export writes. A change makes old entries unreachable."""
+_PRUNE_PAUSE_SEC = 0.05
+
+_built: dict[str, Image] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A root file system ready to serve as an overlay's lower layers. Owned by the cache: never write to it."""
+
+    layers: tuple[str, ...]
+    """Names of its layers in the cache, the topmost first. Images share those that have the same content."""
+
+    env: dict[str, str]
+    """ENV of the image."""
+
+    workdir: str
+    """WORKDIR of the image, ``/`` if it names none."""
+
+    user: str
+    """USER of the image as written (name or uid, maybe with a group), ``0`` if it names none."""
+
+    digest: str
+    """Cache key: SHA-256 over the build context, the identity of every base image, and the format."""
+
+    substitutions: tuple[str, ...]
+    """Bases that could not be had, and what stands in their place; empty is the rule."""
+
+    entrypoint: tuple[str, ...] = ()
+    """ENTRYPOINT of the image; empty if it names none."""
+
+    @property
+    def home(self) -> Path:
+        """Where the cache keeps note of it."""
+        return cache_dir() / "images" / self.digest[:32]
+
+    @property
+    def directories(self) -> list[Path]:
+        """The layers' directories, the topmost first, as overlayfs reads them: a deleted file is a device 0:0."""
+        place = layers_dir()
+        return [place / name for name in self.layers]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether nothing of it was pruned."""
+        return (self.home / "image.json").is_file() and all(path.is_dir() for path in self.directories)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """What an image is made from: one of three, the later ones before the earlier."""
+
+    environment_dir: Path
+    """Build context, with its ``Dockerfile``."""
+
+    docker_image: str | None = None
+    """A prebuilt image: a name, or where its archive is (``oci-archive:PATH``, ``docker-archive:PATH``)."""
+
+    rootfs: Path | None = None
+    """A root file system: a directory, or a tar of one."""
+
+    def __str__(self) -> str:
+        return str(self.rootfs or self.docker_image or self.environment_dir)
+
+
+async def hold_image(
+    source: ImageSource, *, build_timeout_sec: float = 600.0, force_build: bool = False
+) -> tuple[Image, Hold]:
+    """Do what :func:`build_image` does, and keep the image from being pruned until the hold is released.
+
+    Raises:
+        MissingDependencyError, SandboxStartError: As :func:`build_image`.
+    """
+    while True:
+        image = await build_image(source, build_timeout_sec=build_timeout_sec, force_build=force_build)
+        if (held := hold_known(image)) is not None:
+            return image, held
+        await asyncio.sleep(_PRUNE_PAUSE_SEC)  # it is being pruned at this moment: the next round builds it again
+
+
+def hold_known(image: Image) -> Hold | None:
+    """Keep an image from being pruned; None if it is gone or going."""
+    held = hold(image.home)
+    if held is not None and image.is_there:
+        return held
+    if held is not None:
+        held.release()
+    return None
+
+
+async def build_image(source: ImageSource, *, build_timeout_sec: float = 600.0, force_build: bool = False) -> Image:
+    """Return the image of a task's environment, building and exporting it only when the cache has none.
+
+    Who stands on it for long takes :func:`hold_image`. Safe to call concurrently, from several processes too: one
+    builds, the others wait and share.
+
+    Args:
+        source: What to make it from.
+        build_timeout_sec: Ceiling on the build, in seconds, the wait for another builder included.
+        force_build: Build anew even if the cache has the image, and replace it there for later calls.
+
+    Raises:
+        MissingDependencyError: buildah (or mmdebstrap, for the offline base) is not installed.
+        SandboxStartError: The Dockerfile fails, a base image can't be had, what is named is not there or is nothing
+            of the kind, or the time was up.
+    """
+    if source.rootfs is None and find_program("buildah") is None:
+        raise MissingDependencyError("local sandboxes need buildah to build images: apt-get install buildah")
+    scope = asyncio.timeout(build_timeout_sec)
+    try:
+        async with scope:
+            return await _build_image(source, force_build=force_build)
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise SandboxStartError(
+            f"building the image of {source} took longer than {build_timeout_sec:g} s (build_timeout_sec)"
+        ) from None
+
+
+async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
+    with _naming_dockerfile(source):
+        content = await asyncio.to_thread(_content_hash, source)
+    known = _built.get(content)
+    if known is not None and not force_build and known.is_there:
+        return known
+    text, bases = await _read_recipe(source)
+    identity = {ref: base.identity for ref, base in bases.items()}
+    digest = hashlib.sha256(json.dumps([_FORMAT, content, identity], sort_keys=True).encode()).hexdigest()
+    async with locked(f"image-{digest[:32]}"):
+        image = None if force_build else await asyncio.to_thread(load_image, digest)
+        if image is None:
+            image = await _make_image(source, text, bases, digest)
+    _built[content] = image
+    return image
+
+
+async def _read_recipe(source: ImageSource) -> tuple[str, dict[str, Base]]:
+    """Return the Dockerfile to build, or that of a prebuilt image, and its bases; nothing for what needs none."""
+    if source.rootfs is not None or sources.is_archive(source.docker_image or ""):
+        return "", {}
+    if source.docker_image:
+        text = f"FROM {source.docker_image}\n"
+    else:
+        text = await asyncio.to_thread(_read_dockerfile, source.environment_dir)
+        if dockerfile.has_heredoc(text):
+            await _require_heredoc_support(source.environment_dir)
+    with _naming_dockerfile(source):
+        return text, {ref: await resolve_base(ref) for ref in dockerfile.base_references(text)}
+
+
+@contextlib.contextmanager
+def _naming_dockerfile(source: ImageSource) -> Generator[None]:
+    """Add to what fails of a prebuilt image that there is a Dockerfile, where there is one."""
+    try:
+        yield
+    except SandboxStartError as exc:
+        if source.docker_image is None or not (instead := dockerfile.alternative(source.environment_dir)):
+            raise
+        raise SandboxStartError(f"{exc}. {instead}") from exc
+
+
+# --- building --------------------------------------------------------------------------------------------------------
+
+
+async def _make_image(source: ImageSource, text: str, bases: dict[str, Base], digest: str) -> Image:
+    started = time.monotonic()
+    if source.rootfs is not None:
+        async with layers.imported(source.rootfs) as names:
+            image = Image(tuple(names), {}, "/", "0", digest, ())
+            await asyncio.to_thread(write_record, image, made_for=str(source))
+        return image
+    if source.docker_image is None:
+        image_id = await _run_build(source.environment_dir, text, bases)
+    elif sources.is_archive(source.docker_image):
+        image_id = await sources.load_archive(source.docker_image, source.environment_dir)
+    else:
+        image_id = bases[source.docker_image].reference
+    code, output = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", image_id)
+    if code != 0:
+        raise SandboxStartError(f"buildah built {image_id} but can't show it: {tail(output)}")
+    shown = json.loads(output)["OCIv1"]
+    settings = shown.get("config", {})
+    image = Image(
+        layers=(),
+        env=dict(entry.partition("=")[::2] for entry in settings.get("Env") or []),
+        workdir=settings.get("WorkingDir") or "/",
+        user=settings.get("User") or "0",
+        digest=digest,
+        substitutions=tuple(base.substitution for base in bases.values() if base.substitution),
+        entrypoint=tuple(settings.get("Entrypoint") or ()),
+    )
+    async with layers.exported(image_id, shown["rootfs"]["diff_ids"]) as names:
+        image = replace(image, layers=tuple(names))
+        await asyncio.to_thread(write_record, image, made_for=str(source))
+    _logger.info("built the image of %s in %.1f s", source, time.monotonic() - started)
+    return image
+
+
+async def _run_build(environment_dir: Path, text: str, bases: dict[str, Base]) -> str:
+    replaced = dockerfile.replace_references(text, {ref: base.reference for ref, base in bases.items()})
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
+        recipe, id_file = Path(folder) / "Dockerfile", Path(folder) / "id"
+        recipe.write_text(replaced)
+        code, output = await run_tool(
+            *CONTAINED, *dockerfile.owned_build(folder), "--layers", "--force-rm", "--pull-never", *ULIMITS,
+            "--iidfile", str(id_file), "-f", str(recipe), str(environment_dir),
+        )  # fmt: skip
+        if code != 0:
+            raise SandboxStartError(f"{environment_dir / 'Dockerfile'} does not build:\n{tail(output)}")
+        return id_file.read_text().strip().removeprefix("sha256:")
+
+
+def write_record(image: Image, *, made_for: str) -> None:
+    """Note an image down in the cache, where it can be found from now on. Its layers stay as long as the note does."""
+    image.home.mkdir(parents=True, exist_ok=True)
+    record = image.home / "image.json"
+    if record.exists():
+        # Running sandboxes may stand on what this one replaces.
+        record.rename(record.with_name(f"replaced-{uuid.uuid4().hex}.json"))
+    partial = image.home / ".image.json"
+    partial.write_text(json.dumps({**asdict(image), "made_for": made_for}, indent=2))
+    partial.rename(record)
+
+
+def load_image(digest: str) -> Image | None:
+    """Return the image of this digest if the cache has it, complete."""
+    try:
+        stored = json.loads((cache_dir() / "images" / digest[:32] / "image.json").read_text())
+        image = Image(
+            layers=tuple(stored["layers"]),
+            env=stored["env"],
+            workdir=stored["workdir"],
+            user=stored["user"],
+            digest=digest,
+            substitutions=tuple(stored["substitutions"]),
+            entrypoint=tuple(stored["entrypoint"]),
+        )
+    except (FileNotFoundError, KeyError, json.JSONDecodeError):
+        return None
+    return image if image.is_there else None
+
+
+# --- small things ----------------------------------------------------------------------------------------------------
+
+
+def _read_dockerfile(environment_dir: Path) -> str:
+    try:
+        return (environment_dir / "Dockerfile").read_text()
+    except FileNotFoundError:
+        raise SandboxStartError(
+            f"{environment_dir} has no Dockerfile and the task names no docker_image: there is nothing to build"
+        ) from None
+
+
+def _content_hash(source: ImageSource) -> str:
+    """Hash everything that the image is made from; of a build context names, kinds, modes, link targets and bytes."""
+    if source.rootfs is not None:
+        return sources.fingerprint(source.rootfs)
+    total = hashlib.sha256(json.dumps(source.docker_image).encode())
+    environment_dir = source.environment_dir
+    if source.docker_image:
+        if sources.is_archive(source.docker_image):
+            path = sources.archive_path(source.docker_image, environment_dir)
+            total.update(sources.fingerprint(path).encode())
+        return total.hexdigest()
+    for path in sorted(environment_dir.rglob("*")):
+        status = path.lstat()
+        head = [path.relative_to(environment_dir).as_posix(), status.st_mode]
+        if path.is_symlink():
+            total.update(json.dumps([*head, str(path.readlink())]).encode())
+        elif path.is_file():
+            with path.open("rb") as file:
+                total.update(json.dumps([*head, hashlib.file_digest(file, "sha256").hexdigest()]).encode())
+        else:
+            total.update(json.dumps(head).encode())
+    return total.hexdigest()
+
+
+async def _require_heredoc_support(environment_dir: Path) -> None:
+    _, output = await run_tool("buildah", "--version")
+    if not dockerfile.builds_heredocs(output):
+        raise SandboxStartError(
+            f"{environment_dir / 'Dockerfile'} uses a here-document, which this {output.split(' (')[0].strip()} "
+            "does not know: install buildah 1.33 or newer (Debian 13 has 1.39), or use --env docker"
+        )

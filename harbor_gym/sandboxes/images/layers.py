@@ -1,0 +1,104 @@
+"""Layers in the cache: what images are made of, each copied once and shared by all images that have it.
+
+A layer is a directory in overlayfs's own form. Its name is that of its content (the digest that the image's own record
+gives it) wherever it comes from an image; so what a base image or a common first half of two Dockerfiles brings is
+there once. Hard links between whole roots would save as much, but programs see them: cron and logrotate refuse files
+with more than one link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import uuid
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from harbor_gym._runtime.cache import LAYERS_LOCK, layers_dir, locked
+from harbor_gym._runtime.owners import is_alive, owner_label, temporary_prefix
+from harbor_gym._runtime.rootless import remove_tree
+from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.images import layer_export, sources
+from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
+
+_STAGING = ".partial-"
+_EXPORT = (
+    'set -e; container=$(buildah from --pull-never --name "$1" "$2"); '
+    'trap \'buildah umount "$container" >/dev/null 2>&1 || :; buildah rm "$container" >/dev/null 2>&1 || :\' EXIT; '
+    'root=$(buildah mount "$container"); shift 2; program=$1; shift; "$program" -I -S "$1" "$root" "$2" "$3" "$4" "$5"'
+)
+
+
+@contextlib.asynccontextmanager
+async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[list[str]]:
+    """Copy the layers of an image of buildah's that the cache has not; yields their names, the topmost first.
+
+    The topmost is the runtime's own: ``/etc/hosts`` and the like. Write the image's record within the block.
+
+    Args:
+        image_id: The image, as buildah knows it.
+        diff_ids: What its configuration calls its layers, the lowest first.
+
+    Raises:
+        SandboxStartError: buildah can't mount it, or it can't be copied.
+    """
+    async with locked(LAYERS_LOCK), staging() as folder:
+        name = f"{temporary_prefix('export')}{uuid.uuid4().hex}"
+        program = (sys.executable, layer_export.__file__, str(layers_dir()), str(folder), image_id)
+        code, output = await run_tool(
+            *CONTAINED, "sh", "-c", _EXPORT, "sh", name, image_id, *program, json.dumps(diff_ids)
+        )
+        if code != 0:
+            raise SandboxStartError(f"the root file system of {image_id} can't be exported: {tail(output)}")
+        yield json.loads(output.strip().splitlines()[-1])
+
+
+@contextlib.asynccontextmanager
+async def imported(rootfs: Path) -> AsyncGenerator[list[str]]:
+    """Copy a root file system of the user's; yields what :func:`exported` yields.
+
+    Raises:
+        SandboxStartError: It is none.
+    """
+    async with staging() as folder:
+        copied, top = folder / "rootfs", folder / "top"
+        copied.mkdir()
+        copied.chmod(0o755)
+        await sources.copy_rootfs(rootfs, copied)
+        try:
+            await asyncio.to_thread(layer_export.write_top, copied, top)
+        except OSError as exc:
+            raise SandboxStartError(f"rootfs={str(rootfs)!r} can't be used: {exc}") from exc
+        async with added([top, copied]) as names:
+            yield names
+
+
+@contextlib.asynccontextmanager
+async def added(directories: list[Path]) -> AsyncGenerator[list[str]]:
+    """Move directories into the cache as layers of their own; yields their names. Write the record within the block."""
+    async with locked(LAYERS_LOCK):
+        names = [f"{directory.name}-{uuid.uuid4().hex}" for directory in directories]
+        for directory, name in zip(directories, names, strict=True):
+            directory.rename(layers_dir() / name)
+        yield names
+
+
+@contextlib.asynccontextmanager
+async def staging() -> AsyncGenerator[Path]:
+    """Give a directory beside the layers to put new ones together in; what is left in it at the end goes."""
+    folder = layers_dir() / f"{_STAGING}{owner_label()}-{uuid.uuid4().hex}"
+    await asyncio.to_thread(_make, folder)
+    try:
+        yield folder
+    finally:
+        await uninterrupted(asyncio.to_thread(remove_tree, folder))
+
+
+def _make(folder: Path) -> None:
+    for leftover in folder.parent.glob(f"{_STAGING}*"):
+        if not is_alive(leftover.name):
+            remove_tree(leftover)
+    folder.mkdir(mode=0o700)

@@ -1,0 +1,165 @@
+"""Which stand-in made of packages alone serves for which official image: the same release, the same Python."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+
+from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.images.apt_mirrors import DEBIAN, UBUNTU, Distribution
+
+_DEFAULT_DOMAIN = "docker.io"
+"""What a reference without a domain means. Source: the reference grammar of the distribution project."""
+
+_PACKAGES = ("ca-certificates", "less", "procps", "python3", "tmux", "vim-tiny")
+_PYTHON_PACKAGES = ("python3-pip", "python3-venv")
+_PYTHON_TOOLS = ("build-essential", "curl", "git", "python3-dev", "wget")
+"""What an image of Python has beyond its slim form, as far as tasks use it."""
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+EXCLUDED = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release that bases are made of."""
+
+    distribution: Distribution
+    suite: str
+    version: str
+    python: str
+    """The version of its python3."""
+
+
+RELEASES = (
+    Release(DEBIAN, "trixie", "13", "3.13"),
+    Release(DEBIAN, "bookworm", "12", "3.11"),
+    Release(UBUNTU, "noble", "24.04", "3.12"),
+    Release(UBUNTU, "jammy", "22.04", "3.10"),
+)
+"""The newest of each distribution first: what a tag without a release means."""
+
+_ANY_RELEASE = ("", "latest", "stable", "rolling", "stable-slim")
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineBase:
+    """What can be made of packages alone."""
+
+    release: Release
+    is_python: bool = False
+    """Whether it stands in for an image of Python, whose programs are called ``python`` and ``pip``."""
+
+    is_slim: bool = True
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages that are asked for by name."""
+        if not self.is_python:
+            return _PACKAGES
+        return (*_PACKAGES, *_PYTHON_PACKAGES, *(() if self.is_slim else _PYTHON_TOOLS))
+
+    @property
+    def hook(self) -> str:
+        """Shell text that completes the root file system ``$1``."""
+        if not self.is_python:
+            return ""
+        version = self.release.python
+        links = {f"/usr/bin/python{version}": ("python", "python3"), "/usr/bin/pip3": ("pip", "pip3", f"pip{version}")}
+        lines = [f'ln -sf {target} "$1/usr/local/bin/{name}"' for target, names in links.items() for name in names]
+        # The official image lets pip install into the system.
+        return " && ".join([*lines, f'rm -f "$1/usr/lib/python{version}/EXTERNALLY-MANAGED"'])
+
+    @property
+    def instructions(self) -> list[str]:
+        """What a Dockerfile says of the image beside its files."""
+        if not self.is_python:
+            return [f"ENV PATH={_PATH}", 'CMD ["bash"]']
+        return [f"ENV PATH={_PATH} LANG=C.UTF-8", 'CMD ["python3"]']
+
+    @property
+    def name(self) -> str:
+        """A name that changes whenever the recipe does."""
+        recipe = json.dumps([self.release.suite, os.uname().machine, self.packages, EXCLUDED, self.hook])
+        kind = ("-python" if self.is_slim else "-python-full") if self.is_python else ""
+        return f"{self.release.suite}{kind}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+
+    @property
+    def description(self) -> str:
+        """What to call it where it stands in for a real image."""
+        python = f", Python {self.release.python}" if self.is_python else ""
+        return f"harbor-gym offline base (mmdebstrap {self.release.suite}{python})"
+
+
+DEFAULT = OfflineBase(RELEASES[1])
+"""Debian 12: what the shipped tasks build on."""
+
+
+def full_reference(reference: str) -> str:
+    """Spell a short reference out as a container engine understands it (``debian:12`` is an official image)."""
+    first, slash, _ = reference.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return reference
+    return f"{_DEFAULT_DOMAIN}/{reference}" if slash else f"{_DEFAULT_DOMAIN}/library/{reference}"
+
+
+def is_official(reference: str) -> bool:
+    """Tell whether a reference names an image that a stand-in may be made for, of any tag."""
+    return _parts(reference) is not None
+
+
+def offline_base(reference: str) -> OfflineBase:
+    """Return what stands in for an official image: of its own release, and for ``python`` with its own Python.
+
+    Raises:
+        SandboxStartError: Nothing does; the message says why, and what there is.
+    """
+    parts = _parts(reference)
+    if parts is None:
+        raise SandboxStartError(f"nothing stands in for it (only for {_known()})")
+    family, tag = parts
+    found = _python(tag) if family == "python" else _system(family, tag)
+    if found is None:
+        raise SandboxStartError(f"nothing stands in for {family}:{tag or 'latest'} (only for {_known()})")
+    return found
+
+
+def _parts(reference: str) -> tuple[str, str] | None:
+    """Return the family and the tag of an official image."""
+    library = rf"{re.escape(_DEFAULT_DOMAIN)}/library/"
+    found = re.fullmatch(rf"{library}(debian|ubuntu|python)(?::([\w.-]+))?(@.+)?", full_reference(reference))
+    if found is None:
+        return None
+    # A digest alone names one release, and does not say which.
+    return found[1], found[2] or ("(digest)" if found[3] else "")
+
+
+def _system(family: str, tag: str) -> OfflineBase | None:
+    releases = [release for release in RELEASES if release.distribution.name.lower() == family]
+    if tag in _ANY_RELEASE:
+        return OfflineBase(releases[0])
+    for release in releases:
+        if re.fullmatch(rf"({release.suite}|{re.escape(release.version)})([.-].*)?", tag):
+            return OfflineBase(release)
+    return None
+
+
+def _python(tag: str) -> OfflineBase | None:
+    found = re.fullmatch(r"(?:(3)(?:\.(\d+))?(?:\.\d+)?|latest)?-?(slim)?-?([a-z]*)", tag)
+    if found is None:
+        return None
+    _, minor, slim, suite = found.groups()
+    for release in RELEASES:
+        if suite not in ("", release.suite) or (minor and release.python != f"3.{minor}"):
+            continue
+        return OfflineBase(release, is_python=True, is_slim=slim is not None)
+    return None
+
+
+def _known() -> str:
+    systems = ", ".join(f"{release.distribution.name.lower()}:{release.version}" for release in RELEASES)
+    pythons = ", ".join(f"python:{release.python}" for release in RELEASES)
+    return f"{systems}, {pythons}"

@@ -1,0 +1,29 @@
+"""Labels that say whose a thing of Docker is, and how a thing with one is removed."""
+
+from __future__ import annotations
+
+from harbor_gym._runtime.owners import owner_label, run_id
+
+OWNER_LABEL = "harbor_gym.owner"
+RUN_LABEL = "harbor_gym.run"
+IMAGE_LABEL = "harbor_gym.image"
+"""On images that are kept from one reset to the next; any may be removed when no container uses it."""
+
+PROJECT_LABEL = "com.docker.compose.project"
+
+REMOVALS = {
+    "container": ("rm", "--force", "--volumes"),
+    "network": ("network", "rm"),
+    "volume": ("volume", "rm", "--force"),
+    "image": ("image", "rm"),
+}
+
+
+def labels() -> dict[str, str]:
+    """Return the labels that everything of this process carries."""
+    return {OWNER_LABEL: owner_label(), RUN_LABEL: run_id()}
+
+
+def removal(kind: str, name: str) -> list[str]:
+    """Return the Docker client's words that remove one thing."""
+    return [*REMOVALS[kind], name]

@@ -1,0 +1,532 @@
+"""The caller's side of one sandbox's supervisor: start it, run commands through it, end it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, Any
+
+from harbor_gym._runtime.cache import cache_dir
+from harbor_gym._runtime.processes import start_process
+from harbor_gym._runtime.rootless import USER_NAMESPACE, is_ordinary
+from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym.errors import (
+    SandboxError,
+    SandboxLostError,
+    SandboxMemoryError,
+    SandboxStartError,
+    SandboxTimeoutError,
+)
+from harbor_gym.sandboxes.archive.transfers import Work
+from harbor_gym.sandboxes.archive.trees.records import StreamEndedError
+from harbor_gym.sandboxes.local import limits, own_ids, seccomp
+from harbor_gym.sandboxes.local.carrier import Carrier
+from harbor_gym.sandboxes.local.forkserver_client import (
+    ForkedSupervisor,
+    fork_supervisor,
+    supervisor_argv,
+    supervisor_environment,
+)
+from harbor_gym.sandboxes.local.network import NAME_SERVER, NETWORK_PROGRAM
+from harbor_gym.sandboxes.local.options import Walls
+from harbor_gym.sandboxes.piped import PipedCommand
+from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
+from harbor_gym.sandboxes.tools import find_program, run_tool
+
+_READY_TIMEOUT_SEC = 30.0
+_STOP_TIMEOUT_SEC = 10.0
+_REMOVE_PAUSE_SEC = 0.01
+_MESSAGE_BYTES = 1 << 16
+_CLEANUP_TRIES = 3
+"""A child of the supervisor that somebody in the sandbox killed is followed by another."""
+_DRAIN_SEC = 0.1
+"""How long output may still arrive after a command's end from what it left running (``> >(tee log)``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One command, resolved: who, where, with what environment."""
+
+    command: str
+    """For the image's shell; where ``argv`` is given, what errors call it."""
+
+    user: str
+    cwd: str
+    env: Mapping[str, str]
+    argv: tuple[str, ...] = ()
+    """A program, by its path or by its name in PATH, and its arguments: run without a shell."""
+
+    joins_outputs: bool = False
+    """Whether standard error goes where standard output goes."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the wire form that the supervisor reads."""
+        # Not asdict, which copies deeply and takes longer than all else here.
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"env": dict(self.env)}
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A command's end."""
+
+    return_code: int
+    stdout: Output
+    stderr: Output
+
+
+class SupervisedSandbox:
+    """One running sandbox. Made by :meth:`start`, ended by :meth:`stop`, bound to the loop that started it."""
+
+    def __init__(self) -> None:
+        self._control, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        self._process: ForkedSupervisor | asyncio.subprocess.Process | None = None
+        self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._requests = 0
+        self._is_lost = False
+        self._loss: dict[str, Any] = {}
+        self._group = limits.group_name()
+        self._target: dict[str, Any] = {}
+        self._process_limits: dict[str, int | None] = {}
+        self._view: int | None = None
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        layers: Sequence[Path],
+        walls: Walls,
+        directories: Mapping[str, int | None],
+        *,
+        is_for_copying: bool = False,
+    ) -> None:
+        """Build the sandbox on ``layers``, the topmost first, which stay untouched; return when its PID 1 runs.
+
+        After any failure, call :meth:`stop`.
+
+        Args:
+            layers: Directories of the host.
+            walls: What bounds it.
+            directories: Made in it where they are missing, root's, and given their mode; None leaves theirs.
+            is_for_copying: Let its files have the ids of this process's own user namespace, for :meth:`copy_written`.
+
+        Raises:
+            SandboxStartError: The kernel refused, a directory can't be made, or there was no answer in
+                time.
+        """
+        mountpoint = cache_dir() / "mountpoint"
+        mountpoint.mkdir(exist_ok=True)
+        limits.remove_abandoned_groups()
+        has_own_ids = not is_for_copying and not await asyncio.to_thread(own_ids.refusal)
+        bounds = limits.as_config(self._group, walls.limits)
+        self._process_limits = bounds.pop("process_limits")
+        config = {
+            "parent": os.getpid(),
+            "layers": [str(layer) for layer in layers],
+            "mountpoint": str(mountpoint),
+            "storage_bytes": walls.storage_bytes,
+            "slirp4netns": find_program(NETWORK_PROGRAM),
+            "has_network": walls.has_network,
+            "may_have_network": walls.may_have_network,
+            "name_server": NAME_SERVER,
+            "directories": dict(directories),
+            "is_ordinary": is_ordinary(),
+            "has_own_ids": has_own_ids,
+            "filters": seccomp.filters(platform.machine()),
+            "closed_networks": walls.closed_networks,
+            **bounds,
+        }
+        await uninterrupted(self._start_supervisor(json.dumps(config)))
+        asyncio.get_running_loop().add_reader(self._control.fileno(), self._receive)
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT_SEC):
+                answer = await self._ready
+        except TimeoutError:
+            raise SandboxStartError(f"the local sandbox did not come up within {_READY_TIMEOUT_SEC:g} s") from None
+        if "error" in answer:
+            raise SandboxStartError(f"the local sandbox could not be set up: {answer['error']}")
+        self._target = {key: answer[key] for key in ("init", "start_time", "first_id")}
+        self._target |= {key: config[key] for key in ("cgroups", "is_ordinary", "filters")}
+
+    async def _start_supervisor(self, config: str) -> None:
+        try:
+            if not is_ordinary():
+                self._process = await fork_supervisor(config, self._far_end)
+                return
+            far_end = self._far_end.fileno()
+            self._process = await start_process(
+                *("unshare", *USER_NAMESPACE, *supervisor_argv("serve", str(far_end), config)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                pass_fds=[far_end],
+                env=supervisor_environment(),
+                start_new_session=True,
+            )
+        finally:
+            self._far_end.close()
+
+    async def stop(self) -> None:
+        """Kill everything inside and wait until it is gone. Idempotent.
+
+        Raises:
+            SandboxTimeoutError: The supervisor had to be killed; the kernel still takes the sandbox down with it.
+        """
+        if self._control.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+        self._control.close()
+        self._far_end.close()
+        self._lose()
+        if self._process is None:
+            return
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_SEC):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+            raise SandboxTimeoutError(f"the local sandbox did not end within {_STOP_TIMEOUT_SEC:g} s") from None
+        finally:
+            await self._remove_groups()
+
+    async def copy_written(self, target: Path) -> None:
+        """Copy everything that the sandbox wrote into a directory, as a layer: deletions are devices 0:0.
+
+        Nothing inside may run meanwhile. No link is followed, and nothing of the sandbox is executed.
+
+        Raises:
+            SandboxError: It can't be copied.
+        """
+        if not self.is_running or self._process is None:
+            raise self._lost("the local sandbox is not running")
+        written = f"{cache_dir() / 'mountpoint'}/upper/."
+        place = f"/proc/{self._process.pid}/ns"
+        namespaces = [*([f"--user={place}/user"] if is_ordinary() else []), f"--mount={place}/mnt"]
+        copy = ("cp", "--archive", "--one-file-system", written, str(target))
+        code, said = await run_tool("nsenter", *namespaces, *copy)
+        if code != 0:
+            raise SandboxError(f"what the local sandbox wrote can't be copied: {said.strip()}")
+
+    async def _remove_groups(self) -> None:
+        """Do what a killed supervisor could not; the kernel takes a moment to end what was in the sandbox."""
+        for _ in range(int(_STOP_TIMEOUT_SEC / _REMOVE_PAUSE_SEC)):
+            if limits.remove_groups([self._group]):
+                return
+            await asyncio.sleep(_REMOVE_PAUSE_SEC)
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether commands can still be run."""
+        return self._ready.done() and not self._is_lost
+
+    def memory_kills(self) -> int | None:
+        """Return how many processes the memory limit has killed; None where no control group bounds them together."""
+        version, directory = self._target["cgroups"].get("memory", (0, ""))
+        return limits.memory_kills(version, Path(directory)) if directory else None
+
+    def _lose(self) -> None:
+        self._is_lost = True
+        self._forget_view()
+        if not self._ready.done():
+            self._ready.set_result({"error": "its supervisor ended before the sandbox was up"})
+        for waiting in list(self._pending.values()):
+            if not waiting.done():
+                waiting.set_result({"lost": True})
+
+    def _receive(self) -> None:
+        try:
+            data, handles, *_ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, ConnectionError):
+            # A reset says that the other end left a request unread; its last words and the stream's end follow.
+            return
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            self._lose()
+            return
+        message = json.loads(data)
+        if "lost" in message:
+            self._loss = message
+        elif "id" in message:
+            waiting = self._pending.get(message["id"])
+            if waiting is not None and not waiting.done():
+                waiting.set_result({**message, "handles": handles})
+                return
+        elif not self._ready.done():
+            self._ready.set_result(message)
+        else:
+            self._loss = {"lost": message["error"], "kind": ""}
+        for handle in handles:
+            os.close(handle)
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    def enter_argv(self, request: Request) -> list[str]:
+        """Return an argument vector that runs ``request`` in this sandbox with the stdio of whoever starts it."""
+        return supervisor_argv("enter", json.dumps({**self._target, "spec": self._spec(request)}))
+
+    def _spec(self, request: Request) -> dict[str, Any]:
+        return {**request.as_json(), **self._process_limits}
+
+    async def switch_network(self, *, is_open: bool) -> None:
+        """Give the sandbox a network or take it, with every connection.
+
+        Raises:
+            SandboxError: There is no network to be had.
+            SandboxLostError: The sandbox is gone.
+        """
+        number, answered = self._expect_answer()
+        try:
+            self._control.send(json.dumps({"op": "network", "id": number, "is_open": is_open}).encode())
+            answer = await answered
+        except OSError as exc:
+            raise SandboxLostError(f"the local sandbox can't change its network any more: {exc}") from exc
+        finally:
+            self._pending.pop(number, None)
+        if "lost" in answer:
+            raise self._lost("the local sandbox went away while its network changed")
+        if answer["error"]:
+            raise SandboxError(f"the local sandbox gets no network: {answer['error']}")
+
+    async def enter_view(self, paths: Sequence[str]) -> None:
+        """Have commands and transfers from now on see the image as it was, with these paths as they are.
+
+        Raises:
+            SandboxError: The kernel refuses.
+            SandboxLostError: The sandbox is gone.
+        """
+        answer = await self._ask({"op": "view"}, {"paths": list(paths)}, "its view changed")
+        self._forget_view()
+        if answer["error"]:
+            raise SandboxError(f"the local sandbox gets no view for its verifier: {answer['error']}")
+        (self._view,) = answer["handles"]
+
+    async def leave_view(self) -> None:
+        """Have commands and transfers see the sandbox's own files again. Idempotent.
+
+        Raises:
+            SandboxLostError: The sandbox is gone.
+        """
+        await self._ask({"op": "view"}, {"paths": None}, "its view changed")
+        self._forget_view()
+
+    async def written_paths(self) -> list[str]:
+        """Return the paths that were written in the sandbox since its start, or deleted: some thousand at most.
+
+        Raises:
+            SandboxError: They can't be listed.
+            SandboxLostError: The sandbox is gone.
+        """
+        answer = await self._ask({"op": "written"}, {}, "its files were listed")
+        if answer["error"]:
+            raise SandboxError(f"the local sandbox's files can't be listed: {answer['error']}")
+        return answer["paths"]
+
+    def _forget_view(self) -> None:
+        if self._view is not None:
+            os.close(self._view)
+            self._view = None
+
+    async def _ask(self, message: Mapping[str, Any], details: Mapping[str, Any], what: str) -> dict[str, Any]:
+        number, answered = self._expect_answer()
+        try:
+            self._send_spec({**message, "id": number}, details, [])
+            answer = await answered
+        finally:
+            self._pending.pop(number, None)
+        if "lost" in answer:
+            raise self._lost(f"the local sandbox went away while {what}")
+        return answer
+
+    async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
+        """Have the supervisor do one of the works of its ``cleanup`` module, by no program of the sandbox's.
+
+        Args:
+            work: Its name.
+            arguments: What it is called with.
+            timeout_sec: After so long it is killed.
+
+        Returns:
+            What it returned.
+
+        Raises:
+            SandboxError: It failed.
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: The time was up.
+        """
+        answer: dict[str, Any] = {}
+        for _ in range(_CLEANUP_TRIES):
+            answer = await self._clean_up_once(work, arguments, timeout_sec)
+            if not answer["error"]:
+                return answer
+        raise SandboxError(f"the local sandbox can't be cleaned up ({work}): {answer['error']}")
+
+    async def _clean_up_once(self, work: str, arguments: Mapping[str, Any], timeout_sec: float) -> dict[str, Any]:
+        number, answered = self._expect_answer()
+        try:
+            self._send_spec({"op": "cleanup", "id": number}, {"work": work, "arguments": dict(arguments)}, [])
+            async with asyncio.timeout(timeout_sec):
+                answer = await asyncio.shield(answered)
+        except TimeoutError:
+            raise SandboxTimeoutError(f"the local sandbox was not cleaned up ({work}) in {timeout_sec:g} s") from None
+        finally:
+            self._pending.pop(number, None)
+            if not answered.done() and not self._is_lost:
+                self._kill(number)
+        if "lost" in answer:
+            raise self._lost(f"the local sandbox went away while it was cleaned up ({work})")
+        return answer
+
+    def _expect_answer(self) -> tuple[int, asyncio.Future[dict[str, Any]]]:
+        """Number a request that is about to be sent; its answer ends the future."""
+        if not self.is_running:
+            raise self._lost("the local sandbox is not running")
+        self._requests += 1
+        answered = self._pending[self._requests] = asyncio.get_running_loop().create_future()
+        return self._requests, answered
+
+    def _lost(self, what: str) -> SandboxLostError:
+        if not self._loss:
+            return SandboxLostError(what)
+        kind = SandboxMemoryError if self._loss["kind"] == "memory" else SandboxLostError
+        return kind(f"{what}: {self._loss['lost']}")
+
+    async def run(
+        self,
+        request: Request,
+        *,
+        timeout_sec: float | None = None,
+        stdin: IO[bytes] | None = None,
+        on_chunk: Chunk | None = None,
+    ) -> Finished:
+        """Run one command and wait for its exit, not for the end of its output.
+
+        Args:
+            request: What to run.
+            timeout_sec: After so long the command's whole process group is killed.
+            stdin: What the command reads. It goes through a pipe: the sandbox never holds a file of the host, which it
+                could open again for writing. None is an empty input.
+            on_chunk: Called with output as it arrives.
+
+        Raises:
+            SandboxError: No such user or directory, or no shell, in the sandbox.
+            SandboxLostError: The sandbox is gone.
+            SandboxMemoryError: It is gone because its first process was killed for lack of memory.
+            SandboxTimeoutError: The time was up; the command was killed.
+        """
+        number, answered = self._expect_answer()
+        pipes: list[OutputPipe] = []
+        source: InputPipe | None = None
+        try:
+            pipes = [OutputPipe("stdout", on_chunk), OutputPipe("stderr", on_chunk)]
+            source = InputPipe(stdin)
+            self._send(number, request, source, pipes)
+            async with asyncio.TaskGroup() as group:
+                writer = group.create_task(source.write_all())
+                readers = [group.create_task(pipe.read_all()) for pipe in pipes]
+                answer = await self._answer(number, answered, timeout_sec, request)
+                _, late = await asyncio.wait(readers, timeout=_DRAIN_SEC)
+                for unfinished in (writer, *late):
+                    unfinished.cancel()
+        except BaseExceptionGroup as group_error:
+            raise group_error.exceptions[0] from None
+        finally:
+            self._pending.pop(number, None)
+            if not answered.done() and not self._is_lost:
+                self._kill(number)
+            for pipe in [*pipes, *([source] if source else [])]:
+                pipe.close()
+        return Finished(answer["return_code"], pipes[0].output, pipes[1].output)
+
+    async def _answer(
+        self, number: int, answered: asyncio.Future[dict[str, Any]], timeout_sec: float | None, request: Request
+    ) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(timeout_sec):
+                answer = await asyncio.shield(answered)
+        except TimeoutError:
+            self._kill(number)
+            raise SandboxTimeoutError(
+                f"command timed out after {timeout_sec:g} seconds and was killed: {_short(request.command)}"
+            ) from None
+        if "lost" in answer:
+            raise self._lost(f"the local sandbox went away while it ran {_short(request.command)}")
+        if answer.get("error"):
+            raise SandboxError(f"the local sandbox can't run {_short(request.command)}: {answer['error']}")
+        return answer
+
+    async def open(self, request: Request) -> PipedCommand:
+        """Start a command and return while it runs; the caller talks to it through its streams, and ends it.
+
+        Raises:
+            SandboxLostError: The sandbox is gone.
+        """
+        number, answered = self._expect_answer()
+        answered.add_done_callback(lambda _: self._pending.pop(number, None))
+        command = PipedCommand(lambda: self._kill(number), answered)
+        try:
+            await command.connect()
+            source, *pipes = command.far_ends
+            self._send(number, request, source, pipes)
+        except BaseException:
+            answered.cancel()
+            command.drop()
+            raise
+        return command
+
+    async def carry(self, spec: Mapping[str, Any], work: Work) -> None:
+        """Move files, by a process that sees this sandbox's and by ``work`` on this machine's side of the stream.
+
+        Raises:
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: It took too long.
+            Exception: What ``work`` raises.
+        """
+        number, answered = self._expect_answer()
+        carrier = Carrier()
+        answered.add_done_callback(lambda _: carrier.hang_up())
+        try:
+            handles = () if self._view is None else (self._view,)
+            await uninterrupted(carrier.start(self._target, spec, *handles))
+            await carrier.run(work)
+        except StreamEndedError as exc:
+            raise self._lost(f"the local sandbox's transfer was cut off ({exc})") from exc
+        finally:
+            self._pending.pop(number, None)
+            await uninterrupted(carrier.end())
+
+    def _send(self, number: int, request: Request, source: InputPipe, pipes: Sequence[OutputPipe]) -> None:
+        handles = [source.far_end, *(pipe.far_end for pipe in pipes)]
+        try:
+            self._send_spec({"op": "exec", "id": number}, self._spec(request), handles)
+        finally:
+            for pipe in (source, *pipes):
+                pipe.close_far_end()
+
+    def _send_spec(self, message: Mapping[str, Any], details: Mapping[str, Any], handles: Sequence[int]) -> None:
+        """Send a request whose details may be longer than a message, with descriptors."""
+        spec = os.memfd_create("spec")
+        try:
+            text = memoryview(json.dumps(details).encode())
+            while text:
+                text = text[os.write(spec, text) :]
+            socket.send_fds(self._control, [json.dumps(message).encode()], [spec, *handles])
+        except OSError as exc:
+            raise SandboxLostError(f"the local sandbox takes no commands any more: {exc}") from exc
+        finally:
+            os.close(spec)
+
+    def _kill(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps({"op": "kill", "id": number}).encode())
+
+
+def _short(command: str) -> str:
+    return repr(command if len(command) <= 200 else f"{command[:200]}…")

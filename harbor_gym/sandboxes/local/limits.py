@@ -1,0 +1,180 @@
+"""Where this machine lets a sandbox's control groups be made, and what to remove of those whose owner is dead."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from harbor_gym._runtime.owners import is_alive, owner_label
+from harbor_gym._runtime.rootless import is_ordinary
+
+CONTROLLERS = ("memory", "pids", "cpu")
+_PREFIX = "harbor-gym-"
+_NEEDED_FILES = {
+    ("memory", 1): ("memory.limit_in_bytes", "memory.oom_control", "cgroup.event_control"),
+    ("memory", 2): ("memory.max", "memory.high", "memory.events"),
+    ("pids", 1): ("pids.max",),
+    ("pids", 2): ("pids.max",),
+    ("cpu", 1): ("cpu.cfs_quota_us",),
+    ("cpu", 2): ("cpu.max",),
+}
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use, all its processes together. None is no limit."""
+
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    max_processes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A directory of the cgroup file system in which groups with one controller can be made."""
+
+    version: Literal[1, 2]
+    directory: Path
+
+
+@functools.cache
+def places() -> Mapping[str, Place]:
+    """Return a place for each of :data:`CONTROLLERS` that this process may make groups with, found by making one.
+
+    Groups are made beside or below this process's own, so that bounds of the whole (a container's) hold on.
+    """
+    mounts = parse_mounts(Path("/proc/self/mountinfo").read_text())
+    own = Path("/proc/self/cgroup").read_text()
+    return {name: place for name in CONTROLLERS if (place := first_usable(name, mounts, own, _is_usable)) is not None}
+
+
+def group_name() -> str:
+    """Return a name for one sandbox's groups that says whose they are."""
+    return f"{_PREFIX}{owner_label()}-{next(_numbers)}"
+
+
+def remove_groups(names: Iterable[str] | None = None) -> bool:
+    """Remove groups by name; without names, those of dead owners. What still has processes stays.
+
+    Returns:
+        True if none of them is left.
+    """
+    is_done = True
+    for place in places().values():
+        found = place.directory.glob(f"{_PREFIX}*") if names is None else map(place.directory.joinpath, names)
+        for directory in found:
+            if names is None and is_alive(directory.name):
+                continue
+            try:
+                directory.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                is_done = False
+    return is_done
+
+
+def memory_kills(version: int, directory: Path) -> int | None:
+    """Return how many processes of a group the kernel killed for lack of memory; None if the group is gone."""
+    try:
+        text = (directory / ("memory.events" if version == 2 else "memory.oom_control")).read_text()
+    except OSError:
+        return None
+    counts = dict(line.split() for line in text.splitlines())
+    return int(counts["oom_kill"]) if "oom_kill" in counts else None
+
+
+@functools.cache
+def remove_abandoned_groups() -> None:
+    """Remove what dead owners left, once per process."""
+    remove_groups()
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One hierarchy of control groups as it is mounted."""
+
+    version: Literal[1, 2]
+    controllers: frozenset[str]
+    root: str
+    point: Path
+
+
+def parse_mounts(mountinfo: str) -> list[Mount]:
+    """Return the hierarchies in ``/proc/self/mountinfo``'s text, version 1 first: a controller there is not in 2."""
+    found: list[Mount] = []
+    for line in mountinfo.splitlines():
+        fields, _, rest = line.partition(" - ")
+        kind, _, options = rest.split(" ", 2)
+        root, point = fields.split()[3:5]
+        if kind == "cgroup":
+            found.append(Mount(1, frozenset(options.split(",")), root, Path(point)))
+        elif kind == "cgroup2":
+            found.append(Mount(2, frozenset(CONTROLLERS), root, Path(point)))
+    return sorted(found, key=lambda mount: mount.version)
+
+
+def first_usable(
+    controller: str, mounts: list[Mount], own: str, is_usable: Callable[[str, Literal[1, 2], Path], bool]
+) -> Place | None:
+    """Return the first place for a controller, given this process's own groups (``/proc/self/cgroup``)."""
+    for mount in mounts:
+        if controller not in mount.controllers:
+            continue
+        directory = _own_directory(mount, controller, own)
+        # Version 2 lets a group have either processes or parts with limits: beside our own is next best to below.
+        above = [directory, *directory.parents] if mount.version == 2 else [directory]
+        for candidate in above:
+            if candidate.is_relative_to(mount.point) and is_usable(controller, mount.version, candidate):
+                return Place(mount.version, candidate)
+    return None
+
+
+def _own_directory(mount: Mount, controller: str, own: str) -> Path:
+    for line in own.splitlines():
+        _, names, path = line.split(":", 2)
+        if names == "" if mount.version == 2 else controller in names.split(","):
+            inner = os.path.relpath(path, mount.root)
+            if not inner.startswith("..") and (directory := mount.point / inner).is_dir():
+                return directory
+    return mount.point
+
+
+def _is_usable(controller: str, version: Literal[1, 2], directory: Path) -> bool:
+    probe = directory / f"{_PREFIX}{owner_label()}-probe-{controller}"
+    try:
+        if version == 2:
+            enabled = (directory / "cgroup.subtree_control").read_text().split()
+            if controller not in enabled:
+                (directory / "cgroup.subtree_control").write_text(f"+{controller}")
+        probe.mkdir()
+    except OSError:
+        return False
+    try:
+        return all((probe / name).exists() for name in _NEEDED_FILES[controller, version])
+    finally:
+        probe.rmdir()
+
+
+def as_config(name: str, limits: Limits) -> dict[str, Any]:
+    """Return what the supervisor is told: its groups by controller, and the bounds."""
+    wanted = {"memory": limits.memory_bytes, "cpu": limits.cpus, "pids": limits.max_processes}
+    return {
+        "cgroups": {
+            controller: [place.version, str(place.directory / name)]
+            for controller, place in places().items()
+            if wanted[controller] is not None
+        },
+        "limits": asdict(limits),
+        # The next best: memory for each process by itself; processes for each user, which does not bind true root.
+        "process_limits": {
+            "data_limit_bytes": None if "memory" in places() else limits.memory_bytes,
+            "user_processes": limits.max_processes if is_ordinary() and "pids" not in places() else None,
+        },
+    }

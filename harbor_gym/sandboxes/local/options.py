@@ -1,0 +1,102 @@
+"""What bounds one local sandbox, from what the task asks for and what this machine can give."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from typing import Literal
+
+from harbor.models.task.config import NetworkMode, NetworkPolicy
+
+from harbor_gym._runtime import rootless
+from harbor_gym.errors import MissingDependencyError, UsageError
+from harbor_gym.sandboxes.local import limits
+from harbor_gym.sandboxes.local.network import closed_networks, missing_packages
+
+DEFAULT_MAX_PROCESSES = 1024
+"""More than any task's build starts at once, and few enough for a machine with many sandboxes."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Walls:
+    """What bounds one sandbox."""
+
+    storage_bytes: int
+    limits: limits.Limits
+    has_network: bool
+    may_have_network: bool
+    """Whether it gets a network now or in a later phase."""
+
+    closed_networks: tuple[str, ...]
+    """What a network does not lead to."""
+
+
+@dataclass(frozen=True, slots=True)
+class WallOptions:
+    """The sandbox options that say how high the walls are."""
+
+    max_processes: int = DEFAULT_MAX_PROCESSES
+    network: Literal["task", "none"] = "task"
+    private_network: bool = False
+
+    def __post_init__(self) -> None:
+        if self.network not in ("task", "none"):
+            raise UsageError(f"sandbox option network: {self.network!r} is neither 'task' nor 'none'")
+        if self.max_processes < 1:
+            raise UsageError(f"sandbox option max_processes: {self.max_processes} is less than 1")
+
+    def has_network(self, policy: NetworkPolicy, task: str) -> bool:
+        """Tell whether a sandbox of ``task`` gets a network under ``policy``.
+
+        Raises:
+            MissingDependencyError: It should, and there is no program for it; for root, no device either. An ordinary
+                user can't help that: the sandbox does without, and the log says so once.
+        """
+        if policy.network_mode != NetworkMode.PUBLIC:
+            return False
+        if self.network == "none":
+            _warn_once("sandbox option network='none': tasks whose network_mode is public run without a network")
+            return False
+        if missing := " and ".join(missing_packages()):
+            raise MissingDependencyError(
+                f"{task}: its network_mode is public, for which local sandboxes need {missing}: apt-get install -y "
+                f"{missing.replace(' and ', ' ')} (or, if the task needs no network, the sandbox option network='none')"
+            )
+        refusal, fix = rootless.network_refusal()
+        if refusal and not rootless.is_ordinary():
+            raise MissingDependencyError(f"{task}: its network_mode is public, and {refusal}: {fix}")
+        if refusal:
+            _warn_once(f"{refusal}: tasks whose network_mode is public run without a network. To change that: {fix}")
+        return not refusal
+
+    def walls(
+        self,
+        *,
+        storage_mb: int,
+        memory_mb: int | None,
+        cpus: int | None,
+        has_network: bool,
+        may_have_network: bool = False,
+    ) -> Walls:
+        """Put the task's numbers and the options together; warn once of what this machine can't hold to."""
+        if missing := [name for name in limits.CONTROLLERS if name not in limits.places()]:
+            _warn_once(
+                f"no control groups can be made here for {', '.join(missing)}: without them memory_mb bounds each "
+                "process of a local sandbox and not their sum, max_processes at most each user's, and cpus nothing. "
+                "They need root on a machine, or a container started with --privileged --cgroupns=host"
+            )
+        return Walls(
+            storage_bytes=storage_mb << 20,
+            limits=limits.Limits(memory_mb << 20 if memory_mb else None, cpus, self.max_processes),
+            has_network=has_network,
+            may_have_network=has_network or may_have_network,
+            closed_networks=tuple(closed_networks(has_private=self.private_network)),
+        )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    _logger.warning(message)

@@ -1,0 +1,105 @@
+"""Many sandboxes of one prepared state: a set-up command runs once, and what it wrote becomes a layer of an image."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harbor_gym._runtime.cache import Hold, locked
+from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym.errors import UsageError
+from harbor_gym.sandboxes.images import layers
+from harbor_gym.sandboxes.images.build import Image, hold_known, load_image, write_record
+from harbor_gym.sandboxes.local.client import Request, SupervisedSandbox
+from harbor_gym.sandboxes.local.options import Walls
+from harbor_gym.sandboxes.setup_command import require_success, setting_up
+
+_FORMAT = 2
+_PRUNE_PAUSE_SEC = 0.05
+_KILL_THE_REST = "kill -9 -1 2>/dev/null; while kill -0 -1 2>/dev/null; do :; done; true"
+"""What the command left running would not be there later, and must not write while its files are copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """The sandbox options that say what a sandbox of a task stands on."""
+
+    image: str | None = None
+    rootfs: Path | None = None
+    setup_command: str | None = None
+    build_dockerfile: bool = False
+
+    def __post_init__(self) -> None:
+        if self.image is not None and self.rootfs is not None:
+            raise UsageError("sandbox options image and rootfs: one or the other")
+        for name, value in (("image", self.image), ("setup_command", self.setup_command)):
+            if value is not None and not value.strip():
+                raise UsageError(f"sandbox option {name} is empty")
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is to be done once, and how."""
+
+    command: str
+    """Shell text, for root."""
+
+    directories: Mapping[str, int | None]
+    """Those that every sandbox of the task has from its start, with their modes, which the command may count on."""
+
+    workdir: str
+    env: Mapping[str, str]
+    """The image's environment; nothing of the task's or the trial's, whose secrets would be kept for all to read."""
+
+
+async def hold_set_up(image: Image, setup: Setup, walls: Walls, *, timeout_sec: float) -> tuple[Image, Hold]:
+    """Return the image that ``setup`` makes of another, made now if the cache has none, and keep it from being pruned.
+
+    The command runs in a sandbox of its own, once for all processes that share the cache. Only files are kept, and all
+    of them; processes are not. The caller holds ``image`` meanwhile.
+
+    Raises:
+        SandboxStartError: The command fails, with its output, or the time was up.
+    """
+    told = [
+        _FORMAT,
+        image.digest,
+        image.layers,
+        setup.command,
+        dict(setup.directories),
+        setup.workdir,
+        walls.has_network,
+    ]
+    digest = hashlib.sha256(json.dumps(["set-up", *told]).encode()).hexdigest()
+    async with setting_up(timeout_sec):
+        while True:
+            async with locked(f"image-{digest[:32]}"):
+                prepared = await asyncio.to_thread(load_image, digest)
+                if prepared is None:
+                    prepared = await _make(image, setup, walls, digest)
+            if (held := hold_known(prepared)) is not None:
+                return prepared, held
+            await asyncio.sleep(_PRUNE_PAUSE_SEC)  # it is being pruned at this moment
+
+
+async def _make(image: Image, setup: Setup, walls: Walls, digest: str) -> Image:
+    sandbox = SupervisedSandbox()
+    try:
+        await sandbox.start(image.directories, walls, setup.directories, is_for_copying=True)
+        for command in (setup.command, _KILL_THE_REST):
+            finished = await sandbox.run(Request(command, "0", setup.workdir, setup.env))
+            require_success(finished.return_code, f"{finished.stdout.text()}{finished.stderr.text()}")
+        async with layers.staging() as folder:
+            written = folder / "set-up"
+            written.mkdir(mode=0o755)
+            await sandbox.copy_written(written)
+            async with layers.added([written]) as names:
+                prepared = replace(image, layers=(*names, *image.layers), digest=digest)
+                await asyncio.to_thread(write_record, prepared, made_for=f"set-up on image {image.digest[:12]}")
+        return prepared
+    finally:
+        await uninterrupted(asyncio.ensure_future(sandbox.stop()))

@@ -1,0 +1,195 @@
+"""What happens between entering a sandbox and executing a command there.
+
+Every path is opened and every user looked up here, after the process has entered the sandbox; nothing of the sandbox is
+executed before the process has given up what a sandbox may not have.
+
+As much as can be is done before the fork: whatever a forked Python touches is copied, page by page.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+from typing import Any, NamedTuple, NoReturn
+
+import files
+from kernel import cgroups, programs, system_calls
+from kernel.calls import PR_SET_PDEATHSIG, drop_privileges, prctl
+
+_ACCOUNT_FILE_BYTES, _READ_BYTES = 1 << 20, 1 << 15
+_ACCOUNT_LINE_FIELDS = 4
+_MAX_ARGUMENT_BYTES = 128 << 10
+"""Linux's MAX_ARG_STRLEN: the longest single argument execve takes, with its NUL."""
+REFUSED = 126
+"""The exit status of a command that could not be started."""
+
+
+class RequestError(Exception):
+    """The request can't be carried out (no such user, no such directory); the message is for the caller."""
+
+
+def _accounts(path: str) -> list[list[str]]:
+    """Read passwd or group; what can't be read counts as empty.
+
+    A FIFO in its place can't block, and a terminal does not become the reader's own, whose C-c would end it.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        content = b""
+        while len(content) < _ACCOUNT_FILE_BYTES and (chunk := os.read(handle, _READ_BYTES)):
+            content += chunk
+    except OSError:
+        return []
+    finally:
+        os.close(handle)
+    text = content.decode("utf-8", "replace")
+    return [fields for line in text.splitlines() if len(fields := line.split(":")) >= _ACCOUNT_LINE_FIELDS]
+
+
+def _number(name: str, accounts: list[list[str]], path: str, what: str) -> int:
+    if name.isdecimal():
+        return int(name)
+    for fields in accounts:
+        if fields[0] == name and fields[2].isdecimal():
+            return int(fields[2])
+    raise RequestError(f"{what} {name!r} is not in the sandbox's {path}")
+
+
+def identity(user: str) -> tuple[int, int, list[int], str]:
+    """Resolve ``name``, ``uid``, ``name:group`` or ``uid:gid`` against the sandbox's own accounts."""
+    name, _, group = user.partition(":")
+    users, named = _accounts("/etc/passwd"), _accounts("/etc/group")
+    uid = _number(name, users, "/etc/passwd", "user")
+    login, gid, home = "", 0, "/"
+    for fields in users:
+        if fields[2] == str(uid) and fields[3].isdecimal():
+            login, gid = fields[0], int(fields[3])
+            home = fields[5] if len(fields) > 5 and fields[5] else "/"  # passwd's sixth field
+            break
+    if group:
+        return uid, (gid := _number(group, named, "/etc/group", "group")), [gid], home
+    members = [f for f in named if login and login in f[3].split(",") and f[2].isdecimal()]
+    return uid, gid, [gid, *(int(fields[2]) for fields in members)], home
+
+
+class Command(NamedTuple):
+    """A request with its user resolved: all that a forked process needs to become it."""
+
+    spec: dict[str, Any]
+    uid: int
+    gid: int
+    groups: list[int]
+    environment: dict[str, str]
+    first: int
+    """A descriptor of the static program."""
+
+
+def resolve(spec: dict[str, Any], first: int) -> Command:
+    """Look up a request's user. To be called in the sandbox's mount namespace.
+
+    Args:
+        spec: The request.
+        first: A descriptor of the static program.
+
+    Raises:
+        RequestError: There is no such user or group.
+    """
+    uid, gid, groups, home = identity(spec["user"])
+    return Command(spec, uid, gid, groups, {"HOME": home, **spec["env"]}, first)
+
+
+def become_plain() -> None:
+    """Set what commands inherit, whatever this process's starter had: the usual mask for files, no signal held back."""
+    os.umask(0o022)
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _become(command: Command) -> NoReturn:
+    """Turn this process, root in all of the sandbox's namespaces, into the requested command."""
+    spec = command.spec
+    # While it may: this way setuid programs keep working inside.
+    system_calls.install()
+    drop_privileges(command.uid, command.gid, command.groups)
+    if spec.get("die_with_parent"):
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if spec["joins_outputs"]:
+        os.dup2(1, 2)
+    try:
+        os.chdir(spec["cwd"])
+    except OSError as exc:
+        raise RequestError(f"working directory {spec['cwd']!r} can't be entered: {exc.strerror}") from None
+    # Python ignores these two.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    if limit := spec.get("data_limit_bytes"):
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    if limit := spec.get("user_processes"):
+        resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
+    path, arguments = _program(spec)
+    # By the static program: a file inside whose interpreter is /proc/self/exe finds that, and never the host's Python.
+    os.execve(command.first, [programs.NAME, path, *arguments], command.environment)
+
+
+def _program(spec: dict[str, Any]) -> tuple[str, list[str]]:
+    """Return the path of what to execute, found in the sandbox, and its arguments.
+
+    Raises:
+        RequestError: There is no such program.
+    """
+    if argv := spec["argv"]:
+        return _path_of(argv[0], spec["env"].get("PATH", "")), list(argv)
+    if (found := files.find_program(files.SHELLS)) is None:
+        raise RequestError(files.NO_SHELL)
+    name, path = found
+    return path, [name, *_shell_arguments(spec["command"])]
+
+
+def _path_of(program: str, search_path: str) -> str:
+    if "/" in program:
+        return program
+    for directory in search_path.split(":"):
+        path = f"{directory or '.'}/{program}"
+        if os.access(path, os.X_OK):
+            return path
+    raise RequestError(f"there is no program {program!r} in PATH ({search_path})")
+
+
+def _shell_arguments(command: str) -> list[str]:
+    """Return ``-c COMMAND``, or a script in memory where the command is longer than one argument can be."""
+    encoded = command.encode()
+    if len(encoded) < _MAX_ARGUMENT_BYTES:
+        return ["-c", command]
+    script = os.memfd_create("command", 0)
+    while encoded:
+        encoded = encoded[os.write(script, encoded) :]
+    os.lseek(script, 0, os.SEEK_SET)
+    return [f"/proc/self/fd/{script}"]
+
+
+def run_child(
+    command: Command, report: int, joins: list[int], *, user_namespace: int = -1, stdio: list[int] | None = None
+) -> NoReturn:
+    """Turn a process just forked in the sandbox's namespaces into the command.
+
+    With ``user_namespace``, a process of the sandbox, it enters that one's. With ``stdio`` of its own it gets a session
+    of its own. Where that fails, say why on ``report`` and exit 126.
+    """
+    try:
+        if stdio:
+            os.setsid()
+            for target, handle in enumerate(stdio):
+                os.dup2(handle, target)
+        cgroups.join(joins)
+        if user_namespace >= 0:
+            os.setns(user_namespace, os.CLONE_NEWUSER)
+        _become(command)
+    except BaseException as exc:  # a forked child must never return into its parent's code
+        with contextlib.suppress(OSError):
+            os.write(report, str(exc).encode("utf-8", "replace")[:2000])
+    finally:
+        os._exit(REFUSED)

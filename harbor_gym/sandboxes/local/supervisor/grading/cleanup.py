@@ -1,0 +1,208 @@
+"""Take a sandbox out of the policy's hands: what runs there, what is stopped, which directories the verifier gets.
+
+Done in a child of the supervisor that has entered the sandbox, by no program of the sandbox's.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from typing import Any, NamedTuple
+
+from child import identity
+from grading import removal
+from kernel import ipc
+from kernel.ids import Ids
+
+_PAUSE_SEC = 0.005
+_MAX_WORDS_BYTES = 4096
+_MAX_LISTED = 3000
+"""Of the processes of a baseline; what an answer can hold. A sandbox has 1024 at most unless told otherwise."""
+_FIRST = 1
+
+
+class _Process(NamedTuple):
+    parent: int
+    identity: str
+    """``pid:start``, the start in clock ticks since the machine's: another process of that pid has another one."""
+
+
+def do(work: str, arguments: dict[str, Any], ids: Ids) -> dict[str, Any]:
+    """Do one of the works by name. To be called in the sandbox's namespaces but the user's.
+
+    Raises:
+        OSError: The kernel refused something.
+        RequestError: A user is not in the sandbox's /etc/passwd.
+    """
+    if work == "reset_verifier_dirs":
+        return seal(**arguments, ids=ids)
+    return {"baseline": take_baseline, "stop": stop}[work](**arguments)
+
+
+def take_baseline() -> dict[str, Any]:
+    """Return what runs in the sandbox and which System V objects it has."""
+    identities = [process.identity for process in _look().values()]
+    return {"processes": sorted(identities)[:_MAX_LISTED], "ipc": ipc.list_objects()}
+
+
+def stop(
+    own: list[str], ipc_objects: list[str], terminal: list[int], leavings: str, grace_sec: float, deadline_sec: float
+) -> dict[str, Any]:
+    """Stop all processes but some and what these started, then remove what they leave in memory.
+
+    Args:
+        own: The processes to spare, as :func:`take_baseline` names them.
+        ipc_objects: The System V objects to spare.
+        terminal: Processes that get no time to end.
+        leavings: The terminal's directory, to be removed; whose command line names it is not counted. Empty for none.
+        grace_sec: Time from SIGTERM to SIGKILL.
+        deadline_sec: Time for all of it.
+
+    Returns:
+        How many processes were ``stopped``, and how many were ``left`` at the deadline.
+    """
+    spared, counted = frozenset(own), _Counted(leavings)
+    ends = time.monotonic() + deadline_sec
+    victims, _ = _sorted(spared)
+    counted.add(victims)
+    for pid in victims:
+        _signal(pid, signal.SIGKILL if pid in terminal else signal.SIGTERM)
+    kills_from = time.monotonic() + grace_sec
+    while (victims := _sorted(spared)[0]) and time.monotonic() < kills_from:
+        counted.add(victims)
+        time.sleep(_PAUSE_SEC)
+    looks = 2  # one that hands over to the next may not be seen in a single look
+    while looks and time.monotonic() < ends:
+        victims, has_others = _sorted(spared)
+        counted.add(victims)
+        if has_others:
+            _kill(victims)
+        elif not _kill_everybody():
+            break
+        looks = looks - 1 if not victims else 2
+        if looks:
+            time.sleep(_PAUSE_SEC)
+    left = _sorted(spared)[0]
+    ipc.remove_objects(frozenset(ipc_objects))
+    if leavings:
+        removal.remove(leavings)
+    return {"stopped": len(counted.identities), "left": len(left)}
+
+
+def seal(directories: list[str], owner: str, ids: Ids) -> dict[str, Any]:
+    """Empty the verifier's directories and make them root's, so that nothing left there can be taken for a verdict.
+
+    Args:
+        directories: The verifier's output, then others.
+        owner: The user to give the output to; empty opens it to everybody.
+        ids: Whom the sandbox's users are here.
+
+    Returns:
+        The ``problem``, if there is one.
+    """
+    os.umask(0o022)
+    uid = ids.outside(identity(owner)[0]) if owner else None
+    root = ids.outside(0)
+    for path in directories:
+        removal.remove_unless_directory(path)
+    problems = [removal.empty_as_roots(path, root) for path in directories]
+    removal.hand_over(directories[0], uid)
+    return {"problem": "; ".join(filter(None, problems))}
+
+
+class _Counted:
+    """The processes that were stopped, but those of the terminal, which its directory's name in their words betrays."""
+
+    def __init__(self, directory: str) -> None:
+        self.identities: set[str] = set()
+        self._passed: set[str] = set()
+        self._directory = directory.encode()
+
+    def add(self, victims: dict[int, _Process]) -> None:
+        for pid, process in victims.items():
+            if process.identity not in self._passed:
+                self._passed.add(process.identity)
+                if not self._directory or self._is_the_policys(pid):
+                    self.identities.add(process.identity)
+
+    def _is_the_policys(self, pid: int) -> bool:
+        if words := _words(pid):
+            return self._directory not in words
+        # One without words has erased them, or has ended by itself before anybody could look.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return _read(str(pid)) is not None
+        return False
+
+
+def _words(pid: int) -> bytes:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        handle = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(handle, _MAX_WORDS_BYTES)
+        finally:
+            os.close(handle)
+    return b""
+
+
+def _look() -> dict[int, _Process]:
+    """Return all living processes of the sandbox but its first and this one."""
+    found: dict[int, _Process] = {}
+    myself = os.getpid()
+    for name in os.listdir("/proc"):  # noqa: PTH208  # pathlib would cost 20 ms of imports at every start
+        if name.isdecimal() and int(name) not in (_FIRST, myself):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                process = _read(name)
+                if process is not None:
+                    found[int(name)] = process
+    return found
+
+
+def _read(pid: str) -> _Process | None:
+    handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        state, parent, *fields = os.read(handle, 4096).rpartition(b") ")[2].split()
+    finally:
+        os.close(handle)
+    # A process whose first thread has ended looks dead, and its others run on.
+    if state in (b"Z", b"X") and int(fields[15]) <= 1:
+        return None
+    return _Process(int(parent), f"{pid}:{fields[17].decode()}")
+
+
+def _sorted(spared: frozenset[str]) -> tuple[dict[int, _Process], bool]:
+    """Return those who are to be stopped, and whether there are others."""
+    processes = _look()
+    own: set[int] = {pid for pid, process in processes.items() if process.identity in spared}
+    victims: dict[int, _Process] = {}
+    for pid, process in processes.items():
+        line: list[int] = []
+        above = pid
+        while above in processes and above not in own and above not in line:
+            line.append(above)
+            above = processes[above].parent
+        if above in own:
+            own.update(line)
+        else:
+            victims[pid] = process
+    return victims, bool(own)
+
+
+def _kill(victims: dict[int, _Process]) -> None:
+    """Kill processes, each stopped before: whoever forks ahead of its killer has a shorter lead each time."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in victims:
+            _signal(pid, number)
+
+
+def _kill_everybody() -> bool:
+    """Kill all but the first process and this one at once, which no forking outruns; False where there is nobody."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,36 @@
+"""The system call filters that every command of a sandbox runs under. The caller compiles them (``seccomp.py``)."""
+
+import base64
+import ctypes
+from typing import Any
+
+from kernel.calls import prctl_pointer
+
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+_INSTRUCTION_BYTES = 8
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
+
+
+_prepared: list[tuple[Any, Any]] = []
+
+
+def prepare(filters: list[str]) -> None:
+    """Decode the filters that :func:`install` hands to the kernel. Before forks: each then saves the work."""
+    _prepared.clear()
+    for encoded in filters:
+        instructions = base64.b64decode(encoded)
+        holder = ctypes.create_string_buffer(instructions, len(instructions))
+        program = _Program(len(instructions) // _INSTRUCTION_BYTES, ctypes.addressof(holder))
+        _prepared.append((ctypes.pointer(program), holder))
+
+
+def install() -> None:
+    """Put this process, and all that come of it, under the filters for good.
+
+    It must have CAP_SYS_ADMIN in its user namespace still: then it need not give up setuid programs for it.
+    """
+    for pointer, _ in _prepared:
+        prctl_pointer(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, pointer)

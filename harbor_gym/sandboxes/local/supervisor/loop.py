@@ -1,0 +1,436 @@
+"""One sandbox's supervisor: a small process between the caller and the sandbox. Runs by itself, stdlib only.
+
+``serve`` builds the sandbox (``namespaces.py``), then forks one process into it for every request on its control
+socket, and ends with the first of: the socket's end, the caller's death, the sandbox's death. ``enter`` runs one
+process in a living sandbox with the caller's own stdio. ``transfer`` moves files into or out of one.
+
+The supervisor stays outside the sandbox's user namespace: root inside is nobody to it, and can't reach its processes,
+its network namespace or its files. An ordinary user's supervisor is started in a user namespace and is root there; the
+sandbox has one within that.
+
+The supervisor itself is in none of the sandbox's control groups: no lack of memory or processes there stops it.
+
+From before the sandbox lives until a child has become its command, these processes are not dumpable (nothing inside can
+read their memory or reach their executable) and can import nothing. What they execute inside first is a sealed file in
+memory (``programs.py``), never one of the host.
+"""
+
+import array
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Generator
+from typing import Any
+
+import files
+import namespaces
+import transfers
+from child import REFUSED, RequestError, become_plain, resolve, run_child
+from children import Children
+from grading import cleanup, view
+from grading.view import View, ViewError
+from kernel import cgroups, programs, system_calls
+from kernel.calls import (
+    NAMESPACES,
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    MemoryKills,
+    become_root,
+    harden_self,
+    is_exiting,
+    prctl,
+    start_time,
+)
+from kernel.ids import Ids
+from namespaces import Founding, FoundingError
+from network import UserNetwork
+from trees.records import LOST, Stream
+
+_KILLED = 128 + signal.SIGKILL
+_REQUEST_BYTES = 4096
+_REQUEST_DESCRIPTORS = 4
+
+
+class _Supervisor:
+    def __init__(self, control: socket.socket, config: dict[str, Any], memory_kills: MemoryKills) -> None:
+        self.control = control
+        self.config = config
+        self.memory_kills = memory_kills
+        self.running: dict[int, tuple[int, int]] = {}
+        self.children = Children()
+        self.ids = Ids(is_shifted=config["has_own_ids"])
+        self.first = programs.open_first()
+        self.founding: Founding | None = None
+        self.init = 0
+        self.init_pidfd = self.network_namespace = -1
+        self.mount_namespace = self.home = self.place = -1
+        self.joins: list[int] = []
+        self.cgroups = cgroups.Cgroups(config["cgroups"], config["limits"])
+        self.network = UserNetwork(config)
+        self.view: View | None = None
+        self.views = 0
+        self.loss = ""
+        self.loss_kind = ""
+
+    def reply(self, *handles: int, **message: Any) -> None:
+        with contextlib.suppress(OSError):
+            socket.send_fds(self.control, [json.dumps(message).encode()], handles)
+
+    def build(self) -> None:
+        """Make the control groups, mount the files, start PID 1, and enter its namespaces but the user's."""
+        self.cgroups.make()
+        self.joins = cgroups.open_joins(self.config["cgroups"])
+        namespaces.mount_place(self.config, self.ids)
+        # The sandbox's first process is a grandchild, whose parent ends.
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self.founding = Founding(self.config, self.ids, self.first, self.joins, self.cgroups.windows())
+        self.network_namespace, user_namespace = self.founding.begin()
+        if self.config["has_network"]:
+            self.network.begin(self.network_namespace)
+        namespaces.mount_root(self.config, self.ids, user_namespace)
+        os.close(user_namespace)
+        self.init = self.founding.finish()
+        self.memory_kills.offer()
+        self.init_pidfd = os.pidfd_open(self.init)
+        self.mount_namespace = os.open(f"/proc/{self.init}/ns/mnt", os.O_RDONLY)
+        self.home = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+        self.place = os.open(".", os.O_RDONLY)
+        os.setns(self.init_pidfd, NAMESPACES)
+        if self.config["has_network"]:
+            self.network.wait()
+        self.reply(ready=True, init=self.init, start_time=start_time(self.init), first_id=self.ids.outside(0))
+
+    def serve(self, parent: int) -> None:
+        """Answer requests until the caller, the control socket or the sandbox is gone."""
+        wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, ignore)
+        signal.set_wakeup_fd(wake_write)
+        poll = select.poll()
+        for handle in (self.control.fileno(), parent, wake_read, self.init_pidfd):
+            poll.register(handle, select.POLLIN)
+        if self.cgroups.events >= 0:
+            poll.register(self.cgroups.events, self.cgroups.event_kind)
+        while not self.loss:
+            ready = {handle for handle, _ in poll.poll()}
+            if self.cgroups.events in ready:
+                self.cgroups.take_events()
+                self.cgroups.follow_files(namespaces.files_bytes())
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+            self.reap()
+            if self.init_pidfd in ready and self.cgroups.kills():
+                self.loss, self.loss_kind = "its first process needed more memory than there was", "memory"
+            if parent in ready or self.init_pidfd in ready:
+                return
+            if self.control.fileno() in ready and not self.handle_request():
+                return
+
+    def handle_request(self) -> bool:
+        try:
+            payload, handles = receive(self.control, _REQUEST_BYTES)
+        except ConnectionError:
+            return False
+        if not payload:
+            return False
+        message = json.loads(payload)
+        try:
+            if message["op"] == "exec":
+                self.start_command(message["id"], handles)
+            elif message["op"] == "kill":
+                self.kill(message["id"])
+            elif message["op"] == "network":
+                self.switch_network(message["id"], is_open=message["is_open"])
+            elif message["op"] == "cleanup":
+                self.start_cleanup(message["id"], handles[0])
+            elif message["op"] == "view":
+                self.change_view(message["id"], read_spec(handles[0])["paths"])
+            elif message["op"] == "written":
+                self.children.start(message["id"], lambda: None, view.written_paths)
+        finally:
+            for handle in handles:
+                os.close(handle)
+        return True
+
+    def start_cleanup(self, request: int, spec_handle: int) -> None:
+        spec = read_spec(spec_handle)
+
+        def enter() -> None:
+            os.setns(self.mount_namespace if self.view is None else self.view.namespace, os.CLONE_NEWNS)
+            self.ids.become_untouchable()
+
+        self.children.start(request, enter, lambda: cleanup.do(spec["work"], spec["arguments"], self.ids))
+
+    def change_view(self, request: int, paths: list[str] | None) -> None:
+        """Have all commands from now on see a pristine view with these paths; None ends it."""
+        error = ""
+        self.leave_view()
+        try:
+            if paths is not None:
+                self.views += 1
+                self.view = View(self.config, self.ids, self.views, self.cgroups.windows())
+                self.view.open(paths, self.init_pidfd, has_network=self.network.is_open)
+        except ViewError as exc:
+            error = str(exc)
+            self.leave_view()
+        handles = () if self.view is None else (self.view.namespace,)
+        self.reply(*handles, id=request, return_code=0, error=error)
+
+    def leave_view(self) -> None:
+        """End the view, if there is one."""
+        if self.view is not None:
+            self.view.close()
+            self.view = None
+
+    def start_command(self, request: int, handles: list[int]) -> None:
+        spec_handle, *stdio = handles
+        spec = read_spec(spec_handle)
+        report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        pid, error = 0, ""
+        try:
+            with self.entered():
+                command = resolve(spec, self.first)
+                give_pipes(stdio, self.ids.outside(command.uid), self.ids.outside(command.gid))
+                pid = os.fork()
+                if pid == 0:
+                    run_child(command, report_write, self.joins, user_namespace=self.init_pidfd, stdio=stdio)
+        except RequestError as exc:
+            error = str(exc)
+        except OSError:
+            if not self.is_ending():
+                raise
+            # The end of PID 1, soon to be seen, answers this request too.
+        finally:
+            os.close(report_write)
+            if pid:
+                self.running[pid] = (request, report_read)
+            else:
+                os.close(report_read)
+        if error:
+            self.reply(id=request, return_code=REFUSED, error=error)
+
+    @contextlib.contextmanager
+    def entered(self) -> Generator[None]:
+        """See the sandbox's files as its commands do, for a moment."""
+        os.setns(self.mount_namespace if self.view is None else self.view.namespace, os.CLONE_NEWNS)
+        try:
+            yield
+        finally:
+            os.setns(self.home, os.CLONE_NEWNS)
+            os.fchdir(self.place)
+
+    def switch_network(self, request: int, *, is_open: bool) -> None:
+        error = ""
+        try:
+            if not is_open:
+                self.network.close()
+            elif not self.network.is_open:
+                self.network.begin(self.network_namespace)
+                self.network.wait()
+                with self.entered():
+                    files.name_server(self.config["name_server"], self.ids.outside(0))
+        except OSError as exc:
+            error = str(exc)
+        self.reply(id=request, return_code=0, error=error)
+
+    def kill(self, request: int) -> None:
+        self.children.kill(request)
+        for pid, (running, _) in self.running.items():
+            if running == request:
+                # Both: a child that has not yet called setsid has no group of its own.
+                for send in (os.killpg, os.kill):
+                    with contextlib.suppress(ProcessLookupError):
+                        send(pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Collect the dead and report the commands among them, unless they died of the sandbox's own end."""
+        finished: list[dict[str, Any]] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if os.WIFSTOPPED(status):
+                self.children.resume(pid)
+                continue
+            if (answer := self.children.collect(pid)) is not None:
+                self.reply(**answer)
+            if pid == self.network.pid and self.network.is_open:
+                self.loss = "its network process (slirp4netns) ended"
+            if pid not in self.running:
+                continue
+            request, report = self.running.pop(pid)
+            error = b""
+            with contextlib.suppress(BlockingIOError):
+                error = os.read(report, 4096)
+            os.close(report)
+            code = os.waitstatus_to_exitcode(status)
+            finished.append({"id": request, "return_code": code if code >= 0 else 128 - code, "error": error.decode()})
+        if any(message["return_code"] == _KILLED for message in finished) and self.is_ending():
+            return
+        for message in finished:
+            self.reply(**message)
+
+    def is_ending(self) -> bool:
+        """Tell whether PID 1 is at its end: only then does the kernel kill all others, and let nobody else in."""
+        return is_exiting(self.init)
+
+    def tear_down(self) -> None:
+        """Kill PID 1, which takes every process of its namespace along, and wait until all are gone."""
+        with contextlib.suppress(OSError):
+            if self.init_pidfd >= 0:
+                signal.pidfd_send_signal(self.init_pidfd, signal.SIGKILL)
+            elif self.founding is not None:
+                self.founding.kill()
+                os.close(self.founding.keep_alive)
+        self.network.leave()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+        if self.loss:
+            self.reply(lost=self.loss, kind=self.loss_kind)
+        self.cgroups.remove()
+
+
+def read_spec(handle: int) -> dict[str, Any]:
+    """Read a request's details, which may be longer than a message."""
+    return json.loads(os.pread(handle, os.fstat(handle).st_size, 0))
+
+
+def receive(control: socket.socket, most: int) -> tuple[bytes, list[int]]:
+    """Receive one message with its descriptors; ``socket.recv_fds`` would let every later command inherit those."""
+    space = socket.CMSG_LEN(_REQUEST_DESCRIPTORS * array.array("i").itemsize)
+    payload, ancillary, _, _ = control.recvmsg(most, space, socket.MSG_CMSG_CLOEXEC)
+    handles = array.array("i")
+    for _, _, data in ancillary:
+        handles.frombytes(data[: len(data) - len(data) % handles.itemsize])
+    return payload, list(handles)
+
+
+def give_pipes(handles: list[int], uid: int, gid: int) -> None:
+    """Make pipes a user's, who may then open them again by /dev/stdout."""
+    for handle in handles:
+        if stat.S_ISFIFO(os.fstat(handle).st_mode):
+            with contextlib.suppress(OSError):  # a starter's own, who is somebody else
+                os.fchown(handle, uid, gid)
+
+
+def ignore(_number: int, _frame: object) -> None:
+    """Handle SIGCHLD by waking the poll, which the wakeup descriptor does."""
+
+
+def serve(control_fd: int, config: dict[str, Any]) -> int:
+    """Build one sandbox and serve it until its end; return the exit status."""
+    os.set_inheritable(control_fd, False)
+    control = socket.socket(fileno=control_fd)
+    try:
+        parent = os.pidfd_open(config["parent"])
+    except ProcessLookupError:
+        return 0
+    memory_kills = MemoryKills()
+    harden_self()
+    become_plain()
+    system_calls.prepare(config["filters"])
+    supervisor = _Supervisor(control, config, memory_kills)
+    try:
+        supervisor.build()
+        supervisor.serve(parent)
+    except (OSError, RequestError, FoundingError, ValueError) as exc:
+        supervisor.reply(error=str(exc))
+        return 1
+    finally:
+        supervisor.tear_down()
+    return 0
+
+
+def enter(target: dict[str, Any]) -> int:
+    """Run one command in a living sandbox with this process's stdio; return the command's exit status."""
+    init: int = target["init"]
+    try:
+        pidfd = os.pidfd_open(init)
+        first = programs.open_first()
+        joins = cgroups.open_joins(target["cgroups"])
+        if start_time(init) != target["start_time"]:
+            raise ProcessLookupError
+        MemoryKills().offer()
+    except (ProcessLookupError, FileNotFoundError):
+        print("harbor_gym: the sandbox is gone", file=sys.stderr)  # noqa: T201  # a script's own stderr
+        return 125
+    harden_self()
+    become_plain()
+    system_calls.prepare(target["filters"])
+    user_namespace = -1
+    if target["is_ordinary"]:
+        # At once: outside its own namespaces an ordinary user may enter none of them alone.
+        os.setns(pidfd, NAMESPACES | os.CLONE_NEWNS | os.CLONE_NEWUSER)
+        become_root()
+    else:
+        os.setns(pidfd, NAMESPACES | os.CLONE_NEWNS)
+        user_namespace = pidfd
+    try:
+        command = resolve({**target["spec"], "die_with_parent": True}, first)
+    except RequestError as exc:
+        print(f"harbor_gym: {exc}", file=sys.stderr)  # noqa: T201  # a script's own stderr
+        return REFUSED
+    give_pipes([0, 1, 2], target["first_id"] + command.uid, target["first_id"] + command.gid)
+    report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    pid = os.fork()
+    if pid == 0:
+        run_child(command, report_write, joins, user_namespace=user_namespace)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda received, _: os.kill(pid, received))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with contextlib.suppress(BlockingIOError):
+        if error := os.read(report_read, 4096):
+            print(f"harbor_gym: {error.decode()}", file=sys.stderr)  # noqa: T201  # a script's own stderr
+    return code if code >= 0 else 128 - code
+
+
+def enter_files(target: dict[str, Any], view_namespace: int) -> int:
+    """Have this process see a living sandbox's files as its root does; return a descriptor of the root directory.
+
+    It stays out of the sandbox's other namespaces: nobody inside can see, signal, read or stop it. It has to be started
+    outside for that, by the factory or by itself: an ordinary user's supervisor, once its children are the sandbox's,
+    may start none elsewhere (EPERM from setns(2), as the PID namespace it comes from is not its user namespace's).
+
+    Raises:
+        ProcessLookupError: The sandbox is gone.
+        FileNotFoundError: As before.
+    """
+    pidfd = os.pidfd_open(target["init"])
+    if start_time(target["init"]) != target["start_time"]:
+        raise ProcessLookupError
+    harden_self()
+    become_plain()
+    os.setns(pidfd, os.CLONE_NEWNS | os.CLONE_NEWUSER)
+    become_root()
+    if view_namespace >= 0:
+        os.setns(view_namespace, os.CLONE_NEWNS)
+        os.close(view_namespace)
+    os.close(pidfd)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return os.open("/", os.O_PATH | os.O_DIRECTORY)
+
+
+def transfer(handle: int, request: dict[str, Any], view_namespace: int = -1) -> int:
+    """Move files into or out of a living sandbox; return the exit status. What goes wrong is told on the stream.
+
+    Args:
+        handle: A stream socket to the caller.
+        request: The sandbox, and the work; see :func:`transfers.carry`.
+        view_namespace: The verifier's view, where that is what the files are to be seen in.
+    """
+    os.set_inheritable(handle, False)
+    try:
+        root = enter_files(request["target"], view_namespace)
+    except (ProcessLookupError, FileNotFoundError):
+        Stream(handle).send_error("the sandbox is gone", LOST)
+        return 1
+    transfers.carry(root, request["spec"], handle)
+    return 0

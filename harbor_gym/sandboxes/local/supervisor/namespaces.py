@@ -1,0 +1,306 @@
+"""How one sandbox comes to be: an overlay on tmpfs for its files, namespaces of its own, and its first process.
+
+Three processes take part. The supervisor mounts the files. A *founder*, its child, makes the network namespace while it
+is still the supervisor's user, then the user namespace and the others. Its child, already PID 1 of the sandbox, mounts
+/dev, /proc and /sys, changes the root, and becomes the static init.
+
+The network namespace belongs to the supervisor's user namespace: root inside can't touch its rules or devices.
+
+Source: namespaces(7), user_namespaces(7), the kernel's filesystems/overlayfs.rst.
+"""
+
+import contextlib
+import os
+import signal
+import stat
+import struct
+from typing import Any, NoReturn
+
+import files
+from kernel import cgroups, packet_filter
+from kernel.calls import (
+    CAP_SYS_PTRACE,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+    become_keeping_capabilities,
+    become_root,
+    bind_read_only,
+    bind_shifted,
+    bound_capabilities,
+    mount,
+    pivot_root,
+    set_host_name,
+    write_file,
+)
+from kernel.ids import Ids
+
+_READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
+"""Settings of the whole machine."""
+_OF_INIT = ("1/oom_score_adj", "1/oom_adj")
+"""Root inside could have the first process killed before all others, and the sandbox lost with it."""
+_HIDDEN_PROC = (
+    "kcore", "keys", "timer_list", "sched_debug", "kmsg", "kpagecount", "kpageflags", "kpagecgroup", "slabinfo",
+    "vmallocinfo",
+)  # fmt: skip
+"""What tells of the whole machine's memory, keys and log."""
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = {
+    "ptmx": "pts/ptmx",
+    "fd": "/proc/self/fd",
+    "core": "/proc/kcore",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+_TTY_GROUP, _MAX_TERMINALS = 5, 64
+"""The machine has some thousand pseudo-terminals for all its sandboxes."""
+_SHM_BYTES = 64 << 20
+"""Docker's own default for /dev/shm."""
+_BYTES_PER_FILE, _MIN_FILES = 8 << 10, 1 << 14
+"""Room for as many files as a disk of the size would have, and half as many again: each takes memory of the kernel."""
+_NET_SETTINGS = {"ip_unprivileged_port_start": "0", "ping_group_range": "0 2147483647"}
+"""Root inside has no rights in its network namespace, and binds port 80 all the same."""
+_OWN = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWPID | os.CLONE_NEWCGROUP
+_REPORT_BYTES = 2000
+_UP = b"up"
+
+
+class FoundingError(Exception):
+    """The sandbox can't be made; the message says why."""
+
+
+def mount_place(config: dict[str, Any], ids: Ids) -> None:
+    """Make a private mount namespace with the memory for a sandbox's files, which becomes the working directory.
+
+    Everything written goes to memory, no more than ``storage_bytes`` of it.
+    """
+    os.unshare(os.CLONE_NEWNS)
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    place: str = config["mountpoint"]
+    storage: int = config["storage_bytes"]
+    inodes = max(_MIN_FILES, storage // _BYTES_PER_FILE)
+    mount("harbor-gym", place, "tmpfs", MS_NODEV, f"mode=0711,size={storage},nr_inodes={inodes}")
+    os.chdir(place)
+    make_overlay_places(".", ids)
+
+
+def make_overlay_places(directory: str, ids: Ids) -> None:
+    """Make the directories that :func:`mount_overlay` needs, the sandbox's root's."""
+    root = ids.outside(0)
+    for name in ("upper", "work", "root"):
+        os.mkdir(f"{directory}/{name}", 0o755)  # noqa: PTH102  # pathlib would cost 20 ms of imports at every start
+    for name in ("upper", "work"):
+        # Before the overlay is mounted, which keeps what it saw of its root.
+        os.chown(f"{directory}/{name}", root, root)
+
+
+def mount_root(config: dict[str, Any], ids: Ids, user_namespace: int) -> None:
+    """Mount the image's layers, each once, and the sandbox's own overlay on them, in the working directory."""
+    # Short names: what mount(2) takes as options has to fit a page, and an image may have 127 layers.
+    for number, layer in enumerate(config["layers"]):
+        os.mkdir(str(number), 0o755)  # noqa: PTH102  # as above
+        if ids.is_shifted:
+            bind_shifted(layer, str(number), user_namespace)
+        else:
+            mount(layer, str(number), None, MS_BIND)
+    mount_overlay(config, ".")
+
+
+def mount_overlay(config: dict[str, Any], directory: str) -> None:
+    """Mount ``root`` in a directory that has ``upper`` and ``work``, on the layers in the working directory."""
+    lowers = ":".join(map(str, range(len(config["layers"]))))
+    # In a user namespace an overlay's own notes are attributes that a user may write; else lower directories stay put.
+    notes = ",userxattr" if config["is_ordinary"] else ""
+    options = f"lowerdir={lowers},upperdir={directory}/upper,workdir={directory}/work{notes}"
+    mount("overlay", f"{directory}/root", "overlay", MS_NODEV, options)
+
+
+class Founding:
+    """One sandbox in the making.
+
+    Args:
+        config: The supervisor's configuration.
+        ids: Whom its users are.
+        first: A descriptor of the static program.
+        joins: Lead to its control groups.
+        windows: Directories of the control groups, and where they are seen inside.
+    """
+
+    def __init__(
+        self, config: dict[str, Any], ids: Ids, first: int, joins: list[int], windows: list[tuple[str, str]]
+    ) -> None:
+        self._config, self._ids, self._first = config, ids, first
+        self._joins, self._windows = joins, windows
+        self._from_founder, self._to_supervisor = os.pipe()
+        self._from_supervisor, self._to_founder = os.pipe()
+        self._log, self._report = os.pipe()
+        self._stdin, self.keep_alive = os.pipe()
+        """At the close of the second the sandbox ends."""
+        self._up, self._stdout = os.pipe()
+        self._founder = 0
+
+    def begin(self) -> tuple[int, int]:
+        """Fork the founder; return descriptors of the network and the user namespace that it has made.
+
+        Raises:
+            FoundingError: The kernel refuses.
+        """
+        self._founder = os.fork()
+        if self._founder == 0:
+            self._found()
+        for handle in (self._to_supervisor, self._from_supervisor, self._report, self._stdin, self._stdout):
+            os.close(handle)
+        if not os.read(self._from_founder, 1):
+            raise self._failure()
+        place = f"/proc/{self._founder}"
+        uid_map, gid_map = self._ids.maps()
+        write_file(f"{place}/uid_map", uid_map)
+        write_file(f"{place}/gid_map", gid_map)
+        return (
+            os.open(f"{place}/ns/net", os.O_RDONLY | os.O_CLOEXEC),
+            os.open(f"{place}/ns/user", os.O_RDONLY | os.O_CLOEXEC),
+        )
+
+    def finish(self) -> int:
+        """Let the founder go on; return the process id of the sandbox's PID 1 when that runs.
+
+        Raises:
+            FoundingError: The kernel refuses, or a directory can't be made.
+        """
+        os.write(self._to_founder, b"g")
+        answer = os.read(self._from_founder, 4)
+        if len(answer) < 4 or os.read(self._up, len(_UP)) != _UP:  # a process id
+            raise self._failure()
+        os.waitpid(self._founder, 0)
+        for handle in (self._from_founder, self._to_founder, self._log, self._up):
+            os.close(handle)
+        return struct.unpack("i", answer)[0]
+
+    def kill(self) -> None:
+        """End what was begun, if it was not finished."""
+        if self._founder:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._founder, signal.SIGKILL)
+
+    def _failure(self) -> FoundingError:
+        said = os.read(self._log, _REPORT_BYTES).decode("utf-8", "replace").strip()
+        return FoundingError(said or "a process that builds the sandbox ended without a reason")
+
+    # --- in the founder -------------------------------------------------------------------------------------------
+
+    def _found(self) -> NoReturn:
+        try:
+            for handle in (self._from_founder, self._to_founder, self._log, self.keep_alive, self._up):
+                os.close(handle)
+            self._make_network()
+            if self._ids.is_shifted:
+                # What the kernel counts by user is counted for whoever makes the namespace.
+                become_keeping_capabilities(self._ids.outside(0), self._ids.outside(0))
+            os.unshare(os.CLONE_NEWUSER)
+            os.write(self._to_supervisor, b"u")
+            if not os.read(self._from_supervisor, 1):
+                os._exit(1)
+            self._become_root_inside()
+            os.unshare(_OWN)
+            set_host_name("sandbox")
+            pid = os.fork()
+            if pid == 0:
+                self._become_init()
+            os.write(self._to_supervisor, struct.pack("i", pid))
+            os._exit(0)
+        except BaseException as exc:  # a forked child must never return into its parent's code
+            self._fail(exc)
+
+    def _make_network(self) -> None:
+        os.unshare(os.CLONE_NEWNET)
+        packet_filter.raise_loopback()
+        for name, value in _NET_SETTINGS.items():
+            with contextlib.suppress(OSError):  # no group 2147483647 in an ordinary user's namespace
+                write_file(f"/proc/sys/net/ipv4/{name}", value)
+        if self._config["may_have_network"]:
+            packet_filter.close_networks(self._config["closed_networks"], self._config["name_server"])
+
+    def _become_root_inside(self) -> None:
+        os.setgroups([])
+        become_root()
+        cgroups.join(self._joins)
+        for name, value in self._ids.limits().items():
+            write_file(f"/proc/sys/user/{name}", str(value))
+
+    def _become_init(self) -> NoReturn:
+        try:
+            mount("root", "root", None, MS_BIND)  # what was mounted outside can't be moved
+            dress("root", self._windows)
+            pivot_root("root")
+            files.make_directories(self._config["directories"])
+            files.require_shell()
+            if self._config["has_network"]:
+                files.name_server(self._config["name_server"])
+            os.setsid()
+            # One capability more than any command has: nobody inside may look into it, or write its memory.
+            bound_capabilities(CAP_SYS_PTRACE)
+            for target, handle in enumerate((self._stdin, self._stdout, self._report)):
+                os.dup2(handle, target)
+            os.execve(self._first, ["init"], {})
+        except BaseException as exc:  # as above
+            self._fail(exc)
+
+    def _fail(self, problem: BaseException) -> NoReturn:
+        with contextlib.suppress(OSError):
+            os.write(self._report, str(problem).encode("utf-8", "replace")[:_REPORT_BYTES])
+        os._exit(1)
+
+
+def dress(root: str, windows: list[tuple[str, str]]) -> None:
+    """Mount /dev, /proc and /sys on a root directory. In all of the sandbox's namespaces but with the old root.
+
+    Raises:
+        FoundingError: The image has something else than a directory in one of these places.
+    """
+    for name in ("dev", "proc", "sys"):
+        if not stat.S_ISDIR(os.lstat(f"{root}/{name}").st_mode):
+            raise FoundingError(f"the image's /{name} is not a directory")
+    _mount_devices(f"{root}/dev")
+    mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    covers = [(f"{root}/proc/{name}", f"{root}/proc/{name}") for name in (*_READ_ONLY_PROC, *_OF_INIT)]
+    covers += [("/dev/null", f"{root}/proc/{name}") for name in _HIDDEN_PROC]
+    for source, target in covers:
+        if os.path.exists(target):  # noqa: PTH110  # pathlib would cost 20 ms of imports at every start
+            bind_read_only(source, target, MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    mount("tmpfs", f"{root}/sys", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0755,size=64k,nr_inodes=16")
+    for source, target in windows:
+        os.makedirs(f"{root}{target}")  # noqa: PTH103  # as above
+        bind_read_only(source, f"{root}{target}", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    _close(f"{root}/sys")
+
+
+def _mount_devices(directory: str) -> None:
+    mount("tmpfs", directory, "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=0755,size=64k,nr_inodes=64")
+    for name in _DEVICES:
+        os.close(os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        # Can be written to all the same; its owner and mode are the machine's.
+        bind_read_only(f"/dev/{name}", f"{directory}/{name}", MS_NOSUID | MS_NOEXEC)
+    for name in ("pts", "shm"):
+        os.mkdir(f"{directory}/{name}", 0o755)  # noqa: PTH102  # as above
+    terminals = f"newinstance,ptmxmode=0666,mode=0620,gid={_TTY_GROUP},max={_MAX_TERMINALS}"
+    mount("devpts", f"{directory}/pts", "devpts", MS_NOSUID | MS_NOEXEC, terminals)
+    mount("shm", f"{directory}/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={_SHM_BYTES}")
+    for name, target in _DEVICE_LINKS.items():
+        os.symlink(target, f"{directory}/{name}")  # noqa: PTH211  # as above
+    _close(directory)
+
+
+def _close(directory: str) -> None:
+    mount("none", directory, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC)
+
+
+def files_bytes() -> int:
+    """Return how much memory the sandbox's files take. Reads the working directory's file system."""
+    state = os.statvfs(".")
+    return (state.f_blocks - state.f_bfree) * state.f_frsize

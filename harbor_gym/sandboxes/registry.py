@@ -1,0 +1,176 @@
+"""Sandboxes by name: what ``--env`` and ``TerminalEnvConfig.sandbox`` accept, and the check before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment
+    from harbor.models.trial.config import EnvironmentConfig
+
+LOCAL = "local"
+"""Name of the sandbox that needs no daemon."""
+
+_LOCAL_IMPORT_PATH = "harbor_gym.sandboxes.local.environment:LocalEnvironment"
+_DOCKER_IMPORT_PATH = "harbor_gym.sandboxes.docker.environment:DockerEnvironment"
+_NAMES = {_LOCAL_IMPORT_PATH: LOCAL, _DOCKER_IMPORT_PATH: "docker"}
+_PROBE_TIMEOUT_SEC = 20
+"""Generous for ``docker compose version``: a daemon that starts many containers answers slowly."""
+
+
+def sandbox_names() -> list[str]:
+    """Return every name that :func:`environment_config` accepts, ``local`` first, then Harbor's own."""
+    from harbor.models.environment_type import EnvironmentType
+
+    return [LOCAL, *sorted(kind.value for kind in EnvironmentType)]
+
+
+def environment_config(name: str, *, options: Mapping[str, Any] | None = None) -> EnvironmentConfig:
+    """Translate a sandbox's name into Harbor's configuration of it. Starts and checks nothing.
+
+    Args:
+        name: ``local``, a Harbor environment type (``docker``, ``daytona``, …), or ``module.path:Class``.
+        options: Keyword arguments for the sandbox's class (Harbor's ``environment.kwargs``).
+
+    Raises:
+        UsageError: Nothing has that name; the message lists near matches.
+    """
+    from harbor.models.environment_type import EnvironmentType
+    from harbor.models.trial.config import EnvironmentConfig
+
+    kwargs = dict(options or {})
+    if name == LOCAL:
+        return EnvironmentConfig(import_path=_LOCAL_IMPORT_PATH, kwargs=kwargs)
+    if ":" in name:
+        return EnvironmentConfig(import_path=name, kwargs=kwargs)
+    try:
+        kind = EnvironmentType(name)
+    except ValueError:
+        raise UsageError(_unknown_name(name)) from None
+    if kind is EnvironmentType.DOCKER:
+        return EnvironmentConfig(import_path=_DOCKER_IMPORT_PATH, kwargs=kwargs)
+    return EnvironmentConfig(type=kind, kwargs=kwargs)
+
+
+def parse_options(texts: Iterable[str]) -> dict[str, Any]:
+    """Read a sandbox's options as a command line has them, ``NAME=VALUE`` each.
+
+    Args:
+        texts: A value that is JSON is what that says (a number, true, a list); any other is text.
+
+    Raises:
+        UsageError: One has no name, or two have the same.
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"a sandbox option is NAME=VALUE, got {text!r}")
+        if name in options:
+            raise UsageError(f"the sandbox option {name} is given twice")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+def takes_setup(name: str) -> bool:
+    """Tell whether a sandbox's class takes a ``setup_command``, to run it once for many sandboxes where it can."""
+    return name in (LOCAL, "docker", *_NAMES)
+
+
+def shares_setup(name: str, started: BaseEnvironment) -> bool:
+    """Tell whether a started sandbox stands on what its ``setup_command`` left once for many sandboxes."""
+    return takes_setup(name) and getattr(started, "shares_setup", True)
+
+
+def preflight(config: EnvironmentConfig) -> None:
+    """Check that a sandbox of this kind can start here: keys, optional packages, daemons. Starts nothing.
+
+    Blocks for as long as the kind's own checks take (``docker info``, 0.1 s); call it outside the event loop.
+
+    Raises:
+        MissingDependencyError: A package, a program or a daemon that the kind needs is missing.
+        UsageError: A setting is missing (an API key), or the import path leads nowhere.
+    """
+    from harbor.environments.factory import EnvironmentFactory
+
+    label = _label(config)
+    try:
+        EnvironmentFactory.run_preflight(config.type, config.import_path)
+        EnvironmentFactory.validate_resource_policies(config)
+    except HarborGymError:
+        raise
+    except ImportError as exc:
+        raise MissingDependencyError(f"sandbox {label!r}: {_one_line(exc)}") from exc
+    except (SystemExit, ValueError, TypeError, AttributeError) as exc:
+        kind = MissingDependencyError if label == "docker" else UsageError
+        raise kind(f"sandbox {label!r}: {_one_line(exc)}") from exc
+    _require_extra(label)
+    if label == "docker":
+        _require_compose()
+
+
+def _label(config: EnvironmentConfig) -> str:
+    if config.import_path in _NAMES:
+        return _NAMES[config.import_path]
+    if config.import_path is not None:
+        return config.import_path
+    return config.type.value if config.type is not None else "docker"
+
+
+def _unknown_name(name: str) -> str:
+    names = sandbox_names()
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    return f"no sandbox is called {name!r}; {hint} (a class of your own: module.path:Class)"
+
+
+def _one_line(exc: BaseException) -> str:
+    """Return the exception's message on one line; of alternative install commands only the first."""
+    text = " ".join(str(exc).split()) or type(exc).__name__
+    install = re.search(r"pip install '?([^' ]+)'?", text)
+    if isinstance(exc, ImportError) and install:
+        return f'it needs an optional package: pip install "{install[1]}"'
+    return text
+
+
+def _require_extra(label: str) -> None:
+    """Raise when Harbor has an extra of this name and part of it is not installed.
+
+    Some of Harbor's kinds find that out only when a trial has begun.
+    """
+    for requirement in importlib.metadata.requires("harbor") or []:
+        if not re.search(rf"""extra == ['"]{re.escape(label)}['"]""", requirement):
+            continue
+        package = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+        try:
+            importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            raise MissingDependencyError(
+                f'sandbox {label!r}: it needs the package {package}: pip install "harbor[{label}]"'
+            ) from None
+
+
+def _require_compose() -> None:
+    """Raise unless the Docker client has Compose v2, which Harbor drives every Docker sandbox with."""
+    try:
+        done = subprocess.run(
+            ["docker", "compose", "version", "--short"], capture_output=True, check=False, timeout=_PROBE_TIMEOUT_SEC
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise MissingDependencyError(f"sandbox 'docker': `docker compose version` did not answer: {exc}") from exc
+    if done.returncode != 0:
+        raise MissingDependencyError(
+            "sandbox 'docker': the Docker client has no Compose v2 (`docker compose version` fails); install "
+            "docker-compose-v2 (Ubuntu), docker-compose (Debian 13) or docker-compose-plugin (Docker's own packages)"
+        )

@@ -1,0 +1,20 @@
+"""Where tasks come from, and which of them to take: directories, git repositories, Harbor's registry."""
+
+from harbor_gym.tasks.directories import find_tasks
+from harbor_gym.tasks.order import TaskOrder
+from harbor_gym.tasks.resolve import SourcedTask, resolve_tasks
+from harbor_gym.tasks.selection import filter_tasks, split_tasks
+from harbor_gym.tasks.specs import DirectorySpec, GitSpec, RegistrySpec, parse_spec
+
+__all__ = [
+    "DirectorySpec",
+    "GitSpec",
+    "RegistrySpec",
+    "SourcedTask",
+    "TaskOrder",
+    "filter_tasks",
+    "find_tasks",
+    "parse_spec",
+    "resolve_tasks",
+    "split_tasks",
+]

@@ -1,0 +1,233 @@
+"""Sources of tasks made local task directories, with where each came from."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harbor_gym.errors import HarborGymError, TaskSourceError, UsageError
+from harbor_gym.tasks.directories import find_tasks
+from harbor_gym.tasks.specs import GRAMMAR, DirectorySpec, GitSpec, RegistrySpec, parse_spec
+
+if TYPE_CHECKING:
+    from harbor.models.task.id import GitTaskId, LocalTaskId, PackageTaskId
+
+_GIT_LOOK_TIMEOUT_SEC = 60.0
+_FULL_COMMIT_LENGTHS = (40, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedTask:
+    """One task on this machine, and where it came from."""
+
+    name: str
+    """Unlike any other's in its list: the directory's name, with ``~2`` and so on for a second one called the same."""
+
+    path: Path
+    """Its directory. One in Harbor's cache is not to be changed."""
+
+    source: str
+    """The source that named it."""
+
+    digest: str
+    """``sha256:…`` of the task's files, as Harbor's packages have it."""
+
+    commit: str | None = None
+    """The git commit it was taken from."""
+
+
+async def resolve_tasks(
+    sources: Iterable[str | Path | SourcedTask],
+    *,
+    registry_path: Path | None = None,
+    registry_url: str | None = None,
+    download_dir: Path | None = None,
+) -> list[SourcedTask]:
+    """Return the tasks that the sources mean, in their order and none twice; fetch what isn't here yet.
+
+    Directories are used where they are. What comes from git or a registry lies in Harbor's own cache afterwards, and
+    is fetched once: a full commit that is there already needs no network. A branch or tag is asked for each time.
+
+    Args:
+        sources: As :func:`parse_spec` reads them; a task that is resolved already is taken as it is.
+        registry_path: A ``registry.json`` to look registry names up in.
+        registry_url: The address of one. With neither, ``org/name`` is looked up in Harbor's registry.
+        download_dir: Instead of Harbor's cache.
+
+    Raises:
+        UsageError: A source can't be read, or a directory holds no task.
+        TaskSourceError: A repository or registry can't be reached, or has no such task.
+    """
+    tasks: list[SourcedTask] = []
+    for source in sources:
+        if isinstance(source, SourcedTask):
+            tasks.append(source)
+            continue
+        match parse_spec(source):
+            case DirectorySpec(path):
+                found = [(task, None) for task in find_tasks([path])]
+            case GitSpec() as spec:
+                found = await _from_git(spec, download_dir)
+            case RegistrySpec() as spec:
+                found = await _from_registry(spec, registry_path, registry_url, download_dir)
+        tasks += [await _sourced(path, str(source), commit) for path, commit in found]
+    by_path: dict[Path, SourcedTask] = {}
+    for task in tasks:
+        by_path.setdefault(task.path, task)
+    return _unlike_named(by_path.values())
+
+
+def _unlike_named(tasks: Iterable[SourcedTask]) -> list[SourcedTask]:
+    """Number those whose name an earlier task has."""
+    named: dict[str, SourcedTask] = {}
+    for task in tasks:
+        name, number = task.name, 1
+        while name in named:
+            number += 1
+            name = f"{task.name}~{number}"
+        named[name] = replace(task, name=name)
+    return list(named.values())
+
+
+async def _sourced(path: Path, source: str, commit: str | None) -> SourcedTask:
+    from harbor.publisher.packager import Packager
+
+    digest, _ = await asyncio.to_thread(Packager.compute_content_hash, path)
+    # A package's directory is called by its digest; the task's own name stands above it.
+    name = path.parent.name if path.name == digest else path.name
+    return SourcedTask(name, path, source, f"sha256:{digest}", commit)
+
+
+# -- git ---------------------------------------------------------------------------------------------------------------
+
+
+async def _from_git(spec: GitSpec, download_dir: Path | None) -> list[tuple[Path, str | None]]:
+    from harbor.models.task.id import GitTaskId
+
+    commit = await _commit_of(spec)
+    # Harbor's client fetches a folder, be it a task or a folder of tasks, and keeps it by address, commit and path.
+    folder = GitTaskId(git_url=spec.url, git_commit_id=commit, path=Path(spec.path))
+    ((path, resolved),) = await _download([folder], download_dir, of=f"{spec.path} of {spec.url} at {commit}")
+    return [(task, resolved or commit) for task in find_tasks([path])]
+
+
+async def _commit_of(spec: GitSpec) -> str:
+    """Return the commit that the spec means now."""
+    if spec.ref is not None and len(spec.ref) in _FULL_COMMIT_LENGTHS and _is_hex(spec.ref):
+        return spec.ref.lower()
+    from harbor.utils.git import select_ls_remote_sha
+
+    wanted = spec.ref or "HEAD"
+    listing = await _ls_remote(spec.url, wanted)
+    try:
+        return select_ls_remote_sha(listing, wanted, exact=True)
+    except ValueError as exc:
+        raise TaskSourceError(
+            f"{spec.url} has no branch or tag {wanted!r}; a commit must be written with all of its 40 digits"
+        ) from exc
+
+
+async def _ls_remote(url: str, ref: str) -> str:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *("git", "ls-remote", "--", url, ref),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
+        )
+    except FileNotFoundError as exc:
+        raise TaskSourceError("git is not installed, and a source of tasks needs it") from exc
+    try:
+        async with asyncio.timeout(_GIT_LOOK_TIMEOUT_SEC):
+            out, err = await process.communicate()
+    except TimeoutError as exc:
+        raise TaskSourceError(f"{url} did not answer within {_GIT_LOOK_TIMEOUT_SEC:g} s") from exc
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise TaskSourceError(f"git can't read {url}: {_one_line(err)}")
+    return out.decode()
+
+
+def _is_hex(text: str) -> bool:
+    return all(letter in "0123456789abcdefABCDEF" for letter in text)
+
+
+# -- registries --------------------------------------------------------------------------------------------------------
+
+
+async def _from_registry(
+    spec: RegistrySpec, registry_path: Path | None, registry_url: str | None, download_dir: Path | None
+) -> list[tuple[Path, str | None]]:
+    shown = f"{spec.name}@{spec.ref}" if spec.ref else spec.name
+    if registry_path is not None and not await asyncio.to_thread(registry_path.is_file):
+        raise UsageError(f"{registry_path} does not exist; --registry-path is a registry.json")
+    with _foreign_errors(f"{shown} in the registry (it is no directory here either)"):
+        if registry_path is None and registry_url is None and "/" in spec.name:
+            ids = await _package_ids(spec)
+        else:
+            from harbor.registry.client.factory import RegistryClientFactory
+
+            # Reading the file or the address happens in the constructor.
+            client = await asyncio.to_thread(
+                RegistryClientFactory.create, registry_url=registry_url, registry_path=registry_path
+            )
+            ids = (await client.get_dataset_metadata(shown)).task_ids
+    if not ids:
+        raise TaskSourceError(f"{shown} holds no tasks")
+    downloaded = await _download(ids, download_dir, of=shown)
+    return [(find_tasks([path])[0], commit) for path, commit in downloaded]
+
+
+async def _package_ids(spec: RegistrySpec) -> Sequence["GitTaskId | LocalTaskId | PackageTaskId"]:
+    """Return what a name in Harbor's own registry means: one task, or a dataset's tasks."""
+    from harbor.db.client import RegistryDB
+    from harbor.models.package.reference import PackageReference
+    from harbor.models.task.id import PackageTaskId
+    from harbor.registry.client.package import PackageDatasetClient
+
+    reference = PackageReference(name=spec.name, ref=spec.ref or "latest")
+    match await RegistryDB().get_package_type(org=reference.org, name=reference.short_name):
+        case "task":
+            return [PackageTaskId(org=reference.org, name=reference.short_name, ref=reference.ref)]
+        case "dataset":
+            return (await PackageDatasetClient().get_dataset_metadata(str(reference))).task_ids
+        case kind:
+            raise TaskSourceError(f"the registry has no task and no dataset {spec.name!r} (found: {kind}); {GRAMMAR}")
+
+
+# -- fetching ----------------------------------------------------------------------------------------------------------
+
+
+async def _download(
+    ids: Sequence["GitTaskId | LocalTaskId | PackageTaskId"], download_dir: Path | None, *, of: str
+) -> list[tuple[Path, str | None]]:
+    from harbor.tasks.client import TaskClient
+
+    with _foreign_errors(of):
+        batch = await TaskClient().download_tasks(list(ids), output_dir=download_dir)
+    return [(result.path.resolve(), result.resolved_git_commit_id) for result in batch.results]
+
+
+@contextmanager
+def _foreign_errors(of: str) -> Generator[None]:
+    """Make whatever Harbor's clients raise one error of ours: they wrap git, HTTP and a database, each with its own."""
+    try:
+        yield
+    except HarborGymError:
+        raise
+    except Exception as exc:
+        said: Any = exc.stderr if isinstance(exc, subprocess.CalledProcessError) else str(exc)
+        raise TaskSourceError(f"can't fetch {of}: {type(exc).__name__}: {_one_line(said)}") from exc
+
+
+def _one_line(said: Any) -> str:
+    text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    return " ".join(text.split())

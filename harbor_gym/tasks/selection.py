@@ -1,0 +1,100 @@
+"""Which tasks of many: by what their task.toml says, and in two parts for training and testing."""
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Sequence
+from typing import Any
+
+from harbor_gym.errors import TaskError, UsageError
+from harbor_gym.tasks.resolve import SourcedTask
+
+_CONDITION = re.compile(r"(?P<key>[\w.-]+)(?P<operator>!?=)(?P<values>.+)")
+
+
+def filter_tasks(tasks: Sequence[SourcedTask], conditions: Sequence[str]) -> list[SourcedTask]:
+    """Return the tasks whose task.toml meets every condition, in their order.
+
+    A condition is ``key=value``, ``key=one,another`` (either will do) or ``key!=value``. The key is looked for in
+    ``[metadata]``, then in ``[task]``; one with dots is a place in the file, as in ``agent.user=root``. A list, such as
+    ``keywords``, equals each of its elements; a key that isn't there equals nothing.
+
+    Raises:
+        UsageError: A condition can't be read, or no task is left.
+        TaskError: A task.toml can't be read.
+    """
+    parsed = [_parse(condition) for condition in conditions]
+    kept = [task for task in tasks if all(_holds(task, *condition) for condition in parsed)]
+    if tasks and not kept:
+        raise UsageError(f"none of {len(tasks)} tasks is left by {' and '.join(conditions)}")
+    return kept
+
+
+def split_tasks(
+    tasks: Sequence[SourcedTask], *, test_fraction: float = 0.0, test_tasks: Sequence[str] = (), seed: int = 0
+) -> tuple[list[SourcedTask], list[SourcedTask]]:
+    """Part the tasks in those to train on and those to test on.
+
+    A fraction is drawn by name and seed: the order of the tasks changes nothing, and a task more moves few of the rest.
+
+    Args:
+        tasks: All of them.
+        test_fraction: Share to test on, rounded to whole tasks but neither none nor all.
+        test_tasks: The names to test on instead.
+        seed: Draws the fraction.
+
+    Raises:
+        UsageError: Both are given, a name is unknown, or nothing would be left to train on.
+    """
+    if test_tasks and test_fraction:
+        raise UsageError("give the tasks to test on either by name or as a fraction")
+    if not 0 <= test_fraction < 1:
+        raise UsageError(f"the fraction of tasks to test on must be at least 0 and below 1, got {test_fraction}")
+    names = {task.name for task in tasks}
+    if unknown := sorted(set(test_tasks) - names):
+        raise UsageError(f"no task to test on is called {', '.join(unknown)}; there are {', '.join(sorted(names))}")
+    chosen = set(test_tasks)
+    if test_fraction:
+        if len(tasks) < 2:
+            raise UsageError("one task can't be parted in training and testing")
+        count = min(max(round(test_fraction * len(tasks)), 1), len(tasks) - 1)
+        chosen = set(sorted(names, key=lambda name: _lot(seed, name))[:count])
+    train = [task for task in tasks if task.name not in chosen]
+    if not train:
+        raise UsageError("every task is one to test on: none is left to train on")
+    return train, [task for task in tasks if task.name in chosen]
+
+
+def _lot(seed: int, name: str) -> bytes:
+    return hashlib.sha256(f"{seed}/{name}".encode()).digest()
+
+
+def _parse(condition: str) -> tuple[str, bool, frozenset[str]]:
+    match = _CONDITION.fullmatch(condition.strip())
+    if match is None:
+        raise UsageError(f"{condition!r} is no condition; write key=value, key=one,another or key!=value")
+    return match["key"], match["operator"] == "=", frozenset(value.strip() for value in match["values"].split(","))
+
+
+def _holds(task: SourcedTask, key: str, wanted: bool, values: frozenset[str]) -> bool:
+    found = _look_up(task, key)
+    elements: list[Any] = found if isinstance(found, list) else [found]
+    return any(_text(element) in values for element in elements if element is not None) is wanted
+
+
+def _look_up(task: SourcedTask, key: str) -> Any:
+    path = task.path / "task.toml"
+    try:
+        config: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise TaskError(f"{path} can't be read: {exc}") from exc
+    if "." not in key:
+        return next((config[table][key] for table in ("metadata", "task") if key in config.get(table, {})), None)
+    found: Any = config
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _text(element: Any) -> str:
+    return str(element).lower() if isinstance(element, bool) else str(element)

@@ -1,0 +1,181 @@
+"""Opening a session in a sandbox, and choosing the way to it."""
+
+import logging
+import secrets
+import shlex
+from typing import TYPE_CHECKING, cast
+
+from harbor_gym._runtime.shell_text import with_arguments
+from harbor_gym.config import TerminalConfig
+from harbor_gym.errors import HarborGymError, TerminalStartError
+from harbor_gym.terminal.sandbox_exec import run_in_sandbox
+from harbor_gym.terminal.scripts import call_in_bash, read_script, reader
+from harbor_gym.terminal.session import Terminal
+from harbor_gym.terminal.tmux import TmuxTerminal
+from harbor_gym.terminal.tools import ensure_tmux, path_prefix
+from harbor_gym.terminal.transports.attach import has_pipes
+from harbor_gym.terminal.transports.channel import Channel, ChannelBrokenError
+from harbor_gym.terminal.transports.persistent import PersistentTransport, enter
+from harbor_gym.terminal.transports.portable import PortableTransport
+from harbor_gym.terminal.transports.step import Transport, max_answer_bytes
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
+
+_OPEN_TIMEOUT_SEC = 60
+
+logger = logging.getLogger(__name__)
+
+
+async def open_terminal(
+    environment: "BaseEnvironment", config: TerminalConfig, *, user: str | int | None = None
+) -> Terminal:
+    """Start an interactive bash in a tmux pane inside ``environment``, in the environment's working directory.
+
+    ``user`` None is the environment's default user at this moment; the session keeps it. The caller closes the
+    terminal; a terminal that failed to open leaves nothing behind. An environment that runs no real processes offers
+    a terminal of its own by a method ``make_terminal(config, *, user)``.
+
+    Raises:
+        TerminalStartError: the image has no bash or no usable tmux, the shell ended at once, or the transport that
+            ``config`` asks for is not to be had here.
+        SandboxLostError: the sandbox is gone.
+        SandboxTimeoutError: the sandbox did not answer.
+    """
+    user = user if user is not None else environment.default_user
+    if offer := getattr(environment, "make_terminal", None):
+        return cast("Terminal", await offer(config, user=user))
+    try:
+        return await _open(environment, config, user, None)
+    except _ToolMissingError:
+        # Images that have what is needed pay nothing for those that have not.
+        return await _open(environment, config, user, await ensure_tmux(environment, user=user))
+
+
+class _ToolMissingError(Exception):
+    """The image has no bash, or no usable tmux."""
+
+
+async def _open(
+    environment: "BaseEnvironment", config: TerminalConfig, user: str | int | None, tools: str | None
+) -> Terminal:
+    nonce = f"@{secrets.token_hex(8)}"
+    channel = None
+    if config.transport != "portable" and has_pipes(environment):
+        channel = await _open_by_channel(environment, config, user, tools, nonce)
+    if channel is not None:
+        said, mishap = channel.greeting, ""
+    else:
+        result = await run_in_sandbox(
+            environment,
+            _opening_command(nonce, config, tools),
+            timeout_sec=_OPEN_TIMEOUT_SEC,
+            user=user,
+            purpose="open a terminal session",
+        )
+        said, mishap = result.stdout or "", f"return code {result.return_code}: {result.stderr or ''}"
+    answer = next((line for line in said.split("\n") if line.startswith(nonce)), "")
+    match answer.split(" "):
+        case [_, "ok", directory, shell, server]:
+            portable = PortableTransport(environment, user, directory, tools)
+            terminal = TmuxTerminal(environment, config, user, directory, (shell, server), portable, tools)
+            if config.transport == "portable":
+                return terminal
+            limit = max_answer_bytes(config)
+            persistent = PersistentTransport(
+                environment, user, directory, portable=portable, max_answer_bytes=limit, channel=channel
+            )
+            try:
+                terminal.transport = await _connected(environment, config, persistent)
+            except BaseException:
+                await terminal.close()
+                raise
+            return terminal
+        case failure:
+            if channel is not None:
+                await channel.close()
+            raise _failure(environment, failure, said, mishap, tools)
+
+
+async def _open_by_channel(
+    environment: "BaseEnvironment", config: TerminalConfig, user: str | int | None, tools: str | None, nonce: str
+) -> Channel | None:
+    """Open a session by the process that then serves it, which saves a trip; None where that fails."""
+    ready = f"@{secrets.token_hex(8)}"
+    texts = {
+        "step": read_script("step"),
+        "script": with_arguments(read_script("open"), (*_opening_arguments(nonce, config, tools), ready)),
+    }
+    try:
+        return await enter(
+            environment,
+            path_prefix(tools) + reader(ready, **texts),
+            user=user,
+            ready=ready,
+            max_answer_bytes=max_answer_bytes(config),
+            given="".join(texts.values()),
+        )
+    except ChannelBrokenError as error:
+        logger.debug("no channel at once for sandbox %s: %s", environment.session_id, error)
+        return None
+
+
+def _opening_command(nonce: str, config: TerminalConfig, tools: str | None) -> str:
+    """Return the shell text that opens a session."""
+    call = call_in_bash("open", *_opening_arguments(nonce, config, tools), "")
+    no_bash = f"echo '{nonce} fail no-bash'; exit 0"
+    step = f"export step={shlex.quote(read_script('step'))}"
+    return f"{path_prefix(tools)}command -v bash >/dev/null 2>&1 || {{ {no_bash}; }}; {step}; {call}"
+
+
+def _opening_arguments(nonce: str, config: TerminalConfig, tools: str | None) -> tuple[object, ...]:
+    sizes = (config.columns, config.rows, config.history_lines)
+    return nonce, read_script("rc"), *sizes, tools or ""
+
+
+async def _connected(
+    environment: "BaseEnvironment", config: TerminalConfig, persistent: PersistentTransport
+) -> Transport:
+    """Return the persistent transport, or the portable one where that is not to be had and not insisted on."""
+    problem = (
+        f"{type(environment).__name__} lets no process into its sandbox but by exec; local and docker sandboxes do"
+    )
+    try:
+        if await persistent.connect():
+            return persistent
+    except ChannelBrokenError as error:
+        problem = f"the way into the sandbox does not answer: {error}"
+    if config.transport == "persistent":
+        raise TerminalStartError(
+            f"No persistent terminal in sandbox {environment.session_id!r}: {problem}. "
+            "Set transport to 'auto' or 'portable'."
+        )
+    logger.debug("portable transport for sandbox %s: %s", environment.session_id, problem)
+    return persistent.portable
+
+
+def _failure(environment: "BaseEnvironment", answer: list[str], said: str, mishap: str, tools: str | None) -> Exception:
+    match answer:
+        case [_, "fail", "no-tmux" | "no-bash" | "old-tmux", *_] if tools is None:
+            return _ToolMissingError()
+        case [_, "fail", reason, *details]:
+            return _start_error(environment, reason, " ".join(details), said)
+        case _:
+            return _start_error(environment, "no-answer", f"{mishap} {said.strip()[-500:]}".strip(), "")
+
+
+def _start_error(environment: "BaseEnvironment", reason: str, details: str, output: str) -> HarborGymError:
+    install = "Install it in the task's environment/Dockerfile (Debian: `RUN apt-get update && apt-get install -y {}`)."
+    match reason:
+        case "no-tmux" | "no-bash":
+            program = reason.removeprefix("no-")
+            what = f"the image has no {program}. {install.format(program)}"
+        case "old-tmux":
+            what = f"the image has {details}, and at least tmux 3.0 is needed. {install.format('tmux')}"
+        case "no-directory":
+            what = f"no directory for the session could be made in /run, /dev/shm, /var/tmp, $HOME or /tmp. {details}"
+        case "shell-ended":
+            what = f"bash ended at once; its ~/.bashrc may exit. Last output: {output.strip()[-500:]}"
+        case _:
+            what = f"{reason}: {details} {output.strip()[-500:]}".strip()
+    return TerminalStartError(f"No terminal in sandbox {environment.session_id!r}: {what}")

@@ -1,0 +1,166 @@
+"""What the step script answers, read into a value. Pure functions, no I/O."""
+
+import re
+from dataclasses import dataclass
+
+from harbor_gym.terminal.screen.observation import Excerpt, trim_lines
+
+_PROMPT = re.compile(r"\d+:\d+:(\d{1,3})", re.ASCII)
+_MAX_EXIT_CODE = 255
+
+
+class FrameError(ValueError):
+    """The script's answer is missing or incomplete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pane:
+    """The pane as tmux describes it."""
+
+    dead: bool
+    dead_status: int | None
+    alternate: bool
+    cursor_row: int
+    history_lines: int
+    """Lines that scrolled off the screen since the previous capture."""
+
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One answer of the step script."""
+
+    waits: tuple[str, ...]
+    """Per command, as in ``TerminalTurn.waits``; also ``idle``, a deadline that passed at the shell's prompt."""
+
+    mark: str
+    """The shell's latest mark, of the screen's own moment: ``<pid>:<count>:<exit code>``, which has a code at a prompt
+    only. The policy may have written it."""
+
+    pane: Pane | None
+    """None when the tmux server or its pane is gone."""
+
+    lines: tuple[str, ...]
+    """The text from the top of the previous screen down, wraps joined; only its beginning when ``tail`` is set."""
+
+    tail: tuple[str, ...] | None
+    """The end of the text when the middle was left in the sandbox."""
+
+    missing_lines: int
+    missing_bytes: int
+
+    visible: tuple[str, ...]
+    """The screen now, wraps joined; empty under a full-screen program."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the last command, where the shell is at its prompt and its mark is a usable one."""
+        match = _PROMPT.fullmatch(self.mark)
+        return int(match[1]) if match and int(match[1]) <= _MAX_EXIT_CODE else None
+
+
+NO_SESSION = Frame((), "0:0:", None, (), None, 0, 0, ())
+"""What there is to see when nothing answers any more."""
+
+
+def parse_frame(answer: str, nonce: str) -> Frame:
+    """Read the step script's standard output.
+
+    Raises:
+        FrameError: the answer is cut or damaged: the script did not run through.
+    """
+    try:
+        return _parse(answer, nonce)
+    except (ValueError, IndexError) as error:
+        raise FrameError(str(error)) from error
+
+
+def _parse(answer: str, nonce: str) -> Frame:
+    lines = answer.split("\n")
+    start = _find(lines, f"{nonce} step ", 0)
+    end = _find(lines, f"{nonce} end", start)
+    _, _, waits, mark = lines[start].split(" ")
+    known = tuple(wait for wait in waits.split(",") if wait)
+    if lines[start + 1] == f"{nonce} gone":
+        return Frame(known, mark, None, (), None, 0, 0, ())
+    pane = _parse_pane(lines[start + 1])
+    body = lines[start + 2 : end]
+    cut = next((i for i, line in enumerate(body) if line.startswith(f"{nonce} cut ")), None)
+    if cut is None:
+        text, visible = _split_visible(body, nonce)
+        text = _trim_dead(text, pane)
+        return Frame(known, mark, pane, tuple(text), None, 0, 0, tuple(visible))
+    total_lines, total_bytes = map(int, body[cut].split(" ")[2:])
+    head = _drop_partial(body[:cut], -1)
+    tail, visible = _split_visible(_drop_partial(body[cut + 1 :], 0), nonce)
+    tail = _trim_dead(tail, pane)
+    shown = [*head, *tail]
+    # Of the counted lines, one is the pane's description, one the separator, and the visible ones are repeated.
+    return Frame(
+        known,
+        mark,
+        pane,
+        tuple(head),
+        tuple(tail),
+        max(0, total_lines - 2 - len(visible) - len(shown)),
+        max(0, total_bytes - _size([lines[start + 1], *shown, *visible]) - len(f"{nonce} visible\n")),
+        tuple(visible),
+    )
+
+
+def excerpt_of(frame: Frame, *, start: int) -> Excerpt:
+    """Return the text of ``frame`` from line ``start`` on, trimmed."""
+    if frame.tail is None:
+        return Excerpt("\n".join(trim_lines(frame.lines[start:])))
+    head = [line.rstrip() for line in frame.lines[start:]]
+    return Excerpt(
+        head="\n".join(head) + "\n",
+        tail="\n".join(trim_lines(frame.tail)),
+        missing_lines=frame.missing_lines,
+        missing_bytes=frame.missing_bytes,
+    )
+
+
+def _find(lines: list[str], prefix: str, start: int) -> int:
+    for index in range(start, len(lines)):
+        if lines[index].startswith(prefix):
+            return index
+    raise ValueError(f"expected a line {prefix!r} in the sandbox's answer, found {lines[-5:]!r}")
+
+
+def _parse_pane(line: str) -> Pane:
+    before, _, after = line.partition(" . ")
+    _, _, dead, *status = before.split(" ")
+    alternate, cursor_row, history, rows = map(int, after.split(" "))
+    code = int(status[0]) if status and status[0] else None
+    return Pane(dead == "1", code, bool(alternate), cursor_row, history, rows)
+
+
+def _split_visible(lines: list[str], nonce: str) -> tuple[list[str], list[str]]:
+    separator = f"{nonce} visible"
+    if separator not in lines:
+        return lines, []
+    index = lines.index(separator)
+    return lines[:index], lines[index + 1 :]
+
+
+def _drop_partial(lines: list[str], position: int) -> list[str]:
+    """Drop the line that a byte cut went through, unless it is the only one."""
+    if len(lines) < 2:
+        return [line.replace("\N{REPLACEMENT CHARACTER}", "") for line in lines]
+    return lines[:-1] if position == -1 else lines[1:]
+
+
+def _trim_dead(lines: list[str], pane: Pane) -> list[str]:
+    return drop_dead_line(lines) if pane.dead else lines
+
+
+def drop_dead_line(lines: list[str]) -> list[str]:
+    """Drop the line that tmux itself writes into a dead pane."""
+    trimmed = trim_lines(lines)
+    return trimmed[:-1] if trimmed and trimmed[-1].startswith("Pane is dead") else trimmed
+
+
+def _size(lines: list[str]) -> int:
+    return sum(len(line.encode()) + 1 for line in lines)

@@ -1,0 +1,76 @@
+"""Keystrokes to what tmux is told to type: a key name from a closed list, or bytes as they are."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harbor_gym.terminal.screen.terminus_keys import as_one_argument, is_pasted
+from harbor_gym.types import Command
+
+MAX_KEYSTROKE_BYTES = 2 * 1024 * 1024
+"""Ceiling on the keystrokes of one step, in UTF-8 bytes."""
+
+MAX_INLINE_BYTES = 1024
+"""Longer keystrokes are pasted: tmux takes 16 KiB of arguments, and one hex word is three characters."""
+
+_KEY_NAME = re.compile(
+    r"(C-[a-z@\[\]\\^_]|M-[!-~]|Enter|Escape|Tab|BTab|Space|BSpace|DC|IC|Up|Down|Left|Right"
+    r"|Home|End|PgUp|PgDn|PageUp|PageDown|PPage|NPage|F[1-9]|F1[0-2])\n?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What one command types."""
+
+    name: str | None
+    """A tmux key name, or None for plain bytes."""
+
+    data: bytes
+    """The bytes to type, a carriage return for the first line feed. Empty for a key name and for a bare wait.
+
+    Of the lines that follow, the ends stay line feeds: what they will find in front of them is not known yet. In a
+    full-screen program they become carriage returns, too.
+    """
+
+    text: str | None = None
+    """What tmux itself is to read, as one argument of ``send-keys``; None for names and bytes."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nothing is typed at all."""
+        return self.name is None and not self.data and self.text is None
+
+
+def encode_keystrokes(keystrokes: str) -> Keys:
+    """Read one command's keystrokes.
+
+    A string that is exactly one key name (``"C-c"``, ``"C-c\\n"``, ``"Up"``) is that key; everything else is
+    typed byte by byte, with the first LF sent as CR as the Enter key does.
+
+    Raises:
+        ValueError: ``keystrokes`` holds a NUL or a lone surrogate, which no terminal can be sent.
+    """
+    if match := _KEY_NAME.fullmatch(keystrokes):
+        return Keys(name=match[1], data=b"")
+    if "\0" in keystrokes:
+        raise ValueError("keystrokes contain a NUL character")
+    return Keys(name=None, data=keystrokes.encode().replace(b"\n", b"\r", 1))
+
+
+def encode_harbor_keystrokes(keystrokes: str) -> Keys:
+    """Read one command's keystrokes as Terminus-2 would have tmux read them.
+
+    Raises:
+        ValueError: as :func:`encode_keystrokes`.
+    """
+    if "\0" in keystrokes:
+        raise ValueError("keystrokes contain a NUL character")
+    if is_pasted(keystrokes):
+        return Keys(name=None, data=keystrokes.encode().replace(b"\n", b"\r"))
+    return Keys(name=None, data=b"", text=as_one_argument(keystrokes))
+
+
+def count_keystroke_bytes(commands: Iterable[Command]) -> int:
+    """Sum the UTF-8 bytes of all keystrokes; a lone surrogate counts as three."""
+    return sum(len(command.keystrokes.encode(errors="surrogatepass")) for command in commands)

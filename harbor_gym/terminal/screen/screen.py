@@ -1,0 +1,102 @@
+"""The screen as a person would see it: cells with their colours, and the cursor. Apart from observations."""
+
+import re
+import secrets
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harbor_gym.terminal.sandbox_exec import run_in_sandbox
+from harbor_gym.terminal.screen.capture import drop_dead_line
+from harbor_gym.terminal.tools import path_prefix
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
+
+_CAPTURE_TIMEOUT_SEC = 15
+_FIELDS = ("pane_width", "pane_height", "cursor_y", "cursor_x", "cursor_flag", "alternate_on", "pane_dead")
+_SEQUENCE = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-9;:]*m|\x0f")
+_LINE_DRAWING = re.compile(r"\x0e([^\x0f]*)")
+_GRAPHICS = str.maketrans("`afgjklmnopqrstuvwxyz{|}~", "◆▒°±┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·")
+"""Source: DEC special graphics, as terminfo(5) lists it under acsc."""
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """What the pane shows at one moment."""
+
+    columns: int
+    rows: int
+    lines: tuple[str, ...]
+    """One a row, top first, with the escape sequences for colours and styles; a style goes on into the next line."""
+
+    cursor_row: int
+    """Counted from 0, within the screen."""
+
+    cursor_column: int
+    """Counted from 0, within the screen."""
+
+    is_cursor_visible: bool
+    is_full_screen: bool
+    """A program has taken the whole screen (the terminal's alternate screen)."""
+
+    @property
+    def text(self) -> str:
+        """The screen without colours, right-trimmed, without empty lines at the end."""
+        plain = (_SEQUENCE.sub("", _LINE_DRAWING.sub(_as_graphics, line)).rstrip() for line in self.lines)
+        return "\n".join(plain).rstrip("\n")
+
+
+async def capture_screen(
+    environment: "BaseEnvironment", directory: str, *, user: str | int | None, tools: str | None
+) -> Screen | None:
+    """Look at a session's pane with one ``exec``, beside whatever else talks to it; None when the session is gone.
+
+    Args:
+        environment: The sandbox.
+        directory: The session's directory in it.
+        user: Whose session it is.
+        tools: Where programs were brought along to, if they were.
+
+    Raises:
+        SandboxLostError: the sandbox is gone.
+        SandboxTimeoutError: the sandbox did not answer.
+    """
+    nonce = f"@{secrets.token_hex(8)}"
+    fields = " ".join(f"#{{{field}}}" for field in _FIELDS)
+    display = ["display-message", "-p", "-t", "%0", f"{nonce} {fields}"]
+    words = ["tmux", "-u", "-S", f"{directory}/socket", *display, ";", "capture-pane", "-e", "-p", "-t", "%0"]
+    result = await run_in_sandbox(
+        environment,
+        f"{path_prefix(tools)}{shlex.join(words)}; true",
+        timeout_sec=_CAPTURE_TIMEOUT_SEC,
+        user=user,
+        purpose="show the terminal's screen",
+    )
+    return parse_screen(result.stdout or "", nonce)
+
+
+def parse_screen(answer: str, nonce: str) -> Screen | None:
+    """Read what tmux printed: a line of numbers after ``nonce``, then the rows."""
+    _, found, rest = answer.partition(f"{nonce} ")
+    header, _, body = rest.partition("\n")
+    numbers = [int(number) for number in header.split() if number.isdigit()]
+    if not found or len(numbers) != len(_FIELDS):
+        return None
+    columns, rows, cursor_row, cursor_column, cursor_flag, alternate, is_dead = numbers
+    lines = body.split("\n")[:rows]
+    if is_dead:
+        lines = drop_dead_line(lines)
+    return Screen(
+        columns=columns,
+        rows=rows,
+        lines=(*lines, *[""] * (rows - len(lines))),
+        cursor_row=min(cursor_row, rows - 1),
+        cursor_column=min(cursor_column, columns - 1),  # after a full line tmux counts one further
+        is_cursor_visible=cursor_flag == 1,
+        is_full_screen=alternate == 1,
+    )
+
+
+def _as_graphics(match: re.Match[str]) -> str:
+    return match[1].translate(_GRAPHICS)

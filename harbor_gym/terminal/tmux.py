@@ -1,0 +1,160 @@
+"""The terminal itself: turns in, observations out, over whichever transport reaches the session."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from harbor_gym.config import TerminalConfig
+from harbor_gym.errors import SandboxError
+from harbor_gym.terminal.screen import capture as frames
+from harbor_gym.terminal.screen import observation
+from harbor_gym.terminal.screen.keys import (
+    MAX_KEYSTROKE_BYTES,
+    count_keystroke_bytes,
+    encode_harbor_keystrokes,
+    encode_keystrokes,
+)
+from harbor_gym.terminal.screen.screen import Screen, capture_screen
+from harbor_gym.terminal.session import Leavings, TerminalTurn
+from harbor_gym.terminal.transports.step import Step, Transport, make_step
+from harbor_gym.types import Command
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
+
+logger = logging.getLogger(__name__)
+
+
+class TmuxTerminal:
+    """A tmux session in a sandbox. Made by :func:`harbor_gym.terminal.open_terminal`."""
+
+    def __init__(
+        self,
+        environment: "BaseEnvironment",
+        config: TerminalConfig,
+        user: str | int | None,
+        directory: str,
+        pids: tuple[str, str],
+        transport: Transport,
+        tools: str | None = None,
+    ) -> None:
+        self._environment = environment
+        self._config = config
+        self._user = user
+        self.directory = directory
+        """Where the session's files lie in the sandbox, tmux's socket among them."""
+
+        self._pids = pids
+        self._tools = tools
+        self.transport = transport
+        """How steps reach the session; the terminal closes it."""
+
+        self._typed = 0
+        self._anchor = observation.Anchor()
+        self._mark = ""
+        self._ended = False
+        self._closed = False
+
+    async def run(self, commands: Sequence[Command]) -> TerminalTurn:
+        """See :meth:`harbor_gym.terminal.Terminal.run`."""
+        started = time.monotonic()
+        if self._ended:
+            return self._turn_without_session(commands, None, started)
+        if (size := count_keystroke_bytes(commands)) > MAX_KEYSTROKE_BYTES:
+            return self._refuse(commands, f"{size} bytes of keystrokes, at most {MAX_KEYSTROKE_BYTES}", started)
+        try:
+            encode = encode_harbor_keystrokes if self._config.keys == "harbor" else encode_keystrokes
+            keys = [encode(command.keystrokes) for command in commands]
+        except ValueError as error:
+            return self._refuse(commands, str(error), started)
+        step = make_step(commands, keys, first_number=self._typed + 1, config=self._config)
+        self._typed += len(commands)
+        return self._read(commands, step, await self.transport.take(step), started)
+
+    async def screen(self) -> Screen | None:
+        """See :meth:`harbor_gym.terminal.Terminal.screen`."""
+        return await capture_screen(self._environment, self.directory, user=self._user, tools=self._tools)
+
+    @property
+    def leavings(self) -> Leavings:
+        """See :attr:`harbor_gym.terminal.Terminal.leavings`."""
+        return Leavings(self._pids, self.directory)
+
+    async def detach(self) -> None:
+        """See :meth:`harbor_gym.terminal.Terminal.detach`."""
+        await self.transport.close()
+
+    async def close(self) -> None:
+        """See :meth:`harbor_gym.terminal.Terminal.close`."""
+        if self._closed:
+            return
+        was_ended = self._ended
+        self._closed = self._ended = True
+        try:
+            said = await self.transport.finish("close", self.directory, *self._pids)
+        except SandboxError as error:
+            if not was_ended:
+                raise
+            # Whoever ended the session may have removed the shell that could clean up after it.
+            logger.debug("nothing could be stopped after the session had ended: %s", error)
+        else:
+            logger.debug("terminal closed: %s", said.strip())
+
+    def _read(self, commands: Sequence[Command], step: Step, frame: frames.Frame, started: float) -> TerminalTurn:
+        pane = frame.pane
+        if pane is None:
+            return self._turn_without_session(commands, None, started)
+        new_prompt = frame.exit_code is not None and frame.mark != self._mark
+        if new_prompt:
+            self._mark = frame.mark
+        self._ended = pane.dead or "ended" in frame.waits
+        last = "ended" if self._ended else (frame.waits[-1] if frame.waits else None)
+        exit_code = pane.dead_status if self._ended else (frame.exit_code if new_prompt and commands else None)
+        header = observation.describe(
+            last,
+            exit_code=exit_code,
+            waited_sec=step.typings[-1].wait_sec if commands else 0.0,
+            typed_line=bool(commands) and commands[-1].keystrokes.endswith("\n"),
+        )
+        start, overflowed = self._find_start(frame, pane, new_prompt=new_prompt)
+        if overflowed:
+            lost = f"[earlier lines lost: the scrollback holds {self._config.history_lines}]"
+            header = f"{header}\n{lost}" if header else lost
+        composed = observation.compose(
+            header, frames.excerpt_of(frame, start=start), max_bytes=self._config.max_observation_bytes
+        )
+        waits = tuple("deadline" if wait == "idle" else wait for wait in frame.waits)
+        return TerminalTurn(
+            text=composed.text,
+            ended=self._ended,
+            waits=(waits + ("ended",) * len(commands))[: len(commands)],
+            exit_code=exit_code,
+            duration_sec=time.monotonic() - started,
+            omitted_bytes=composed.omitted_bytes,
+            transport=self.transport.name,
+            shown=tuple(observation.trim_lines(frame.lines if pane.alternate else frame.visible)),
+        )
+
+    def _find_start(self, frame: frames.Frame, pane: frames.Pane, *, new_prompt: bool) -> tuple[int, bool]:
+        """Return the first new line, and whether lines before it are lost; move the anchor to the cursor."""
+        if pane.alternate:
+            return 0, False
+        cursor_row = pane.history_lines + pane.cursor_row
+        start = observation.find_news(frame.lines, self._anchor, cursor_row=cursor_row, new_prompt=new_prompt)
+        overflowed = observation.has_overflowed(
+            frame.lines, self._anchor, history_lines=pane.history_lines, limit=self._config.history_lines
+        )
+        self._anchor = observation.place_anchor(frame.visible, cursor_row=pane.cursor_row, rows=pane.rows)
+        return 0 if overflowed else start, overflowed
+
+    def _turn_without_session(self, commands: Sequence[Command], code: int | None, started: float) -> TerminalTurn:
+        self._ended = True
+        header = observation.describe("ended", exit_code=code, waited_sec=0.0, typed_line=False)
+        return self._plain_turn(header, ("ended",) * len(commands), started, ended=True)
+
+    def _refuse(self, commands: Sequence[Command], reason: str, started: float) -> TerminalTurn:
+        return self._plain_turn(f"[nothing was typed: {reason}]", ("prompt",) * len(commands), started, ended=False)
+
+    def _plain_turn(self, text: str, waits: tuple[str, ...], started: float, *, ended: bool) -> TerminalTurn:
+        return TerminalTurn(text, ended, waits, None, time.monotonic() - started, 0, self.transport.name)

@@ -1,0 +1,163 @@
+"""A process of this machine whose pipes lead into the sandbox: requests in, answers out."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Protocol
+
+from harbor_gym._runtime.processes import start_process
+
+_OPEN_TIMEOUT_SEC = 30.0
+MAX_SILENCE_SEC = 6.0
+"""The other side gives a sign of life every second, so one that is silent for so long hangs. On a machine so busy that
+it does not, what follows is only slower: nothing is typed twice."""
+
+_CHUNK_BYTES = 65_536
+_END_TIMEOUT_SEC = 2.0
+"""How long the process may take to end by itself when its input has ended."""
+
+
+class ChannelBrokenError(Exception):
+    """The process ended, or answered nothing usable in time. Internal to this room: a broken channel is replaced."""
+
+
+class Process(Protocol):
+    """What a channel needs of a process that runs with pipes: one of asyncio's, or one that an environment offers."""
+
+    @property
+    def stdin(self) -> asyncio.StreamWriter | None:
+        """Where requests go."""
+        ...
+
+    @property
+    def stdout(self) -> asyncio.StreamReader | None:
+        """Where answers come from."""
+        ...
+
+    def kill(self) -> None:
+        """Kill it."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait for its end and return its status."""
+        ...
+
+
+class Channel:
+    """One living process. Made by :meth:`open` or :meth:`over`; the owner closes it."""
+
+    def __init__(self, process: Process, max_answer_bytes: int) -> None:
+        self._process = process
+        self._max_answer_bytes = max_answer_bytes
+        self._received = bytearray()
+        self.greeting = ""
+        """What it said until it was ready."""
+
+    @classmethod
+    async def open(cls, argv: Sequence[str], given: str = "", *, ready: str, max_answer_bytes: int) -> "Channel":
+        """Start ``argv``, give it what it reads first, and wait for its line ``ready``.
+
+        The process is in a session of its own: an interrupt typed at this machine's terminal is not for it. It ends
+        when its standard input does, so also with this process.
+
+        Raises:
+            ChannelBrokenError: it could not be started, or said something else.
+        """
+        try:
+            process = await start_process(
+                *argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ChannelBrokenError(f"{argv[0]} could not be started: {error}") from error
+        return await cls.over(process, given, ready=ready, max_answer_bytes=max_answer_bytes)
+
+    @classmethod
+    async def over(cls, process: Process, given: str = "", *, ready: str, max_answer_bytes: int) -> "Channel":
+        """Take a process that has just been started, give it what it reads first, and wait for its line ``ready``.
+
+        Raises:
+            ChannelBrokenError: it said something else; it has been ended.
+        """
+        channel = cls(process, max_answer_bytes)
+        try:
+            assert process.stdin is not None
+            process.stdin.write(given.encode())
+            channel.greeting = await channel._read_until(f"{ready}\n", max_silence_sec=_OPEN_TIMEOUT_SEC)
+        except BaseException:
+            await channel.close()
+            raise
+        return channel
+
+    async def ask(self, lines: Sequence[str], *, end: str, timeout_sec: float) -> str:
+        """Send ``lines`` and return the answer up to its line ``end``.
+
+        Cancelling leaves the channel usable: the next request makes the other side drop this one, and what it may
+        still have said stands before the next answer.
+
+        Raises:
+            ChannelBrokenError: the process has ended, or the time was up.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write("".join(f"{line}\n" for line in lines).encode())
+            async with asyncio.timeout(timeout_sec):
+                await self._process.stdin.drain()
+                return await self._read_until(f"{end}\n", max_silence_sec=MAX_SILENCE_SEC)
+        except TimeoutError as error:
+            raise ChannelBrokenError(f"no answer within {timeout_sec:.0f} s") from error
+        except OSError as error:
+            raise ChannelBrokenError(f"it takes no more requests: {error}") from error
+
+    async def close(self) -> None:
+        """End the process and wait until it is gone. Idempotent."""
+        ending = asyncio.ensure_future(self._end())
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await ending
+            raise
+
+    async def _end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(_END_TIMEOUT_SEC):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        with contextlib.suppress(OSError):
+            await self._process.stdin.wait_closed()
+
+    async def _read_until(self, end: str, *, max_silence_sec: float) -> str:
+        """Return what was received up to the line ``end``.
+
+        Raises:
+            ChannelBrokenError: The process has ended, was silent for too long, or said too much.
+        """
+        assert self._process.stdout is not None
+        wanted, searched = end.encode(), 0
+        while (start := self._received.find(wanted, searched)) < 0:
+            if len(self._received) > self._max_answer_bytes:
+                raise ChannelBrokenError(f"an answer of more than {self._max_answer_bytes} bytes")
+            searched = max(0, len(self._received) - len(wanted))
+            try:
+                async with asyncio.timeout(max_silence_sec):
+                    data = await self._process.stdout.read(_CHUNK_BYTES)
+            except TimeoutError as error:
+                raise ChannelBrokenError(f"no sign of life for {max_silence_sec:.0f} s") from error
+            except OSError as error:
+                raise ChannelBrokenError(str(error)) from error
+            if not data:
+                raise ChannelBrokenError(f"it ended after {len(self._received)} bytes of an answer")
+            self._received += data
+        answer = bytes(self._received[: start + len(wanted)])
+        del self._received[: start + len(wanted)]
+        return answer.decode(errors="replace")

@@ -1,0 +1,155 @@
+"""The persistent transport: the step script stays in the sandbox behind a pipe, and a step costs no ``exec``."""
+
+import logging
+import secrets
+import shlex
+from typing import TYPE_CHECKING
+
+from harbor_gym._runtime.shell_text import with_arguments
+from harbor_gym.terminal.screen import capture as frames
+from harbor_gym.terminal.scripts import read_script
+from harbor_gym.terminal.transports.attach import enter_argv, exec_pipes
+from harbor_gym.terminal.transports.channel import Channel, ChannelBrokenError
+from harbor_gym.terminal.transports.portable import MARGIN_SEC, PortableTransport
+from harbor_gym.terminal.transports.step import LONG_PAYLOAD_BYTES, Step
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
+
+_MAX_BREAKS = 3
+"""Channels that may break in a row, without a step between, before no new one is tried."""
+
+logger = logging.getLogger(__name__)
+
+
+async def enter(
+    environment: "BaseEnvironment",
+    command: str,
+    *,
+    user: str | int | None,
+    ready: str,
+    max_answer_bytes: int,
+    given: str = "",
+) -> Channel | None:
+    """Start ``command`` in the sandbox with pipes, and wait until it says that it is ``ready``.
+
+    Args:
+        environment: The sandbox.
+        command: Shell text.
+        user: Whose process it is; None is the environment's default user.
+        ready: The word before "ready" when it is.
+        max_answer_bytes: What one answer may hold.
+        given: The begin of its input.
+
+    Returns:
+        The channel; None where the environment offers no way in.
+
+    Raises:
+        ChannelBrokenError: there is one, but no usable answer came.
+        SandboxLostError: the sandbox is gone.
+    """
+    says = f"{ready} ready"
+    if (process := await exec_pipes(environment, command, user=user)) is not None:
+        return await Channel.over(process, given, ready=says, max_answer_bytes=max_answer_bytes)
+    if (argv := await enter_argv(environment, command, user=user)) is not None:
+        return await Channel.open(argv, given, ready=says, max_answer_bytes=max_answer_bytes)
+    return None
+
+
+class PersistentTransport:
+    """Hands steps to the resident step script. Where its channel breaks, the portable transport finishes the step."""
+
+    def __init__(
+        self,
+        environment: "BaseEnvironment",
+        user: str | int | None,
+        directory: str,
+        *,
+        portable: PortableTransport,
+        max_answer_bytes: int,
+        channel: Channel | None = None,
+    ) -> None:
+        self.name = "persistent"
+        self._environment = environment
+        self._user = user
+        self._directory = directory
+        self.portable = portable
+        """What finishes a step when the channel breaks."""
+
+        self._max_answer_bytes = max_answer_bytes
+        self._channel = channel
+        self._breaks = 0
+        self._is_closed = False
+
+    async def connect(self) -> bool:
+        """Enter the sandbox, if nobody has yet. False: the environment offers no way in.
+
+        Raises:
+            ChannelBrokenError: there is one, but no usable answer came.
+        """
+        if self._channel is None:
+            ready = f"@{secrets.token_hex(8)}"
+            command = f"{self.portable.prefix}exec {shlex.join(['bash', f'{self._directory}/step', 'serve', ready])}"
+            self._channel = await enter(
+                self._environment, command, user=self._user, ready=ready, max_answer_bytes=self._max_answer_bytes
+            )
+        return self._channel is not None
+
+    async def take(self, step: Step) -> frames.Frame:
+        """See :meth:`harbor_gym.terminal.transports.step.Transport.take`."""
+        try:
+            if self._channel is None and self._breaks <= _MAX_BREAKS and not self._is_closed:
+                await self.connect()
+            if self._channel is not None:
+                frame = await self._ask(self._channel, step)
+                self.name, self._breaks = "persistent", 0
+                return frame
+        except ChannelBrokenError as error:
+            logger.info("the channel into sandbox %s broke: %s", self._environment.session_id, error)
+            self._breaks += 1
+            await self.close_channel()
+        self.name = "portable"
+        return await self.portable.take(step, again=True)
+
+    async def _ask(self, channel: Channel, step: Step) -> frames.Frame:
+        short, files = step.with_long_payloads_in_files()
+        lines = [
+            f"put {name} {content[start : start + LONG_PAYLOAD_BYTES]}"
+            for name, content in files.items()
+            for start in range(0, len(content), LONG_PAYLOAD_BYTES)
+        ]
+        lines.append(" ".join(["step", *short.words]))
+        answer = await channel.ask(lines, end=f"{step.nonce} end", timeout_sec=step.wait_sec + MARGIN_SEC)
+        try:
+            return frames.parse_frame(answer, step.nonce)
+        except frames.FrameError as error:
+            raise ChannelBrokenError(f"damaged answer: {error}") from error
+
+    async def finish(self, script: str, *arguments: object) -> str:
+        """See :meth:`harbor_gym.terminal.transports.step.Transport.finish`."""
+        try:
+            if self._channel is not None:
+                return await self._hand_over(self._channel, with_arguments(read_script(script), arguments))
+        except ChannelBrokenError as error:
+            logger.info("the channel into sandbox %s broke at the end: %s", self._environment.session_id, error)
+        finally:
+            await self.close()
+        return await self.portable.finish(script, *arguments)
+
+    async def _hand_over(self, channel: Channel, text: str) -> str:
+        """Have the process at the other end go on as another script, which saves the start of one."""
+        end = f"@{secrets.token_hex(8)} end"
+        text = f"{text}\nprintf '%s\\n' '{end}'"
+        request = [f"become {len(text.encode())}", text]
+        return (await channel.ask(request, end=end, timeout_sec=MARGIN_SEC)).removesuffix(f"{end}\n")
+
+    async def close_channel(self) -> None:
+        """End the channel, if there is one; the next step may open another."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def close(self) -> None:
+        """See :meth:`harbor_gym.terminal.transports.step.Transport.close`."""
+        self._is_closed = True
+        await self.close_channel()

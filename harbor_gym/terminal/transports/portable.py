@@ -1,0 +1,96 @@
+"""The portable transport: one ``exec`` per step, on any Harbor environment that has bash and tmux."""
+
+import shlex
+from typing import TYPE_CHECKING
+
+from harbor_gym.errors import SandboxLostError
+from harbor_gym.terminal.sandbox_exec import run_in_sandbox
+from harbor_gym.terminal.screen import capture as frames
+from harbor_gym.terminal.scripts import call_in_bash
+from harbor_gym.terminal.tools import path_prefix
+from harbor_gym.terminal.transports.step import LONG_PAYLOAD_BYTES, Step
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
+
+MARGIN_SEC = 30
+"""Time for everything in a step but the waits themselves, on an overloaded machine."""
+
+_NO_SHELL_CODES = (126, 127)
+"""A shell that was there when the session opened cannot be run any more: the policy removed it."""
+
+
+class PortableTransport:
+    """Runs the step script once per step."""
+
+    def __init__(
+        self, environment: "BaseEnvironment", user: str | int | None, directory: str, tools: str | None = None
+    ) -> None:
+        self.name = "portable"
+        self._environment = environment
+        self._user = user
+        self._directory = directory
+        self.prefix = path_prefix(tools)
+        """What every command in the sandbox begins with."""
+
+    async def take(self, step: Step, *, again: bool = False) -> frames.Frame:
+        """See :meth:`harbor_gym.terminal.transports.step.Transport.take`.
+
+        ``again``: another transport may have begun this very step. Whatever still works on it is stopped, what was
+        typed is not typed again, and a screen that was already taken is shown again.
+        """
+        short, files = step.with_long_payloads_in_files()
+        for name, content in files.items():
+            await self._send_ahead(name, content)
+        script = f"{self._directory}/step"
+        call = shlex.join(["bash", script, "again" if again else "step", *short.words])
+        nonce = step.nonce
+        result = await run_in_sandbox(
+            self._environment,
+            f"{self.prefix}[ ! -r {script} ] || exec {call}; "
+            f"printf '%s step , 0:0:\\n%s gone\\n%s end\\n' {nonce} {nonce} {nonce}",
+            timeout_sec=step.wait_sec + MARGIN_SEC,
+            user=self._user,
+            purpose="take a terminal step",
+        )
+        try:
+            return frames.parse_frame(result.stdout or "", nonce)
+        except frames.FrameError as error:
+            if result.return_code in _NO_SHELL_CODES:
+                return frames.NO_SESSION
+            if step.typings:
+                # The script was killed half-way (`kill -9 -1` does it): look once, type nothing again.
+                return await self.take(step.without_typings())
+            raise SandboxLostError(
+                f"Sandbox {self._environment.session_id!r} gave no usable answer to a terminal step "
+                f"(return code {result.return_code}): {error}. Run the episode again in a fresh sandbox."
+            ) from error
+
+    async def finish(self, script: str, *arguments: object) -> str:
+        """See :meth:`harbor_gym.terminal.transports.step.Transport.finish`."""
+        result = await run_in_sandbox(
+            self._environment,
+            self.prefix + call_in_bash(script, *arguments),
+            timeout_sec=MARGIN_SEC,
+            user=self._user,
+            purpose=f"{script} the terminal session",
+        )
+        return result.stdout or ""
+
+    async def close(self) -> None:
+        """See :meth:`harbor_gym.terminal.transports.step.Transport.close`."""
+
+    async def _send_ahead(self, name: str, content: str) -> None:
+        """Bring a long payload into the sandbox in pieces.
+
+        ``upload_file`` would be one call, but it may miss file systems that are mounted inside the sandbox, and the
+        file would not belong to the session's user.
+        """
+        for start in range(0, len(content), LONG_PAYLOAD_BYTES):
+            await run_in_sandbox(
+                self._environment,
+                f"printf %s {content[start : start + LONG_PAYLOAD_BYTES]} >>{self._directory}/{name}",
+                timeout_sec=MARGIN_SEC,
+                user=self._user,
+                purpose="take keystrokes",
+            )

@@ -1,0 +1,153 @@
+"""One step as it is handed to a transport: what to type, how long to wait, and how to tell the answer from others."""
+
+import base64
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from harbor_gym.config import TerminalConfig
+from harbor_gym.terminal.screen.capture import Frame
+from harbor_gym.terminal.screen.keys import MAX_INLINE_BYTES, Keys
+from harbor_gym.types import Command
+
+LONG_PAYLOAD_BYTES = 100_000
+"""Linux takes at most 128 KiB in one argument; longer keystrokes are sent ahead in pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Typing:
+    """One command for the step script."""
+
+    wait: str
+    """Milliseconds, ``<busy>/<idle>`` or ``=<exactly>``."""
+
+    kind: Literal["none", "keys", "hex", "text", "base64", "file"]
+
+    payload: str
+    """Free of white space and of anything that a shell could read."""
+
+    @property
+    def wait_sec(self) -> float:
+        """The longest that the wait can take."""
+        return int(self.wait.partition("/")[0].lstrip("=")) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of the step script."""
+
+    nonce: str
+    """Begins and ends the answer; nothing in the sandbox can know it beforehand."""
+
+    frame_bytes: int
+    """Half of what the answer may hold."""
+
+    first_number: int
+    """Number of the first command; the session's commands are numbered through, so that none is typed twice."""
+
+    typings: tuple[Typing, ...]
+
+    @property
+    def words(self) -> list[str]:
+        """The script's arguments."""
+        words = [self.nonce, str(self.frame_bytes), str(self.first_number)]
+        for typing in self.typings:
+            words += [typing.wait, typing.kind, typing.payload]
+        return words
+
+    @property
+    def wait_sec(self) -> float:
+        """The longest that all the waits can take."""
+        return sum(typing.wait_sec for typing in self.typings)
+
+    def without_typings(self) -> "Step":
+        """Return a step that only looks at the screen."""
+        return replace(self, nonce=_nonce(), typings=())
+
+    def with_long_payloads_in_files(self) -> "tuple[Step, dict[str, str]]":
+        """Return the step with what is too long for a command line replaced by files, and the files' content."""
+        files: dict[str, str] = {}
+        typings: list[Typing] = []
+        room = LONG_PAYLOAD_BYTES
+        for typing in self.typings:
+            if len(typing.payload) > room:
+                name = f"keys-{secrets.token_hex(4)}"
+                files[name] = typing.payload
+                typing = replace(typing, kind="file", payload=name)
+            room -= len(typing.payload)
+            typings.append(typing)
+        return replace(self, typings=tuple(typings)), files
+
+
+class Transport(Protocol):
+    """How steps reach the sandbox."""
+
+    name: str
+    """Which way the latest step went: ``portable`` or ``persistent``."""
+
+    async def take(self, step: Step) -> Frame:
+        """Take ``step``; nothing of it is typed twice, whatever happens on the way.
+
+        Raises:
+            SandboxLostError: the sandbox is gone.
+            SandboxTimeoutError: the sandbox did not answer.
+        """
+        ...
+
+    async def finish(self, script: str, *arguments: object) -> str:
+        """Run one of the sandbox's scripts in place of further steps, then :meth:`close`; return what it said.
+
+        Raises:
+            SandboxLostError: the sandbox is gone.
+            SandboxTimeoutError: the sandbox did not answer.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything that this machine holds. Idempotent; the session in the sandbox goes on."""
+        ...
+
+
+def make_step(commands: Sequence[Command], keys: Sequence[Keys], *, first_number: int, config: TerminalConfig) -> Step:
+    """Put one turn's commands into the step script's words."""
+    typings = tuple(
+        Typing(_wait(command.duration_sec, config), *_encode(typed))
+        for command, typed in zip(commands, keys, strict=True)
+    )
+    return Step(_nonce(), _frame_bytes(config), first_number, typings)
+
+
+def max_answer_bytes(config: TerminalConfig) -> int:
+    """Return an upper bound on the answer to one step."""
+    return 4 * _frame_bytes(config) + 10_000
+
+
+def _frame_bytes(config: TerminalConfig) -> int:
+    # The ends of the text must survive the cut beside a screen of known lines, at four bytes a cell.
+    return 2 * config.max_observation_bytes + 4 * config.rows * config.columns
+
+
+def _nonce() -> str:
+    return f"@{secrets.token_hex(8)}"
+
+
+def _wait(duration_sec: float, config: TerminalConfig) -> str:
+    given = 1.0 if math.isnan(duration_sec) else min(max(duration_sec, 0.0), config.max_wait_sec)
+    if config.wait == "exact":
+        return f"={round(given * 1000)}"
+    busy = min(max(given, config.min_wait_sec), config.max_wait_sec)
+    return f"{round(busy * 1000)}/{round(given * 1000)}"
+
+
+def _encode(keys: Keys) -> tuple[Literal["none", "keys", "hex", "text", "base64"], str]:
+    if keys.is_empty:
+        return "none", "-"
+    if keys.name is not None:
+        return "keys", keys.name
+    if keys.text is not None:
+        return "text", keys.text.encode().hex(",")
+    if len(keys.data) <= MAX_INLINE_BYTES:
+        return "hex", keys.data.hex(",")
+    return "base64", base64.b64encode(keys.data).decode()

@@ -1,0 +1,1 @@
+"""Contracts of sandboxes and environments, as suites of small named checks."""

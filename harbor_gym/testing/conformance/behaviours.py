@@ -1,0 +1,146 @@
+"""Behaviours: small named checks of one promise each, and the words they are written with."""
+
+import asyncio
+import contextlib
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harbor_gym.errors import UsageError
+from harbor_gym.testing.conformance.report import Outcome, Verdict
+
+_SHOWN_CHARACTERS = 300
+
+type Check[S] = Callable[[S], Awaitable[None]]
+
+
+class Violation(AssertionError):
+    """A promise is broken."""
+
+
+class NotApplicable(Exception):
+    """The subject says by its own capabilities that it doesn't do this at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour[S]:
+    """One promise, and how to see whether it is kept."""
+
+    name: str
+    family: str
+    contract: str
+    check: Check[S]
+
+    alone: bool = False
+    """It changes what others would notice, so it is never checked beside them."""
+
+
+class Family[S](list[Behaviour[S]]):
+    """The behaviours of one kind, in the order in which they are written."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def promise(self, check: Check[S]) -> Check[S]:
+        """Add a check; its name and docstring are the behaviour's name and contract."""
+        return self._add(check, alone=False)
+
+    def promise_alone(self, check: Check[S]) -> Check[S]:
+        """Add a check that changes what others would notice."""
+        return self._add(check, alone=True)
+
+    def _add(self, check: Check[S], *, alone: bool) -> Check[S]:
+        name, contract = getattr(check, "__name__", ""), inspect.getdoc(check) or ""
+        self.append(Behaviour(name, self.name, contract, check, alone))
+        return check
+
+
+def select[S](
+    behaviours: Sequence[Behaviour[S]], *, only: Collection[str] | None, not_promised: Mapping[str, str]
+) -> list[Behaviour[S]]:
+    """Return the behaviours called ``only``, or of a family called so; all of them for None.
+
+    Raises:
+        UsageError: A name in ``only`` or ``not_promised`` is no behaviour's, so it would silently mean nothing.
+    """
+    names = {one.name for one in behaviours}
+    families = {one.family for one in behaviours}
+    unknown = (set(only or ()) - names - families) | (set(not_promised) - names)
+    if unknown:
+        raise UsageError(f"no behaviour is called {', '.join(sorted(unknown))}; known: {', '.join(sorted(names))}")
+    return [one for one in behaviours if only is None or one.name in only or one.family in only]
+
+
+async def observe[S](
+    behaviour: Behaviour[S], subject: S, *, not_promised: str | None, probe_not_promised: bool, timeout_sec: float
+) -> Outcome:
+    """Check one behaviour. Whatever goes wrong in it is its outcome.
+
+    Args:
+        behaviour: What to check.
+        subject: On what.
+        not_promised: Why this is known not to hold; None: it is promised.
+        probe_not_promised: Check that too: if it does hold, the record is out of date, and that is a failure.
+        timeout_sec: A check that takes longer has failed.
+    """
+    started = time.monotonic()
+    if not_promised is not None and not probe_not_promised:
+        verdict, reason = Verdict.NOT_PROMISED, not_promised
+    else:
+        verdict, reason = await _try(behaviour, subject, timeout_sec)
+    if not_promised is not None and verdict is Verdict.FAILED:
+        verdict, reason = Verdict.NOT_PROMISED, not_promised
+    elif not_promised is not None and verdict is Verdict.PASSED:
+        verdict, reason = Verdict.FAILED, f"it holds, though it is on record as not promised: {not_promised}"
+    return Outcome(behaviour.name, behaviour.family, behaviour.contract, verdict, reason, time.monotonic() - started)
+
+
+async def _try[S](behaviour: Behaviour[S], subject: S, timeout_sec: float) -> tuple[Verdict, str]:
+    limit = asyncio.timeout(timeout_sec)
+    try:
+        async with limit:
+            await behaviour.check(subject)
+    except NotApplicable as exc:
+        return Verdict.NOT_APPLICABLE, str(exc)
+    except Violation as exc:
+        return Verdict.FAILED, str(exc)
+    except Exception as exc:  # The boundary to the subject: whatever it raises where it shouldn't is the finding.
+        if limit.expired():
+            return Verdict.FAILED, f"it was not over after {timeout_sec:g} s"
+        return Verdict.FAILED, f"{type(exc).__name__}: {exc}"
+    return Verdict.PASSED, ""
+
+
+# --- what checks are written with ------------------------------------------------------------------------------------
+
+
+def expect(holds: object, message: str) -> None:
+    """Raise :class:`Violation` unless ``holds``. Unlike ``assert`` it stays under ``python -O``."""
+    if not holds:
+        raise Violation(message)
+
+
+def expect_equal(found: object, expected: object, what: str) -> None:
+    """Raise :class:`Violation` unless ``found`` equals ``expected``."""
+    if found != expected:
+        raise Violation(f"{what}: expected {_shown(expected)}, found {_shown(found)}")
+
+
+@contextlib.contextmanager
+def refused(what: str, *kinds: type[Exception]) -> Generator[None]:
+    """Expect the block to raise one of ``kinds``, or anything at all where none is given."""
+    try:
+        yield
+    except Exception as exc:  # The boundary to the subject: what it raises is what is asked for.
+        if kinds and not isinstance(exc, kinds):
+            raise
+        return
+    wanted = " or ".join(kind.__name__ for kind in kinds) or "an error"
+    raise Violation(f"{what} should have raised {wanted}, and raised nothing")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}… ({len(text)} characters)"

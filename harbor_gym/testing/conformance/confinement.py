@@ -1,0 +1,121 @@
+"""What a sandbox promises of a hostile root inside: it reaches nothing of the machine, and no verdict."""
+
+import asyncio
+import shlex
+from pathlib import Path, PurePosixPath
+
+from harbor_gym.episode.grading.verifier_view import OffersView
+from harbor_gym.testing.conformance.behaviours import Family, expect, expect_equal
+from harbor_gym.testing.conformance.probe import Probe
+
+CONFINEMENT = Family[Probe]("confinement")
+
+_ENTRIES = 8
+_WATCH = """\
+end=$((SECONDS + 4))
+while [ $SECONDS -lt $end ] && [ ! -e /tmp/watched ]; do
+  for link in /proc/[0-9]*/exe; do
+    name=$(readlink "$link") || continue
+    case $name in /memfd:*) continue ;; esac
+    [ -e "$name" ] || echo "$name"
+  done
+done
+true
+"""
+"""Prints each program that a process executes and that the sandbox has not; a file in memory is nobody's program."""
+
+_MORE_TERMINALS_THAN_ANY_TASK_NEEDS = 256
+_HIDDEN = ("kcore", "kpagecount", "kpageflags", "kpagecgroup", "slabinfo", "vmallocinfo", "keys", "timer_list")
+
+
+@CONFINEMENT.promise_alone
+async def no_program_of_the_host_is_reached(probe: Probe) -> None:
+    """While commands start, root inside finds no process whose program is a file of the host, by /proc/PID/exe."""
+    await probe.output("rm -f /tmp/watched")
+    watch = asyncio.ensure_future(probe.run(_WATCH))
+    for _ in range(_ENTRIES):
+        await probe.output("sleep 0.1")
+    await probe.output("touch /tmp/watched")
+    found = await watch
+    expect_equal((found.return_code, found.stdout or ""), (0, ""), "programs that the sandbox has not")
+
+
+@CONFINEMENT.promise
+async def root_inside_is_root_of_its_own_namespace(probe: Probe) -> None:
+    """A user namespace of the sandbox's own: root's rights inside are no rights on the machine."""
+    inside = await probe.output("readlink /proc/self/ns/user")
+    outside = str(await asyncio.to_thread(Path("/proc/self/ns/user").readlink))
+    expect(inside.startswith("user:["), f"the user namespace can't be told: {inside!r}")
+    expect(inside != outside, f"commands are in this machine's own user namespace, {outside}")
+
+
+@CONFINEMENT.promise_alone
+async def terminals_end_at_the_sandboxs_own_limit(probe: Probe) -> None:
+    """Pseudo-terminals, of which the machine has some thousand for all, are bounded by sandbox."""
+    most = _MORE_TERMINALS_THAN_ANY_TASK_NEEDS
+    script = (
+        f"taken=0; while [ $taken -lt {most} ] && exec {{fd}}<>/dev/ptmx; do taken=$((taken + 1)); done; echo $taken"
+    )
+    taken = int(await probe.output(f"bash -c {shlex.quote(script)} 2>/dev/null"))
+    expect(0 < taken < most, f"one command took {taken} pseudo-terminals")
+
+
+@CONFINEMENT.promise
+async def the_first_process_is_closed(probe: Probe) -> None:
+    """Root inside can't write into the memory of the sandbox's first process, which every cleaning spares."""
+    await probe.output("exec 3<>/proc/self/mem")
+    result = await probe.run("exec 3<>/proc/1/mem")
+    expect(result.return_code != 0, "/proc/1/mem was opened for writing")
+
+
+@CONFINEMENT.promise
+async def the_kernels_memory_is_hidden(probe: Probe) -> None:
+    """What /proc tells of the whole machine's memory, keys and timers reads as empty, or can't be read."""
+    for name in _HIDDEN:
+        read = await probe.run(f"head -c 16 /proc/{name} 2>/dev/null | wc -c")
+        expect_equal((read.stdout or "").strip(), "0", f"bytes read of /proc/{name}")
+
+
+@CONFINEMENT.promise
+async def system_calls_are_filtered(probe: Probe) -> None:
+    """Commands run under a system call filter, and make no namespaces, in which they would have all rights."""
+    expect_equal(await probe.output("grep '^Seccomp:' /proc/self/status | tr -d '\\t'"), "Seccomp:2", "the filter")
+    for kind in ("user", "mount", "net"):
+        result = await probe.run(f"unshare --{kind} true")
+        expect(result.return_code != 0, f"a {kind} namespace was made")
+
+
+@CONFINEMENT.promise_alone
+async def no_program_inside_takes_part_in_transfers(probe: Probe) -> None:
+    """Uploads and downloads run nothing of the sandbox: a replaced ``tar`` is not called, and its words not parsed."""
+    names = "tar cat mkdir chmod chown find gzip cp"
+    mark = 'printf \'#!/bin/bash\\necho x >> /tmp/called\\nexec -a "${0##*/}" /usr/bin/"${0##*/}" "$@"\\n\''
+    replace = f"for name in {names}; do {mark} > /usr/local/bin/$name; /usr/bin/chmod 755 /usr/local/bin/$name; done"
+    source, back = probe.folder(), probe.folder()
+    (source / "file").write_text("x")
+    await probe.output(f"rm -f /tmp/called; {replace}")
+    try:
+        await probe.sandbox.upload_dir(source, "/srv/carried")
+        await probe.sandbox.download_dir("/srv/carried", back)
+        called = await probe.run("[ -e /tmp/called ]")
+    finally:
+        await probe.run(f"cd /usr/local/bin && rm -f {names}")
+    expect_equal((back / "file").read_text(), "x", "the file's content")
+    expect(called.return_code != 0, "a program of the sandbox was called")
+
+
+@CONFINEMENT.promise_alone
+async def a_verifier_sees_the_image_and_what_counts(probe: Probe) -> None:
+    """A verifier can be given a view with the image's files as they were, and of the sandbox's only chosen paths."""
+    sandbox = probe.sandbox
+    expect(isinstance(sandbox, OffersView), "it has no view for a verifier (enter_verifier_view)")
+    assert isinstance(sandbox, OffersView)
+    await probe.output("mkdir -p /srv/counts; echo mine > /srv/counts/file; echo mine > /usr/local/bin/planted")
+    await sandbox.enter_verifier_view([PurePosixPath("/srv/counts")])
+    try:
+        expect_equal(await probe.output("cat /srv/counts/file"), "mine", "what counts")
+        planted = await probe.run("[ -e /usr/local/bin/planted ]")
+        expect(planted.return_code != 0, "what was planted among the image's files is in the view")
+    finally:
+        await sandbox.leave_verifier_view()
+    expect_equal(await probe.output("cat /usr/local/bin/planted"), "mine", "the sandbox's own file after the view")

@@ -1,0 +1,62 @@
+"""``check_env``: the contract of an environment, for those who subclass or wrap one."""
+
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import cast
+
+from harbor_gym._runtime.owners import temporary_prefix
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.testing.conformance.behaviours import Behaviour, observe, select
+from harbor_gym.testing.conformance.env_probe import EnvProbe, MakeEnv
+from harbor_gym.testing.conformance.episodes import EPISODES, FAILURES, ORDER
+from harbor_gym.testing.conformance.report import Report
+
+ENV_BEHAVIOURS: tuple[Behaviour[EnvProbe], ...] = (*ORDER, *EPISODES, *FAILURES)
+"""What every environment is asked for, in this order."""
+
+
+async def check_env(
+    make_env: MakeEnv,
+    config: TerminalEnvConfig | None = None,
+    *,
+    only: Collection[str] | None = None,
+    not_promised: Mapping[str, str] | None = None,
+    probe_not_promised: bool = False,
+    timeout_sec: float = 120.0,
+) -> Report:
+    """Check an environment against the contract of :class:`harbor_gym.AsyncTerminalGymEnv`.
+
+    Every behaviour makes environments of its own, with budgets that suit it, and closes them.
+
+    Args:
+        make_env: Makes an environment of a configuration: a class, or a function that puts wrappers around one. The
+            budgets, the action format and the sandbox of the configuration that it is given must reach the environment.
+        config: A task whose sandbox has a shell. None: a task in memory, on :class:`FakeEnvironment`, in milliseconds.
+            The checks' actions write and read files in the working directory; nobody asks whether the task is solved.
+        only: Names of behaviours or of families (``order``, ``episodes``, ``failures``); None is all.
+        not_promised: Behaviour → why this environment does not do it, on top of its class's attribute of that name.
+        probe_not_promised: Check also what is not promised; it is a failure then if it holds after all.
+        timeout_sec: A behaviour that takes longer has failed.
+
+    Returns:
+        One outcome per behaviour. What a behaviour raises is its outcome.
+
+    Raises:
+        UsageError: There is no such behaviour.
+    """
+    reasons = {**cast("Mapping[str, str]", getattr(make_env, "not_promised", {})), **(not_promised or {})}
+    behaviours = select(ENV_BEHAVIOURS, only=only, not_promised=reasons)
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as directory:
+        probe = EnvProbe(make_env, config, Path(directory))
+        outcomes = [
+            await observe(
+                behaviour,
+                probe,
+                not_promised=reasons.get(behaviour.name),
+                probe_not_promised=probe_not_promised,
+                timeout_sec=timeout_sec,
+            )
+            for behaviour in behaviours
+        ]
+    return Report(getattr(make_env, "__qualname__", repr(make_env)), tuple(outcomes))

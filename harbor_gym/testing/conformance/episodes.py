@@ -1,0 +1,280 @@
+"""What an environment promises to whoever calls ``reset``, ``step`` and ``close``."""
+
+import asyncio
+
+from harbor_gym.config import TerminalConfig
+from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.testing.conformance.behaviours import Family, expect, expect_equal, refused
+from harbor_gym.testing.conformance.env_probe import EnvProbe, GymEnv, check_done, check_info, check_step, check_text
+from harbor_gym.types import ActionFormat, EndReason
+
+ORDER = Family[EnvProbe]("order")
+EPISODES = Family[EnvProbe]("episodes")
+FAILURES = Family[EnvProbe]("failures")
+
+
+# --- order of calls --------------------------------------------------------------------------------------------------
+
+
+@ORDER.promise
+async def reset_brings_text_and_info(probe: EnvProbe) -> None:
+    """``reset`` returns the terminal's text, and ``info`` with the instruction and what its type requires."""
+    env = probe.make()
+    try:
+        observation, info = await env.reset()
+        check_text(observation, "the first observation")
+        check_info(info, "instruction", "sandbox")
+        expect(info.get("instruction", "").strip(), "the instruction is empty")
+        expect_equal(info["turn"], 0, "turn after reset")
+    finally:
+        await env.close()
+
+
+@ORDER.promise
+async def a_step_before_reset_is_refused(probe: EnvProbe) -> None:
+    """It raises ``UsageError``, and the environment can be reset afterwards."""
+    env = probe.make()
+    try:
+        with refused("a step before reset", UsageError):
+            await env.step("true\n")
+        await env.reset()
+    finally:
+        await env.close()
+
+
+@ORDER.promise
+async def a_step_after_done_is_refused(probe: EnvProbe) -> None:
+    """It raises ``UsageError``: a finished episode can't go on."""
+    async with probe.running(max_turns=1) as env:
+        check_done(await env.step("true\n"))
+        with refused("a step after done", UsageError):
+            await env.step("true\n")
+
+
+@ORDER.promise
+async def two_steps_at_once_are_refused(probe: EnvProbe) -> None:
+    """The second raises ``UsageError`` and changes nothing; the first goes on."""
+    async with probe.running() as env:
+        first = asyncio.ensure_future(env.step([("sleep 0.3; echo first\n", 10.0)]))
+        try:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            with refused("a step while another one runs", UsageError):
+                await env.step("echo second\n")
+            observation, *_ = check_step(await first)
+            expect("first" in observation.splitlines(), f"the first step was disturbed: {observation!r}")
+        finally:
+            first.cancel()
+            await asyncio.wait([first])
+
+
+@ORDER.promise
+async def close_is_idempotent(probe: EnvProbe) -> None:
+    """``close`` can be called in any state and again; nothing but ``close`` works afterwards."""
+    unused = probe.make()
+    await unused.close()
+    async with probe.running() as env:
+        await env.close()
+        await env.close()
+        with refused("a step after close", UsageError):
+            await env.step("true\n")
+
+
+@ORDER.promise
+async def a_reset_after_done_is_fresh(probe: EnvProbe) -> None:
+    """The next episode's sandbox knows nothing of the last one's, and counting starts again."""
+    await _expect_fresh(probe, ends_first=True)
+
+
+@ORDER.promise
+async def a_reset_in_an_episode_is_fresh(probe: EnvProbe) -> None:
+    """``reset`` while an episode runs ends that and starts another one in a fresh sandbox."""
+    await _expect_fresh(probe, ends_first=False)
+
+
+async def _expect_fresh(probe: EnvProbe, *, ends_first: bool) -> None:
+    async with probe.running(max_turns=2) as env:
+        await env.step([("echo old > left-over; export LEFT=over\n", 10.0)])
+        if ends_first:
+            check_done(await env.step("true\n"))
+        _, info = await env.reset()
+        expect_equal(info["turn"], 0, "turn after reset")
+        observation, *_ = check_step(await env.step([('[ -e left-over ] && echo found; echo "<$LEFT>"\n', 10.0)]))
+        lines = observation.splitlines()
+        expect("found" not in lines, "a file of the last episode is still there")
+        expect("<>" in lines, f"a variable of the last episode's shell is still there: {observation!r}")
+
+
+# --- an episode ------------------------------------------------------------------------------------------------------
+
+
+@EPISODES.promise
+async def a_step_shows_what_was_done(probe: EnvProbe) -> None:
+    """The observation has the command's output, the reward is 0.0 and ``turn`` counts."""
+    async with probe.running() as env:
+        for turn in (1, 2):
+            observation, reward, done, info = check_step(await env.step([(f"echo num''ber {turn}\n", 10.0)]))
+            expect(f"number {turn}" in observation.splitlines(), f"the output is not shown: {observation!r}")
+            expect_equal((reward, done, info["turn"]), (0.0, False, turn), "reward, done and turn")
+
+
+@EPISODES.promise
+async def state_goes_on_from_step_to_step(probe: EnvProbe) -> None:
+    """Steps are one shell session: directory, variables and files stay."""
+    async with probe.running() as env:
+        await env.step([("mkdir -p sub; cd sub; WORD=kept; echo in > file\n", 10.0)])
+        observation, *_ = check_step(await env.step([("cat file; echo $WORD\n", 10.0)]))
+        expect({"in", "kept"} <= set(observation.splitlines()), f"state was lost between steps: {observation!r}")
+
+
+@EPISODES.promise
+async def several_commands_are_one_turn(probe: EnvProbe) -> None:
+    """A list of commands is typed in order, and its effects are one observation."""
+    async with probe.running() as env:
+        observation, *_, info = check_step(await env.step([("echo o''ne\n", 10.0), ("echo t''wo\n", 10.0)]))
+        lines = observation.splitlines()
+        expect("one" in lines and "two" in lines, f"an output is missing: {observation!r}")
+        expect_equal(info["turn"], 1, "turn")
+
+
+@EPISODES.promise
+async def an_unreadable_action_does_nothing_and_says_why(probe: EnvProbe) -> None:
+    """Nothing of it is executed; the observation and ``info["parse_error"]`` tell what was wrong."""
+    json_format = {"action_format": ActionFormat.TERMINUS_JSON, "max_consecutive_parse_failures": 3}
+    async with probe.running(**json_format) as env:
+        observation, reward, done, info = check_step(await env.step("touch made-by-mistake\n"))
+        expect(info.get("parse_error"), "info has no parse_error")
+        expect(observation.strip(), "the observation does not say what was wrong")
+        expect_equal((reward, done), (0.0, False), "reward and done")
+        observation, *_ = await env.step([("[ -e made-by-mistake ] && echo fo''und\n", 10.0)])
+        expect("found" not in observation.splitlines(), "an unreadable action was executed")
+
+
+@EPISODES.promise
+async def unreadable_actions_end_the_episode_in_the_end(probe: EnvProbe) -> None:
+    """As many in a row as the configuration allows, and the episode is verified and over."""
+    json_format = {"action_format": ActionFormat.TERMINUS_JSON, "max_consecutive_parse_failures": 2}
+    async with probe.running(**json_format) as env:
+        await env.step("not json")
+        info = check_done(await env.step("not json"))
+        expect_equal(info.get("end_reason"), EndReason.PARSE_FAILURES, "end_reason")
+
+
+@EPISODES.promise
+async def a_truncation_is_verified(probe: EnvProbe) -> None:
+    """At ``max_turns`` the episode is done and truncated, and its reward is the verifier's, which ``info`` has too."""
+    async with probe.running(max_turns=2) as env:
+        *_, done, _ = check_step(await env.step("true\n"))
+        expect(not done, "the episode was over a turn early")
+        step = await env.step("true\n")
+        info = check_done(step)
+        expect_equal((info.get("end_reason"), info.get("truncated")), (EndReason.MAX_TURNS, True), "end and truncated")
+        expect(info.get("rewards"), "a truncated episode was not verified: info['rewards'] is empty")
+        expect(step[1] in info.get("rewards", {}).values(), "the reward is none of the verifier's")
+
+
+@EPISODES.promise
+async def a_shell_that_is_left_ends_the_episode(probe: EnvProbe) -> None:
+    """``exit`` is an ending with a name, no failure: the episode is verified."""
+    async with probe.running() as env:
+        info = check_done(await env.step([("exit\n", 10.0)]))
+        expect_equal((info.get("end_reason"), info.get("truncated")), (EndReason.SESSION_ENDED, False), "the ending")
+
+
+@EPISODES.promise
+async def done_has_its_metrics(probe: EnvProbe) -> None:
+    """At the end ``info["metrics"]`` has the seconds of verifier and terminal, as numbers."""
+    async with probe.running(max_turns=1) as env:
+        metrics = check_done(await env.step("true\n"))["metrics"]
+        missing = {"time/verifier_sec", "time/terminal_sec"} - set(metrics)
+        expect(not missing, f"info['metrics'] lacks {', '.join(sorted(missing))}")
+
+
+@EPISODES.promise
+async def an_observation_keeps_its_budget(probe: EnvProbe) -> None:
+    """However much is printed, the observation has at most ``max_observation_bytes``, and what it omits is said."""
+    budget = 1000
+    async with probe.running(terminal=TerminalConfig(max_observation_bytes=budget)) as env:
+        line = "číslo " * 12
+        observation, *_, info = check_step(await env.step([(f"echo '{line}'; " * 40 + "\n", 20.0)]))
+        size = len(observation.encode())
+        expect(size <= budget, f"the observation has {size} bytes, allowed are {budget}")
+        expect(info.get("omitted_bytes", 0) > 0, "info does not say how much was omitted")
+
+
+@EPISODES.promise
+async def an_observation_is_plain_text(probe: EnvProbe) -> None:
+    """Colours, bells and bytes that are no text leave no control characters in the observation."""
+    async with probe.running() as env:
+        script = r"printf 'p\033[31mred\033[0m\a\b\377q\n'" + "\n"
+        observation, *_ = check_step(await env.step([(script, 10.0)]))
+        expect(observation, "the observation is empty")
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+async def _expect_infrastructure(env: GymEnv, *actions: str) -> None:
+    """Expect an infrastructure failure from ``reset`` or one of the steps, and a refusal of steps after it."""
+    try:
+        try:
+            await env.reset()
+            for action in actions:
+                await env.step(action)
+        except HarborGymError as exc:
+            expect(exc.is_infrastructure, f"{type(exc).__name__} is not marked as a failure of the infrastructure")
+        else:
+            expect(False, "a failure of the infrastructure raised nothing")
+        with refused("a step after a failure", UsageError):
+            await env.step("true\n")
+    finally:
+        await env.close()
+
+
+@FAILURES.promise
+async def a_sandbox_that_does_not_start_raises(probe: EnvProbe) -> None:
+    """``reset`` raises an error that is marked ``is_infrastructure``."""
+    await _expect_infrastructure(probe.make_failing(start=1))
+
+
+@FAILURES.promise
+async def a_sandbox_that_is_lost_raises(probe: EnvProbe) -> None:
+    """``step`` raises an error that is marked ``is_infrastructure``; it is no reward and no observation."""
+    await _expect_infrastructure(probe.make_failing(exec=2), "true\n", "true\n")
+
+
+@FAILURES.promise
+async def a_verifier_without_a_verdict_raises(probe: EnvProbe) -> None:
+    """A crashed verifier is a failure of the infrastructure and not a reward of 0.0."""
+    await _expect_infrastructure(probe.make_failing(verifier=1), "exit\n")
+
+
+@FAILURES.promise
+async def after_a_failure_a_reset_starts_again(probe: EnvProbe) -> None:
+    """A failed episode does not spoil the environment: the next one runs."""
+    env = probe.make_failing(exec=2)
+    try:
+        await env.reset()
+        with refused("a step in a lost sandbox", HarborGymError):
+            await env.step([("true\n", 1.0), ("true\n", 1.0)])
+        await env.reset()
+        observation, *_ = check_step(await env.step([("echo fi''ne\n", 10.0)]))
+        expect("fine" in observation.splitlines(), f"the next episode does not run: {observation!r}")
+    finally:
+        await env.close()
+
+
+@FAILURES.promise
+async def a_cancelled_step_leaves_nothing(probe: EnvProbe) -> None:
+    """A cancelled ``step`` raises ``CancelledError``, ends the episode, and leaves no task of it behind."""
+    before = asyncio.all_tasks()
+    async with probe.running() as env:
+        step = asyncio.ensure_future(env.step([("sleep 30\n", 30.0)]))
+        await asyncio.sleep(0.1)
+        step.cancel()
+        await asyncio.wait([step])
+        expect(step.cancelled(), "the cancelled step was not cancelled")
+        with refused("a step after a cancelled one", UsageError):
+            await env.step("true\n")
+    left = {task for task in asyncio.all_tasks() - before if not task.done()}
+    expect(not left, f"tasks are left: {left}")

@@ -1,0 +1,176 @@
+"""The sandboxes that one run of the sandbox check holds, and what its behaviours ask of them."""
+
+import asyncio
+import contextlib
+import secrets
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
+from harbor.models.trial.config import ServiceVolumeConfig
+from harbor.models.trial.paths import EnvironmentPaths, TrialPaths
+
+from harbor_gym.testing.conformance.behaviours import Violation
+
+type MakeSandbox = Callable[..., BaseEnvironment]
+"""Takes the keyword arguments of Harbor's ``BaseEnvironment`` and returns one, not started: a class will do."""
+
+IMAGE_WORKDIR = "/image/workdir"
+IMAGE_ENV = "hello image"
+TASK_ENV = {"TASK_SAYS": "hello task", "TRIAL_SAYS": "task"}
+TRIAL_ENV = {"TRIAL_SAYS": "hello trial"}
+TASK_WORKDIR = "/srv"
+USER, UID, GID = "dev", 1234, 4321
+
+DOCKERFILE = f"""\
+FROM debian:bookworm-slim
+ENV IMAGE_SAYS="{IMAGE_ENV}"
+RUN useradd --create-home --uid {UID} --shell /bin/bash {USER} && groupadd --gid {GID} crew
+WORKDIR {IMAGE_WORKDIR}
+"""
+"""The image that the behaviours know: its ENV, its WORKDIR, its user."""
+
+EXEC_TIMEOUT_SEC = 30
+
+
+class Probe:
+    """One check's hands: the standing sandbox, further ones on demand, and a folder of this machine.
+
+    Sandboxes are started when first asked for and stopped by :meth:`close`. ``sandbox`` stands for all behaviours
+    that don't end it; ``other()`` is a second one, without a network where the kind can do that.
+    """
+
+    def __init__(self, make_sandbox: MakeSandbox, directory: Path, dockerfile: str) -> None:
+        self._make_sandbox = make_sandbox
+        self._root = directory
+        self._context = directory / "environment"
+        self._context.mkdir()
+        (self._context / "Dockerfile").write_text(dockerfile)
+        self._sandbox: BaseEnvironment | None = None
+        self._other: BaseEnvironment | None = None
+        self._ended: tuple[BaseEnvironment, asyncio.Task[ExecResult]] | None = None
+        self._stack = contextlib.AsyncExitStack()
+        self._lock = asyncio.Lock()
+
+    async def prepare(self) -> None:
+        """Start the standing sandbox, anew if it does not answer any more."""
+        async with self._lock:
+            if self._sandbox is None or not await _answers(self._sandbox):
+                self._sandbox = await self._start(self.make())
+
+    @property
+    def sandbox(self) -> BaseEnvironment:
+        """The standing sandbox."""
+        assert self._sandbox is not None, "prepare() comes first"
+        return self._sandbox
+
+    async def other(self) -> BaseEnvironment:
+        """Return a second sandbox, with a workdir of the task's own."""
+        async with self._lock:
+            if self._other is None:
+                can_be_offline = self.sandbox.capabilities.disable_internet
+                policy = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK) if can_be_offline else None
+                self._other = await self._start(self.make(network_policy=policy, workdir=TASK_WORKDIR))
+            return self._other
+
+    async def ended(self) -> tuple[BaseEnvironment, "asyncio.Task[ExecResult]"]:
+        """Return a third sandbox that was stopped under a running command, and that command."""
+        async with self._lock:
+            if self._ended is None:
+                sandbox = await self._start(self.make())
+                command = asyncio.ensure_future(sandbox.exec("sleep 5001"))
+                self._stack.push_async_callback(_cancel, command)
+                await asyncio.wait([command], timeout=0.5)
+                await sandbox.stop(delete=True)
+                self._ended = (sandbox, command)
+            return self._ended
+
+    def make(self, *, network_policy: NetworkPolicy | None = None, workdir: str | None = None) -> BaseEnvironment:
+        """Make a sandbox without starting it."""
+        name = f"check-{secrets.token_hex(4)}"
+        paths = TrialPaths(self._root / name)
+        paths.mkdir()
+        inside = EnvironmentPaths()
+        mounts: list[ServiceVolumeConfig] = [
+            {"type": "bind", "source": source.resolve().as_posix(), "target": str(target)}
+            for source, target in (
+                (paths.verifier_dir, inside.verifier_dir),
+                (paths.agent_dir, inside.agent_dir),
+                (paths.artifacts_dir, inside.artifacts_dir),
+            )
+        ]
+        settings: dict[str, Any] = {"network_policy": network_policy} if network_policy is not None else {}
+        return self._make_sandbox(
+            environment_dir=self._context,
+            environment_name="harbor-gym-check",
+            session_id=name,
+            trial_paths=paths,
+            task_env_config=EnvironmentConfig(env=dict(TASK_ENV), workdir=workdir),
+            persistent_env=dict(TRIAL_ENV),
+            mounts=mounts,
+            **settings,
+        )
+
+    def folder(self) -> Path:
+        """Return a new, empty folder of this machine."""
+        return Path(tempfile.mkdtemp(dir=self._root))
+
+    async def run(self, command: str, *, sandbox: BaseEnvironment | None = None, **options: Any) -> ExecResult:
+        """Run a command in ``sandbox``, or else the standing one, with a timeout unless one is given."""
+        options.setdefault("timeout_sec", EXEC_TIMEOUT_SEC)
+        return await (sandbox or self.sandbox).exec(command, **options)
+
+    async def output(self, command: str, **options: Any) -> str:
+        """Return what a command prints that must succeed, without final line feeds; options as for ``run``."""
+        result = await self.run(command, **options)
+        if result.return_code != 0:
+            said = f"{result.stdout or ''}{result.stderr or ''}".strip()
+            raise Violation(f"{command[:200]!r} should have succeeded; status {result.return_code}: {said[-300:]}")
+        return (result.stdout or "").rstrip("\n")
+
+    async def leave_running(self, marker: int) -> None:
+        """Start a process with ``marker`` as an argument, which outlives its command, and wait until it shows."""
+        wait = f"for i in {{1..200}}; do {_look(marker)} && exit 0; sleep 0.01; done; exit 1"
+        await self.output(f"setsid sleep {marker} >/dev/null 2>&1 </dev/null & {wait}")
+
+    async def expect_dead(self, marker: int) -> None:
+        """Expect that no process has ``marker`` as an argument, at once or soon."""
+        script = f"grep -qz . /proc/self/cmdline || exit 4; for i in {{1..20}}; do {_look(marker)} || exit 0; "
+        result = await self.run(f"{script}sleep 0.1; done; exit 3")
+        if result.return_code != 0:
+            raise Violation("the process still runs inside" if result.return_code == 3 else "processes can't be seen")
+
+    async def is_alive(self, marker: int, *, sandbox: BaseEnvironment | None = None) -> bool:
+        """Tell whether a process has ``marker`` as an argument, in ``sandbox`` or else the standing one."""
+        return (await self.run(_look(marker), sandbox=sandbox)).return_code == 0
+
+    async def close(self) -> None:
+        """Stop every sandbox."""
+        await self._stack.aclose()
+
+    async def _start(self, sandbox: BaseEnvironment) -> BaseEnvironment:
+        self._stack.push_async_callback(sandbox.stop, delete=True)
+        await sandbox.start(force_build=False)
+        return sandbox
+
+
+def _look(marker: int) -> str:
+    """Return a command that finds a process with this argument, and not itself."""
+    text = str(marker)
+    return f"grep -qszx '{text[:-1]}[{text[-1]}]' /proc/[0-9]*/cmdline"
+
+
+async def _answers(sandbox: BaseEnvironment) -> bool:
+    try:
+        async with asyncio.timeout(EXEC_TIMEOUT_SEC):
+            return (await sandbox.exec("true")).return_code == 0
+    except Exception:  # The boundary to foreign code: however it says so, the sandbox is gone.
+        return False
+
+
+async def _cancel(task: "asyncio.Task[ExecResult]") -> None:
+    task.cancel()
+    await asyncio.wait([task])

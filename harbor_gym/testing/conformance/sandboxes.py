@@ -1,0 +1,139 @@
+"""``check_sandbox``: one contract for every kind of sandbox."""
+
+import asyncio
+import contextlib
+import functools
+import tempfile
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from harbor.environments.base import BaseEnvironment
+from harbor.models.trial.config import EnvironmentConfig
+
+from harbor_gym import sandboxes
+from harbor_gym._runtime.owners import temporary_prefix
+from harbor_gym.testing.conformance import commands, confinement, files, interruptions, isolation
+from harbor_gym.testing.conformance.behaviours import Behaviour, observe, select
+from harbor_gym.testing.conformance.known_failures import NOT_PROMISED
+from harbor_gym.testing.conformance.probe import DOCKERFILE, MakeSandbox, Probe
+from harbor_gym.testing.conformance.report import Outcome, Report, Verdict
+
+SANDBOX_BEHAVIOURS: tuple[Behaviour[Probe], ...] = (
+    *commands.COMMANDS,
+    *commands.ENVIRONMENT,
+    *commands.USERS,
+    *interruptions.INTERRUPTIONS,
+    *files.UPLOADS,
+    *files.DOWNLOADS,
+    *isolation.FOLDERS,
+    *isolation.WALLS,
+    *confinement.CONFINEMENT,
+    *isolation.TERMINAL,
+    *isolation.LIFE,
+)
+"""What every sandbox is asked for, in this order."""
+
+
+async def check_sandbox(
+    sandbox: str | EnvironmentConfig | MakeSandbox,
+    *,
+    only: Collection[str] | None = None,
+    not_promised: Mapping[str, str] | None = None,
+    probe_not_promised: bool = False,
+    concurrency: int = 1,
+    dockerfile: str = DOCKERFILE,
+    timeout_sec: float = 120.0,
+) -> Report:
+    """Check a kind of sandbox against the contract that harbor_gym and Harbor's trials rely on.
+
+    Up to three sandboxes are started, one after the other as they are needed, and stopped at the end. Behaviours run
+    one by one and clean up by being gone: never run this on a sandbox that somebody uses.
+
+    Args:
+        sandbox: A name as ``--env`` takes it, Harbor's configuration of an environment, or whatever makes one from
+            the keyword arguments of Harbor's ``BaseEnvironment``: a class, or a ``functools.partial`` of one.
+        only: Names of behaviours or of families (``commands``, ``files`` …); None is all.
+        not_promised: Behaviour → why this kind does not do it. It is put on the class's own list: a class may have
+            an attribute ``not_promised`` of the same shape.
+        probe_not_promised: Check also what is not promised; it is a failure then if it holds after all.
+        concurrency: So many behaviours at once: quicker, but one that breaks the sandbox takes others with it.
+        dockerfile: The image. Another one must have what :data:`DOCKERFILE` has: the variables, the folder, the user.
+        timeout_sec: A behaviour that takes longer has failed.
+
+    Returns:
+        One outcome per behaviour. What a behaviour raises is its outcome.
+
+    Raises:
+        UsageError: There is no such sandbox or behaviour.
+        Exception: Whatever the sandbox raises when it can't be made or started: then nothing can be said.
+    """
+    make_sandbox, label = _maker(sandbox)
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as directory:
+        probe = Probe(make_sandbox, Path(directory), dockerfile)
+        reasons = {**_own_reasons(probe.make()), **(not_promised or {})}
+        behaviours = select(SANDBOX_BEHAVIOURS, only=only, not_promised=reasons)
+        check = functools.partial(
+            observe, subject=probe, probe_not_promised=probe_not_promised, timeout_sec=timeout_sec
+        )
+        try:
+            await probe.prepare()
+            found = await _observe_all(behaviours, check, reasons, probe, concurrency)
+        finally:
+            await probe.close()
+    return Report(label, tuple(found[one.name] for one in behaviours))
+
+
+async def _observe_all(
+    behaviours: Sequence[Behaviour[Probe]],
+    check: Callable[..., Awaitable[Outcome]],
+    reasons: Mapping[str, str],
+    probe: Probe,
+    concurrency: int,
+) -> dict[str, Outcome]:
+    found: dict[str, Outcome] = {}
+    room = asyncio.Semaphore(concurrency)
+
+    async def take(behaviour: Behaviour[Probe]) -> None:
+        async with room:
+            while True:
+                asked = probe.sandbox
+                outcome = await check(behaviour, not_promised=reasons.get(behaviour.name))
+                if outcome.verdict is not Verdict.PASSED or probe.sandbox is asked:
+                    break
+                # One that broke the sandbox had it replaced meanwhile: what holds for half of each proves nothing.
+            found[behaviour.name] = outcome
+            if outcome.verdict is Verdict.FAILED:
+                with contextlib.suppress(Exception):  # If no other one starts, that is every further outcome's reason.
+                    await probe.prepare()
+
+    async with asyncio.TaskGroup() as group:
+        for behaviour in behaviours:
+            if not behaviour.alone:
+                group.create_task(take(behaviour))
+    for behaviour in behaviours:
+        if behaviour.alone:
+            await take(behaviour)
+    return found
+
+
+def _maker(sandbox: str | EnvironmentConfig | MakeSandbox) -> tuple[MakeSandbox, str]:
+    if isinstance(sandbox, str):
+        return _from_config(sandboxes.environment_config(sandbox)), sandbox
+    if isinstance(sandbox, EnvironmentConfig):
+        return _from_config(sandbox), sandbox.import_path or str(sandbox.type)
+    return sandbox, getattr(sandbox, "__qualname__", repr(sandbox))
+
+
+def _from_config(config: EnvironmentConfig) -> MakeSandbox:
+    from harbor.environments.factory import EnvironmentFactory
+
+    return functools.partial(EnvironmentFactory.create_environment_from_config, config)
+
+
+def _own_reasons(environment: BaseEnvironment) -> Mapping[str, str]:
+    declared = cast("Mapping[str, str] | None", getattr(environment, "not_promised", None))
+    if declared is not None:
+        return declared
+    lineage = (f"{kind.__module__}:{kind.__qualname__}" for kind in type(environment).__mro__)
+    return next((NOT_PROMISED[name] for name in lineage if name in NOT_PROMISED), {})

@@ -1,0 +1,1 @@
+"""A sandbox that exists in memory only, for tests of what is around a sandbox."""

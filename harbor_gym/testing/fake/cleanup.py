@@ -1,0 +1,58 @@
+"""The fake's answers to the scripts by which an episode prepares a sandbox for grading. It has no processes to stop."""
+
+import shlex
+from dataclasses import dataclass
+
+from harbor_gym.testing.fake.files import FakeFiles
+
+_SCRIPTS = ("baseline", "stop", "reset_verifier_dirs", "postmortem")
+
+
+@dataclass(frozen=True)
+class FakeProcesses:
+    """What a fake reports of processes that it does not have."""
+
+    stopped: int = 0
+    """Processes of the policy that are killed before grading."""
+
+    unstoppable: int = 0
+    """Those that are still there afterwards."""
+
+    oom_kills: tuple[int, int, int] | None = None
+    """Processes that the memory limit kills before the policy comes, while it acts, and while the verifier runs; None:
+    the sandbox does not report them."""
+
+    def killed(self, phases: int) -> str:
+        """Return how many the memory limit has killed after so many of the three phases."""
+        return "-" if self.oom_kills is None else str(sum(self.oom_kills[:phases]))
+
+
+def answer_custody(command: str, content: FakeFiles, processes: FakeProcesses) -> str | None:
+    """Do what one of :mod:`harbor_gym.episode.grading.cleanup`'s scripts asks and return its answer; None otherwise."""
+    from harbor_gym.episode.grading.breakage import sound_answer
+    from harbor_gym.episode.grading.cleanup import read_script
+
+    if (sound := sound_answer(command)) is not None:
+        return sound
+    said: list[str] = []
+    for script in _SCRIPTS:
+        head, found, _ = command.partition(read_script(script))
+        if found:
+            said.append(_answer(script, shlex.split(head.splitlines()[-1])[2:], content, processes))
+    return "".join(said) or None
+
+
+def _answer(script: str, arguments: list[str], content: FakeFiles, processes: FakeProcesses) -> str:
+    match script:
+        case "baseline":
+            return f"baseline {processes.killed(1)}\n"
+        case "stop":
+            content.remove(arguments[2])
+            return f"stop {processes.stopped} {processes.unstoppable} {processes.killed(2)}\n"
+        case "reset_verifier_dirs":
+            for directory in arguments[1:]:
+                content.remove(directory)
+                content.make_dir(directory)
+            return "sealed\n"
+        case _:
+            return f"autopsy {processes.killed(3)}\n{content.text(arguments[0]) or ''}"

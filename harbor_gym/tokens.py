@@ -1,0 +1,182 @@
+"""The environment in tokens, for any training framework: what was sampled is never rendered or tokenised again."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypedDict
+
+from harbor_gym.env import AsyncTerminalGymEnv
+from harbor_gym.errors import UsageError
+from harbor_gym.formats import prompts
+from harbor_gym.types import EndReason, EpisodeInfo
+
+StopReason = Literal["stop", "length"]
+"""Why the sampler stopped: at a stop sequence, or at its token limit."""
+
+
+class ChatMessage(TypedDict):
+    """One message of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ChatCodec(Protocol):
+    """How one model family writes a chat as tokens. Implementations belong to adapters."""
+
+    def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Return the tokens that precede the model's first answer."""
+        ...
+
+    def next_turn(self, sampled: Sequence[int], message: str) -> list[int]:
+        """Return the tokens that follow ``sampled``: what is missing of its end, ``message`` as the user's, and the
+        opening of the next answer.
+        """
+        ...
+
+    def text(self, sampled: Sequence[int]) -> str:
+        """Return the answer that ``sampled`` holds, without thinking and end-of-message marks."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenStep:
+    """What one sampled message led to."""
+
+    observation: list[int]
+    """The next prompt, whole. It begins with the last prompt and the sampled tokens. Empty when done."""
+
+    reward: float
+    """Reward of this step."""
+
+    done: bool
+    """Whether the episode is over."""
+
+    info: EpisodeInfo
+    """See :class:`harbor_gym.types.EpisodeInfo`."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn as text, for transcripts."""
+
+    observation: str
+    """What the model was newly shown before it answered."""
+
+    action: str
+    """What it answered."""
+
+    info: EpisodeInfo
+    """What came of it."""
+
+    reward: float
+    """The reward of this turn."""
+
+    prompt_tokens: int = 0
+    """Length of the prompt that was answered, in tokens."""
+
+    sampled_tokens: int = 0
+    """Length of the answer, in tokens."""
+
+
+@dataclass
+class Transcript:
+    """An episode as text, growing turn by turn."""
+
+    turns: list[Turn] = field(default_factory=list)
+    final_observation: str = ""
+    started: float = field(default_factory=time.time)
+
+
+class TokenTerminalEnv:
+    """Drive an :class:`AsyncTerminalGymEnv` with sampled tokens.
+
+    The prompt after turn *t* is, token for token: the prompt of turn *t*, the sampled tokens untouched, and the next
+    user message. The instruction is sent once.
+
+    Args:
+        env: The environment. This object owns it from now on.
+        codec: The model family's way to write a chat.
+        max_tokens: The sampler's limit for one message, in tokens; reserved when the context limit is checked.
+        max_context_tokens: The model's context window in tokens; None checks nothing.
+    """
+
+    def __init__(
+        self, env: AsyncTerminalGymEnv, codec: ChatCodec, *, max_tokens: int, max_context_tokens: int | None = None
+    ) -> None:
+        self.env = env
+        self.transcript = Transcript()
+        self._codec = codec
+        self._max_tokens = max_tokens
+        self._max_context_tokens = max_context_tokens
+        self._prompt: list[int] = []
+        self._shown = ""
+        self._lengths = 0, 0
+
+    async def reset(self) -> TokenStep:
+        """Start an episode; the returned step holds the first prompt, or is done if that prompt would not fit.
+
+        Raises:
+            HarborGymError: As :meth:`AsyncTerminalGymEnv.reset` does.
+        """
+        screen, info = await self.env.reset()
+        self.transcript = Transcript()
+        self._shown = prompts.first_message(info.get("instruction", ""), screen)
+        messages = [
+            ChatMessage(role="system", content=prompts.system_prompt(self.env.config.action_format)),
+            ChatMessage(role="user", content=self._shown),
+        ]
+        self._prompt = await asyncio.to_thread(self._codec.prompt, messages)
+        if not self._fits(self._prompt):
+            return await self._truncated(EndReason.CONTEXT_OVERFLOW)
+        return TokenStep(list(self._prompt), 0.0, False, info)
+
+    async def step(self, sampled: Sequence[int], *, stop_reason: StopReason = "stop") -> TokenStep:
+        """Act on one sampled message.
+
+        Args:
+            sampled: The tokens as they were sampled, with the stop token if the sampler returns it.
+            stop_reason: ``"length"`` means the message was cut at the token limit: nothing of it is executed, and
+                the episode ends truncated and verified.
+
+        Raises:
+            HarborGymError: As :meth:`AsyncTerminalGymEnv.step` does.
+        """
+        if not self._prompt:
+            raise UsageError("step can't be called before reset")
+        self._lengths = len(self._prompt), len(sampled)
+        action = await asyncio.to_thread(self._codec.text, sampled)
+        if stop_reason == "length":
+            return self._record(action, await self._truncated(EndReason.MAX_TOKENS))
+        observation, reward, done, info = await self.env.step(action)
+        if done:
+            self.transcript.final_observation = observation
+            return self._record(action, TokenStep([], reward, True, info))
+        following = await asyncio.to_thread(self._codec.next_turn, sampled, observation)
+        extended = [*self._prompt, *sampled, *following]
+        if not self._fits(extended):
+            self.transcript.final_observation = observation
+            ended = await self._truncated(EndReason.CONTEXT_OVERFLOW)
+            metrics = {**info["metrics"], **ended.info["metrics"]}
+            merged: EpisodeInfo = {**info, **ended.info, "metrics": metrics}
+            return self._record(action, TokenStep([], reward + ended.reward, True, merged))
+        self._prompt = extended
+        result = self._record(action, TokenStep(list(extended), reward, False, info))
+        self._shown = observation
+        return result
+
+    async def close(self) -> None:
+        """Stop the sandbox. Idempotent, at any time."""
+        await self.env.close()
+
+    def _fits(self, prompt: Sequence[int]) -> bool:
+        return self._max_context_tokens is None or len(prompt) + self._max_tokens <= self._max_context_tokens
+
+    async def _truncated(self, reason: EndReason) -> TokenStep:
+        _, reward, done, info = await self.env.truncate(reason)
+        return TokenStep([], reward, done, info)
+
+    def _record(self, action: str, step: TokenStep) -> TokenStep:
+        self.transcript.turns.append(Turn(self._shown, action, step.info, step.reward, *self._lengths))
+        return step

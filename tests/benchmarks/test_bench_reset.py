@@ -1,0 +1,93 @@
+"""The benchmarks of sandboxes and episodes: that they run and what they conclude. No figure is a verdict here."""
+
+import json
+
+import pytest
+
+from harbor_gym.bench.episode import EpisodeReport, EpisodeRow, format_episodes
+from harbor_gym.bench.memory import descendants, pss_bytes
+from harbor_gym.bench.reset import HARBOR, OURS, POOL, ResetReport, ResetRow, format_reset
+from tests.helpers.engines import require_engine
+from tests.unit.house.test_cli import run
+
+
+def row(way: str, at_once: int = 1, *, ready_ms: float = 50.0, close_ms: float = 10.0, **more: float) -> ResetRow:
+    return ResetRow(way, at_once, 1, ready_ms, ready_ms, more.pop("all_ready_ms", ready_ms), close_ms, **more)
+
+
+def test_ratios_compare_create_and_close_of_as_many_at_once() -> None:
+    rows = [row(OURS), row(OURS, 8, ready_ms=90.0), row(HARBOR, ready_ms=500.0, close_ms=100.0)]
+    rows += [row(HARBOR, 8, ready_ms=900.0, close_ms=100.0), row(HARBOR, 3), row(POOL, ready_ms=5.0)]
+    report = ResetReport("docker", rows, None, {})
+    assert report.ratios() == {f"{HARBOR}, 1 at once": 10.0, f"{HARBOR}, 8 at once": 10.0}
+
+
+def test_goals_are_missed_and_reached_one_by_one() -> None:
+    rows = [row(OURS, ready_ms=59.0, sandbox_ms=26.0), row(POOL, ready_ms=10.5)]
+    rows.append(row(OURS, 64, ready_ms=1000.0, all_ready_ms=1999.0))
+    report = ResetReport("local", rows, 2 << 20, {"raw": "not installed"})
+    assert list(report.goals().values()) == [True, False, True, False]
+    table = format_reset(report)
+    assert "MISSED   sandbox within 25 ms" in table
+    assert "idle sandbox: 2.0 MiB" in table
+    assert "not run: raw: not installed" in table
+    assert ResetReport("docker", [row(OURS, close_ms=1001.0)], None, {}).goals() == {"closed within 1 s": False}
+
+
+def episode_row(per_minute: float, *, failed: int = 0) -> EpisodeRow:
+    return EpisodeRow("way", 10, 2, failed, 1.0, per_minute, 0.1, 1.0, 2.0)
+
+
+def test_a_failed_episode_makes_the_whole_benchmark_wrong() -> None:
+    report = EpisodeReport("local", 2, [episode_row(1100.0), episode_row(20.0, failed=1)])
+    assert not report.is_right
+    assert list(report.goals().values()) == [True, True]
+    assert "55.0 times Harbor's" in format_episodes(report)
+
+
+def test_memory_is_counted_of_what_runs_below_this_process() -> None:
+    import os
+    import subprocess
+
+    with subprocess.Popen(["sleep", "60"]) as process:
+        below = descendants()
+        alone = pss_bytes({process.pid})
+        process.kill()
+    assert process.pid in below
+    assert os.getpid() not in below
+    assert alone > 0
+    assert pss_bytes({process.pid}) == 0, "the dead hold nothing"
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("nothing_left")
+def test_the_benchmarks_run_over_local_sandboxes() -> None:
+    require_engine("local")
+    done = run("bench", "reset", "--env", "local", "--at-once", "2", "--repeat", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert [(one["way"], one["at_once"]) for one in report["rows"]] == [
+        (OURS, 1),
+        (POOL, 1),
+        ("raw bwrap", 1),
+        (OURS, 2),
+    ]
+    assert all(one["ready_ms"] > 0 for one in report["rows"])
+    assert report["idle_bytes"] > 1 << 20
+    done = run("bench", "episode", "--env", "local", "--episodes", "2", "--at-once", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    (ours,) = json.loads(done.stdout)["rows"]
+    assert (ours["episodes"], ours["failed"]) == (2, 0)
+    assert ours["child_cpu_ms"] > 20, "the sandboxes' own time counts, whoever started them"
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+def test_harbors_own_session_runs_the_same_script_on_docker() -> None:
+    require_engine("docker")
+    require_engine("local")
+    done = run("bench", "episode", "--episodes", "1", "--at-once", "1", "--harbor-episodes", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    ours, theirs = json.loads(done.stdout)["rows"]
+    assert (ours["failed"], theirs["failed"]) == (0, 0)
+    assert theirs["median_sec"] > 5.0, "Terminus-2 sleeps its five durations of a second"

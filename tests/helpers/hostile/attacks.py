@@ -1,0 +1,398 @@
+"""What a hostile root of a local sandbox tries, and what it must not get, whoever owns the sandbox.
+
+Each function is one test. As a program, for an ordinary user, it runs all and prints the failures as JSON.
+"""
+
+# ruff: noqa: ASYNC240  # small files of this machine
+import asyncio
+import contextlib
+import ctypes
+import hashlib
+import inspect
+import json
+import os
+import shutil
+import signal
+import sys
+import sysconfig
+import tempfile
+import traceback
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
+from types import FunctionType
+
+from harbor_gym.errors import SandboxError
+from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from tests.helpers.harbor_trials import run_episode
+from tests.helpers.sandboxes.local import DOCKERFILE, make_sandbox, output, running
+from tests.helpers.tasks import write_task
+
+Behaviour = Callable[[LocalEnvironment, Path], Awaitable[None]]
+
+_INSIDE = Path(__file__).with_name("attackers")
+"""Programs that run in the sandbox, by its own Python."""
+
+_HOST_PROGRAMS = ("bwrap", "slirp4netns", "unshare", "nsenter", "setpriv", "buildah")
+_SHELL = "/usr/bin/bash"
+
+
+def _has_own_ids(sandbox: LocalEnvironment) -> bool:
+    """Tell whether root inside is somebody else outside."""
+    return bool(sandbox._running()._target["first_id"])  # pyright: ignore[reportPrivateUsage]
+
+
+async def _bring(sandbox: LocalEnvironment, name: str) -> str:
+    """Put an attacker's program into the sandbox and return its path."""
+    await sandbox.upload_file(_INSIDE / name, f"/attack/{name}")
+    return f"/attack/{name}"
+
+
+# --- the machine's programs ---------------------------------------------------------------------------------------
+
+
+def _host_files() -> list[Path]:
+    """Return the programs and libraries of this machine that a sandbox's supervisor runs from."""
+    mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    libraries = [Path(path) for path in mapped if "libpython" in path and Path(path).exists()]
+    programs = [Path(found) for name in _HOST_PROGRAMS if (found := shutil.which(name))]
+    return [Path(sys.executable).resolve(), *libraries, *(path.resolve() for path in programs)]
+
+
+def _state(path: Path) -> tuple[object, ...]:
+    status = path.stat()
+    content = hashlib.sha256(path.read_bytes()).hexdigest()
+    owner = (status.st_uid, status.st_gid, status.st_mode, status.st_ino, status.st_ctime_ns)
+    return (path, *owner, sorted(os.listxattr(path)), content)
+
+
+@contextlib.contextmanager
+def _host_unharmed():
+    before = list(map(_state, _host_files()))
+    yield
+    assert list(map(_state, _host_files())) == before
+
+
+async def _plant_python(sandbox: LocalEnvironment) -> None:
+    """Put there what this machine's Python needs to start, were it ever executed inside."""
+    for library in _host_files():
+        if ".so" in library.name:
+            await sandbox.upload_file(library, str(library))
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    for module in stdlib.glob("*.py"):
+        if module.stem in ("os", "site", "codecs", "io", "abc", "stat", "posixpath", "genericpath"):
+            await sandbox.upload_file(module, f"{stdlib}/{module.name}")
+    await sandbox.upload_dir(stdlib / "encodings", f"{stdlib}/encodings")
+    await sandbox.exec(f"mkdir -p {stdlib}/lib-dynload")
+
+
+async def _use_shell(sandbox: LocalEnvironment) -> None:
+    """Have every way into the sandbox start its shell; what that does is its own affair."""
+    with contextlib.suppress(SandboxError):
+        await sandbox.exec("echo called", timeout_sec=5)
+    argv = sandbox.exec_argv("echo called")
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    await asyncio.wait_for(process.communicate(), 20)
+    with contextlib.suppress(SandboxError):
+        await sandbox.is_dir("/attack")
+
+
+async def a_script_interpreted_by_its_own_starter_starts_no_program_of_the_host(
+    sandbox: LocalEnvironment, scratch: Path
+) -> None:
+    """CVE-2019-5736: the kernel executes what started the script, in the sandbox, with the sandbox's libraries."""
+    await _plant_python(sandbox)
+    attack = await _bring(sandbox, "own_interpreter.py")
+    # It works where there is something to get: the same script, started by the sandbox's own Python.
+    start = f"import os; os.execv('{attack}', ['x'])"
+    await output(sandbox, f'chmod 755 {attack}; cp $(readlink -f $(which python3)) /py; /py -c "{start}"')
+    got = json.loads(await output(sandbox, "cat /attack/report; rm /attack/report"))
+    assert got["chmod"] == got["chown"] == got["setxattr"] == "done", got
+    assert got["exe"].endswith("/py"), got
+    with _host_unharmed():
+        await output(sandbox, f"cp --remove-destination {attack} {_SHELL}")
+        await _use_shell(sandbox)
+        await sandbox.upload_file(_INSIDE / "hunter.py", "/attack/other")
+        await sandbox.download_file("/attack/other", scratch / "other")
+        await sandbox.download_dir("/attack", scratch / "attack")
+        assert not (scratch / "attack" / "report").exists(), (scratch / "attack" / "report").read_text()
+
+
+async def a_hostile_image_or_setup_command_starts_no_program_of_the_host(
+    _sandbox: LocalEnvironment, scratch: Path
+) -> None:
+    lines = (_INSIDE / "own_interpreter.py").read_text()
+    plant = f"cat > /new << 'END'\n{lines}END\nchmod 755 /new && mv /new {_SHELL}"
+    with _host_unharmed():
+        async with running(make_sandbox(scratch / "set-up", setup_command=plant)) as sandbox:
+            await _plant_and_use(sandbox, scratch / "set-up-seen")
+        context = scratch / "image" / "environment"
+        context.mkdir(parents=True)
+        shutil.copy(_INSIDE / "own_interpreter.py", context / "shell")
+        dockerfile = f"{DOCKERFILE}COPY --chmod=755 shell {_SHELL}\n"
+        async with running(make_sandbox(scratch / "image", dockerfile=dockerfile)) as sandbox:
+            await _plant_and_use(sandbox, scratch / "image-seen")
+
+
+async def _plant_and_use(sandbox: LocalEnvironment, seen: Path) -> None:
+    (seen / "attack").mkdir(parents=True)
+    await sandbox.upload_dir(seen / "attack", "/attack")
+    await _use_shell(sandbox)
+    await sandbox.download_dir("/attack", seen)
+    assert not (seen / "report").exists(), (seen / "report").read_text()
+
+
+async def nothing_of_the_host_is_reached_through_proc(sandbox: LocalEnvironment, scratch: Path) -> None:
+    """One process of root's opens every file that any process has, while others enter by every way."""
+    hunter = await _bring(sandbox, "hunter.py")
+    assert hunter == "/attack/hunter.py"
+    await output(sandbox, HUNT, timeout_sec=20)
+    source = scratch / "source"
+    source.mkdir()
+    for number in range(50):
+        (source / str(number)).write_bytes(b"x" * 20_000)
+    with _host_unharmed():
+        for number in range(30):
+            await sandbox.exec("true", user="dev" if number % 2 else "root")
+            await sandbox.upload_dir(source, "/source")
+            await sandbox.download_dir("/source", scratch / "back")
+            await sandbox.clean_up("baseline", {}, timeout_sec=20) if number == 5 else None
+            argv = sandbox.exec_argv("sleep 0.05")
+            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+            process = await asyncio.create_subprocess_exec(*argv, **pipes)
+            await process.communicate()
+            assert process.returncode == 0
+        await output(sandbox, "touch /attack/stop; while [ ! -e /attack/found ]; do sleep 0.05; done", timeout_sec=20)
+    found = json.loads(await output(sandbox, "cat /attack/found"))
+    assert found["processes"] > 25, found
+    assert found["control"] == ["written", "chmod", "chown"], found  # what is its own
+    # The launcher is a sealed file in memory.
+    foreign = [one for one in found["foreign"] if one["name"] != "/memfd:launch (deleted)"]
+    assert foreign == [], foreign
+    assert [one for one in found["foreign"] if "written" in one["done"]] == []
+
+
+async def the_launcher_can_be_neither_changed_nor_taken_away(sandbox: LocalEnvironment, _scratch: Path) -> None:
+    """A shell that is a script run by the launcher, and starts itself again and again: there is time to reach it."""
+    attack = await _bring(sandbox, "launcher.py")
+    start = f"setsid python3 {attack} >/dev/null 2>&1 & while [ ! -e /attack/waits ]; do sleep 0.05; done"
+    await output(sandbox, start, timeout_sec=20)
+    with contextlib.suppress(SandboxError):
+        await sandbox.exec("true", timeout_sec=4)
+    await asyncio.sleep(6)
+    wait = "while [ ! -e /attack/result ]; do sleep 0.1; done; cat /attack/result"
+    said = json.loads(await output(sandbox, wait, timeout_sec=20))
+    assert said["seen"] > 0, "the attack did not see the launcher run"
+    assert "written" not in said["done"]
+    assert await output(sandbox, "echo still") == "still"
+    assert await output(sandbox, "echo still", user="dev") == "still"
+
+
+_TRAINER = """
+import asyncio, sys
+from pathlib import Path
+from tests.helpers.hostile.attacks import HUNT
+from tests.helpers.sandboxes.local import make_sandbox, output
+
+async def main():
+    sandbox = make_sandbox(Path(sys.argv[1]))
+    await sandbox.start(force_build=False)
+    await sandbox.upload_file(sys.argv[2], "/attack/hunter.py")
+    await output(sandbox, HUNT, timeout_sec=20)
+    print("ready", flush=True)
+    while True:
+        await sandbox.exec("true")
+
+asyncio.run(main())
+"""
+HUNT = "setsid python3 /attack/hunter.py >/dev/null 2>&1 & while [ ! -e /attack/hunts ]; do sleep 0.05; done"
+_KILLS = 4
+
+
+async def who_waits_for_the_death_of_all_has_nothing_to_write_to(_sandbox: LocalEnvironment, scratch: Path) -> None:
+    """A program that nobody executes any more can be written to: trainer, factory and supervisor die at once."""
+    with _host_unharmed():
+        for number in range(_KILLS):
+            trainer = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", _TRAINER, str(scratch / f"kill-{number}"), str(_INSIDE / "hunter.py"),
+                stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            assert trainer.stdout is not None
+            assert await trainer.stdout.readline() == b"ready\n"
+            await asyncio.sleep(0.05 * number)
+            killed = [pid for pid in _descendants(trainer.pid) if _is_ours(pid)]
+            assert killed
+            for pid in (trainer.pid, *killed):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            await trainer.wait()
+            for _ in range(1000):
+                if not any(Path(f"/proc/{pid}/exe").is_symlink() for pid in killed):
+                    break
+                await asyncio.sleep(0.01)
+
+
+def _descendants(ancestor: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(entry.parts[2])] = int(entry.read_text().rpartition(") ")[2].split()[1])
+    found = {ancestor}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {ancestor})
+
+
+def _is_ours(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return b"serve" in words or b"factory" in words
+    return False
+
+
+# --- who root is --------------------------------------------------------------------------------------------------
+
+
+def _outside_uid(mark: str) -> int:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in path.read_bytes().split(b"\0"):
+                return int(path.with_name("status").read_text().partition("\nUid:\t")[2].split()[0])
+    raise LookupError(mark)
+
+
+async def root_inside_is_nobody_outside(sandbox: LocalEnvironment, scratch: Path) -> None:
+    namespace = await output(sandbox, "readlink /proc/self/ns/user")
+    assert namespace != str(Path("/proc/self/ns/user").readlink())
+    async with running(make_sandbox(scratch / "other")) as other:
+        assert await output(other, "readlink /proc/self/ns/user") != namespace
+        if not _has_own_ids(sandbox):
+            return
+        ranges: list[range] = []
+        for number, one in enumerate((sandbox, other)):
+            mark = f"{_unique() + number}"
+            await output(one, f"setsid sleep {mark} >/dev/null 2>&1 &")
+            inside, outside, count = map(int, (await output(one, "cat /proc/self/uid_map")).split())
+            assert inside == 0
+            assert await output(one, "cat /proc/self/gid_map") == await output(one, "cat /proc/self/uid_map")
+            assert _outside_uid(mark) == outside >= 1 << 20
+            ranges.append(range(outside, outside + count))
+        assert not range(max(r.start for r in ranges), min(r.stop for r in ranges))
+        assert await output(sandbox, "stat -c %u:%g / /etc/passwd /home/dev | sort | uniq -c | wc -l") == "2"
+
+
+def _unique() -> int:
+    return 10**8 + int.from_bytes(os.urandom(3))
+
+
+async def what_the_kernel_counts_ends_at_the_sandboxs_own_limit(sandbox: LocalEnvironment, _scratch: Path) -> None:
+    attack = await _bring(sandbox, "counts.py")
+    start = f"setsid python3 {attack} > /attack/counts 2>&1 & while ! grep -q end /attack/counts; do sleep 0.1; done"
+    await output(sandbox, start, timeout_sec=60)
+    got = json.loads((await output(sandbox, "cat /attack/counts")).splitlines()[0])
+    # It holds all that it got until the sandbox ends.
+    assert 0 < got["inotify"] <= 128
+    assert 0 < got["terminals"] <= 64
+    assert got["user namespaces"] == got["nested"] == 0
+    assert got["aio"] == "ENOSYS"
+    libc = ctypes.CDLL(None, use_errno=True)
+    master, slave = os.openpty()
+    os.close(master)
+    os.close(slave)
+    if _has_own_ids(sandbox):
+        handle = libc.inotify_init1(os.O_CLOEXEC)
+        assert handle >= 0, os.strerror(ctypes.get_errno())
+        os.close(handle)
+        timer = ctypes.c_void_p()
+        assert got["timers"] > 100
+        assert libc.timer_create(0, None, ctypes.byref(timer)) == 0, os.strerror(ctypes.get_errno())
+        libc.timer_delete(timer)
+        assert got["queued signals"] >= 0
+
+
+async def setuid_programs_work_and_give_nothing_outside(sandbox: LocalEnvironment, _scratch: Path) -> None:
+    assert await output(sandbox, "su dev -c 'id -un'; id -un") == "dev\nroot"
+    await output(sandbox, "cp /usr/bin/id /own-id; chmod 6755 /own-id; cp /bin/bash /sh; chmod 4755 /sh")
+    assert (
+        await output(sandbox, "/own-id -u; /own-id -g; /sh -p -c 'head -c 5 /etc/shadow'", user="dev") == "0\n0\nroot:"
+    )
+    rights = await output(sandbox, "/sh -p -c 'grep CapBnd /proc/self/status'", user="dev")
+    assert int(rights.split()[1], 16) == sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31))
+    mark = str(_unique())
+    await output(sandbox, f"/sh -p -c 'setsid sleep {mark} >/dev/null 2>&1 &'", user="dev")
+    if _has_own_ids(sandbox):
+        assert _outside_uid(mark) >= 1 << 20
+    for command in (
+        "echo 1 > /proc/sys/vm/swappiness",
+        "mknod /disk b 254 0",
+        "mount -t tmpfs x /mnt",
+        "cat /proc/1/mem",
+    ):
+        assert (await sandbox.exec(f"/sh -p -c '{command}'", user="dev")).return_code != 0, command
+
+
+# --- the first process --------------------------------------------------------------------------------------------
+
+_OF_PROCESS = ("mem", "maps", "exe", "root", "cwd", "fd/0", "fdinfo", "environ", "auxv", "ns/mnt", "ns/user")
+
+
+async def nobody_opens_the_first_process(sandbox: LocalEnvironment, _scratch: Path) -> None:
+    attack = await _bring(sandbox, "first_process.py")
+    said = json.loads(await output(sandbox, f"python3 {attack} {' '.join(_OF_PROCESS)}"))
+    assert set(said["neighbour"].values()) == {"opened"}, said["neighbour"]
+    assert set(said["init"].values()) <= {"EACCES", "EPERM"}, said["init"]
+    assert said["written"] in ("EACCES", "EPERM")
+    await output(sandbox, "kill -KILL 1; kill -STOP 1; kill -TERM 1; kill -INT 1")
+    assert await output(sandbox, "echo lives") == "lives"
+
+
+async def who_attacks_the_first_process_earns_nothing(_sandbox: LocalEnvironment, scratch: Path) -> None:
+    """What survives the cleaning could rewrite the reward: the first process does."""
+    task_dir = write_task(scratch / "task")
+    program = (_INSIDE / "rewriter.py").read_text()
+    keys = f"cat > /rewriter.py << 'END'\n{program}END\npython3 /rewriter.py"
+    for verify_paths in ("off", "auto"):
+        ends, _ = await run_episode(task_dir, [keys], sandbox="local", verify_paths=verify_paths)
+        assert ends[-1][0] == 0.0
+
+
+# --- what the kernel tells ----------------------------------------------------------------------------------------
+
+_HIDDEN = ("kpagecount", "kpageflags", "kpagecgroup", "slabinfo", "vmallocinfo", "kcore", "kmsg", "keys", "timer_list")
+
+
+async def the_kernels_memory_is_hidden(sandbox: LocalEnvironment, _scratch: Path) -> None:
+    for name in _HIDDEN:
+        read = await sandbox.exec(f"head -c 100 /proc/{name} | wc -c", timeout_sec=10)
+        assert (read.stdout or "").strip() == "0", name
+    assert int(await output(sandbox, "head -c 100 /proc/meminfo | wc -c")) == 100
+
+
+BEHAVIOURS: tuple[Behaviour, ...] = tuple(
+    found
+    for name, found in list(globals().items())
+    if isinstance(found, FunctionType)
+    and inspect.iscoroutinefunction(found)
+    and not name.startswith("_")
+    and found.__module__ == __name__
+)
+"""All of them."""
+
+
+async def _main(names: Collection[str]) -> None:
+    """Run every behaviour, or those named, in a sandbox of its own."""
+    failures: dict[str, str] = {}
+    chosen = [one for one in BEHAVIOURS if not names or one.__name__ in names]
+    for behaviour in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                async with running(make_sandbox(Path(folder) / "sandbox")) as sandbox:
+                    await behaviour(sandbox, Path(folder))
+            except BaseException:
+                failures[behaviour.__name__] = traceback.format_exc()
+    json.dump({"run": len(chosen), "failures": failures}, sys.stdout)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1:]))

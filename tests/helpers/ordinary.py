@@ -1,0 +1,110 @@
+"""Commands run as an ordinary user of this machine, made for that and removed again."""
+
+import contextlib
+import fcntl
+import os
+import pwd
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from harbor_gym._runtime.rootless import TUN, switch_refusal
+from tests.helpers.paths import ROOT
+
+_PREFIX = "harbor-gym-test-"
+"""Of each user's name; the id of the test process that made it follows."""
+
+_REPOSITORY = ROOT
+_FIRST_ID, _IDS, _RANGES = 1 << 30, 65536, 4096
+
+
+@contextlib.contextmanager
+def ordinary_user() -> Generator[tuple[str, Path]]:
+    """Make a user of this process's own, with subordinate ids, and a place for its home; remove both at the end.
+
+    Skips the calling test where the kernel was set to give ordinary users no namespaces, as Ubuntu 24.04's is.
+    """
+    why, fix = switch_refusal()
+    if why:
+        pytest.skip(f"{why}: {fix}")
+    user = f"{_PREFIX}{os.getpid()}"
+    first = _FIRST_ID + os.getpid() % _RANGES * _IDS
+    ids = f"{first}-{first + _IDS - 1}"
+    with _accounts():
+        for known in pwd.getpwall():
+            number = known.pw_name.removeprefix(_PREFIX)
+            if number != known.pw_name and (known.pw_name == user or not Path(f"/proc/{number}").exists()):
+                _remove(known.pw_name)
+        subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", user], check=True)
+        subprocess.run(["usermod", "--add-subuids", ids, "--add-subgids", ids, user], check=True)
+    try:
+        # Not in a test's own folder, which only root may enter.
+        with tempfile.TemporaryDirectory(dir="/tmp") as home:
+            yield user, Path(home)
+    finally:
+        with _accounts():
+            _remove(user)
+
+
+@contextlib.contextmanager
+def _accounts() -> Generator[None]:
+    """Wait until no other test process changes accounts: the programs that do it give up where another one runs."""
+    directory = os.open("/etc", os.O_RDONLY)  # the files in it are replaced at every change
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _remove(user: str) -> None:
+    subprocess.run(["userdel", user], capture_output=True, check=False)
+
+
+def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666") -> subprocess.CompletedProcess[str]:
+    """Run a command as a user in a mount namespace of its own, where this Python and these sources can be read.
+
+    Args:
+        user: Who.
+        home: A directory to mount its home on, in memory: gone with the command.
+        argv: What, in the repository.
+        base: The offline base, to be found in the user's cache.
+        tun_mode: Who may open /dev/net/tun there, whoever may on this machine.
+    """
+    number = pwd.getpwnam(user).pw_uid
+    bases = home / ".cache/harbor_gym/bases"
+    lines = ["set -e", *_make_readable(home, [Path(sys.base_prefix), Path(sys.prefix), _REPOSITORY])]
+    lines += [
+        f"mount -t tmpfs -o mode=0700,uid={number},gid={number} tmpfs {home}",
+        f"mkdir -p {bases} {home}/tmp && touch {bases / base.name} && chown -R {number}:{number} {home}",
+        f"mknod -m {tun_mode} {home}/tun c 10 200 && mount --bind {home}/tun {TUN}",
+        f"mount --bind /proc/self/fd/3 {bases / base.name}",
+        f"cd {_REPOSITORY}",
+        f"exec setpriv --reuid {number} --regid {number} --clear-groups --inh-caps=-all {shlex.join(argv)} 3<&-",
+    ]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": f"{home}/tmp", "LANG": "C.UTF-8"}
+    return subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", f"exec 3<{base}\n" + "\n".join(lines)],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+
+
+def _make_readable(spare: Path, wanted: list[Path]) -> Iterator[str]:
+    """Cover directories that only root may enter, and show nothing there but what is wanted."""
+    closed = {path: found for path in wanted if (found := next(filter(_is_closed, reversed(path.parents)), None))}
+    yield f"mount -t tmpfs tmpfs {spare}"
+    for number, path in enumerate(closed):
+        yield f"mkdir {spare}/{number} && mount --rbind {path} {spare}/{number}"
+    for directory in sorted(set(closed.values())):
+        yield f"mount -t tmpfs -o mode=0755 tmpfs {directory}"
+    for number, path in enumerate(closed):
+        yield f"mkdir -p {path} && mount --rbind {spare}/{number} {path}"
+
+
+def _is_closed(directory: Path) -> bool:
+    return not directory.stat().st_mode & 0o001

@@ -1,0 +1,60 @@
+"""Local sandboxes that fail in one way each. ``TerminalEnvConfig.sandbox`` takes them by import path."""
+
+import asyncio
+from typing import Any, ClassVar, override
+
+from harbor_gym.sandboxes.local.environment import LocalEnvironment
+
+
+class TooManyRequestsError(Exception):
+    """What a provider's client library raises when it is asked too often."""
+
+    status_code = 429
+    retry_after = 7.0
+
+
+class ThrottledStart(LocalEnvironment):
+    """Refuse to start, as a provider with a rate limit does."""
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        raise TooManyRequestsError("sandbox quota exceeded")
+
+
+class WedgedStart(LocalEnvironment):
+    """Never come up, and never say so."""
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        await super().start(force_build)
+        await asyncio.Event().wait()
+
+
+class BrokenStart(LocalEnvironment):
+    """Fail when everything was acquired already."""
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        await super().start(force_build)
+        raise RuntimeError("created but not started")
+
+
+class DeafStop(LocalEnvironment):
+    """Take longer to stop than anyone waits: until ``released`` is set."""
+
+    released: ClassVar[asyncio.Event]
+
+    @override
+    async def stop(self, delete: bool) -> None:
+        await self.released.wait()
+        await super().stop(delete)
+
+
+class LostAtGrading(LocalEnvironment):
+    """Go away when the tests are to be copied in."""
+
+    @override
+    async def upload_dir(self, source_dir: Any, target_dir: str) -> None:
+        if target_dir == "/tests":
+            await self.stop(delete=True)
+        await super().upload_dir(source_dir, target_dir)

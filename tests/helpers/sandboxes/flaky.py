@@ -1,0 +1,62 @@
+"""Sandboxes that die at a random moment of some episodes. ``TerminalEnvConfig.sandbox`` takes them by import path."""
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, ClassVar, override
+
+from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from harbor_gym.testing import FakeEnvironment
+from harbor_gym.testing.fake.environment import FailurePoint
+
+MOMENTS: tuple[tuple[str, Mapping[FailurePoint, int]], ...] = (
+    ("SandboxStartError", {"start": 1}),
+    ("SandboxLostError", {"exec": 1}),
+    ("SandboxLostError", {"exec": 2}),
+    ("VerifierError", {"verifier": 1}),
+)
+"""When an episode of two commands can be lost, and what is raised then."""
+
+
+class Flaky(FakeEnvironment):
+    """A fake that is lost in ``share`` of the episodes, and keeps a tally of what became of all of them."""
+
+    lots: ClassVar[random.Random]
+    lost: ClassVar[Counter[str]]
+    graded: ClassVar[list[float]]
+
+    @classmethod
+    def begin(cls, seed: int) -> None:
+        """Forget all earlier episodes."""
+        cls.lots, cls.lost, cls.graded = random.Random(seed), Counter(), []
+
+    def __init__(self, *args: Any, share: float, **kwargs: Any) -> None:
+        fail: Mapping[FailurePoint, int] = {}
+        if self.lots.random() < share:
+            name, fail = self.lots.choice(MOMENTS)
+            self.lost[name] += 1
+        super().__init__(*args, fail=fail, **kwargs)
+
+    @override
+    def grade(self) -> Mapping[str, float] | None:
+        rewards = super().grade()
+        assert rewards is not None
+        self.graded.append(rewards["reward"])
+        return rewards
+
+
+class FirstIsLost(LocalEnvironment):
+    """Real sandboxes, of which the first goes away when it is to be graded."""
+
+    made: ClassVar[int] = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._is_first = FirstIsLost.made == 0
+        FirstIsLost.made += 1
+
+    @override
+    async def upload_dir(self, source_dir: Any, target_dir: str) -> None:
+        if target_dir == "/tests" and self._is_first:
+            await self.stop(delete=True)
+        await super().upload_dir(source_dir, target_dir)

@@ -1,0 +1,56 @@
+"""Local sandboxes for tests, made without a trial around them."""
+
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
+from harbor.models.trial.paths import TrialPaths
+
+from harbor_gym.sandboxes.local.environment import LocalEnvironment
+
+DOCKERFILE = """\
+FROM debian:bookworm-slim
+ENV GREETING="hello world"
+RUN useradd --create-home --uid 1234 --shell /bin/bash dev && groupadd --gid 4321 crew && usermod -aG crew dev
+WORKDIR /app
+"""
+
+
+def make_sandbox(directory: Path, *, dockerfile: str = DOCKERFILE, **options: Any) -> LocalEnvironment:
+    """Make a sandbox of a one-file build context in ``directory``, not yet started.
+
+    ``config`` among the options is the task's ``[environment]``; the rest goes to the constructor. Without a policy of
+    its own it has no network.
+    """
+    context = directory / "environment"
+    context.mkdir(parents=True, exist_ok=True)
+    (context / "Dockerfile").write_text(dockerfile)
+    config = options.pop("config", {})
+    options.setdefault("network_policy", NetworkPolicy(network_mode=NetworkMode.NO_NETWORK))
+    return LocalEnvironment(
+        environment_dir=context,
+        environment_name="test",
+        session_id="test__env",
+        trial_paths=TrialPaths(directory / "trial"),
+        task_env_config=EnvironmentConfig(**config),
+        **options,
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(sandbox: LocalEnvironment) -> AsyncGenerator[LocalEnvironment]:
+    """Start a sandbox and stop it at the end."""
+    try:
+        await sandbox.start(force_build=False)
+        yield sandbox
+    finally:
+        await sandbox.stop(delete=True)
+
+
+async def output(sandbox: LocalEnvironment, command: str, **options: Any) -> str:
+    """Return what a command that must succeed prints, stripped."""
+    result = await sandbox.exec(command, **options)
+    assert result.return_code == 0, f"{command!r}: status {result.return_code}: {result.stderr}"
+    return (result.stdout or "").strip()

@@ -1,0 +1,181 @@
+"""Sandboxes for the terminal's tests, which count what reaches them: a local one, and a container started by hand."""
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, override
+from uuid import uuid4
+
+from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.models.task.config import EnvironmentConfig
+from harbor.models.trial.paths import TrialPaths
+
+from harbor_gym.sandboxes.local.environment import LocalEnvironment
+
+type Transport = Literal["auto", "portable", "persistent"]
+
+BASE_IMAGE = "debian:bookworm-slim"
+IMAGE = "harbor-gym-test-terminal"
+DOCKERFILE = f"""\
+FROM {BASE_IMAGE}
+RUN command -v tmux vi less python3 ps nano sudo | wc -l | grep -qx 7 \\
+    || {{ apt-get update && apt-get install -y --no-install-recommends tmux vim-tiny less python3 procps nano sudo; }}
+RUN useradd -m -s /bin/bash agent && echo agent:secret | chpasswd && usermod -aG sudo agent \\
+    && echo "Defaults lecture=never" >/etc/sudoers.d/plain && echo 'PS1="$ "' | tee /root/.bashrc >/home/agent/.bashrc
+WORKDIR /srv
+"""
+
+
+class LocalSandbox(LocalEnvironment):
+    """A local sandbox."""
+
+    execs = 0
+    transport: Transport = "auto"
+
+    @override
+    async def exec(self, *args: Any, **kwargs: Any) -> ExecResult:
+        self.execs += 1
+        return await super().exec(*args, **kwargs)
+
+
+class Container(BaseEnvironment):
+    """A container that was started by hand."""
+
+    def __init__(self, container: str, directory: Path, **kwargs: Any) -> None:
+        super().__init__(
+            environment_dir=directory,
+            environment_name="terminal",
+            session_id=container,
+            trial_paths=TrialPaths(trial_dir=directory),
+            task_env_config=EnvironmentConfig(),
+            logger=logging.getLogger("container"),
+            **kwargs,
+        )
+        self.container = container
+        self.execs = 0
+        self.transport: Transport = "auto"
+
+    @staticmethod
+    @override
+    def type() -> str:
+        return "container"
+
+    @override
+    def _validate_definition(self) -> None: ...
+
+    @override
+    async def start(self, force_build: bool) -> None: ...
+
+    @override
+    async def stop(self, delete: bool) -> None: ...
+
+    @override
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        raise NotImplementedError
+
+    @override
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        raise NotImplementedError
+
+    @override
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        raise NotImplementedError
+
+    @override
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        raise NotImplementedError
+
+    @override
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        self.execs += 1
+        owner = [] if user is None else ["-u", str(user)]
+        where = [] if cwd is None else ["-w", cwd]
+        code, output = await _call(
+            ["docker", "exec", *owner, *where, self.container, "bash", "-c", command], timeout_sec
+        )
+        return ExecResult(stdout=output, return_code=code)
+
+    def exec_argv(self, command: str, *, user: str | int | None = None) -> list[str]:
+        owner = [] if user is None else ["-u", str(user)]
+        return ["docker", "exec", "-i", *owner, self.container, "bash", "-c", command]
+
+
+async def _call(argv: Sequence[str], timeout_sec: float | None) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), timeout_sec)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise RuntimeError(f"Command timed out after {timeout_sec} seconds") from None
+    return process.returncode or 0, output.decode(errors="replace")
+
+
+def channel_processes(of: int | None) -> list[int]:
+    """Return what holds a channel below a process, and nothing below that; of None: all that anybody holds."""
+    parents: dict[int, int] = {}
+    holders: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(entry.name)
+            parents[pid] = int((entry / "stat").read_text().rpartition(") ")[2].split()[1])
+            if b"/step serve" in (entry / "cmdline").read_bytes().replace(b"\0", b" "):
+                holders.add(pid)
+    return [pid for pid in holders if of is None or _is_below(pid, of, parents, holders)]
+
+
+def _is_below(pid: int, ancestor: int, parents: dict[int, int], between: set[int]) -> bool:
+    while (pid := parents.get(pid, 0)) not in (0, ancestor):
+        if pid in between:
+            return False
+    return pid == ancestor
+
+
+def write_dockerfile(directory: Path, dockerfile: str = DOCKERFILE) -> None:
+    """Write the test image's recipe."""
+    directory.mkdir(exist_ok=True)
+    (directory / "Dockerfile").write_text(dockerfile)
+
+
+async def start_local(directory: Path, dockerfile: str = DOCKERFILE) -> LocalSandbox:
+    """Start a local sandbox of the test image; the caller stops it."""
+    write_dockerfile(directory, dockerfile)
+    sandbox = LocalSandbox(
+        environment_dir=directory,
+        environment_name="terminal",
+        session_id="terminal",
+        trial_paths=TrialPaths(trial_dir=directory),
+        task_env_config=EnvironmentConfig(),
+    )
+    await sandbox.start(force_build=False)
+    return sandbox
+
+
+def start_container(directory: Path, *options: str) -> str:
+    """Start a container of the test image with options of `docker run`; return its name. The caller removes it."""
+    write_dockerfile(directory)
+    _docker("build", "-q", "-t", IMAGE, str(directory))
+    name = f"terminal-{uuid4().hex[:12]}"
+    _docker("run", "-d", "--rm", "--init", "--network=none", "--name", name, *options, IMAGE, "sleep", "inf")
+    return name
+
+
+def remove_container(name: str) -> None:
+    _docker("rm", "-f", name)
+
+
+def _docker(*arguments: str) -> None:
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"docker {arguments[0]}: {done.stderr}"

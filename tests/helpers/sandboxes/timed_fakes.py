@@ -1,0 +1,53 @@
+"""Fake sandboxes with a clock of their own, or that note what happens; found by import path."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import ClassVar, override
+
+from harbor_gym.config import TerminalConfig
+from harbor_gym.terminal import Terminal
+from harbor_gym.testing import FakeEnvironment
+from harbor_gym.testing.fake.shell import FakeShell, Output, Program
+from harbor_gym.testing.fake.terminal import FakeTerminal
+
+CLOCK = SimpleNamespace(now=0.0, monotonic=lambda: CLOCK.now)
+
+
+class Working(FakeEnvironment):
+    """A fake in which time passes only while somebody works, and then at once."""
+
+    @override
+    def programs(self) -> Mapping[str, Program]:
+        async def work(shell: FakeShell, words: list[str], output: Output) -> int:
+            CLOCK.now += float(words[0])
+            return 0
+
+        return {"work": work}
+
+
+class Noting(FakeEnvironment):
+    """A fake that notes what becomes of its terminals, and whose verdicts go down from step to step."""
+
+    noted: ClassVar[list[str]] = []
+
+    @override
+    async def make_terminal(self, config: TerminalConfig, *, user: str | int | None) -> Terminal:
+        return NotingTerminal(self, config, user=user)
+
+    @override
+    def grade(self) -> Mapping[str, float]:
+        Noting.noted.append("grade")
+        return {"reward": 1.0 / Noting.noted.count("grade")}
+
+
+class NotingTerminal(FakeTerminal):
+    """Notes its end with its sandbox."""
+
+    @override
+    async def detach(self) -> None:
+        Noting.noted.append("detach")
+
+    @override
+    async def close(self) -> None:
+        Noting.noted.append("close")
+        await super().close()

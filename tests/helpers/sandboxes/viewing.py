@@ -1,0 +1,76 @@
+"""Fakes with a pristine view: the files that were there at the start, and copies of what is carried."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, ClassVar, override
+
+from harbor_gym.testing import FakeEnvironment
+from harbor_gym.testing.fake.files import FakeFiles
+from harbor_gym.testing.fake.shell import FakeShell, Output
+
+FORGERY = b"forge"
+"""What all tricks together plant, and the verifier runs."""
+
+VIEWING = "tests.helpers.sandboxes.viewing:Viewing"
+
+
+class Viewing(FakeEnvironment):
+    """A fake that notes what happened to it, in order: ``enter`` and ``leave``, and where files were copied to."""
+
+    events: ClassVar[list[str]] = []
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._outside: FakeFiles | None = None
+        self.events.clear()
+
+    async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
+        assert self._outside is None
+        self.events.append(f"enter {' '.join(map(str, verify_paths))}")
+        self._outside, self.files = self.files, FakeFiles()
+        await self.start(force_build=False)
+        for path in map(str, verify_paths):
+            names = ["", *self._outside.below(path)] if self._outside.is_dir(path) else [""]
+            for name in names:
+                copied = str(PurePosixPath(path) / name)
+                if (text := self._outside.text(copied)) is not None:
+                    self.files.write(copied, text.encode())
+
+    async def leave_verifier_view(self) -> None:
+        assert self._outside is not None
+        self.events.append("leave")
+        self.files, self._outside = self._outside, None
+
+    async def written_paths(self) -> Sequence[PurePosixPath]:
+        return [PurePosixPath("/", name) for name in self.files.below("/") if self.files.is_file(f"/{name}")]
+
+    @override
+    async def run(self, command: str, shell: FakeShell) -> Output:
+        if "/solution/solve.sh" in command and not command.startswith("chmod"):
+            for line in (self.files.text("/solution/solve.sh") or "").splitlines()[1:]:
+                await shell.run(line)
+            return Output()
+        if command.endswith("echo planted"):
+            self.files.write("/usr/bin/cat", FORGERY)
+            return Output(stdout=["planted\n"])
+        return await super().run(command, shell)
+
+    @override
+    def grade(self) -> Mapping[str, float] | None:
+        is_fooled = self.files.text("/usr/bin/cat") == FORGERY.decode()
+        return self._rewards if is_fooled else super().grade()
+
+    @override
+    async def upload_dir(self, source_dir: Any, target_dir: str) -> None:
+        self.events.append(f"upload {target_dir}")
+        await super().upload_dir(source_dir, target_dir)
+
+    @override
+    async def download_dir(self, source_dir: str, target_dir: Any) -> None:
+        self.events.append(f"download {source_dir}")
+        await super().download_dir(source_dir, target_dir)
+
+    @override
+    async def empty_dirs(self, dirs: Sequence[Any], *, chmod: bool = True) -> Any:
+        self.events.append(f"empty {' '.join(map(str, dirs))}")
+        return await super().empty_dirs(dirs, chmod=chmod)

@@ -1,0 +1,381 @@
+"""Docker, for real: tasks are graded, sandboxes stop at once, nothing is left behind."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harbor.environments.base import BaseEnvironment
+from harbor.environments.factory import EnvironmentFactory
+from harbor.models.task.config import NetworkMode, NetworkPolicy
+from harbor.models.task.task import Task
+from harbor.models.trial.paths import TrialPaths
+
+from harbor_gym._runtime.owners import owner_label
+from harbor_gym.errors import SandboxError, SandboxStartError, SandboxTimeoutError
+from harbor_gym.sandboxes import environment_config
+from harbor_gym.sandboxes.docker.environment import DockerEnvironment
+from harbor_gym.sandboxes.docker.network import SHARED_NETWORK
+from harbor_gym.sandboxes.labels import IMAGE_LABEL, OWNER_LABEL
+from tests.helpers.engines import require_engine
+from tests.helpers.paths import ROOT
+from tests.helpers.tasks import BASE, write_task
+from tests.unit.house.test_cli import run
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def docker_engine() -> None:
+    require_engine("docker")
+    script = ROOT / ".ci" / "docker_base.sh"
+    subprocess.run([script, BASE], check=True)
+
+
+@pytest.fixture
+def name() -> str:
+    """Return a name that no other test's containers have."""
+    return f"hgtest-{uuid.uuid4().hex[:8]}"
+
+
+def leftovers(name: str) -> list[str]:
+    """Return the names of containers, networks and volumes that a task of this name has left."""
+    found: list[str] = []
+    for listing in (["ps", "-a"], ["network", "ls"], ["volume", "ls"]):
+        done = subprocess.run(
+            [
+                "docker",
+                *listing,
+                "--filter",
+                f"name={name}",
+                "--format",
+                "{{.Name" + ("s}}" if "ps" in listing else "}}"),
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found += done.stdout.splitlines()
+    return found
+
+
+def test_leftovers_would_be_seen(name: str) -> None:
+    subprocess.run(["docker", "network", "create", f"{name}_default"], check=True, capture_output=True)
+    try:
+        assert len(leftovers(name)) == 1
+    finally:
+        subprocess.run(["docker", "network", "rm", f"{name}_default"], check=True, capture_output=True)
+
+
+def test_good_bad_and_broken_tasks_are_told_apart(tmp_path: Path, name: str) -> None:
+    write_task(tmp_path / f"{name}-bad-build", dockerfile=f"FROM {BASE}\nRUN echo no such luck && false\n")
+    write_task(tmp_path / f"{name}-good")
+    write_task(tmp_path / f"{name}-mute", test_sh="#!/bin/bash\ntrue\n")
+    write_task(tmp_path / f"{name}-solved", dockerfile=f"FROM {BASE}\nRUN mkdir -p /srv && echo done >/srv/answer\n")
+    done = run("check", tmp_path, "--env", "docker", "--repeat", "1", "--no-forge", "--json")
+    assert done.returncode == 1, done
+    rows = json.loads(done.stdout)
+    assert [(row["task"], row["oracle"], row["nop"], row["verdict"]) for row in rows] == [
+        (f"{name}-bad-build", [], [], "error"),
+        (f"{name}-good", [1.0], [0.0], "ok"),
+        (f"{name}-mute", [], [], "error"),
+        (f"{name}-solved", [1.0], [1.0], "trivial"),
+    ]
+    assert "no such luck" in rows[0]["error"]
+    assert "reward.txt" in rows[2]["error"]
+    assert leftovers(name) == []
+
+
+def test_the_stand_in_for_a_base_image_says_that_it_is_one(name: str) -> None:
+    require_engine("local")
+    done = run("base", "--docker", f"{name}:latest")
+    try:
+        assert done.returncode == 0, done
+        assert "not the real image" in done.stderr
+        label = '{{index .Config.Labels "harbor_gym.substitute"}}'
+        inspected = subprocess.run(
+            ["docker", "image", "inspect", "--format", label, name], capture_output=True, text=True, check=True
+        )
+        assert inspected.stdout == "mmdebstrap\n"
+    finally:
+        subprocess.run(["docker", "image", "rm", name], check=True, capture_output=True)
+
+
+OWN_COMPOSE = f"""\
+services:
+  main:
+    environment: {{OWN: "1"}}
+  beside:
+    image: {BASE}
+    command: sleep infinity
+    init: true
+    stop_grace_period: 1s
+"""
+
+
+@asynccontextmanager
+async def started(task_dir: Path, name: str, **options: Any) -> AsyncGenerator[BaseEnvironment]:
+    """Start a sandbox as a trial starts the one for a task's verifier: with no overlay of the configuration's."""
+    paths = TrialPaths(task_dir.parent / "trial")
+    paths.mkdir()
+    logs = {"type": "bind", "source": str(paths.verifier_dir.resolve()), "target": "/logs/verifier"}
+    environment = EnvironmentFactory.create_environment_from_config(
+        environment_config("docker").model_copy(update={"extra_docker_compose": []}),
+        environment_dir=task_dir / "environment",
+        environment_name=name,
+        session_id=name,
+        trial_paths=paths,
+        task_env_config=Task(task_dir).config.environment.model_copy(update={"memory_mb": 700, "cpus": 1}),
+        mounts=[logs],
+        persistent_env={"GIVEN": "two\nlines"},
+        **options,
+    )
+    try:
+        await environment.start(force_build=False)
+        yield environment
+    finally:
+        await environment.stop(delete=True)
+
+
+async def docker(*words: str) -> str:
+    return await asyncio.to_thread(subprocess.check_output, ["docker", *words], text=True)
+
+
+async def inspect_main(name: str) -> dict[str, Any]:
+    (found,) = json.loads(await docker("inspect", f"{name}-main-1"))
+    return found
+
+
+@pytest.mark.parametrize("compose", [None, OWN_COMPOSE], ids=["dockerfile", "own compose file"])
+async def test_the_overlay_reaches_the_container(tmp_path: Path, name: str, compose: str | None) -> None:
+    task = write_task(tmp_path / "task")
+    if compose is not None:
+        (task / "environment" / "docker-compose.yaml").write_text(compose)
+    async with started(task, name) as environment:
+        container = await inspect_main(name)
+        assert container["HostConfig"]["Init"] is True
+        assert container["Config"]["StopTimeout"] == 1
+        assert container["Config"]["Labels"][OWNER_LABEL] == owner_label()
+        own = SHARED_NETWORK.name() if compose is None else f"{name}_default"
+        assert list(container["NetworkSettings"]["Networks"]) == [own]
+        mine = f"label={OWNER_LABEL}={owner_label()}"
+        networks = (await docker("network", "ls", "--filter", mine, "--format", "{{.Name}}")).split()
+        assert set(networks) | {SHARED_NETWORK.name()} == {own, SHARED_NETWORK.name()}
+        assert len((await docker("ps", "--quiet", "--filter", mine)).split()) == (1 if compose is None else 2)
+        first = await environment.exec("cat /proc/1/comm; echo own=$OWN")
+        assert (first.stdout or "").split() == ["docker-init", "own=" if compose is None else "own=1"]
+        await nothing_of_this_machine_is_read(environment, tmp_path)
+    assert leftovers(name) == []
+    left = (await docker("network", "ls", "--filter", mine, "--format", "{{.Name}}")).split()
+    assert set(left) <= {SHARED_NETWORK.name()}, "more than what goes with the process"
+
+
+async def nothing_of_this_machine_is_read(environment: BaseEnvironment, scratch: Path) -> None:
+    """Plant links where a trial reads: in a log folder, and in one that is downloaded."""
+    (scratch / "secret").write_text("hunter2")
+    bait = f"ln -s {scratch}/secret reward.txt && mknod disk b 8 0 && echo 1 >x"
+    assert (await environment.exec(bait, cwd="/logs/verifier", user="root")).return_code == 0
+    logs = environment.trial_paths.verifier_dir
+    assert not environment.capabilities.mounted
+    assert list(logs.iterdir()) == []
+    await environment.download_dir("/logs/verifier", logs)
+    assert [path.name for path in logs.iterdir()] == ["x"]
+    with pytest.raises(SandboxError, match="Could not find"):
+        await environment.download_file("/logs/verifier/reward.txt", scratch / "read")
+    assert (await environment.exec("echo other >/root/real && ln -s /root/real /root/link")).return_code == 0
+    await environment.download_file("/root/link", scratch / "followed")
+    assert (scratch / "followed").read_text() == "other\n"
+
+
+OF_ITS_MAKER = {"Hostname", "AttachStdout", "AttachStderr", "NetworkMode", "RestartPolicy"}
+"""Settings of a container that tell who made it, or are another spelling of the same."""
+
+
+async def what_makes(name: str) -> dict[str, Any]:
+    """Return what a main container is made of, without what is empty and what only Compose's own commands read."""
+    container = await inspect_main(name)
+    labels: dict[str, str] = container["Config"].pop("Labels")
+    made = {**container["HostConfig"], **container["Config"], "Networks": [*container["NetworkSettings"]["Networks"]]}
+    made["Labels"] = {key: value for key, value in labels.items() if not key.startswith("com.docker.compose")}
+    return {key: value for key, value in made.items() if value and key not in OF_ITS_MAKER}
+
+
+async def test_a_container_without_compose_is_the_one_that_compose_makes(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+    own_image = f"FROM {BASE}\nRUN echo {name} >/name\nWORKDIR /srv\n"
+    for past_compose in (True, False):
+        if not past_compose:
+            monkeypatch.setattr(DockerEnvironment, "_runs_past_compose", False)
+        (tmp_path / str(past_compose)).mkdir()
+        task = write_task(tmp_path / str(past_compose) / "task", dockerfile=own_image)
+        async with started(task, name):
+            made.append(await what_makes(name))
+    assert made[0] == made[1]
+    assert (made[0]["Memory"], made[0]["NanoCpus"], made[0]["Cmd"][-1]) == (700 << 20, 10**9, "sleep infinity")
+    assert "GIVEN=two\nlines" in made[0]["Env"]
+
+
+async def test_sandboxes_share_a_network_in_which_they_do_not_meet_and_an_image(tmp_path: Path, name: str) -> None:
+    task = write_task(tmp_path / "task", dockerfile=f"FROM {BASE}\nRUN echo {name} >/name\n")
+    (tmp_path / "other").mkdir()
+    other = task.rename(tmp_path / "other" / "task")
+    async with started(other, f"{name}-1"):
+        first = await inspect_main(f"{name}-1")
+        task = write_task(tmp_path / "task", dockerfile=f"FROM {BASE}\nRUN echo {name} >/name\n")
+        async with started(task, f"{name}-2"):
+            second = await inspect_main(f"{name}-2")
+        (network,) = json.loads(await docker("network", "inspect", SHARED_NETWORK.name()))
+    assert first["Image"] == second["Image"]
+    assert list(first["NetworkSettings"]["Networks"]) == list(second["NetworkSettings"]["Networks"])
+    assert network["Options"] == {"com.docker.network.bridge.enable_icc": "false"}
+    assert leftovers(name) == []
+    kept = await docker("images", "--quiet", "--filter", f"label={IMAGE_LABEL}={name}-1")
+    assert kept.strip() in first["Image"]
+    await docker("image", "rm", first["Config"]["Image"])
+
+
+NETWORK_USER = """
+import asyncio, multiprocessing, subprocess, sys
+from harbor_gym.sandboxes.docker.network import SHARED_NETWORK
+def use():
+    asyncio.run(SHARED_NETWORK.make())
+    subprocess.run(["docker", "network", "inspect", "--format", "{{.Name}}", SHARED_NETWORK.name()], check=True)
+if sys.argv[1] == "worker":
+    worker = multiprocessing.get_context("fork").Process(target=use)
+    worker.start()
+    worker.join()
+else:
+    use()
+    if sys.argv[1] == "error":
+        raise SystemExit("on purpose")
+"""
+
+
+@pytest.mark.parametrize("way", ["return", "error", "worker"])
+def test_the_shared_network_goes_when_its_process_ends(way: str) -> None:
+    done = subprocess.run([sys.executable, "-c", NETWORK_USER, way], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("harbor-gym-"), done
+    shown = ["docker", "network", "inspect", done.stdout.strip()]
+    assert subprocess.run(shown, capture_output=True, check=False).returncode == 1
+
+
+async def test_what_others_removed_between_two_starts_is_made_again(tmp_path: Path, name: str) -> None:
+    task = write_task(tmp_path / "task", dockerfile=f"FROM {BASE}\nRUN echo {name} >/name\n")
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        task = task.rename(tmp_path / str(number) / "task")
+        async with started(task, f"{name}-{number}") as environment:
+            assert (await environment.exec("cat /name")).stdout == f"{name}\n"
+            image = (await inspect_main(f"{name}-{number}"))["Config"]["Image"]
+        await docker("network", "rm", SHARED_NETWORK.name())
+        await docker("image", "rm", image)
+    assert leftovers(name) == []
+
+
+async def test_a_network_is_taken_away_and_given_back(tmp_path: Path, name: str) -> None:
+    public, none = (NetworkPolicy(network_mode=mode) for mode in (NetworkMode.PUBLIC, NetworkMode.NO_NETWORK))
+    links = "ls /sys/class/net | grep -cv lo"
+    async with started(
+        write_task(tmp_path / "task"), name, network_policy=none, phase_network_policies=[public]
+    ) as environment:
+        seen = [(await environment.exec(links)).stdout]
+        for policy in (public, none):
+            await environment.set_network_policy(policy)
+            seen.append((await environment.exec(links)).stdout)
+    assert [(text or "").strip() for text in seen] == ["0", "1", "0"]
+
+
+async def test_a_task_without_network_has_none(tmp_path: Path, name: str) -> None:
+    none = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
+    async with started(write_task(tmp_path / "task"), name, network_policy=none, phase_network_policies=[none]):
+        assert (await inspect_main(name))["HostConfig"]["NetworkMode"] == "none"
+
+
+async def test_what_can_not_be_removed_is_named(tmp_path: Path, name: str) -> None:
+    task = write_task(tmp_path / "task")
+    (task / "environment" / "docker-compose.yaml").write_text(OWN_COMPOSE)
+    with (
+        pytest.warns(ResourceWarning, match="could not be removed"),
+        pytest.raises(SandboxTimeoutError, match=r"network [0-9a-f]+: .*harbor-gym reap"),
+    ):
+        async with started(task, name):
+            # A guest that is not the project's own keeps the network in use.
+            await docker(
+                "run",
+                "--detach",
+                "--init",
+                "--network",
+                f"{name}_default",
+                "--name",
+                f"{name}-guest",
+                BASE,
+                "sleep",
+                "99",
+            )
+    assert leftovers(name) == [f"{name}-guest", f"{name}_default"]
+    await docker("rm", "--force", f"{name}-guest")
+    await docker("network", "rm", f"{name}_default")
+
+
+async def test_what_a_container_makes_of_its_files_stays_bounded(tmp_path: Path, name: str) -> None:
+    """The real client's archives: no program of the container packs them, and none is read in this process."""
+    make = (
+        "mkdir -p /srv/out/deep /srv/out/cache; cd /srv/out; echo x > file; echo x > cache/big; ln file deep/hard\n"
+        "ln -s ../file deep/link; ln -s ../../../etc out; mkfifo pipe; truncate -s 3M holes; mkdir new; touch new/a\n"
+        "touch new/\"$(printf 'odd\\nname\\377')\" new/\"$(printf 'l%.0s' $(seq 200))\"\n"
+        "mkdir /srv/wide; truncate -s 1T /srv/wide/sparse\n"
+        "mkdir /srv/many; cd /srv/many; seq 20000 | xargs touch\n"
+        "for p in tar gzip find rm mkdir cat; do ln -sf /bin/false $(command -v $p); done"
+    )
+    none = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
+    options = {"network_policy": none, "phase_network_policies": [none]}
+    async with started(write_task(tmp_path / "task"), name, **options) as environment:
+        assert (await environment.exec(make, user="root")).return_code == 0
+        await environment.download_dir("/srv/out", tmp_path / "out")
+        found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")}
+        odd = {"new/odd\nname\udcff", f"new/{'l' * 200}"}
+        files = {"cache/big", "file", "deep/hard", "deep/link", "holes", "new/a"}
+        assert found == {"cache", "deep", "new", *files, *odd}
+        assert (tmp_path / "out" / "deep" / "hard").read_text() == "x\n"
+        assert (tmp_path / "out" / "holes").stat().st_size == 3 << 20
+        await environment.download_dir_with_exclusions(
+            source_dir="/srv/out", target_dir=tmp_path / "some", exclude=["cache", "new/*"]
+        )
+        assert not (tmp_path / "some" / "cache").exists()
+        assert sorted(path.name for path in (tmp_path / "some").iterdir()) == ["deep", "file", "holes", "new"]
+        await environment.download_dir_filtered(source_dir="/srv/out", target_dir=tmp_path / "few", include=["*big"])
+        assert [str(path.relative_to(tmp_path / "few")) for path in (tmp_path / "few").rglob("big")] == ["cache/big"]
+        await environment.download_dir("/srv/many", tmp_path / "many")
+        assert len(list((tmp_path / "many").iterdir())) == 20_000
+        with pytest.raises(SandboxError, match=r"'sparse', 1099511627776 bytes, .*larger than"):
+            await environment.download_dir("/srv/wide", tmp_path / "wide")
+        with pytest.raises(SandboxError, match=r"1099511627776 bytes, .*larger than"):
+            await environment.download_file("/srv/wide/sparse", tmp_path / "sparse")
+        assert not (tmp_path / "sparse").exists()
+        with (tmp_path / "large").open("wb") as large:
+            large.truncate(1 << 40)
+        for upload in (environment.upload_file(tmp_path / "large", "/x"), environment.upload_dir(tmp_path, "/y")):
+            with pytest.raises(SandboxError, match=r"'large', 1099511627776 bytes, .*larger than"):
+                await upload
+
+
+async def test_a_prebuilt_image_that_can_not_be_had_names_the_dockerfile_which_an_option_builds(
+    tmp_path: Path, name: str
+) -> None:
+    toml = '[environment]\ndocker_image = "registry.invalid/nothing:1"\n'
+    task = write_task(tmp_path / "task", toml=toml, dockerfile=f"FROM {BASE}\nRUN echo {name} >/name\n")
+    with pytest.raises(SandboxStartError, match=r"nothing:1' can't be had.*environment/Dockerfile can be built inst"):
+        async with started(task, name):
+            pass
+    (tmp_path / "trial").rename(tmp_path / "refused")
+    async with started(task, name, build_dockerfile=True):
+        assert (await inspect_main(name))["Config"]["Image"].startswith("hb__")
+    assert leftovers(name) == []

@@ -1,0 +1,362 @@
+"""What a check makes of a task's rewards; sandboxes only where a test is marked so."""
+
+import json
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+from harbor.models.trial.config import EnvironmentConfig
+
+from harbor_gym.checking import CheckPlan, PristineCheck, TaskCheck, Verdict, check_tasks
+from harbor_gym.checking.report import as_object, remarks, table_row
+from harbor_gym.sandboxes import environment_config
+from tests.helpers.engines import require_engine
+from tests.helpers.sandboxes.viewing import VIEWING
+from tests.helpers.tasks import BASE, PASS_IF_DONE, write_task
+
+
+@pytest.mark.parametrize(
+    ("oracle", "nop", "forged", "error", "verdict"),
+    [
+        ((1.0, 1.0), (0.0, 0.0), 0.0, None, Verdict.OK),
+        ((1,), (0,), None, None, Verdict.OK),
+        ((0.0, 0.0), (0.0, 0.0), 0.0, None, Verdict.UNSOLVED),
+        ((0.5,), (0.0,), 0.0, None, Verdict.UNSOLVED),
+        ((1.0,), (1.0,), 1.0, None, Verdict.TRIVIAL),
+        ((1.0, 0.9), (0.0, 0.0), 0.0, None, Verdict.UNSTEADY),
+        ((1.0, 1.0), (0.0, 0.1), 0.0, None, Verdict.UNSTEADY),
+        ((1.0,), (0.0,), 1.0, None, Verdict.FORGEABLE),
+        ((1.0,), (0.0,), 0.1, None, Verdict.FORGEABLE),
+        ((1.0,), (), None, "nop: lost", Verdict.ERROR),
+        ((), (), None, "oracle: lost", Verdict.ERROR),
+        ((1.0,), (), None, None, Verdict.TRIVIAL),
+        ((), (0.0,), None, None, Verdict.UNSOLVED),
+    ],
+)
+def test_one_word_for_what_was_found(
+    oracle: tuple[float, ...], nop: tuple[float, ...], forged: float | None, error: str | None, verdict: Verdict
+) -> None:
+    check = TaskCheck(task="t", path=Path("t"), oracle=oracle, nop=nop, forged=forged, error=error)
+    assert check.verdict is verdict
+    assert check.ok is (verdict is Verdict.OK)
+    assert (check.reason is None) is check.ok
+
+
+@pytest.mark.parametrize(
+    ("nop", "forged", "verdict"),
+    [
+        ((0.0, 0.0), 0.0, Verdict.UNPROVEN),
+        ((0.0,), None, Verdict.UNPROVEN),
+        ((1.0,), 1.0, Verdict.TRIVIAL),
+        ((0.0, 0.5), 0.0, Verdict.UNSTEADY),
+        ((0.0,), 1.0, Verdict.FORGEABLE),
+    ],
+)
+def test_without_a_solution_the_best_word_is_unproven(
+    nop: tuple[float, ...], forged: float | None, verdict: Verdict
+) -> None:
+    check = TaskCheck(task="t", path=Path("t"), has_solution=False, nop=nop, forged=forged)
+    assert (check.verdict, check.ok) == (verdict, False)
+    assert check.reason
+
+
+@pytest.mark.parametrize(
+    ("plain", "kept", "stopped", "verdict", "reason"),
+    [
+        (1.0, 1.0, 0, Verdict.UNSOLVED, "keep_agent_processes = true"),
+        (1.0, 1.0, 2, Verdict.UNSOLVED, "2 of its processes were stopped"),
+        (1.0, 0.0, 0, Verdict.UNSOLVED, "empties /logs/verifier"),
+        (0.0, None, 0, Verdict.UNSOLVED, "scores 0, not 1"),
+    ],
+)
+def test_where_plain_trial_and_episode_differ_the_reason_says_why(
+    plain: float, kept: float | None, stopped: int, verdict: Verdict, reason: str
+) -> None:
+    check = TaskCheck(
+        task="t", path=Path("t"), oracle=(0.0,), nop=(0.0,), plain=plain, kept=kept, stopped_processes=stopped
+    )
+    assert check.verdict is verdict
+    assert reason in (check.reason or "")
+
+
+def test_a_solution_that_only_an_episode_rewards_is_unsteady() -> None:
+    check = TaskCheck(task="t", path=Path("t"), oracle=(1.0,), nop=(0.0,), plain=0.0)
+    assert check.verdict is Verdict.UNSTEADY
+    assert "as a plain trial 0" in (check.reason or "")
+
+
+def test_a_row_names_the_base_that_stood_in_and_the_remarks_quote_the_verifier() -> None:
+    check = TaskCheck(
+        task="t",
+        path=Path("t"),
+        oracle=(0.0,),
+        nop=(0.0,),
+        output="one\ntwo",
+        image_substitutions=("python:3.12 -> Debian",),
+    )
+    assert table_row(check, 4).endswith("unsolved   -          unsolved  (python:3.12 -> Debian)")
+    assert remarks(check) == ["t: the task's own solution scores 0, not 1", "    | one", "    | two"]
+    assert as_object(check)["image_substitutions"] == ("python:3.12 -> Debian",)
+    assert remarks(replace(check, oracle=(1.0,))) == []
+
+
+# --- in both views ---------------------------------------------------------------------------------------------------
+
+
+def viewing_plan(tmp_path: Path, **settings: Any) -> CheckPlan:
+    options = {"solved_when": {"/srv/answer": "done"}}
+    return CheckPlan(environment_config(VIEWING, options=options), tmp_path / "trials", repeat=1, **settings)
+
+
+DECLARED = '[metadata]\nverify_paths = ["{}"]\n'
+
+
+async def test_paths_of_a_view_are_proposed_and_both_views_graded(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    (check,) = await check_tasks([task], viewing_plan(tmp_path))
+    assert (check.verdict, check.forged, check.pristine) == (
+        Verdict.FORGEABLE,
+        1.0,
+        PristineCheck(paths=("/srv",), is_asked=False, oracle=1.0, nop=0.0, forged=0.0),
+    )
+    assert remarks(check)[-1].endswith('verify_paths = ["/srv"] under [metadata] in task.toml')
+    assert table_row(check, 4).split()[-3:] == ["forgeable", "ok", "forgeable"]
+    found = as_object(check)
+    assert found["pristine"] is not None
+    assert found["harbors_verdict"] == "forgeable"
+    json.dumps(found, default=str)
+
+
+@pytest.mark.parametrize(
+    ("carried", "verdict", "reason"),
+    [
+        ("/srv", Verdict.OK, None),
+        ("/app", Verdict.UNSOLVED, "in the pristine view of /app the task's own solution scores 0"),
+        ("/usr/bin", Verdict.FORGEABLE, "forging scores 1"),
+    ],
+)
+async def test_the_view_that_a_task_declares_decides(
+    tmp_path: Path, carried: str, verdict: Verdict, reason: str | None
+) -> None:
+    task = write_task(tmp_path / "task", toml=DECLARED.format(carried))
+    solved_by = "/usr/bin/answer" if carried == "/usr/bin" else "/srv/answer"
+    (task / "solution" / "solve.sh").write_text(f"#!/bin/bash\necho done > {solved_by}\n")
+    options = {"solved_when": {solved_by: "done"}}
+    plan = replace(viewing_plan(tmp_path), environment=environment_config(VIEWING, options=options))
+    (check,) = await check_tasks([task], plan)
+    assert (check.verdict, check.harbors_verdict) == (verdict, Verdict.FORGEABLE)
+    assert (check.reason is None) is (reason is None)
+    assert (reason or "") in (check.reason or "")
+
+
+async def test_without_a_solution_a_declared_view_makes_a_task_unproven(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", toml=DECLARED.format("/srv"))
+    (task / "solution" / "solve.sh").unlink()
+    (task / "solution").rmdir()
+    (check,) = await check_tasks([task], viewing_plan(tmp_path))
+    assert (check.verdict, check.harbors_verdict) == (Verdict.UNPROVEN, Verdict.FORGEABLE)
+    assert "has no solution/" in (check.reason or "")
+
+
+async def test_a_plan_may_give_the_paths_or_leave_the_view_out(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", toml=DECLARED.format("/app"))
+    (off,) = await check_tasks([task], viewing_plan(tmp_path, verify_paths="off", forge=False))
+    assert (off.verdict, off.pristine) == (Verdict.OK, None)
+    given = viewing_plan(tmp_path, verify_paths=(PurePosixPath("/srv"),))
+    (check,) = await check_tasks([task], given)
+    assert (check.verdict, check.pristine and check.pristine.paths) == (Verdict.OK, ("/srv",))
+
+
+async def test_a_view_demanded_of_a_sandbox_without_one_is_refused(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    (task / "solution" / "solve.sh").unlink()
+    (task / "solution").rmdir()
+    options = {"solved_when": {"/srv/answer": "done"}}
+    fake = environment_config("harbor_gym.testing:FakeEnvironment", options=options)
+    plan = viewing_plan(tmp_path, verify_paths=(PurePosixPath("/srv"),), forge=False)
+    (check,) = await check_tasks([task], replace(plan, environment=fake))
+    assert check.verdict is Verdict.REFUSED
+    assert "has no pristine view" in (check.reason or "")
+
+
+BROKEN = {
+    "no instruction": ("instruction.md", None, "instruction.md"),
+    "no tests": ("tests/test.sh", None, "test"),
+    "bad toml": ("task.toml", "not toml [", "task.toml|toml|Expected"),
+    "bad value": ("task.toml", '[verifier]\ntimeout_sec = "soon"\n', "timeout_sec"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+async def test_a_broken_task_is_an_error_not_a_reward(tmp_path: Path, case: str) -> None:
+    file, content, expected = BROKEN[case]
+    task = write_task(tmp_path / "broken")
+    if content is None:
+        (task / file).unlink()
+        if file != "instruction.md":
+            (task / file).parent.rmdir()
+    else:
+        (task / file).write_text(content)
+    plan = CheckPlan(EnvironmentConfig(import_path="no.sandbox:IsNeeded"), tmp_path / "trials")
+    (check,) = await check_tasks([task], plan)
+    assert (check.oracle, check.nop, check.verdict) == ((), (), Verdict.ERROR)
+    assert check.error is not None
+    assert any(word in check.error for word in expected.split("|")), check.error
+
+
+# --- in real sandboxes -----------------------------------------------------------------------------------------------
+
+ROOTS_OWN = "PATH=/usr/bin:/bin\n"
+"""What keeps programs that the policy planted, as root, out of a verifier written in bash."""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> CheckPlan:
+    require_engine("local")
+    return CheckPlan(environment_config("local"), tmp_path / "trials", repeat=1)
+
+
+ORDINARY = {
+    "dockerfile": f"FROM {BASE}\nRUN useradd --create-home dev\nWORKDIR /srv\nRUN chown dev /srv\n",
+    "toml": '[agent]\nuser = "dev"\n',
+}
+"""What keeps the policy from replacing a program where it lies."""
+
+
+def own_path(test_sh: str) -> str:
+    return test_sh.replace("#!/bin/bash\n", f"#!/bin/bash\n{ROOTS_OWN}")
+
+
+@pytest.mark.local
+async def test_field_1_and_3_a_forged_reward_is_found_and_the_trick_named(tmp_path: Path, plan: CheckPlan) -> None:
+    """The tricks are real: each weak verifier falls for one, and what is not weak falls for none."""
+    starts_python = own_path(PASS_IF_DONE.replace("if [", "python3 -c 'import random'\nif [")) + "sleep 0.3\n"
+    tasks = [
+        write_task(tmp_path / "finds_cat_on_path"),
+        write_task(tmp_path / "starts_python", test_sh=starts_python),
+        write_task(tmp_path / "starts_bash", test_sh=own_path(PASS_IF_DONE) + "sleep 0.3\n"),
+        write_task(tmp_path / "sound", test_sh=own_path(PASS_IF_DONE) + "sleep 0.3\n", **ORDINARY),
+    ]
+    on_path, python, shell, sound = await check_tasks(tasks, plan, concurrency=2)
+    assert (on_path.verdict, on_path.tricks) == (Verdict.FORGEABLE, ("programs", "shell"))
+    assert (python.verdict, python.tricks) == (Verdict.FORGEABLE, ("python_startup", "shell"))
+    assert (shell.verdict, shell.tricks) == (Verdict.FORGEABLE, ("shell",))
+    assert (sound.verdict, sound.forged) == (Verdict.OK, 0.0)
+
+
+SERVES = "(while :; do touch /srv/beat; sleep 0.05; done) </dev/null >/dev/null 2>&1 &\n"
+"""A solution that is a service: a file comes back for as long as it runs."""
+
+PASS_IF_SERVED = """\
+#!/bin/bash
+PATH=/usr/bin:/bin
+rm -f /srv/beat
+for _ in 1 2 3 4 5 6 7 8 9 10; do [ -e /srv/beat ] || sleep 0.1; done
+[ -e /srv/beat ] && reward=1 || { echo "nobody serves"; reward=0; }
+echo $reward > /logs/verifier/reward.txt
+"""
+
+
+@pytest.mark.local
+async def test_a_solution_that_only_a_plain_trial_rewards_is_named_with_what_the_task_lacks(
+    tmp_path: Path, plan: CheckPlan
+) -> None:
+    """The policy that types the solution's very commands is paid what the check says, not what a plain trial says."""
+    lacking = write_task(tmp_path / "lacking", test_sh=PASS_IF_SERVED)
+    keeping = write_task(tmp_path / "keeping", test_sh=PASS_IF_SERVED, toml="[metadata]\nkeep_agent_processes = true\n")
+    for task in (lacking, keeping):
+        (task / "solution" / "solve.sh").write_text(f"#!/bin/bash\n{SERVES}")
+    honest = replace(plan, forge=False)
+    unsolved, ok = await check_tasks([lacking, keeping], honest, concurrency=2)
+    assert (unsolved.verdict, unsolved.oracle, unsolved.plain) == (Verdict.UNSOLVED, (0.0,), 1.0)
+    assert "keep_agent_processes = true" in (unsolved.reason or "")
+    assert "the plain trial scores 1, the episode 0" in (unsolved.reason or "")
+    assert (ok.verdict, ok.oracle, ok.plain) == (Verdict.OK, (1.0,), 1.0)
+
+
+@pytest.mark.local
+async def test_a_task_without_a_solution_is_forged_and_played_all_the_same(tmp_path: Path, plan: CheckPlan) -> None:
+    tasks = [write_task(tmp_path / "sound", test_sh=own_path(PASS_IF_DONE), **ORDINARY), write_task(tmp_path / "weak")]
+    for task in tasks:
+        (task / "solution" / "solve.sh").unlink()
+        (task / "solution").rmdir()
+    sound, weak = await check_tasks(tasks, plan, concurrency=2)
+    assert (sound.verdict, sound.oracle, sound.nop, sound.forged) == (Verdict.UNPROVEN, (), (0.0,), 0.0)
+    assert (weak.verdict, weak.tricks) == (Verdict.FORGEABLE, ("programs", "shell"))
+
+
+@pytest.mark.local
+async def test_a_failing_solution_quotes_the_verifier_and_is_not_forged(tmp_path: Path, plan: CheckPlan) -> None:
+    """Most failures are a program that the verifier lacks; its output is gone with the trial's folder."""
+    complaint = "for i in $(seq 20); do echo line $i; done; echo '\x1b[31muvx: command not found'"
+    fails = write_task(tmp_path / "fails", test_sh=f"#!/bin/bash\n{complaint}\necho 0 >/logs/verifier/reward.txt\n")
+    crashes = write_task(tmp_path / "crashes", test_sh=f"#!/bin/bash\n{complaint}\n")
+    unsolved, error = await check_tasks([fails, crashes], plan, concurrency=2)
+    assert (unsolved.verdict, unsolved.forged, unsolved.tricks) == (Verdict.UNSOLVED, None, ())
+    assert error.verdict is Verdict.ERROR
+    for check in (unsolved, error):
+        lines = check.output.splitlines()
+        assert len(lines) == 10
+        assert lines[-1].endswith("uvx: command not found")
+        assert lines[-2] == "line 20"
+        assert "\x1b" not in check.output
+
+
+@pytest.mark.local
+async def test_a_reward_of_several_keys_is_checked_and_forged_by_the_key_that_counts(
+    tmp_path: Path, plan: CheckPlan
+) -> None:
+    graded = (
+        "#!/bin/bash\n[ -e /srv/answer ] && n=1 || n=0\n{}"
+        "echo '{{\"speed\": '$n', \"size\": 0}}' >/logs/verifier/reward.json\n"
+    )
+    tasks = [
+        write_task(tmp_path / "sound", test_sh=own_path(graded.format("")), **ORDINARY),
+        write_task(tmp_path / "weak", test_sh=graded.format("grep -c . /dev/null\n") + "sleep 0.3\n"),
+    ]
+    sound, weak = await check_tasks(tasks, replace(plan, reward_key="speed"), concurrency=2)
+    assert (sound.verdict, sound.oracle, sound.forged) == (Verdict.OK, (1.0,), 0.0)
+    assert (weak.verdict, weak.forged) == (Verdict.FORGEABLE, 1.0)
+    (lowest,) = await check_tasks(tasks[:1], replace(plan, reward_function="min", forge=False))
+    assert (lowest.verdict, lowest.oracle) == (Verdict.UNSOLVED, (0.0,))
+
+
+@pytest.mark.local
+async def test_a_solution_has_the_time_that_the_task_gives_and_is_graded_then(tmp_path: Path, plan: CheckPlan) -> None:
+    task = write_task(tmp_path / "slow", toml="[agent]\ntimeout_sec = 2.0\n")
+    with (task / "solution" / "solve.sh").open("a") as solution:
+        solution.write("sleep 3600\n")
+    (check,) = await check_tasks([task], replace(plan, forge=False))
+    assert (check.verdict, check.oracle, check.plain) == (Verdict.OK, (1.0,), 1.0)
+
+
+@pytest.mark.local
+async def test_a_verdict_that_changes_by_itself_is_found(tmp_path: Path, plan: CheckPlan) -> None:
+    lottery = "#!/bin/bash\necho 0.$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') > /logs/verifier/reward.txt\n"
+    twice = CheckPlan(plan.environment, plan.trials_dir, repeat=2, forge=False)
+    (check,) = await check_tasks([write_task(tmp_path / "lottery", test_sh=lottery)], twice)
+    assert check.verdict is Verdict.UNSTEADY
+    assert len(set(check.oracle)) == len(set(check.nop)) == 2
+
+
+@pytest.mark.local
+async def test_what_the_sandbox_does_not_take_is_refused_in_one_line_and_the_rest_goes_on(
+    tmp_path: Path, plan: CheckPlan
+) -> None:
+    composed = write_task(tmp_path / "composed")
+    (composed / "environment" / "docker-compose.yaml").write_text("services:\n  db:\n    image: debian\n")
+    hosts = '[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["example.org"]\n'
+    listed = write_task(tmp_path / "listed", toml=hosts)
+    fine = write_task(tmp_path / "fine", test_sh=own_path(PASS_IF_DONE), **ORDINARY)
+    seen: list[str] = []
+    checks = await check_tasks([composed, listed, fine], plan, concurrency=2, on_checked=lambda c: seen.append(c.task))
+    assert [check.verdict for check in checks] == [Verdict.REFUSED, Verdict.REFUSED, Verdict.OK]
+    assert sorted(seen) == ["composed", "fine", "listed"]
+    for refused in checks[:2]:
+        assert refused.reason is not None
+        assert "\n" not in refused.reason
+        assert refused.oracle == refused.nop == ()
+    assert "--env docker" in (checks[0].reason or "")
+    assert checks[2].phases is not None
+    assert 0 < checks[2].phases.start < checks[2].seconds

@@ -1,0 +1,86 @@
+"""``harbor-gym doctor``: it sees what is there, says how to get what is missing, and answers by its exit code."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harbor_gym import doctor
+from harbor_gym._runtime import rootless
+from tests.helpers.engines import require_engine
+from tests.unit.house.test_cli import run
+
+
+@pytest.mark.local
+def test_what_this_machine_has_is_found() -> None:
+    require_engine("local")
+    done = run("doctor", "--env", "local", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["usable"]) == (0, {"local": True})
+    found = {one["what"]: one for one in report["findings"]}
+    assert found["buildah"]["note"] == shutil.which("buildah")
+    assert all(one["ok"] and not one["fix"] for one in found.values() if one["is_needed"])
+
+
+def test_what_is_missing_has_a_command_and_makes_the_answer_no(tmp_path: Path) -> None:
+    done = run("doctor", "--env", "local", PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "apt-get install -y buildah" in done.stdout
+    assert done.stdout.endswith("--env local can NOT be used\n")
+    first, *_ = run("doctor", "--env", "docker", PATH=str(tmp_path)).stdout.splitlines()
+    assert first.split()[:3] == ["docker", "docker", "MISSING"]
+
+
+def test_no_secret_is_shown_and_another_sandbox_is_asked_by_its_own_check() -> None:
+    done = run("doctor", "--json", TINKER_API_KEY="tml-hunter2", PATH=os.environ["PATH"])
+    assert "hunter2" not in done.stdout + done.stderr
+    (key,) = (one for one in json.loads(done.stdout)["findings"] if one["what"] == "TINKER_API_KEY")
+    assert key["ok"]
+    refused = run("doctor", "--env", "daytona", DAYTONA_API_KEY="")
+    assert refused.returncode == 1
+    assert "daytona can NOT be used" in refused.stdout
+    assert run("doctor", "--env", "nonsense").returncode == 2
+
+
+def test_a_kind_is_usable_when_it_has_all_that_it_needs() -> None:
+    there, lacking = doctor.Finding("a", "x", ok=True), doctor.Finding("b", "y", ok=False)
+    handy = doctor.Finding("a", "z", ok=False, is_needed=False)
+    assert doctor.usable([there, handy, lacking]) == {"a": True, "b": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("ann:100000:65536\n", 65536),
+        ("bob:100000:65536\n", 0),
+        ("1000:100000:70000\n", 70000),
+        ("ann:1:10\nann:5:20\n", 20),
+        ("ann\nann:x:y\n", 0),
+    ],
+)
+def test_subordinate_ids_are_counted_by_name_or_number(text: str, count: int) -> None:
+    assert rootless.ids_in(text, "ann", 1000) == count
+
+
+def test_the_networks_device_must_open_and_not_only_be_there(tmp_path: Path) -> None:
+    assert rootless.network_refusal(Path("/dev/null")) == ("", "")
+    why, fix = rootless.network_refusal(tmp_path / "tun")
+    assert why == f"{tmp_path}/tun is missing"
+    assert f"mknod {tmp_path}/tun c 10 200" in fix
+    assert "--device" in fix
+    why, _ = rootless.network_refusal(tmp_path)
+    assert "can't be opened by" in why
+    assert "Is a directory" in why
+
+
+def test_the_setting_that_takes_user_namespaces_away_is_named(tmp_path: Path) -> None:
+    apparmor, count = tmp_path / "apparmor_restrict_unprivileged_userns", tmp_path / "max_user_namespaces"
+    switches = {apparmor: ("1", "kernel.x=0"), count: ("0", "user.x=9")}
+    assert rootless.switch_refusal(switches) == ("", "")
+    count.write_text("0\n")
+    apparmor.write_text("0\n")
+    assert rootless.switch_refusal(switches)[1] == "sysctl -w user.x=9"
+    apparmor.write_text("1\n")
+    assert str(apparmor) in rootless.switch_refusal(switches)[0]

@@ -1,0 +1,177 @@
+"""Evaluations: the estimates are right, infrastructure says nothing about the policy, and nothing runs unbounded."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harbor_gym import EndReason, TerminalEnvConfig
+from harbor_gym.errors import TaskError, UsageError
+from harbor_gym.evaluation import (
+    EpisodeResult,
+    Player,
+    evaluate,
+    format_report,
+    summarize,
+    wilson,
+)
+from harbor_gym.rollout import Sample
+from harbor_gym.testing import write_tiny_task
+from tests.helpers.character_codec import ASK, END, CharacterCodec
+from tests.helpers.engines import require_engine
+from tests.helpers.paths import ROOT
+from tests.helpers.recipe_runs import expect_refused, run_recipe
+
+
+def answer(commands: Sequence[str], *, complete: bool) -> Sample:
+    typed = [{"keystrokes": command, "duration": 0.1} for command in commands]
+    text = json.dumps({"analysis": "", "plan": "", "commands": typed, "task_complete": complete})
+    return Sample([*map(ord, text), END], None)
+
+
+async def solve(prompt: Sequence[int]) -> Sample:
+    """Look, then solve the task."""
+    solves = list(prompt).count(ASK) == 2
+    return answer(["echo done > /srv/answer\n" if solves else "pwd\n"], complete=solves)
+
+
+async def give_up(prompt: Sequence[int]) -> Sample:
+    return answer([], complete=True)
+
+
+def task(folder: Path, **sandbox: Any) -> TerminalEnvConfig:
+    options = {"solved_when": {"/srv/answer": "done"}, **sandbox}
+    write_tiny_task(folder)
+    return TerminalEnvConfig(
+        task_dir=folder,
+        sandbox="harbor_gym.testing:FakeEnvironment",
+        sandbox_options=options,
+        confirm_task_complete=False,
+    )
+
+
+def player(sample: Any, **options: Any) -> Player:
+    return Player(codec=CharacterCodec(), sample=sample, max_tokens=1000, **options)
+
+
+def result(name: str, number: int, reward: float | None) -> EpisodeResult:
+    reason = EndReason.INFRASTRUCTURE_ERROR if reward is None else EndReason.COMPLETED
+    return EpisodeResult(name, number, reward, reason, 3, 100, 30, 2.0, 1.0, None if reward is not None else "broke")
+
+
+def test_tasks_count_the_same_and_infrastructure_errors_do_not_count() -> None:
+    results = [result("a", n, reward) for n, reward in enumerate([1.0, 1.0, 0.0, None, None])]
+    results += [result("b", n, reward) for n, reward in enumerate([0.0, 0.5])]
+    report = summarize(results, ks=[1, 3])
+    first, second = report.tasks
+    assert (first.solved, first.episodes, first.infrastructure_errors) == (2, 3, 2)
+    overall = report.overall.pass_at[1]
+    assert overall is not None
+    assert overall.value == pytest.approx((2 / 3 + 0) / 2)
+    assert overall.low <= overall.value <= overall.high
+    assert second.pass_at[3] is None, "two episodes say nothing of three attempts"
+    single = first.pass_at[1]
+    assert single is not None
+    assert (single.low, single.high) == pytest.approx(wilson(2, 3))
+    assert report.overall.reward is not None
+    assert report.overall.reward.value == pytest.approx((2 / 3 + 0.25) / 2)
+    assert first.outcomes == {"completed": 3, "infrastructure_error": 2}
+    assert summarize([result("a", 0, None)]).overall.reward is None
+    assert summarize(results, threshold=0.5).tasks[1].solved == 1
+
+
+async def test_every_task_is_played_and_told_apart(tmp_path: Path) -> None:
+    tasks = [
+        task(tmp_path / "open"),
+        task(tmp_path / "shut", solved_when={"/srv/answer": "other"}),
+        task(tmp_path / "broken", fail={"verifier": 1}),
+    ]
+    lines: list[str] = []
+    kept = tmp_path / "kept"
+    policy = player(solve, retries=2, transcripts_dir=kept)
+    results = await evaluate(tasks, policy, episodes=2, on_episode=lambda one: lines.append(one.task))
+    assert [(one.task, one.episode, one.reward) for one in results] == [
+        *[("open", 0, 1.0), ("open", 1, 1.0), ("shut", 0, 0.0), ("shut", 1, 0.0)],
+        *[("broken", 0, None), ("broken", 1, None)],
+    ]
+    assert sorted(lines) == sorted(one.task for one in results)
+    assert [one.failed_attempts for one in results] == [0, 0, 0, 0, 2, 2]
+    assert results[4].error is not None
+    assert "VerifierError" in results[4].error
+    assert results[0].turns == 2
+    transcript = json.loads((kept / "test/batch_0000/open/episode_000.json").read_text())
+    turns = transcript["turns"]
+    assert results[0].sampled_tokens == sum(turn["sampled_tokens"] for turn in turns) > 0
+    assert (
+        turns[0]["prompt_tokens"] + turns[0]["sampled_tokens"] < turns[1]["prompt_tokens"] == results[0].prompt_tokens
+    )
+    report = summarize(results, ks=[1, 2])
+    assert json.loads(json.dumps(report.as_object()))["overall"]["infrastructure_errors"] == 2
+    rows = format_report(report).splitlines()
+    assert rows[2].split("|")[2:4] == [" 2/2    ", " 1.00 [0.34, 1.00] "]
+    assert "| broken | 0/0" in rows[4]
+    assert "| all    | 2/4" in rows[5]
+
+
+async def test_no_more_episodes_run_at_once_than_allowed(tmp_path: Path) -> None:
+    running, most = 0, 0
+    are_met = asyncio.Event()
+
+    async def count(prompt: Sequence[int]) -> Sample:
+        """Let the first ones wait for one another, and for one too many."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 3:
+            await asyncio.sleep(0.05)
+            are_met.set()
+        await are_met.wait()
+        running -= 1
+        return await give_up(prompt)
+
+    async with asyncio.timeout(30):
+        await evaluate([task(tmp_path / "t")], player(count), episodes=9, concurrency=3)
+    assert most == 3
+
+
+async def test_what_no_retry_can_mend_ends_the_evaluation_as_it_is(tmp_path: Path) -> None:
+    async def broken(prompt: Sequence[int]) -> Sample:
+        raise RuntimeError("no server")
+
+    with pytest.raises(RuntimeError, match="no server"):
+        await evaluate([task(tmp_path / "t")], player(broken), episodes=4)
+    bad = TerminalEnvConfig(task_dir=tmp_path, sandbox="harbor_gym.testing:FakeEnvironment")
+    with pytest.raises(TaskError):
+        await evaluate([task(tmp_path / "t"), bad], player(solve), episodes=1)
+    with pytest.raises(UsageError, match="different names"):
+        await evaluate([task(tmp_path / "t")] * 2, player(solve), episodes=1)
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_real_task_is_evaluated_in_real_sandboxes() -> None:
+    require_engine("local")
+    config = TerminalEnvConfig(task_dir=ROOT / "tasks" / "devops_task", sandbox="local", confirm_task_complete=False)
+    report = summarize(await evaluate([config], player(give_up), episodes=2))
+    assert report.overall.outcomes == {"completed": 2}
+    assert report.overall.solved == 0
+    assert report.overall.seconds is not None
+    assert report.overall.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), "either --run or --model-name"),
+        (("--run", "nowhere"), "is no training run"),
+        (("--model-name", "m", "--checkpoint", "7"), "no checkpoint '7'"),
+        (("--model-name", "m"), "TINKER_API_KEY is not set"),
+    ],
+)
+def test_the_recipe_says_in_one_line_what_it_lacks(arguments: tuple[str, ...], expected: str) -> None:
+    fake = "harbor_gym.testing:FakeEnvironment"
+    env = {"TINKER_API_KEY": "tml-x"} if "--checkpoint" in arguments else {}
+    expect_refused(run_recipe("eval", str(ROOT / "tasks/devops_task"), *arguments, "--env", fake, env=env), expected)

@@ -1,0 +1,182 @@
+"""The cache: what it lists, what it prunes, and that nothing is taken from under whoever uses it."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harbor_gym._runtime import cache
+from harbor_gym._runtime.cache import LAYERS_LOCK, cache_dir, entries, hold, layers_dir, locked, prune
+from harbor_gym.sandboxes.images import build
+from tests.helpers.engines import require_engine
+from tests.helpers.sandboxes.local import DOCKERFILE, make_sandbox, output, running
+from tests.unit.house.test_cli import run
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
+    return cache_dir()
+
+
+def write_layer(name: str, *, kilobytes: int) -> str:
+    layer = layers_dir() / name
+    if not layer.is_dir():
+        layer.mkdir()
+        (layer / "file").write_bytes(b"x" * (kilobytes << 10))
+    return name
+
+
+def write_image(name: str, *, kilobytes: int = 64, age_sec: float = 0.0, shared: tuple[str, ...] = ()) -> Path:
+    home = cache_dir() / "images" / name
+    home.mkdir(parents=True)
+    layers = [write_layer(f"of-{name}", kilobytes=kilobytes), *(write_layer(one, kilobytes=256) for one in shared)]
+    (home / "image.json").write_text(json.dumps({"layers": layers, "made_for": f"tasks/{name}"}))
+    held = hold(home)
+    assert held is not None
+    held.release()
+    then = time.time() - age_sec
+    os.utime(home / ".used", times=(then, then))
+    return home
+
+
+def write_base(name: str = "bookworm-1") -> Path:
+    path = cache_dir() / "bases" / f"{name}.tar"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"x" * 4096)
+    return path
+
+
+def names(found: list[cache.CacheEntry]) -> list[str]:
+    return [entry.path.name for entry in found]
+
+
+def test_everything_is_listed_with_its_purpose_size_and_last_use() -> None:
+    write_image("young", kilobytes=128)
+    write_image("old", age_sec=7200)
+    write_base()
+    (cache_dir() / "policies" / "p").mkdir(parents=True)
+    found = entries()
+    assert names(found)[0] == "old"
+    by_name = {entry.path.name: entry for entry in found}
+    assert by_name["young"].what == "tasks/young"
+    assert 128 << 10 <= by_name["young"].size_bytes < 160 << 10
+    assert 7100 < time.time() - by_name["old"].last_used < 7300
+    assert {entry.kind: entry.can_be_pruned for entry in found} == {"image": True, "base": True, "policies": False}
+
+
+def test_age_size_and_everything_choose_what_goes() -> None:
+    write_image("old", age_sec=7200)
+    write_image("middle", age_sec=600)
+    young = write_image("young")
+    assert names(prune(older_than_sec=3600)) == ["old"]
+    assert names(prune(max_bytes=100 << 10)) == ["middle"]
+    assert young.is_dir()
+    assert prune(older_than_sec=3600, max_bytes=1 << 30) == []
+    base = write_base()
+    assert names(prune(everything=True)) == ["young", base.name]
+    assert entries() == []
+    assert list((cache_dir() / "images").iterdir()) == [], "nothing half removed is left"
+
+
+def test_a_shared_layer_is_counted_once_and_goes_with_its_last_image() -> None:
+    write_image("old", age_sec=7200, shared=("common",))
+    write_image("young", shared=("common",))
+    write_layer("nobodys", kilobytes=64)
+    (cache_dir() / "images" / "young" / "replaced-1.json").write_text('{"layers": ["of-before"]}')
+    write_layer("of-before", kilobytes=64)
+    by_name = {entry.path.name: entry for entry in entries()}
+    assert by_name["common"].what == "shared by 2 images"
+    assert 256 << 10 <= by_name["common"].size_bytes < 300 << 10
+    assert by_name["old"].size_bytes < 100 << 10
+    assert by_name["young"].size_bytes >= 128 << 10, "a layer that a running sandbox may stand on is the image's own"
+    gone = prune(older_than_sec=3600)
+    assert set(names(gone)) == {"nobodys", "old"}
+    assert {path.name for path in layers_dir().iterdir()} == {"of-young", "of-before", "common"}
+    assert entries()[0].size_bytes >= 256 << 10, "what is shared no longer is the last image's own"
+    prune(everything=True)
+    assert list(layers_dir().iterdir()) == []
+
+
+async def test_a_layer_that_is_being_added_stays() -> None:
+    async with locked(LAYERS_LOCK):
+        write_layer("new", kilobytes=1)
+        assert await asyncio.to_thread(prune, everything=True) == []
+    assert names(await asyncio.to_thread(prune, everything=True)) == ["new"]
+
+
+async def test_what_someone_holds_builds_or_reads_stays(own_cache: Path) -> None:
+    held_home, built_home, base = write_image("held"), write_image("built"), write_base()
+    held = hold(held_home)
+    assert held is not None
+    async with locked("image-built"), locked("base-import"):
+        assert [entry.in_use for entry in entries()] == [True] * 3
+        assert await asyncio.to_thread(prune, everything=True) == []
+    assert set(names(await asyncio.to_thread(prune, everything=True))) == {"built", base.name}
+    held.release()
+    held.release()
+    assert names(await asyncio.to_thread(prune, everything=True)) == ["held"]
+    assert hold(built_home) is None, "what is gone can't be held"
+
+
+def test_a_hold_ends_with_its_process() -> None:
+    home = write_image("held")
+    code = (
+        "import time; from pathlib import Path; from harbor_gym._runtime.cache import hold; "
+        f"h = hold(Path({str(home)!r})); "
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", f"{code}print('held', flush=True); time.sleep(60)"], stdout=subprocess.PIPE, text=True
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert prune(everything=True) == []
+        holder.kill()
+        holder.wait()
+    assert names(prune(everything=True)) == ["held"]
+
+
+@pytest.mark.local
+async def test_a_running_sandboxs_image_stays_and_a_pruned_one_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_engine("local")
+    # The machine's own base, not a second one: making it takes half a minute.
+    monkeypatch.delenv("HARBOR_GYM_CACHE")
+    bases = list((cache_dir() / "bases").glob("*.tar"))
+    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
+    (cache_dir() / "bases").mkdir()
+    for base in bases:
+        (cache_dir() / "bases" / base.name).symlink_to(base)
+    async with running(make_sandbox(tmp_path / "one", dockerfile=f"{DOCKERFILE}RUN echo kept > /kept\n")) as sandbox:
+        (image,) = (entry for entry in entries() if entry.kind == "image")
+        assert image.in_use
+        assert image.what == str(tmp_path / "one" / "environment")
+        assert "image" not in {entry.kind for entry in await asyncio.to_thread(prune, everything=True)}
+        assert await output(sandbox, "cat /kept") == "kept"
+    assert [entry.path for entry in await asyncio.to_thread(prune, everything=True)] == [image.path]
+    async with running(make_sandbox(tmp_path / "one", dockerfile=f"{DOCKERFILE}RUN echo kept > /kept\n")) as sandbox:
+        assert await output(sandbox, "cat /kept") == "kept"
+    build._built.clear()  # pyright: ignore[reportPrivateUsage]  # its entries name this test's own cache
+
+
+def test_the_command_lists_and_prunes() -> None:
+    write_image("old", age_sec=90_000)
+    write_image("young")
+    listed = run("cache", "list")
+    assert listed.returncode == 0
+    assert "tasks/old" in listed.stdout
+    assert len(json.loads(run("cache", "list", "--json").stdout)) == 2
+    pruned = run("cache", "prune", "--older-than", "1d")
+    assert "tasks/old" in pruned.stdout
+    assert "tasks/young" not in pruned.stdout
+    for wrong in ([], ["--older-than", "soon"], ["--max-size", "1.5G"]):
+        refused = run("cache", "prune", *wrong)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith("error: ")

@@ -1,0 +1,65 @@
+"""An ordinary user's cache, which holds files of the user's subordinate ids: filled, stood upon and emptied."""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+
+from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
+from tests.helpers.ordinary import ordinary_user, run_as
+
+pytestmark = pytest.mark.local
+
+_USE = """
+import asyncio, json, os
+from pathlib import Path
+from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
+from harbor_gym._runtime.cache import cache_dir, entries, prune
+from tests.helpers.tasks import BASE, write_task
+
+def files_of_others():
+    # The base is mounted there for the test.
+    walks = [walk for kind in ("images", "layers") for walk in os.walk(cache_dir() / kind)]
+    return sum(os.lstat(Path(at, name)).st_uid != os.getuid() for at, _, names in walks for name in names)
+
+async def main():
+    built = "RUN install -o 9 -g 9 -m 640 /etc/hostname /srv/built"
+    task = write_task(Path.home() / "task", dockerfile=f"FROM {BASE}\\n{built}\\nWORKDIR /srv\\n")
+    prepare = "install -o 7 -g 7 -m 600 /etc/hostname /srv/prepared"
+    config = TerminalEnvConfig(task_dir=task, sandbox="local", setup_command=prepare)
+    seen = []
+    for _ in range(2):
+        async with AsyncTerminalGymEnv(config) as env:
+            _, info = await env.reset()
+            observation, *_ = await env.step([("stat -c %u:%a /srv/prepared /srv/built\\n", 1.0)])
+            seen.append([info["setup"], "7:600" in observation, "9:640" in observation])
+    return seen
+
+seen = asyncio.run(main())
+before = [one.kind for one in entries()], files_of_others()
+gone = [one.kind for one in prune(everything=True)]
+after = [one.kind for one in entries()], files_of_others()
+print(json.dumps({"seen": seen, "before": before, "gone": gone, "after": after}))
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("nothing_left")
+async def test_layers_of_subordinate_ids_are_set_up_and_pruned() -> None:
+    base = await ensure_base_tar()
+
+    def use() -> subprocess.CompletedProcess[str]:
+        with ordinary_user() as (user, home):
+            return run_as(user, home, sys.executable, "-c", _USE, base=base)
+
+    done = await asyncio.to_thread(use)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["seen"] == [["shared", True, True]] * 2
+    kinds, others = said["before"]
+    assert "image" in kinds
+    assert others > 0
+    assert said["gone"].count("image") == kinds.count("image")
+    assert said["after"] == [["base"], 0]

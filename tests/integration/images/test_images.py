@@ -1,0 +1,267 @@
+"""Images of local sandboxes: what is built, what is cached, what stands in for what can't be had."""
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harbor_gym._runtime import cache
+from harbor_gym._runtime.cache import cache_dir, locked
+from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes import dockerfile
+from harbor_gym.sandboxes.images import base_images, build
+from harbor_gym.sandboxes.images.build import Image, ImageSource
+from harbor_gym.sandboxes.images.docker_images import find_in_docker
+from harbor_gym.sandboxes.images.official_images import offline_base
+from harbor_gym.sandboxes.tools import run_tool
+from tests.helpers.engines import require_engine
+from tests.helpers.sandboxes.local import make_sandbox, output, running
+
+BASE = "debian:bookworm-slim"
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Path:
+    path = tmp_path / "environment"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache and a process-wide memory that nobody used before."""
+    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "_built", {})
+    monkeypatch.setattr(base_images, "_unreachable", {})
+    monkeypatch.setattr(base_images, "_warned", set())
+    return tmp_path / "cache"
+
+
+async def build_image(context: Path, *, docker_image: str | None = None, **options: Any) -> Image:
+    return await build.build_image(ImageSource(context, docker_image), **options)
+
+
+def find(image: Image, name: str) -> Path:
+    """Return a file of an image in the layer that has it."""
+    return next(layer / name for layer in image.directories if os.path.lexists(layer / name))
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("HARBOR_GYM_CACHE", raising=False)
+    assert cache_dir() == tmp_path / "xdg" / "harbor_gym"
+    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "own"))
+    assert cache_dir() == tmp_path / "own"
+    assert (tmp_path / "own").is_dir()
+
+
+@pytest.mark.usefixtures("own_cache")
+async def test_a_lock_keeps_others_out_and_a_cancelled_wait_frees_nothing() -> None:
+    order: list[str] = []
+
+    async def hold(name: str) -> None:
+        async with locked("x"):
+            order.append(f"{name} in")
+            await asyncio.sleep(0.1)
+            order.append(f"{name} out")
+
+    async with locked("x"):
+        waiting = asyncio.ensure_future(hold("cancelled"))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    async with asyncio.TaskGroup() as group:
+        group.create_task(hold("a"))
+        group.create_task(hold("b"))
+    assert order in (["a in", "a out", "b in", "b out"], ["b in", "b out", "a in", "a out"])
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def local_engine() -> None:
+    require_engine("local")
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
+async def test_an_image_has_what_its_dockerfile_says(context: Path) -> None:
+    (context / "Dockerfile").write_text(
+        f"ARG V=1\nFROM {BASE} AS build\nARG V\nRUN echo built-$V > /built\n"
+        f'FROM {BASE}\nENV A="b c" D=e\nCOPY --from=build /built /built\nCOPY --chown=65534 data /data\n'
+        "WORKDIR /one\nWORKDIR two\nUSER 65534:0\n"
+    )
+    (context / "data").write_text("data")
+    image = await build_image(context)
+    assert (image.env["A"], image.env["D"], image.workdir, image.user) == ("b c", "e", "/one/two", "65534:0")
+    assert find(image, "built").read_text() == "built-1\n"
+    assert find(image, "data").stat().st_uid == 65534
+    assert find(image, "etc/hosts").read_text().startswith("127.0.0.1\tlocalhost")
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left")
+async def test_an_image_is_built_once_and_anew_when_its_context_changes(
+    context: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (context / "Dockerfile").write_text(f"FROM {BASE}\nCOPY . /ctx\nRUN head -c 8 /dev/urandom | od -x > /stamp\n")
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(build_image(context)) for _ in range(8)]
+    first = tasks[0].result()
+    assert all(task.result() == first for task in tasks)
+    monkeypatch.setattr(build, "_built", {})  # what another process would find
+    assert await build_image(context) == first
+    (context / "more").write_text("x")
+    second = await build_image(context)
+    assert second.digest != first.digest
+    (context / "more").chmod(0o755)
+    assert (await build_image(context)).digest not in (first.digest, second.digest)
+    assert len(list((own_cache / "images").iterdir())) == 3
+    forced = await build_image(context, force_build=True)
+    assert forced.layers != second.layers
+    assert second.layers[-1] == forced.layers[-1], "the base is there once"
+    cache.prune()
+    assert second.is_there, "sandboxes may still stand on it"
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
+async def test_a_failing_dockerfile_is_an_error_with_the_builders_last_words(context: Path) -> None:
+    (context / "Dockerfile").write_text(f"FROM {BASE}\nRUN echo last words >&2; exit 42\n")
+    with pytest.raises(SandboxStartError, match=r"(?s)Dockerfile does not build.*last words.*42"):
+        await build_image(context)
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
+async def test_a_missing_or_malformed_dockerfile_is_an_error(context: Path) -> None:
+    with pytest.raises(SandboxStartError, match="no Dockerfile"):
+        await build_image(context)
+    (context / "Dockerfile").write_text(f"FROM {BASE}\nNONSENSE here\n")
+    with pytest.raises(SandboxStartError, match="NONSENSE"):
+        await build_image(context)
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
+async def test_heredocs_build_or_are_refused_with_advice(context: Path) -> None:
+    (context / "Dockerfile").write_text(f"FROM {BASE}\nRUN <<EOF\necho here > /doc\nEOF\n")
+    _, version = await run_tool("buildah", "--version")
+    if dockerfile.builds_heredocs(version):
+        assert find((await build_image(context)), "doc").read_text() == "here\n"
+    else:
+        with pytest.raises(SandboxStartError, match=r"install buildah 1\.33"):
+            await build_image(context)
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
+async def test_a_base_that_can_not_be_had_is_an_error_that_says_what_to_do(context: Path) -> None:
+    (context / "Dockerfile").write_text("FROM registry.invalid/nothing:1\n")
+    with pytest.raises(SandboxStartError, match=r"buildah pull registry\.invalid/nothing:1") as caught:
+        await build_image(context)
+    for way in ("buildah tag IMAGE registry.invalid/nothing:1", "buildah pull oci-archive:PATH", "option image="):
+        assert way in str(caught.value)
+    assert "build_dockerfile" not in str(caught.value)
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
+@pytest.mark.parametrize("name", ["registry.invalid/nothing:1", "oci-archive:absent.tar"])
+async def test_a_prebuilt_image_that_can_not_be_had_names_the_dockerfile_beside_it(context: Path, name: str) -> None:
+    with pytest.raises(SandboxStartError) as caught:
+        await build_image(context, docker_image=name)
+    assert "build_dockerfile" not in str(caught.value)
+    (context / "Dockerfile").write_text("FROM scratch\n")
+    with pytest.raises(SandboxStartError, match=r"environment/Dockerfile can be built.*option build_dockerfile=true"):
+        await build_image(context, docker_image=name)
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left")
+async def test_the_dockerfile_is_built_where_the_option_says_so(tmp_path: Path) -> None:
+    config = {"docker_image": "registry.invalid/nothing:1"}
+    with pytest.raises(SandboxStartError, match="build_dockerfile"):
+        await make_sandbox(tmp_path, dockerfile=f"FROM {BASE}\n", config=config).start(force_build=False)
+    sandbox = make_sandbox(tmp_path, dockerfile=f"FROM {BASE}\nENV IS=built\n", config=config, build_dockerfile=True)
+    async with running(sandbox):
+        assert await output(sandbox, "echo $IS") == "built"
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
+async def test_a_substituted_base_is_loud_recorded_and_never_taken_for_the_real_one(
+    context: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unheard_of = "debian:bookworm-no-such-tag-for-tests"
+    (context / "Dockerfile").write_text(f"FROM {unheard_of}\nRUN echo x > /x\n")
+    with caplog.at_level(logging.WARNING):
+        image = await build_image(context)
+        await build_image(context)
+    base = offline_base(unheard_of)
+    assert image.substitutions == (f"{unheard_of} -> {base.description}",)
+    assert [record.message.count("SUBSTITUTED") for record in caplog.records] == [1]
+    await run_tool("buildah", "tag", f"localhost/harbor-gym-base:{base.name}", unheard_of)
+    try:
+        monkeypatch.setattr(build, "_built", {})  # what another process would find
+        real = await build_image(context)
+    finally:
+        await run_tool("buildah", "untag", unheard_of)
+        await run_tool("buildah", "rmi", f"localhost/{unheard_of}")
+    assert real.substitutions == ()
+    assert real.digest != image.digest
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left")
+async def test_a_build_that_is_cancelled_or_out_of_time_leaves_nothing(context: Path, own_cache: Path) -> None:
+    (context / "Dockerfile").write_text(f"FROM {BASE}\nRUN sleep 1000\n")
+    with pytest.raises(SandboxStartError, match="took longer than 3 s"):
+        await build_image(context, build_timeout_sec=3)
+    task = asyncio.ensure_future(build_image(context))
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not await asyncio.to_thread(lambda: list(own_cache.glob("images/*/*")))
+
+
+@pytest.mark.docker
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
+async def test_an_image_that_docker_holds_serves_as_image_and_as_base(context: Path) -> None:
+    require_engine("docker")
+    names = ["harbor-gym-test/only-in-docker:real", "debian:harbor-gym-test-stand-in"]
+    (context / "where").write_text("from docker\n")
+    (context / "Dockerfile").write_text("FROM scratch\nCOPY where /where\nENV WHERE=docker\nWORKDIR /there\n")
+    real, stand_in = names
+    try:
+        for name, label in ((real, "other=1"), (stand_in, "harbor_gym.substitute=mmdebstrap")):
+            code, said = await run_tool("docker", "build", "--quiet", "--label", label, "--tag", name, str(context))
+            assert code == 0, said
+        prebuilt = await build_image(context, docker_image=real)
+        assert find(prebuilt, "where").read_text() == "from docker\n"
+        assert (prebuilt.env["WHERE"], prebuilt.workdir, prebuilt.substitutions) == ("docker", "/there", ())
+        (context / "Dockerfile").write_text(f"FROM {real}\nCOPY where /again\n")
+        built = await build_image(context)
+        assert find(built, "again").read_text() == find(built, "where").read_text()
+        found = await find_in_docker(real)
+        assert found is not None
+        code, _ = await run_tool("buildah", "inspect", "--type", "image", found[0].removeprefix("sha256:"))
+        assert code == 0, "the copy is found by Docker's own id, so it is made once"
+        docker_base = base_images.docker_base  # all else would try a registry first
+        assert await docker_base(stand_in) is None, "a stand-in is not taken for the official image"
+        code, _ = await run_tool("docker", "tag", stand_in, f"{real}-not")
+        names.append(f"{real}-not")
+        base = await docker_base(f"{real}-not")
+        assert base is not None
+        assert "offline base" in (base.substitution or ""), "what stands on a stand-in says so"
+    finally:
+        await run_tool("docker", "image", "rm", "--force", *names)

@@ -1,0 +1,192 @@
+"""How a local sandbox is taken out of the policy's hands: by no program of the sandbox's, and in bounded time."""
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from harbor_gym.episode.grading import cleanup
+from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from harbor_gym.terminal import Leavings
+from tests.helpers.paths import ROOT
+from tests.helpers.sandboxes.local import make_sandbox, output, running
+
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
+
+_OUTPUT, _TESTS = PurePosixPath("/logs/verifier"), PurePosixPath("/tests")
+
+
+@pytest.fixture
+async def sandbox(tmp_path: Path) -> AsyncGenerator[LocalEnvironment]:
+    """A running sandbox."""
+    async with running(make_sandbox(tmp_path / "sandbox")) as made:
+        yield made
+
+
+async def processes(sandbox: LocalEnvironment) -> list[str]:
+    """Return what runs, the first process and the command that looks left out."""
+    return sorted((await output(sandbox, "exec ps -e --no-headers -o args")).splitlines()[1:-1])
+
+
+_SERVICE = "setsid sleep 1000 >/dev/null 2>&1 &"
+_DEAF = "for i in $(seq 900); do (trap '' TERM HUP INT; exec setsid sleep 1001) >/dev/null 2>&1 & done"
+
+
+@pytest.mark.parametrize("service", ["", _SERVICE])
+async def test_nine_hundred_that_heed_no_signal_are_stopped_and_counted(
+    sandbox: LocalEnvironment, service: str
+) -> None:
+    await output(sandbox, f"{service}\n")
+    baseline = await cleanup.take_baseline(sandbox)
+    await output(sandbox, _DEAF)
+    stopped = await cleanup.stop_processes(sandbox, baseline)
+    assert stopped.processes == 900
+    assert await processes(sandbox) == (["sleep 1000"] if service else [])
+
+
+@pytest.mark.parametrize("service", ["", _SERVICE])
+async def test_a_fork_bomb_ends(tmp_path: Path, service: str) -> None:
+    async with running(make_sandbox(tmp_path, max_processes=200)) as sandbox:
+        await output(sandbox, f"{service}\n")
+        baseline = await cleanup.take_baseline(sandbox)
+        await sandbox.exec("bomb() { bomb | bomb & }; trap '' TERM; bomb 2>/dev/null; sleep 0.5", timeout_sec=60)
+        await cleanup.stop_processes(sandbox, baseline)
+        assert await processes(sandbox) == (["sleep 1000"] if service else [])
+
+
+async def test_who_is_stopped_may_end_in_good_order(sandbox: LocalEnvironment) -> None:
+    baseline = await cleanup.take_baseline(sandbox)
+    program = 'trap "echo saved > /saved; exit" TERM; touch /ready; while :; do sleep 0.01; done'
+    await output(sandbox, f"setsid bash -c '{program}' >/dev/null 2>&1 & until [ -e /ready ]; do sleep 0.01; done")
+    await cleanup.stop_processes(sandbox, baseline)
+    assert await output(sandbox, "cat /saved") == "saved"
+
+
+async def test_who_works_for_a_service_is_spared_and_whoever_starts_at_the_census_is_not(
+    sandbox: LocalEnvironment,
+) -> None:
+    await output(
+        sandbox, "setsid bash -c 'while [ ! -e /go ]; do sleep 0.01; done; sleep 1002 & wait' >/dev/null 2>&1 &"
+    )
+    baseline = await cleanup.take_baseline(sandbox)
+    await output(sandbox, "touch /go; setsid sleep 1003 >/dev/null 2>&1 & sleep 0.2")
+    stopped = await cleanup.stop_processes(sandbox, baseline)
+    assert stopped.processes == 1
+    assert "sleep 1002" in await processes(sandbox)
+    assert "sleep 1003" not in await processes(sandbox)
+
+
+_MAKE_OBJECTS = "ipcmk -M 4096 && ipcmk -S 2 && ipcmk -Q"
+_COUNT_OBJECTS = "for kind in shm sem msg; do tail -n +2 /proc/sysvipc/$kind | wc -l; done"
+
+
+async def test_system_v_objects_go_with_the_policy_and_the_tasks_own_stay(sandbox: LocalEnvironment) -> None:
+    await output(sandbox, _MAKE_OBJECTS)
+    baseline = await cleanup.take_baseline(sandbox)
+    await output(sandbox, f"{_MAKE_OBJECTS}; {_MAKE_OBJECTS}")
+    assert (await output(sandbox, _COUNT_OBJECTS)).split() == ["3"] * 3
+    await cleanup.stop_processes(sandbox, baseline)
+    assert (await output(sandbox, _COUNT_OBJECTS)).split() == ["1"] * 3
+
+
+async def test_the_terminals_own_processes_are_not_counted_and_its_directory_goes(sandbox: LocalEnvironment) -> None:
+    baseline = await cleanup.take_baseline(sandbox)
+    own = "mkdir /run/own; cp /bin/sleep /run/own/; setsid /run/own/sleep 1004 >/dev/null 2>&1 & echo $!"
+    shell = await output(sandbox, f"{own}; setsid sleep 1005 >/dev/null 2>&1 & sleep 0.2")
+    stopped = await cleanup.stop_processes(sandbox, baseline, terminal=Leavings((shell,), "/run/own"))
+    assert stopped.processes == 1
+    assert await processes(sandbox) == []
+    assert await output(sandbox, "ls /run | grep own || :") == ""
+
+
+_DEEP = "import os; os.chdir('/tests'); [(os.mkdir('d'), os.mkdir('e'), os.chdir('d')) for _ in range(500)]"
+_PLANTS = {
+    "files": "echo 1 > /logs/verifier/reward.txt; touch /tests/.hidden",
+    "a deep tree": f'python3 -c "{_DEEP}"',
+    "closed directories": "mkdir -p /tests/a/b && touch /tests/a/b/c && chmod 000 /tests/a/b /tests/a /tests",
+    "links": "rm -r /tests /logs/verifier; ln -s /kept /tests; ln -s /kept /logs/verifier",
+    "a link on the way": "rm -r /logs; mkdir -p /away/verifier; touch /away/verifier/f; ln -s /away /logs",
+    "a way to descriptors": "rm -r /logs/verifier /logs; ln -s /proc/self/fd/5 /tests/x; ln -s /proc/self/fd/5 /logs",
+    "files in their place": "rm -r /tests /logs/verifier; touch /tests /logs/verifier",
+    "nothing": "rm -r /tests /logs",
+    "no tools": "rm -rf /usr/bin/find /usr/bin/rm /usr/bin/mkdir /usr/bin/chmod",
+    "somebody else's": "chown -R 1234:1234 /logs /tests; chmod 700 /logs/verifier /tests",
+}
+
+
+@pytest.mark.parametrize("plant", _PLANTS)
+async def test_the_verifiers_directories_are_emptied_whatever_is_in_their_place(
+    sandbox: LocalEnvironment, plant: str
+) -> None:
+    await output(sandbox, "mkdir -p /logs/verifier /tests /kept; touch /kept/file")
+    await sandbox.exec(_PLANTS[plant])
+    if plant == "a way to descriptors":
+        with pytest.raises(cleanup.BrokenByPolicyError, match="could not be made"):
+            await cleanup.seal(sandbox, cleanup.Sealing((_OUTPUT, _TESTS), ""))
+        return
+    await cleanup.seal(sandbox, cleanup.Sealing((_OUTPUT, _TESTS), ""))
+    listed = await output(sandbox, "stat -c '%a %u %F' /logs/verifier/ /tests/; ls -A /logs/verifier /tests; ls /kept")
+    assert listed.split("\n") == [
+        "777 0 directory",
+        "755 0 directory",
+        "/logs/verifier:",
+        "",
+        "/tests:",
+        "file",
+    ]
+    await cleanup.seal(sandbox, cleanup.Sealing((_OUTPUT, _TESTS), "dev"))
+    assert await output(sandbox, "stat -c '%a %U' /logs/verifier/ /tests/") == "755 dev\n755 root"
+
+
+_LEADERLESS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+ctypes.CDLL(None).syscall(60, 0)
+"""
+"""Its first thread ends and the other runs on."""
+
+_RELAY = """
+import os
+import subprocess
+import sys
+while os.fork() == 0:
+    os.setsid()
+"""
+"""Each process starts the next and ends."""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the program knows x86_64's number of exit(2)")
+@pytest.mark.parametrize("program", [_LEADERLESS, _RELAY])
+async def test_nothing_that_hides_is_taken_for_nobody_and_all_is_stopped(
+    sandbox: LocalEnvironment, program: str
+) -> None:
+    baseline = await cleanup.take_baseline(sandbox)
+    await output(sandbox, f"setsid python3 -c '{program}' >/dev/null 2>&1 & sleep 0.3")
+    stopped = await cleanup.stop_processes(sandbox, baseline)
+    assert stopped.processes >= 1
+    assert await output(sandbox, "ps -eLo comm=") == "init\nps"
+
+
+_ENDED = """
+import os, sys
+sys.path[:0] = sys.argv[1:]
+from grading import cleanup
+scripts = ("exit", "sleep 60; : /run/terminal", "sleep 60; :")
+pids = [os.posix_spawn("/bin/sh", ["sh", "-c", script], {}, setsid=True) for script in scripts]
+os.waitid(os.P_PID, pids[0], os.WEXITED | os.WNOWAIT)
+counted = cleanup._Counted("/run/terminal")
+counted.add({pid: cleanup._Process(os.getpid(), f"{pid}:0") for pid in pids})
+print(len(counted.identities))
+for pid in pids[1:]:
+    os.killpg(pid, 9)
+"""
+
+
+def test_what_ended_by_itself_is_not_counted_as_stopped() -> None:
+    supervisor = ROOT / "harbor_gym" / "sandboxes" / "local" / "supervisor"
+    program = [sys.executable, "-c", _ENDED, str(supervisor), str(supervisor.parents[1] / "archive")]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("1\n", "")

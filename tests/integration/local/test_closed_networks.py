@@ -1,0 +1,48 @@
+"""Which networks a sandbox with a public network must not reach: this machine's own addresses among them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from harbor_gym._runtime.rootless import is_ordinary
+from harbor_gym.sandboxes.local.network import closed_networks
+
+pytestmark = pytest.mark.local
+
+_LOOK = """
+import fcntl, json, os, socket, struct
+os.unshare(os.CLONE_NEWNET | (os.CLONE_NEWUSER if {ordinary} else 0))
+SIOCSIFADDR, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x8914, 1
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    def set(request, name, value):
+        fcntl.ioctl(any_socket, request, struct.pack("16s16s", name, value))
+    set(SIOCSIFFLAGS, b"lo", struct.pack("h", IFF_UP))
+    for name, address in ((b"lo:1", "203.0.113.7"), (b"lo:2", "198.51.100.9")):
+        set(SIOCSIFADDR, name, struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(address)))
+from harbor_gym.sandboxes.local.network import closed_networks
+print(json.dumps([closed_networks(has_private=has_private) for has_private in (False, True)]))
+"""
+"""Looks in a network namespace of its own, where a machine's addresses can be made up."""
+
+
+def test_the_machines_own_addresses_are_closed_unless_private_networks_are_open() -> None:
+    code = _LOOK.format(ordinary=is_ordinary())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    closed, with_private = json.loads(done.stdout)
+    own = {"203.0.113.7/32", "198.51.100.9/32"}
+    assert own <= set(closed)
+    assert not own & set(with_private)
+    # The machine's; the sandbox's own loopback takes no part in the packet filter.
+    assert "127.0.0.0/8" in closed
+    assert "127.0.0.0/8" in with_private
+
+
+def test_metadata_addresses_are_always_closed() -> None:
+    for has_private in (True, False):
+        closed = set(closed_networks(has_private=has_private))
+        assert {"169.254.0.0/16", "168.63.129.16/32", "192.0.0.0/24"} <= closed
+    assert {"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"} <= set(closed_networks(has_private=False))
+    assert "10.0.0.0/8" not in closed_networks(has_private=True)

@@ -1,0 +1,74 @@
+"""An image's ENTRYPOINT in a local sandbox: what Docker under Harbor runs of it, and who sees its service."""
+
+from pathlib import Path
+
+import pytest
+
+from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
+from harbor_gym.errors import SandboxStartError
+from harbor_gym.types import Command
+from tests.helpers.sandboxes.local import make_sandbox, output, running
+from tests.helpers.tasks import write_task
+
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
+_SERVICE = """\
+FROM debian:bookworm-slim
+RUN useradd --create-home --uid 1234 dev && mkdir /srv/state && chown dev /srv/state
+RUN printf '#!/bin/bash\\nid -un >/srv/state/who; pwd >/srv/state/where; echo "$COLOUR" >/srv/state/colour\\n\
+(while :; do date +%%s%%N >/srv/state/beat; sleep 0.05; done) >/dev/null 2>&1 &\\n\
+echo starting; echo "$@" >/srv/state/arguments; exec "$@"\\n' >/usr/local/bin/start && chmod +x /usr/local/bin/start
+ENV COLOUR=green
+WORKDIR /srv/state
+USER dev
+ENTRYPOINT ["start"]
+CMD ["never", "run"]
+"""
+
+
+async def test_it_runs_as_the_images_user_with_harbors_command(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path, dockerfile=_SERVICE)) as sandbox:
+        assert await output(sandbox, "cd /srv/state; cat who where colour") == "dev\n/srv/state\ngreen"
+        arguments = await output(sandbox, "cat /srv/state/arguments")
+        assert arguments.startswith("sh -c")
+        assert arguments.endswith("sleep infinity")
+        first = await output(sandbox, "cat /srv/state/beat")
+        assert await output(sandbox, "sleep 0.3; cat /srv/state/beat") > first
+        (tmp_path / "trial").mkdir()
+    assert (tmp_path / "trial" / "entrypoint.log").read_text() == "starting\n"
+
+
+async def test_one_that_ends_fails_the_start_with_what_it_printed(tmp_path: Path) -> None:
+    ends = 'FROM debian:bookworm-slim\nENTRYPOINT ["sh", "-c", "echo no licence found >&2; exit 3"]\n'
+    with pytest.raises(SandboxStartError, match=r"ENTRYPOINT .* status 3: no licence found"):
+        await make_sandbox(tmp_path / "ends", dockerfile=ends).start(force_build=False)
+    missing = 'FROM debian:bookworm-slim\nENTRYPOINT ["nothing-here"]\n'
+    with pytest.raises(SandboxStartError, match="nothing-here"):
+        await make_sandbox(tmp_path / "missing", dockerfile=missing).start(force_build=False)
+
+
+async def test_one_that_never_hands_over_serves_beside_the_episode(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stays = 'FROM debian:bookworm-slim\nENTRYPOINT ["sh", "-c", "echo up >/tmp/up; exec sleep 1000"]\n'
+    async with running(make_sandbox(tmp_path, dockerfile=stays)) as sandbox:
+        assert await output(sandbox, "cat /tmp/up") == "up"
+    assert "has not executed its arguments" in caplog.text
+
+
+async def test_its_service_is_seen_by_healthcheck_and_verifier_and_survives_the_cleaning(tmp_path: Path) -> None:
+    task = write_task(
+        tmp_path / "task",
+        dockerfile=_SERVICE,
+        test_sh="#!/bin/bash\na=$(cat /srv/state/beat); sleep 0.3; b=$(cat /srv/state/beat)\n"
+        "[ $b -gt $a ] && echo 1 >/logs/verifier/reward.txt || echo 0 >/logs/verifier/reward.txt\n",
+        toml='[environment.healthcheck]\ncommand = "test -s /srv/state/beat"\ninterval_sec = 0.1\nretries = 20\n',
+    )
+    config = TerminalEnvConfig(task_dir=task, sandbox="local")
+    async with AsyncTerminalGymEnv(config) as env:
+        await env.reset()
+        await env.step([Command("sleep 1000 &\n", 1.0)])
+        done = '{"analysis": "", "plan": "", "commands": [], "task_complete": true}'
+        await env.step(done)
+        _, reward, is_done, info = await env.step(done)
+    assert (is_done, reward) == (True, 1.0)
+    assert info["metrics"]["stopped_processes"] == 1

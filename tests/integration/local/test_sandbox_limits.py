@@ -1,0 +1,216 @@
+"""What a local sandbox may use of the machine: memory, processes, processor time, files. And what is left: nothing."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from harbor.models.trial.config import ResourceMode
+
+from harbor_gym._runtime.owners import owner_label
+from harbor_gym.errors import SandboxLostError, SandboxMemoryError, UsageError
+from harbor_gym.sandboxes.local import limits
+from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from harbor_gym.sandboxes.local.forkserver_client import factory_pid
+from tests.helpers.sandboxes.local import make_sandbox, output, running
+
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
+_KILLS = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null | grep '^oom_kill '"
+_MANY = (
+    "for i in 1 2 3 4 5 6 7 8; do python3 -c 'x = bytearray(30 << 20); import time; time.sleep(60)' & done; "
+    "wait -n; echo $?; kill -9 $(jobs -p)"
+)
+_BOMB = 'python3 -c "x = bytearray(300 << 20); import time; time.sleep(20)"'
+
+
+@pytest.fixture
+def control_groups() -> None:
+    if set(limits.places()) != set(limits.CONTROLLERS):
+        pytest.skip("no control groups can be made here: start the container with --privileged --cgroupns=host")
+
+
+def _groups(owner: str) -> list[Path]:
+    return [path for place in limits.places().values() for path in place.directory.glob(f"harbor-gym-{owner}-*")]
+
+
+def _supervisor() -> int:
+    """Return the pid of the one supervisor that this process has."""
+    (found,) = Path(f"/proc/{factory_pid()}/task/{factory_pid()}/children").read_text().split()
+    return int(found)
+
+
+def _init() -> int:
+    """Return the pid, as seen from here, of the first process of this process's one sandbox."""
+    (first,) = Path(f"/proc/{_supervisor()}/task/{_supervisor()}/children").read_text().split()
+    return int(first)
+
+
+@pytest.mark.usefixtures("control_groups")
+async def test_who_needs_more_memory_is_killed_and_the_sandbox_goes_on(tmp_path: Path) -> None:
+    config = {"memory_mb": 96, "storage_mb": 512}
+    async with running(make_sandbox(tmp_path, config=config)) as sandbox:
+        await sandbox.exec("setsid sleep 1000 >/dev/null 2>&1 &")
+        # What is written to files has a bound of its own, and does not count.
+        await output(sandbox, "head -c 150M /dev/zero > /file; python3 -c 'bytearray(64 << 20)'")
+        assert await output(sandbox, _KILLS) == "oom_kill 0"
+        bystander = asyncio.ensure_future(sandbox.exec("sleep 1; echo spared"))
+        result = await sandbox.exec(f"rm /file; {_BOMB}; echo $?")
+        assert result.stdout == "137\n"
+        assert "Killed" in (result.stderr or "")
+        assert (await bystander).stdout == "spared\n"
+        # A process entered from outside is bounded too.
+        entered = await asyncio.create_subprocess_exec(*sandbox.exec_argv(f"{_BOMB} & wait $!"))
+        assert await entered.wait() == 137
+        assert await output(sandbox, _KILLS) == "oom_kill 2"
+        assert await output(sandbox, "pgrep -x sleep | wc -l") == "1"
+    assert _groups(owner_label()) == []
+
+
+@pytest.mark.usefixtures("control_groups")
+async def test_no_lack_of_memory_ends_the_sandbox_itself(tmp_path: Path) -> None:
+    """A policy that could lose its sandbox at will would never be graded badly."""
+    async with running(make_sandbox(tmp_path, config={"memory_mb": 64})) as sandbox:
+        first = "for file in oom_score_adj oom_adj; do echo 15 > /proc/1/$file; umount /proc/1/$file; done"
+        assert "Read-only" in ((await sandbox.exec(first)).stderr or "")
+        assert await output(sandbox, "cat /proc/1/oom_score_adj /proc/self/oom_score_adj") == "0\n500"
+        assert await output(sandbox, _MANY) == "137"
+        await output(sandbox, f"{_KILLS} | grep -v ' 0$'")
+        assert (await sandbox.exec("echo 1 > /sys/fs/cgroup/memory/memory.force_empty; mv /sys /away")).return_code != 0
+
+        # Only from outside can it be offered to the kernel, before all others; then the caller is told why it went.
+        await asyncio.to_thread(Path(f"/proc/{_init()}/oom_score_adj").write_text, "1000")
+        with pytest.raises(SandboxMemoryError, match="needed more memory"):
+            await sandbox.exec(_MANY)
+        with pytest.raises(SandboxMemoryError):
+            await sandbox.exec("true")
+
+
+@pytest.mark.usefixtures("control_groups")
+async def test_a_fork_bomb_fills_its_sandbox_only(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path, max_processes=60)) as sandbox:
+        result = await sandbox.exec("bomb() { bomb | bomb & }; bomb; sleep 1", timeout_sec=60)
+        assert "Resource temporarily unavailable" in (result.stderr or "")
+        # The caller still gets in, and can make an end of it without a further process.
+        await sandbox.exec("kill -9 -1", timeout_sec=20)
+        # The dead are still listed until they are reaped.
+        count = "for i in {1..100}; do n=$(ps -e --no-headers | wc -l); ((n < 10)) && break; sleep 0.1; done; echo $n"
+        assert int(await output(sandbox, count)) < 10
+
+
+@pytest.mark.usefixtures("control_groups")
+async def test_processor_time_is_bounded(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path, config={"cpus": 1})) as sandbox:
+        (group,) = limits.places()["cpu"].directory.glob(f"harbor-gym-{owner_label()}-*")
+        quota = group / ("cpu.cfs_quota_us" if limits.places()["cpu"].version == 1 else "cpu.max")
+        assert quota.read_text().split()[0] == "100000"
+        await output(sandbox, "timeout 0.3 sh -c 'while :; do :; done' || :")
+        # Periods are counted while processes of a group with a quota run. How many are cut depends on the neighbours.
+        counted = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+        assert int(counted["nr_periods"]) > 0
+
+
+async def test_files_are_bounded_in_size_and_number(tmp_path: Path) -> None:
+    fill = "i=0; while : > /f/$((i++)); do :; done 2>&1 | tail -n 1; ls /f | wc -l"
+    async with running(make_sandbox(tmp_path, config={"storage_mb": 32})) as sandbox:
+        for place in ("/filled", "/tmp/filled", "/dev/shm/filled"):
+            result = await sandbox.exec(f"head -c 100M /dev/zero > {place}; s=$?; rm -f {place}; exit $s")
+            assert "No space left" in (result.stderr or "")
+        said = await output(sandbox, f"mkdir /f; {fill}", timeout_sec=100)
+        assert "No space left" in said
+        assert 10_000 < int(said.split()[-1]) < 20_000
+        await output(sandbox, "rm -r /f && touch /room-again")
+
+
+async def test_without_control_groups_a_process_is_bounded_and_a_policy_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none() -> dict[str, limits.Place]:
+        return {}
+
+    monkeypatch.setattr(limits, "places", none)
+    async with running(make_sandbox(tmp_path, config={"memory_mb": 64, "cpus": 1})) as sandbox:
+        result = await sandbox.exec("python3 -c 'bytearray(200 << 20)'; echo on")
+        assert "MemoryError" in (result.stderr or "")
+        assert result.stdout == "on\n"
+    assert "no control groups can be made here for memory, pids, cpu" in caplog.text
+    assert not LocalEnvironment.resource_capabilities().memory_limit
+    with pytest.raises(ValueError, match="memory resource limits"):
+        make_sandbox(tmp_path, config={"memory_mb": 64}, memory_enforcement_policy=ResourceMode.LIMIT)
+
+
+@pytest.mark.usefixtures("control_groups")
+def test_harbor_is_told_what_can_be_enforced(tmp_path: Path) -> None:
+    make_sandbox(tmp_path, config={"memory_mb": 64, "cpus": 1}, memory_enforcement_policy=ResourceMode.LIMIT,
+                 cpu_enforcement_policy=ResourceMode.LIMIT)  # fmt: skip
+    with pytest.raises(ValueError, match="memory resource requests"):
+        make_sandbox(tmp_path, config={"memory_mb": 64}, memory_enforcement_policy=ResourceMode.REQUEST)
+    with pytest.raises(UsageError, match="max_processes"):
+        make_sandbox(tmp_path, max_processes=0)
+
+
+@pytest.mark.usefixtures("control_groups")
+async def test_groups_of_a_killed_supervisor_are_removed_by_its_owner(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path, config={"memory_mb": 64, "cpus": 1})) as sandbox:
+        assert len(_groups(owner_label())) == 3
+        os.kill(_supervisor(), signal.SIGKILL)
+        with pytest.raises(SandboxLostError):
+            await sandbox.exec("sleep 20")
+    assert _groups(owner_label()) == []
+
+
+@pytest.mark.usefixtures("control_groups")
+def test_groups_of_a_dead_owner_are_removed_and_those_of_a_living_one_stay() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", "from harbor_gym._runtime.owners import owner_label; print(owner_label())"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    directory = limits.places()["pids"].directory
+    dead, alive = (
+        directory / f"harbor-gym-{owner}-1" for owner in (ended.stdout.strip(), f"{owner_label()}-{time.time_ns()}")
+    )
+    dead.mkdir()
+    alive.mkdir()
+    try:
+        limits.remove_groups()
+        assert not dead.exists()
+        assert alive.exists()
+    finally:
+        alive.rmdir()
+
+
+_MOUNTINFO = """\
+25 1 0:23 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate
+32 31 0:29 /docker/abc /mnt/cpu rw,relatime - cgroup cgroup rw,cpu,cpuacct
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "version", "expected"),
+    [
+        ("0::/user.slice/session-1.scope\n", 2, "user.slice"),
+        ("0::/\n", 2, "."),
+        ("4:cpu,cpuacct:/docker/abc/x\n0::/\n", 1, "x"),
+    ],
+)
+def test_a_place_is_found_in_either_version_of_control_groups(
+    tmp_path: Path, own: str, version: int, expected: str
+) -> None:
+    """Files stand for version 2's kernel, whose limits this machine may not have: only the search is tested with it."""
+    tree = tmp_path / "tree"
+    for name in (".", "user.slice", "user.slice/session-1.scope", "x"):
+        (tree / name).mkdir(parents=True, exist_ok=True)
+        (tree / name / "cgroup.subtree_control").write_text("" if name.endswith("scope") else "cpu memory pids")
+    mounts = limits.parse_mounts(_MOUNTINFO.replace("/sys/fs/cgroup", str(tree)).replace("/mnt/cpu", str(tree)))
+    tried: list[Path] = []
+
+    def is_usable(_controller: str, _version: int, directory: Path) -> bool:
+        tried.append(directory)
+        return (directory / "cgroup.subtree_control").read_text() != ""
+
+    place = limits.first_usable("cpu", [mount for mount in mounts if mount.version == version], own, is_usable)
+    assert place == limits.Place(version, tree / expected)  # pyright: ignore[reportArgumentType]  # 1 or 2
+    assert tried[-1] == tree / expected

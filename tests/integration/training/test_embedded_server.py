@@ -1,0 +1,198 @@
+"""The embedded training server: it really runs here, serves the real Tinker SDK, and leaves nothing behind."""
+
+import asyncio
+import contextlib
+import json
+import os
+import pickle
+import signal
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from harbor_gym.embedded.policy import build_model, build_tokenizer, save_policy
+from harbor_gym.embedded.server import TrainingServer, TrainingServerError, export_adapter
+from harbor_gym.errors import UsageError
+from tests.helpers.engines import require_engine
+
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.usefixtures("engines", "nothing_left")]
+
+ADAPTER = "adapter_model.safetensors"
+
+_START_AND_REPORT = """
+import asyncio, pathlib, sys
+from harbor_gym.embedded.server import TrainingServer
+
+async def main():
+    server = TrainingServer(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))
+    starting = asyncio.ensure_future(server.start())
+    while server.pid is None:
+        await asyncio.sleep(0.01)
+    print(server.pid, flush=True)
+    await starting
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def engines() -> None:
+    require_engine("server")
+    require_engine("tinker")
+
+
+@pytest.fixture(scope="module")
+def model_dir(engines: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer(["ls -la\n", "root@box:/# "], 320)
+    save_policy(build_model(tokenizer, hidden_size=64, layers=2), tokenizer, path)
+    return path
+
+
+def _group(leader: int) -> list[int]:
+    """Ids of the living processes in a process group."""
+    members: list[int] = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == leader and fields[0] != "Z":
+            members.append(int(stat.parent.name))
+    return members
+
+
+def _engines(leader: int) -> list[int]:
+    """The engine's processes: by name, since the server has helpers of a moment, too."""
+    named: list[int] = []
+    for pid in _group(leader):
+        with contextlib.suppress(OSError):
+            if b"--engine" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                named.append(pid)
+    return named
+
+
+async def _until_engine_runs(leader: int) -> None:
+    async with asyncio.timeout(120):
+        while not _engines(leader):  # noqa: ASYNC110 - processes of others send no event
+            await asyncio.sleep(0.05)
+
+
+async def _until_gone(leader: int) -> None:
+    async with asyncio.timeout(30):
+        while _group(leader):  # noqa: ASYNC110 - processes of others send no event
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.timeout(400)
+async def test_the_sdk_samples_trains_saves_and_resumes(model_dir: Path, tmp_path: Path) -> None:
+    async with TrainingServer(model_dir, tmp_path / "state") as server:
+        pid = server.pid
+        assert pid is not None
+        client = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.helpers.embedded_client", server.base_url, str(server.model_dir)),
+            env={**os.environ, **server.client_environment()},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await client.communicate()
+        assert client.returncode == 0, server.log_path.read_text()[-4000:]
+        seen = json.loads(output)
+        children = _group(pid)
+    assert len(children) >= 2, "server and engine share the process group"
+    assert _group(pid) == []
+    assert seen["lengths"] == [16, 16]
+    assert seen["logprob_gap"] < 1e-4
+    assert seen["scored"] == [0, None], "a log probability for each token, the first of which has none"
+    assert seen["scored_gap"] < 1e-4, "an adapter that has learnt nothing is the base model"
+    assert seen["more_likely_after_the_step"]
+    assert seen["resumed_gap"] < 1e-5
+    assert (sorted(seen["listed"]), seen["left"]) == (["second", "third"], ["third"])
+    export_adapter(tmp_path / "state", seen["sampler_path"], tmp_path / "adapter")
+    assert {path.name for path in (tmp_path / "adapter").iterdir()} == {"adapter_config.json", ADAPTER}
+    assert (tmp_path / "adapter" / ADAPTER).stat().st_size > 1000
+    with pytest.raises(UsageError, match="no checkpoint that the server in"):
+        export_adapter(tmp_path / "state", "tinker://other/best", tmp_path / "none")
+    assert server.pid is None
+    assert not (tmp_path / "state" / "tmp").exists()
+    assert (tmp_path / "state" / "tinker.db").is_file()
+    await server.stop()
+
+
+async def test_nothing_survives_a_killed_parent(model_dir: Path, tmp_path: Path) -> None:
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _START_AND_REPORT, str(model_dir), str(tmp_path / "state")),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert parent.stdout is not None
+    try:
+        leader = int(await parent.stdout.readline())
+        await _until_engine_runs(leader)
+    finally:
+        parent.kill()
+        await parent.wait()
+    await _until_gone(leader)
+
+
+async def test_a_crash_of_the_engine_is_told_at_once(model_dir: Path, tmp_path: Path) -> None:
+    server = TrainingServer(model_dir, tmp_path / "state")
+    starting = asyncio.ensure_future(server.start())
+    async with asyncio.timeout(60):
+        while server.pid is None:  # noqa: ASYNC110 - the server tells nobody that it was spawned
+            await asyncio.sleep(0.01)
+    leader = server.pid
+    watching = asyncio.ensure_future(server.monitor())
+    try:
+        await _until_engine_runs(leader)
+        os.kill(_engines(leader)[0], signal.SIGKILL)
+        with pytest.raises(TrainingServerError, match="before it was ready"):
+            await starting
+        with pytest.raises(TrainingServerError, match="ended by itself"):
+            await watching
+        assert _group(leader) == []
+    finally:
+        await server.stop()
+
+
+async def test_a_cancelled_start_leaves_nothing_and_a_state_dir_has_one_server(model_dir: Path, tmp_path: Path) -> None:
+    server = TrainingServer(model_dir, tmp_path / "state")
+    starting = asyncio.ensure_future(server.start())
+    async with asyncio.timeout(60):
+        while server.pid is None:  # noqa: ASYNC110 - the server tells nobody that it was spawned
+            await asyncio.sleep(0.01)
+    leader = server.pid
+    with pytest.raises(UsageError, match="another training server uses"):
+        await TrainingServer(model_dir, tmp_path / "state").start()
+    assert _group(leader), "the refused server must not end the other one"
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert _group(leader) == []
+    with pytest.raises(UsageError, match="started before"):
+        await server.start()
+
+
+async def test_an_interpreter_without_skyrl_is_named(model_dir: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    python = str(tmp_path / "bare" / "bin" / "python")
+    with pytest.raises(TrainingServerError, match=r"skyrl is not installed for .*/bare/bin/python") as caught:
+        await TrainingServer(model_dir, tmp_path / "state", python=python).start()
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+async def test_a_start_that_takes_too_long_is_given_up(model_dir: Path, tmp_path: Path) -> None:
+    server = TrainingServer(model_dir, tmp_path / "state", startup_timeout_sec=0.2)
+    with pytest.raises(TrainingServerError, match=r"not ready after 0\.2 s"):
+        await server.start()
+
+
+async def test_wrong_use_is_refused(tmp_path: Path) -> None:
+    server = TrainingServer(tmp_path, tmp_path / "state")
+    with pytest.raises(UsageError, match="no address yet"):
+        _ = server.base_url
+    with pytest.raises(UsageError, match="start\\(\\) it first"):
+        await server.monitor()
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        await server.start()
+    await server.stop()

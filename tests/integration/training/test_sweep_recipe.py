@@ -1,0 +1,142 @@
+"""recipes/sweep.py as a person runs it. What trains is a stand-in that writes what the cookbook writes, in no time."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.paths import ROOT
+from tests.helpers.recipe_runs import expect_refused, run_recipe
+
+TASK = ROOT / "tasks" / "devops_task"
+
+STAND_IN = """\
+import json, pathlib, sys, time
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+folder, seed = pathlib.Path(flags["--log-path"]), int(flags["--seed"])
+folder.mkdir(exist_ok=True)
+with (folder / "calls").open("a") as calls:
+    calls.write(" ".join(sys.argv[1:]) + "\\n")
+rate = float(flags["--learning-rate"])
+(folder / "config.json").write_text(json.dumps({"learning_rate": rate}))
+record = {"env/all/reward/total": rate * 100, "env/all/turns_per_episode": 7 - seed}
+with (folder / "metrics.jsonl").open("a") as metrics:
+    metrics.writelines(json.dumps({"step": step, **record}) + "\\n" for step in range(2))
+try:
+    print("batch 2/2  reward", rate * 100, flush=True)
+    hangs = (folder.parent / "hang").exists()
+    while hangs:  # a signal that comes just before a sleep does not shorten it
+        time.sleep(0.05)
+except KeyboardInterrupt:
+    (folder / "interrupted").touch()
+    sys.exit(130)
+if (folder.parent / "break").exists() and seed == 1:
+    sys.exit("the server went away")
+(folder / "checkpoints.jsonl").write_text(json.dumps({"name": "final", "final": True}) + "\\n")
+"""
+
+RUN_IT = "import pathlib, sys; sys.path.insert(0, {recipes!r}); import sweep; {stand_in}sweep.app()"
+
+
+def command(*arguments: str, trainer: Path | None = None) -> list[str]:
+    stand_in = f"sweep.TRAIN = pathlib.Path({str(trainer)!r}); " if trainer else ""
+    code = RUN_IT.format(recipes=str(ROOT / "recipes"), stand_in=stand_in)
+    return [sys.executable, "-c", code, "--task-dir", str(TASK), *arguments]
+
+
+def sweep(*arguments: str, trainer: Path | None = None) -> subprocess.CompletedProcess[str]:
+    done = command(*arguments, trainer=trainer)
+    return subprocess.run(done, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Path:
+    path = tmp_path / "trainer.py"
+    path.write_text(STAND_IN)
+    return path
+
+
+def test_a_sweep_goes_on_where_it_was_broken_off(trainer: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / "break").touch()
+    grid = ("--learning-rates", "1e-3,1e-4", "--seeds", "0,1", "--parallel", "2", "--sweep-path", str(folder))
+    first = sweep(*grid, "--num-batches", "2", trainer=trainer)
+    assert first.returncode == 1, first.stderr
+    assert "4 runs to train, 0 finished already" in first.stdout
+    assert first.stderr.count("ended with exit code 1") == 2
+    assert "lr_0.001_seed_1" in first.stderr
+    assert "the server went away" in first.stderr
+    (folder / "break").unlink()
+    (folder / "lr_0.0001_seed_0" / "checkpoints.jsonl").write_text('{"name": "000001"}\n')
+
+    second = sweep(*grid, "--num-batches", "2", trainer=trainer)
+    assert second.returncode == 0, second.stderr
+    assert "3 runs to train, 1 finished already" in second.stdout
+    calls = {run.name: (run / "calls").read_text().splitlines() for run in folder.glob("lr_*") if run.is_dir()}
+    assert {name: len(lines) for name, lines in calls.items()} == {
+        "lr_0.001_seed_0": 1,
+        "lr_0.001_seed_1": 2,
+        "lr_0.0001_seed_0": 2,
+        "lr_0.0001_seed_1": 2,
+    }
+    assert calls["lr_0.001_seed_1"][1].endswith("--log-dir-exists resume")
+    assert "--num-batches 2" in calls["lr_0.001_seed_1"][1]
+    rows = [[cell.strip() for cell in line.split("|")[1:5]] for line in second.stdout.splitlines() if line[0] == "|"]
+    assert rows[2:] == [
+        ["0.001", "seed 0", "2", "0.10"],
+        ["0.001", "seed 1", "2", "0.10"],
+        ["0.001", "mean", "", "0.10"],
+        ["0.0001", "seed 0", "2", "0.01"],
+        ["0.0001", "seed 1", "2", "0.01"],
+        ["0.0001", "mean", "", "0.01"],
+    ]
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    grown = json.loads((folder / "sweep.json").read_text())
+    assert (grown["learning_rates"], grown["seeds"]) == ([1e-3, 1e-4], [0, 1])
+
+    other = sweep(*grid, "--num-batches", "3", trainer=trainer)
+    assert other.returncode == 2
+    assert "a sweep with other flags" in other.stderr
+
+
+def test_an_interrupted_sweep_interrupts_its_runs_and_waits_for_them(trainer: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / "hang").touch()
+    arguments = command("--learning-rates", "1e-3", "--seeds", "0", "--sweep-path", str(folder), trainer=trainer)
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("lr_0.001_seed_0  batch 2/2"):
+        assert process.poll() is None, process.stderr
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    log = folder / "lr_0.001_seed_0.log"
+    assert (folder / "lr_0.001_seed_0" / "interrupted").exists(), f"it was killed, or said why not: {log.read_text()}"
+
+
+def test_the_real_recipe_takes_what_the_sweep_gives_it(tmp_path: Path) -> None:
+    done = sweep("--learning-rates", "1e-3", "--seeds", "0", "--sweep-path", str(tmp_path), "--env", "dokcer")
+    assert done.returncode == 1
+    assert "ended with exit code 2" in done.stderr
+    assert "train.py: " in done.stderr
+    assert "docker" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--learning-rates", "fast"), "expected numbers"),
+        (("--seeds", ""), "at least one learning rate and one seed"),
+        (("--seed", "3"), "--seed is for the sweep to set"),
+    ],
+)
+def test_a_wrong_grid_is_refused_in_one_line(arguments: tuple[str, ...], expected: str, tmp_path: Path) -> None:
+    done = run_recipe("sweep", "--task-dir", str(TASK), *arguments, "--sweep-path", str(tmp_path / "sweep"))
+    expect_refused(done, expected)
+    assert not (tmp_path / "sweep").exists()

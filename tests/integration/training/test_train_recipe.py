@@ -1,0 +1,143 @@
+"""recipes/train.py as a person runs it: bad flags end at once, and a small run is real to the last file."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harbor_gym import report
+from tests.helpers.engines import require_engine
+from tests.helpers.paths import ROOT
+from tests.helpers.recipe_runs import SECRETS, expect_refused, run_recipe
+
+TASK = ROOT / "tasks" / "devops_task"
+
+
+def train(*arguments: str, timeout_sec: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    return subprocess.run(
+        [sys.executable, str(ROOT / "recipes" / "train.py"), *arguments],
+        env={**inherited, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_sec,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--task-dir", "nowhere"], "nowhere"),
+        (["--task-dir", str(ROOT / "tests")], "task.toml"),
+        (["--task-dir", str(TASK), "--env", "dokcer"], "docker"),
+        (["--task-dir", str(TASK), "--env", "daytona"], "DAYTONA_API_KEY"),
+        (["--task-dir", str(TASK), "--env", "docker"], "docker"),
+        (["--task-dir", str(TASK), "--env", "tests.nothing:Here"], "tests.nothing"),
+        (["--task-dir", str(TASK), "--sandbox-option", "network"], "NAME=VALUE"),
+        (["--task-dir", str(TASK), "--verify-paths", "app"], "--verify-paths"),
+        ([], "--task-dir"),
+        (["--task", f"git+file://{ROOT}/tests#nothing"], "tests"),
+        (["--task-dir", str(TASK), "--groups-per-batch", "3", "--stream-minibatches", "2"], "--stream-minibatches"),
+        (["--task-dir", str(TASK.parent), "--remove-constant-groups"], "--max-steps-off-policy"),
+    ],
+)
+def test_what_can_not_work_is_one_line_and_exit_code_2(arguments: list[str], expected: str, tmp_path: Path) -> None:
+    log_path = tmp_path / "run"
+    # An address where no daemon listens: the same as no Docker.
+    env = {"DOCKER_HOST": f"unix://{tmp_path}/no.sock"}
+    expect_refused(run_recipe("train", *arguments, "--log-path", str(log_path), env=env), expected)
+    assert not log_path.exists(), "nothing may be started or made"
+
+
+def test_as_a_program_too_it_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    done = train("--task-dir", str(TASK), "--env", "dokcer", "--log-path", str(tmp_path / "run"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean docker" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_key_for_the_service_is_named(tmp_path: Path) -> None:
+    require_engine("local")
+    done = run_recipe("train", "--task-dir", str(TASK), "--env", "local", "--log-path", str(tmp_path / "run"))
+    expect_refused(done, "TINKER_API_KEY")
+    assert "--backend local" in done.stderr
+
+
+def test_an_existing_run_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    require_engine("local")
+    arguments = ("--task-dir", str(TASK), "--env", "local", "--backend", "local", "--log-path", str(tmp_path))
+    for extra in ((), ("--log-dir-exists", "raise")):
+        done = run_recipe("train", *arguments, *extra)
+        assert done.exit_code == 2
+        assert str(tmp_path) in done.stderr
+    other = {"format": 1, "tasks": [{"name": TASK.name, "digest": "sha256:another"}], "test_tasks": []}
+    (tmp_path / "tasks.json").write_text(json.dumps(other))
+    done = run_recipe("train", *arguments, "--log-dir-exists", "resume")
+    assert done.exit_code == 2
+    assert "other tasks" in done.stderr
+    assert "sha256:another" in done.stderr
+
+
+def test_help_lists_every_flag_of_the_documented_command() -> None:
+    shown = run_recipe("train", "--help", env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).stdout
+    documented = (
+        *("task-dir", "env", "model-name", "renderer-name", "max-tokens", "temperature", "groups-per-batch"),
+        *("group-size", "num-batches", "learning-rate", "lora-rank", "save-every", "log-path"),
+        *("base-url", "backend", "eval-every", "max-turns", "loss-fn", "wandb-project"),
+        *("load-checkpoint-path", "seed", "log-dir-exists", "task", "where", "test-fraction", "epochs"),
+        *("max-rollout-retries", "max-steps-off-policy", "stream-minibatches", "remove-constant-groups"),
+        *("zero-reward-on-limit", "kl-penalty-coef"),
+    )
+    assert [flag for flag in documented if f"--{flag}" not in shown] == []
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that has seen four demonstrations for a few steps: it need not be good, only real."""
+    import asyncio
+
+    for engine in ("server", "tinker", "local"):
+        require_engine(engine)
+    from harbor_gym.embedded.demonstrations import collect_demonstrations
+    from harbor_gym.embedded.warm_start import warm_start
+
+    conversations = asyncio.run(collect_demonstrations(TASK, sandbox="local", episodes=4, seed=0))
+    return warm_start(conversations, tmp_path_factory.mktemp("policy"), renderer_name="qwen3_instruct", steps=8)
+
+
+@pytest.mark.server
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("nothing_left")
+def test_a_small_run_is_real_to_the_last_file(model_dir: Path, tmp_path: Path) -> None:
+    log_path = tmp_path / "run"
+    done = train(
+        *("--task-dir", str(TASK), "--env", "local", "--backend", "local", "--model-name", str(model_dir)),
+        *("--group-size", "2", "--num-batches", "2", "--max-turns", "3", "--save-every", "1", "--eval-every", "2"),
+        *("--log-path", str(log_path)),
+        timeout_sec=540,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == f"run folder: {log_path}"
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("batch ")] == ["1/2", "2/2"]
+    batches = report.read_metrics(log_path / "metrics.jsonl")
+    assert [batch["step"] for batch in batches] == [0, 1]
+    for batch in batches:
+        assert batch["env/all/total_episodes"] == 2
+        assert batch["env/all/time/sandbox_start_sec"] > 0
+        assert batch["env/all/time/verifier_sec"] > 0
+        assert batch["env/all/infra/lost"] == 0
+    assert [task["name"] for task in json.loads((log_path / "tasks.json").read_text())["tasks"]] == [TASK.name]
+    assert (log_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    transcripts = [json.loads(path.read_text()) for path in (log_path / "transcripts" / "train").rglob("*.json")]
+    assert len(transcripts) == 4
+    assert all(transcript["reward"] is not None and transcript["turns"] for transcript in transcripts)
+    assert list((log_path / "transcripts" / "test").rglob("*.json")), "the evaluation's episodes are kept as well"
+    checkpoints = [json.loads(line) for line in (log_path / "checkpoints.jsonl").read_text().splitlines()]
+    assert checkpoints[-1]["state_path"].startswith("tinker://")

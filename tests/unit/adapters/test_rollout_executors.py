@@ -1,0 +1,131 @@
+"""Groups rolled out in other processes, through the cookbook's own executor hook."""
+
+import asyncio
+import multiprocessing
+import os
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from harbor_gym import TerminalEnvConfig
+from harbor_gym.errors import UsageError
+from tests.helpers.token_policies import RENDERER, SamplingClient, message, scripted
+from tests.helpers.tokenizers import byte_level_tokenizer
+
+pytestmark = pytest.mark.tinker
+
+GIVE_UP = message(None, complete=True)
+
+
+@dataclass
+class Client:
+    """A sampling client that pickles, as Tinker's own does."""
+
+    answers: tuple[str, ...]
+
+    async def sample_async(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
+        return await SamplingClient(scripted(*self.answers)).sample_async(prompt, num_samples, sampling_params)
+
+
+@pytest.fixture
+def no_executor() -> Iterator[None]:
+    """Leave no executor and no worker behind."""
+    yield
+    from tinker_cookbook.rl.rollouts import set_rollout_executor
+
+    set_rollout_executor(None)
+    assert multiprocessing.active_children() == []
+
+
+def make_builder(task_dir: Path, meeting: Path, processes: int) -> Any:
+    from harbor_gym.adapters.tinker import HarborSingleTaskEnvGroupBuilder
+
+    model_dir = task_dir.parent / "tokenizer"
+    byte_level_tokenizer().save_pretrained(model_dir)
+    config = TerminalEnvConfig(
+        task_dir=task_dir,
+        sandbox="tests.helpers.sandboxes.meeting:Meeting",
+        sandbox_options={"place": str(meeting), "processes": processes},
+    )
+    return HarborSingleTaskEnvGroupBuilder(
+        config=config, group_size=2, model_name=str(model_dir), renderer_name=RENDERER, max_tokens=500
+    )
+
+
+async def play(executor: Any, builder: Any, strategy: Any, *answers: str, groups: int = 2) -> list[Any]:
+    """Roll out as the loop does with ``main(config, rollout_executor)``."""
+    from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward, set_rollout_executor
+
+    set_rollout_executor(executor)
+    client: Any = Client(answers)
+    rollouts = [
+        do_group_rollout_and_filter_constant_reward(client, builder, 500, 1.0, False, False, strategy)
+        for _ in range(groups)
+    ]
+    return await asyncio.gather(*rollouts)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["process", "ray"])
+@pytest.mark.usefixtures("no_executor")
+async def test_workers_play_at_once_until_a_bug_in_one_ends_the_run(
+    kind: Literal["process", "ray"], task_dir: Path, tmp_path: Path
+) -> None:
+    if kind == "ray":
+        pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
+    from harbor_gym.adapters.tinker import RetryThenMask
+    from harbor_gym.adapters.tinker.executors import rollout_executor
+
+    met, alone = tmp_path / "met", tmp_path / "alone"
+    met.mkdir()
+    alone.mkdir()
+    strategy = RetryThenMask()
+    played: list[asyncio.Future[Any]] = []
+
+    async def run() -> None:
+        with rollout_executor(kind, 2, strategy) as executor:
+            groups = await play(executor, make_builder(task_dir, met, 2), strategy, GIVE_UP, GIVE_UP)
+            expect_two_workers(groups)
+            assert strategy.fault is None
+            # Nobody else will come to this meeting; meanwhile the other worker's policy runs out of answers.
+            waiting = make_builder(task_dir, alone, 2)
+            played.append(asyncio.ensure_future(play(executor, waiting, strategy, groups=1)))
+            while not any(alone.iterdir()):  # noqa: ASYNC110 - another process sends no event
+                await asyncio.sleep(0.01)
+            await play(executor, make_builder(task_dir, met, 1), strategy, message("true\n"), groups=1)
+
+    with pytest.raises(IndexError):
+        await run()
+    with pytest.raises(InterruptedError):
+        await played[0]
+    assert isinstance(strategy.fault, IndexError), "the bug is the run's fault, the interruption is not"
+
+
+def expect_two_workers(groups: list[Any]) -> None:
+    assert [group.get_total_rewards() for group in groups] == [[1.0, 1.0]] * 2
+    played_in = [{t.transitions[-1].metrics["verifier/process"] for t in group.trajectories_G} for group in groups]
+    assert [len(processes) for processes in played_in] == [1, 1]
+    assert len(set.union(*played_in)) == 2
+    assert float(os.getpid()) not in set.union(*played_in)
+
+
+def test_copies_of_a_strategy_are_one_in_the_process_they_come_to() -> None:
+    from harbor_gym.adapters.tinker import RetryThenMask
+
+    strategy = RetryThenMask(max_retries=2, seed=3, temperature=0.0)
+    first, second = (pickle.loads(pickle.dumps(strategy)) for _ in range(2))
+    assert first == strategy
+    assert first is second
+    assert first is not pickle.loads(pickle.dumps(RetryThenMask(max_retries=2, seed=3, temperature=0.0)))
+
+
+def test_no_workers_are_refused() -> None:
+    from harbor_gym.adapters.tinker import RetryThenMask
+    from harbor_gym.adapters.tinker.executors import rollout_executor
+
+    with pytest.raises(UsageError, match="at least 1 worker"), rollout_executor("process", 0, RetryThenMask()):
+        pass

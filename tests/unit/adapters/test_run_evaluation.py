@@ -1,0 +1,142 @@
+"""Evaluations during a run: greedy, each written down, the best of them named; and sampling that a run repeats."""
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harbor_gym import TerminalEnvConfig, report
+from harbor_gym.errors import UsageError
+from harbor_gym.evaluation import Evaluated, note_evaluation, read_best, read_evaluations
+from tests.helpers.paths import ROOT
+from tests.helpers.tasks import DONE
+from tests.helpers.token_policies import RENDERER, SamplingClient, message, scripted
+from tests.helpers.tokenizers import byte_level_tokenizer
+
+GIVE_UP = message(None, complete=True)
+
+
+def evaluated(batch: int, reward: float) -> Evaluated:
+    return Evaluated(batch=batch, checkpoint=f"{batch:06d}", reward=reward, turns=2.0, episodes=4)
+
+
+def test_the_best_has_the_highest_reward_and_of_equal_ones_is_the_earliest(tmp_path: Path) -> None:
+    for batch, reward, best in ((0, 0.2, 0), (5, 0.7, 5), (10, 0.7, 5), (15, 0.6, 5)):
+        assert note_evaluation(tmp_path, evaluated(batch, reward)).batch == best
+    assert read_best(tmp_path) == evaluated(5, 0.7)
+    # A resumed run evaluates a batch again: what it says now counts.
+    assert note_evaluation(tmp_path, evaluated(5, 0.1)).batch == 10
+    assert [one.batch for one in read_evaluations(tmp_path)] == [0, 5, 10, 15]
+
+
+def test_eval_takes_the_best_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "recipes"), *sys.path])
+    import eval as recipe  # pyright: ignore[reportMissingImports]  # a script
+
+    take: Any = recipe.checkpoint_of
+    with pytest.raises(UsageError, match="was not evaluated"):
+        take(tmp_path, "best", "state_path")
+    saved = [{"name": name, "state_path": f"tinker://run/weights/{name}"} for name in ("000005", "000010", "final")]
+    (tmp_path / "checkpoints.jsonl").write_text("".join(json.dumps(one) + "\n" for one in saved))
+    note_evaluation(tmp_path, evaluated(5, 0.7))
+    note_evaluation(tmp_path, evaluated(10, 0.6))
+    assert take(tmp_path, "best", "state_path") == "tinker://run/weights/000005"
+    note_evaluation(tmp_path, Evaluated(batch=0, checkpoint="base", reward=1.0, turns=None, episodes=None))
+    assert take(tmp_path, "best", "state_path") is None
+
+
+def test_batches_that_are_done_again_are_forgotten_first(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    kept = [json.dumps({"step": step, "reward": 0.5}) + "\n" for step in range(2)]
+    metrics.write_text("".join([*kept, *kept[1:], json.dumps({"step": 2}) + "\n", '{"step": 1, "half']))
+    for batch in range(4):
+        (tmp_path / f"transcripts/train/batch_{batch:04d}/group_0").mkdir(parents=True)
+        (tmp_path / f"transcripts/test/batch_{batch:04d}/group_0").mkdir(parents=True)
+    report.forget_batches(tmp_path, first=2)
+    assert metrics.read_text().splitlines(keepends=True) == [*kept, *kept[1:]]
+    left = sorted(path.relative_to(tmp_path / "transcripts").as_posix() for path in tmp_path.glob("transcripts/*/*"))
+    assert left == ["test/batch_0000", "test/batch_0001", "train/batch_0000", "train/batch_0001"]
+    report.forget_batches(tmp_path, first=0)
+    assert metrics.read_text() == ""
+
+
+class Asked(SamplingClient):
+    """A client that notes how it was asked to sample."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__(policy)
+        self.parameters: list[Any] = []
+
+    async def sample_async(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
+        self.parameters.append(sampling_params)
+        return await super().sample_async(prompt, num_samples, sampling_params)
+
+
+@pytest.fixture
+def dataset_builder(task_dir: Path, tmp_path: Path) -> Any:
+    from harbor_gym.adapters.tinker import HarborRLDatasetBuilder
+
+    byte_level_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    return HarborRLDatasetBuilder(
+        env=TerminalEnvConfig(
+            task_dir=task_dir,
+            sandbox="harbor_gym.testing:FakeEnvironment",
+            sandbox_options={"solved_when": {"/srv/answer": "done"}},
+        ),
+        model_name=str(tmp_path / "tokenizer"),
+        renderer_name=RENDERER,
+        max_tokens=500,
+        group_size=2,
+        num_batches=3,
+        test_episodes=2,
+        transcripts_dir=str(tmp_path / "transcripts"),
+    )
+
+
+@pytest.mark.tinker
+async def test_an_evaluation_is_greedy_and_written_down_under_its_batch(dataset_builder: Any, tmp_path: Path) -> None:
+    from tinker_cookbook.rl.rollout_logging import RolloutSummaryExportConfig
+
+    from harbor_gym.adapters.tinker import HarborEvaluator, RetryThenMask
+
+    strategy = RetryThenMask(seed=1)
+    test_set = await dataset_builder.test_set()
+    evaluator = HarborEvaluator(test_set, max_tokens=500, run_dir=tmp_path, strategy=strategy)
+    for batch, first in ((0, message("true\n")), (4, message(DONE)), (8, message(DONE))):
+        client: Any = Asked(scripted(first, GIVE_UP, GIVE_UP))
+        export = RolloutSummaryExportConfig(split="eval/test", iteration=batch, base_name="eval_test")
+        metrics = await evaluator(client, rollout_summary_export=export)
+        assert {one.temperature for one in client.parameters} == {0.0}
+        assert metrics["test/env/all/total_episodes"] == 2
+        assert len(list((tmp_path / f"transcripts/test/batch_{batch:04d}").rglob("*.json"))) == 2
+    assert [(one.checkpoint, one.reward) for one in read_evaluations(tmp_path)] == [
+        ("base", 0.0),
+        ("000004", 1.0),
+        ("000008", 1.0),
+    ]
+    assert read_best(tmp_path).batch == 4
+
+
+@pytest.mark.tinker
+async def test_each_message_of_a_run_has_a_seed_of_its_own_and_the_same_again(dataset_builder: Any) -> None:
+    from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward
+
+    from harbor_gym.adapters.tinker import RetryThenMask
+
+    async def seeds(batch: int, seed: int | None) -> list[int | None]:
+        train, _ = await dataset_builder()
+        client: Any = Asked(scripted(message(DONE), [GIVE_UP], GIVE_UP, random=random.Random(0)))
+        (builder,) = train.get_batch(batch)
+        strategy = RetryThenMask(seed=seed)
+        await do_group_rollout_and_filter_constant_reward(client, builder, 500, 1.0, False, False, strategy)
+        assert {one.temperature for one in client.parameters} == {1.0}
+        return sorted((one.seed for one in client.parameters), key=str)
+
+    first = await seeds(0, 7)
+    assert first == await seeds(0, 7)
+    everything = [*first, *await seeds(1, 7), *await seeds(0, 8)]
+    assert len(set(everything)) == len(everything) == 18, "2 episodes of 3 messages in 3 groups"
+    assert set(await seeds(0, None)) == {None}

@@ -1,0 +1,261 @@
+"""The environment in memory: what a step and an episode are paid, and what the policy and its trainer read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harbor_gym import AsyncTerminalGymEnv, EndReason
+from harbor_gym.config import TerminalConfig
+from harbor_gym.errors import VerifierError, VerifierOutOfMemoryError
+from harbor_gym.formats import parse_action, prompts
+from harbor_gym.testing.conformance.env_probe import check_done, check_step
+from harbor_gym.testing.fake import terminal
+from harbor_gym.types import ActionFormat
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, add_step, fake_config, message
+from tests.helpers.sandboxes.timed_fakes import CLOCK, Noting
+
+TRUE = [("true\n", 1.0)]
+UNREADABLE = "no message"
+
+
+FAKES = "tests.helpers.sandboxes.timed_fakes"
+
+
+@pytest.fixture
+def noting() -> str:
+    """Return the sandbox that notes."""
+    Noting.noted.clear()
+    return f"{FAKES}:Noting"
+
+
+@pytest.fixture
+def working(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the fake's terminals go by the clock of those who work; return their sandbox."""
+    monkeypatch.setattr(terminal, "time", CLOCK)
+    return f"{FAKES}:Working"
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    return tmp_path / "task"
+
+
+def make_env(task: Path, **settings: Any) -> AsyncTerminalGymEnv:
+    return AsyncTerminalGymEnv(fake_config(task, **settings))
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        (COMPLETE, EndReason.STEP_GATE),
+        (message("exit\n"), EndReason.SESSION_ENDED),
+        (message("work 8\n"), EndReason.TIME_LIMIT),
+    ],
+)
+async def test_a_closed_gate_is_the_reason_only_where_nothing_else_is(
+    task: Path, working: str, action: str, expected: EndReason
+) -> None:
+    make_env(task)
+    for number in (1, 2):
+        add_step(task, f"step-{number}", "min_reward = 0.5\n")
+    with (task / "task.toml").open("a") as file:
+        file.write("[agent]\ntimeout_sec = 8.0\n")
+    async with make_env(task, sandbox=working, rewards=0.25) as env:
+        await env.reset()
+        _, reward, done, info = await env.step(action)
+    assert (reward, done, info.get("end_reason")) == (0.25, True, expected)
+    assert info.get("truncated") is (expected is EndReason.TIME_LIMIT)
+    assert info.get("episode_reward") == 0.25
+
+
+@pytest.mark.parametrize("step_rewards", [True, False])
+async def test_steps_are_paid_one_by_one_or_together(task: Path, step_rewards: bool) -> None:
+    async with make_env(task, steps=2, rewards=0.5, step_rewards=step_rewards) as env:
+        _, info = await env.reset()
+        assert info.get("instruction") == "Do step-1.\n"
+        observation, reward, done, info = await env.step(COMPLETE)
+        assert (reward, done) == (0.5 if step_rewards else 0.0, False)
+        assert "Do step-2." in observation
+        assert (info["turn"], info.get("rewards"), info.get("task")) == (1, {"reward": 0.5}, None)
+        assert {"time/verifier_sec", "time/terminal_open_sec", "time/step_sec"} <= set(info["metrics"])
+        _, reward, done, info = await env.step(COMPLETE)
+    assert (reward, done, info.get("episode_reward")) == (0.5, True, 0.5)
+    assert info.get("end_reason") is EndReason.COMPLETED
+
+
+@pytest.mark.parametrize("step_rewards", [True, False])
+async def test_the_last_step_pays_its_own_or_the_tasks(task: Path, noting: str, step_rewards: bool) -> None:
+    async with make_env(task, sandbox=noting, steps=2, step_rewards=step_rewards) as env:
+        await env.reset()
+        _, first, _, info = check_step(await env.step(COMPLETE))
+        assert "episode_reward" not in info
+        last = await env.step(COMPLETE)
+        assert check_done(last).get("episode_reward") == 0.75, "Harbor's mean of 1 and 1/2"
+    assert (first, last[1]) == ((1.0, 0.5) if step_rewards else (0.0, 0.75))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_terminal_is_closed_before_grading_or_let_go(task: Path, noting: str, keep: bool) -> None:
+    async with make_env(task, sandbox=noting, keep_agent_processes=keep) as env:
+        await env.reset()
+        check_done(await env.step(COMPLETE))
+        # The processes of a terminal end with the policy's others, which the stop counts, or with the sandbox.
+        assert Noting.noted == ["detach", "grade", "detach"]
+
+
+async def test_a_budget_ends_a_middle_step_and_the_episode(task: Path) -> None:
+    async with make_env(task, steps=3, max_turns=2, rewards=0.5) as env:
+        await env.reset()
+        await env.step(COMPLETE)
+        _, reward, done, info = await env.step(TRUE)
+    assert (reward, done, info.get("end_reason")) == (0.5, True, EndReason.MAX_TURNS)
+
+
+# -- grading -----------------------------------------------------------------------------------------------------------
+
+
+async def test_processes_that_survive_the_stop_earn_nothing(task: Path) -> None:
+    async with make_env(task, processes={"stopped": 3, "unstoppable": 1}) as env:
+        await env.reset()
+        _, reward, done, info = await env.step(COMPLETE)
+    assert (reward, done, info.get("end_reason")) == (0.0, True, EndReason.SANDBOX_BROKEN)
+
+
+async def test_stopped_processes_and_memory_kills_are_told(task: Path) -> None:
+    async with make_env(task, processes={"stopped": 3, "oom_kills": (4, 2, 0)}) as env:
+        await env.reset()
+        *_, info = await env.step(COMPLETE)
+    assert (info["metrics"]["stopped_processes"], info["metrics"]["oom_kills"]) == (3, 2)
+
+
+async def test_where_the_sandbox_does_not_tell_there_is_no_count(task: Path) -> None:
+    async with make_env(task) as env:
+        await env.reset()
+        *_, info = await env.step(COMPLETE)
+    assert info["metrics"]["stopped_processes"] == 0
+    assert "oom_kills" not in info["metrics"]
+
+
+@pytest.mark.parametrize(("oom_kills", "kind"), [((4, 2, 0), VerifierError), ((4, 2, 1), VerifierOutOfMemoryError)])
+async def test_what_the_policy_ran_out_of_is_not_the_verifiers(
+    task: Path, oom_kills: tuple[int, int, int], kind: type[VerifierError]
+) -> None:
+    async with make_env(task, fail={"verifier": 1}, processes={"oom_kills": oom_kills}) as env:
+        await env.reset()
+        with pytest.raises(VerifierError) as caught:
+            await env.step(COMPLETE)
+    assert type(caught.value) is kind
+    assert ("killed 1 of its processes" in str(caught.value)) is (kind is VerifierOutOfMemoryError)
+
+
+@pytest.mark.parametrize("keep", [None, True, False])
+@pytest.mark.parametrize("says", [True, False])
+async def test_processes_are_kept_where_the_task_or_the_run_says_so(task: Path, keep: bool | None, says: bool) -> None:
+    make_env(task)
+    with (task / "task.toml").open("a") as file:
+        file.write(f"[metadata]\nkeep_agent_processes = {str(says).lower()}\n")
+    async with make_env(task, keep_agent_processes=keep, processes={"stopped": 3}) as env:
+        await env.reset()
+        *_, info = await env.step(COMPLETE)
+    assert info["metrics"]["stopped_processes"] == (0 if (says if keep is None else keep) else 3)
+
+
+async def test_the_scalar_is_the_one_that_the_configuration_names(task: Path) -> None:
+    async with make_env(task, rewards={"reward": 1.0, "speed": 0.25}, reward_key="speed") as env:
+        await env.reset()
+        _, reward, _, info = await env.step(COMPLETE)
+    assert (reward, info.get("episode_reward")) == (0.25, 0.25)
+    assert info.get("rewards") == {"reward": 1.0, "speed": 0.25}
+
+
+# -- what the policy reads ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action_format", [ActionFormat.TERMINUS_JSON, ActionFormat.BASH_TOOL])
+async def test_the_policy_reads_of_its_mistakes_in_its_own_format(task: Path, action_format: ActionFormat) -> None:
+    unreadable = {
+        ActionFormat.TERMINUS_JSON: 'Sure: {"analysis": "", "plan": "", "commands": 7}',
+        ActionFormat.BASH_TOOL: 'Sure: {"name": 1}',
+    }[action_format]
+    parsed = parse_action(unreadable, format=action_format)
+    assert parsed.error is not None
+    assert parsed.warning is not None
+    async with make_env(task, action_format=action_format) as env:
+        await env.reset()
+        observation, _, _, info = check_step(await env.step(unreadable))
+    assert observation == prompts.parse_error(parsed.error, parsed.warning, action_format)
+    assert info.get("parse_error") == parsed.error
+
+
+async def test_the_policy_reads_warnings_and_questions_with_the_screen(task: Path) -> None:
+    tolerated = 'Sure: {"name": "bash", "arguments": {"command": "echo seen"}}'
+    async with make_env(task, action_format=ActionFormat.BASH_TOOL, confirm_task_complete=True) as env:
+        await env.reset()
+        observation, *_ = check_step(await env.step([("echo seen\n", 1.0)]))
+        told = "- Extra text detected before the tool call"
+        assert (await env.step(tolerated))[0] == prompts.with_warning(told, observation)
+        assert (await env.step('{"name": "submit"}'))[0] == prompts.confirmation_request("$", ActionFormat.BASH_TOOL)
+
+
+async def test_the_policy_reads_the_next_step_with_its_screen(task: Path) -> None:
+    async with make_env(task, steps=2, capture_screen=True) as env:
+        screen, _ = await env.reset()
+        observation, _, _, info = check_step(await env.step(message("echo of the first step\n", complete=True)))
+        assert env.screen is not None
+        assert "first step" not in env.screen.text, "each step has a terminal of its own"
+        assert 0 <= info["metrics"]["time/terminal_open_sec"] < 60
+    assert observation == prompts.next_step("Do step-2.\n", screen)
+
+
+# -- what is told and kept ---------------------------------------------------------------------------------------------
+
+
+async def test_what_a_step_tells(task: Path, tmp_path: Path) -> None:
+    async with make_env(task, trials_dir=tmp_path / "trials", capture_screen=True) as env:
+        _, info = await env.reset()
+        assert (info.get("task"), info.get("sandbox"), info.get("transport")) == ("harbor-gym/tiny", FAKE, "fake")
+        assert (info["turn"], info.get("image_substitutions"), "setup" in info) == (0, (), False)
+        assert {"time/sandbox_start_sec", "time/terminal_open_sec"} <= set(info["metrics"])
+        assert "pool/hit" not in info["metrics"]
+        observation, *_, info = await env.step([("echo seen\n", 1.0), ("false\n", 1.0)])
+        assert "seen" in observation
+        assert (info.get("exit_code"), info.get("waits"), info.get("omitted_bytes")) == (1, ("prompt", "prompt"), 0)
+        assert (info.get("parse_error"), info.get("confirmation_pending")) == (None, False)
+        assert env.screen is not None
+        assert "seen" in env.screen.text
+        *_, info = await env.step(COMPLETE)
+        assert info.get("episode_reward") == 1.0
+    kept = info.get("trial_dir")
+    assert kept is not None
+    assert kept.parent == tmp_path / "trials"
+    recorded = (kept / "recording.cast").read_text()
+    assert '"echo seen\\nfalse\\n"' in recorded
+    assert '"title":"harbor-gym/tiny"' in recorded
+    assert env.screen is not None, "the screen outlives the episode"
+
+
+async def test_nothing_is_kept_unasked(task: Path, tmp_path: Path) -> None:
+    size = TerminalConfig(columns=100, rows=30)
+    async with make_env(task, recording_path=tmp_path / "own.cast", terminal=size, capture_screen=True) as env:
+        await env.reset()
+        assert env.screen is not None
+        assert (env.screen.columns, env.screen.rows) == (100, 30)
+        await env.step([("echo recorded\n", 1.0)])
+        *_, info = await env.step(COMPLETE)
+        assert info.get("trial_dir") is None
+    recorded = (tmp_path / "own.cast").read_text()
+    assert "recorded" in recorded
+    assert '"width":100,"height":30' in recorded
+
+
+async def test_an_environment_that_was_never_closed_warns(task: Path) -> None:
+    env = make_env(task)
+    await env.reset()
+    with pytest.warns(ResourceWarning, match="never closed"):
+        env.__del__()
+    await env.close()
+    env.__del__()

@@ -1,0 +1,110 @@
+"""What becomes of a turn whose terminal is late, fails or answers nonsense."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
+
+import pytest
+
+from harbor_gym.config import TerminalConfig
+from harbor_gym.episode.guarded_turn import longest_wait_sec, take_turn
+from harbor_gym.errors import SandboxLostError, SandboxTimeoutError, TerminalError, UsageError
+from harbor_gym.terminal import Terminal, TerminalTurn
+from harbor_gym.types import Command
+
+TURN = TerminalTurn("$", False, ("prompt",), 0, 0.1, 0, "persistent")
+COMMANDS = [Command("ls\n")]
+
+
+class OneTurn:
+    """A terminal whose turn is what a function makes of it."""
+
+    def __init__(self, work: Callable[[], Awaitable[TerminalTurn]]) -> None:
+        self.work = work
+
+    async def run(self, commands: Sequence[Command]) -> TerminalTurn:
+        return await self.work()
+
+
+async def turn_of(
+    work: Callable[[], Awaitable[TerminalTurn]], *, breakage: str | None, late_sec: float = 60.0
+) -> tuple[TerminalTurn, list[bool]]:
+    """Take a turn; return it, and how it was looked into."""
+    asked: list[bool] = []
+
+    async def find(nonsense: bool) -> str | None:  # as it is called
+        asked.append(nonsense)
+        return breakage
+
+    terminal = cast("Terminal", OneTurn(work))
+    return await take_turn(terminal, COMMANDS, late_sec=late_sec, find_breakage=find), asked
+
+
+async def in_time() -> TerminalTurn:
+    return TURN
+
+
+async def slow() -> TerminalTurn:
+    await asyncio.sleep(0.05)
+    return TURN
+
+
+async def never() -> TerminalTurn:
+    await asyncio.Event().wait()
+    return TURN
+
+
+def failing(error: Exception) -> Callable[[], Awaitable[TerminalTurn]]:
+    async def fail() -> TerminalTurn:
+        raise error
+
+    return fail
+
+
+async def test_a_turn_in_time_is_not_looked_into() -> None:
+    assert await turn_of(in_time, breakage="broken") == (TURN, [])
+
+
+async def test_a_late_terminal_that_nobody_broke_is_waited_for() -> None:
+    assert await turn_of(slow, breakage=None, late_sec=0.0) == (TURN, [False])
+
+
+async def test_a_late_terminal_that_the_policy_broke_is_an_ended_session() -> None:
+    turn, asked = await turn_of(never, breakage="stopped", late_sec=0.0)
+    assert (turn.ended, turn.waits, turn.exit_code, asked) == (True, ("ended",), None, [False])
+    assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "is_nonsense"),
+    [
+        (SandboxTimeoutError("late"), False),
+        (SandboxLostError("unreadable"), True),
+        (ValueError("not a number"), True),
+        (IndexError("too few words"), True),
+    ],
+)
+async def test_a_terminal_that_fails_is_looked_into(error: Exception, is_nonsense: bool) -> None:
+    turn, asked = await turn_of(failing(error), breakage="broken")
+    assert (turn.ended, asked) == (True, [is_nonsense])
+    with pytest.raises(TerminalError if isinstance(error, ValueError | IndexError) else type(error)):
+        await turn_of(failing(error), breakage=None)
+
+
+async def test_a_mistake_of_the_callers_is_passed_on() -> None:
+    with pytest.raises(UsageError):
+        await turn_of(failing(UsageError("wrong order")), breakage="broken")
+
+
+async def test_a_cancelled_turn_leaves_nothing() -> None:
+    task = asyncio.create_task(turn_of(never, breakage=None))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(asyncio.all_tasks()) == 1
+
+
+def test_the_longest_wait_is_the_configurations() -> None:
+    config = TerminalConfig(min_wait_sec=1.0, max_wait_sec=5.0)
+    assert longest_wait_sec([Command("a", 0.1), Command("b", 3.0), Command("c", 90.0)], config) == 9.0

@@ -1,0 +1,154 @@
+"""Which paths a verifier in a pristine view sees, and when the view is entered and left."""
+
+import logging
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from harbor_gym import TerminalEnvConfig
+from harbor_gym.episode.grading import verifier_view
+from harbor_gym.episode.task import load_task
+from harbor_gym.errors import TaskError, UsageError
+from harbor_gym.verify_paths import check_paths, parse_verify_paths
+from tests.helpers.harbor_trials import run_episode
+from tests.helpers.sandboxes.viewing import VIEWING, Viewing
+from tests.helpers.tasks import write_task
+
+FAKE = "harbor_gym.testing:FakeEnvironment"
+SOLVED = {"solved_when": {"/srv/answer": "done"}}
+DONE = ["echo done > /srv/answer"]
+
+
+def paths(*texts: str) -> tuple[PurePosixPath, ...]:
+    return tuple(map(PurePosixPath, texts))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["/app"], ["/app"]),
+        (["/srv/b", "/app/", "//app/x", "/srv"], ["/app", "/srv"]),
+        (["/application", "/app"], ["/app", "/application"]),
+        (["/logs/agent", "/testsuite", "/var/tmp"], ["/logs/agent", "/testsuite", "/var/tmp"]),
+    ],
+)
+def test_paths_are_put_in_order_and_those_within_others_dropped(given: list[str], expected: list[str]) -> None:
+    assert check_paths(given) == paths(*expected)
+
+
+REFUSED = {
+    "none": ([], "names no path"),
+    "relative": (["app"], "'app' is not an absolute path"),
+    "upwards": (["/app/../etc"], "is not an absolute path without '..'"),
+    "everything": (["/"], "everything"),
+    "everything, in two slashes": (["//"], "everything"),
+    "the tests": (["/app", "/tests"], "its own /tests"),
+    "below temporary files": (["/tmp/work"], "its own /tmp"),
+    "above the verdict": (["/logs"], "its own /logs/verifier"),
+    "the kernel's": (["/proc/1"], "its own /proc"),
+    "a number": ([7], "7, which is no path"),
+    "empty": ([""], "'', which is no path"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_path_that_no_view_can_carry_is_refused(case: str) -> None:
+    given, expected = REFUSED[case]
+    with pytest.raises(ValueError, match=expected.replace("..", r"\.\.")):
+        check_paths(given)
+
+
+def test_a_command_line_says_auto_off_or_paths() -> None:
+    assert parse_verify_paths("auto") == "auto"
+    assert parse_verify_paths("off") == "off"
+    assert parse_verify_paths("/app,/srv") == paths("/app", "/srv")
+    for wrong in ("", "on", "/app,", "/app,srv"):
+        with pytest.raises(UsageError, match="--verify-paths is auto, off, or paths"):
+            parse_verify_paths(wrong)
+
+
+def test_a_configuration_checks_its_paths(tmp_path: Path) -> None:
+    config = TerminalEnvConfig(task_dir=tmp_path, verify_paths=paths("/b", "/a", "/a/c"))
+    assert config.verify_paths == paths("/a", "/b")
+    assert TerminalEnvConfig.model_validate_json(config.model_dump_json()) == config
+    with pytest.raises(ValidationError, match="its own /tests"):
+        TerminalEnvConfig(task_dir=tmp_path, verify_paths=paths("/tests"))
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [('"/app"', "is a list of paths, got '/app'"), ('["app"]', "not an absolute path"), ("[]", "names no path")],
+)
+async def test_a_task_that_declares_what_cannot_be_carried_is_malformed(
+    tmp_path: Path, declared: str, expected: str
+) -> None:
+    task = write_task(tmp_path / "task", toml=f"[metadata]\nverify_paths = {declared}\n")
+    with pytest.raises(TaskError, match=expected) as caught:
+        await load_task(task)
+    assert "task.toml: [metadata] verify_paths" in str(caught.value)
+
+
+DECLARED = '[metadata]\nverify_paths = ["/srv"]\n'
+
+
+@pytest.mark.parametrize(
+    ("toml", "settings", "view", "expected"),
+    [
+        ("", {}, None, 1.0),
+        (DECLARED, {}, "enter /srv", 1.0),
+        (DECLARED, {"verify_paths": "off"}, None, 1.0),
+        (DECLARED, {"verify_paths": paths("/app")}, "enter /app", 0.0),
+        ("", {"verify_paths": paths("/app", "/srv")}, "enter /app /srv", 1.0),
+    ],
+    ids=["not asked", "declared", "declared and off", "others given", "given"],
+)
+async def test_the_verifier_sees_what_the_task_or_the_configuration_carries(
+    tmp_path: Path, toml: str, settings: dict[str, Any], view: str | None, expected: float
+) -> None:
+    task = write_task(tmp_path / "task", toml=toml)
+    ends, _ = await run_episode(task, DONE, sandbox=VIEWING, sandbox_options=SOLVED, **settings)
+    assert ends[-1][0] == expected
+    assert [event for event in Viewing.events if "enter" in event] == ([] if view is None else [view])
+    assert "leave" not in Viewing.events
+    if view is not None:
+        entered = Viewing.events.index(view)
+        assert {"upload /tests", "download /logs/verifier"} <= set(Viewing.events[entered:])
+        assert "upload /tests" not in Viewing.events[:entered]
+
+
+async def test_a_view_is_left_before_anything_of_the_next_step_and_entered_again(tmp_path: Path) -> None:
+    names = ("one", "two", "three")
+    task = write_task(tmp_path / "steps", toml=DECLARED + "".join(f'[[steps]]\nname = "{name}"\n' for name in names))
+    (task / "instruction.md").unlink()
+    for name in names:
+        (task / "steps" / name).mkdir(parents=True)
+        (task / "steps" / name / "instruction.md").write_text(f"Leave it {name}.\n")
+    ends, _ = await run_episode(task, [*DONE, "true", "true"], sandbox=VIEWING, sandbox_options=SOLVED)
+    assert [reward for reward, _, _ in ends] == [1.0, 1.0, 1.0]
+    moves = [event for event in Viewing.events if event.startswith(("enter", "leave"))]
+    assert moves == ["enter /srv", "leave", "enter /srv", "leave", "enter /srv"]
+    for left in (at for at, event in enumerate(Viewing.events) if event == "leave"):
+        assert Viewing.events[left - 1] == "download /logs/verifier"
+        assert Viewing.events[left + 1] == "empty /logs/agent"
+
+
+async def test_a_sandbox_without_a_view_grades_as_harbor_does_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    verifier_view.note_missing.cache_clear()
+    task = write_task(tmp_path / "task", toml=DECLARED)
+    with caplog.at_level(logging.WARNING, logger=verifier_view.__name__):
+        for _ in range(2):
+            ends, _ = await run_episode(task, DONE, sandbox=FAKE, sandbox_options=SOLVED)
+            assert ends[-1][0] == 1.0
+    assert [record.getMessage() for record in caplog.records if record.name == verifier_view.__name__] == [
+        "fake sandboxes have no pristine view (local ones have): a task's verify_paths count for nothing there"
+    ]
+
+
+async def test_paths_demanded_of_a_sandbox_without_a_view_start_nothing(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    with pytest.raises(TaskError, match=r"fake sandbox, which has no pristine view: use --env local, or .*'auto'"):
+        await run_episode(task, DONE, sandbox=FAKE, sandbox_options=SOLVED, verify_paths=paths("/srv"))

@@ -1,0 +1,184 @@
+"""Actions: nothing a model can write raises, hangs, or reaches the terminal half-read."""
+
+import json
+import math
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harbor_gym.errors import MissingDependencyError, UsageError
+from harbor_gym.formats import ActionFormat, ParsedAction, harbor_parser, parse_action, parse_terminus_json
+from harbor_gym.formats.harbor_parser import load_harbor_parser
+from harbor_gym.types import Command
+
+_PATIENCE_SEC = 60.0
+"""Far beyond a linear parse of a megabyte, far below a quadratic one."""
+
+
+def message(commands: object, **fields: object) -> str:
+    return json.dumps({"analysis": "a", "plan": "p", "commands": commands, **fields})
+
+
+def parse_with_patience(text: str) -> ParsedAction:
+    """Parse in a thread, so that a parse without end fails the test instead of hanging it."""
+    found: list[ParsedAction] = []
+    thread = threading.Thread(target=lambda: found.append(parse_terminus_json(text)), daemon=True)
+    thread.start()
+    thread.join(_PATIENCE_SEC)
+    assert found, f"still parsing {len(text)} characters that begin with {text[:40]!r}"
+    return found[0]
+
+
+# --- both forms -------------------------------------------------------------------------------------------------------
+
+
+def test_text_and_commands_mean_the_same() -> None:
+    text = message([{"keystrokes": "ls\n", "duration": 0.5}, {"keystrokes": "C-c", "duration": 90}])
+    expected = (Command("ls\n", 0.5), Command("C-c", 60.0))
+    assert parse_action(text).commands == expected
+    assert parse_action([("ls\n", 0.5), Command("C-c", 90)]).commands == expected
+
+
+def test_analysis_and_plan_are_kept() -> None:
+    parsed = parse_action(message([], task_complete=True))
+    assert (parsed.analysis, parsed.plan, parsed.task_complete) == ("a", "p", True)
+
+
+def test_no_commands_is_an_action() -> None:
+    assert parse_action([]) == ParsedAction((), task_complete=False, error=None, warning=None, analysis="", plan="")
+
+
+@pytest.mark.parametrize("action", [[("ls\n",)], ["ls\n"], [("ls\n", "1")], [(b"ls\n", 1.0)], [None]])
+def test_a_callers_mistake_raises(action: list[tuple[str, float]]) -> None:
+    with pytest.raises(UsageError, match="Command 1 of the action"):
+        parse_action(action)
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected"), [(-1, 0.0), (0, 0.0), (math.nan, 1.0), (math.inf, 60.0), (10**400, 60.0), (7, 7.0)]
+)
+def test_durations_are_clamped(duration: float, expected: float) -> None:
+    assert parse_action([("", duration)]).commands == (Command("", expected),)
+
+
+@pytest.mark.parametrize(("keystrokes", "word"), [("a\0b", "NUL"), ("\ud83d", "surrogate"), ("\udc00x", "surrogate")])
+def test_what_cannot_be_typed_is_an_error(keystrokes: str, word: str) -> None:
+    for action in (
+        [("ls\n", 1.0), (keystrokes, 1.0)],
+        message([{"keystrokes": k, "duration": 1} for k in ("", keystrokes)]),
+    ):
+        parsed = parse_action(action)
+        assert parsed.commands == ()
+        assert parsed.error is not None
+        assert parsed.error.startswith("Command 2 ")
+        assert word in parsed.error
+
+
+def test_what_cannot_be_typed_is_a_warning_when_the_task_is_complete() -> None:
+    parsed = parse_terminus_json(message([{"keystrokes": "\0", "duration": 1}], task_complete=True))
+    assert (parsed.commands, parsed.task_complete, parsed.error) == ((), True, None)
+    assert parsed.warning is not None
+    assert "NUL" in parsed.warning
+
+
+# --- hostile input ----------------------------------------------------------------------------------------------------
+
+_PIECES = st.sampled_from(
+    ["{", "}", "[", "]", '"', "\\", ",", ":", "\n", "\0", "\ud800", "é", "1e999", "NaN", "-", "9" * 5000, "analysis",
+     '"analysis":', '"plan":"p",', '"commands":[', '{"keystrokes":"ls\\n"', ',"duration":', "true", "null", "```json\n"]
+)  # fmt: skip
+
+
+@given(st.lists(_PIECES, max_size=40).map("".join) | st.text())
+def test_any_text_gives_a_verdict(text: str) -> None:
+    parsed = parse_terminus_json(text)
+    assert parsed.error is None or parsed.commands == ()
+    assert isinstance(parsed.task_complete, bool)
+    for shown in (parsed.error, parsed.warning, parsed.analysis, parsed.plan):
+        (shown or "").encode()
+    assert all(0.0 <= command.duration_sec <= 60.0 for command in parsed.commands)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.floats(0, 60))
+def test_keystrokes_pass_unchanged(keystrokes: str, duration: float) -> None:
+    parsed = parse_terminus_json(message([{"keystrokes": keystrokes, "duration": duration}]))
+    assert parsed.commands == (Command(keystrokes, duration),)
+
+
+_MEGABYTE = 1_000_000
+_GARBAGE: dict[str, Callable[[], str]] = {
+    "open braces": lambda: "{" * _MEGABYTE,
+    "closed braces": lambda: "}" * _MEGABYTE,
+    "brace pairs": lambda: "{}" * (_MEGABYTE // 2),
+    "open before pairs": lambda: "{" + "{}" * (_MEGABYTE // 2),
+    "nested pairs": lambda: "{ {} " * (_MEGABYTE // 5),
+    "broken objects": lambda: "{x}" * (_MEGABYTE // 3),
+    "quotes": lambda: '"' * _MEGABYTE,
+    "backslashes": lambda: "\\" * _MEGABYTE,
+    "brackets": lambda: '{"commands":' + "[" * _MEGABYTE + "}",
+    "spaces": lambda: '{"analysis"' + " " * _MEGABYTE + "}",
+    "fields without a colon": lambda: "{" + '"analysis"  ' * (_MEGABYTE // 12) + "}",
+    "digits": lambda: '{"analysis":' + "9" * _MEGABYTE + "}",
+    "letters": lambda: "a" * _MEGABYTE,
+    "noise": lambda: "".join(random.Random(0).choices('{}[]":,\\ \nab1', k=_MEGABYTE)),
+    "too long to read": lambda: " " * 17_000_000,
+}
+
+
+@pytest.mark.parametrize("name", _GARBAGE)
+def test_a_megabyte_of_garbage_is_refused(name: str) -> None:
+    parsed = parse_with_patience(_GARBAGE[name]())
+    assert parsed.error
+    assert len(parsed.error) < 3000
+
+
+def test_a_megabyte_of_keystrokes_is_read() -> None:
+    keystrokes = "y" * _MEGABYTE
+    assert parse_with_patience(message([{"keystrokes": keystrokes, "duration": 1}])).commands == (
+        Command(keystrokes, 1.0),
+    )
+
+
+def test_ten_thousand_warnings_are_cut() -> None:
+    parsed = parse_with_patience(message([{"keystrokes": "a"}] * 10_000))
+    assert len(parsed.commands) == 10_000
+    assert parsed.warning is not None
+    assert len(parsed.warning) < 3000
+
+
+# --- Harbor's parser --------------------------------------------------------------------------------------------------
+
+
+def test_the_parser_is_where_and_what_we_take_it_for() -> None:
+    """Fails when a new Harbor moves or renames what ``harbor_parser`` knows."""
+    verdict = load_harbor_parser().parse_response(message([{"keystrokes": "ls\n", "duration": 2}], task_complete="yes"))
+    assert [(command.keystrokes, command.duration) for command in verdict.commands] == [("ls\n", 2.0)]
+    assert (verdict.is_task_complete, verdict.error, verdict.warning) == (True, "", "")
+    assert (verdict.analysis, verdict.plan) == ("a", "p")
+
+
+def test_loading_the_parser_loads_nothing_else() -> None:
+    code = (
+        "import sys; from harbor_gym.formats import parse_action; before = set(sys.modules); parse_action('{}');"
+        "print(sorted(name for name in sys.modules if name.split('.')[0] in ('harbor', 'litellm', 'pydantic')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_moved_parser_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harbor_parser, "_DIRECTORY", Path("agents", "elsewhere"))
+    load_harbor_parser.cache_clear()
+    try:
+        for action_format in (ActionFormat.TERMINUS_JSON, ActionFormat.TERMINUS_XML):
+            with pytest.raises(MissingDependencyError, match=rf"{action_format} .*agents/elsewhere/.*pip install"):
+                load_harbor_parser(action_format)
+    finally:
+        load_harbor_parser.cache_clear()

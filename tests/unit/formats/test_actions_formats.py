@@ -1,0 +1,367 @@
+"""Tool calls and raw keystrokes as actions, and what a policy is told about each format."""
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harbor_gym.formats import ActionFormat, ParsedAction, parse, parse_action, parse_tool_call, prompts
+from harbor_gym.types import Command
+
+LS = Command("ls\n", 60.0)
+CALL = '{"name": "bash", "arguments": {"command": "ls"}}'
+SUBMIT = '{"name": "submit", "arguments": {}}'
+
+
+def call(**arguments: object) -> str:
+    return json.dumps({"name": "bash", "arguments": arguments})
+
+
+def hermes(*calls: str) -> str:
+    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in calls)
+
+
+def read(text: str) -> ParsedAction:
+    return parse_action(text, format=ActionFormat.BASH_TOOL)
+
+
+# --- the shapes a tool call comes in ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL,
+        f"\n{CALL}\n",
+        f"[{CALL}]",
+        f"```json\n{CALL}\n```",
+        hermes(CALL),
+        f"<think>use {{x}} and [y]</think>\n{hermes(CALL)}",
+        f"I will look around.\n{hermes(CALL)}\n",
+        '{"name": "bash", "parameters": {"command": "ls"}}',
+        '{"type": "tool_use", "id": "1", "name": "bash", "input": {"command": "ls"}}',
+        '{"type": "function", "function": {"name": "bash", "arguments": {"command": "ls"}}}',
+        json.dumps({"name": "bash", "arguments": json.dumps({"command": "ls"})}),
+        json.dumps({"tool_calls": [{"function": {"name": "bash", "arguments": '{"command": "ls"}'}}]}),
+    ],
+)
+def test_one_call(text: str) -> None:
+    parsed = read(text)
+    assert (parsed.commands, parsed.task_complete, parsed.error, parsed.warning) == ((LS,), False, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        (f"Sure: {CALL}", "- Extra text detected before the tool call"),
+        (f"{CALL} done", "- Extra text detected after the tool call"),
+        (f"<tool_call>{CALL}", "- A <tool_call> was not closed by </tool_call> right after its JSON object"),
+        (call(command="ls", timeout="5"), "- Call 1: timeout is not a number, using default 60"),
+        (call(command="ls", timeout=True), "- Call 1: timeout is not a number, using default 60"),
+        (call(command="ls", restart=True, cwd="/"), "- Call 1: unknown arguments: cwd, restart"),
+    ],
+)
+def test_what_is_tolerated_is_said(text: str, warning: str) -> None:
+    parsed = read(text)
+    assert (parsed.commands, parsed.error, parsed.warning) == ((LS,), None, warning)
+
+
+def test_a_fenced_block_is_read_where_there_is_no_call() -> None:
+    parsed = read("Listing.\n```bash\nls {a,b}\nif x; then\n  [ y ]\nfi\n```\n")
+    assert parsed.commands == (Command("ls {a,b}\nif x; then\n  [ y ]\nfi\n", 60.0),)
+    assert parsed.warning is not None
+    assert "fenced" in parsed.warning
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("ls -la", "No tool call found"),
+        ("", "No tool call found"),
+        ("[]", "No tool call found"),
+        ("null", "No tool call found"),
+        ("[1]", 'Call 1 has no "name"'),
+        ('{"command": "ls"}', 'Call 1 has no "name"'),
+        ('{"name": "python", "arguments": {}}', "Call 1: unknown tool 'python'; the tools are bash and submit"),
+        ('{"name": "bash"}', 'Call 1: bash needs "command", a string'),
+        (call(command=["ls"]), 'Call 1: bash needs "command", a string'),
+        ('{"name": "bash", "arguments": ["ls"]}', 'Call 1: "arguments" must be an object'),
+        ('{"name": "bash", "arguments": "ls"}', "Invalid JSON in a tool call: Expecting value"),
+        ('{"name": "bash", "arguments": {"command": "ls', "Invalid JSON in a tool call: Unterminated string"),
+        (
+            '{"name": "bash", "arguments": {"command": "a\nb"}}',
+            "Invalid JSON in a tool call: Invalid control character",
+        ),
+        (f"<tool_call>ls</tool_call>{CALL}", "Invalid JSON in a tool call: Expecting value"),
+        (hermes(CALL, '{"name": "bash"}'), "Call 2: bash needs"),
+        ("```bash\nls\n```\n```bash\npwd\n```", "Found 2 fenced blocks"),
+        ("```bash\nls\n", "No tool call found"),
+        (call(command="a\0b"), "Command 1 'keystrokes' contains a NUL"),
+        (call(command="\ud83d"), "Command 1 'keystrokes' contains half of a surrogate pair"),
+        ('{"name":' + "[" * 100_000, "Invalid JSON in a tool call: nested too deeply"),
+        ('{"name": 1' + "0" * 5000 + "}", "Invalid JSON in a tool call: Exceeds the limit"),
+    ],
+)
+def test_what_cannot_be_read_runs_nothing(text: str, error: str) -> None:
+    parsed = read(text)
+    assert (parsed.commands, parsed.task_complete) == ((), False)
+    assert (parsed.error or "").startswith(error)
+
+
+# --- what is typed ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "keystrokes"),
+    [("ls", "ls\n"), ("ls\n", "ls\n"), ("", ""), ("C-c", "C-c\n"), ("cat <<E\na\n\tb \nE", "cat <<E\na\n\tb \nE\n")],
+)
+def test_a_command_is_typed_with_enter_after_it(command: str, keystrokes: str) -> None:
+    assert read(call(command=command, timeout=5)).commands == (Command(keystrokes, 5.0),)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "expected"), [("-1", 0.0), ("1e9", 60.0), ("NaN", 1.0), ("1" + "0" * 400, 60.0), ("null", 60.0)]
+)
+def test_timeouts_are_clamped(timeout: str, expected: float) -> None:
+    text = f'{{"name": "bash", "arguments": {{"command": "ls", "timeout": {timeout}}}}}'
+    assert read(text).commands == (Command("ls\n", expected),)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["<tool_call>", "</tool_call>", f"echo '<tool_call>{CALL}</tool_call>' > f", "<think>", "</think>", "```bash"],
+)
+def test_a_command_may_hold_what_else_is_read(command: str) -> None:
+    bare = call(command=command)
+    expected = (Command(f"{command}\n", 60.0),)
+    for text in (bare, hermes(bare), f"[{bare}]", f"```json\n{bare}\n```", f" {bare}\n"):
+        assert (read(text).commands, read(text).error) == (expected, None), text
+
+
+def test_a_tag_counts_wherever_it_is_no_part_of_a_bare_call() -> None:
+    for before in ("as {x} says: ", '{"note": 1} ', '["<tool_call>"] ', f"{call(command='<tool_call>')} "):
+        parsed = read(f"{before}{hermes(CALL, CALL)}")
+        assert (parsed.commands, parsed.error) == ((LS, LS), None), before
+
+
+def test_several_calls_run_in_order() -> None:
+    first, second = call(command="echo '</tool_call>'"), call(command="pwd", timeout=1)
+    assert read(hermes(first, second)).commands == (Command("echo '</tool_call>'\n", 60.0), Command("pwd\n", 1.0))
+
+
+@pytest.mark.parametrize("name", ["submit", "finish", "task_complete"])
+def test_a_completing_call_completes(name: str) -> None:
+    for text in (json.dumps({"name": name}), hermes(json.dumps({"name": name, "arguments": {"result": 1}}))):
+        assert (read(text).commands, read(text).task_complete, read(text).error) == ((), True, None)
+
+
+def test_calls_after_a_completing_one_are_ignored() -> None:
+    parsed = read(hermes(CALL, SUBMIT, CALL))
+    assert (parsed.commands, parsed.task_complete) == ((LS,), True)
+    assert parsed.warning == "- Calls after submit were ignored"
+
+
+_TYPEABLE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
+
+
+@given(_TYPEABLE, st.booleans())
+def test_a_command_passes_unchanged(command: str, wrapped: bool) -> None:
+    text = hermes(call(command=command)) if wrapped else call(command=command)
+    assert read(text).commands == (Command(command if command.endswith("\n") else f"{command}\n", 60.0),)
+
+
+_PIECES = st.sampled_from(["<tool_call>", "</tool_call>", CALL, SUBMIT, "{", "}", "[", "]", '"', "\\", ",", ":", "\n",
+                           "```bash\n", "\n```\n", "<think>", "</think>", '{"name":', '"bash"', '"arguments":', "null",
+                           '"tool_calls":', '"function":', "\ud800", "\0", "9" * 5000])  # fmt: skip
+
+
+@given(st.lists(_PIECES, max_size=40).map("".join) | st.text())
+def test_any_text_gives_a_verdict(text: str) -> None:
+    parsed = parse_tool_call(text)
+    assert parsed.error is None or parsed.commands == ()
+    for shown in (parsed.error, parsed.warning, parsed.analysis):
+        (shown or "").encode()
+    assert all(0.0 <= command.duration_sec <= 60.0 for command in parsed.commands)
+
+
+_JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text() | st.sampled_from(["bash", "submit"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["name", "arguments", "function", "tool_calls", "command", "timeout", "input"]), inner
+        )
+    ),
+)
+
+
+@given(_JSON)
+def test_any_json_gives_a_verdict(value: object) -> None:
+    parsed = parse_tool_call(json.dumps(value))
+    assert parsed.error is None or parsed.commands == ()
+
+
+_MEGABYTE = 1_000_000
+_GARBAGE: dict[str, Callable[[], str]] = {
+    "open calls": lambda: "<tool_call>" * (_MEGABYTE // 11),
+    "open fences": lambda: "```bash\n" * (_MEGABYTE // 8),
+    "braces": lambda: "{" * _MEGABYTE,
+    "brackets": lambda: "[" * _MEGABYTE,
+    "open thinking": lambda: "<think>" * (_MEGABYTE // 7),
+    "blanks": lambda: "<tool_call>" + " " * _MEGABYTE,
+    "objects": lambda: "{}" * (_MEGABYTE // 2),
+    "letters": lambda: "a" * _MEGABYTE,
+    "too long to read": lambda: "a" * 17_000_000,
+}
+
+
+@pytest.mark.parametrize("name", _GARBAGE)
+def test_a_megabyte_of_garbage_is_refused(name: str) -> None:
+    found: list[ParsedAction] = []
+    text = _GARBAGE[name]()
+    thread = threading.Thread(target=lambda: found.append(read(text)), daemon=True)
+    thread.start()
+    thread.join(60.0)  # far beyond a linear parse, far below a quadratic one
+    assert found
+    assert found[0].error
+    assert len(found[0].error) < 3000
+
+
+@pytest.mark.parametrize(
+    ("rest", "error", "warning"),
+    [
+        (CALL, None, None),
+        (f"Sure: {CALL}", None, "- Extra text detected before the tool call"),
+        ('Sure: {"name": 1}', 'Call 1 has no "name"', "- Extra text detected before the tool call"),
+        (
+            f"Sure: {call(command='a\0')}",
+            "Command 1 'keystrokes' contains",
+            "- Extra text detected before the tool call",
+        ),
+        (
+            f"<tool_call>{CALL}<tool_call>{{",
+            "Invalid JSON in a tool call",
+            "- A <tool_call> was not closed by </tool_call> right after its JSON object",
+        ),
+    ],
+)
+def test_thinking_and_warnings_are_kept_whatever_came_of_it(rest: str, error: str | None, warning: str | None) -> None:
+    for opening in ("<think>why", "\n <think> why "):
+        parsed = read(f"{opening}</think>{rest}")
+        assert (parsed.analysis, parsed.warning) == ("why", warning)
+        assert (parsed.error or "").startswith(error or "")
+        assert bool(parsed.error) is bool(error)
+
+
+def test_thinking_ends_at_its_first_end_or_not_at_all() -> None:
+    parsed = read(f"<think>a</think>{call(command='</think>')}")
+    assert (parsed.commands, parsed.analysis) == ((Command("</think>\n", 60.0),), "a")
+    parsed = read(f"<think>a {CALL}")
+    assert (parsed.commands, parsed.analysis) == ((LS,), "")
+    assert parsed.warning == "- Extra text detected before the tool call"
+
+
+def test_wrapped_calls_of_several_wrappers_run_in_order() -> None:
+    wrapped = json.dumps([{"tool_calls": [json.loads(CALL)]}, {"tool_calls": [json.loads(call(command="pwd"))]}])
+    assert read(wrapped).commands == (LS, Command("pwd\n", 60.0))
+
+
+def test_arguments_that_are_blank_are_none() -> None:
+    assert read('{"name": "submit", "arguments": " "}').task_complete
+    assert (read('{"name": "bash", "arguments": " "}').error or "").startswith("Call 1: bash needs")
+
+
+def test_a_fence_begins_its_line_and_may_trail_blanks() -> None:
+    assert read("```bash \nls\n``` \n").commands == (LS,)
+    for text in (" ```bash\nls\n```", "```bash\nls\n ```"):
+        assert (read(text).error or "").startswith("No tool call found")
+
+
+def test_the_longest_message_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parse, "MAX_MESSAGE_CHARS", len(CALL))
+    assert read(CALL).commands == (LS,)
+    assert read(f"{CALL} ").error == f"The message has {len(CALL) + 1} characters; at most {len(CALL)} are read"
+
+
+# --- keystrokes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "typed", "complete"),
+    [
+        ("ls\n", ["ls\n"], False),
+        ("ls", ["ls"], False),
+        ("  i{x}\n\n", ["  i{x}\n\n"], False),
+        ("C-c", ["C-c"], False),
+        ("", [""], False),
+        ("<task_complete/>", [], True),
+        ("<task_complete/>\n", [], True),
+        ("make\n<task_complete/>", ["make\n"], True),
+        ("<task_complete/>\nmake\n", ["<task_complete/>\nmake\n"], False),
+        ("echo <task_complete/>", ["echo <task_complete/>"], False),
+        (" <task_complete/>\n", [" <task_complete/>\n"], False),
+    ],
+)
+def test_keystrokes(text: str, typed: list[str], complete: bool) -> None:
+    parsed = parse_action(text, format=ActionFormat.KEYSTROKES)
+    assert [command.keystrokes for command in parsed.commands] == typed
+    assert (parsed.task_complete, parsed.error, parsed.warning) == (complete, None, None)
+
+
+@pytest.mark.parametrize("text", ["a\0", "\udc00"])
+def test_keystrokes_that_cannot_be_typed(text: str) -> None:
+    parsed = parse_action(text, format=ActionFormat.KEYSTROKES)
+    assert (parsed.commands, bool(parsed.error)) == ((), True)
+
+
+@given(_TYPEABLE)
+def test_keystrokes_pass_unchanged(text: str) -> None:
+    parsed = parse_action(text, format=ActionFormat.KEYSTROKES)
+    assert [command.keystrokes for command in parsed.commands] == [text]
+
+
+# --- one entry, and what a policy is told -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action_format", ActionFormat)
+def test_commands_have_no_format(action_format: ActionFormat) -> None:
+    assert parse_action([("ls\n", 60)], format=action_format).commands == (LS,)
+
+
+@pytest.mark.parametrize("action_format", ActionFormat)
+def test_the_prompts_own_example_is_read_without_complaint(action_format: ActionFormat) -> None:
+    prompt = prompts.system_prompt(action_format)
+    example = {
+        ActionFormat.TERMINUS_JSON: r'^\{"analysis.*$',
+        ActionFormat.TERMINUS_XML: r"^<response>$.*^</response>$",
+        ActionFormat.BASH_TOOL: r"^<tool_call>$.*^</tool_call>$",
+        ActionFormat.KEYSTROKES: "<task_complete/>",
+    }[action_format]
+    flags = re.MULTILINE if action_format is ActionFormat.TERMINUS_JSON else re.MULTILINE | re.DOTALL
+    found = re.search(example, prompt, flags)
+    assert found is not None
+    parsed = parse_action(found[0], format=action_format)
+    assert (parsed.error, parsed.warning) == (None, None)
+    if action_format is ActionFormat.KEYSTROKES:
+        assert parsed.task_complete
+    else:
+        assert [command.keystrokes.strip() for command in parsed.commands] == ["ls -la"]
+
+
+def test_the_json_prompts_are_those_that_policies_were_trained_on() -> None:
+    """Change PROMPT_FORMAT along with these."""
+    texts = [prompts.system_prompt(), prompts.confirmation_request("s"), prompts.parse_error("e", "w")]
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    assert (prompts.PROMPT_FORMAT, digest) == ("1", "177e8bf08af807c24b6e0b480eec1ade115af87156a4c19b2f147b14a8d02fc6")
+
+
+@pytest.mark.parametrize("action_format", ActionFormat)
+def test_no_format_is_told_about_another(action_format: ActionFormat) -> None:
+    told = prompts.parse_error("e", None, action_format) + prompts.confirmation_request("", action_format)
+    assert ("JSON" in told) is (action_format is ActionFormat.TERMINUS_JSON)

@@ -1,0 +1,204 @@
+"""The console command: what it prints, how it exits, and that misuse starts nothing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harbor_gym import __version__
+from tests.helpers.tasks import write_task
+from tests.unit.tasks.test_task_sources import commit_all, git
+
+
+def run(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harbor_gym", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "120", **environment},
+    )
+
+
+def test_version() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"harbor-gym {__version__}\n")
+
+
+def test_the_console_script_is_the_same_command() -> None:
+    script = Path(sys.executable).with_name("harbor-gym")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == run("--version").stdout
+
+
+def test_help_names_every_command() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in ("check", "base", "bench"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["missing"], "missing is not a directory"),
+        (["."], "holds no task.toml"),
+        (["tiny", "--env", "dockr"], "did you mean docker"),
+        (["tiny", "--env", "daytona"], "DAYTONA_API_KEY"),
+        (["tiny", "--env", "docker"], "daemon is not running"),
+        (["tiny", "--env", "no.such.module:Sandbox"], "no.such.module"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_misuse_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    monkeypatch.delenv("DAYTONA_API_KEY", raising=False)
+    monkeypatch.delenv("DAYTONA_JWT_TOKEN", raising=False)
+    (tmp_path / "empty").mkdir()
+    write_task(tmp_path / "empty" / "tiny")
+    path = tmp_path if arguments[0] == "." else tmp_path / "empty" / arguments[0]
+    done = run("check", path, *arguments[1:], DOCKER_HOST=f"unix://{tmp_path}/no.sock")
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+# A sandbox class that refuses every task at construction: enough to see errors reported without any engine.
+REFUSING = """
+from harbor.environments.base import BaseEnvironment
+
+class Refusing(BaseEnvironment):
+    def __new__(cls, *args, **kwargs):
+        raise ValueError("this sandbox takes no tasks")
+
+    @classmethod
+    def preflight(cls):
+        pass
+"""
+
+
+@pytest.fixture
+def refusing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "refusing_sandbox.py").write_text(REFUSING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "refusing_sandbox:Refusing"
+
+
+def test_json_holds_one_object_per_task(tmp_path: Path, refusing: str) -> None:
+    for name in ("a", "b"):
+        write_task(tmp_path / "tasks" / name)
+    done = run("check", tmp_path / "tasks", "--env", refusing, "--json")
+    assert done.returncode == 1, done
+    rows = json.loads(done.stdout)
+    assert [row["task"] for row in rows] == ["a", "b"]
+    for row in rows:
+        assert (row["oracle"], row["nop"], row["forged"], row["ok"]) == ([], [], None, False)
+        assert row["verdict"] == "refused"
+        assert "this sandbox takes no tasks" in row["reason"]
+        assert row["seconds"] >= 0
+
+
+def test_tasks_come_from_git_and_from_a_registry_too(tmp_path: Path, refusing: str) -> None:
+    repository, here = tmp_path / "repository", write_task(tmp_path / "here/same")
+    write_task(repository / "tasks/same")
+    write_task(repository / "tasks/other")
+    git(repository, "init", "--quiet", "--initial-branch=main")
+    commit = commit_all(repository, "first")
+    listed = {"name": "l", "git_url": f"file://{repository}", "git_commit_id": commit, "path": "tasks/same"}
+    registry = tmp_path / "registry.json"
+    registry.write_text(json.dumps([{"name": "org/few", "version": "1.0", "description": "d", "tasks": [listed]}]))
+    source = f"git+file://{repository}@{commit}#tasks/other"
+    # Harbor's cache of what it fetched lies in the home directory.
+    done = run(
+        *("check", here, "--task", source, "--task", "org/few@1.0"),
+        *("--registry-path", registry, "--env", refusing, "--json"),
+        HOME=str(tmp_path / "home"),
+    )
+    rows = json.loads(done.stdout)
+    assert [(row["task"], row["source"], row["commit"]) for row in rows] == [
+        ("same", str(here), None),
+        ("other", source, commit),
+        ("same~2", "org/few@1.0", commit),
+    ]
+    assert all(row["verdict"] == "refused" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "say what to check"),
+        (["--task", "a b"], "is no source of tasks"),
+        (["--task", "org/name", "--registry-path", "absent.json"], "absent.json does not exist"),
+        (["--task", f"git+file:///does/not/exist@{'0' * 40}"], "can't fetch tasks of file:///does/not/exist"),
+    ],
+)
+def test_a_source_that_gives_no_tasks_is_one_line_and_exit_code_2(
+    tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    done = run("check", *arguments, "--env", "local", HOME=str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", ["ValueError", "TypeError"])
+def test_a_refusal_is_shown_as_one_never_as_zero(tmp_path: Path, refusing: str, error: str) -> None:
+    task = write_task(tmp_path / "tiny")
+    (tmp_path / "refusing_sandbox.py").write_text(REFUSING.replace("ValueError", error))
+    done = run("check", task, "--env", refusing)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[1].split()[:3] == ["tiny", "-", "-"]
+    assert done.stdout.splitlines()[1].endswith("refused")
+    assert "this sandbox takes no tasks" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+FAKE = ("--env", "harbor_gym.testing.fake.environment:FakeEnvironment")
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "verdict"), [("done", 3, "unproven"), ("", 1, "trivial")], ids=["unproven", "trivial"]
+)
+def test_a_task_without_a_solution_is_unproven_with_a_status_of_its_own(
+    tmp_path: Path, answer: str, status: int, verdict: str
+) -> None:
+    task = write_task(tmp_path / "tiny")
+    (task / "solution" / "solve.sh").unlink()
+    (task / "solution").rmdir()
+    wanted = json.dumps({"/srv/answer": answer} if answer else {})
+    done = run("check", task, *FAKE, "--no-forge", "--sandbox-option", f"solved_when={wanted}")
+    assert done.returncode == status, done
+    assert done.stdout.splitlines()[1].endswith(verdict)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--sandbox-option", "network"], "NAME=VALUE"),
+        (["--reward-key", "a", "--reward-function", "min"], "exclude each other"),
+        (["--reward-function", "median"], "known: mean"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_option_of_check_that_cannot_be_used_starts_nothing(
+    tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    done = run("check", write_task(tmp_path / "tiny"), *FAKE, *arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_nothing_is_kept_unless_asked(tmp_path: Path, refusing: str) -> None:
+    task = write_task(tmp_path / "tiny")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    run("check", task, "--env", refusing, TMPDIR=str(temporary))
+    assert list(temporary.iterdir()) == []
+    run("check", task, "--env", refusing, "--trials-dir", tmp_path / "kept")
+    assert list((tmp_path / "kept").iterdir())

@@ -1,0 +1,95 @@
+"""Frameworks stay in their adapters, the supervisor imports the standard library only, and ``import harbor_gym`` stays
+light. What the rooms of the package may import of each other is in .importlinter.
+"""
+
+import ast
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.paths import ROOT
+
+PACKAGE = ROOT / "harbor_gym"
+SUPERVISOR = PACKAGE / "sandboxes" / "local" / "supervisor"
+TREES = PACKAGE / "sandboxes" / "archive" / "trees"
+"""With the supervisor's folder, what runs without the package."""
+
+# Who may import what from outside; everything that is not listed is free.
+OWNERS = {
+    "harbor.trial": {"episode", "checking", "bench"},
+    "harbor.agents": {"episode", "formats", "bench", "checking"},
+    "gymnasium": {"adapters.gymnasium"},
+    "tinker": {"adapters.tinker", "embedded"},
+    "tinker_cookbook": {"adapters.tinker", "embedded"},
+    "chz": {"adapters.tinker"},
+    "torch": {"embedded"},
+    "jax": {"embedded"},
+    "skyrl": {"embedded"},
+    "transformers": {"embedded"},
+    "matplotlib": {"report"},
+    "typer": {"cli"},
+}
+
+HEAVY = ("litellm", "torch", "jax", "tinker", "tinker_cookbook", "gymnasium", "harbor.agents", "harbor.trial")
+
+FILES = sorted(file for file in PACKAGE.rglob("*.py") if file != PACKAGE / "__init__.py")
+
+
+def room_of(file: Path) -> str:
+    room, *rest = (part.removesuffix(".py") for part in file.relative_to(PACKAGE).parts)
+    return f"{room}.{rest[0]}" if room == "adapters" and rest else room
+
+
+@functools.cache
+def imported_names(file: Path) -> tuple[str, ...]:
+    """Return the dotted name of everything imported, lazily too; ``from a import b`` is ``a.b``."""
+    return tuple(_imported_names(file))
+
+
+def _imported_names(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            is_apart = file.is_relative_to(TREES)
+            assert node.level == 0 or is_apart, f"{file}:{node.lineno}: relative import; write the package's name"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_every_room_was_found() -> None:
+    assert {"types", "episode", "env", "sandboxes", "cli", "adapters.tinker"} <= {room_of(file) for file in FILES}
+
+
+def test_the_supervisor_imports_the_standard_library_only() -> None:
+    program = [file for folder in (SUPERVISOR, TREES) for file in folder.rglob("*.py")]
+    assert len(program) > 20
+    own = {"trees"} | {path.stem for path in SUPERVISOR.iterdir()}
+    foreign = {
+        f"{file} imports {name}"
+        for file in program
+        for name in imported_names(file)
+        if name.split(".")[0] not in own | set(sys.stdlib_module_names) | {"records"}
+    }
+    assert not foreign
+
+
+def test_frameworks_are_imported_by_their_owners_only() -> None:
+    strangers = [
+        f"{file} imports {name}; only {sorted(rooms)} may"
+        for file in FILES
+        for name in imported_names(file)
+        for package, rooms in OWNERS.items()
+        if (name == package or name.startswith(f"{package}.")) and room_of(file) not in rooms
+    ]
+    assert not strangers
+
+
+@pytest.mark.parametrize("module", ["harbor_gym", "harbor_gym.config", "harbor_gym.sandboxes", "harbor_gym.cli.main"])
+def test_importing_is_light(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

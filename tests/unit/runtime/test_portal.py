@@ -1,0 +1,180 @@
+"""The portal: blocking calls from anywhere, and everything closed at the end, however the end comes."""
+
+import asyncio
+import gc
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from harbor_gym._runtime.portal import get_portal
+from harbor_gym.errors import UsageError
+
+
+async def _where() -> tuple[int, int]:
+    return threading.get_ident(), id(asyncio.get_running_loop())
+
+
+async def _fail() -> None:
+    raise KeyError("broken")
+
+
+def test_all_callers_share_one_loop() -> None:
+    places = [get_portal().call(_where)]
+    thread = threading.Thread(target=lambda: places.append(get_portal().call(_where)))
+    thread.start()
+    thread.join()
+
+    async def caller() -> None:
+        places.append(get_portal().call(_where))
+
+    asyncio.run(caller())
+    assert len(set(places)) == 1
+    assert places[0][0] != threading.get_ident()
+
+
+def test_an_error_comes_out_as_it_is() -> None:
+    with pytest.raises(KeyError, match="broken"):
+        get_portal().call(_fail)
+
+
+def test_a_call_from_the_loop_itself_is_refused_and_does_not_hang() -> None:
+    async def nested() -> None:
+        get_portal().call(_where)
+
+    with pytest.raises(UsageError, match="await the async env"):
+        get_portal().call(nested)
+
+
+def test_an_interrupt_cancels_the_work_and_waits_for_its_end() -> None:
+    events: list[str] = []
+    main = threading.main_thread().ident
+    assert main is not None
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_later(0.05, signal.pthread_kill, main, signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            events.append("cleaned up")
+
+    with pytest.raises(KeyboardInterrupt):
+        get_portal().call(work)
+    assert events == ["cleaned up"]
+
+
+class _Owner:
+    pass
+
+
+def test_garbage_is_closed_and_what_was_closed_by_hand_is_not_closed_again() -> None:
+    closed: list[str] = []
+    is_closed = threading.Event()
+
+    async def close(name: str) -> None:
+        closed.append(name)
+        is_closed.set()
+
+    forgotten, careful = _Owner(), _Owner()
+    get_portal().own(forgotten, lambda: close("forgotten"))
+    disown = get_portal().own(careful, lambda: close("careful"))
+    disown()
+    del forgotten, careful
+    gc.collect()
+    assert is_closed.wait(5)
+    get_portal().call(_where)
+    assert closed == ["forgotten"]
+
+
+_EXIT = """
+    import asyncio, os, sys
+    from harbor_gym._runtime.portal import get_portal
+
+    class Owner: ...
+
+    async def nothing(): ...
+
+    async def close():
+        await asyncio.to_thread(lambda: None)
+        process = await asyncio.create_subprocess_exec("true")
+        print("closed", await process.wait(), flush=True)
+
+    owner = Owner()
+    portal = get_portal()
+    portal.own(owner, close)
+    portal.call(nothing)
+"""
+
+
+@pytest.mark.parametrize(
+    ("last_lines", "code"),
+    [("", 0), ("sys.exit(3)", 3), ("raise RuntimeError('unhandled')", 1)],
+    ids=["the end", "sys.exit", "an exception"],
+)
+def test_the_interpreters_exit_closes_what_is_open(last_lines: str, code: int) -> None:
+    script = f"{textwrap.dedent(_EXIT)}\n{last_lines}\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (code, "closed 0\n"), done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+_FORK = """
+    import os, warnings
+    from harbor_gym.errors import UsageError
+    from harbor_gym._runtime.portal import get_portal
+
+    class Owner: ...
+
+    async def close():
+        print("closed", os.getpid() == parent, flush=True)
+
+    async def answer():
+        return 42
+
+    parent, owner, portal = os.getpid(), Owner(), get_portal()
+    portal.own(owner, close)
+    warnings.simplefilter("ignore")  # that a process with threads forks is what is being tested
+    child = os.fork()
+    if child == 0:
+        try:
+            portal.call(answer)
+        except UsageError as exc:
+            print("refused", str(parent) in str(exc), flush=True)
+        print("own", get_portal().call(answer), flush=True)
+        raise SystemExit(0)
+    print("child", os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+def test_a_forked_child_is_refused_its_parents_portal_and_has_its_own() -> None:
+    script = textwrap.dedent(_FORK)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == ["refused True", "own 42", "child 0", "closed True"], done.stderr
+
+
+def test_many_threads_calling_at_once_all_get_their_own_answer() -> None:
+    async def echo(number: int) -> int:
+        await asyncio.sleep(0.01)
+        return number
+
+    answers: list[tuple[int, int]] = []
+
+    def ask(number: int) -> None:
+        answers.append((number, get_portal().call(echo, number)))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [(number, number) for number in range(32)]
+
+
+def test_the_portal_costs_no_thread_until_it_is_used() -> None:
+    code = "import threading, harbor_gym._runtime.portal; print(threading.active_count())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"

@@ -1,0 +1,197 @@
+"""Stand-ins for official images: of which release, with which Python, from which mirror; and one made for real."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.images import apt_mirrors, debian_base, official_images
+from harbor_gym.sandboxes.images.apt_mirrors import DEBIAN, UBUNTU, Mirror
+from harbor_gym.sandboxes.images.official_images import offline_base
+from tests.helpers.engines import require_engine
+from tests.helpers.sandboxes.local import make_sandbox, output, running
+
+
+@pytest.mark.parametrize(
+    ("reference", "full", "is_official"),
+    [
+        ("debian:12", "docker.io/library/debian:12", True),
+        ("ubuntu", "docker.io/library/ubuntu", True),
+        ("python:3.11-slim", "docker.io/library/python:3.11-slim", True),
+        ("docker.io/library/debian:12@sha256:00", "docker.io/library/debian:12@sha256:00", True),
+        ("debian@sha256:00", "docker.io/library/debian@sha256:00", True),
+        ("debian-like:1", "docker.io/library/debian-like:1", False),
+        ("me/debian", "docker.io/me/debian", False),
+        ("localhost/debian", "localhost/debian", False),
+        ("quay.io:443/x/y:1", "quay.io:443/x/y:1", False),
+    ],
+)
+def test_short_references_are_spelled_out(reference: str, full: str, is_official: bool) -> None:
+    assert official_images.full_reference(reference) == full
+    assert official_images.is_official(reference) is is_official
+
+
+@pytest.mark.parametrize(
+    ("reference", "suite"),
+    [
+        ("debian:12", "bookworm"),
+        ("debian:12.5-slim", "bookworm"),
+        ("debian:bookworm-20240101-slim", "bookworm"),
+        ("debian:12@sha256:00", "bookworm"),
+        ("debian:13", "trixie"),
+        ("debian:trixie-slim", "trixie"),
+        ("debian", "trixie"),
+        ("debian:stable-slim", "trixie"),
+        ("ubuntu:22.04", "jammy"),
+        ("ubuntu:jammy-20240111", "jammy"),
+        ("ubuntu:24.04", "noble"),
+        ("docker.io/library/ubuntu:noble", "noble"),
+        ("ubuntu:latest", "noble"),
+    ],
+)
+def test_a_stand_in_is_of_the_same_release(reference: str, suite: str) -> None:
+    base = offline_base(reference)
+    assert (base.release.suite, base.is_python) == (suite, False)
+    assert base.name.startswith(f"{suite}-")
+    assert base.description == f"harbor-gym offline base (mmdebstrap {suite})"
+
+
+@pytest.mark.parametrize(
+    ("reference", "suite", "is_slim"),
+    [
+        ("python:3.11", "bookworm", False),
+        ("python:3.11-slim", "bookworm", True),
+        ("python:3.11.9-slim-bookworm", "bookworm", True),
+        ("python:3.11-bookworm", "bookworm", False),
+        ("python:3.13-slim-trixie", "trixie", True),
+        ("python:3.12", "noble", False),
+        ("python:3.10-slim", "jammy", True),
+        ("python:3-slim", "trixie", True),
+        ("python:slim-bookworm", "bookworm", True),
+        ("python:slim", "trixie", True),
+        ("python", "trixie", False),
+    ],
+)
+def test_a_stand_in_for_python_has_that_python(reference: str, suite: str, is_slim: bool) -> None:
+    base = offline_base(reference)
+    assert (base.release.suite, base.is_python, base.is_slim) == (suite, True, is_slim)
+    assert f"Python {base.release.python}" in base.description
+    assert ("git" in base.packages) is not is_slim
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "debian:11", "debian:sid", "debian@sha256:00", "debian:1", "debian:120", "ubuntu:20.04", "ubuntu:12",
+        "python:3.9", "python:3.12-slim-bookworm", "python:2.7", "python:3.11-alpine", "python:3.1", "alpine:3",
+        "me/debian:12",
+    ],
+)  # fmt: skip
+def test_nothing_stands_in_for_another_release(reference: str) -> None:
+    with pytest.raises(SandboxStartError, match=r"ubuntu:22\.04, python:3\.13"):
+        offline_base(reference)
+
+
+def test_every_recipe_has_a_name_of_its_own() -> None:
+    references = ("debian:12", "debian:13", "ubuntu:24.04", "python:3.11", "python:3.11-slim", "python:3.13")
+    assert len({offline_base(reference).name for reference in references}) == len(references)
+
+
+# --- mirrors ----------------------------------------------------------------------------------------------------------
+
+
+def test_both_kinds_of_apt_sources_are_read(tmp_path: Path) -> None:
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "sources.list").write_text(
+        "# deb http://off bookworm main\n"
+        "deb [arch=amd64 signed-by=/k.gpg] http://one/debian bookworm main contrib # x\n"
+        "deb-src http://src bookworm main\n"
+    )
+    (tmp_path / "sources.list.d" / "two.sources").write_text(
+        "Types: deb deb-src\n# a remark\nURIs: http://two/debian http://three/debian\nSuites: trixie trixie-updates\n"
+        "Components: main\nSigned-By: /two.gpg\n\nTypes: deb\nURIs: http://off\nSuites: x\nEnabled: no\n"
+    )
+    one, two, three = apt_mirrors.apt_mirrors(tmp_path)
+    assert one == Mirror("http://one/debian", ("bookworm",), ("main", "contrib"), "/k.gpg")
+    assert two == Mirror("http://two/debian", ("trixie", "trixie-updates"), ("main",), "/two.gpg")
+    assert three.uri == "http://three/debian"
+
+
+DEBIAN_MIRROR = Mirror("http://one/debian/", ("bookworm",), ("main",), "/one.gpg")
+UBUNTU_MIRROR = Mirror("http://two/ubuntu", ("noble", "noble-updates"), ("main", "universe"), None)
+SECURITY = Mirror("http://one/debian-security", ("bookworm-security",), ("main",), None)
+OTHERS = Mirror("http://others/tools", ("bookworm",), ("main",), None)
+
+
+@pytest.fixture
+def keyrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(apt_mirrors, "_KEYRINGS", tmp_path)
+    for distribution in (DEBIAN, UBUNTU):
+        monkeypatch.delenv(distribution.variable, raising=False)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("keyrings")
+def test_a_distributions_packages_come_from_its_own_mirror() -> None:
+    named = [OTHERS, SECURITY, UBUNTU_MIRROR, DEBIAN_MIRROR]
+    for suite in ("bookworm", "trixie"):
+        found = DEBIAN.mirror(suite, named)
+        assert (found.uri, found.suites, found.signed_by) == ("http://one/debian/", (suite,), "/one.gpg")
+    found = UBUNTU.mirror("jammy", named)
+    assert (found.uri, found.suites, found.signed_by) == ("http://two/ubuntu", ("jammy",), None)
+    assert found.components == ("main", "universe"), "pip is in universe"
+    assert DEBIAN.mirror("bookworm", [SECURITY, OTHERS]).uri == OTHERS.uri
+
+
+def test_a_foreign_distribution_needs_its_keys_and_may_have_a_mirror_named(
+    keyrings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SandboxStartError, match=r"Ubuntu can't be checked here.*apt-get install ubuntu-keyring"):
+        UBUNTU.mirror("noble", [DEBIAN_MIRROR])
+    keyring = keyrings / "ubuntu-archive-keyring.gpg"
+    keyring.touch()
+    assert UBUNTU.mirror("noble", [DEBIAN_MIRROR]) == Mirror(UBUNTU.public, ("noble",), UBUNTU.components, str(keyring))
+    monkeypatch.setenv("HARBOR_GYM_UBUNTU_MIRROR", "http://near/u")
+    assert UBUNTU.mirror("noble", [UBUNTU_MIRROR]).uri == "http://near/u"
+
+
+@pytest.mark.local
+async def test_a_mirror_that_does_not_deliver_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_engine("local")
+    keyring = tmp_path / DEBIAN.keyring
+    keyring.touch()
+    monkeypatch.setattr(apt_mirrors, "_KEYRINGS", tmp_path)
+    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HARBOR_GYM_DEBIAN_MIRROR", "http://127.0.0.1:1/debian")
+    with pytest.raises(SandboxStartError, match=r"Debian 13 from http://127\.0\.0\.1:1/debian: .*HARBOR_GYM_DEBIAN_MI"):
+        await debian_base.ensure_base_tar(offline_base("debian:13"))
+    assert not list((tmp_path / "cache" / "bases").iterdir())
+
+
+# --- for real ---------------------------------------------------------------------------------------------------------
+
+LOOK = (
+    ". /etc/os-release; echo $VERSION_CODENAME; tmux -V; "
+    "command -v python python3 pip pip3; python --version; python -c 'import sys; print(sys.prefix)'; "
+    "pip --version | sed 's/.*(//'; pip install --no-index nothing-of-this-name 2>&1 | grep -c externally-managed"
+)
+EXPECTED = "trixie\ntmux 3.5a\n/usr/local/bin/python\n/usr/local/bin/python3\n/usr/local/bin/pip\n/usr/local/bin/pip3\n"
+
+
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("nothing_left")
+async def test_debian_13_with_its_python_is_made_and_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    require_engine("local")
+    name = "python:3.13.999-slim-trixie"  # no registry has it
+    with caplog.at_level(logging.WARNING):
+        async with running(make_sandbox(tmp_path, dockerfile=f"FROM {name}\n")) as sandbox:
+            said = await output(sandbox, LOOK + "; true")
+    assert said.startswith(f"{EXPECTED}Python 3.13.")
+    assert said.endswith("\n/usr\npython 3.13)\n0")
+    assert sandbox.image_substitutions == (f"{name} -> harbor-gym offline base (mmdebstrap trixie, Python 3.13)",)
+    assert "SUBSTITUTED" in caplog.text
