@@ -11,7 +11,7 @@ from harbor_gym.verify_paths import VerifyPaths, check_paths
 
 def describe_problems(error: ValidationError) -> str:
     """Return on one line what is wrong with which fields."""
-    return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False))
+    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False))
 
 
 class _Config(BaseModel):

@@ -18,7 +18,7 @@ from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import cache_dir
 from harbor_gym.errors import HarborGymError
 from harbor_gym.sandboxes import environment_config, preflight
-from harbor_gym.sandboxes.local import limits, own_ids, seccomp
+from harbor_gym.sandboxes.local import cgroups, own_ids, seccomp
 from harbor_gym.sandboxes.local.environment import TOOLS
 from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, PACKET_FILTER_PACKAGE, missing_packages
 
@@ -77,9 +77,9 @@ def _take(look: Callable[[], Iterable[Finding]]) -> list[Finding]:
 def usable(findings: Iterable[Finding]) -> dict[str, bool]:
     """Return for each kind of sandbox among the findings whether it has all that it needs."""
     found: dict[str, bool] = {}
-    for one in findings:
-        if one.area != "other":
-            found[one.area] = found.get(one.area, True) and (one.ok or not one.is_needed)
+    for item in findings:
+        if item.area != "other":
+            found[item.area] = found.get(item.area, True) and (item.ok or not item.is_needed)
     return found
 
 
@@ -93,11 +93,11 @@ def _local() -> Iterable[Finding]:
         return
     for program, package in TOOLS.items():
         yield _program("local", program, package)
-    user = "an ordinary user" if rootless.is_ordinary() else "root"
+    user = "an ordinary user" if rootless.is_rootless() else "root"
     if shutil.which("unshare") is not None:
-        refusal, fix = rootless.refusal() if rootless.is_ordinary() else (rootless.namespace_refusal(), _PRIVILEGED)
+        refusal, fix = rootless.refusal() if rootless.is_rootless() else (rootless.namespace_refusal(), _PRIVILEGED)
         yield _finding("local", f"namespaces for {user}", refusal, fix)
-    if not rootless.is_ordinary():
+    if not rootless.is_rootless():
         refusal, fix = rootless.switch_refusal()
         yield _finding("local", "namespaces for ordinary users", refusal, fix, is_needed=False)
     has_overlay = "\toverlay\n" in Path("/proc/filesystems").read_text()
@@ -108,11 +108,11 @@ def _local() -> Iterable[Finding]:
     )
     lacking, _, fix = seccomp.missing_profile().partition(": ")
     yield _finding("local", "system call profile", lacking, fix, note=str(seccomp.PROFILES[0]))
-    refusal = "" if rootless.is_ordinary() else own_ids.refusal()
+    refusal = "" if rootless.is_rootless() else own_ids.refusal()
     cost = f"{refusal}: a sandbox's root shares root's id" if refusal else ""
-    note = "the caller's own, confined" if rootless.is_ordinary() else "a range for each sandbox"
+    note = "the caller's own, confined" if rootless.is_rootless() else "a range for each sandbox"
     yield _finding("local", "user ids", cost, _OWN_IDS, note=note, is_needed=False)
-    missing = ", ".join(name for name in limits.CONTROLLERS if name not in limits.places())
+    missing = ", ".join(name for name in cgroups.CONTROLLERS if name not in cgroups.places())
     yield _finding(
         "local", "control groups", f"none for {missing}: bounds per process instead" if missing else "", _CGROUPS,
         note="memory, pids, cpu", is_needed=False,
@@ -121,7 +121,7 @@ def _local() -> Iterable[Finding]:
         lack = f"no {package}: tasks with a network are refused" if package in missing_packages() else ""
         yield _finding("local", package, lack, f"apt-get install -y {package}", is_needed=False)
     refusal, fix = rootless.network_refusal()
-    cost = "tasks run without a network" if rootless.is_ordinary() else "tasks with a network are refused"
+    cost = "tasks run without a network" if rootless.is_rootless() else "tasks with a network are refused"
     yield _finding("local", str(rootless.TUN), refusal and f"{refusal}: {cost}", fix, note="open", is_needed=False)
     yield _program("local", "mmdebstrap", "mmdebstrap", is_needed=False, lack="no offline base image")
 

@@ -223,10 +223,10 @@ class AsyncTerminalGymEnv:
             transport=turn.transport,
             metrics={},
         )
-        if phase.offers.skills_dir is not None:
-            info["skills_dir"] = phase.offers.skills_dir
-        if phase.offers.mcp_servers:
-            info["mcp_servers"] = tuple(server.model_dump() for server in phase.offers.mcp_servers)
+        if phase.resources.skills_dir is not None:
+            info["skills_dir"] = phase.resources.skills_dir
+        if phase.resources.mcp_servers:
+            info["mcp_servers"] = tuple(server.model_dump() for server in phase.resources.mcp_servers)
         return info
 
     async def _step(self, action: Action) -> tuple[str, float, bool, EpisodeInfo]:

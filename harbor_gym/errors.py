@@ -31,21 +31,21 @@ class HarborGymError(Exception):
 
     is_infrastructure: bool = False
 
-    evidence: Mapping[str, str] = MappingProxyType({})
+    diagnostics: Mapping[str, str] = MappingProxyType({})
     """What the trial left, as far as there is any: the ends of ``exception``, ``verifier_output``, ``trial_log``."""
 
     trial_dir: Path | None = None
     """The trial's folder, if it is kept."""
 
-    def attach(self, evidence: Mapping[str, str], *, trial_dir: Path | None) -> Self:
+    def attach(self, diagnostics: Mapping[str, str], *, trial_dir: Path | None) -> Self:
         """Put what the trial left on the error, for programs as attributes and for people as notes; survives pickling.
 
         Args:
-            evidence: Text by name.
+            diagnostics: Text by name.
             trial_dir: The trial's folder, None where that is going to be removed.
         """
-        self.evidence, self.trial_dir = dict(evidence), trial_dir
-        for name, text in evidence.items():
+        self.diagnostics, self.trial_dir = dict(diagnostics), trial_dir
+        for name, text in diagnostics.items():
             self.add_note(f"--- {name} ---\n{text}")
         if trial_dir is not None:
             self.add_note(f"trial folder: {trial_dir}")

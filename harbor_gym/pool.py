@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from harbor_gym._runtime.rate_limit import Pacer
-from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym._runtime.rate_limit import TokenBucket
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.config import PoolLimits, TerminalEnvConfig
 from harbor_gym.episode.prepared import PreparedEpisode
 from harbor_gym.errors import (
@@ -60,7 +60,7 @@ class PoolCounts:
     """Sandboxes that died while they waited; none was handed out."""
 
     discarded: int = 0
-    undead: int = 0
+    stop_failures: int = 0
     """Discarded sandboxes that did not stop in time."""
 
 
@@ -94,11 +94,11 @@ class WarmPool:
         self.size = size
         self.counts = PoolCounts()
         self._limits = limits or PoolLimits()
-        self._pacer = Pacer(per_sec=self._limits.starts_per_sec, burst=self._limits.max_starts_at_once)
+        self._token_bucket = TokenBucket(per_sec=self._limits.starts_per_sec, burst=self._limits.max_starts_at_once)
         self._ready: deque[PreparedEpisode] = deque()
         self._waiters: deque[_Waiter] = deque()
         self._starting = 0
-        self._in_hand = 0
+        self._checked_out = 0
         self._failures = 0
         """Failures so far, side by side ones as one."""
 
@@ -140,7 +140,7 @@ class WarmPool:
             try:
                 is_alive = await self._is_alive(prepared)
             finally:
-                self._in_hand -= 1
+                self._checked_out -= 1
             if is_alive:
                 break
             hit = False
@@ -188,7 +188,7 @@ class WarmPool:
         self._is_closed = True
         if self._keeper is not None:
             self._keeper.cancel()
-            await uninterrupted(asyncio.wait((self._keeper,)))
+            await shielded(asyncio.wait((self._keeper,)))
             if not self._keeper.cancelled():
                 self._keeper.result()
 
@@ -205,7 +205,9 @@ class WarmPool:
         """Return the counts so far, named ``pool/…``; ``pool/leaked`` is 0 unless something is wrong."""
         counts = self.counts
         leased = counts.hits + counts.misses
-        leaked = counts.created - leased - counts.discarded - len(self._ready) - self._in_hand + counts.undead
+        leaked = (
+            counts.created - leased - counts.discarded - len(self._ready) - self._checked_out + counts.stop_failures
+        )
         return {
             "pool/hits": counts.hits,
             "pool/misses": counts.misses,
@@ -227,7 +229,7 @@ class WarmPool:
     async def _take(self) -> PreparedEpisode:
         """Take the oldest ready episode in hand, or wait in line for one."""
         if self._ready and not self._waiters:
-            self._in_hand += 1
+            self._checked_out += 1
             return self._ready.popleft()
         self._require_open()
         waiter = _Waiter(asyncio.get_running_loop().create_future(), self._failures)
@@ -237,7 +239,7 @@ class WarmPool:
             return await waiter.future
         except asyncio.CancelledError:
             if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
-                self._in_hand -= 1
+                self._checked_out -= 1
                 self._ready.appendleft(waiter.future.result())
                 self._serve()
             raise
@@ -252,7 +254,7 @@ class WarmPool:
         except (TimeoutError, SandboxError, TerminalError) as exc:
             _logger.info("a sandbox of %s died while it was kept ready: %s", self.config.task_dir.name, exc)
         except BaseException:
-            await uninterrupted(self._discard(prepared))
+            await shielded(self._discard(prepared))
             raise
         else:
             if not turn.ended and not prepared.is_closed:
@@ -274,14 +276,14 @@ class WarmPool:
         finally:
             self._is_closed = True
             self._fail_waiters(error)
-            await uninterrupted(self._discard_ready())
+            await shielded(self._discard_ready())
 
     async def _keep(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             while self._missing() > 0:
-                await self._pacer.acquire()
+                await self._token_bucket.acquire()
                 if self._missing() > 0:
                     self._starting += 1
                     self._tasks.create_task(self._start_one())
@@ -302,7 +304,7 @@ class WarmPool:
             self._note_failure(exc, began)
             await self._stop(prepared)
         except BaseException:
-            await uninterrupted(self._stop(prepared))
+            await shielded(self._stop(prepared))
             raise
         else:
             self.counts.created += 1
@@ -317,7 +319,7 @@ class WarmPool:
         while self._ready and self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.future.done():
-                self._in_hand += 1
+                self._checked_out += 1
                 waiter.future.set_result(self._ready.popleft())
 
     def _note_failure(self, error: HarborGymError, began: float) -> None:
@@ -330,7 +332,7 @@ class WarmPool:
         pause = min(limits.backoff_sec * 2.0 ** (self._failures_in_a_row - 1), limits.max_backoff_sec)
         if isinstance(error, SandboxThrottledError):
             pause = max(pause, error.retry_after_sec or 0.0)
-        self._pacer.hold_back(pause)
+        self._token_bucket.back_off(pause)
         for waiter in list(self._waiters):
             failures = min(self._failures_in_a_row, self._failures - waiter.failures_before)
             if not error.is_infrastructure or failures >= limits.max_failures:
@@ -357,7 +359,7 @@ class WarmPool:
         try:
             await prepared.discard()
         except HarborGymError as exc:
-            self.counts.undead += 1
+            self.counts.stop_failures += 1
             _logger.warning("a sandbox that the warm pool kept did not stop: %s", exc)
 
 

@@ -137,7 +137,7 @@ def checkpoint_of(run: Path | None, wanted: str, kind: str) -> str | None:
     if run is not None:
         with contextlib.suppress(OSError):
             lines = (run / "checkpoints.jsonl").read_text(encoding="utf-8").splitlines()
-            known = {one["name"]: one[kind] for one in map(json.loads, lines) if kind in one}
+            known = {item["name"]: item[kind] for item in map(json.loads, lines) if kind in item}
     if wanted == "last" and known:
         return known[list(known)[-1]]
     if wanted not in known:

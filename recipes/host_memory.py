@@ -32,10 +32,10 @@ async def measure(sandbox: str, count: int) -> tuple[float, float]:
     try:
         await first.reset()
         before = sizes()
-        await asyncio.gather(*(one.reset() for one in others))
+        await asyncio.gather(*(item.reset() for item in others))
         after = sizes()
     finally:
-        await asyncio.gather(*(one.close() for one in (first, *others)))
+        await asyncio.gather(*(item.close() for item in (first, *others)))
     here, below = ((now - then) / count / 1024 for now, then in zip(after, before, strict=True))
     return here, below
 

@@ -111,12 +111,12 @@ async def train_all(runs: Sequence[Run], flags: Sequence[str], parallel: int) ->
     """Train what is not finished and return what failed, a line each."""
     slots = asyncio.Semaphore(parallel)
 
-    async def one(run: Run) -> str | None:
+    async def item(run: Run) -> str | None:
         async with slots:
             return await train(run, flags)
 
     async with asyncio.TaskGroup() as tasks:
-        waiting = [tasks.create_task(one(run)) for run in runs if not run.is_finished]
+        waiting = [tasks.create_task(item(run)) for run in runs if not run.is_finished]
         typer.echo(f"{len(waiting)} runs to train, {len(runs) - len(waiting)} finished already")
     return [failure for task in waiting if (failure := task.result()) is not None]
 

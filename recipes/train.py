@@ -199,7 +199,7 @@ def main(
                 max_turns=max_turns or defaults.max_turns,
             ),
             tasks=tuple(tasks),
-            test_tasks=tuple(one.name for one in test_tasks),
+            test_tasks=tuple(item.name for item in test_tasks),
             task_weights=parse_weights(task_weight or ()),
             backend=backend,
             base_url=base_url,
@@ -356,13 +356,13 @@ def note_tasks(run: Run) -> None:
     """
     path = run.log_path / "tasks.json"
     rows = [
-        {"name": one.name, "source": one.source, "commit": one.commit, "digest": one.digest, "path": str(one.path)}
-        for one in run.tasks
+        {"name": item.name, "source": item.source, "commit": item.commit, "digest": item.digest, "path": str(item.path)}
+        for item in run.tasks
     ]
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))["tasks"]
         then = {f"{row['name']} {row['digest']}" for row in before}
-        now = {f"{one.name} {one.digest}" for one in run.tasks}
+        now = {f"{item.name} {item.digest}" for item in run.tasks}
         if then != now:
             raise UsageError(f"{path}: the run began with other tasks, differing in {', '.join(sorted(then ^ now))}")
     document = {"format": 1, "tasks": rows, "test_tasks": run.test_tasks}
@@ -400,8 +400,8 @@ async def train(run: Run) -> None:
         name = f"{len(run.tasks)} tasks" if len(run.tasks) > 1 else run.env.task_dir.name
         title = f"{name}, {run.env.sandbox}, learning rate {run.learning_rate:g}"
         # The loop sets up logging before it first waits; the console is calmed right after that.
-        asyncio.get_running_loop().call_soon(report.calm_console)
-        async with report.following(
+        asyncio.get_running_loop().call_soon(report.quiet_console)
+        async with report.live_progress(
             run.log_path, total=run.num_batches or count_batches(run), show=typer.echo, title=title
         ):
             try:
@@ -560,7 +560,7 @@ async def evaluate_last(run: Run, evaluator: "HarborEvaluator", base_url: str | 
     last = get_last_checkpoint(str(run.log_path))
     if last is None or last.state_path is None or last.batch is None:
         raise AssertionError("the loop saves its last batch")
-    if any(one.batch == last.batch for one in read_evaluations(run.log_path)):
+    if any(item.batch == last.batch for item in read_evaluations(run.log_path)):
         return
     trainer = await tinker.ServiceClient(base_url=base_url).create_training_client_from_state(last.state_path)
     client = await trainer.save_weights_and_get_sampling_client()
@@ -577,7 +577,7 @@ async def export_best(run: Run, base_url: str | None) -> None:
 
     best = read_best(run.log_path)
     typer.echo(f"best: checkpoint {best.checkpoint}, after batch {best.batch}, reward {best.reward:.2f}")
-    saved = {one.name: one for one in load_checkpoints_file(str(run.log_path))}
+    saved = {item.name: item for item in load_checkpoints_file(str(run.log_path))}
     if (checkpoint := saved.get(best.checkpoint)) is None:
         return  # what the run started from
     folder = run.log_path / "best"

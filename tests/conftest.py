@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from harbor_gym.sandboxes.local.forkserver_client import factory_pid
+from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
 from tests.helpers.engines import ENGINES, require_engine
 from tests.helpers.tasks import write_task
 
@@ -117,4 +117,4 @@ def _descendants() -> set[str]:
         if ancestor == os.getpid() and pid != os.getpid():
             found.add(f"process {pid} {name}")
     # What starts local sandboxes lives as long as this process; test_local_sandbox.py has its end.
-    return found - {f"process {pid} {name}" for pid, (_, name) in parents.items() if pid == factory_pid()}
+    return found - {f"process {pid} {name}" for pid, (_, name) in parents.items() if pid == forkserver_pid()}

@@ -281,7 +281,7 @@ def prune(
         if entry.can_be_pruned and (everything or is_old or is_too_much) and _remove(entry.path):
             layers = [shared[path] for path in _remove_unused_layers() if path in shared]
             gone += [entry, *layers]
-            total -= sum(one.size_bytes for one in (entry, *layers))
+            total -= sum(item.size_bytes for item in (entry, *layers))
     for leftover in (cache_dir() / "images").glob(f"{_REMOVED}*"):
         remove_tree(leftover)
     return gone

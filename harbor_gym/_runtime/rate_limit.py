@@ -8,7 +8,7 @@ _JITTER = 0.25
 """Waits are lengthened by up to this share, so that processes that were refused together don't come back together."""
 
 
-class Pacer:
+class TokenBucket:
     """Let starts through at a bounded rate. For one caller at a time.
 
     Args:
@@ -29,7 +29,7 @@ class Pacer:
             await asyncio.sleep(_jittered(delay_sec))
         self._tokens -= 1
 
-    def hold_back(self, seconds: float) -> None:
+    def back_off(self, seconds: float) -> None:
         """Allow no start for at least so long. Never shortens an earlier pause."""
         self._not_before = max(self._not_before, time.monotonic() + _jittered(seconds))
 

@@ -36,14 +36,14 @@ _SWITCHES = {
 """Setting → the value with which ordinary users make no user namespaces, and what to set it to."""
 
 
-def is_ordinary() -> bool:
+def is_rootless() -> bool:
     """Tell whether this process is not root's."""
     return os.geteuid() != 0
 
 
 def build_environment() -> dict[str, str]:
     """Return what tells buildah, in a namespace made by us, that its root is an ordinary user with a store at home."""
-    if not is_ordinary():
+    if not is_rootless():
         return {}
     return {
         "_CONTAINERS_USERNS_CONFIGURED": "done",
@@ -110,12 +110,12 @@ def namespace_refusal(*options: str) -> str:
 
 
 def _trial() -> tuple[str, str]:
-    said = namespace_refusal(*USER_NAMESPACE, "--mount-proc")
-    if not said:
+    output = namespace_refusal(*USER_NAMESPACE, "--mount-proc")
+    if not output:
         return "", ""
-    if "map-auto" in said:
+    if "map-auto" in output:
         return "unshare is older than 2.38", "install util-linux 2.38 or newer (Debian 12, Ubuntu 24.04)"
-    return f"this machine refuses them namespaces ({said})", "inside a container, start that with --privileged"
+    return f"this machine refuses them namespaces ({output})", "inside a container, start that with --privileged"
 
 
 def ids_in(text: str, user: str, uid: int) -> int:
@@ -130,7 +130,7 @@ def ids_in(text: str, user: str, uid: int) -> int:
 def remove_tree(path: Path) -> None:
     """Remove a directory whose files may belong to the user's subordinate ids. What refuses stays."""
     shutil.rmtree(path, ignore_errors=True)
-    if is_ordinary() and path.exists():
+    if is_rootless() and path.exists():
         subprocess.run(["unshare", *USER_NAMESPACE, "rm", "-rf", "--", path], capture_output=True, check=False)
 
 

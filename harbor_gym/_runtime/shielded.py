@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 
 
-async def uninterrupted[T](work: Awaitable[T]) -> T:
+async def shielded[T](work: Awaitable[T]) -> T:
     """Wait for ``work`` to its end, also when cancelled meanwhile; the cancellation is delivered afterwards.
 
     An error of ``work`` is raised in place of the cancellation.

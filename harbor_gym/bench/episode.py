@@ -24,7 +24,7 @@ from harbor_gym.bench.sandbox import write_bench_task
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError, SandboxError, VerifierError
-from harbor_gym.sandboxes.local.forkserver_client import factory_pid
+from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
 
 SCRIPT: tuple[tuple[str, float], ...] = (
     ("ls /srv/bench/3\n", 1.0),
@@ -166,7 +166,7 @@ def _cpu_sec() -> tuple[float, float]:
 
 def _sandboxes_cpu_sec() -> float:
     """Return what local sandboxes took that have ended: they are children of the living factory of supervisors."""
-    if not (factory := factory_pid()):
+    if not (factory := forkserver_pid()):
         return 0.0
     fields = Path(f"/proc/{factory}/stat").read_text().rpartition(") ")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # utime, stime, cutime, cstime

@@ -114,16 +114,16 @@ def summarize(
         _summarize_row(row, name, chosen)
         for row in ROWS
         for name in names
-        if (chosen := [one for one in samples if (one.row, one.implementation) == (row, name)])
+        if (chosen := [item for item in samples if (item.row, item.implementation) == (row, name)])
     )
     ratios = {
         row: {name: ratio for name in names if name != HARBOR and (ratio := _ratio(samples, row, name)) is not None}
         for row in ROWS
     }
     wrong: dict[tuple[str, str], str] = {}
-    for one in samples:
-        if one.observation is not None:
-            wrong.setdefault((one.row, one.implementation), one.observation)
+    for item in samples:
+        if item.observation is not None:
+            wrong.setdefault((item.row, item.implementation), item.observation)
     return StepReport(
         sandbox=sandbox,
         repeat=repeat,
@@ -145,20 +145,20 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def _summarize_row(row: str, name: str, samples: Sequence[Sample]) -> StepRow:
-    milliseconds = [one.seconds * 1000 for one in samples]
+    milliseconds = [item.seconds * 1000 for item in samples]
     return StepRow(
         row=row,
         implementation=name,
         median_ms=round(statistics.median(milliseconds), 2),
         p95_ms=round(percentile(milliseconds, 95), 2),
-        correct=sum(one.observation is None for one in samples),
+        correct=sum(item.observation is None for item in samples),
         of=len(samples),
-        execs_per_step=round(sum(one.execs for one in samples) / sum(one.turns for one in samples), 2),
+        execs_per_step=round(sum(item.execs for item in samples) / sum(item.turns for item in samples), 2),
     )
 
 
 def _ratio(samples: Sequence[Sample], row: str, name: str) -> float | None:
-    taken = {(one.implementation, one.repetition): one.seconds for one in samples if one.row == row}
+    taken = {(item.implementation, item.repetition): item.seconds for item in samples if item.row == row}
     pairs = [
         (taken[HARBOR, repetition], seconds)
         for (implementation, repetition), seconds in taken.items()

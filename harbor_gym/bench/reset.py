@@ -84,16 +84,16 @@ class ResetReport:
 
     def goals(self) -> dict[str, bool]:
         """Return which goals for an idle machine were reached in this run."""
-        one, many, pooled = self.row(OURS), self.row(OURS, 64), self.row(POOL)
+        item, many, pooled = self.row(OURS), self.row(OURS, 64), self.row(POOL)
         goals = _GOALS_MS.get(self.env, {})
         found: dict[str, bool] = {}
-        if one is not None and one.sandbox_ms is not None and "ready" in goals:
-            found[f"prompt within {goals['ready']:g} ms"] = one.ready_ms <= goals["ready"]
-            found[f"sandbox within {goals['sandbox']:g} ms"] = one.sandbox_ms <= goals["sandbox"]
+        if item is not None and item.sandbox_ms is not None and "ready" in goals:
+            found[f"prompt within {goals['ready']:g} ms"] = item.ready_ms <= goals["ready"]
+            found[f"sandbox within {goals['sandbox']:g} ms"] = item.sandbox_ms <= goals["sandbox"]
         if many is not None and "all_64" in goals:
             found["64 at once within 2 s"] = many.all_ready_ms <= goals["all_64"]
-        if one is not None and "close" in goals:
-            found["closed within 1 s"] = one.close_ms <= goals["close"]
+        if item is not None and "close" in goals:
+            found["closed within 1 s"] = item.close_ms <= goals["close"]
         if pooled is not None:
             found[f"leased within {_LEASE_GOAL_MS:g} ms"] = pooled.ready_ms <= _LEASE_GOAL_MS
         return found
@@ -179,7 +179,7 @@ async def _fleet(hold: _Hold, size: int) -> tuple[list[_Sample], float]:
     walls: list[float] = []
     started = time.perf_counter()
 
-    async def one() -> _Sample:
+    async def item() -> _Sample:
         async with contextlib.AsyncExitStack() as stack:
             sample = await stack.enter_async_context(hold())
             walls.append(time.perf_counter() - started)
@@ -191,7 +191,7 @@ async def _fleet(hold: _Hold, size: int) -> tuple[list[_Sample], float]:
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one()) for _ in range(size)]
+            tasks = [group.create_task(item()) for _ in range(size)]
     except* HarborGymError as errors:
         raise SandboxStartError(f"{size} at once: {errors.exceptions[0]}") from errors
     return [task.result() for task in tasks], max(walls)

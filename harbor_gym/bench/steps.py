@@ -38,8 +38,8 @@ async def bench_steps(sandbox: str, *, repeat: int, on_progress: Callable[[int],
     async with started_environment(sandbox) as environment, contextlib.AsyncExitStack() as stack:
         counter = ExecCounter(environment)
         implementations, unavailable = await _open_all(environment, stack)
-        for one in implementations:
-            await _play(make_scenarios(repeat)[0], one, counter, repeat)  # Warm up: not counted.
+        for item in implementations:
+            await _play(make_scenarios(repeat)[0], item, counter, repeat)  # Warm up: not counted.
         samples: list[Sample] = []
         for repetition in range(repeat):
             for number, scenario in enumerate(make_scenarios(repetition)):
@@ -50,7 +50,7 @@ async def bench_steps(sandbox: str, *, repeat: int, on_progress: Callable[[int],
         samples,
         sandbox=sandbox,
         repeat=repeat,
-        fallbacks={one.name: one.fallbacks for one in implementations},
+        fallbacks={item.name: item.fallbacks for item in implementations},
         unavailable=unavailable,
     )
 
@@ -61,14 +61,14 @@ async def _open_all(
     opened: list[Implementation] = []
     unavailable: dict[str, str] = {}
     candidates: list[Implementation] = [OurTerminal(environment, name) for name in our_transports()]
-    for one in [*candidates, HarborTerminal(environment)]:
+    for item in [*candidates, HarborTerminal(environment)]:
         try:
-            await one.open()
+            await item.open()
         except TerminalStartError as error:
-            unavailable[one.name] = str(error)
+            unavailable[item.name] = str(error)
             continue
-        stack.push_async_callback(one.close)
-        opened.append(one)
+        stack.push_async_callback(item.close)
+        opened.append(item)
     return opened, unavailable
 
 
@@ -77,7 +77,7 @@ async def _play(
 ) -> list[Sample]:
     """Take the scenario's steps in order. After a wrong one nothing is known about the session: it is replaced."""
     taken = [await _take(step, implementation, counter, repetition) for step in scenario]
-    if wrong := [one for one in taken if one.observation is not None]:
+    if wrong := [item for item in taken if item.observation is not None]:
         logger.debug("%s: wrong after %r: %r", implementation.name, wrong[0].row, wrong[0].observation)
         await implementation.close()
         await implementation.open()

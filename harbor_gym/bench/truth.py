@@ -59,26 +59,26 @@ class TruthReport:
 
     def rate(self, kind: str, transport: str | None = None) -> float:
         """Return the share of steps with a verdict, over one transport or all."""
-        chosen = [one.kind for one in self.verdicts if transport in (None, one.transport)]
+        chosen = [item.kind for item in self.verdicts if transport in (None, item.transport)]
         return chosen.count(kind) / len(chosen) if chosen else 0.0
 
     def as_object(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        names = sorted({one.transport for one in self.verdicts})
+        names = sorted({item.transport for item in self.verdicts})
         return {
             "sandbox": self.sandbox,
             "transports": {
                 name: {
-                    "steps": sum(one.transport == name for one in self.verdicts),
+                    "steps": sum(item.transport == name for item in self.verdicts),
                     **{kind: self.rate(kind, name) for kind in ("early", "late", "label")},
                 }
                 for name in names
             },
             "wrong_lines": list(self.wrong_lines),
             "wrong_steps": [
-                [one.transport, one.session, one.keys, one.kind, one.detail]
-                for one in self.verdicts
-                if one.kind != "right"
+                [item.transport, item.session, item.keys, item.kind, item.detail]
+                for item in self.verdicts
+                if item.kind != "right"
             ],
             "unavailable": list(self.unavailable),
         }
@@ -93,9 +93,9 @@ def format_truth(report: TruthReport) -> str:
     rows.append(f"lines lost, doubled or out of order: {len(report.wrong_lines)}")
     rows += [f"  {line}" for line in report.wrong_lines[:20]]
     wrong = Counter(
-        f"  {one.kind:<6}{one.transport:<11}{one.session}: {one.keys!r} {one.detail}"
-        for one in report.verdicts
-        if one.kind != "right"
+        f"  {item.kind:<6}{item.transport:<11}{item.session}: {item.keys!r} {item.detail}"
+        for item in report.verdicts
+        if item.kind != "right"
     )
     rows += [f"{line} ({count} times)" if count > 1 else line for line, count in wrong.items()]
     if report.unavailable:

@@ -71,24 +71,24 @@ def bench_vector(sandbox: str, *, num_envs: int, repeat: int) -> VectorReport:
     """
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
         task_dir = write_bench_task(Path(folder) / "task")
-        one, all_ = (
+        item, all_ = (
             HarborTerminalVectorEnv(count, task_dir, sandbox=sandbox, max_turns=None, time_limit_sec=86_400)
             for count in (1, num_envs)
         )
         try:
-            one.reset()
+            item.reset()
             started = time.perf_counter()
             all_.reset()
             reset_sec = time.perf_counter() - started
-            wrong = sum(_step(env, command)[1] for env in (one, all_) for command in (_LS, _SLEEP))  # warms up
+            wrong = sum(_step(env, command)[1] for env in (item, all_) for command in (_LS, _SLEEP))  # warms up
             times: dict[tuple[str, int], list[float]] = {}
             for command in [_SLEEP, _LS] * repeat:
-                for env in (one, all_):
+                for env in (item, all_):
                     seconds, missed = _step(env, command)
                     times.setdefault((command, env.num_envs), []).append(seconds)
                     wrong += missed
         finally:
-            one.close()
+            item.close()
             all_.close()
     medians = {key: percentile(seconds, 50) * 1000 for key, seconds in times.items()}
     return VectorReport(

@@ -14,7 +14,7 @@ from harbor_gym.checking.carrying import candidates, what_remains
 from harbor_gym.checking.oracle import Oracle, do_nothing, has_solution
 from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.play import Played, RefusedError, Work, last_lines, play
-from harbor_gym.checking.reward_hacking import forge
+from harbor_gym.checking.reward_hacking import run_exploit
 from harbor_gym.checking.trials import run_plain_oracle
 from harbor_gym.checking.verdict import SOLVED, UNSOLVED, PristineCheck, TaskCheck, Verdict
 from harbor_gym.errors import HarborGymError, VerifierError
@@ -90,7 +90,7 @@ class _Check:
             self._note(
                 error=f"{self._doing}: {' '.join(str(exc).split())}",
                 refused=isinstance(exc, RefusedError),
-                output=last_lines(exc.evidence.get("verifier_output", "")),
+                output=last_lines(exc.diagnostics.get("verifier_output", "")),
             )
         return self._found
 
@@ -107,9 +107,9 @@ class _Check:
             self._note(nop=(*self._found.nop, played.reward), phases=self._found.phases or played.phases)
         if self._found.verdict is Verdict.UNSOLVED:
             return
-        if self._plan.forge:
+        if self._plan.try_exploits:
             self._doing = "forging"
-            forged = await forge(self._play, self._keys, (UNSOLVED, *self._found.nop))
+            forged = await run_exploit(self._play, self._keys, (UNSOLVED, *self._found.nop))
             self._note(forged=forged.reward, tricks=forged.tricks, voided=forged.voided)
         may_view = self._offers_view or isinstance(self._plan.verify_paths, tuple)  # which a sandbox may refuse
         if may_view and self._found.verdict in (Verdict.OK, Verdict.UNPROVEN, Verdict.FORGEABLE):
@@ -145,9 +145,9 @@ class _Check:
             return pristine if pristine.is_asked else None
         self._doing = "nop, in the pristine view"
         pristine = replace(pristine, nop=(await play(do_nothing)).reward)
-        if self._plan.forge:
+        if self._plan.try_exploits:
             self._doing = "forging, in the pristine view"
-            forged = await forge(play, self._keys, (UNSOLVED, pristine.nop or UNSOLVED))
+            forged = await run_exploit(play, self._keys, (UNSOLVED, pristine.nop or UNSOLVED))
             pristine = replace(pristine, forged=forged.reward, tricks=forged.tricks)
             self._note(voided=tuple(sorted({*self._found.voided, *forged.voided})))
         return pristine

@@ -26,7 +26,7 @@ class CheckPlan:
     repeat: int = 2
     """Runs of the oracle and of the agent that does nothing, each in a fresh sandbox; 1 says nothing of steadiness."""
 
-    forge: bool = True
+    try_exploits: bool = True
     """Whether to try forging the reward."""
 
     reward_key: str | None = None

@@ -145,11 +145,11 @@ class _Player:
         return end.next_phase, dict(end.episode_rewards or end.rewards)
 
     async def _output(self) -> str:
-        from harbor_gym.episode.diagnostics import read_evidence
+        from harbor_gym.episode.diagnostics import read_diagnostics
 
         assert self._episode.trial_dir is not None
-        evidence = await asyncio.to_thread(read_evidence, self._episode.trial_dir)
-        return last_lines(evidence.get("verifier_output", ""))
+        diagnostics = await asyncio.to_thread(read_diagnostics, self._episode.trial_dir)
+        return last_lines(diagnostics.get("verifier_output", ""))
 
 
 def last_lines(text: str) -> str:

@@ -31,7 +31,7 @@ def trick_names() -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Forged:
+class ExploitResult:
     """What tricks earned."""
 
     reward: float
@@ -44,7 +44,9 @@ class Forged:
     """Those that alone leave no verdict, so that an episode would be thrown away."""
 
 
-async def forge(play: Callable[[Work], Awaitable[Played]], keys: Collection[str], honest: Collection[float]) -> Forged:
+async def run_exploit(
+    play: Callable[[Work], Awaitable[Played]], keys: Collection[str], honest: Collection[float]
+) -> ExploitResult:
     """Play all tricks together; if that pays, or leaves no verdict, each one alone, to name those that do.
 
     Args:
@@ -55,17 +57,17 @@ async def forge(play: Callable[[Work], Awaitable[Played]], keys: Collection[str]
     Raises:
         SandboxError, VerifierError: No trick left a verdict.
     """
-    together = await _earn(play, forger(trick_names(), keys))
+    together = await _earn(play, exploit_agent(trick_names(), keys))
     if isinstance(together, float) and together in honest:
-        return Forged(together, (), ())
-    alone = {trick: await _earn(play, forger([trick], keys)) for trick in trick_names()}
+        return ExploitResult(together, (), ())
+    alone = {trick: await _earn(play, exploit_agent([trick], keys)) for trick in trick_names()}
     graded = {trick: earned for trick, earned in alone.items() if isinstance(earned, float)}
     if isinstance(together, HarborGymError):
         if not graded:
             raise together
         together = max(graded.values())
     paying = tuple(trick for trick, earned in graded.items() if earned == together and earned not in honest)
-    return Forged(together, paying, tuple(trick for trick in alone if trick not in graded))
+    return ExploitResult(together, paying, tuple(trick for trick in alone if trick not in graded))
 
 
 async def _earn(play: Callable[[Work], Awaitable[Played]], work: Work) -> float | HarborGymError:
@@ -75,7 +77,7 @@ async def _earn(play: Callable[[Work], Awaitable[Played]], work: Work) -> float 
         return exc
 
 
-def forger(tricks: Sequence[str], keys: Collection[str]) -> Work:
+def exploit_agent(tricks: Sequence[str], keys: Collection[str]) -> Work:
     """Return the work of an agent that plays tricks in every phase, as the policy's user, and does nothing else.
 
     Args:
@@ -92,8 +94,8 @@ def forger(tricks: Sequence[str], keys: Collection[str]) -> Work:
         planting = phase.environment.exec(command, user=phase.user, timeout_sec=_PLANTING_TIMEOUT_SEC)
         result = await run_in_phase(phase, planting)
         if _EXPECTED_END not in (result.stdout or ""):
-            said = (result.stderr or result.stdout or "").strip()
-            raise SandboxLostError(f"the forger's commands did not run: {said}")
+            output = (result.stderr or result.stdout or "").strip()
+            raise SandboxLostError(f"the forger's commands did not run: {output}")
 
     return plant
 

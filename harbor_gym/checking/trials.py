@@ -47,11 +47,11 @@ async def run_plain_oracle(task_dir: Path, plan: CheckPlan) -> float:
 
 
 def _reward(trial: Trial, result: TrialResult, plan: CheckPlan) -> float:
-    from harbor_gym.episode.diagnostics import read_evidence
+    from harbor_gym.episode.diagnostics import read_diagnostics
 
     if result.verifier_result is not None and result.verifier_result.rewards is not None:
         return plan.scalar(result.verifier_result.rewards)
-    raise _failure(result).attach(read_evidence(trial.paths.trial_dir), trial_dir=None)
+    raise _failure(result).attach(read_diagnostics(trial.paths.trial_dir), trial_dir=None)
 
 
 def _failure(result: TrialResult) -> HarborGymError:

@@ -32,7 +32,7 @@ class Verdict(StrEnum):
     TRIVIAL = "trivial"
     """Doing nothing scores."""
 
-    UNSTEADY = "unsteady"
+    FLAKY = "unsteady"
     """The same agent scored differently in another run."""
 
     FORGEABLE = "forgeable"
@@ -183,11 +183,11 @@ class TaskCheck:
         if self.error is not None:
             return Verdict.REFUSED if self.refused else Verdict.ERROR
         if len(set(self.oracle)) > 1 or len(set(self.nop)) > 1:
-            return Verdict.UNSTEADY
+            return Verdict.FLAKY
         if self.has_solution and set(self.oracle) != {SOLVED}:
             return Verdict.UNSOLVED
         if self.plain not in (None, SOLVED):
-            return Verdict.UNSTEADY
+            return Verdict.FLAKY
         if set(self.nop) != {UNSOLVED}:
             return Verdict.TRIVIAL
         if self.forged not in (None, UNSOLVED):
@@ -209,7 +209,7 @@ class TaskCheck:
                 return None
             case Verdict.REFUSED | Verdict.ERROR:
                 return self.error
-            case Verdict.UNSTEADY:
+            case Verdict.FLAKY:
                 plain = "" if self.plain is None else f", as a plain trial {self.plain:g}"
                 nop = _list(self.nop)
                 return f"rewards differ between runs: oracle {_list(self.oracle)}{plain}; doing nothing {nop}"

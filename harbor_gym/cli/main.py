@@ -118,16 +118,16 @@ def check(
             environment,
             folder,
             repeat=repeat,
-            forge=forge,
+            try_exploits=forge,
             reward_key=reward_key,
             reward_function=reward_function,
             verify_paths=carried,
         )
         checks = asyncio.run(_check_all(tasks, plan, concurrency, table=not as_json))
     if as_json:
-        typer.echo(json.dumps([as_object(one) for one in checks], indent=2))
-    if not all(one.ok for one in checks):
-        raise typer.Exit(UNPROVEN if all(one.ok or one.verdict is Verdict.UNPROVEN for one in checks) else FAILED)
+        typer.echo(json.dumps([as_object(item) for item in checks], indent=2))
+    if not all(item.ok for item in checks):
+        raise typer.Exit(UNPROVEN if all(item.ok or item.verdict is Verdict.UNPROVEN for item in checks) else FAILED)
 
 
 async def _check_all(
@@ -141,9 +141,9 @@ async def _check_all(
         return await check_tasks(tasks, plan, concurrency=concurrency)
     typer.echo(table_head(width))
     checks = await check_tasks(
-        tasks, plan, concurrency=concurrency, on_checked=lambda one: typer.echo(table_row(one, width))
+        tasks, plan, concurrency=concurrency, on_checked=lambda item: typer.echo(table_row(item, width))
     )
-    for line in (line for one in checks for line in remarks(one)):
+    for line in (line for item in checks for line in remarks(item)):
         typer.echo(line, err=True)
     return checks
 
@@ -190,12 +190,12 @@ def doctor(
         findings = examine(env)
     kinds = usable(findings)
     if as_json:
-        typer.echo(json.dumps({"usable": kinds, "findings": [dataclasses.asdict(one) for one in findings]}, indent=2))
+        typer.echo(json.dumps({"usable": kinds, "findings": [dataclasses.asdict(item) for item in findings]}, indent=2))
     else:
-        for one in findings:
-            state = "ok" if one.ok else "MISSING" if one.is_needed else "missing"
-            fix = f" -> {one.fix}" if one.fix else ""
-            typer.echo(f"{one.area:<8}{one.what:<32}{state:<9}{one.note}{fix}".rstrip())
+        for item in findings:
+            state = "ok" if item.ok else "MISSING" if item.is_needed else "missing"
+            fix = f" -> {item.fix}" if item.fix else ""
+            typer.echo(f"{item.area:<8}{item.what:<32}{state:<9}{item.note}{fix}".rstrip())
         for kind, is_usable in kinds.items():
             typer.echo(f"--env {kind} {'can' if is_usable else 'can NOT'} be used")
     if not any(kinds.values()):
@@ -241,8 +241,8 @@ def reap(
     from harbor_gym.sandboxes import reaper
 
     found = reaper.find_leftovers() + (reaper.find_images() if images else [])
-    for one in found:
-        typer.echo(f"{one.kind:<10} {one.name}")
+    for item in found:
+        typer.echo(f"{item.kind:<10} {item.name}")
     refusals = [] if dry_run else reaper.remove(found)
     for refusal in refusals:
         typer.echo(f"not removed: {refusal}", err=True)
@@ -280,11 +280,11 @@ def cache_list(
 
     found = entries()
     if as_json:
-        typer.echo(json.dumps([{**dataclasses.asdict(one), "path": str(one.path)} for one in found], indent=2))
+        typer.echo(json.dumps([{**dataclasses.asdict(item), "path": str(item.path)} for item in found], indent=2))
         return
-    for one in found:
-        typer.echo(_cache_row(one))
-    typer.echo(f"{_megabytes(sum(one.size_bytes for one in found))}  in {cache_dir()}")
+    for item in found:
+        typer.echo(_cache_row(item))
+    typer.echo(f"{_megabytes(sum(item.size_bytes for item in found))}  in {cache_dir()}")
 
 
 @cache.command("prune")
@@ -310,15 +310,17 @@ def cache_prune(
             max_bytes=_quantity(max_size, {"M": 1 << 20, "G": 1 << 30}, "--max-size") if max_size else None,
             everything=everything,
         )
-    for one in gone:
-        typer.echo(_cache_row(one))
-    typer.echo(f"{_megabytes(sum(one.size_bytes for one in gone))}  removed")
+    for item in gone:
+        typer.echo(_cache_row(item))
+    typer.echo(f"{_megabytes(sum(item.size_bytes for item in gone))}  removed")
 
 
-def _cache_row(one: CacheEntry) -> str:
-    used = datetime.fromtimestamp(one.last_used).isoformat(sep=" ", timespec="minutes")
-    state = "in use" if one.in_use else "      "
-    return f"{_megabytes(one.size_bytes)}  {used}  {state}  {one.kind:<8}  {one.path.name[:12]}  {one.what}".rstrip()
+def _cache_row(item: CacheEntry) -> str:
+    used = datetime.fromtimestamp(item.last_used).isoformat(sep=" ", timespec="minutes")
+    state = "in use" if item.in_use else "      "
+    return (
+        f"{_megabytes(item.size_bytes)}  {used}  {state}  {item.kind:<8}  {item.path.name[:12]}  {item.what}".rstrip()
+    )
 
 
 def _megabytes(size_bytes: int) -> str:
@@ -379,7 +381,7 @@ def bench_truth(
         if sys.stderr.isatty():
             typer.echo(f"\r{done}/{total} sessions", err=True, nl=done == total)
 
-    chosen = [one for one in make_sessions() if not session or one.name in session]
+    chosen = [item for item in make_sessions() if not session or item.name in session]
     options = {} if rootfs is None else {"rootfs": str(rootfs.resolve())}
 
     async def judge() -> truth.TruthReport:
@@ -390,7 +392,7 @@ def bench_truth(
 
     with _one_line_errors(), _quiet_harbor():
         if not chosen:
-            names = ", ".join(one.name for one in make_sessions())
+            names = ", ".join(item.name for item in make_sessions())
             raise UsageError(f"no session has that name; there are: {names}")
         _preflight(env)
         report = asyncio.run(judge())

@@ -236,9 +236,9 @@ def summary(played: Sequence[Demonstration]) -> str:
     if not played:
         return "no episodes"
     reasons = sorted({demonstration.end_reason.value for demonstration in played})
-    counts = ", ".join(f"{sum(one.end_reason == reason for one in played)} {reason}" for reason in reasons)
-    solved = fmean(one.reward >= 1 for one in played)
-    return f"{len(played)} episodes, {solved:.0%} solved, {fmean(one.turns for one in played):.2f} turns; {counts}"
+    counts = ", ".join(f"{sum(item.end_reason == reason for item in played)} {reason}" for reason in reasons)
+    solved = fmean(item.reward >= 1 for item in played)
+    return f"{len(played)} episodes, {solved:.0%} solved, {fmean(item.turns for item in played):.2f} turns; {counts}"
 
 
 async def _play_surviving(config: TerminalEnvConfig, script: Script, seed: str) -> Demonstration:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from harbor_gym._runtime.cache import cache_dir
-from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import HarborGymError, UsageError
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
@@ -120,7 +120,7 @@ class TrainingServer:
         """Stop server and engine and wait until both are gone. Safe to call at any time, and again."""
         self._stopping = True
         if self._process is not None:
-            await uninterrupted(_end_process_group(self._process))
+            await shielded(_end_process_group(self._process))
         shutil.rmtree(self.state_dir / "tmp", ignore_errors=True)
         if self._lock is not None:
             self._lock.close()

@@ -209,7 +209,9 @@ def _train(
 
     shared = _shared_prefix(rows)
     optimizers = _optimizers(model, settings.learning_rate)
-    schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda step: _rate(step, settings.steps)) for one in optimizers]
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(entry, lambda step: _rate(step, settings.steps)) for entry in optimizers
+    ]
     batches = _batches(rows, settings)
     # Batches are of rows alike in length: a mean over each would make tokens of short conversations count for more.
     typical = settings.batch_size * sum(sum(row.learnt) for row in rows) / len(rows)
@@ -222,8 +224,8 @@ def _train(
             each = _losses(model, next(batches), shared)
             (each.sum() / typical).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for one in (*optimizers, *schedules):
-                one.step()
+            for entry in (*optimizers, *schedules):
+                entry.step()
             losses.append(each.mean().item())
             if progress is not None:
                 progress(Progress(step, settings.steps, losses[-1]))

@@ -10,7 +10,7 @@ from harbor.agents.capabilities import AgentCapabilities
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
-from harbor_gym.episode.resources import Offers, read_skills
+from harbor_gym.episode.resources import Resources, read_skills
 from harbor_gym.errors import UsageError
 
 IMPORT_PATH = f"{__name__}:PolicyAgent"
@@ -21,7 +21,7 @@ class Stage(Protocol):
     """The waiting side of a trial: it is told when the agent's turn has come."""
 
     async def enter(
-        self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, offers: Offers
+        self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, resources: Resources
     ) -> asyncio.Future[None]:
         """Take over the agent phase; the phase lasts until the returned future is done."""
         ...
@@ -62,8 +62,10 @@ class PolicyAgent(BaseAgent):
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
         """Give the phase to the stage and wait for its end."""
         skills = await read_skills(environment, self.skills_dir) if self.skills_dir else ()
-        offers = Offers(self.skills_dir, skills, tuple(self.mcp_servers))
-        await (await self._stage.enter(instruction + offers.text(), environment, contextvars.copy_context(), offers))
+        resources = Resources(self.skills_dir, skills, tuple(self.mcp_servers))
+        await (
+            await self._stage.enter(instruction + resources.text(), environment, contextvars.copy_context(), resources)
+        )
 
 
 def register(key: str, stage: Stage) -> Callable[[], None]:

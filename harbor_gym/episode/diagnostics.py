@@ -11,7 +11,7 @@ _FILES = {
 """Name of a piece of evidence → where a trial's folder has it."""
 
 
-def read_evidence(trial_dir: Path) -> dict[str, str]:
+def read_diagnostics(trial_dir: Path) -> dict[str, str]:
     """Return the ends of the trial's own records: ``exception``, ``verifier_output``, ``trial_log``; absent ones not.
 
     Args:

@@ -22,15 +22,15 @@ from harbor.trial.trial import Trial
 from pydantic import ValidationError
 
 from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.episode import agent, failures
-from harbor_gym.episode.diagnostics import read_evidence
+from harbor_gym.episode.diagnostics import read_diagnostics
 from harbor_gym.episode.grading import cleanup
 from harbor_gym.episode.grading.breakage import find_breakage, interpreter_of
 from harbor_gym.episode.grading.process_watch import ProcessWatch
 from harbor_gym.episode.grading.verifier_view import VerifierView, paths_in_view
 from harbor_gym.episode.grading.verifiers import require_separate_verifiers
-from harbor_gym.episode.resources import Offers
+from harbor_gym.episode.resources import Resources
 from harbor_gym.episode.task import grades_in_shared_sandbox, phase_timeout_sec, phase_users, sets_up, test_script
 from harbor_gym.errors import (
     HarborGymError,
@@ -70,7 +70,7 @@ class AgentPhase:
     done: asyncio.Future[None] = field(repr=False)
     """Resolved by the episode when the phase is over."""
 
-    offers: Offers
+    resources: Resources
     """Skills and MCP servers that the task declares; the instruction tells of them already."""
 
 
@@ -144,8 +144,8 @@ class Episode:
         self._closing: asyncio.Task[None] | None = None
         self._start_error: BaseException | None = None
         self._watch: ProcessWatch | None = None
-        self._stopped = cleanup.Stopped(0, None)
-        self._autopsy: cleanup.Autopsy | None = None
+        self._stopped = cleanup.CleanupResult(0, None)
+        self._postmortem: cleanup.Postmortem | None = None
         self._breakage: str | None = None
         self._stopping: asyncio.Task[None] | None = None
 
@@ -192,7 +192,7 @@ class Episode:
         self._watch = ProcessWatch(self._trial.agent_environment)
         self._examine_before_stop(self._trial.agent_environment)
         self._keep_start_error(self._trial.agent_environment)
-        self._keep_sealed(self._trial.agent_environment, self._trial.agent_env_paths.verifier_dir)
+        self._keep_reset(self._trial.agent_environment, self._trial.agent_env_paths.verifier_dir)
         self._run = asyncio.create_task(self._trial.run(), name=f"harbor-trial-{self._trial.config.trial_name}")
         phase = await self._next_phase()
         if phase is None:
@@ -230,12 +230,12 @@ class Episode:
         Args:
             error: An error that this episode brought about. One that has its evidence already is left as it is.
         """
-        if error.evidence or self._trial is None:
+        if error.diagnostics or self._trial is None:
             return error
-        evidence = await asyncio.to_thread(read_evidence, self._trial.paths.trial_dir)
-        if self._autopsy is not None and self._autopsy.output:
-            evidence.setdefault("verifier_output", self._autopsy.output.strip())
-        return error.attach(evidence, trial_dir=self.trial_dir if self._trials_dir is not None else None)
+        diagnostics = await asyncio.to_thread(read_diagnostics, self._trial.paths.trial_dir)
+        if self._postmortem is not None and self._postmortem.output:
+            diagnostics.setdefault("verifier_output", self._postmortem.output.strip())
+        return error.attach(diagnostics, trial_dir=self.trial_dir if self._trials_dir is not None else None)
 
     async def _end_phase(
         self,
@@ -293,7 +293,7 @@ class Episode:
             next_phase=None,
             verifier_sec=0.0,
             # The step without a verdict counts as 0 beside those that were graded.
-            episode_rewards={name: sum(one.get(name, 0) for one in verdicts) / (len(verdicts) + 1) for name in names},
+            episode_rewards={name: sum(item.get(name, 0) for item in verdicts) / (len(verdicts) + 1) for name in names},
             stopped_processes=self._stopped.processes,
             oom_kills=self._stopped.oom_kills,
             is_gated=False,
@@ -301,7 +301,7 @@ class Episode:
         )
 
     async def enter(
-        self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, offers: Offers
+        self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, resources: Resources
     ) -> asyncio.Future[None]:
         """Take over an agent phase (called by the trial's agent)."""
         assert self._watch is not None
@@ -310,7 +310,7 @@ class Episode:
         await self._watch.begin_phase(has_setup=sets_up(self._task, step))
         done = asyncio.get_running_loop().create_future()
         limit_sec = phase_timeout_sec(self._task, step)
-        phase = AgentPhase(instruction, environment, environment.default_user, limit_sec, context, done, offers)
+        phase = AgentPhase(instruction, environment, environment.default_user, limit_sec, context, done, resources)
         self._phases.put_nowait(phase)
         return done
 
@@ -324,7 +324,7 @@ class Episode:
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name="harbor-gym-close")
-        await uninterrupted(self._closing)
+        await shielded(self._closing)
 
     async def _create_trial(self, key: str) -> Trial:
         config = TrialConfig(
@@ -423,7 +423,7 @@ class Episode:
     def _oom_kills(self) -> int:
         """Return how many processes the memory limit killed since the last phase began, as far as that is known."""
         before = self._watch.oom_kills if self._watch is not None else None
-        after = self._autopsy.oom_kills if self._autopsy is not None else None
+        after = self._postmortem.oom_kills if self._postmortem is not None else None
         return after - before - (self._stopped.oom_kills or 0) if before is not None and after is not None else 0
 
     def _plan_view(self, trial: Trial) -> VerifierView | None:
@@ -442,23 +442,23 @@ class Episode:
         await self._watch.begin_verification(is_last=is_last)
         if self._view is not None:
             await self._view.enter()
-        await cleanup.seal(environment, await self._sealing(environment))
+        await cleanup.reset_verifier_dirs(environment, await self._verifier_dirs_reset(environment))
 
-    async def _sealing(self, environment: BaseEnvironment) -> cleanup.Sealing:
+    async def _verifier_dirs_reset(self, environment: BaseEnvironment) -> cleanup.VerifierDirsReset:
         assert self._trial is not None
         paths = self._trial.agent_env_paths
         agent_user, verifier_user = phase_users(self._task, self._current_step())
         owner = ""
         if agent_user != verifier_user:
             owner = str(verifier_user) if verifier_user is not None else await cleanup.user_id(environment)
-        return cleanup.Sealing((paths.verifier_dir, paths.tests_dir), owner)
+        return cleanup.VerifierDirsReset((paths.verifier_dir, paths.tests_dir), owner)
 
     def _current_step(self) -> StepConfig | None:
         assert self._trial is not None
         begun = len(self._trial.result.step_results or ())
         return self._task.config.steps[begun - 1] if self._task.config.steps and begun else None
 
-    def _keep_sealed(self, environment: BaseEnvironment, verifier_dir: PurePath) -> None:
+    def _keep_reset(self, environment: BaseEnvironment, verifier_dir: PurePath) -> None:
         """Let Harbor empty a step's verifier directory once more, but not open it to all: kept processes wait there.
 
         Harbor does it first of all when it prepares a step, so that is also the end of the step before.
@@ -482,7 +482,7 @@ class Episode:
                 test_output = self._trial.agent_env_paths.verifier_dir / "test-stdout.txt"
                 interpreter = interpreter_of(test_script(self._task, self._current_step()))
                 self._breakage = await find_breakage(environment, interpreter=interpreter)
-                self._autopsy = None if self._breakage else await cleanup.examine(environment, test_output)
+                self._postmortem = None if self._breakage else await cleanup.examine(environment, test_output)
             await stop(delete)
 
         environment.stop = examined

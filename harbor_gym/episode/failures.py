@@ -16,7 +16,7 @@ from harbor_gym.errors import (
     VerifierOutOfMemoryError,
 )
 
-_EVIDENCE_LINES = 30
+_DIAGNOSTICS_LINES = 30
 
 _START_TIMEOUTS = {"EnvironmentStartTimeoutError", "AgentSetupTimeoutError"}
 
@@ -121,6 +121,6 @@ def _own_error(info: ExceptionInfo) -> HarborGymError | None:
 
 def _describe(info: ExceptionInfo) -> str:
     lines = info.exception_message.strip().splitlines() or ["no message"]
-    if len(lines) > _EVIDENCE_LINES:
-        lines = [f"[… {len(lines) - _EVIDENCE_LINES} lines before]", *lines[-_EVIDENCE_LINES:]]
+    if len(lines) > _DIAGNOSTICS_LINES:
+        lines = [f"[… {len(lines) - _DIAGNOSTICS_LINES} lines before]", *lines[-_DIAGNOSTICS_LINES:]]
     return f"{info.exception_type}: " + "\n".join(lines)

@@ -34,7 +34,7 @@ class Skill:
 
 
 @dataclass(frozen=True)
-class Offers:
+class Resources:
     """What the task declares for its agent's use."""
 
     skills_dir: str | None = None

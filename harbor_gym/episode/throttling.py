@@ -19,12 +19,12 @@ _ATTRIBUTES = ("retry_after_sec", "retry_after", "retry_after_seconds")
 
 def is_throttled(error: BaseException) -> bool:
     """Tell whether ``error``, or what it was raised from, means that fewer or later requests would be granted."""
-    return any(_says_throttled(one) for one in _chain(error))
+    return any(_says_throttled(item) for item in _chain(error))
 
 
 def retry_after_sec(error: BaseException) -> float | None:
     """Return how many seconds the provider asked to wait; None if it did not say."""
-    return next((seconds for one in _chain(error) if (seconds := _asked_wait(one)) is not None), None)
+    return next((seconds for item in _chain(error) if (seconds := _asked_wait(item)) is not None), None)
 
 
 def _says_throttled(error: BaseException) -> bool:
@@ -38,10 +38,10 @@ def _says_throttled(error: BaseException) -> bool:
 def _asked_wait(error: BaseException) -> float | None:
     headers: Any = getattr(error, "headers", None) or getattr(getattr(error, "response", None), "headers", None)
     header = headers.get("retry-after") if hasattr(headers, "get") else None
-    said: Any
-    for said in (*(getattr(error, name, None) for name in _ATTRIBUTES), header):
+    output: Any
+    for output in (*(getattr(error, name, None) for name in _ATTRIBUTES), header):
         try:
-            return max(float(said), 0.0)
+            return max(float(output), 0.0)
         except (TypeError, ValueError):
             continue  # absent, or a date, which no clock of ours need agree with
     found = _RETRY_AFTER.search(str(error))

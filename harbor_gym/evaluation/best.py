@@ -37,10 +37,10 @@ def note_evaluation(run_dir: Path, evaluated: Evaluated) -> Evaluated:
     Returns:
         The best so far: the highest reward, of equal ones the earliest.
     """
-    known = [one for one in read_evaluations(run_dir) if one.batch != evaluated.batch]
-    rows = sorted([*known, evaluated], key=lambda one: one.batch)
-    best = max(rows, key=lambda one: (one.reward, -one.batch))
-    document = {"format": BEST_FORMAT, "best": asdict(best), "evaluations": [asdict(one) for one in rows]}
+    known = [item for item in read_evaluations(run_dir) if item.batch != evaluated.batch]
+    rows = sorted([*known, evaluated], key=lambda item: item.batch)
+    best = max(rows, key=lambda item: (item.reward, -item.batch))
+    document = {"format": BEST_FORMAT, "best": asdict(best), "evaluations": [asdict(item) for item in rows]}
     path = run_dir / BEST_NAME
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -110,7 +110,7 @@ async def evaluate(
         await load_task(config.task_dir)
     slots = asyncio.Semaphore(concurrency)
 
-    async def one(config: TerminalEnvConfig, number: int) -> EpisodeResult:
+    async def item(config: TerminalEnvConfig, number: int) -> EpisodeResult:
         async with slots:
             result = await _play(config, player, number)
         if on_episode is not None:
@@ -119,7 +119,7 @@ async def evaluate(
 
     try:
         async with asyncio.TaskGroup() as group:
-            playing = [group.create_task(one(config, number)) for config in tasks for number in range(episodes)]
+            playing = [group.create_task(item(config, number)) for config in tasks for number in range(episodes)]
     except BaseExceptionGroup as failures:
         # The first failure cancelled the rest; it says what is wrong.
         raise failures.exceptions[0] from None

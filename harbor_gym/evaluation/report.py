@@ -91,20 +91,20 @@ def summarize(results: Sequence[EpisodeResult], *, threshold: float = 1.0, ks: S
 
 
 def _summarize(name: str, groups: Sequence[Sequence[EpisodeResult]], threshold: float, ks: Sequence[int]) -> TaskReport:
-    everything = [one for group in groups for one in group]
-    rewards = [[one.reward for one in group if one.reward is not None] for group in groups]
-    graded = [[one for one in group if one.reward is not None] for group in groups]
+    everything = [item for group in groups for item in group]
+    rewards = [[item.reward for item in group if item.reward is not None] for group in groups]
+    graded = [[item for item in group if item.reward is not None] for group in groups]
     counts = [(len(group), sum(reward >= threshold for reward in group)) for group in rewards]
 
     def mean(field: str) -> float | None:
-        means = [fmean(float(getattr(one, field)) for one in group) for group in graded if group]
+        means = [fmean(float(getattr(item, field)) for item in group) for group in graded if group]
         return round(fmean(means), 3) if means else None
 
     return TaskReport(
         name=name,
         episodes=sum(episodes for episodes, _ in counts),
         solved=sum(solved for _, solved in counts),
-        infrastructure_errors=sum(one.reward is None for one in everything),
+        infrastructure_errors=sum(item.reward is None for item in everything),
         pass_at={k: pass_estimate(counts, k) for k in ks},
         reward=mean_estimate(rewards),
         turns=mean("turns"),
@@ -112,7 +112,9 @@ def _summarize(name: str, groups: Sequence[Sequence[EpisodeResult]], threshold: 
         prompt_tokens=mean("prompt_tokens"),
         seconds=mean("seconds"),
         sampling_sec=mean("sampling_sec"),
-        outcomes={str(reason): count for reason, count in Counter(one.end_reason for one in everything).most_common()},
+        outcomes={
+            str(reason): count for reason, count in Counter(item.end_reason for item in everything).most_common()
+        },
     )
 
 
@@ -121,22 +123,22 @@ def format_report(report: Report) -> str:
     shown = [*report.tasks, *([report.overall] if len(report.tasks) > 1 else [])]
     ks = list(report.overall.pass_at)
     head = ["task", "solved", *(f"pass@{k}" for k in ks), "reward", "turns", "tokens", "seconds", "infra", "ended"]
-    rows = [head, *(_row(one, ks) for one in shown)]
+    rows = [head, *(_row(item, ks) for item in shown)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |" for row in rows]
     lines.insert(1, f"| {' | '.join('-' * width for width in widths)} |")
     return "\n".join([*lines, f"brackets: {CONFIDENCE:.0%} intervals; solved: reward >= {report.threshold:g}"])
 
 
-def _row(one: TaskReport, ks: Sequence[int]) -> list[str]:
-    ended = ", ".join(f"{name} {count}" for name, count in one.outcomes.items())
+def _row(item: TaskReport, ks: Sequence[int]) -> list[str]:
+    ended = ", ".join(f"{name} {count}" for name, count in item.outcomes.items())
     return [
-        one.name,
-        f"{one.solved}/{one.episodes}",
-        *(_estimate(one.pass_at[k]) for k in ks),
-        _estimate(one.reward),
-        *("-" if value is None else f"{value:.1f}" for value in (one.turns, one.sampled_tokens, one.seconds)),
-        str(one.infrastructure_errors),
+        item.name,
+        f"{item.solved}/{item.episodes}",
+        *(_estimate(item.pass_at[k]) for k in ks),
+        _estimate(item.reward),
+        *("-" if value is None else f"{value:.1f}" for value in (item.turns, item.sampled_tokens, item.seconds)),
+        str(item.infrastructure_errors),
         ended,
     ]
 

@@ -113,10 +113,10 @@ def mean_estimate(rewards: Sequence[Sequence[float]]) -> Estimate | None:
     Returns:
         None where there is no reward at all.
     """
-    usable = [one for one in rewards if one]
+    usable = [item for item in rewards if item]
     if not usable:
         return None
-    units = [fmean(one) for one in usable] if len(usable) > 1 else usable[0]
+    units = [fmean(item) for item in usable] if len(usable) > 1 else usable[0]
     if len(usable) == 1 and set(units) <= {0.0, 1.0}:  # resampling n equal episodes would claim to be certain
         return Estimate(fmean(units), *wilson(round(sum(units)), len(units)))
     return Estimate(fmean(units), *bootstrap(units))

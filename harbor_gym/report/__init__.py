@@ -1,22 +1,22 @@
 """What a training run shows: lines while it runs, curves, tables over a sweep, and a page of its episodes."""
 
 from harbor_gym.report.curves import draw_curve, draw_rates
-from harbor_gym.report.live import calm_console, describe_batch, following
+from harbor_gym.report.live import describe_batch, live_progress, quiet_console
 from harbor_gym.report.metrics import Curves, find_runs, forget_batches, load_curves, read_metrics
 from harbor_gym.report.page import write_page
 from harbor_gym.report.table import format_summary
 
 __all__ = [
     "Curves",
-    "calm_console",
     "describe_batch",
     "draw_curve",
     "draw_rates",
     "find_runs",
-    "following",
     "forget_batches",
     "format_summary",
+    "live_progress",
     "load_curves",
+    "quiet_console",
     "read_metrics",
     "write_page",
 ]

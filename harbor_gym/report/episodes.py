@@ -45,7 +45,9 @@ def choose_episodes(run_dir: Path, *, most: int, max_bytes: int) -> Chosen:
             room -= len(json.dumps(episode))
             if room >= 0:
                 chosen.append(episode)
-    chosen.sort(key=lambda one: (one["split"] == "test", one["split"], one["batch"], one["group"], one["episode"]))
+    chosen.sort(
+        key=lambda item: (item["split"] == "test", item["split"], item["batch"], item["group"], item["episode"])
+    )
     return Chosen(chosen, len(paths))
 
 
@@ -56,7 +58,7 @@ def _in_turn(paths: Sequence[Path], most: int) -> Iterable[Path]:
         batches.setdefault(path.parent.parent, []).append(path)
     stride = max(1, -(-len(batches) // max(1, most)))
     spread = list(batches.values())
-    ordered = [*spread[::stride], *(one for n, one in enumerate(spread) if n % stride)]
+    ordered = [*spread[::stride], *(item for n, item in enumerate(spread) if n % stride)]
     return (path for path in chain.from_iterable(zip_longest(*ordered)) if path is not None)
 
 

@@ -92,7 +92,7 @@ def _duration(seconds: float) -> str:
 
 
 @contextlib.asynccontextmanager
-async def following(log_path: Path, *, total: int, show: Callable[[str], None], title: str) -> AsyncGenerator[None]:
+async def live_progress(log_path: Path, *, total: int, show: Callable[[str], None], title: str) -> AsyncGenerator[None]:
     """Show a line for each new batch and redraw ``curve.png`` while the block runs, to the last batch.
 
     What can't be drawn is said once; it never ends the block.
@@ -151,7 +151,7 @@ class _Picture:
             self._has_failed = True
 
 
-def calm_console() -> None:
+def quiet_console() -> None:
     """Let the console show our own progress and everybody's warnings; the run's log file keeps the rest.
 
     Call it after the cookbook has set up logging.

@@ -120,7 +120,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
         found = [folder] if (folder / METRICS_NAME).is_file() else sorted(folder.glob(f"*/{METRICS_NAME}"))
         if not found:
             raise UsageError(f"{path} is no run and holds none: there is no {METRICS_NAME} in it or one folder below")
-        runs += [one.parent if one.name == METRICS_NAME else one for one in found]
+        runs += [item.parent if item.name == METRICS_NAME else item for item in found]
     return list(dict.fromkeys(runs))
 
 

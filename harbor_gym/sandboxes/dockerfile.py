@@ -142,14 +142,14 @@ def _read_arguments(text: str, arguments: dict[str, str]) -> None:
 
 
 def _expand(value: str, arguments: dict[str, str]) -> str:
-    def one(found: re.Match[str]) -> str:
+    def item(found: re.Match[str]) -> str:
         current, operator, word = arguments.get(found[1] or found[2]), found[3] or "", found[4] or ""
         is_set = current is not None and (current != "" or not operator.startswith(":"))
         if operator.endswith("+"):
             return word if is_set else ""
         return (current or "") if is_set else word
 
-    return _VARIABLE.sub(one, value)
+    return _VARIABLE.sub(item, value)
 
 
 # --- instructions ----------------------------------------------------------------------------------------------------

@@ -70,9 +70,9 @@ def find_images() -> list[Leftover]:
 def remove(leftovers: Iterable[Leftover]) -> list[str]:
     """Remove leftovers; return a line for each that could not be removed."""
     refusals: list[str] = []
-    for one in leftovers:
-        if (refusal := _remove(one)) is not None:
-            refusals.append(f"{one.kind} {one.name}: {refusal}")
+    for item in leftovers:
+        if (refusal := _remove(item)) is not None:
+            refusals.append(f"{item.kind} {item.name}: {refusal}")
     return refusals
 
 
@@ -110,14 +110,14 @@ def _in_docker() -> Iterator[Leftover]:
     if shutil.which("docker") is None:
         return
     owned = {kind: list(_listed(words, OWNER_LABEL)) for kind, words in _LISTINGS.items()}
-    dead = {one.project: one.owner for things in owned.values() for one in things if not is_alive(one.owner)}
-    alive = {one.project for things in owned.values() for one in things if is_alive(one.owner)}
+    dead = {item.project: item.owner for things in owned.values() for item in things if not is_alive(item.owner)}
+    alive = {item.project for things in owned.values() for item in things if is_alive(item.owner)}
     for kind, words in _LISTINGS.items():
-        found = {one.name: one.owner for one in owned[kind] if not is_alive(one.owner)}
+        found = {item.name: item.owner for item in owned[kind] if not is_alive(item.owner)}
         # What a task's Compose file includes from others could not be labelled: it goes with its project.
         for project in sorted(dead.keys() - alive - {""}):
-            for one in _listed(words, f"{PROJECT_LABEL}={project}"):
-                found.setdefault(one.name, dead[project])
+            for item in _listed(words, f"{PROJECT_LABEL}={project}"):
+                found.setdefault(item.name, dead[project])
         yield from (Leftover(kind, name, owner) for name, owner in found.items())
     for project in sorted(dead.keys() - alive - {""}):
         label = f"label={PROJECT_LABEL}={project}"
@@ -208,18 +208,18 @@ def _is_dead(name: str) -> bool:
     return (owner := Owner.find(name)) is not None and not is_alive(owner)
 
 
-def _remove(one: Leftover) -> str | None:
+def _remove(item: Leftover) -> str | None:
     """Remove one thing; return why it is still there, or None when it is gone."""
     try:
-        match one.kind:
+        match item.kind:
             case "directory":
-                shutil.rmtree(one.name)
+                shutil.rmtree(item.name)
             case "cgroup":
-                _remove_cgroup(Path(one.name))
+                _remove_cgroup(Path(item.name))
             case "build":
-                return _remove_build(one.name)
+                return _remove_build(item.name)
             case kind:
-                return _remove_from_docker(removal(kind, one.name))
+                return _remove_from_docker(removal(kind, item.name))
     except FileNotFoundError:
         return None
     except (OSError, subprocess.SubprocessError) as exc:
@@ -229,16 +229,16 @@ def _remove(one: Leftover) -> str | None:
 
 def _remove_from_docker(words: list[str]) -> str | None:
     """Run a removal until Docker says that it is done; another reaper may be at work on the same things."""
-    said = ""
+    output = ""
     for _ in range(_ATTEMPTS):
         done = subprocess.run(
             ["docker", *words], capture_output=True, text=True, check=False, timeout=_REMOVAL_TIMEOUT_SEC
         )
-        said = done.stderr.strip()
-        if done.returncode == 0 or "no such" in said.lower() or "not found" in said.lower():
+        output = done.stderr.strip()
+        if done.returncode == 0 or "no such" in output.lower() or "not found" in output.lower():
             return None
         time.sleep(_PAUSE_SEC)
-    return said
+    return output
 
 
 def _remove_cgroup(path: Path) -> None:

@@ -42,5 +42,5 @@ async def setting_up(timeout_sec: float) -> AsyncGenerator[None]:
 def require_success(code: int, output: str) -> None:
     """Raise :class:`SandboxStartError` with the end of the output unless a set-up command succeeded."""
     if code != 0:
-        said = output.strip()[-_OUTPUT_TAIL_CHARACTERS:]
-        raise SandboxStartError(f"setup_command ended with status {code}: {said}")
+        answer = output.strip()[-_OUTPUT_TAIL_CHARACTERS:]
+        raise SandboxStartError(f"setup_command ended with status {code}: {answer}")

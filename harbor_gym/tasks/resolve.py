@@ -224,10 +224,10 @@ def _foreign_errors(of: str) -> Generator[None]:
     except HarborGymError:
         raise
     except Exception as exc:
-        said: Any = exc.stderr if isinstance(exc, subprocess.CalledProcessError) else str(exc)
-        raise TaskSourceError(f"can't fetch {of}: {type(exc).__name__}: {_one_line(said)}") from exc
+        output: Any = exc.stderr if isinstance(exc, subprocess.CalledProcessError) else str(exc)
+        raise TaskSourceError(f"can't fetch {of}: {type(exc).__name__}: {_one_line(output)}") from exc
 
 
-def _one_line(said: Any) -> str:
-    text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+def _one_line(output: Any) -> str:
+    text = output.decode(errors="replace") if isinstance(output, bytes) else str(output)
     return " ".join(text.split())

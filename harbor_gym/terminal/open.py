@@ -64,7 +64,7 @@ async def _open(
     if config.transport != "portable" and has_pipes(environment):
         channel = await _open_by_channel(environment, config, user, tools, nonce)
     if channel is not None:
-        said, mishap = channel.greeting, ""
+        text, mishap = channel.greeting, ""
     else:
         result = await run_in_sandbox(
             environment,
@@ -73,8 +73,8 @@ async def _open(
             user=user,
             purpose="open a terminal session",
         )
-        said, mishap = result.stdout or "", f"return code {result.return_code}: {result.stderr or ''}"
-    answer = next((line for line in said.split("\n") if line.startswith(nonce)), "")
+        text, mishap = result.stdout or "", f"return code {result.return_code}: {result.stderr or ''}"
+    answer = next((line for line in text.split("\n") if line.startswith(nonce)), "")
     match answer.split(" "):
         case [_, "ok", directory, shell, server]:
             portable = PortableTransport(environment, user, directory, tools)
@@ -94,7 +94,7 @@ async def _open(
         case failure:
             if channel is not None:
                 await channel.close()
-            raise _failure(environment, failure, said, mishap, tools)
+            raise _failure(environment, failure, text, mishap, tools)
 
 
 async def _open_by_channel(
@@ -154,14 +154,14 @@ async def _connected(
     return persistent.portable
 
 
-def _failure(environment: "BaseEnvironment", answer: list[str], said: str, mishap: str, tools: str | None) -> Exception:
+def _failure(environment: "BaseEnvironment", answer: list[str], text: str, mishap: str, tools: str | None) -> Exception:
     match answer:
         case [_, "fail", "no-tmux" | "no-bash" | "old-tmux", *_] if tools is None:
             return _ToolMissingError()
         case [_, "fail", reason, *details]:
-            return _start_error(environment, reason, " ".join(details), said)
+            return _start_error(environment, reason, " ".join(details), text)
         case _:
-            return _start_error(environment, "no-answer", f"{mishap} {said.strip()[-500:]}".strip(), "")
+            return _start_error(environment, "no-answer", f"{mishap} {text.strip()[-500:]}".strip(), "")
 
 
 def _start_error(environment: "BaseEnvironment", reason: str, details: str, output: str) -> HarborGymError:

@@ -12,8 +12,8 @@ from harbor_gym.terminal.screen import observation
 from harbor_gym.terminal.screen.keys import (
     MAX_KEYSTROKE_BYTES,
     count_keystroke_bytes,
-    encode_harbor_keystrokes,
     encode_keystrokes,
+    encode_terminus_keystrokes,
 )
 from harbor_gym.terminal.screen.screen import Screen, capture_screen
 from harbor_gym.terminal.session import Leavings, TerminalTurn
@@ -64,7 +64,7 @@ class TmuxTerminal:
         if (size := count_keystroke_bytes(commands)) > MAX_KEYSTROKE_BYTES:
             return self._refuse(commands, f"{size} bytes of keystrokes, at most {MAX_KEYSTROKE_BYTES}", started)
         try:
-            encode = encode_harbor_keystrokes if self._config.keys == "harbor" else encode_keystrokes
+            encode = encode_terminus_keystrokes if self._config.keys == "harbor" else encode_keystrokes
             keys = [encode(command.keystrokes) for command in commands]
         except ValueError as error:
             return self._refuse(commands, str(error), started)
@@ -92,39 +92,39 @@ class TmuxTerminal:
         was_ended = self._ended
         self._closed = self._ended = True
         try:
-            said = await self.transport.finish("close", self.directory, *self._pids)
+            output = await self.transport.finish("close", self.directory, *self._pids)
         except SandboxError as error:
             if not was_ended:
                 raise
             # Whoever ended the session may have removed the shell that could clean up after it.
             logger.debug("nothing could be stopped after the session had ended: %s", error)
         else:
-            logger.debug("terminal closed: %s", said.strip())
+            logger.debug("terminal closed: %s", output.strip())
 
-    def _read(self, commands: Sequence[Command], step: Step, frame: frames.Frame, started: float) -> TerminalTurn:
-        pane = frame.pane
+    def _read(self, commands: Sequence[Command], step: Step, capture: frames.Capture, started: float) -> TerminalTurn:
+        pane = capture.pane
         if pane is None:
             return self._turn_without_session(commands, None, started)
-        new_prompt = frame.exit_code is not None and frame.mark != self._mark
+        new_prompt = capture.exit_code is not None and capture.mark != self._mark
         if new_prompt:
-            self._mark = frame.mark
-        self._ended = pane.dead or "ended" in frame.waits
-        last = "ended" if self._ended else (frame.waits[-1] if frame.waits else None)
-        exit_code = pane.dead_status if self._ended else (frame.exit_code if new_prompt and commands else None)
+            self._mark = capture.mark
+        self._ended = pane.dead or "ended" in capture.waits
+        last = "ended" if self._ended else (capture.waits[-1] if capture.waits else None)
+        exit_code = pane.dead_status if self._ended else (capture.exit_code if new_prompt and commands else None)
         header = observation.describe(
             last,
             exit_code=exit_code,
-            waited_sec=step.typings[-1].wait_sec if commands else 0.0,
+            waited_sec=step.inputs[-1].wait_sec if commands else 0.0,
             typed_line=bool(commands) and commands[-1].keystrokes.endswith("\n"),
         )
-        start, overflowed = self._find_start(frame, pane, new_prompt=new_prompt)
+        start, overflowed = self._find_start(capture, pane, new_prompt=new_prompt)
         if overflowed:
             lost = f"[earlier lines lost: the scrollback holds {self._config.history_lines}]"
             header = f"{header}\n{lost}" if header else lost
         composed = observation.compose(
-            header, frames.excerpt_of(frame, start=start), max_bytes=self._config.max_observation_bytes
+            header, frames.excerpt_of(capture, start=start), max_bytes=self._config.max_observation_bytes
         )
-        waits = tuple("deadline" if wait == "idle" else wait for wait in frame.waits)
+        waits = tuple("deadline" if wait == "idle" else wait for wait in capture.waits)
         return TerminalTurn(
             text=composed.text,
             ended=self._ended,
@@ -133,19 +133,19 @@ class TmuxTerminal:
             duration_sec=time.monotonic() - started,
             omitted_bytes=composed.omitted_bytes,
             transport=self.transport.name,
-            shown=tuple(observation.trim_lines(frame.lines if pane.alternate else frame.visible)),
+            shown=tuple(observation.trim_lines(capture.lines if pane.alternate else capture.visible)),
         )
 
-    def _find_start(self, frame: frames.Frame, pane: frames.Pane, *, new_prompt: bool) -> tuple[int, bool]:
+    def _find_start(self, capture: frames.Capture, pane: frames.Pane, *, new_prompt: bool) -> tuple[int, bool]:
         """Return the first new line, and whether lines before it are lost; move the anchor to the cursor."""
         if pane.alternate:
             return 0, False
         cursor_row = pane.history_lines + pane.cursor_row
-        start = observation.find_news(frame.lines, self._anchor, cursor_row=cursor_row, new_prompt=new_prompt)
+        start = observation.find_news(capture.lines, self._anchor, cursor_row=cursor_row, new_prompt=new_prompt)
         overflowed = observation.has_overflowed(
-            frame.lines, self._anchor, history_lines=pane.history_lines, limit=self._config.history_lines
+            capture.lines, self._anchor, history_lines=pane.history_lines, limit=self._config.history_lines
         )
-        self._anchor = observation.place_anchor(frame.visible, cursor_row=pane.cursor_row, rows=pane.rows)
+        self._anchor = observation.place_anchor(capture.visible, cursor_row=pane.cursor_row, rows=pane.rows)
         return 0 if overflowed else start, overflowed
 
     def _turn_without_session(self, commands: Sequence[Command], code: int | None, started: float) -> TerminalTurn:

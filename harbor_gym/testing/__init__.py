@@ -37,14 +37,14 @@ The fake reads a few words of shell (``echo done > answer``, ``cat``, ``&&`` …
 from harbor_gym.testing.conformance.behaviours import NotApplicable, Violation
 from harbor_gym.testing.conformance.env_probe import write_tiny_task
 from harbor_gym.testing.conformance.environments import ENV_BEHAVIOURS, check_env
-from harbor_gym.testing.conformance.known_failures import NOT_PROMISED
+from harbor_gym.testing.conformance.known_failures import KNOWN_FAILURES
 from harbor_gym.testing.conformance.report import ConformanceError, Outcome, Report, Verdict
 from harbor_gym.testing.conformance.sandboxes import SANDBOX_BEHAVIOURS, check_sandbox
 from harbor_gym.testing.fake.environment import FakeEnvironment
 
 __all__ = [
     "ENV_BEHAVIOURS",
-    "NOT_PROMISED",
+    "KNOWN_FAILURES",
     "SANDBOX_BEHAVIOURS",
     "ConformanceError",
     "FakeEnvironment",

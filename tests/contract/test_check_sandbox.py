@@ -52,7 +52,7 @@ def engine(request: pytest.FixtureRequest) -> None:
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(("sandbox", "at_once"), SANDBOXES)
 async def test_every_kind_keeps_what_it_promises_and_no_more(sandbox: Any, at_once: int) -> None:
-    report = await check_sandbox(sandbox, concurrency=at_once, probe_not_promised=True)
+    report = await check_sandbox(sandbox, concurrency=at_once, probe_known_failures=True)
     assert not report.failures, str(report)
     assert len(report.outcomes) == len(SANDBOX_BEHAVIOURS)
     if sandbox == "local":
@@ -117,14 +117,14 @@ def test_no_behaviour_is_without_a_sandbox_that_breaks_it() -> None:
 async def test_what_is_on_record_as_not_promised_is_shown_with_its_reason_and_is_no_failure() -> None:
     report = await check_sandbox(FakeEnvironment, only=["orphans_are_reaped", "unicode_goes_in_and_out"])
     report.raise_for_failures()
-    assert report["orphans_are_reaped"].verdict is Verdict.NOT_PROMISED
+    assert report["orphans_are_reaped"].verdict is Verdict.KNOWN_FAILURE
     assert "it runs no processes" in str(report)
 
 
 async def test_a_record_that_is_out_of_date_is_a_failure() -> None:
     name = "unicode_goes_in_and_out"
     report = await check_sandbox(
-        FakeEnvironment, only=[name], not_promised={name: "it is old"}, probe_not_promised=True
+        FakeEnvironment, only=[name], known_failures={name: "it is old"}, probe_known_failures=True
     )
     with pytest.raises(ConformanceError, match="it holds, though"):
         report.raise_for_failures()
@@ -134,7 +134,7 @@ async def test_a_name_that_is_no_behaviours_is_refused() -> None:
     with pytest.raises(UsageError, match="no_such_thing"):
         await check_sandbox(FakeEnvironment, only=["no_such_thing"])
     with pytest.raises(UsageError, match="nor_this"):
-        await check_sandbox(FakeEnvironment, not_promised={"nor_this": "why"})
+        await check_sandbox(FakeEnvironment, known_failures={"nor_this": "why"})
 
 
 async def test_a_sandbox_that_does_not_start_is_no_report() -> None:

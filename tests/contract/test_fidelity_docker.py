@@ -80,7 +80,9 @@ true
 
 async def test_memory_that_runs_out_while_grading_is_told_and_nothing_of_the_policys_runs(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "hungry", test_sh=HUNGRY, toml="[environment]\nmemory_mb = 64\n")
-    forger = "(setsid env -i bash -c 'while sleep 0.01; do echo 1 > /logs/verifier/reward.txt; done' &>/dev/null &)"
+    exploit_agent = (
+        "(setsid env -i bash -c 'while sleep 0.01; do echo 1 > /logs/verifier/reward.txt; done' &>/dev/null &)"
+    )
     with pytest.raises(VerifierOutOfMemoryError, match="memory limit killed") as caught:
-        await run_episode(task_dir, [forger], sandbox="docker")
+        await run_episode(task_dir, [exploit_agent], sandbox="docker")
     assert caught.value.is_infrastructure

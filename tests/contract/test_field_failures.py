@@ -53,7 +53,7 @@ from harbor_gym.errors import (
     VerifierError,
 )
 from harbor_gym.rollout import Sample, run_episode
-from harbor_gym.sandboxes.local import limits
+from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.tokens import TokenStep, TokenTerminalEnv
 from tests.helpers.harbor_trials import COMPLETE
 from tests.helpers.sandboxes import failing
@@ -209,7 +209,7 @@ async def test_row_13_a_verifier_that_can_not_install_itself_is_no_zero(tmp_path
     toml = '[environment]\nnetwork_mode = "no-network"\n'
     with pytest.raises(VerifierError) as caught:
         await reward_of(write_task(tmp_path / "unbootstrapped", test_sh=test_sh, toml=toml))
-    assert "unreachable" in caught.value.evidence["verifier_output"]
+    assert "unreachable" in caught.value.diagnostics["verifier_output"]
 
 
 @pytest.mark.parametrize(
@@ -396,12 +396,12 @@ def _processor_sec(group: Path) -> float:
 
 async def test_row_25_a_busy_policy_leaves_the_other_processors_free(tmp_path: Path) -> None:
     """Four loops get no more than the one processor of task.toml, and the kernel says that it held them back."""
-    if "cpu" not in limits.places() or len(os.sched_getaffinity(0)) < 2:
+    if "cpu" not in cgroups.places() or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two processors, and control groups: start the container with --privileged --cgroupns=host")
     task_dir = write_task(tmp_path / "busy", toml="[environment]\ncpus = 1\n")
     async with make_env(task_dir) as env:
         await env.reset()
-        place = limits.places()["cpu"]
+        place = cgroups.places()["cpu"]
         (group,) = place.directory.glob(f"harbor-gym-{owner_label()}-*")
         # Before all the rest of the machine: then nothing but the limit holds it back, however busy the machine is.
         weight = ("cpu.shares", "262144") if place.version == 1 else ("cpu.weight", "10000")

@@ -16,7 +16,7 @@ from harbor_gym.errors import (
     VerifierError,
     VerifierOutOfMemoryError,
 )
-from harbor_gym.sandboxes.local import limits
+from harbor_gym.sandboxes.local import cgroups
 from tests.helpers.harbor_trials import COMPLETE
 from tests.helpers.tasks import DONE, write_task
 
@@ -48,7 +48,7 @@ async def fail(task_dir: Path, *, keys: str = DONE, **settings: Any) -> HarborGy
     travelled: HarborGymError = pickle.loads(pickle.dumps(caught.value))
     assert type(travelled) is type(caught.value)
     assert str(travelled) == str(caught.value)
-    assert (travelled.evidence, travelled.trial_dir) == (caught.value.evidence, caught.value.trial_dir)
+    assert (travelled.diagnostics, travelled.trial_dir) == (caught.value.diagnostics, caught.value.trial_dir)
     assert travelled.__notes__ == caught.value.__notes__
     return travelled
 
@@ -56,8 +56,8 @@ async def fail(task_dir: Path, *, keys: str = DONE, **settings: Any) -> HarborGy
 async def test_a_mute_verifier_is_shown_in_its_own_words(tmp_path: Path) -> None:
     error = await fail(write_task(tmp_path / "mute", test_sh=MUTE))
     assert isinstance(error, VerifierError)
-    assert error.evidence["verifier_output"] == "the tests could not be installed"
-    assert "RewardFileNotFoundError" in error.evidence["exception"]
+    assert error.diagnostics["verifier_output"] == "the tests could not be installed"
+    assert "RewardFileNotFoundError" in error.diagnostics["exception"]
     assert error.trial_dir is None
     assert any("the tests could not be installed" in note for note in error.__notes__)
 
@@ -67,7 +67,7 @@ async def test_a_verifier_that_ran_out_of_time_is_shown_as_far_as_it_came(tmp_pa
     error = await fail(task_dir, trials_dir=tmp_path / "trials")
     assert isinstance(error, VerifierError)
     assert "timeout_sec" in str(error)
-    assert error.evidence["verifier_output"] == "still at it"
+    assert error.diagnostics["verifier_output"] == "still at it"
     assert error.trial_dir is not None
     assert (error.trial_dir / "result.json").is_file()
 
@@ -99,14 +99,14 @@ echo 1 > /logs/verifier/reward.txt
 """
 
 
-@pytest.mark.skipif("memory" not in limits.places(), reason="no memory control group can be made here")
+@pytest.mark.skipif("memory" not in cgroups.places(), reason="no memory control group can be made here")
 async def test_memory_that_runs_out_while_grading_is_told_from_other_silence(tmp_path: Path) -> None:
     toml = "[environment]\nmemory_mb = 128\nstorage_mb = 64\n"
     error = await fail(write_task(tmp_path / "hungry", toml=toml, test_sh=MEMORY_HOG))
     assert isinstance(error, VerifierOutOfMemoryError)
 
 
-@pytest.mark.skipif("memory" not in limits.places(), reason="no memory control group can be made here")
+@pytest.mark.skipif("memory" not in cgroups.places(), reason="no memory control group can be made here")
 async def test_a_policy_that_runs_out_of_memory_is_graded_all_the_same(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "tight", toml="[environment]\nmemory_mb = 128\nstorage_mb = 64\n")
     async with make_env(task_dir) as env:

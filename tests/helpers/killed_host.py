@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym._runtime.owners import owner_label
-from harbor_gym.sandboxes.local.forkserver_client import end_factory
+from harbor_gym.sandboxes.local.forkserver_client import end_forkserver
 from tests.helpers.tasks import DONE
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -87,7 +87,7 @@ def orphans() -> list[str]:
 def rounds(sandbox: str, task: Path, count: int, at_once: int, seed: int, max_sec: float) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     asyncio.run(one_reset(sandbox, task))
-    end_factory()
+    end_forkserver()
     generator = random.Random(seed)
     lines: list[str] = []
     for _ in range(count):

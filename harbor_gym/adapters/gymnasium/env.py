@@ -8,7 +8,7 @@ import gymnasium
 
 from harbor_gym._runtime.portal import Portal, get_portal
 from harbor_gym.adapters.gymnasium.interface import RENDER_MODES, ActionKind, Interface, ObservationKind
-from harbor_gym.adapters.gymnasium.sub_env import Seat
+from harbor_gym.adapters.gymnasium.sub_env import SubEnv
 from harbor_gym.adapters.gymnasium.tasks import PathLike, TaskSet
 from harbor_gym.errors import UsageError
 
@@ -54,7 +54,7 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
         self.observation_space = interface.observation_space()
         self.render_mode = render_mode
         self._tasks = interface.tasks
-        self._seat = Seat(interface)
+        self._sub_env = SubEnv(interface)
         self._portal: Portal | None = None
         self._disown: Callable[[], None] = lambda: None
         self._is_closed = False
@@ -69,14 +69,14 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
         """
         super().reset(seed=seed)
         task_dir = self._tasks.choose(options, self.np_random)
-        observation, info = self._open_portal().call(self._seat.reset, task_dir, seed=seed)
+        observation, info = self._open_portal().call(self._sub_env.reset, task_dir, seed=seed)
         self._show()
         return observation, info
 
     @override
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Take a step; see :meth:`harbor_gym.AsyncTerminalGymEnv.step`."""
-        transition = self._open_portal().call(self._seat.step, action)
+        transition = self._open_portal().call(self._sub_env.step, action)
         self._show()
         return transition
 
@@ -85,7 +85,7 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
         """Return the screen after the last call as ``render_mode`` has it; ``human`` prints it and returns None."""
         if self.render_mode is None:
             return None
-        screen = self._seat.screen
+        screen = self._sub_env.screen
         if screen is None:
             raise UsageError("there is no screen to render yet: call reset() first")
         if self.render_mode == "ansi":
@@ -103,7 +103,7 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
         """Stop the sandbox and remove everything that was not asked to be kept. Idempotent."""
         self._is_closed = True
         if self._portal is not None and not self._portal.is_inherited:
-            self._portal.call(self._seat.close)
+            self._portal.call(self._sub_env.close)
             self._disown()
 
     def _show(self) -> None:
@@ -116,5 +116,5 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
             raise UsageError("the environment is closed: make a new one")
         if self._portal is None:
             self._portal = get_portal()
-            self._disown = self._portal.own(self, self._seat.close)
+            self._disown = self._portal.own(self, self._sub_env.close)
         return self._portal

@@ -12,7 +12,7 @@ type Transition = tuple[Any, float, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated, info."""
 
 
-class Seat:
+class SubEnv:
     """Holds the terminal environment of the task at hand, and translates its answers."""
 
     def __init__(self, interface: Interface) -> None:
@@ -30,8 +30,8 @@ class Seat:
             await self._env.close()
             self._env = AsyncTerminalGymEnv(self._interface.config.model_copy(update={"task_dir": task_dir}))
         text, info = await self._env.reset()
-        told = {} if seed is None else {"seed": seed}
-        return self._observe(text, info), {**_present(info), **told}
+        reported = {} if seed is None else {"seed": seed}
+        return self._observe(text, info), {**_present(info), **reported}
 
     async def step(self, action: Any) -> Transition:
         """Take a step. Raises what ``AsyncTerminalGymEnv.step`` raises."""

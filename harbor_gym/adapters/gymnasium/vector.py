@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from harbor_gym._runtime.portal import Portal, get_portal
 from harbor_gym.adapters.gymnasium.interface import RENDER_MODES, ActionKind, Interface, ObservationKind
-from harbor_gym.adapters.gymnasium.sub_env import Seat
+from harbor_gym.adapters.gymnasium.sub_env import SubEnv
 from harbor_gym.adapters.gymnasium.tasks import PathLike, TaskSet
 from harbor_gym.errors import HarborGymError, UsageError
 
@@ -90,7 +90,7 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         self.single_observation_space = interface.observation_space()
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self._interface = interface
-        self._seats = [Seat(interface) for _ in range(num_envs)]
+        self._sub_envs = [SubEnv(interface) for _ in range(num_envs)]
         self._randoms = [seeding.np_random()[0] for _ in range(num_envs)]
         self._observations = [interface.nothing() for _ in range(num_envs)]
         self._needs_reset = np.ones(num_envs, dtype=np.bool_)
@@ -111,9 +111,9 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             HarborGymError: The task or an argument is wrong, or no sub-environment could be reset.
         """
         seeds = self._spread(seed)
-        for number, one in enumerate(seeds):
-            if one is not None:
-                self._randoms[number] = seeding.np_random(one)[0]
+        for number, item in enumerate(seeds):
+            if item is not None:
+                self._randoms[number] = seeding.np_random(item)[0]
         options = dict(options or {})
         mask = self._read_mask(options.pop("reset_mask", None))
         jobs = {
@@ -155,7 +155,7 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
         """Return each sub-environment's screen after the last call; None for one that has none."""
         if self.render_mode is None:
             return None
-        screens = [seat.screen for seat in self._seats]
+        screens = [sub_env.screen for sub_env in self._sub_envs]
         if self.render_mode == "ansi":
             return tuple(None if screen is None else screen.text for screen in screens)
         from harbor_gym.adapters.gymnasium.rendering import draw
@@ -166,7 +166,7 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     def close_extras(self) -> None:
         """Stop all sandboxes at once."""
         if self._portal is not None and not self._portal.is_inherited:
-            self._portal.call(_close_all, self._seats)
+            self._portal.call(_close_all, self._sub_envs)
             self._disown()
 
     # -- one sub-environment, on the loop --------------------------------------------------------------------------
@@ -187,14 +187,14 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
     async def _step_one(self, number: int, action: Any) -> _Outcome:
         try:
-            observation, reward, terminated, truncated, info = await self._seats[number].step(action)
+            observation, reward, terminated, truncated, info = await self._sub_envs[number].step(action)
         except HarborGymError as exc:
             return self._failure(exc)
         return _Outcome(observation, info, reward, terminated, truncated, needs_reset=terminated or truncated)
 
     async def _reset_one(self, number: int, task_dir: Path, seed: int | None) -> _Outcome:
         try:
-            observation, info = await self._seats[number].reset(task_dir, seed=seed)
+            observation, info = await self._sub_envs[number].reset(task_dir, seed=seed)
         except HarborGymError as exc:
             return self._failure(exc)
         return _Outcome(observation, info)
@@ -248,8 +248,8 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
             raise UsageError("the environment is closed: make a new one")
         if self._portal is None:
             self._portal = get_portal()
-            seats = self._seats
-            self._disown = self._portal.own(self, lambda: _close_all(seats))
+            sub_envs = self._sub_envs
+            self._disown = self._portal.own(self, lambda: _close_all(sub_envs))
         return self._portal
 
 
@@ -266,9 +266,9 @@ async def _run_all(jobs: Mapping[int, Callable[[], Coroutine[Any, Any, _Outcome]
     return {number: task.result() for number, task in tasks.items()}
 
 
-async def _close_all(seats: Sequence[Seat]) -> None:
+async def _close_all(sub_envs: Sequence[SubEnv]) -> None:
     """Close every seat, whatever happens to the others, and raise the first error at the end."""
-    results = await asyncio.gather(*(seat.close() for seat in seats), return_exceptions=True)
+    results = await asyncio.gather(*(sub_env.close() for sub_env in sub_envs), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result

@@ -47,8 +47,8 @@ async def find_breakage(
         return f"no command runs in it any more ({exc})" if await _is_up(environment, unknown=False) else None
     first, *rest = (result.stdout or "").splitlines() or [""]
     if first != nonce:
-        said = f"its shell answers {first[:100]!r} instead of what it was asked to"
-        return said if await _is_up(environment, unknown=False) else None
+        output = f"its shell answers {first[:100]!r} instead of what it was asked to"
+        return output if await _is_up(environment, unknown=False) else None
     if interpreter and rest[:1] != [nonce]:
         return f"{shlex.join(interpreter)}, which runs the tests, does not run any more"
     states = rest[1:] if interpreter else rest

@@ -16,12 +16,12 @@ from harbor_gym.terminal.session import Leavings
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _TIMEOUT_SEC = 30
-_AUTOPSY_TIMEOUT_SEC = 10
+_POSTMORTEM_TIMEOUT_SEC = 10
 _GRACE_SEC, _STOP_SEC = 0.5, 10.0
 """From SIGTERM to SIGKILL, and for all of it: a thousand processes end in a fraction of that on a busy machine."""
 _ANSWERS = 3
 _STOPPING = "stop the policy's processes"
-_SEALING = "empty the verifier's directories before grading"
+_RESETTING = "empty the verifier's directories before grading"
 
 type _Native = Callable[..., Awaitable[dict[str, Any]]]
 """``clean_up(work, arguments, *, timeout_sec)``, as local sandboxes have it."""
@@ -53,7 +53,7 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class CleanupResult:
     """What was found when processes were stopped."""
 
     processes: int
@@ -64,7 +64,7 @@ class Stopped:
 
 
 @dataclass(frozen=True)
-class Sealing:
+class VerifierDirsReset:
     """What is to be emptied before the verifier writes there, and whose it becomes."""
 
     directories: tuple[PurePosixPath, ...]
@@ -80,7 +80,7 @@ class Sealing:
 
 
 @dataclass(frozen=True)
-class Autopsy:
+class Postmortem:
     """What a sandbox could tell after its verifier had given no verdict."""
 
     oom_kills: int | None
@@ -104,11 +104,13 @@ async def take_baseline(environment: BaseEnvironment) -> Baseline:
         case ["baseline", kills, *names]:
             objects = {name for name in names if not name[0].isdecimal()}
             return Baseline(frozenset(names) - objects, frozenset(objects), _count(kills))
-        case said:
-            raise _no_answer(what, " ".join(said))
+        case answer:
+            raise _no_answer(what, " ".join(answer))
 
 
-async def stop_processes(environment: BaseEnvironment, own: Baseline, *, terminal: Leavings | None = None) -> Stopped:
+async def stop_processes(
+    environment: BaseEnvironment, own: Baseline, *, terminal: Leavings | None = None
+) -> CleanupResult:
     """Stop what runs in a sandbox and is not the task's own, and remove its System V objects.
 
     Who is stopped gets SIGTERM and half a second. Spared are also processes that the task's own started (a server's
@@ -135,18 +137,18 @@ async def stop_processes(environment: BaseEnvironment, own: Baseline, *, termina
     else:
         lists = (f",{','.join([*own.processes, *own.ipc])},", f",{','.join(map(str, pids))},")
         times = (round(_GRACE_SEC * 100), round(_STOP_SEC * 100))
-        said = await _run(environment, [("stop", (*lists, directory, *times, *_caller()))], _STOPPING, _TIMEOUT_SEC)
-        match said.split():
+        answer = await _run(environment, [("stop", (*lists, directory, *times, *_caller()))], _STOPPING, _TIMEOUT_SEC)
+        match answer.split():
             case ["stop", *numbers] if len(numbers) == _ANSWERS:
                 stopped, left, kills = int(numbers[0]), int(numbers[1]), _count(numbers[2])
             case _:
-                raise _no_answer(_STOPPING, said)
+                raise _no_answer(_STOPPING, answer)
     if left:
         raise BrokenByPolicyError(f"{left} of the policy's processes could not be stopped before grading")
-    return Stopped(stopped, kills)
+    return CleanupResult(stopped, kills)
 
 
-async def seal(environment: BaseEnvironment, sealing: Sealing) -> None:
+async def reset_verifier_dirs(environment: BaseEnvironment, reset: VerifierDirsReset) -> None:
     """Empty the verifier's directories and make them root's; the first becomes its user's.
 
     Raises:
@@ -154,15 +156,15 @@ async def seal(environment: BaseEnvironment, sealing: Sealing) -> None:
         BrokenByPolicyError: Something in them could not be removed.
     """
     if (offer := _native(environment)) is not None:
-        directories = [str(path) for path in sealing.directories]
-        arguments = {"directories": directories, "owner": sealing.owner}
-        with _bounded(_SEALING):
+        directories = [str(path) for path in reset.directories]
+        arguments = {"directories": directories, "owner": reset.owner}
+        with _bounded(_RESETTING):
             problem = (await offer("reset_verifier_dirs", arguments, timeout_sec=_TIMEOUT_SEC))["problem"]
     else:
-        said = (await _run(environment, [("reset_verifier_dirs", sealing.arguments)], _SEALING, _TIMEOUT_SEC)).strip()
-        problem = "" if said.splitlines()[-1:] == ["sealed"] else said or "no answer"
+        answer = (await _run(environment, [("reset_verifier_dirs", reset.arguments)], _RESETTING, _TIMEOUT_SEC)).strip()
+        problem = "" if answer.splitlines()[-1:] == ["sealed"] else answer or "no answer"
     if problem:
-        raise BrokenByPolicyError(f"could not {_SEALING}: {problem}")
+        raise BrokenByPolicyError(f"could not {_RESETTING}: {problem}")
 
 
 async def user_id(environment: BaseEnvironment) -> str:
@@ -175,14 +177,14 @@ async def user_id(environment: BaseEnvironment) -> str:
         return (await _run_command(environment, "id -u", None, "find its own user", _TIMEOUT_SEC)).strip()
 
 
-async def examine(environment: BaseEnvironment, test_output: PurePosixPath) -> Autopsy | None:
+async def examine(environment: BaseEnvironment, test_output: PurePosixPath) -> Postmortem | None:
     """Ask a sandbox about a verifier that gave no verdict; None where it does not answer any more."""
     try:
-        said = await _run(environment, [("postmortem", (test_output,))], "look back", _AUTOPSY_TIMEOUT_SEC)
+        answer = await _run(environment, [("postmortem", (test_output,))], "look back", _POSTMORTEM_TIMEOUT_SEC)
     except SandboxLostError:
         return None
-    head, _, output = said.partition("\n")
-    return Autopsy(_count(head.removeprefix("autopsy ")), output)
+    head, _, output = answer.partition("\n")
+    return Postmortem(_count(head.removeprefix("autopsy ")), output)
 
 
 @contextlib.contextmanager
@@ -227,8 +229,8 @@ async def _run_command(
     return f"{result.stdout or ''}{result.stderr or ''}"
 
 
-def _no_answer(what: str, said: str) -> SandboxLostError:
-    return SandboxLostError(f"the sandbox could not {what}: it answered {said[-500:]!r}")
+def _no_answer(what: str, answer: str) -> SandboxLostError:
+    return SandboxLostError(f"the sandbox could not {what}: it answered {answer[-500:]!r}")
 
 
 @functools.cache

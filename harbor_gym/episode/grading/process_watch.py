@@ -3,7 +3,7 @@
 from harbor.environments.base import BaseEnvironment
 
 from harbor_gym.episode.grading import cleanup
-from harbor_gym.episode.grading.cleanup import Baseline, Stopped
+from harbor_gym.episode.grading.cleanup import Baseline, CleanupResult
 from harbor_gym.terminal.session import Leavings
 
 
@@ -43,7 +43,7 @@ class ProcessWatch:
             self._own = self._own.with_those_of(now)
         self.oom_kills = now.oom_kills
 
-    async def end_phase(self, *, keep_processes: bool, terminal: Leavings | None) -> Stopped:
+    async def end_phase(self, *, keep_processes: bool, terminal: Leavings | None) -> CleanupResult:
         """Stop what the policy left running, unless it is to be kept.
 
         Returns:
@@ -55,9 +55,9 @@ class ProcessWatch:
         """
         self._keeps_processes = keep_processes
         if keep_processes or self._own is None:
-            return Stopped(0, None)
+            return CleanupResult(0, None)
         stopped = await cleanup.stop_processes(self._environment, self._own, terminal=terminal)
-        return Stopped(stopped.processes, _grown(stopped.oom_kills, self.oom_kills))
+        return CleanupResult(stopped.processes, _grown(stopped.oom_kills, self.oom_kills))
 
     async def begin_verification(self, *, is_last: bool) -> None:
         """Take note of what must outlive the verifier; after the last one there is nothing to outlive it in.

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError
 from harbor_gym.sandboxes.archive.trees.receiving import OntoHost, Receiver
 from harbor_gym.sandboxes.archive.trees.records import (
@@ -60,7 +60,7 @@ async def in_thread(work: Callable[[], None], hang_up: Callable[[], None]) -> No
         finally:
             if not running.done():
                 hang_up()
-                await uninterrupted(asyncio.wait((running,)))
+                await shielded(asyncio.wait((running,)))
                 running.exception()  # nobody else asks for it
 
 

@@ -121,8 +121,8 @@ async def _finish(client: asyncio.subprocess.Process, what: tuple[str, ...]) -> 
     """
     try:
         async with asyncio.timeout(_END_TIMEOUT_SEC):
-            _, said = await client.communicate()
+            _, output = await client.communicate()
     except TimeoutError:
         raise SandboxError(f"docker cp {what[-1]} does not end") from None
     if client.returncode != 0:
-        raise SandboxError(f"docker cp {what[-1]} failed: {said.decode(errors='replace').strip()}")
+        raise SandboxError(f"docker cp {what[-1]} failed: {output.decode(errors='replace').strip()}")

@@ -29,8 +29,8 @@ def probe_refusal(image: str) -> str:
 def build_refusal(dockerfile: Path, error: Exception) -> str:
     """Return why the sidecar's image can't be built."""
     bases = [line.split()[1] for line in dockerfile.read_text().splitlines() if line.startswith("FROM ")]
-    said = " ".join(str(error).split())
+    output = " ".join(str(error).split())
     return (
         "network allowlists on Docker run Harbor's egress sidecar, whose image can't be built here. It stands on "
-        f"{', '.join(bases)}: {_WAYS}. Docker's words: {said}"
+        f"{', '.join(bases)}: {_WAYS}. Docker's words: {output}"
     )

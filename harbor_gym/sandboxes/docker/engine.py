@@ -81,7 +81,7 @@ async def left_of(project: str, kinds: Iterable[str]) -> list[Left]:
 async def remove(things: Iterable[Left]) -> list[str]:
     """Remove things, containers first; return what Docker said of each that it did not remove."""
     refusals: list[str] = []
-    for thing in sorted(things, key=lambda one: list(REMOVALS).index(one.kind)):
+    for thing in sorted(things, key=lambda item: list(REMOVALS).index(item.kind)):
         code, output = await docker(*removal(thing.kind, thing.name))
         if code != 0:
             refusals.append(f"{thing.kind} {thing.name}: {' '.join(output.split())}")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, override
 
 from harbor.environments.base import ExecResult
 
-from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError
 from harbor_gym.sandboxes import reaper
 from harbor_gym.sandboxes.docker import engine
@@ -40,7 +40,7 @@ class DockerEnvironment(DockerLaunch):
     It serves a task's separate verifier too. Windows containers run as under Harbor, with nothing of this.
     """
 
-    not_promised: ClassVar[Mapping[str, str]] = {
+    known_failures: ClassVar[Mapping[str, str]] = {
         "stderr_is_told_apart": "stderr comes in stdout, in order of printing",
         "root_inside_is_root_of_its_own_namespace": "containers have the machine's user namespace, unless remapped",
         "terminals_end_at_the_sandboxs_own_limit": "the machine's pseudo-terminals are one number for all containers",
@@ -161,7 +161,7 @@ class DockerEnvironment(DockerLaunch):
                 self._logs_dir.cleanup()
                 self._logs_dir = None
             if delete and not self._keep_containers and not self._is_windows_container:
-                await uninterrupted(self._make_sure_it_is_gone())
+                await shielded(self._make_sure_it_is_gone())
 
     async def _make_sure_it_is_gone(self) -> None:
         container, self._container = self._container, None

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from harbor.environments.base import ExecResult
 
 from harbor_gym._runtime.processes import start_process
-from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxTimeoutError
 from harbor_gym.sandboxes.docker.engine import docker
 from harbor_gym.sandboxes.pipes import Output, StreamName, text_chunks
@@ -94,7 +94,7 @@ async def run_inside(
         raise DockerExecTimeoutError(f"Command timed out after {timeout_sec} seconds; it was killed") from None
     finally:
         if process.returncode is None:
-            await uninterrupted(running.kill())
+            await shielded(running.kill())
 
 
 class _Running:

@@ -12,7 +12,7 @@ from harbor.environments.base import EnvironmentPath, ExecResult, OutputCallback
 from harbor.environments.docker.docker import DockerEnvironment as HarborDockerEnvironment
 from harbor.models.task.config import NetworkMode
 
-from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.docker import engine as engine
@@ -20,7 +20,7 @@ from harbor_gym.sandboxes.docker import setup as image_setup
 from harbor_gym.sandboxes.docker.engine import MAIN, docker
 from harbor_gym.sandboxes.docker.exec import DockerExecTimeoutError
 from harbor_gym.sandboxes.docker.network import SHARED_NETWORK
-from harbor_gym.sandboxes.docker.setup import DockerSetup, ImageGoneError, ImageLook
+from harbor_gym.sandboxes.docker.setup import DockerSetup, ImageGoneError, ImageInfo
 from harbor_gym.sandboxes.docker.transfers import DockerTransfers
 from harbor_gym.sandboxes.setup_command import is_of_verifier, require_success
 
@@ -31,7 +31,7 @@ _RUN_ATTEMPTS = 4
 _DONE = ExecResult(stdout=None, stderr=None, return_code=0)
 type _Compose = Callable[[list[str]], Coroutine[Any, Any, ExecResult]]
 
-_looks: dict[str, ImageLook] = {}
+_looks: dict[str, ImageInfo] = {}
 """Images that this process has built. One that is gone shows when a container is to be made of it."""
 
 
@@ -44,7 +44,7 @@ class DockerLaunch(DockerTransfers):
         if setup_command is not None and not setup_command.strip():
             raise UsageError("sandbox option setup_command is empty")
         self._was_interrupted = False
-        self._look: ImageLook | None = None
+        self._look: ImageInfo | None = None
         self._has_healthcheck = True
         super().__init__(*args, **kwargs)
         # A separate verifier's sandbox has an image of its own.
@@ -68,10 +68,10 @@ class DockerLaunch(DockerTransfers):
         if self._is_windows_container:
             await super()._validate_image_os(image_name)
             return
-        self._look = _looks.get(image_name) or await image_setup.look_at(image_name)
+        self._look = _looks.get(image_name) or await image_setup.inspect_image(image_name)
         if self._look is None and self._use_prebuilt and self._setup_command is not None:
             await docker("pull", image_name, timeout_sec=_PULL_TIMEOUT_SEC)  # why it fails, `up` will say
-            self._look = await image_setup.look_at(image_name)
+            self._look = await image_setup.inspect_image(image_name)
         if self._look is None:
             return  # a prebuilt image that `up` will pull, or one under a name that a Compose file gives
         if self._look.system != "linux":
@@ -136,15 +136,15 @@ class DockerLaunch(DockerTransfers):
         image = self.task_env_config.docker_image if self._use_prebuilt else None
         if image is None or not (instead := dockerfile.alternative(self.environment_dir)):
             return
-        if await image_setup.look_at(image) is None:
-            said = " ".join(str(refusal).split())
-            raise SandboxStartError(f"image {image!r} can't be had ({said}). {instead}") from refusal
+        if await image_setup.inspect_image(image) is None:
+            answer = " ".join(str(refusal).split())
+            raise SandboxStartError(f"image {image!r} can't be had ({answer}). {instead}") from refusal
 
     async def _build(self, run: _Compose) -> ExecResult:
         if self._keeps_image and self._main_image_name in _looks:
             return _DONE
         result = await run(["build"])
-        look = await image_setup.look_at(self._main_image_name) if self._keeps_image else None
+        look = await image_setup.inspect_image(self._main_image_name) if self._keeps_image else None
         if look is not None:
             _looks[self._main_image_name] = look
         return result
@@ -171,16 +171,16 @@ class DockerLaunch(DockerTransfers):
                 break
         raise SandboxStartError(f"sandbox {self.session_id!r}: docker run failed: {output.strip()}")
 
-    async def _mend(self, said: str, run: _Compose) -> bool:
+    async def _mend(self, answer: str, run: _Compose) -> bool:
         """Put right what may have changed since this process last saw to it; tell whether it was such a thing.
 
         Looking each time would cost more than the container does.
         """
-        if "is already in use" in said:  # a container of an earlier start under the same name, or of the last attempt
+        if "is already in use" in answer:  # a container of an earlier start under the same name, or of the last attempt
             await engine.remove(await engine.left_of(self._project, ["container"]))
-        elif SHARED_NETWORK.is_missing(said):
+        elif SHARED_NETWORK.is_missing(answer):
             await SHARED_NETWORK.make(anew=True)
-        elif image_setup.is_missing(said) and self._given_image is not None:
+        elif image_setup.is_missing(answer) and self._given_image is not None:
             self._forget_image()
             if self._keeps_image:
                 await self._build(run)
@@ -235,8 +235,8 @@ class DockerLaunch(DockerTransfers):
             self._container = running[0]
             return
         known = await engine.containers_of(self._project, service=MAIN)
-        said = (await docker("logs", "--tail", "20", known[0]))[1].strip() if known else "there is none"
-        raise SandboxStartError(f"sandbox {self.session_id!r}: its main container does not run: {said}")
+        answer = (await docker("logs", "--tail", "20", known[0]))[1].strip() if known else "there is none"
+        raise SandboxStartError(f"sandbox {self.session_id!r}: its main container does not run: {answer}")
 
     @staticmethod
     @override
@@ -249,7 +249,7 @@ class DockerLaunch(DockerTransfers):
             )
         except asyncio.CancelledError:
             # Harbor leaves it running, and what it makes from now on nobody would take down.
-            await uninterrupted(_end(process))
+            await shielded(_end(process))
             raise
 
     async def _take_down(self, run: _Compose) -> ExecResult:

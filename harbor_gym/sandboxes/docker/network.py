@@ -33,9 +33,9 @@ class SharedNetwork:
         """Return the network's name in this process."""
         return f"harbor-gym-{owner_label()}"
 
-    def is_missing(self, said: str) -> bool:
+    def is_missing(self, answer: str) -> bool:
         """Tell from what Docker said of a failure whether the network is gone (``docker network prune`` takes it)."""
-        return f"network {self.name()} not found" in said
+        return f"network {self.name()} not found" in answer
 
     async def make(self, *, anew: bool = False) -> None:
         """Have the network exist.

@@ -45,7 +45,7 @@ class DockerProject(HarborDockerEnvironment):
         self._overlay_dir: tempfile.TemporaryDirectory[str] | None = None
         self._logs_dir: tempfile.TemporaryDirectory[str] | None = None
         super().__init__(environment_dir, *args, extra_docker_compose=extra_docker_compose, **kwargs)
-        self._log_mounts = [] if self._is_windows_container else [one for one in self._mounts if self._is_log(one)]
+        self._log_mounts = [] if self._is_windows_container else [item for item in self._mounts if self._is_log(item)]
 
     @property
     def _project(self) -> str:
@@ -188,7 +188,7 @@ class DockerProject(HarborDockerEnvironment):
 
     @property
     def _mounts_of_this_machine(self) -> list[ServiceVolumeConfig]:
-        return [one for one in self._mounts if not (self._is_plain and one in self._log_mounts)]
+        return [item for item in self._mounts if not (self._is_plain and item in self._log_mounts)]
 
     def _share_logs(self) -> None:
         """Give the log folders that Compose files may share among services a place that nobody reads."""
@@ -201,7 +201,7 @@ class DockerProject(HarborDockerEnvironment):
             folder.mkdir()
             folder.chmod(0o777)
             moved[mount["target"]] = {**mount, "source": str(folder)}
-        self._mounts = [moved.get(one["target"], one) if one in self._log_mounts else one for one in self._mounts]
+        self._mounts = [moved.get(item["target"], item) if item in self._log_mounts else item for item in self._mounts]
 
     # --- one container without Compose ---------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class DockerProject(HarborDockerEnvironment):
             self._resource_request_value("cpu", auto_mode=ResourceMode.LIMIT),
             self._resource_request_value("memory", auto_mode=ResourceMode.LIMIT),
         )
-        asks_for_more = self._effective_gpus > 0 or self.stream_enabled or any(one is not None for one in requests)
+        asks_for_more = self._effective_gpus > 0 or self.stream_enabled or any(item is not None for item in requests)
         return self._switches_network and not self._mounts_of_this_machine and not asks_for_more
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harbor_gym._runtime.cache import locked
-from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.docker import engine as engine
 from harbor_gym.sandboxes.docker.engine import docker
@@ -29,7 +29,7 @@ _known: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class ImageLook:
+class ImageInfo:
     """What matters of an image to those who start containers of it."""
 
     identity: str
@@ -51,12 +51,12 @@ class ImageGoneError(SandboxStartError):
     """The image that a set-up command was to run on is no longer there."""
 
 
-def is_missing(said: str) -> bool:
+def is_missing(answer: str) -> bool:
     """Tell from what Docker said of a failure whether it has no such image."""
-    return "no such image" in said.lower()
+    return "no such image" in answer.lower()
 
 
-async def look_at(image: str) -> ImageLook | None:
+async def inspect_image(image: str) -> ImageInfo | None:
     """Look an image up in Docker; None if Docker has no such image.
 
     Raises:
@@ -69,7 +69,7 @@ async def look_at(image: str) -> ImageLook | None:
         raise SandboxStartError(f"docker can't show the image {image!r}: {output.strip()}")
     shown: dict[str, Any] = json.loads(output)[0]
     config: dict[str, Any] = shown.get("Config") or {}
-    return ImageLook(
+    return ImageInfo(
         identity=shown["Id"],
         system=shown["Os"],
         has_healthcheck=bool(config.get("Healthcheck")),
@@ -86,7 +86,7 @@ class DockerSetup:
     command: str
     """Shell text, for root."""
 
-    look: ImageLook
+    look: ImageInfo
     """The image to do it on."""
 
     project: str
@@ -109,8 +109,8 @@ class DockerSetup:
     @property
     def image(self) -> str:
         """Name of the image that comes of it: the same wherever the same is done to the same."""
-        told = [_FORMAT, self.look.identity, self.command, self.workdir, self.has_network]
-        return f"{_REPOSITORY}:{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]}"
+        reported = [_FORMAT, self.look.identity, self.command, self.workdir, self.has_network]
+        return f"{_REPOSITORY}:{hashlib.sha256(json.dumps(reported).encode()).hexdigest()[:32]}"
 
 
 def forget(image: str) -> None:
@@ -131,7 +131,7 @@ async def set_up(setup: DockerSetup, *, timeout_sec: float) -> str:
     if setup.image in _known:
         return setup.image
     async with setting_up(timeout_sec), locked(f"docker-{setup.image.replace(':', '-')}"):
-        if await look_at(setup.image) is None:
+        if await inspect_image(setup.image) is None:
             await _make(setup)
     _known.add(setup.image)
     return setup.image
@@ -158,11 +158,11 @@ async def _make(setup: DockerSetup) -> None:
         changes = [f'LABEL {json.dumps(key)}=""' for key in labels]
         changes += [f"LABEL {json.dumps(IMAGE_LABEL)}={json.dumps(re.sub(r'[^\w./:@-]', '-', setup.made_for))}"]
         # An entrypoint takes the container's command away, which is not the image's.
-        for instruction, said in (("ENTRYPOINT", setup.look.entrypoint), ("CMD", setup.look.command)):
-            changes += [] if said is None else [f"{instruction} {json.dumps(said)}"]
+        for instruction, answer in (("ENTRYPOINT", setup.look.entrypoint), ("CMD", setup.look.command)):
+            changes += [] if answer is None else [f"{instruction} {json.dumps(answer)}"]
         flags = [word for change in changes for word in ("--change", change)]
         code, output = await docker("commit", *flags, setup.container, setup.image, timeout_sec=_COMMIT_TIMEOUT_SEC)
         if code != 0:
             raise SandboxStartError(f"setup_command: docker commit failed: {output.strip()}")
     finally:
-        await uninterrupted(docker("rm", "--force", "--volumes", setup.container))
+        await shielded(docker("rm", "--force", "--volumes", setup.container))

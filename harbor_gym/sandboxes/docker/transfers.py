@@ -172,7 +172,7 @@ class DockerTransfers(DockerProject):
     @override
     async def prepare_logs_for_host(self) -> None:
         """Give what the sandbox wrote into its log folders to this process's user, in one command."""
-        targets = [one["target"] for one in self._mounts_of_this_machine if not one.get("read_only")]
+        targets = [item["target"] for item in self._mounts_of_this_machine if not item.get("read_only")]
         if self._is_windows_container or self._container is None or not targets:
             return
         # A rootless daemon's root is this user; any other id there would be a stranger's.

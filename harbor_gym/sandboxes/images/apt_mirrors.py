@@ -58,10 +58,10 @@ class Distribution:
         """
         if chosen := os.environ.get(self.variable):
             return Mirror(chosen, (suite,), self.components, self._keyring())
-        usable = [one for one in mirrors if self.components[0] in one.components]
-        archives = [one for one in usable if self.uri.search(one.uri)]
-        exact = [one for one in usable if suite in one.suites]
-        for found in (*(one for one in archives if one in exact), *archives, *exact):
+        usable = [item for item in mirrors if self.components[0] in item.components]
+        archives = [item for item in usable if self.uri.search(item.uri)]
+        exact = [item for item in usable if suite in item.suites]
+        for found in (*(item for item in archives if item in exact), *archives, *exact):
             return Mirror(found.uri, (suite,), self.components, found.signed_by)
         return Mirror(self.public, (suite,), self.components, self._keyring())
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from harbor_gym._runtime.cache import cache_dir, locked
-from harbor_gym._runtime.rootless import is_ordinary
+from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes.images.apt_mirrors import apt_mirrors
 from harbor_gym.sandboxes.images.official_images import DEFAULT, EXCLUDED, OfflineBase, is_official, offline_base
@@ -47,11 +47,11 @@ async def _make_tar(base: OfflineBase, path: Path) -> None:
     signed = f"[signed-by={mirror.signed_by}] " if mirror.signed_by else ""
     partial = path.with_name(f".{path.name}.partial")
     # An ordinary user's: it makes a user namespace of its own, in which it does without device files.
-    contained = ("setpriv", "--pdeathsig", "KILL") if is_ordinary() else CONTAINED
+    contained = ("setpriv", "--pdeathsig", "KILL") if is_rootless() else CONTAINED
     argv = [
         *contained,
         "mmdebstrap",
-        "--mode=unshare" if is_ordinary() else "--mode=root",
+        "--mode=unshare" if is_rootless() else "--mode=root",
         "--variant=minbase",
         "--format=tar",
         f'--aptopt=Acquire::http::Timeout "{_CONNECT_TIMEOUT_SEC}"',

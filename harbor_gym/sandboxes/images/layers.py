@@ -19,7 +19,7 @@ from pathlib import Path
 from harbor_gym._runtime.cache import LAYERS_LOCK, layers_dir, locked
 from harbor_gym._runtime.owners import is_alive, owner_label, temporary_prefix
 from harbor_gym._runtime.rootless import remove_tree
-from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images import layer_export, sources
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
@@ -94,7 +94,7 @@ async def staging() -> AsyncGenerator[Path]:
     try:
         yield folder
     finally:
-        await uninterrupted(asyncio.to_thread(remove_tree, folder))
+        await shielded(asyncio.to_thread(remove_tree, folder))
 
 
 def _make(folder: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harbor_gym._runtime.processes import start_process
-from harbor_gym._runtime.rootless import is_ordinary
+from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym.sandboxes.archive.transfers import Work, in_thread
 from harbor_gym.sandboxes.archive.trees.records import Stream
 from harbor_gym.sandboxes.local.forkserver_client import (
@@ -43,7 +43,7 @@ class Carrier:
         """
         config = json.dumps({"transfer": {"target": target, "spec": spec}})
         with self._far as far:
-            if not is_ordinary():
+            if not is_rootless():
                 self._process = await fork_supervisor(config, far, *handles)
                 return
             self._process = await start_process(

@@ -15,8 +15,8 @@ from typing import IO, Any
 
 from harbor_gym._runtime.cache import cache_dir
 from harbor_gym._runtime.processes import start_process
-from harbor_gym._runtime.rootless import USER_NAMESPACE, is_ordinary
-from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym._runtime.rootless import USER_NAMESPACE, is_rootless
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import (
     SandboxError,
     SandboxLostError,
@@ -26,7 +26,7 @@ from harbor_gym.errors import (
 )
 from harbor_gym.sandboxes.archive.transfers import Work
 from harbor_gym.sandboxes.archive.trees.records import StreamEndedError
-from harbor_gym.sandboxes.local import limits, own_ids, seccomp
+from harbor_gym.sandboxes.local import cgroups, own_ids, seccomp
 from harbor_gym.sandboxes.local.carrier import Carrier
 from harbor_gym.sandboxes.local.forkserver_client import (
     ForkedSupervisor,
@@ -35,7 +35,7 @@ from harbor_gym.sandboxes.local.forkserver_client import (
     supervisor_environment,
 )
 from harbor_gym.sandboxes.local.network import NAME_SERVER, NETWORK_PROGRAM
-from harbor_gym.sandboxes.local.options import Walls
+from harbor_gym.sandboxes.local.options import Limits
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
 from harbor_gym.sandboxes.tools import find_program, run_tool
@@ -93,7 +93,7 @@ class SupervisedSandbox:
         self._requests = 0
         self._is_lost = False
         self._loss: dict[str, Any] = {}
-        self._group = limits.group_name()
+        self._group = cgroups.group_name()
         self._target: dict[str, Any] = {}
         self._process_limits: dict[str, int | None] = {}
         self._view: int | None = None
@@ -103,7 +103,7 @@ class SupervisedSandbox:
     async def start(
         self,
         layers: Sequence[Path],
-        walls: Walls,
+        limits: Limits,
         directories: Mapping[str, int | None],
         *,
         is_for_copying: bool = False,
@@ -114,7 +114,7 @@ class SupervisedSandbox:
 
         Args:
             layers: Directories of the host.
-            walls: What bounds it.
+            limits: What bounds it.
             directories: Made in it where they are missing, root's, and given their mode; None leaves theirs.
             is_for_copying: Let its files have the ids of this process's own user namespace, for :meth:`copy_written`.
 
@@ -124,27 +124,27 @@ class SupervisedSandbox:
         """
         mountpoint = cache_dir() / "mountpoint"
         mountpoint.mkdir(exist_ok=True)
-        limits.remove_abandoned_groups()
+        cgroups.remove_abandoned_groups()
         has_own_ids = not is_for_copying and not await asyncio.to_thread(own_ids.refusal)
-        bounds = limits.as_config(self._group, walls.limits)
+        bounds = cgroups.as_config(self._group, limits.limits)
         self._process_limits = bounds.pop("process_limits")
         config = {
             "parent": os.getpid(),
             "layers": [str(layer) for layer in layers],
             "mountpoint": str(mountpoint),
-            "storage_bytes": walls.storage_bytes,
+            "storage_bytes": limits.storage_bytes,
             "slirp4netns": find_program(NETWORK_PROGRAM),
-            "has_network": walls.has_network,
-            "may_have_network": walls.may_have_network,
+            "has_network": limits.has_network,
+            "may_have_network": limits.may_have_network,
             "name_server": NAME_SERVER,
             "directories": dict(directories),
-            "is_ordinary": is_ordinary(),
+            "is_ordinary": is_rootless(),
             "has_own_ids": has_own_ids,
             "filters": seccomp.filters(platform.machine()),
-            "closed_networks": walls.closed_networks,
+            "closed_networks": limits.closed_networks,
             **bounds,
         }
-        await uninterrupted(self._start_supervisor(json.dumps(config)))
+        await shielded(self._start_supervisor(json.dumps(config)))
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._receive)
         try:
             async with asyncio.timeout(_READY_TIMEOUT_SEC):
@@ -158,7 +158,7 @@ class SupervisedSandbox:
 
     async def _start_supervisor(self, config: str) -> None:
         try:
-            if not is_ordinary():
+            if not is_rootless():
                 self._process = await fork_supervisor(config, self._far_end)
                 return
             far_end = self._far_end.fileno()
@@ -209,7 +209,7 @@ class SupervisedSandbox:
             raise self._lost("the local sandbox is not running")
         written = f"{cache_dir() / 'mountpoint'}/upper/."
         place = f"/proc/{self._process.pid}/ns"
-        namespaces = [*([f"--user={place}/user"] if is_ordinary() else []), f"--mount={place}/mnt"]
+        namespaces = [*([f"--user={place}/user"] if is_rootless() else []), f"--mount={place}/mnt"]
         copy = ("cp", "--archive", "--one-file-system", written, str(target))
         code, said = await run_tool("nsenter", *namespaces, *copy)
         if code != 0:
@@ -218,7 +218,7 @@ class SupervisedSandbox:
     async def _remove_groups(self) -> None:
         """Do what a killed supervisor could not; the kernel takes a moment to end what was in the sandbox."""
         for _ in range(int(_STOP_TIMEOUT_SEC / _REMOVE_PAUSE_SEC)):
-            if limits.remove_groups([self._group]):
+            if cgroups.remove_groups([self._group]):
                 return
             await asyncio.sleep(_REMOVE_PAUSE_SEC)
 
@@ -230,7 +230,7 @@ class SupervisedSandbox:
     def memory_kills(self) -> int | None:
         """Return how many processes the memory limit has killed; None where no control group bounds them together."""
         version, directory = self._target["cgroups"].get("memory", (0, ""))
-        return limits.memory_kills(version, Path(directory)) if directory else None
+        return cgroups.memory_kills(version, Path(directory)) if directory else None
 
     def _lose(self) -> None:
         self._is_lost = True
@@ -494,13 +494,13 @@ class SupervisedSandbox:
         answered.add_done_callback(lambda _: carrier.hang_up())
         try:
             handles = () if self._view is None else (self._view,)
-            await uninterrupted(carrier.start(self._target, spec, *handles))
+            await shielded(carrier.start(self._target, spec, *handles))
             await carrier.run(work)
         except StreamEndedError as exc:
             raise self._lost(f"the local sandbox's transfer was cut off ({exc})") from exc
         finally:
             self._pending.pop(number, None)
-            await uninterrupted(carrier.end())
+            await shielded(carrier.end())
 
     def _send(self, number: int, request: Request, source: InputPipe, pipes: Sequence[OutputPipe]) -> None:
         handles = [source.far_end, *(pipe.far_end for pipe in pipes)]

@@ -62,8 +62,10 @@ class Entrypoint:
                 await self._reached.wait()
         if self._reading.done():
             status = await self._command.wait()
-            said = bytes(self._output[-_LAST_BYTES:]).decode("utf-8", "replace").strip()
-            raise SandboxStartError(f"the image's ENTRYPOINT {list(self.argv[:-3])} ended with status {status}: {said}")
+            answer = bytes(self._output[-_LAST_BYTES:]).decode("utf-8", "replace").strip()
+            raise SandboxStartError(
+                f"the image's ENTRYPOINT {list(self.argv[:-3])} ended with status {status}: {answer}"
+            )
         if not self._reached.is_set():
             _logger.warning(
                 "the image's ENTRYPOINT %s has not executed its arguments after %g s: the episode begins beside it",

@@ -23,7 +23,7 @@ from harbor.models.task.config import NetworkPolicy
 
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import Hold
-from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import (
     MissingDependencyError,
     SandboxLostError,
@@ -35,10 +35,10 @@ from harbor_gym.sandboxes import reaper
 from harbor_gym.sandboxes.archive import transfers
 from harbor_gym.sandboxes.archive.trees.records import ALL, Choice
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image
-from harbor_gym.sandboxes.local import limits, seccomp
+from harbor_gym.sandboxes.local import cgroups, seccomp
 from harbor_gym.sandboxes.local.client import Request, SupervisedSandbox
 from harbor_gym.sandboxes.local.entrypoint import Entrypoint
-from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES, WallOptions, Walls
+from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES, Limits, LocalOptions
 from harbor_gym.sandboxes.local.snapshots import ImageOptions, Setup, hold_set_up
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import text_chunks
@@ -135,7 +135,7 @@ class LocalEnvironment(BaseEnvironment):
         Raises:
             UsageError: An option has no such value.
         """
-        self._options = WallOptions(max_processes, network, private_network)
+        self._options = LocalOptions(max_processes, network, private_network)
         self._image_options = ImageOptions(
             image, None if rootfs is None else Path(rootfs), setup_command, build_dockerfile
         )
@@ -163,7 +163,7 @@ class LocalEnvironment(BaseEnvironment):
         """Say what this machine's control groups can enforce. Makes and removes empty ones, once per process."""
         if sys.platform != "linux":
             return EnvironmentResourceCapabilities()
-        places = limits.places()
+        places = cgroups.places()
         return EnvironmentResourceCapabilities(cpu_limit="cpu" in places, memory_limit="memory" in places)
 
     @property
@@ -187,7 +187,7 @@ class LocalEnvironment(BaseEnvironment):
             raise MissingDependencyError(f"local sandboxes need {names}: apt-get install -y {names}")
         if lacking := seccomp.missing_profile():
             raise MissingDependencyError(f"local sandboxes need a system call filter: {lacking}")
-        if rootless.is_ordinary():
+        if rootless.is_rootless():
             refusal, fix = rootless.refusal()
             if refusal:
                 raise MissingDependencyError(f"local sandboxes of an ordinary user: {refusal}: {fix}, or --env docker")
@@ -231,11 +231,11 @@ class LocalEnvironment(BaseEnvironment):
         reaper.reap_in_background(in_docker=False)
         try:
             self._image, self._hold = await self._hold_image(force_build=force_build)
-            walls = self._walls()
+            limits = self._limits()
             self._sandbox = SupervisedSandbox()
             workdirs = (self._request("", cwd=None, env=None, user=None).cwd, self._image.workdir)
             shared = self._mount_targets(writable_only=True)
-            await self._sandbox.start(self._image.directories, walls, _directories(workdirs, shared))
+            await self._sandbox.start(self._image.directories, limits, _directories(workdirs, shared))
             await self._upload_environment_dir_after_start()
             await self._start_entrypoint(self._image)
         except BaseException:
@@ -273,8 +273,8 @@ class LocalEnvironment(BaseEnvironment):
         try:
             workdir = config.workdir or image.workdir
             setup = Setup(chosen.setup_command, _directories([workdir]), workdir, _with_path(image.env))
-            walls = self._walls()
-            return await hold_set_up(image, setup, walls, timeout_sec=timeout_sec)
+            limits = self._limits()
+            return await hold_set_up(image, setup, limits, timeout_sec=timeout_sec)
         finally:
             held.release()
 
@@ -283,8 +283,8 @@ class LocalEnvironment(BaseEnvironment):
         """What the options say; a separate verifier's sandbox has an image of its own, of which they say nothing."""
         return ImageOptions() if is_of_verifier(self.session_id) else self._image_options
 
-    def _walls(self) -> Walls:
-        return self._options.walls(
+    def _limits(self) -> Limits:
+        return self._options.limits(
             storage_mb=self._effective_storage_mb or _DEFAULT_STORAGE_MB,
             memory_mb=self._effective_memory_mb,
             cpus=self._effective_cpus,
@@ -314,7 +314,7 @@ class LocalEnvironment(BaseEnvironment):
         hold, self._hold = self._hold, None
         if sandbox is not None or hold is not None:
             # Cancellation must not leave the kernel's work unobserved: it takes milliseconds.
-            await uninterrupted(asyncio.ensure_future(_end(sandbox, hold, entrypoint)))
+            await shielded(asyncio.ensure_future(_end(sandbox, hold, entrypoint)))
 
     # --- commands ------------------------------------------------------------------------------------------------
 

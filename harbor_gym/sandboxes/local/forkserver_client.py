@@ -92,29 +92,29 @@ async def fork_supervisor(config: str, control: socket.socket, *handles: int) ->
     answers, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with answers:
         with far_end:
-            _factory_of_this_process.request(config, [control.fileno(), far_end.fileno(), *handles])
+            _forkserver_of_this_process.request(config, [control.fileno(), far_end.fileno(), *handles])
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_SEC):
                 await _readable(answers.fileno())
         except TimeoutError:
             raise SandboxStartError(f"no local sandbox was started within {_ANSWER_TIMEOUT_SEC:g} s") from None
-        said, received, *_ = socket.recv_fds(answers, _ANSWER_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        output, received, *_ = socket.recv_fds(answers, _ANSWER_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     if not received:
         raise SandboxStartError("the process that starts local sandboxes died: run the episode again")
-    return ForkedSupervisor(int(said), received[0])
+    return ForkedSupervisor(int(output), received[0])
 
 
-def factory_pid() -> int:
+def forkserver_pid() -> int:
     """Return the process id of this process's factory; 0 where there is none."""
-    return _factory_of_this_process.pid
+    return _forkserver_of_this_process.pid
 
 
-def end_factory() -> None:
+def end_forkserver() -> None:
     """End this process's factory, if it has one; the next sandbox gets another. Running sandboxes stay."""
-    _factory_of_this_process.end()
+    _forkserver_of_this_process.end()
 
 
-class _Factory:
+class _Forkserver:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests: socket.socket | None = None
@@ -176,6 +176,6 @@ async def _readable(handle: int) -> None:
         loop.remove_reader(handle)
 
 
-_factory_of_this_process = _Factory()
-atexit.register(_factory_of_this_process.end)
-os.register_at_fork(after_in_child=_factory_of_this_process.forget)
+_forkserver_of_this_process = _Forkserver()
+atexit.register(_forkserver_of_this_process.end)
+os.register_at_fork(after_in_child=_forkserver_of_this_process.forget)

@@ -11,7 +11,7 @@ from harbor.models.task.config import NetworkMode, NetworkPolicy
 
 from harbor_gym._runtime import rootless
 from harbor_gym.errors import MissingDependencyError, UsageError
-from harbor_gym.sandboxes.local import limits
+from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.network import closed_networks, missing_packages
 
 DEFAULT_MAX_PROCESSES = 1024
@@ -21,11 +21,11 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Walls:
+class Limits:
     """What bounds one sandbox."""
 
     storage_bytes: int
-    limits: limits.Limits
+    limits: cgroups.CgroupLimits
     has_network: bool
     may_have_network: bool
     """Whether it gets a network now or in a later phase."""
@@ -35,8 +35,8 @@ class Walls:
 
 
 @dataclass(frozen=True, slots=True)
-class WallOptions:
-    """The sandbox options that say how high the walls are."""
+class LocalOptions:
+    """The sandbox options that say what a sandbox may use of this machine."""
 
     max_processes: int = DEFAULT_MAX_PROCESSES
     network: Literal["task", "none"] = "task"
@@ -66,13 +66,13 @@ class WallOptions:
                 f"{missing.replace(' and ', ' ')} (or, if the task needs no network, the sandbox option network='none')"
             )
         refusal, fix = rootless.network_refusal()
-        if refusal and not rootless.is_ordinary():
+        if refusal and not rootless.is_rootless():
             raise MissingDependencyError(f"{task}: its network_mode is public, and {refusal}: {fix}")
         if refusal:
             _warn_once(f"{refusal}: tasks whose network_mode is public run without a network. To change that: {fix}")
         return not refusal
 
-    def walls(
+    def limits(
         self,
         *,
         storage_mb: int,
@@ -80,17 +80,17 @@ class WallOptions:
         cpus: int | None,
         has_network: bool,
         may_have_network: bool = False,
-    ) -> Walls:
+    ) -> Limits:
         """Put the task's numbers and the options together; warn once of what this machine can't hold to."""
-        if missing := [name for name in limits.CONTROLLERS if name not in limits.places()]:
+        if missing := [name for name in cgroups.CONTROLLERS if name not in cgroups.places()]:
             _warn_once(
                 f"no control groups can be made here for {', '.join(missing)}: without them memory_mb bounds each "
                 "process of a local sandbox and not their sum, max_processes at most each user's, and cpus nothing. "
                 "They need root on a machine, or a container started with --privileged --cgroupns=host"
             )
-        return Walls(
+        return Limits(
             storage_bytes=storage_mb << 20,
-            limits=limits.Limits(memory_mb << 20 if memory_mb else None, cpus, self.max_processes),
+            limits=cgroups.CgroupLimits(memory_mb << 20 if memory_mb else None, cpus, self.max_processes),
             has_network=has_network,
             may_have_network=has_network or may_have_network,
             closed_networks=tuple(closed_networks(has_private=self.private_network)),

@@ -6,7 +6,7 @@ import functools
 import logging
 
 from harbor_gym._runtime.cache import layers_dir
-from harbor_gym._runtime.rootless import is_ordinary
+from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym.sandboxes.local.forkserver_client import run_supervisor_program
 
 _logger = logging.getLogger(__name__)
@@ -18,14 +18,14 @@ def refusal() -> str:
 
     Found by mapping the ids of the cache's own directory once per process; logged once where root can't.
     """
-    if is_ordinary():
+    if is_rootless():
         return "an ordinary user can't map the ids of files on disk"
-    said = run_supervisor_program("probe", str(layers_dir())).strip()
-    if said:
+    output = run_supervisor_program("probe", str(layers_dir())).strip()
+    if output:
         _logger.warning(
             "local sandboxes share user ids with this machine, root's among them (%s): each still has a user namespace "
             "of its own, but the kernel's counts by user (inotify, signals) are root's. It needs Linux 5.19 and a "
             "cache directory on ext4, xfs or btrfs (HARBOR_GYM_CACHE)",
-            said,
+            output,
         )
-    return said
+    return output

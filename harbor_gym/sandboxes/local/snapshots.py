@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harbor_gym._runtime.cache import Hold, locked
-from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes.images import layers
 from harbor_gym.sandboxes.images.build import Image, hold_known, load_image, write_record
 from harbor_gym.sandboxes.local.client import Request, SupervisedSandbox
-from harbor_gym.sandboxes.local.options import Walls
+from harbor_gym.sandboxes.local.options import Limits
 from harbor_gym.sandboxes.setup_command import require_success, setting_up
 
 _FORMAT = 2
@@ -56,7 +56,7 @@ class Setup:
     """The image's environment; nothing of the task's or the trial's, whose secrets would be kept for all to read."""
 
 
-async def hold_set_up(image: Image, setup: Setup, walls: Walls, *, timeout_sec: float) -> tuple[Image, Hold]:
+async def hold_set_up(image: Image, setup: Setup, limits: Limits, *, timeout_sec: float) -> tuple[Image, Hold]:
     """Return the image that ``setup`` makes of another, made now if the cache has none, and keep it from being pruned.
 
     The command runs in a sandbox of its own, once for all processes that share the cache. Only files are kept, and all
@@ -65,31 +65,31 @@ async def hold_set_up(image: Image, setup: Setup, walls: Walls, *, timeout_sec: 
     Raises:
         SandboxStartError: The command fails, with its output, or the time was up.
     """
-    told = [
+    reported = [
         _FORMAT,
         image.digest,
         image.layers,
         setup.command,
         dict(setup.directories),
         setup.workdir,
-        walls.has_network,
+        limits.has_network,
     ]
-    digest = hashlib.sha256(json.dumps(["set-up", *told]).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(["set-up", *reported]).encode()).hexdigest()
     async with setting_up(timeout_sec):
         while True:
             async with locked(f"image-{digest[:32]}"):
                 prepared = await asyncio.to_thread(load_image, digest)
                 if prepared is None:
-                    prepared = await _make(image, setup, walls, digest)
+                    prepared = await _make(image, setup, limits, digest)
             if (held := hold_known(prepared)) is not None:
                 return prepared, held
             await asyncio.sleep(_PRUNE_PAUSE_SEC)  # it is being pruned at this moment
 
 
-async def _make(image: Image, setup: Setup, walls: Walls, digest: str) -> Image:
+async def _make(image: Image, setup: Setup, limits: Limits, digest: str) -> Image:
     sandbox = SupervisedSandbox()
     try:
-        await sandbox.start(image.directories, walls, setup.directories, is_for_copying=True)
+        await sandbox.start(image.directories, limits, setup.directories, is_for_copying=True)
         for command in (setup.command, _KILL_THE_REST):
             finished = await sandbox.run(Request(command, "0", setup.workdir, setup.env))
             require_success(finished.return_code, f"{finished.stdout.text()}{finished.stderr.text()}")
@@ -102,4 +102,4 @@ async def _make(image: Image, setup: Setup, walls: Walls, digest: str) -> Image:
                 await asyncio.to_thread(write_record, prepared, made_for=f"set-up on image {image.digest[:12]}")
         return prepared
     finally:
-        await uninterrupted(asyncio.ensure_future(sandbox.stop()))
+        await shielded(asyncio.ensure_future(sandbox.stop()))

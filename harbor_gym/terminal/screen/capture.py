@@ -9,7 +9,7 @@ _PROMPT = re.compile(r"\d+:\d+:(\d{1,3})", re.ASCII)
 _MAX_EXIT_CODE = 255
 
 
-class FrameError(ValueError):
+class CaptureError(ValueError):
     """The script's answer is missing or incomplete."""
 
 
@@ -28,7 +28,7 @@ class Pane:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class Capture:
     """One answer of the step script."""
 
     waits: tuple[str, ...]
@@ -60,11 +60,11 @@ class Frame:
         return int(match[1]) if match and int(match[1]) <= _MAX_EXIT_CODE else None
 
 
-NO_SESSION = Frame((), "0:0:", None, (), None, 0, 0, ())
+NO_SESSION = Capture((), "0:0:", None, (), None, 0, 0, ())
 """What there is to see when nothing answers any more."""
 
 
-def parse_frame(answer: str, nonce: str) -> Frame:
+def parse_capture(answer: str, nonce: str) -> Capture:
     """Read the step script's standard output.
 
     Raises:
@@ -73,31 +73,31 @@ def parse_frame(answer: str, nonce: str) -> Frame:
     try:
         return _parse(answer, nonce)
     except (ValueError, IndexError) as error:
-        raise FrameError(str(error)) from error
+        raise CaptureError(str(error)) from error
 
 
-def _parse(answer: str, nonce: str) -> Frame:
+def _parse(answer: str, nonce: str) -> Capture:
     lines = answer.split("\n")
     start = _find(lines, f"{nonce} step ", 0)
     end = _find(lines, f"{nonce} end", start)
     _, _, waits, mark = lines[start].split(" ")
     known = tuple(wait for wait in waits.split(",") if wait)
     if lines[start + 1] == f"{nonce} gone":
-        return Frame(known, mark, None, (), None, 0, 0, ())
+        return Capture(known, mark, None, (), None, 0, 0, ())
     pane = _parse_pane(lines[start + 1])
     body = lines[start + 2 : end]
     cut = next((i for i, line in enumerate(body) if line.startswith(f"{nonce} cut ")), None)
     if cut is None:
         text, visible = _split_visible(body, nonce)
         text = _trim_dead(text, pane)
-        return Frame(known, mark, pane, tuple(text), None, 0, 0, tuple(visible))
+        return Capture(known, mark, pane, tuple(text), None, 0, 0, tuple(visible))
     total_lines, total_bytes = map(int, body[cut].split(" ")[2:])
     head = _drop_partial(body[:cut], -1)
     tail, visible = _split_visible(_drop_partial(body[cut + 1 :], 0), nonce)
     tail = _trim_dead(tail, pane)
     shown = [*head, *tail]
     # Of the counted lines, one is the pane's description, one the separator, and the visible ones are repeated.
-    return Frame(
+    return Capture(
         known,
         mark,
         pane,
@@ -109,16 +109,16 @@ def _parse(answer: str, nonce: str) -> Frame:
     )
 
 
-def excerpt_of(frame: Frame, *, start: int) -> Excerpt:
+def excerpt_of(capture: Capture, *, start: int) -> Excerpt:
     """Return the text of ``frame`` from line ``start`` on, trimmed."""
-    if frame.tail is None:
-        return Excerpt("\n".join(trim_lines(frame.lines[start:])))
-    head = [line.rstrip() for line in frame.lines[start:]]
+    if capture.tail is None:
+        return Excerpt("\n".join(trim_lines(capture.lines[start:])))
+    head = [line.rstrip() for line in capture.lines[start:]]
     return Excerpt(
         head="\n".join(head) + "\n",
-        tail="\n".join(trim_lines(frame.tail)),
-        missing_lines=frame.missing_lines,
-        missing_bytes=frame.missing_bytes,
+        tail="\n".join(trim_lines(capture.tail)),
+        missing_lines=capture.missing_lines,
+        missing_bytes=capture.missing_bytes,
     )
 
 

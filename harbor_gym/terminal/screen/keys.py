@@ -58,7 +58,7 @@ def encode_keystrokes(keystrokes: str) -> Keys:
     return Keys(name=None, data=keystrokes.encode().replace(b"\n", b"\r", 1))
 
 
-def encode_harbor_keystrokes(keystrokes: str) -> Keys:
+def encode_terminus_keystrokes(keystrokes: str) -> Keys:
     """Read one command's keystrokes as Terminus-2 would have tmux read them.
 
     Raises:

@@ -41,7 +41,7 @@ find_marked() {
 }
 
 # The first naps are a read that nothing answers: it costs no program.
-nap() {
+sleep_until_prompt() {
     if ((turn < 10)) && [ -n "$silence" ]; then read -rt 0.005 -u "$silence"; else sleep 0.025; fi
 }
 
@@ -60,7 +60,7 @@ for ((turn = 0; turn < 70; turn++)); do
     ((${#pids[@]})) || break
     # Half a second of grace, then no more.
     ((turn >= 28)) && kill -KILL "${!pids[@]}"
-    nap
+    sleep_until_prompt
 done
 rm -rf "$dir"
 echo "${#pids[@]} processes left"

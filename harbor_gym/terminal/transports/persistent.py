@@ -95,15 +95,15 @@ class PersistentTransport:
             )
         return self._channel is not None
 
-    async def take(self, step: Step) -> frames.Frame:
+    async def take(self, step: Step) -> frames.Capture:
         """See :meth:`harbor_gym.terminal.transports.step.Transport.take`."""
         try:
             if self._channel is None and self._breaks <= _MAX_BREAKS and not self._is_closed:
                 await self.connect()
             if self._channel is not None:
-                frame = await self._ask(self._channel, step)
+                capture = await self._ask(self._channel, step)
                 self.name, self._breaks = "persistent", 0
-                return frame
+                return capture
         except ChannelBrokenError as error:
             logger.info("the channel into sandbox %s broke: %s", self._environment.session_id, error)
             self._breaks += 1
@@ -111,7 +111,7 @@ class PersistentTransport:
         self.name = "portable"
         return await self.portable.take(step, again=True)
 
-    async def _ask(self, channel: Channel, step: Step) -> frames.Frame:
+    async def _ask(self, channel: Channel, step: Step) -> frames.Capture:
         short, files = step.with_long_payloads_in_files()
         lines = [
             f"put {name} {content[start : start + LONG_PAYLOAD_BYTES]}"
@@ -121,8 +121,8 @@ class PersistentTransport:
         lines.append(" ".join(["step", *short.words]))
         answer = await channel.ask(lines, end=f"{step.nonce} end", timeout_sec=step.wait_sec + MARGIN_SEC)
         try:
-            return frames.parse_frame(answer, step.nonce)
-        except frames.FrameError as error:
+            return frames.parse_capture(answer, step.nonce)
+        except frames.CaptureError as error:
             raise ChannelBrokenError(f"damaged answer: {error}") from error
 
     async def finish(self, script: str, *arguments: object) -> str:

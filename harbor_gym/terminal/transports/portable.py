@@ -33,7 +33,7 @@ class PortableTransport:
         self.prefix = path_prefix(tools)
         """What every command in the sandbox begins with."""
 
-    async def take(self, step: Step, *, again: bool = False) -> frames.Frame:
+    async def take(self, step: Step, *, again: bool = False) -> frames.Capture:
         """See :meth:`harbor_gym.terminal.transports.step.Transport.take`.
 
         ``again``: another transport may have begun this very step. Whatever still works on it is stopped, what was
@@ -54,13 +54,13 @@ class PortableTransport:
             purpose="take a terminal step",
         )
         try:
-            return frames.parse_frame(result.stdout or "", nonce)
-        except frames.FrameError as error:
+            return frames.parse_capture(result.stdout or "", nonce)
+        except frames.CaptureError as error:
             if result.return_code in _NO_SHELL_CODES:
                 return frames.NO_SESSION
-            if step.typings:
+            if step.inputs:
                 # The script was killed half-way (`kill -9 -1` does it): look once, type nothing again.
-                return await self.take(step.without_typings())
+                return await self.take(step.without_inputs())
             raise SandboxLostError(
                 f"Sandbox {self._environment.session_id!r} gave no usable answer to a terminal step "
                 f"(return code {result.return_code}): {error}. Run the episode again in a fresh sandbox."

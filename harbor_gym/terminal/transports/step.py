@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from harbor_gym.config import TerminalConfig
-from harbor_gym.terminal.screen.capture import Frame
+from harbor_gym.terminal.screen.capture import Capture
 from harbor_gym.terminal.screen.keys import MAX_INLINE_BYTES, Keys
 from harbor_gym.types import Command
 
@@ -17,7 +17,7 @@ LONG_PAYLOAD_BYTES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Typing:
+class TypedInput:
     """One command for the step script."""
 
     wait: str
@@ -41,44 +41,44 @@ class Step:
     nonce: str
     """Begins and ends the answer; nothing in the sandbox can know it beforehand."""
 
-    frame_bytes: int
+    capture_bytes: int
     """Half of what the answer may hold."""
 
     first_number: int
     """Number of the first command; the session's commands are numbered through, so that none is typed twice."""
 
-    typings: tuple[Typing, ...]
+    inputs: tuple[TypedInput, ...]
 
     @property
     def words(self) -> list[str]:
         """The script's arguments."""
-        words = [self.nonce, str(self.frame_bytes), str(self.first_number)]
-        for typing in self.typings:
+        words = [self.nonce, str(self.capture_bytes), str(self.first_number)]
+        for typing in self.inputs:
             words += [typing.wait, typing.kind, typing.payload]
         return words
 
     @property
     def wait_sec(self) -> float:
         """The longest that all the waits can take."""
-        return sum(typing.wait_sec for typing in self.typings)
+        return sum(typing.wait_sec for typing in self.inputs)
 
-    def without_typings(self) -> "Step":
+    def without_inputs(self) -> "Step":
         """Return a step that only looks at the screen."""
-        return replace(self, nonce=_nonce(), typings=())
+        return replace(self, nonce=_nonce(), inputs=())
 
     def with_long_payloads_in_files(self) -> "tuple[Step, dict[str, str]]":
         """Return the step with what is too long for a command line replaced by files, and the files' content."""
         files: dict[str, str] = {}
-        typings: list[Typing] = []
+        inputs: list[TypedInput] = []
         room = LONG_PAYLOAD_BYTES
-        for typing in self.typings:
+        for typing in self.inputs:
             if len(typing.payload) > room:
                 name = f"keys-{secrets.token_hex(4)}"
                 files[name] = typing.payload
                 typing = replace(typing, kind="file", payload=name)
             room -= len(typing.payload)
-            typings.append(typing)
-        return replace(self, typings=tuple(typings)), files
+            inputs.append(typing)
+        return replace(self, inputs=tuple(inputs)), files
 
 
 class Transport(Protocol):
@@ -87,7 +87,7 @@ class Transport(Protocol):
     name: str
     """Which way the latest step went: ``portable`` or ``persistent``."""
 
-    async def take(self, step: Step) -> Frame:
+    async def take(self, step: Step) -> Capture:
         """Take ``step``; nothing of it is typed twice, whatever happens on the way.
 
         Raises:
@@ -112,19 +112,19 @@ class Transport(Protocol):
 
 def make_step(commands: Sequence[Command], keys: Sequence[Keys], *, first_number: int, config: TerminalConfig) -> Step:
     """Put one turn's commands into the step script's words."""
-    typings = tuple(
-        Typing(_wait(command.duration_sec, config), *_encode(typed))
+    inputs = tuple(
+        TypedInput(_wait(command.duration_sec, config), *_encode(typed))
         for command, typed in zip(commands, keys, strict=True)
     )
-    return Step(_nonce(), _frame_bytes(config), first_number, typings)
+    return Step(_nonce(), _capture_bytes(config), first_number, inputs)
 
 
 def max_answer_bytes(config: TerminalConfig) -> int:
     """Return an upper bound on the answer to one step."""
-    return 4 * _frame_bytes(config) + 10_000
+    return 4 * _capture_bytes(config) + 10_000
 
 
-def _frame_bytes(config: TerminalConfig) -> int:
+def _capture_bytes(config: TerminalConfig) -> int:
     # The ends of the text must survive the cut beside a screen of known lines, at four bytes a cell.
     return 2 * config.max_observation_bytes + 4 * config.rows * config.columns
 

@@ -58,23 +58,23 @@ class Family[S](list[Behaviour[S]]):
 
 
 def select[S](
-    behaviours: Sequence[Behaviour[S]], *, only: Collection[str] | None, not_promised: Mapping[str, str]
+    behaviours: Sequence[Behaviour[S]], *, only: Collection[str] | None, known_failures: Mapping[str, str]
 ) -> list[Behaviour[S]]:
     """Return the behaviours called ``only``, or of a family called so; all of them for None.
 
     Raises:
-        UsageError: A name in ``only`` or ``not_promised`` is no behaviour's, so it would silently mean nothing.
+        UsageError: A name in ``only`` or ``known_failures`` is no behaviour's, so it would silently mean nothing.
     """
-    names = {one.name for one in behaviours}
-    families = {one.family for one in behaviours}
-    unknown = (set(only or ()) - names - families) | (set(not_promised) - names)
+    names = {item.name for item in behaviours}
+    families = {item.family for item in behaviours}
+    unknown = (set(only or ()) - names - families) | (set(known_failures) - names)
     if unknown:
         raise UsageError(f"no behaviour is called {', '.join(sorted(unknown))}; known: {', '.join(sorted(names))}")
-    return [one for one in behaviours if only is None or one.name in only or one.family in only]
+    return [item for item in behaviours if only is None or item.name in only or item.family in only]
 
 
 async def observe[S](
-    behaviour: Behaviour[S], subject: S, *, not_promised: str | None, probe_not_promised: bool, timeout_sec: float
+    behaviour: Behaviour[S], subject: S, *, known_failures: str | None, probe_known_failures: bool, timeout_sec: float
 ) -> Outcome:
     """Check one behaviour. Whatever goes wrong in it is its outcome.
 
@@ -86,14 +86,14 @@ async def observe[S](
         timeout_sec: A check that takes longer has failed.
     """
     started = time.monotonic()
-    if not_promised is not None and not probe_not_promised:
-        verdict, reason = Verdict.NOT_PROMISED, not_promised
+    if known_failures is not None and not probe_known_failures:
+        verdict, reason = Verdict.KNOWN_FAILURE, known_failures
     else:
         verdict, reason = await _try(behaviour, subject, timeout_sec)
-    if not_promised is not None and verdict is Verdict.FAILED:
-        verdict, reason = Verdict.NOT_PROMISED, not_promised
-    elif not_promised is not None and verdict is Verdict.PASSED:
-        verdict, reason = Verdict.FAILED, f"it holds, though it is on record as not promised: {not_promised}"
+    if known_failures is not None and verdict is Verdict.FAILED:
+        verdict, reason = Verdict.KNOWN_FAILURE, known_failures
+    elif known_failures is not None and verdict is Verdict.PASSED:
+        verdict, reason = Verdict.FAILED, f"it holds, though it is on record as not promised: {known_failures}"
     return Outcome(behaviour.name, behaviour.family, behaviour.contract, verdict, reason, time.monotonic() - started)
 
 

@@ -91,9 +91,9 @@ async def bytes_that_are_no_text_are_replaced(probe: Probe) -> None:
 @COMMANDS.promise
 async def large_output_is_whole(probe: Probe) -> None:
     """A megabyte of output comes back to the last byte, without a deadlock."""
-    said = await probe.output(f"head -c {_LARGE_OUTPUT_BYTES} /dev/zero | tr '\\0' x; echo; echo end")
-    expect(said.endswith("x\nend"), "the end of the output is missing")
-    expect_equal(len(said), _LARGE_OUTPUT_BYTES + len("\nend"), "length of the output")
+    answer = await probe.output(f"head -c {_LARGE_OUTPUT_BYTES} /dev/zero | tr '\\0' x; echo; echo end")
+    expect(answer.endswith("x\nend"), "the end of the output is missing")
+    expect_equal(len(answer), _LARGE_OUTPUT_BYTES + len("\nend"), "length of the output")
 
 
 @COMMANDS.promise
@@ -179,8 +179,8 @@ async def env_arrives_with_newlines_and_quotes(probe: Probe) -> None:
 @ENVIRONMENT.promise
 async def env_of_image_task_and_trial_arrive(probe: Probe) -> None:
     """The image's ENV, the task's ``[environment] env`` and the trial's are set; the trial's wins over the task's."""
-    said = await probe.output('echo "$IMAGE_SAYS, $TASK_SAYS, $TRIAL_SAYS"')
-    expect_equal(said, f"{IMAGE_ENV}, hello task, hello trial", "variables of image, task and trial")
+    answer = await probe.output('echo "$IMAGE_SAYS, $TASK_SAYS, $TRIAL_SAYS"')
+    expect_equal(answer, f"{IMAGE_ENV}, hello task, hello trial", "variables of image, task and trial")
 
 
 @ENVIRONMENT.promise
@@ -197,10 +197,10 @@ async def env_of_the_host_stays_out(probe: Probe) -> None:
     name = "HARBOR_GYM_CHECK_SECRET"
     os.environ[name] = "hunter2"
     try:
-        said = await probe.output("env; cat /proc/self/environ 2>/dev/null; true")
+        answer = await probe.output("env; cat /proc/self/environ 2>/dev/null; true")
     finally:
         del os.environ[name]
-    expect("hunter2" not in said, "a variable of the calling process reached the sandbox")
+    expect("hunter2" not in answer, "a variable of the calling process reached the sandbox")
 
 
 # --- users -----------------------------------------------------------------------------------------------------------
@@ -215,8 +215,8 @@ async def root_is_to_be_had(probe: Probe) -> None:
 @USERS.promise
 async def a_user_goes_by_name(probe: Probe) -> None:
     """A user's name is looked up in the sandbox, and its home and primary group come with it."""
-    said = await probe.output('echo "$(id -u) $(id -g) $HOME"', user=USER)
-    expect_equal(said, f"{UID} {UID} /home/{USER}", "uid, gid, home")
+    answer = await probe.output('echo "$(id -u) $(id -g) $HOME"', user=USER)
+    expect_equal(answer, f"{UID} {UID} /home/{USER}", "uid, gid, home")
 
 
 @USERS.promise

@@ -96,12 +96,12 @@ def check_info(info: Mapping[str, Any], *required: str) -> None:
 def _fits(value: object, hint: Any) -> bool:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return any(_fits(value, one) for one in arguments)
+        return any(_fits(value, item) for item in arguments)
     if origin is dict:
         pairs = cast("dict[object, object]", value).items() if isinstance(value, dict) else None
         return pairs is not None and all(_fits(k, arguments[0]) and _fits(v, arguments[1]) for k, v in pairs)
     if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(one, arguments[0]) for one in cast("tuple[object, ...]", value))
+        return isinstance(value, tuple) and all(_fits(item, arguments[0]) for item in cast("tuple[object, ...]", value))
     if hint is float:
         return isinstance(value, float | int) and not isinstance(value, bool)
     if hint is int:

@@ -21,8 +21,8 @@ async def check_env(
     config: TerminalEnvConfig | None = None,
     *,
     only: Collection[str] | None = None,
-    not_promised: Mapping[str, str] | None = None,
-    probe_not_promised: bool = False,
+    known_failures: Mapping[str, str] | None = None,
+    probe_known_failures: bool = False,
     timeout_sec: float = 120.0,
 ) -> Report:
     """Check an environment against the contract of :class:`harbor_gym.AsyncTerminalGymEnv`.
@@ -45,16 +45,16 @@ async def check_env(
     Raises:
         UsageError: There is no such behaviour.
     """
-    reasons = {**cast("Mapping[str, str]", getattr(make_env, "not_promised", {})), **(not_promised or {})}
-    behaviours = select(ENV_BEHAVIOURS, only=only, not_promised=reasons)
+    reasons = {**cast("Mapping[str, str]", getattr(make_env, "not_promised", {})), **(known_failures or {})}
+    behaviours = select(ENV_BEHAVIOURS, only=only, known_failures=reasons)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as directory:
         probe = EnvProbe(make_env, config, Path(directory))
         outcomes = [
             await observe(
                 behaviour,
                 probe,
-                not_promised=reasons.get(behaviour.name),
-                probe_not_promised=probe_not_promised,
+                known_failures=reasons.get(behaviour.name),
+                probe_known_failures=probe_known_failures,
                 timeout_sec=timeout_sec,
             )
             for behaviour in behaviours

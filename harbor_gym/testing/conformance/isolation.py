@@ -18,7 +18,7 @@ from harbor_gym.testing.conformance.probe import USER, Probe
 from harbor_gym.types import Command
 
 FOLDERS = Family[Probe]("folders")
-WALLS = Family[Probe]("walls")
+LIMITS = Family[Probe]("walls")
 LIFE = Family[Probe]("life")
 TERMINAL = Family[Probe]("terminal")
 
@@ -59,7 +59,7 @@ async def a_healthcheck_is_run_inside(probe: Probe) -> None:
 # --- walls -----------------------------------------------------------------------------------------------------------
 
 
-@WALLS.promise
+@LIMITS.promise
 async def two_sandboxes_share_no_files(probe: Probe) -> None:
     """What one sandbox writes, another of the same image does not see."""
     other = await probe.other()
@@ -68,7 +68,7 @@ async def two_sandboxes_share_no_files(probe: Probe) -> None:
     expect(not await other.is_file("/etc/mine"), "a file in /etc is seen by another sandbox")
 
 
-@WALLS.promise
+@LIMITS.promise
 async def two_sandboxes_share_no_processes(probe: Probe) -> None:
     """A process of one sandbox is not seen in another."""
     other = await probe.other()
@@ -76,17 +76,17 @@ async def two_sandboxes_share_no_processes(probe: Probe) -> None:
     expect(not await probe.is_alive(4011, sandbox=other), "a process of another sandbox is seen")
 
 
-@WALLS.promise
+@LIMITS.promise
 async def files_of_the_host_are_not_seen(probe: Probe) -> None:
     """A path of the host leads nowhere inside, not even through another process's root."""
     secret = probe.folder() / "secret"
     secret.write_text("hunter2")
     path = shlex.quote(str(secret))
-    said = await probe.run(f"cat {path}; for root in /proc/[0-9]*/root; do cat $root{path}; done 2>/dev/null")
-    expect("hunter2" not in (said.stdout or ""), f"the sandbox read {secret} of the host")
+    answer = await probe.run(f"cat {path}; for root in /proc/[0-9]*/root; do cat $root{path}; done 2>/dev/null")
+    expect("hunter2" not in (answer.stdout or ""), f"the sandbox read {secret} of the host")
 
 
-@WALLS.promise
+@LIMITS.promise
 async def no_network_is_none(probe: Probe) -> None:
     """With ``no-network`` nothing is reached: not the host, not the host's loopback, and there is no route out."""
     if not probe.sandbox.capabilities.disable_internet:

@@ -90,9 +90,9 @@ HARBORS_DOCKER: Reasons = {
     **_for("`docker cp` keeps links as they are, wherever they lead", "a_download_leads_to_nothing_of_the_host"),
 }
 
-NOT_PROMISED: Mapping[str, Reasons] = {
+KNOWN_FAILURES: Mapping[str, Reasons] = {
     "harbor.environments.docker.docker:DockerEnvironment": HARBORS_DOCKER,
 }
 """For classes that can't say so themselves, and what derives from them: ``module:Class`` → reasons.
 
-A class of yours says it by an attribute ``not_promised``, which then stands alone."""
+A class of yours says it by an attribute ``known_failures``, which then stands alone."""

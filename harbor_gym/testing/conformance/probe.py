@@ -127,8 +127,8 @@ class Probe:
         """Return what a command prints that must succeed, without final line feeds; options as for ``run``."""
         result = await self.run(command, **options)
         if result.return_code != 0:
-            said = f"{result.stdout or ''}{result.stderr or ''}".strip()
-            raise Violation(f"{command[:200]!r} should have succeeded; status {result.return_code}: {said[-300:]}")
+            answer = f"{result.stdout or ''}{result.stderr or ''}".strip()
+            raise Violation(f"{command[:200]!r} should have succeeded; status {result.return_code}: {answer[-300:]}")
         return (result.stdout or "").rstrip("\n")
 
     async def leave_running(self, marker: int) -> None:

@@ -18,7 +18,7 @@ class Verdict(StrEnum):
     NOT_APPLICABLE = "not applicable"
     """The subject says by its own capabilities that it has no such thing."""
 
-    NOT_PROMISED = "not promised"
+    KNOWN_FAILURE = "known failure"
     """It is known not to hold, and the reason is on record."""
 
 
@@ -60,17 +60,17 @@ class Report:
     @property
     def ok(self) -> bool:
         """Tell whether nothing failed and something passed."""
-        return not self.failures and any(one.verdict is Verdict.PASSED for one in self.outcomes)
+        return not self.failures and any(item.verdict is Verdict.PASSED for item in self.outcomes)
 
     @property
     def failures(self) -> tuple[Outcome, ...]:
         """Return what should hold and doesn't."""
-        return tuple(one for one in self.outcomes if one.verdict is Verdict.FAILED)
+        return tuple(item for item in self.outcomes if item.verdict is Verdict.FAILED)
 
     def __getitem__(self, name: str) -> Outcome:
-        for one in self.outcomes:
-            if one.name == name:
-                return one
+        for item in self.outcomes:
+            if item.name == name:
+                return item
         raise KeyError(name)
 
     def raise_for_failures(self) -> None:
@@ -83,21 +83,21 @@ class Report:
             raise ConformanceError(str(self))
 
     def __str__(self) -> str:
-        counts = Counter(one.verdict for one in self.outcomes)
+        counts = Counter(item.verdict for item in self.outcomes)
         summary = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
         return "\n".join([f"{self.subject}: {summary or 'nothing was checked'}", *self._lines()])
 
     def _lines(self) -> Iterator[str]:
-        width = max((len(one.name) for one in self.outcomes), default=0)
-        for one in self.outcomes:
-            if one.verdict is Verdict.PASSED:
+        width = max((len(item.name) for item in self.outcomes), default=0)
+        for item in self.outcomes:
+            if item.verdict is Verdict.PASSED:
                 continue
-            reason = "\n      ".join(one.reason.splitlines())
-            yield f"  {one.name:<{width}}  {one.verdict.value}: {reason}"
-            if one.verdict is Verdict.FAILED:
-                yield f"      promised: {' '.join(one.contract.split())}"
+            reason = "\n      ".join(item.reason.splitlines())
+            yield f"  {item.name:<{width}}  {item.verdict.value}: {reason}"
+            if item.verdict is Verdict.FAILED:
+                yield f"      promised: {' '.join(item.contract.split())}"
 
     def as_object(self) -> dict[str, object]:
         """Return the report as plain data for JSON."""
-        outcomes = [{**asdict(one), "seconds": round(one.seconds, 3)} for one in self.outcomes]
+        outcomes = [{**asdict(item), "seconds": round(item.seconds, 3)} for item in self.outcomes]
         return {"format": REPORT_FORMAT, "subject": self.subject, "ok": self.ok, "outcomes": outcomes}

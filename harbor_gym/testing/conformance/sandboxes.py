@@ -15,7 +15,7 @@ from harbor_gym import sandboxes
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.testing.conformance import commands, confinement, files, interruptions, isolation
 from harbor_gym.testing.conformance.behaviours import Behaviour, observe, select
-from harbor_gym.testing.conformance.known_failures import NOT_PROMISED
+from harbor_gym.testing.conformance.known_failures import KNOWN_FAILURES
 from harbor_gym.testing.conformance.probe import DOCKERFILE, MakeSandbox, Probe
 from harbor_gym.testing.conformance.report import Outcome, Report, Verdict
 
@@ -27,7 +27,7 @@ SANDBOX_BEHAVIOURS: tuple[Behaviour[Probe], ...] = (
     *files.UPLOADS,
     *files.DOWNLOADS,
     *isolation.FOLDERS,
-    *isolation.WALLS,
+    *isolation.LIMITS,
     *confinement.CONFINEMENT,
     *isolation.TERMINAL,
     *isolation.LIFE,
@@ -39,8 +39,8 @@ async def check_sandbox(
     sandbox: str | EnvironmentConfig | MakeSandbox,
     *,
     only: Collection[str] | None = None,
-    not_promised: Mapping[str, str] | None = None,
-    probe_not_promised: bool = False,
+    known_failures: Mapping[str, str] | None = None,
+    probe_known_failures: bool = False,
     concurrency: int = 1,
     dockerfile: str = DOCKERFILE,
     timeout_sec: float = 120.0,
@@ -55,7 +55,7 @@ async def check_sandbox(
             the keyword arguments of Harbor's ``BaseEnvironment``: a class, or a ``functools.partial`` of one.
         only: Names of behaviours or of families (``commands``, ``files`` …); None is all.
         not_promised: Behaviour → why this kind does not do it. It is put on the class's own list: a class may have
-            an attribute ``not_promised`` of the same shape.
+            an attribute ``known_failures`` of the same shape.
         probe_not_promised: Check also what is not promised; it is a failure then if it holds after all.
         concurrency: So many behaviours at once: quicker, but one that breaks the sandbox takes others with it.
         dockerfile: The image. Another one must have what :data:`DOCKERFILE` has: the variables, the folder, the user.
@@ -71,17 +71,17 @@ async def check_sandbox(
     make_sandbox, label = _maker(sandbox)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as directory:
         probe = Probe(make_sandbox, Path(directory), dockerfile)
-        reasons = {**_own_reasons(probe.make()), **(not_promised or {})}
-        behaviours = select(SANDBOX_BEHAVIOURS, only=only, not_promised=reasons)
+        reasons = {**_own_reasons(probe.make()), **(known_failures or {})}
+        behaviours = select(SANDBOX_BEHAVIOURS, only=only, known_failures=reasons)
         check = functools.partial(
-            observe, subject=probe, probe_not_promised=probe_not_promised, timeout_sec=timeout_sec
+            observe, subject=probe, probe_known_failures=probe_known_failures, timeout_sec=timeout_sec
         )
         try:
             await probe.prepare()
             found = await _observe_all(behaviours, check, reasons, probe, concurrency)
         finally:
             await probe.close()
-    return Report(label, tuple(found[one.name] for one in behaviours))
+    return Report(label, tuple(found[item.name] for item in behaviours))
 
 
 async def _observe_all(
@@ -98,7 +98,7 @@ async def _observe_all(
         async with room:
             while True:
                 asked = probe.sandbox
-                outcome = await check(behaviour, not_promised=reasons.get(behaviour.name))
+                outcome = await check(behaviour, known_failures=reasons.get(behaviour.name))
                 if outcome.verdict is not Verdict.PASSED or probe.sandbox is asked:
                     break
                 # One that broke the sandbox had it replaced meanwhile: what holds for half of each proves nothing.
@@ -136,4 +136,4 @@ def _own_reasons(environment: BaseEnvironment) -> Mapping[str, str]:
     if declared is not None:
         return declared
     lineage = (f"{kind.__module__}:{kind.__qualname__}" for kind in type(environment).__mro__)
-    return next((NOT_PROMISED[name] for name in lineage if name in NOT_PROMISED), {})
+    return next((KNOWN_FAILURES[name] for name in lineage if name in KNOWN_FAILURES), {})

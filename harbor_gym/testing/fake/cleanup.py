@@ -27,19 +27,19 @@ class FakeProcesses:
         return "-" if self.oom_kills is None else str(sum(self.oom_kills[:phases]))
 
 
-def answer_custody(command: str, content: FakeFiles, processes: FakeProcesses) -> str | None:
+def answer_cleanup(command: str, content: FakeFiles, processes: FakeProcesses) -> str | None:
     """Do what one of :mod:`harbor_gym.episode.grading.cleanup`'s scripts asks and return its answer; None otherwise."""
     from harbor_gym.episode.grading.breakage import sound_answer
     from harbor_gym.episode.grading.cleanup import read_script
 
     if (sound := sound_answer(command)) is not None:
         return sound
-    said: list[str] = []
+    output: list[str] = []
     for script in _SCRIPTS:
         head, found, _ = command.partition(read_script(script))
         if found:
-            said.append(_answer(script, shlex.split(head.splitlines()[-1])[2:], content, processes))
-    return "".join(said) or None
+            output.append(_answer(script, shlex.split(head.splitlines()[-1])[2:], content, processes))
+    return "".join(output) or None
 
 
 def _answer(script: str, arguments: list[str], content: FakeFiles, processes: FakeProcesses) -> str:

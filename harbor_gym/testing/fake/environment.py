@@ -16,7 +16,7 @@ from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import SandboxLostError, SandboxStartError
 from harbor_gym.terminal import Terminal
 from harbor_gym.testing.conformance.known_failures import FAKE
-from harbor_gym.testing.fake.cleanup import FakeProcesses, answer_custody
+from harbor_gym.testing.fake.cleanup import FakeProcesses, answer_cleanup
 from harbor_gym.testing.fake.files import FakeFiles
 from harbor_gym.testing.fake.shell import FakeShell, Output, Program
 
@@ -49,7 +49,7 @@ class FakeEnvironment(BaseEnvironment):
         delay_sec: Seconds that the start and every command take.
     """
 
-    not_promised: ClassVar[Mapping[str, str]] = FAKE
+    known_failures: ClassVar[Mapping[str, str]] = FAKE
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class FakeEnvironment(BaseEnvironment):
             SandboxLostError: The sandbox is not running, or was told to be lost now.
         """
         self.require_running()
-        if (said := answer_custody(command, self.files, self._reported)) is not None:
+        if (said := answer_cleanup(command, self.files, self._reported)) is not None:
             return Output(stdout=[said])
         self.commands.append(command)
         if self._is_to_fail("exec"):

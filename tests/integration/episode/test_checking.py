@@ -24,8 +24,8 @@ from tests.helpers.tasks import BASE, PASS_IF_DONE, write_task
         ((0.0, 0.0), (0.0, 0.0), 0.0, None, Verdict.UNSOLVED),
         ((0.5,), (0.0,), 0.0, None, Verdict.UNSOLVED),
         ((1.0,), (1.0,), 1.0, None, Verdict.TRIVIAL),
-        ((1.0, 0.9), (0.0, 0.0), 0.0, None, Verdict.UNSTEADY),
-        ((1.0, 1.0), (0.0, 0.1), 0.0, None, Verdict.UNSTEADY),
+        ((1.0, 0.9), (0.0, 0.0), 0.0, None, Verdict.FLAKY),
+        ((1.0, 1.0), (0.0, 0.1), 0.0, None, Verdict.FLAKY),
         ((1.0,), (0.0,), 1.0, None, Verdict.FORGEABLE),
         ((1.0,), (0.0,), 0.1, None, Verdict.FORGEABLE),
         ((1.0,), (), None, "nop: lost", Verdict.ERROR),
@@ -49,7 +49,7 @@ def test_one_word_for_what_was_found(
         ((0.0, 0.0), 0.0, Verdict.UNPROVEN),
         ((0.0,), None, Verdict.UNPROVEN),
         ((1.0,), 1.0, Verdict.TRIVIAL),
-        ((0.0, 0.5), 0.0, Verdict.UNSTEADY),
+        ((0.0, 0.5), 0.0, Verdict.FLAKY),
         ((0.0,), 1.0, Verdict.FORGEABLE),
     ],
 )
@@ -82,7 +82,7 @@ def test_where_plain_trial_and_episode_differ_the_reason_says_why(
 
 def test_a_solution_that_only_an_episode_rewards_is_unsteady() -> None:
     check = TaskCheck(task="t", path=Path("t"), oracle=(1.0,), nop=(0.0,), plain=0.0)
-    assert check.verdict is Verdict.UNSTEADY
+    assert check.verdict is Verdict.FLAKY
     assert "as a plain trial 0" in (check.reason or "")
 
 
@@ -161,7 +161,7 @@ async def test_without_a_solution_a_declared_view_makes_a_task_unproven(tmp_path
 
 async def test_a_plan_may_give_the_paths_or_leave_the_view_out(tmp_path: Path) -> None:
     task = write_task(tmp_path / "task", toml=DECLARED.format("/app"))
-    (off,) = await check_tasks([task], viewing_plan(tmp_path, verify_paths="off", forge=False))
+    (off,) = await check_tasks([task], viewing_plan(tmp_path, verify_paths="off", try_exploits=False))
     assert (off.verdict, off.pristine) == (Verdict.OK, None)
     given = viewing_plan(tmp_path, verify_paths=(PurePosixPath("/srv"),))
     (check,) = await check_tasks([task], given)
@@ -174,7 +174,7 @@ async def test_a_view_demanded_of_a_sandbox_without_one_is_refused(tmp_path: Pat
     (task / "solution").rmdir()
     options = {"solved_when": {"/srv/answer": "done"}}
     fake = environment_config("harbor_gym.testing:FakeEnvironment", options=options)
-    plan = viewing_plan(tmp_path, verify_paths=(PurePosixPath("/srv"),), forge=False)
+    plan = viewing_plan(tmp_path, verify_paths=(PurePosixPath("/srv"),), try_exploits=False)
     (check,) = await check_tasks([task], replace(plan, environment=fake))
     assert check.verdict is Verdict.REFUSED
     assert "has no pristine view" in (check.reason or "")
@@ -267,7 +267,7 @@ async def test_a_solution_that_only_a_plain_trial_rewards_is_named_with_what_the
     keeping = write_task(tmp_path / "keeping", test_sh=PASS_IF_SERVED, toml="[metadata]\nkeep_agent_processes = true\n")
     for task in (lacking, keeping):
         (task / "solution" / "solve.sh").write_text(f"#!/bin/bash\n{SERVES}")
-    honest = replace(plan, forge=False)
+    honest = replace(plan, try_exploits=False)
     unsolved, ok = await check_tasks([lacking, keeping], honest, concurrency=2)
     assert (unsolved.verdict, unsolved.oracle, unsolved.plain) == (Verdict.UNSOLVED, (0.0,), 1.0)
     assert "keep_agent_processes = true" in (unsolved.reason or "")
@@ -318,7 +318,7 @@ async def test_a_reward_of_several_keys_is_checked_and_forged_by_the_key_that_co
     sound, weak = await check_tasks(tasks, replace(plan, reward_key="speed"), concurrency=2)
     assert (sound.verdict, sound.oracle, sound.forged) == (Verdict.OK, (1.0,), 0.0)
     assert (weak.verdict, weak.forged) == (Verdict.FORGEABLE, 1.0)
-    (lowest,) = await check_tasks(tasks[:1], replace(plan, reward_function="min", forge=False))
+    (lowest,) = await check_tasks(tasks[:1], replace(plan, reward_function="min", try_exploits=False))
     assert (lowest.verdict, lowest.oracle) == (Verdict.UNSOLVED, (0.0,))
 
 
@@ -327,16 +327,16 @@ async def test_a_solution_has_the_time_that_the_task_gives_and_is_graded_then(tm
     task = write_task(tmp_path / "slow", toml="[agent]\ntimeout_sec = 2.0\n")
     with (task / "solution" / "solve.sh").open("a") as solution:
         solution.write("sleep 3600\n")
-    (check,) = await check_tasks([task], replace(plan, forge=False))
+    (check,) = await check_tasks([task], replace(plan, try_exploits=False))
     assert (check.verdict, check.oracle, check.plain) == (Verdict.OK, (1.0,), 1.0)
 
 
 @pytest.mark.local
 async def test_a_verdict_that_changes_by_itself_is_found(tmp_path: Path, plan: CheckPlan) -> None:
     lottery = "#!/bin/bash\necho 0.$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') > /logs/verifier/reward.txt\n"
-    twice = CheckPlan(plan.environment, plan.trials_dir, repeat=2, forge=False)
+    twice = CheckPlan(plan.environment, plan.trials_dir, repeat=2, try_exploits=False)
     (check,) = await check_tasks([write_task(tmp_path / "lottery", test_sh=lottery)], twice)
-    assert check.verdict is Verdict.UNSTEADY
+    assert check.verdict is Verdict.FLAKY
     assert len(set(check.oracle)) == len(set(check.nop)) == 2
 
 

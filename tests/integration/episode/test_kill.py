@@ -20,7 +20,7 @@ import pytest
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.labels import OWNER_LABEL
-from harbor_gym.sandboxes.local.forkserver_client import factory_pid
+from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.local import make_sandbox, running
@@ -90,7 +90,7 @@ async def kill_half_started(directory: Path) -> bool:
     try:
         while not first and not starting.done():
             await asyncio.sleep(0)
-            first = next((pid for supervisor in children(factory_pid()) for pid in children(supervisor)), 0)
+            first = next((pid for supervisor in children(forkserver_pid()) for pid in children(supervisor)), 0)
         if first:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(first, signal.SIGKILL)

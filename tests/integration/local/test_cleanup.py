@@ -125,9 +125,9 @@ async def test_the_verifiers_directories_are_emptied_whatever_is_in_their_place(
     await sandbox.exec(_PLANTS[plant])
     if plant == "a way to descriptors":
         with pytest.raises(cleanup.BrokenByPolicyError, match="could not be made"):
-            await cleanup.seal(sandbox, cleanup.Sealing((_OUTPUT, _TESTS), ""))
+            await cleanup.reset_verifier_dirs(sandbox, cleanup.VerifierDirsReset((_OUTPUT, _TESTS), ""))
         return
-    await cleanup.seal(sandbox, cleanup.Sealing((_OUTPUT, _TESTS), ""))
+    await cleanup.reset_verifier_dirs(sandbox, cleanup.VerifierDirsReset((_OUTPUT, _TESTS), ""))
     listed = await output(sandbox, "stat -c '%a %u %F' /logs/verifier/ /tests/; ls -A /logs/verifier /tests; ls /kept")
     assert listed.split("\n") == [
         "777 0 directory",
@@ -137,7 +137,7 @@ async def test_the_verifiers_directories_are_emptied_whatever_is_in_their_place(
         "/tests:",
         "file",
     ]
-    await cleanup.seal(sandbox, cleanup.Sealing((_OUTPUT, _TESTS), "dev"))
+    await cleanup.reset_verifier_dirs(sandbox, cleanup.VerifierDirsReset((_OUTPUT, _TESTS), "dev"))
     assert await output(sandbox, "stat -c '%a %U' /logs/verifier/ /tests/") == "755 dev\n755 root"
 
 

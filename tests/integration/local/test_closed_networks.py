@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from harbor_gym._runtime.rootless import is_ordinary
+from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym.sandboxes.local.network import closed_networks
 
 pytestmark = pytest.mark.local
@@ -28,7 +28,7 @@ print(json.dumps([closed_networks(has_private=has_private) for has_private in (F
 
 
 def test_the_machines_own_addresses_are_closed_unless_private_networks_are_open() -> None:
-    code = _LOOK.format(ordinary=is_ordinary())
+    code = _LOOK.format(ordinary=is_rootless())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     closed, with_private = json.loads(done.stdout)

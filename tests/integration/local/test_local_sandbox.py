@@ -13,7 +13,7 @@ from harbor.models.trial.config import ServiceVolumeConfig
 
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError, TaskError
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from harbor_gym.sandboxes.local.forkserver_client import end_factory, factory_pid
+from harbor_gym.sandboxes.local.forkserver_client import end_forkserver, forkserver_pid
 from tests.helpers.sandboxes.local import DOCKERFILE, make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -249,15 +249,15 @@ async def test_an_image_without_bash_runs_sh_and_one_without_a_shell_says_so(tmp
 
 
 async def test_sandboxes_live_on_without_what_started_them(sandbox: LocalEnvironment, tmp_path: Path) -> None:
-    first = factory_pid()
+    first = forkserver_pid()
     os.kill(first, signal.SIGKILL)
     await asyncio.to_thread(os.waitid, os.P_PID, first, os.WEXITED | os.WNOWAIT)
     assert await output(sandbox, "echo lives") == "lives"
     async with running(make_sandbox(tmp_path / "other")) as other:
         assert await output(other, "echo another") == "another"
-        assert factory_pid() not in (0, first)
-        end_factory()
-        assert factory_pid() == 0
+        assert forkserver_pid() not in (0, first)
+        end_forkserver()
+        assert forkserver_pid() == 0
         assert await output(other, "echo lives") == "lives"
 
 
@@ -265,14 +265,14 @@ async def test_a_sandbox_holds_no_file_of_another_and_none_of_the_host(
     sandbox: LocalEnvironment, tmp_path: Path
 ) -> None:
     async with running(make_sandbox(tmp_path / "other")):
-        held = [_sockets(pid) for pid in (factory_pid(), *_supervisors())]
+        held = [_sockets(pid) for pid in (forkserver_pid(), *_supervisors())]
     # A supervisor has its caller's, and one whose name claims a range of user ids.
     assert [len(sockets) for sockets in held] == [1, 2, 2]
     assert len(set().union(*held)) == 5
 
 
 def _supervisors() -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{factory_pid()}/task/{factory_pid()}/children").read_text().split()]
+    return [int(pid) for pid in Path(f"/proc/{forkserver_pid()}/task/{forkserver_pid()}/children").read_text().split()]
 
 
 def _sockets(pid: int) -> set[Path]:

@@ -13,7 +13,7 @@ import pytest
 
 from harbor_gym._runtime.cache import cache_dir
 from harbor_gym.errors import SandboxError
-from harbor_gym.sandboxes.local import limits
+from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM
 from tests.helpers.paths import ROOT
@@ -230,7 +230,7 @@ def _parent(pid: int) -> int:
 
 
 def _groups(owner: int) -> list[Path]:
-    return [path for place in limits.places().values() for path in place.directory.glob(f"harbor-gym-*.{owner}.*")]
+    return [path for place in cgroups.places().values() for path in place.directory.glob(f"harbor-gym-*.{owner}.*")]
 
 
 async def test_after_sigkill_of_the_host_process_nothing_is_left(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ async def test_after_sigkill_of_the_host_process_nothing_is_left(tmp_path: Path)
     networks = [pid for pid in _pids(NETWORK_PROGRAM) if _parent(_parent(pid)) in supervisors]
     assert len(networks) == 2
     groups = _groups(host.pid)
-    assert len(groups) == 2 * len(limits.places())
+    assert len(groups) == 2 * len(cgroups.places())
     host.send_signal(signal.SIGKILL)
     await host.wait()
     deadline = time.monotonic() + 10

@@ -13,9 +13,9 @@ from harbor.models.trial.config import ResourceMode
 
 from harbor_gym._runtime.owners import owner_label
 from harbor_gym.errors import SandboxLostError, SandboxMemoryError, UsageError
-from harbor_gym.sandboxes.local import limits
+from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from harbor_gym.sandboxes.local.forkserver_client import factory_pid
+from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -29,17 +29,17 @@ _BOMB = 'python3 -c "x = bytearray(300 << 20); import time; time.sleep(20)"'
 
 @pytest.fixture
 def control_groups() -> None:
-    if set(limits.places()) != set(limits.CONTROLLERS):
+    if set(cgroups.places()) != set(cgroups.CONTROLLERS):
         pytest.skip("no control groups can be made here: start the container with --privileged --cgroupns=host")
 
 
 def _groups(owner: str) -> list[Path]:
-    return [path for place in limits.places().values() for path in place.directory.glob(f"harbor-gym-{owner}-*")]
+    return [path for place in cgroups.places().values() for path in place.directory.glob(f"harbor-gym-{owner}-*")]
 
 
 def _supervisor() -> int:
     """Return the pid of the one supervisor that this process has."""
-    (found,) = Path(f"/proc/{factory_pid()}/task/{factory_pid()}/children").read_text().split()
+    (found,) = Path(f"/proc/{forkserver_pid()}/task/{forkserver_pid()}/children").read_text().split()
     return int(found)
 
 
@@ -104,8 +104,8 @@ async def test_a_fork_bomb_fills_its_sandbox_only(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("control_groups")
 async def test_processor_time_is_bounded(tmp_path: Path) -> None:
     async with running(make_sandbox(tmp_path, config={"cpus": 1})) as sandbox:
-        (group,) = limits.places()["cpu"].directory.glob(f"harbor-gym-{owner_label()}-*")
-        quota = group / ("cpu.cfs_quota_us" if limits.places()["cpu"].version == 1 else "cpu.max")
+        (group,) = cgroups.places()["cpu"].directory.glob(f"harbor-gym-{owner_label()}-*")
+        quota = group / ("cpu.cfs_quota_us" if cgroups.places()["cpu"].version == 1 else "cpu.max")
         assert quota.read_text().split()[0] == "100000"
         await output(sandbox, "timeout 0.3 sh -c 'while :; do :; done' || :")
         # Periods are counted while processes of a group with a quota run. How many are cut depends on the neighbours.
@@ -128,10 +128,10 @@ async def test_files_are_bounded_in_size_and_number(tmp_path: Path) -> None:
 async def test_without_control_groups_a_process_is_bounded_and_a_policy_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def none() -> dict[str, limits.Place]:
+    def none() -> dict[str, cgroups.Place]:
         return {}
 
-    monkeypatch.setattr(limits, "places", none)
+    monkeypatch.setattr(cgroups, "places", none)
     async with running(make_sandbox(tmp_path, config={"memory_mb": 64, "cpus": 1})) as sandbox:
         result = await sandbox.exec("python3 -c 'bytearray(200 << 20)'; echo on")
         assert "MemoryError" in (result.stderr or "")
@@ -168,14 +168,14 @@ def test_groups_of_a_dead_owner_are_removed_and_those_of_a_living_one_stay() -> 
         [sys.executable, "-c", "from harbor_gym._runtime.owners import owner_label; print(owner_label())"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    directory = limits.places()["pids"].directory
+    directory = cgroups.places()["pids"].directory
     dead, alive = (
         directory / f"harbor-gym-{owner}-1" for owner in (ended.stdout.strip(), f"{owner_label()}-{time.time_ns()}")
     )
     dead.mkdir()
     alive.mkdir()
     try:
-        limits.remove_groups()
+        cgroups.remove_groups()
         assert not dead.exists()
         assert alive.exists()
     finally:
@@ -204,13 +204,13 @@ def test_a_place_is_found_in_either_version_of_control_groups(
     for name in (".", "user.slice", "user.slice/session-1.scope", "x"):
         (tree / name).mkdir(parents=True, exist_ok=True)
         (tree / name / "cgroup.subtree_control").write_text("" if name.endswith("scope") else "cpu memory pids")
-    mounts = limits.parse_mounts(_MOUNTINFO.replace("/sys/fs/cgroup", str(tree)).replace("/mnt/cpu", str(tree)))
+    mounts = cgroups.parse_mounts(_MOUNTINFO.replace("/sys/fs/cgroup", str(tree)).replace("/mnt/cpu", str(tree)))
     tried: list[Path] = []
 
     def is_usable(_controller: str, _version: int, directory: Path) -> bool:
         tried.append(directory)
         return (directory / "cgroup.subtree_control").read_text() != ""
 
-    place = limits.first_usable("cpu", [mount for mount in mounts if mount.version == version], own, is_usable)
-    assert place == limits.Place(version, tree / expected)  # pyright: ignore[reportArgumentType]  # 1 or 2
+    place = cgroups.first_usable("cpu", [mount for mount in mounts if mount.version == version], own, is_usable)
+    assert place == cgroups.Place(version, tree / expected)  # pyright: ignore[reportArgumentType]  # 1 or 2
     assert tried[-1] == tree / expected

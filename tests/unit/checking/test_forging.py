@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from harbor_gym.checking.play import Played, Work
-from harbor_gym.checking.reward_hacking import Forged, forge, trick_names
+from harbor_gym.checking.reward_hacking import ExploitResult, run_exploit, trick_names
 from harbor_gym.checking.verdict import PhaseSeconds
 from harbor_gym.errors import SandboxLostError, SandboxStartError, VerifierError
 
@@ -14,7 +14,7 @@ LOST = SandboxLostError("gone")
 SILENT = VerifierError("no verdict")
 
 
-async def forge_with(together: float | Exception, alone: Sequence[float | Exception] = ()) -> Forged:
+async def forge_with(together: float | Exception, alone: Sequence[float | Exception] = ()) -> ExploitResult:
     """Forge with an outcome for all tricks together and one for each alone; fail if any is left over."""
     outcomes: Iterator[float | Exception] = iter([together, *alone])
 
@@ -24,7 +24,7 @@ async def forge_with(together: float | Exception, alone: Sequence[float | Except
             raise outcome
         return Played(outcome, frozenset(), PhaseSeconds(0, 0, 0, 0), "", 0, (), offers_view=False)
 
-    forged = await forge(play, ["reward"], honest=(0.0, 0.1))
+    forged = await run_exploit(play, ["reward"], honest=(0.0, 0.1))
     assert next(outcomes, None) is None
     return forged
 
@@ -35,18 +35,18 @@ def outcomes(first: float | Exception, others: float | Exception) -> list[float 
 
 @pytest.mark.parametrize("reward", [0.0, 0.1])
 async def test_what_doing_nothing_earns_too_is_not_looked_into(reward: float) -> None:
-    assert await forge_with(reward) == Forged(reward, (), ())
+    assert await forge_with(reward) == ExploitResult(reward, (), ())
 
 
 async def test_tricks_that_pay_as_much_alone_are_named() -> None:
-    assert await forge_with(1.0, outcomes(1.0, 0.0)) == Forged(1.0, (TRICKS[0],), ())
-    assert await forge_with(1.0, outcomes(0.5, 0.0)) == Forged(1.0, (), ())
+    assert await forge_with(1.0, outcomes(1.0, 0.0)) == ExploitResult(1.0, (TRICKS[0],), ())
+    assert await forge_with(1.0, outcomes(0.5, 0.0)) == ExploitResult(1.0, (), ())
 
 
 async def test_tricks_that_leave_no_verdict_are_named_and_do_not_hide_those_that_pay() -> None:
-    assert await forge_with(LOST, outcomes(SILENT, 0.0)) == Forged(0.0, (), (TRICKS[0],))
-    assert await forge_with(SILENT, outcomes(1.0, LOST)) == Forged(1.0, (TRICKS[0],), tuple(TRICKS[1:]))
-    assert await forge_with(1.0, outcomes(LOST, 1.0)) == Forged(1.0, tuple(TRICKS[1:]), (TRICKS[0],))
+    assert await forge_with(LOST, outcomes(SILENT, 0.0)) == ExploitResult(0.0, (), (TRICKS[0],))
+    assert await forge_with(SILENT, outcomes(1.0, LOST)) == ExploitResult(1.0, (TRICKS[0],), tuple(TRICKS[1:]))
+    assert await forge_with(1.0, outcomes(LOST, 1.0)) == ExploitResult(1.0, tuple(TRICKS[1:]), (TRICKS[0],))
 
 
 async def test_without_any_verdict_or_sandbox_there_is_an_error() -> None:

@@ -8,7 +8,7 @@ import pytest
 from harbor.environments.base import ExecResult
 
 from harbor_gym import AsyncTerminalGymEnv
-from harbor_gym.episode.diagnostics import read_evidence
+from harbor_gym.episode.diagnostics import read_diagnostics
 from harbor_gym.episode.task import load_task, phase_timeout_sec, phase_users
 from harbor_gym.errors import SandboxStartError, TaskError, UsageError, VerifierError
 from harbor_gym.testing import FakeEnvironment
@@ -100,7 +100,7 @@ async def test_a_sandbox_that_does_not_start_is_named_with_its_words(task: Path)
         with pytest.raises(SandboxStartError, match="told not to start") as caught:
             await env.reset()
     assert caught.value.is_infrastructure
-    assert "exception" in caught.value.evidence
+    assert "exception" in caught.value.diagnostics
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ async def test_a_failure_brings_its_evidence_and_the_folder_where_that_is_kept(
         await env.reset()
         with pytest.raises(VerifierError) as caught:
             await env.step(COMPLETE)
-    assert "RewardFileNotFoundError" in caught.value.evidence["exception"]
+    assert "RewardFileNotFoundError" in caught.value.diagnostics["exception"]
     folder = caught.value.trial_dir
     assert (folder is not None) is kept
     assert folder is None or (folder / "result.json").is_file()
@@ -153,15 +153,15 @@ def trial_dir(tmp_path: Path) -> Path:
 def test_evidence_is_not_read_through_a_planted_link(trial_dir: Path) -> None:
     for name in ("verifier/test-stdout.txt", "exception.txt", "trial.log"):
         (trial_dir / name).symlink_to(trial_dir.parent / "secret")
-    assert read_evidence(trial_dir) == {}
+    assert read_diagnostics(trial_dir) == {}
 
 
 def test_evidence_is_read_of_plain_files_only(trial_dir: Path) -> None:
     os.mkfifo(trial_dir / "verifier/test-stdout.txt")
     (trial_dir / "exception.txt").mkdir()
     (trial_dir / "trial.log").write_text(" \n")
-    assert read_evidence(trial_dir) == {}
-    assert read_evidence(trial_dir / "absent") == {}
+    assert read_diagnostics(trial_dir) == {}
+    assert read_diagnostics(trial_dir / "absent") == {}
 
 
 def test_evidence_is_the_newest_steps_and_its_end(trial_dir: Path) -> None:
@@ -172,7 +172,7 @@ def test_evidence_is_the_newest_steps_and_its_end(trial_dir: Path) -> None:
         os.utime(path, (2000 - age, 2000 - age))
     (trial_dir / "exception.txt").write_bytes(b"x" * 4000)
     (trial_dir / "trial.log").write_bytes(b"a" * 10 + b"\xff" + b"y" * 3999)
-    assert read_evidence(trial_dir) == {
+    assert read_diagnostics(trial_dir) == {
         "verifier_output": "of two",
         "exception": "x" * 4000,
         "trial_log": "[… 10 bytes before]\n\ufffd" + "y" * 3999,

@@ -11,7 +11,7 @@ import pytest
 
 from harbor_gym import AsyncTerminalGymEnv
 from harbor_gym._runtime import rate_limit
-from harbor_gym._runtime.rate_limit import Pacer
+from harbor_gym._runtime.rate_limit import TokenBucket
 from harbor_gym.config import PoolLimits, TerminalConfig, TerminalEnvConfig
 from harbor_gym.errors import SandboxLostError, SandboxStartError, TaskError, UsageError
 from harbor_gym.pool import Lease, WarmPool, close_shared_pools, shared_pool
@@ -341,7 +341,7 @@ async def test_a_sandbox_that_does_not_stop_is_counted(config: TerminalEnvConfig
     immortal = fake_config(config.task_dir, sandbox=f"{__name__}:Immortal", stop_timeout_sec=0.05)
     async with pool_of(immortal) as pool:
         await until(pool, "pool/ready", 1)
-    assert (pool.counts.undead, pool.metrics()["pool/leaked"]) == (1, 1)
+    assert (pool.counts.stop_failures, pool.metrics()["pool/leaked"]) == (1, 1)
     await asyncio.sleep(0.5)  # let it stop after all, while there is a loop for it
 
 
@@ -439,7 +439,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-async def spent(clock: SimpleNamespace, pacer: Pacer, starts: int) -> list[float]:
+async def spent(clock: SimpleNamespace, pacer: TokenBucket, starts: int) -> list[float]:
     times: list[float] = []
     for _ in range(starts):
         await pacer.acquire()
@@ -448,7 +448,7 @@ async def spent(clock: SimpleNamespace, pacer: Pacer, starts: int) -> list[float
 
 
 async def test_a_burst_goes_before_the_rate(clock: SimpleNamespace) -> None:
-    pacer = Pacer(per_sec=10, burst=3)
+    pacer = TokenBucket(per_sec=10, burst=3)
     # Each wait for a tenth of a second is lengthened to 0.11; the hundredth is a tenth of the next token.
     assert await spent(clock, pacer, 5) == [0.0, 0.0, 0.0, 0.11, 0.209]
     clock.now += 100
@@ -456,9 +456,9 @@ async def test_a_burst_goes_before_the_rate(clock: SimpleNamespace) -> None:
 
 
 async def test_a_pause_holds_all_back_and_is_never_shortened(clock: SimpleNamespace) -> None:
-    pacer = Pacer(per_sec=10, burst=3)
-    pacer.hold_back(10)
-    pacer.hold_back(1)
+    pacer = TokenBucket(per_sec=10, burst=3)
+    pacer.back_off(10)
+    pacer.back_off(1)
     assert await spent(clock, pacer, 2) == [12.1, 12.1]
 
 
@@ -474,7 +474,7 @@ async def test_pauses_double_up_to_a_limit_but_for_what_the_provider_asks(
     config: TerminalEnvConfig, monkeypatch: pytest.MonkeyPatch, errors: list[Exception], pauses: list[float]
 ) -> None:
     held: list[float] = []
-    monkeypatch.setattr(Pacer, "hold_back", lambda self, seconds: held.append(seconds))  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(TokenBucket, "back_off", lambda self, seconds: held.append(seconds))  # pyright: ignore[reportUnknownLambdaType]
     Watched.refusals += errors
     limits: dict[str, Any] = {"backoff_sec": 2.0, "max_backoff_sec": 10.0, "max_failures": 9}
     async with pool_of(config, max_starts_at_once=1, **limits) as pool, leased(pool):

@@ -98,7 +98,7 @@ async def test_following_shows_each_new_batch_once(tmp_path: Path, monkeypatch: 
         shown.append(line)
         seen.set()
 
-    async with report.following(tmp_path, total=3, show=show, title="t"):
+    async with report.live_progress(tmp_path, total=3, show=show, title="t"):
         await asyncio.sleep(0.05)
         write(tmp_path / "metrics.jsonl", *({"step": step, **BATCH} for step in (0, 1)))
         await seen.wait()
@@ -111,7 +111,7 @@ async def test_a_picture_that_can_not_be_written_does_not_end_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "curve.png" / "in the way").mkdir(parents=True)
-    async with report.following(tmp_path, total=1, show=lambda _: None, title="t"):
+    async with report.live_progress(tmp_path, total=1, show=lambda _: None, title="t"):
         write(tmp_path / "metrics.jsonl", {"step": 0, **BATCH})
     assert "the run goes on without" in caplog.text
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from harbor_gym._runtime.shielded import uninterrupted
+from harbor_gym._runtime.shielded import shielded
 
 
 async def begun[T](work: asyncio.Future[T]) -> asyncio.Task[T]:
-    waiting = asyncio.create_task(uninterrupted(work))
+    waiting = asyncio.create_task(shielded(work))
     await asyncio.sleep(0)
     return waiting
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harbor_gym.terminal.screen.capture import FrameError, excerpt_of, parse_frame
+from harbor_gym.terminal.screen.capture import CaptureError, excerpt_of, parse_capture
 from harbor_gym.terminal.screen.observation import (
     Anchor,
     Excerpt,
@@ -165,7 +165,7 @@ _PANE = "@n pane 0  . 0 2 0 5"
 
 
 def test_a_frame_is_read() -> None:
-    frame = parse_frame(f"noise\n@n step ,prompt,idle 12:3:0\n{_PANE}\na \nb\n\n@n visible\nb\n\n@n end\n", "@n")
+    frame = parse_capture(f"noise\n@n step ,prompt,idle 12:3:0\n{_PANE}\na \nb\n\n@n visible\nb\n\n@n end\n", "@n")
     assert (frame.waits, frame.mark, frame.exit_code) == (("prompt", "idle"), "12:3:0", 0)
     assert (frame.lines, frame.visible, frame.tail) == (("a ", "b", ""), ("b", ""), None)
     assert frame.pane is not None
@@ -174,7 +174,7 @@ def test_a_frame_is_read() -> None:
 
 
 def test_a_dead_pane_loses_the_line_that_tmux_wrote() -> None:
-    frame = parse_frame(
+    frame = parse_capture(
         "@n step ,ended 12:3:0\n@n pane 1 7 . 0 2 0 5\n$ exit 7\nPane is dead (status 7, x)\n\n@n visible\n@n end\n",
         "@n",
     )
@@ -184,7 +184,7 @@ def test_a_dead_pane_loses_the_line_that_tmux_wrote() -> None:
 
 
 def test_a_gone_server_has_no_pane() -> None:
-    assert parse_frame("@n step , 0:0:0\n@n gone\n@n end\n", "@n").pane is None
+    assert parse_capture("@n step , 0:0:0\n@n gone\n@n end\n", "@n").pane is None
 
 
 def test_a_cut_frame_counts_what_it_left_in_the_sandbox() -> None:
@@ -192,7 +192,7 @@ def test_a_cut_frame_counts_what_it_left_in_the_sandbox() -> None:
     text = f"{_PANE}\n{body}@n visible\nline 99\n"
     size, lines, limit = len(text), text.count("\n"), 150
     cut = f"{text[:limit]}\n@n cut {lines} {size}\n{text[-limit:]}"
-    frame = parse_frame(f"@n step ,prompt 1:1:0\n{cut}@n end\n", "@n")
+    frame = parse_capture(f"@n step ,prompt 1:1:0\n{cut}@n end\n", "@n")
     assert frame.tail is not None
     shown = [*frame.lines, *frame.tail]
     omitted = [line for line in body.splitlines() if line not in shown]
@@ -213,5 +213,5 @@ def test_a_cut_frame_counts_what_it_left_in_the_sandbox() -> None:
     ],
 )
 def test_a_damaged_answer_is_an_error(answer: str) -> None:
-    with pytest.raises(FrameError):
-        parse_frame(answer, "@n")
+    with pytest.raises(CaptureError):
+        parse_capture(answer, "@n")

@@ -172,7 +172,7 @@ def _shell_arguments(command: str) -> list[str]:
 
 
 def run_child(
-    command: Command, report: int, joins: list[int], *, user_namespace: int = -1, stdio: list[int] | None = None
+    command: Command, report: int, cgroup_fds: list[int], *, user_namespace: int = -1, stdio: list[int] | None = None
 ) -> NoReturn:
     """Turn a process just forked in the sandbox's namespaces into the command.
 
@@ -184,7 +184,7 @@ def run_child(
             os.setsid()
             for target, handle in enumerate(stdio):
                 os.dup2(handle, target)
-        cgroups.join(joins)
+        cgroups.join(cgroup_fds)
         if user_namespace >= 0:
             os.setns(user_namespace, os.CLONE_NEWUSER)
         _become(command)

@@ -47,7 +47,7 @@ from kernel.calls import (
     start_time,
 )
 from kernel.ids import Ids
-from namespaces import Founding, FoundingError
+from namespaces import NamespaceBuild, NamespaceBuildError
 from network import UserNetwork
 from trees.records import LOST, Stream
 
@@ -65,11 +65,11 @@ class _Supervisor:
         self.children = Children()
         self.ids = Ids(is_shifted=config["has_own_ids"])
         self.first = programs.open_first()
-        self.founding: Founding | None = None
+        self.founding: NamespaceBuild | None = None
         self.init = 0
         self.init_pidfd = self.network_namespace = -1
         self.mount_namespace = self.home = self.place = -1
-        self.joins: list[int] = []
+        self.cgroup_fds: list[int] = []
         self.cgroups = cgroups.Cgroups(config["cgroups"], config["limits"])
         self.network = UserNetwork(config)
         self.view: View | None = None
@@ -84,11 +84,11 @@ class _Supervisor:
     def build(self) -> None:
         """Make the control groups, mount the files, start PID 1, and enter its namespaces but the user's."""
         self.cgroups.make()
-        self.joins = cgroups.open_joins(self.config["cgroups"])
+        self.cgroup_fds = cgroups.open_cgroup_fds(self.config["cgroups"])
         namespaces.mount_place(self.config, self.ids)
         # The sandbox's first process is a grandchild, whose parent ends.
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self.founding = Founding(self.config, self.ids, self.first, self.joins, self.cgroups.windows())
+        self.founding = NamespaceBuild(self.config, self.ids, self.first, self.cgroup_fds, self.cgroups.cgroup_mounts())
         self.network_namespace, user_namespace = self.founding.begin()
         if self.config["has_network"]:
             self.network.begin(self.network_namespace)
@@ -172,7 +172,7 @@ class _Supervisor:
         try:
             if paths is not None:
                 self.views += 1
-                self.view = View(self.config, self.ids, self.views, self.cgroups.windows())
+                self.view = View(self.config, self.ids, self.views, self.cgroups.cgroup_mounts())
                 self.view.open(paths, self.init_pidfd, has_network=self.network.is_open)
         except ViewError as exc:
             error = str(exc)
@@ -197,7 +197,7 @@ class _Supervisor:
                 give_pipes(stdio, self.ids.outside(command.uid), self.ids.outside(command.gid))
                 pid = os.fork()
                 if pid == 0:
-                    run_child(command, report_write, self.joins, user_namespace=self.init_pidfd, stdio=stdio)
+                    run_child(command, report_write, self.cgroup_fds, user_namespace=self.init_pidfd, stdio=stdio)
         except RequestError as exc:
             error = str(exc)
         except OSError:
@@ -341,7 +341,7 @@ def serve(control_fd: int, config: dict[str, Any]) -> int:
     try:
         supervisor.build()
         supervisor.serve(parent)
-    except (OSError, RequestError, FoundingError, ValueError) as exc:
+    except (OSError, RequestError, NamespaceBuildError, ValueError) as exc:
         supervisor.reply(error=str(exc))
         return 1
     finally:
@@ -355,7 +355,7 @@ def enter(target: dict[str, Any]) -> int:
     try:
         pidfd = os.pidfd_open(init)
         first = programs.open_first()
-        joins = cgroups.open_joins(target["cgroups"])
+        cgroup_fds = cgroups.open_cgroup_fds(target["cgroups"])
         if start_time(init) != target["start_time"]:
             raise ProcessLookupError
         MemoryKills().offer()
@@ -382,7 +382,7 @@ def enter(target: dict[str, Any]) -> int:
     report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     pid = os.fork()
     if pid == 0:
-        run_child(command, report_write, joins, user_namespace=user_namespace)
+        run_child(command, report_write, cgroup_fds, user_namespace=user_namespace)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _: os.kill(pid, received))
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

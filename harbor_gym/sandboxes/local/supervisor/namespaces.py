@@ -71,7 +71,7 @@ _REPORT_BYTES = 2000
 _UP = b"up"
 
 
-class FoundingError(Exception):
+class NamespaceBuildError(Exception):
     """The sandbox can't be made; the message says why."""
 
 
@@ -121,7 +121,7 @@ def mount_overlay(config: dict[str, Any], directory: str) -> None:
     mount("overlay", f"{directory}/root", "overlay", MS_NODEV, options)
 
 
-class Founding:
+class NamespaceBuild:
     """One sandbox in the making.
 
     Args:
@@ -133,10 +133,10 @@ class Founding:
     """
 
     def __init__(
-        self, config: dict[str, Any], ids: Ids, first: int, joins: list[int], windows: list[tuple[str, str]]
+        self, config: dict[str, Any], ids: Ids, first: int, cgroup_fds: list[int], cgroup_mounts: list[tuple[str, str]]
     ) -> None:
         self._config, self._ids, self._first = config, ids, first
-        self._joins, self._windows = joins, windows
+        self._cgroup_fds, self._cgroup_mounts = cgroup_fds, cgroup_mounts
         self._from_founder, self._to_supervisor = os.pipe()
         self._from_supervisor, self._to_founder = os.pipe()
         self._log, self._report = os.pipe()
@@ -188,9 +188,9 @@ class Founding:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._founder, signal.SIGKILL)
 
-    def _failure(self) -> FoundingError:
-        said = os.read(self._log, _REPORT_BYTES).decode("utf-8", "replace").strip()
-        return FoundingError(said or "a process that builds the sandbox ended without a reason")
+    def _failure(self) -> NamespaceBuildError:
+        output = os.read(self._log, _REPORT_BYTES).decode("utf-8", "replace").strip()
+        return NamespaceBuildError(output or "a process that builds the sandbox ended without a reason")
 
     # --- in the founder -------------------------------------------------------------------------------------------
 
@@ -229,14 +229,14 @@ class Founding:
     def _become_root_inside(self) -> None:
         os.setgroups([])
         become_root()
-        cgroups.join(self._joins)
+        cgroups.join(self._cgroup_fds)
         for name, value in self._ids.limits().items():
             write_file(f"/proc/sys/user/{name}", str(value))
 
     def _become_init(self) -> NoReturn:
         try:
             mount("root", "root", None, MS_BIND)  # what was mounted outside can't be moved
-            dress("root", self._windows)
+            dress("root", self._cgroup_mounts)
             pivot_root("root")
             files.make_directories(self._config["directories"])
             files.require_shell()
@@ -257,7 +257,7 @@ class Founding:
         os._exit(1)
 
 
-def dress(root: str, windows: list[tuple[str, str]]) -> None:
+def dress(root: str, cgroup_mounts: list[tuple[str, str]]) -> None:
     """Mount /dev, /proc and /sys on a root directory. In all of the sandbox's namespaces but with the old root.
 
     Raises:
@@ -265,7 +265,7 @@ def dress(root: str, windows: list[tuple[str, str]]) -> None:
     """
     for name in ("dev", "proc", "sys"):
         if not stat.S_ISDIR(os.lstat(f"{root}/{name}").st_mode):
-            raise FoundingError(f"the image's /{name} is not a directory")
+            raise NamespaceBuildError(f"the image's /{name} is not a directory")
     _mount_devices(f"{root}/dev")
     mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     covers = [(f"{root}/proc/{name}", f"{root}/proc/{name}") for name in (*_READ_ONLY_PROC, *_OF_INIT)]
@@ -274,7 +274,7 @@ def dress(root: str, windows: list[tuple[str, str]]) -> None:
         if os.path.exists(target):  # noqa: PTH110  # pathlib would cost 20 ms of imports at every start
             bind_read_only(source, target, MS_NOSUID | MS_NODEV | MS_NOEXEC)
     mount("tmpfs", f"{root}/sys", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0755,size=64k,nr_inodes=16")
-    for source, target in windows:
+    for source, target in cgroup_mounts:
         os.makedirs(f"{root}{target}")  # noqa: PTH103  # as above
         bind_read_only(source, f"{root}{target}", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     _close(f"{root}/sys")

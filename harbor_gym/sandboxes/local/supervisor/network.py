@@ -60,11 +60,11 @@ class UserNetwork:
         has_answered, _, _ = select.select([self._ready], [], [], _START_TIMEOUT_SEC)
         is_ready = has_answered and os.read(self._ready, 1)
         os.close(self._ready)
-        said = os.pread(self._log, 2000, 0).decode("utf-8", "replace").strip()
+        output = os.pread(self._log, 2000, 0).decode("utf-8", "replace").strip()
         os.close(self._log)
         if not is_ready:
             self.close()
-            raise OSError(f"slirp4netns gives no network: {said or 'it ended without a reason'}")
+            raise OSError(f"slirp4netns gives no network: {output or 'it ended without a reason'}")
 
     def _become(self, handles: list[int]) -> NoReturn:
         ready, leave, log, namespace = handles

@@ -20,9 +20,9 @@ def refusal(directory: str) -> str:
         finally:
             os._exit(0)
     os.close(writer)
-    said = os.read(reader, 2000).decode()
+    output = os.read(reader, 2000).decode()
     os.waitpid(pid, 0)
-    return said
+    return output
 
 
 def _try(directory: str) -> None:

@@ -63,7 +63,7 @@ esac
 is_abandoned() { [ -n "$is_resident" ] && read -rt 0; }
 
 # Shows every second that this process is alive to whoever asked for the step.
-give_sign() {
+heartbeat() {
     [ -n "$is_resident" ] && ((SECONDS != signed)) || return
     signed=$SECONDS
     printf '%s .\n' "$nonce"

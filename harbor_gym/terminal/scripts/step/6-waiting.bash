@@ -44,7 +44,7 @@ wait_until_done() {
         fi
         if [ -z "$why" ]; then pause "$2"; fi
         is_early=''
-        give_sign
+        heartbeat
         if is_abandoned; then why=abandoned; fi
     done
 }

@@ -62,7 +62,7 @@ serve() {
             put)
                 printf %s "${words[2]}" >>"$dir/${words[1]}"
                 signed=-1
-                give_sign
+                heartbeat
                 ;;
             step)
                 if [ -r "$dir/step" ] && [ -x "$BASH" ]; then

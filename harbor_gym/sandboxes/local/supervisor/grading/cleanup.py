@@ -35,7 +35,7 @@ def do(work: str, arguments: dict[str, Any], ids: Ids) -> dict[str, Any]:
         RequestError: A user is not in the sandbox's /etc/passwd.
     """
     if work == "reset_verifier_dirs":
-        return seal(**arguments, ids=ids)
+        return reset_verifier_dirs(**arguments, ids=ids)
     return {"baseline": take_baseline, "stop": stop}[work](**arguments)
 
 
@@ -89,7 +89,7 @@ def stop(
     return {"stopped": len(counted.identities), "left": len(left)}
 
 
-def seal(directories: list[str], owner: str, ids: Ids) -> dict[str, Any]:
+def reset_verifier_dirs(directories: list[str], owner: str, ids: Ids) -> dict[str, Any]:
     """Empty the verifier's directories and make them root's, so that nothing left there can be taken for a verdict.
 
     Args:

@@ -39,8 +39,8 @@ class View:
         windows: Directories of the control groups, and where they are seen inside.
     """
 
-    def __init__(self, config: dict[str, Any], ids: Ids, number: int, windows: list[tuple[str, str]]) -> None:
-        self._config, self._ids, self._windows = config, ids, windows
+    def __init__(self, config: dict[str, Any], ids: Ids, number: int, cgroup_mounts: list[tuple[str, str]]) -> None:
+        self._config, self._ids, self._cgroup_mounts = config, ids, cgroup_mounts
         self._place = f"view-{number}"
         self.namespace = -1
 
@@ -127,10 +127,10 @@ class View:
         os.close(go)
         try:
             answered, _, _ = select.select([up], [], [], _TIMEOUT_SEC)
-            said = os.read(up, 2000) if answered else b"it took too long"
-            if said != _UP:
+            output = os.read(up, 2000) if answered else b"it took too long"
+            if output != _UP:
                 os.kill(pid, signal.SIGKILL)
-                raise ViewError(said.decode("utf-8", "replace") or "its process ended without a reason")
+                raise ViewError(output.decode("utf-8", "replace") or "its process ended without a reason")
             self.namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         finally:
             os.close(up)
@@ -143,7 +143,7 @@ class View:
             os.unshare(os.CLONE_NEWNS)
             root = f"{self._place}/root"
             mount(root, root, None, MS_BIND | MS_REC)
-            namespaces.dress(root, self._windows)
+            namespaces.dress(root, self._cgroup_mounts)
             pivot_root(root)
             files.make_directories(self._config["directories"])
             if has_network:

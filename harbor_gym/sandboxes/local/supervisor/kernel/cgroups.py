@@ -44,7 +44,7 @@ def _counter(text: str, key: str) -> int:
     return int(fields.get(key, 0))
 
 
-def open_joins(places: dict[str, Any]) -> list[int]:
+def open_cgroup_fds(places: dict[str, Any]) -> list[int]:
     """Open what :func:`join` writes to. To be done before entering the sandbox, where there are no such files."""
     paths = {f"{directory}/{_JOIN_FILES[version]}" for version, directory in places.values()}
     return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in sorted(paths)]
@@ -122,22 +122,22 @@ class Cgroups:
             self._ceiling = ceiling
         elif self._lower_or_raise(ceiling):
             if self._ceiling:
-                self._ask_for_word(expected)
+                self._arm_threshold(expected)
             else:
-                self._ask_for_word_aside(expected)
+                self._arm_threshold_aside(expected)
             self._ceiling = ceiling
 
-    def _ask_for_word(self, expected: int) -> None:
+    def _arm_threshold(self, expected: int) -> None:
         # The last, because caches may keep the use above the first two.
         for above in (0, self._headroom // 2, self._headroom - _NEAR_LIMIT_BYTES):
             self._notify("memory.usage_in_bytes", expected + above)
 
-    def _ask_for_word_aside(self, expected: int) -> None:
+    def _arm_threshold_aside(self, expected: int) -> None:
         """Do it in a child, before there is a sandbox to fork into: the kernel takes 10 ms for each, at every start."""
         if os.fork():
             return
         try:
-            self._ask_for_word(expected)
+            self._arm_threshold(expected)
             os.eventfd_write(self.events, 1)  # for what was passed meanwhile
         finally:
             os._exit(0)
@@ -168,7 +168,7 @@ class Cgroups:
         name = "memory.events" if self.memory_version == 2 else "memory.oom_control"
         return _counter(_read(self.memory, name), "oom_kill")
 
-    def windows(self) -> list[tuple[str, str]]:
+    def cgroup_mounts(self) -> list[tuple[str, str]]:
         """Return the directories to show inside, read-only, and where programs look for them: bounds and counts."""
         if self.memory_version == 2:
             return [(self.memory, "/sys/fs/cgroup")]

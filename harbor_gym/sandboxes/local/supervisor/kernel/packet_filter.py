@@ -63,7 +63,7 @@ def close_networks(networks: list[str], name_server: str) -> None:
         library.nft_ctx_buffer_error(context)
         rules = _RULES.format(closed=", ".join(networks), name_server=name_server)
         if library.nft_run_cmd_from_buffer(context, rules.encode()) != 0:
-            said = (library.nft_ctx_get_error_buffer(context) or b"").decode("utf-8", "replace").strip()
-            raise OSError(f"no packet filter for the network: {said}")
+            output = (library.nft_ctx_get_error_buffer(context) or b"").decode("utf-8", "replace").strip()
+            raise OSError(f"no packet filter for the network: {output}")
     finally:
         library.nft_ctx_free(context)

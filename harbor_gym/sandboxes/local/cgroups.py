@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harbor_gym._runtime.owners import is_alive, owner_label
-from harbor_gym._runtime.rootless import is_ordinary
+from harbor_gym._runtime.rootless import is_rootless
 
 CONTROLLERS = ("memory", "pids", "cpu")
 _PREFIX = "harbor-gym-"
@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CgroupLimits:
     """What one sandbox may use, all its processes together. None is no limit."""
 
     memory_bytes: int | None = None
@@ -162,7 +162,7 @@ def _is_usable(controller: str, version: Literal[1, 2], directory: Path) -> bool
         probe.rmdir()
 
 
-def as_config(name: str, limits: Limits) -> dict[str, Any]:
+def as_config(name: str, limits: CgroupLimits) -> dict[str, Any]:
     """Return what the supervisor is told: its groups by controller, and the bounds."""
     wanted = {"memory": limits.memory_bytes, "cpu": limits.cpus, "pids": limits.max_processes}
     return {
@@ -175,6 +175,6 @@ def as_config(name: str, limits: Limits) -> dict[str, Any]:
         # The next best: memory for each process by itself; processes for each user, which does not bind true root.
         "process_limits": {
             "data_limit_bytes": None if "memory" in places() else limits.memory_bytes,
-            "user_processes": limits.max_processes if is_ordinary() and "pids" not in places() else None,
+            "user_processes": limits.max_processes if is_rootless() and "pids" not in places() else None,
         },
     }

@@ -5,10 +5,10 @@ import subprocess
 
 import pytest
 
-from harbor_gym._runtime.rootless import USER_NAMESPACE, is_ordinary
+from harbor_gym._runtime.rootless import USER_NAMESPACE, is_rootless
 from harbor_gym.episode.grading.cleanup import read_script
 
-_PLACE = ["unshare", *(USER_NAMESPACE if is_ordinary() else []), "--fork", "--pid", "--mount-proc"]
+_PLACE = ["unshare", *(USER_NAMESPACE if is_rootless() else []), "--fork", "--pid", "--mount-proc"]
 """A process namespace of its own: what the script must not do is not to be tried on this machine's."""
 
 _TRY = """
