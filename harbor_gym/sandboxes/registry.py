@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.metadata
+import inspect
 import json
 import re
 import subprocess
@@ -41,12 +43,14 @@ def environment_config(name: str, *, options: Mapping[str, Any] | None = None) -
         options: Keyword arguments for the sandbox's class (Harbor's ``environment.kwargs``).
 
     Raises:
-        UsageError: Nothing has that name; the message lists near matches.
+        UsageError: Nothing has that name, or our own class has no such option; the message lists near matches.
     """
     from harbor.models.environment_type import EnvironmentType
     from harbor.models.trial.config import EnvironmentConfig
 
     kwargs = dict(options or {})
+    if name in (LOCAL, "docker"):
+        _check_options(name, kwargs)
     if name == LOCAL:
         return EnvironmentConfig(import_path=_LOCAL_IMPORT_PATH, kwargs=kwargs)
     if ":" in name:
@@ -133,6 +137,26 @@ def _unknown_name(name: str) -> str:
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return f"no sandbox is called {name!r}; {hint} (a class of your own: module.path:Class)"
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise where an option is none of the class's: Harbor's base class accepts and ignores whatever it is given."""
+    if not options:
+        return
+    path, _, class_name = (_LOCAL_IMPORT_PATH if name == LOCAL else _DOCKER_IMPORT_PATH).partition(":")
+    kind = getattr(importlib.import_module(path), class_name)
+    known = {
+        parameter.name
+        for base in inspect.getmro(kind)
+        if "__init__" in vars(base)
+        for parameter in inspect.signature(base.__init__).parameters.values()
+        if parameter.name != "self" and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
+    for option in sorted(set(options) - known):
+        near = difflib.get_close_matches(option, known, n=3)
+        own = sorted(set(inspect.signature(kind.__init__).parameters) - {"self", "args", "kwargs"})
+        hint = f"did you mean {' or '.join(near)}?" if near else f"its own are {', '.join(own)}"
+        raise UsageError(f"sandbox {name!r} has no option {option!r}; {hint}")
 
 
 def _one_line(exc: BaseException) -> str:

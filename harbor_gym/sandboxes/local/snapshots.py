@@ -36,6 +36,8 @@ class ImageOptions:
     def __post_init__(self) -> None:
         if self.image is not None and self.rootfs is not None:
             raise UsageError("sandbox options image and rootfs: one or the other")
+        if self.build_dockerfile and (self.image or self.rootfs):
+            raise UsageError("sandbox option build_dockerfile: not with image or rootfs, which replace what it builds")
         for name, value in (("image", self.image), ("setup_command", self.setup_command)):
             if value is not None and not value.strip():
                 raise UsageError(f"sandbox option {name} is empty")

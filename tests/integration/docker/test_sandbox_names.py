@@ -12,15 +12,16 @@ from harbor.utils.import_path import import_symbol
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
 from harbor_gym.sandboxes import environment_config, parse_options, preflight, sandbox_names
+from harbor_gym.sandboxes.local.snapshots import ImageOptions
 from harbor_gym.testing import FakeEnvironment, write_tiny_task
 from tests.helpers.engines import require_engine
 
 
 def test_local_is_our_own_class() -> None:
-    config = environment_config("local", options={"x": 1})
+    config = environment_config("local", options={"max_processes": 9})
     assert config.import_path == "harbor_gym.sandboxes.local.environment:LocalEnvironment"
     assert config.type is None
-    assert config.kwargs == {"x": 1}
+    assert config.kwargs == {"max_processes": 9}
 
 
 @pytest.mark.parametrize("kind", sorted(set(EnvironmentType) - {EnvironmentType.DOCKER}), ids=lambda kind: kind.value)
@@ -31,8 +32,8 @@ def test_every_harbor_kind_passes_by_name(kind: EnvironmentType) -> None:
 
 
 def test_docker_is_harbors_own_with_an_owner() -> None:
-    config = environment_config("docker", options={"x": 1})
-    assert config.kwargs == {"x": 1}
+    config = environment_config("docker", options={"setup_command": "true"})
+    assert config.kwargs == {"setup_command": "true"}
     assert config.extra_docker_compose == []
     assert config.import_path is not None
     assert issubclass(import_symbol(config.import_path), HarborDockerEnvironment)
@@ -140,3 +141,17 @@ def test_options_on_a_command_line_are_json_or_text() -> None:
 def test_an_option_without_a_name_or_with_two_values_is_refused(texts: list[str]) -> None:
     with pytest.raises(UsageError, match="sandbox option"):
         parse_options(texts)
+
+
+@pytest.mark.parametrize("name", ["local", "docker"])
+def test_an_option_that_the_sandbox_does_not_have_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}.*no option 'setup_comand'; did you mean setup_command"):
+        environment_config(name, options={"setup_comand": "true"})
+    with pytest.raises(UsageError, match=r"no option 'zzz'; its own are build_dockerfile"):
+        environment_config(name, options={"zzz": 1})
+    assert environment_config(name, options={"setup_command": "true"}).kwargs == {"setup_command": "true"}
+
+
+def test_an_image_and_a_dockerfile_to_build_are_refused_together() -> None:
+    with pytest.raises(UsageError, match="build_dockerfile"):
+        ImageOptions(image="debian", build_dockerfile=True)
