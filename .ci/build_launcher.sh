@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Compiles the static program that local sandboxes start from: writes harbor_gym/sandboxes/local/supervisor/kernel/machine_code.py.
+# Compiles the static program that local sandboxes start from: writes machine_code.py beside launcher.c.
 # Needs gcc and gcc-aarch64-linux-gnu. The other architectures' files are the same on every machine.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=.ci/lib.sh
 . "$here/lib.sh"
-room=$here/../harbor_gym/sandboxes/supervisor
+room=$here/../harbor_gym/sandboxes/local/supervisor/kernel
 flags=(-Os -static -nostdlib -ffreestanding -fno-builtin -fno-stack-protector -fno-asynchronous-unwind-tables -fno-pie
   -no-pie -Wall -Wextra -Werror -s "-Wl,--build-id=none,-n,-z,noseparate-code,-z,noexecstack")
 work=$(mktemp -d)

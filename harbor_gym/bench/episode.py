@@ -165,10 +165,10 @@ def _cpu_sec() -> tuple[float, float]:
 
 
 def _sandboxes_cpu_sec() -> float:
-    """Return what local sandboxes took that have ended: they are children of the living factory of supervisors."""
-    if not (factory := forkserver_pid()):
+    """Return what local sandboxes took that have ended: they are children of the living forkserver."""
+    if not (forkserver := forkserver_pid()):
         return 0.0
-    fields = Path(f"/proc/{factory}/stat").read_text().rpartition(") ")[2].split()
+    fields = Path(f"/proc/{forkserver}/stat").read_text().rpartition(") ")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # utime, stime, cutime, cstime
 
 

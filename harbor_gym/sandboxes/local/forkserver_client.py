@@ -1,4 +1,4 @@
-"""Starting supervisors: by a factory that every process of ours with sandboxes has, which forks them in a millisecond.
+"""Starting supervisors: by a forkserver that every process of ours with sandboxes has, which forks them in a millisecond.
 
 A supervisor of its own would cost each sandbox the start of Python, more than all else that a sandbox is.
 """
@@ -24,7 +24,7 @@ _SUPERVISOR = Path(__file__).with_name("supervisor")
 _TREES = Path(archive.__file__).parent
 """What the supervisor's program imports from, beside the standard library."""
 _REQUESTS = 3
-"""The factory's descriptor of the socket that requests come from."""
+"""The forkserver's descriptor of the socket that requests come from."""
 
 _ANSWER_BYTES, _ANSWER_TIMEOUT_SEC = 64, 30.0
 
@@ -50,7 +50,7 @@ def run_supervisor_program(*arguments: str) -> str:
 
 
 class ForkedSupervisor:
-    """A supervisor that is the factory's child, by a descriptor that means it and never another process."""
+    """A supervisor that is the forkserver's child, by a descriptor that means it and never another process."""
 
     returncode = None
     """Only its parent could tell."""
@@ -87,7 +87,7 @@ async def fork_supervisor(config: str, control: socket.socket, *handles: int) ->
         handles: Further descriptors that it needs.
 
     Raises:
-        SandboxStartError: There is no factory to be had.
+        SandboxStartError: There is no forkserver to be had.
     """
     answers, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with answers:
@@ -105,12 +105,12 @@ async def fork_supervisor(config: str, control: socket.socket, *handles: int) ->
 
 
 def forkserver_pid() -> int:
-    """Return the process id of this process's factory; 0 where there is none."""
+    """Return the process id of this process's forkserver; 0 where there is none."""
     return _forkserver_of_this_process.pid
 
 
 def end_forkserver() -> None:
-    """End this process's factory, if it has one; the next sandbox gets another. Running sandboxes stay."""
+    """End this process's forkserver, if it has one; the next sandbox gets another. Running sandboxes stay."""
     _forkserver_of_this_process.end()
 
 
@@ -160,7 +160,7 @@ class _Forkserver:
             self.pid = 0
 
     def forget(self) -> None:
-        """Leave the factory to the process that this one was forked from."""
+        """Leave the forkserver to the process that this one was forked from."""
         if self._requests is not None:
             self._requests.close()
         self.__init__()

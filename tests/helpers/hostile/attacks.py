@@ -211,7 +211,7 @@ _KILLS = 4
 
 
 async def who_waits_for_the_death_of_all_has_nothing_to_write_to(_sandbox: LocalEnvironment, scratch: Path) -> None:
-    """A program that nobody executes any more can be written to: trainer, factory and supervisor die at once."""
+    """A program that nobody executes any more can be written to: trainer, forkserver and supervisor die at once."""
     with _host_unharmed():
         for number in range(_KILLS):
             trainer = await asyncio.create_subprocess_exec(
@@ -247,7 +247,7 @@ def _descendants(ancestor: int) -> list[int]:
 def _is_ours(pid: int) -> bool:
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return b"serve" in words or b"factory" in words
+        return b"serve" in words or b"forkserver" in words
     return False
 
 

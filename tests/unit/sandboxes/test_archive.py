@@ -252,7 +252,7 @@ def _wait_for_bounded_reader() -> None:
     while True:
         for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
             place = Path("/proc") / pid
-            if "archives.main()" in (place / "cmdline").read_text():
+            if "reader.main()" in (place / "cmdline").read_text():
                 limits = (place / "limits").read_text().splitlines()
                 if any(line.split()[:5] == ["Max", "file", "size", "0", "0"] for line in limits):
                     return

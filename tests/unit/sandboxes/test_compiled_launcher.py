@@ -12,7 +12,7 @@ import pytest
 from harbor_gym.sandboxes.local import forkserver_client
 from tests.helpers.paths import ROOT
 
-_ROOM = Path(forkserver_client.__file__).with_name("supervisor")
+_ROOM = Path(forkserver_client.__file__).parent / "supervisor" / "kernel"
 _SCRIPT = ROOT / ".ci" / "build_launcher.sh"
 
 
