@@ -1,4 +1,4 @@
-"""Starting supervisors: by a forkserver that every process of ours with sandboxes has, which forks them in a millisecond.
+"""Starting supervisors: each process of ours with sandboxes has a forkserver, which forks one in a millisecond.
 
 A supervisor of its own would cost each sandbox the start of Python, more than all else that a sandbox is.
 """

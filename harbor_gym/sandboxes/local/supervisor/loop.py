@@ -395,9 +395,9 @@ def enter(target: dict[str, Any]) -> int:
 def enter_files(target: dict[str, Any], view_namespace: int) -> int:
     """Have this process see a living sandbox's files as its root does; return a descriptor of the root directory.
 
-    It stays out of the sandbox's other namespaces: nobody inside can see, signal, read or stop it. It has to be started
-    outside for that, by the forkserver or by itself: an ordinary user's supervisor, once its children are the sandbox's,
-    may start none elsewhere (EPERM from setns(2), as the PID namespace it comes from is not its user namespace's).
+    It stays out of the sandbox's other namespaces: nobody inside can see, signal, read or stop it. It has to be
+    started outside for that, by the forkserver or by itself: an ordinary user's supervisor, once its children are the
+    sandbox's, may start none elsewhere (EPERM from setns(2): its PID namespace is not its user namespace's).
 
     Raises:
         ProcessLookupError: The sandbox is gone.
