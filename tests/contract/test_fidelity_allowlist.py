@@ -17,6 +17,7 @@ from harbor.environments.docker.docker import DockerEnvironment
 
 from harbor_gym.errors import HarborGymError
 from tests.helpers.harbor_trials import rewards_of, run_episode, run_trial
+from tests.helpers.paths import ROOT
 from tests.helpers.tasks import BASE, write_task
 
 pytestmark = [pytest.mark.docker]
@@ -38,7 +39,7 @@ def sidecar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have Harbor build the stand-in, and ask the kernel by an image that is there."""
     forget = vars(DockerEnvironment)["_egress_control_kernel_support"].__func__.cache_clear
     forget()
-    context = shutil.copytree(Path(__file__).parent / "egress_sidecar", tmp_path / "sidecar")
+    context = shutil.copytree(ROOT / "tests" / "helpers" / "egress_sidecar", tmp_path / "sidecar")
     shutil.copy(EGRESS_CONTROL_SIDECAR_CONTEXT_PATH / "entrypoint.sh", context)
     monkeypatch.setattr(DockerEnvironment, "_EGRESS_CONTROL_SIDECAR_CONTEXT_PATH", context)
     monkeypatch.setattr(DockerEnvironment, "_EGRESS_CONTROL_KERNEL_PROBE_IMAGE", BASE)

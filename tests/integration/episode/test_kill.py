@@ -175,7 +175,7 @@ def test_an_interrupted_script_ends_by_the_signal_and_leaves_nothing(
 def nothing_runs_of(owner: int) -> None:
     """Wait until no supervisor of a dead process runs: each has its caller's pid as its last argument."""
     deadline = time.monotonic() + 10
-    while any(text.endswith(f"\0factory\0003\0{owner}\0") for text in command_lines()):
+    while any(text.endswith(f"\0forkserver\0003\0{owner}\0") for text in command_lines()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

@@ -93,8 +93,8 @@ def test_control_groups_of_dead_owners_are_removed(dead: str, scratch: Path) -> 
 BUILD = """
 import asyncio, sys
 from pathlib import Path
-from harbor_gym.sandboxes.images import ImageSource
-from harbor_gym.sandboxes.images import build_image
+from harbor_gym.sandboxes.images.build import ImageSource
+from harbor_gym.sandboxes.images.build import build_image
 asyncio.run(build_image(ImageSource(Path(sys.argv[1]))))
 """
 

@@ -214,10 +214,10 @@ def _pids(mark: str) -> list[int]:
 
 
 def _supervisors(host: int) -> list[int]:
-    """Return what a process's factory of supervisors has forked; it has their arguments, too."""
-    found = _pids(f" factory 3 {host} ")
-    (factory,) = (pid for pid in found if _parent(pid) == host)
-    return [pid for pid in found if _parent(pid) == factory]
+    """Return what a process's forkserver has forked; it has their arguments, too."""
+    found = _pids(f" forkserver 3 {host} ")
+    (forkserver,) = (pid for pid in found if _parent(pid) == host)
+    return [pid for pid in found if _parent(pid) == forkserver]
 
 
 def _parent(pid: int) -> int:
@@ -252,8 +252,11 @@ async def test_after_sigkill_of_the_host_process_nothing_is_left(tmp_path: Path)
     await host.wait()
     deadline = time.monotonic() + 10
     while left := [
-        *_pids(mark), *_pids(f" factory 3 {host.pid} "), *(pid for pid in networks if _parent(pid)), *_groups(host.pid),
-    ]:  # fmt: skip
+        *_pids(mark),
+        *_pids(f" forkserver 3 {host.pid} "),
+        *(pid for pid in networks if _parent(pid)),
+        *_groups(host.pid),
+    ]:
         assert time.monotonic() < deadline, left
         await asyncio.sleep(0.02)
     assert "harbor-gym" not in await asyncio.to_thread(Path("/proc/mounts").read_text)

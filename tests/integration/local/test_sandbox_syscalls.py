@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from harbor_gym.sandboxes.local import seccomp
+from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
-_PROBE = Path(__file__).with_name("syscall_probe.py")
+_PROBE = ROOT / "tests" / "helpers" / "hostile" / "syscall_probe.py"
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the probe knows x86_64's system call numbers")

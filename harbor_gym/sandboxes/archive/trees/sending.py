@@ -77,13 +77,21 @@ class Sender:
             if not self._choice.drops(below):
                 self._send_entry(place, name, below, depth)
 
+    def _send_link(self, place: int, name: bytes) -> None:
+        try:
+            target = os.readlink(name, dir_fd=place)
+        except OSError as exc:
+            if exc.errno == errno.EINVAL:  # it is no link any more
+                return
+            raise
+        if not self._choice.is_of_files:
+            self._stream.send(LINK, body=name + b"\0" + target)
+
     def _send_entry(self, place: int, name: bytes, path: bytes, depth: int) -> None:
         try:
             kind = stat.S_IFMT(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode)
             if kind == stat.S_IFLNK:
-                target = os.readlink(name, dir_fd=place)
-                if not self._choice.is_of_files:
-                    self._stream.send(LINK, body=name + b"\0" + target)
+                self._send_link(place, name)
                 return
             if kind not in (stat.S_IFDIR, stat.S_IFREG):
                 return
