@@ -85,20 +85,18 @@ class ChatClient:
 async def test_each_prompt_extends_the_last(turns: list[tuple[str, list[str]]], seed: int) -> None:
     session, policy = make_session(*(answer for answer, _ in turns))
     client = ChatClient(session, seed, user("task"))
-    end = 0
     for _, texts in turns:
         answer = await client.ask()
         client.go_on(texts)
-        assert text_of(answer.prompt[:end]) == text_of(policy.prompts[-2] if end else [])[:end]
-        if len(policy.prompts) > 1:
-            before = session.calls[-2]
-            assert answer.prompt[: end + len(before.sampled)] == [*policy.prompts[-2], *before.sampled]
-        end = len(answer.prompt)
+        if len(session.calls) > 1:
+            last = session.calls[-2]
+            extended = [*last.prompt, *last.sampled]
+            assert answer.prompt[: len(extended)] == extended
     (segment,) = session.segments
     assert segment.kind is CallKind.MAIN
     assert not session.breaks
     assert trained_text(session) == "".join(f"{answer}\x00" for answer, _ in turns)
-    assert list(segment.tokens[:end]) == policy.prompts[-1]
+    assert list(segment.tokens) == [*policy.prompts[-1], *session.calls[-1].sampled]
     assert all((logprob < 0) == bool(own) for logprob, own in zip(segment.logprobs, segment.mask, strict=True))
 
 

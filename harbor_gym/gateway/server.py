@@ -20,6 +20,9 @@ from harbor_gym.types import EndReason
 _SHUTDOWN_SEC = 5.0
 """How long a closing server waits for connections that are being answered."""
 
+_LINGERING_SEC = 5.0
+"""How long the rest of a refused body is read and dropped, so that its client can read the refusal."""
+
 
 class Gateway:
     """An endpoint that agents speak to as to a model provider, answered by any sampler and recorded token for token.
@@ -69,6 +72,7 @@ class Gateway:
             access_log=None,
             handler_cancellation=True,
             keepalive_timeout=self.config.idle_timeout_sec,
+            lingering_time=min(_LINGERING_SEC, self.config.body_timeout_sec),
             shutdown_timeout=_SHUTDOWN_SEC,
         )
         try:
