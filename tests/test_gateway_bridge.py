@@ -47,7 +47,7 @@ class ChatClient:
 
     def __init__(self, session: Session, seed: int, *messages: dict[str, Any]) -> None:
         self.session, self.random = session, random.Random(seed)
-        self.messages = [{"role": "system", "content": "Be brief."}, *messages]
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, *messages]
 
     async def ask(self) -> Answer:
         body = chat_body(*self.messages, tools=True)
@@ -88,8 +88,7 @@ async def test_each_prompt_extends_the_last(turns: list[tuple[str, list[str]]], 
     for _, texts in turns:
         answer = await client.ask()
         client.go_on(texts)
-        if len(session.calls) > 1:
-            last = session.calls[-2]
+        for last in session.calls[-2:-1]:
             extended = [*last.prompt, *last.sampled]
             assert answer.prompt[: len(extended)] == extended
     (segment,) = session.segments
@@ -219,7 +218,7 @@ async def test_reasons_of_breaks() -> None:
     foreign = {"role": "assistant", "content": "not sampled here"}
     await session.answer(CHAT.read(chat_body(first, own, user("on"), foreign, user("on"))))
     await session.answer(CHAT.read(chat_body(first, own, user("on"), tools=True)))
-    assert session.calls[-1].break_reason is BreakReason.TOOLS_CHANGED
+    assert [call.break_reason for call in session.calls][-1] is BreakReason.TOOLS_CHANGED
     assert session.breaks == {
         BreakReason.NEW_CONVERSATION: 1,
         BreakReason.HISTORY_EDITED: 1,
@@ -259,7 +258,7 @@ async def test_an_anthropic_client_that_moves_its_cache_marks() -> None:
         {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}},
     ]
     first = {"role": "user", "content": [{"type": "text", "text": "task", "cache_control": {"type": "ephemeral"}}]}
-    body = {"model": "policy", "system": system, "tools": tools, "messages": [first]}
+    body: dict[str, Any] = {"model": "policy", "system": system, "tools": tools, "messages": [first]}
     answer, _ = await session.answer(MESSAGES.read(body))
     blocks = MESSAGES.plain(body, answer)["content"]
     assert [block["type"] for block in blocks] == ["thinking", "text", "tool_use"]

@@ -80,7 +80,8 @@ async def test_responses(client: openai.AsyncOpenAI, session: Session) -> None:
     assert call.arguments == '{"command": "ls -l"}'
     sent = [item.model_dump(exclude_none=True) for item in first.output if item.type != "reasoning"]
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "total 0"}
-    second = await client.responses.create(model="policy", input=[*given, *sent, output], tools=tools)
+    history: Any = [*given, *sent, output]
+    second = await client.responses.create(model="policy", input=history, tools=tools)
     assert second.output_text == "done"
     assert len(session.segments) == 1
 

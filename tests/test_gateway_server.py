@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -44,7 +44,7 @@ async def broken(_: Sequence[int]) -> Sample:
 
 
 @asynccontextmanager
-async def serving(sampler: Sampler, config: GatewayConfig | None = None) -> AsyncIterator[Gateway]:
+async def serving(sampler: Sampler, config: GatewayConfig | None = None) -> AsyncGenerator[Gateway]:
     before = asyncio.all_tasks()
     async with Gateway(sampler, ThinkingCodec(), model="policy", config=config) as gateway:
         yield gateway
@@ -54,7 +54,7 @@ async def serving(sampler: Sampler, config: GatewayConfig | None = None) -> Asyn
 
 
 @asynccontextmanager
-async def posted(url: str, body: Any, **headers: str) -> AsyncIterator[aiohttp.ClientResponse]:
+async def posted(url: str, body: Any, **headers: str) -> AsyncGenerator[aiohttp.ClientResponse]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     async with aiohttp.ClientSession() as client, client.post(url, data=data, headers=headers) as response:
         yield response
