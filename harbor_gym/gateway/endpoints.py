@@ -18,9 +18,13 @@ from harbor_gym.gateway.wires import Body, ChatCompletionsWire, MessagesWire, Re
 
 _SESSION_HEADER = "X-Session-ID"
 _MAX_SESSION_NAME = 256
+_CLIENT_GONE = 499
 
 type _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 type _Server = Callable[[web.Request, Wire], Awaitable[web.StreamResponse]]
+
+type FindOwner = Callable[[bytes], Session | SessionGroup | None]
+"""Returns who owns a key, by the key's digest."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +42,7 @@ class Endpoints:
         config: Limits on clients.
     """
 
-    def __init__(self, find: Callable[[bytes], Session | SessionGroup | None], config: GatewayConfig) -> None:
+    def __init__(self, find: FindOwner, config: GatewayConfig) -> None:
         self._find, self._config = find, config
 
     def app(self) -> web.Application:
@@ -162,8 +166,7 @@ def _guarded(wire: Wire, serve: _Server) -> _Handler:
             # The engine's words may contain hosts and paths: they stay in the session's record.
             error = RequestError(ErrorKind.SAMPLER_FAILED, "the policy could not be sampled")
         except (ConnectionError, TimeoutError):
-            _drop(request)
-            raise
+            return _dropped(request)
         except Exception:  # The boundary to the client: a defect of ours or of a codec gets an answer too.
             logger.exception("a request could not be answered")
             error = RequestError(ErrorKind.INTERNAL, "the request could not be answered")
@@ -173,10 +176,11 @@ def _guarded(wire: Wire, serve: _Server) -> _Handler:
     return handle
 
 
-def _drop(request: web.Request) -> None:
-    """Close the connection of a client that does not read."""
+def _dropped(request: web.Request) -> web.StreamResponse:
+    """Close the connection of a client that is gone or does not read; the response is for the server's own books."""
     if request.transport is not None:
         request.transport.abort()
+    return web.Response(status=_CLIENT_GONE)
 
 
 def _key(request: web.Request) -> str:

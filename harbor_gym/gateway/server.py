@@ -1,7 +1,8 @@
 """The gateway: an HTTP server in this process, and the sessions that it serves."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
@@ -10,7 +11,7 @@ from aiohttp import web
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway.codec import ConversationCodec, as_conversation_codec
 from harbor_gym.gateway.config import GatewayConfig
-from harbor_gym.gateway.endpoints import Endpoints, key_digest
+from harbor_gym.gateway.endpoints import Endpoints, FindOwner, key_digest
 from harbor_gym.gateway.group import SessionGroup
 from harbor_gym.gateway.session import Session, SessionLimits
 from harbor_gym.rollout import Sampler
@@ -67,23 +68,7 @@ class Gateway:
         """
         if self._runner is not None:
             raise UsageError("this gateway is open already")
-        self._runner = web.AppRunner(
-            Endpoints(self._by_key.get, self.config).app(),
-            access_log=None,
-            handler_cancellation=True,
-            keepalive_timeout=self.config.idle_timeout_sec,
-            lingering_time=min(_LINGERING_SEC, self.config.body_timeout_sec),
-            shutdown_timeout=_SHUTDOWN_SEC,
-        )
-        try:
-            await self._runner.setup()
-            await web.TCPSite(self._runner, self.config.host, self.config.port).start()
-        except OSError as exc:
-            await self._close()
-            raise UsageError(f"can't listen on {self.config.host} port {self.config.port}: {exc}") from exc
-        except BaseException:
-            await self._close()
-            raise
+        self._runner = await _listen(self._by_key.get, self.config)
         self._port = self._runner.addresses[0][1]
         return self
 
@@ -164,6 +149,23 @@ class Gateway:
         for member in session.sessions.values() if isinstance(session, SessionGroup) else (session,):
             member.close()
 
+    @asynccontextmanager
+    async def private_listener(self, session: Session) -> AsyncGenerator[tuple[str, int]]:
+        """Listen on a free port of the loopback at which only ``session`` can be reached, with its key as elsewhere.
+
+        Raises:
+            UsageError: The gateway or the session is closed.
+        """
+        own = key_digest(session.key)
+        if self._by_key.get(own) is not session:
+            raise UsageError("this session is not open in this gateway")
+        config = self.config.model_copy(update={"host": "127.0.0.1", "port": 0})
+        runner = await _listen(lambda key: self._by_key.get(key) if key == own else None, config)
+        try:
+            yield runner.addresses[0][:2]
+        finally:
+            await runner.cleanup()
+
     def _new_session(
         self,
         name: str,
@@ -185,3 +187,29 @@ class Gateway:
             self.close_session(owner)
         if runner is not None:
             await runner.cleanup()
+
+
+async def _listen(find: FindOwner, config: GatewayConfig) -> web.AppRunner:
+    """Start a server; its caller cleans it up.
+
+    Raises:
+        UsageError: It can't listen on its address.
+    """
+    runner = web.AppRunner(
+        Endpoints(find, config).app(),
+        access_log=None,
+        handler_cancellation=True,
+        keepalive_timeout=config.idle_timeout_sec,
+        lingering_time=min(_LINGERING_SEC, config.body_timeout_sec),
+        shutdown_timeout=_SHUTDOWN_SEC,
+    )
+    try:
+        await runner.setup()
+        await web.TCPSite(runner, config.host, config.port).start()
+    except OSError as exc:
+        await runner.cleanup()
+        raise UsageError(f"can't listen on {config.host} port {config.port}: {exc}") from exc
+    except BaseException:
+        await runner.cleanup()
+        raise
+    return runner
