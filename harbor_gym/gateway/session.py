@@ -101,6 +101,7 @@ class Session:
         self._failed_last = False
         self._timer: asyncio.TimerHandle | None = None
         self._refused: Counter[str] = Counter()
+        self._limit_reached = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Session {self.name or 'unnamed'}: {len(self._tree.calls)} calls, end reason {self.end_reason}>"
@@ -207,12 +208,19 @@ class Session:
         if self.end_reason is not None or self.is_closed:
             return
         self.end_reason = reason
+        self._limit_reached.set()
         self._stop()
         if self._on_limit is not None:
             try:
                 self._on_limit(reason)
             except Exception:  # A caller's callback: its failure must not reach the agent as an answer.
                 logger.exception("the on_limit callback of session %s failed", self.name)
+
+    async def wait_for_limit(self) -> EndReason:
+        """Wait until a budget runs out, and return which. Never returns if none does."""
+        await self._limit_reached.wait()
+        assert self.end_reason is not None
+        return self.end_reason
 
     def close(self) -> None:
         """Refuse all further requests and cancel those that are being answered. Idempotent; the records stay."""
