@@ -155,6 +155,9 @@ def with_canonical_ids(messages: Sequence[Message]) -> tuple[Message, ...]:
     renamed: list[Message] = []
     names: dict[str, str] = {}
     for position, message in enumerate(messages):
+        if not message.tool_calls and not message.tool_call_id:
+            renamed.append(message)
+            continue
         calls: list[ToolCall] = []
         for number, call in enumerate(message.tool_calls):
             canonical = f"call_{position}_{number}"

@@ -88,8 +88,12 @@ class CallRecord:
     @property
     def prompt(self) -> list[int]:
         """The whole prompt, token ids."""
-        parts = [part for call in self.lineage() for part in (call.prompt_suffix, call.sampled)]
-        return [token for part in parts[:-1] for token in part]
+        return self._tokens(with_own_sample=False)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The whole prompt and the sampled tokens."""
+        return self._tokens(with_own_sample=True)
 
     def lineage(self) -> "list[CallRecord]":
         """Return the calls from the root to this one."""
@@ -99,6 +103,14 @@ class CallRecord:
             chain.append(call)
             call = call.parent
         return chain[::-1]
+
+    def _tokens(self, *, with_own_sample: bool) -> list[int]:
+        tokens: list[int] = []
+        for call in self.lineage():
+            tokens += call.prompt_suffix
+            if with_own_sample or call is not self:
+                tokens += call.sampled
+        return tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +224,7 @@ def _segment(chain: Sequence[CallRecord], kind: CallKind) -> Segment:
 def _pieces(chain: Sequence[CallRecord]) -> Iterator[tuple[Sequence[int], CallRecord | None]]:
     """Yield runs of tokens with the call that sampled them; None for tokens that are not trained in this chain."""
     if (parent := chain[0].parent) is not None:
-        yield parent.prompt, None
-        yield parent.sampled, None
+        yield parent.tokens, None
     for call in chain:
         yield call.prompt_suffix, None
         yield call.sampled, call

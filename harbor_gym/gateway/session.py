@@ -162,7 +162,7 @@ class Session:
             is_policy_model = self.model is None or request.model == self.model
             match = self._match(request, is_policy_model)
             suffix = await self._render(match, request)
-            prompt = suffix if match.parent is None else [*match.parent.prompt, *match.parent.sampled, *suffix]
+            prompt = suffix if match.parent is None else match.parent.tokens + suffix
             self._check_context(len(prompt), is_policy_model)
             started = time.monotonic()
             sample = await self._sample(prompt)
@@ -192,8 +192,7 @@ class Session:
         with self._admitted(counts=False):
             match = self._match(request, self.model is None or request.model == self.model)
             suffix = await self._render(match, request)
-        parent = match.parent
-        return len(suffix) + (0 if parent is None else len(parent.prompt) + len(parent.sampled))
+        return len(suffix) + (0 if match.parent is None else len(match.parent.tokens))
 
     def mark_undelivered(self, call: CallRecord) -> None:
         """Record that the client was gone when the answer came."""
