@@ -11,7 +11,7 @@ import aiohttp
 
 from harbor_gym.errors import SamplerError, UsageError
 from harbor_gym.rollout import Sample
-from harbor_gym.token_env import StopReason
+from harbor_gym.tokens import StopReason
 
 _RETRIED = frozenset({429, 502, 503, 504})
 """Statuses of an engine that restarts, reloads its weights, or has too many requests."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from harbor_gym.token_env import StopReason
+from harbor_gym.tokens import StopReason
 
 Role = Literal["system", "user", "assistant", "tool"]
 """Author of a message. A wire's ``developer`` is a ``system`` here, its ``function`` a ``tool``."""

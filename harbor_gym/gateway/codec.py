@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 from harbor_gym.gateway import tool_text
 from harbor_gym.gateway.chat import Message, ParsedAnswer, ToolDefinition, split_thinking
-from harbor_gym.token_env import ChatCodec, ChatMessage
+from harbor_gym.tokens import ChatCodec, ChatMessage
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from harbor_gym.gateway.endpoints import Endpoints, FindOwner, key_digest
 from harbor_gym.gateway.group import SessionGroup
 from harbor_gym.gateway.session import Session, SessionLimits
 from harbor_gym.rollout import Sampler
-from harbor_gym.token_env import ChatCodec
+from harbor_gym.tokens import ChatCodec
 from harbor_gym.types import EndReason
 
 _SHUTDOWN_SEC = 5.0

@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from harbor_gym._runtime.processes import start_process
 from harbor_gym.errors import SandboxError, UsageError
 from harbor_gym.gateway import multiplexer
 from harbor_gym.gateway.multiplexer import Multiplexer, ProtocolError
 from harbor_gym.gateway.server import Gateway
 from harbor_gym.gateway.session import Session
-from harbor_gym.processes import start_process
-from harbor_gym.terminal.channel import Process
-from harbor_gym.terminal.entry import enter_argv, exec_pipes
+from harbor_gym.terminal.transports.attach import enter_argv, exec_pipes
+from harbor_gym.terminal.transports.channel import Process
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment

@@ -17,9 +17,9 @@ from harbor_gym.gateway import tunnel as tunnels
 from harbor_gym.gateway.multiplexer import Multiplexer, ProtocolError
 from harbor_gym.gateway.tunnel import TunnelError, tunnel
 from harbor_gym.rollout import Sample
-from tests.character_codec import CharacterCodec
-from tests.gateway_clients import chat_body, eventually, text_of, user
-from tests.local_sandboxes import make_sandbox, output, running
+from tests.helpers.character_codec import CharacterCodec
+from tests.helpers.gateway_clients import chat_body, eventually, text_of, user
+from tests.helpers.sandboxes.local import make_sandbox, output, running
 
 LARGE = 1_000_000
 SOURCE = Path(multiplexer.__file__).read_text()

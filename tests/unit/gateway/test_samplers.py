@@ -10,8 +10,8 @@ from harbor_gym import samplers
 from harbor_gym.errors import SamplerError, UsageError
 from harbor_gym.gateway import Gateway
 from harbor_gym.samplers import CompletionsSampler
-from tests.character_codec import CharacterCodec
-from tests.vllm_double import END, VllmDouble, vllm_double
+from tests.helpers.character_codec import CharacterCodec
+from tests.helpers.vllm_double import END, VllmDouble, vllm_double
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 
 from harbor_gym.gateway import Gateway, Session
 from harbor_gym.rollout import Sample
-from harbor_gym.token_env import StopReason
-from tests.character_codec import END, CharacterCodec
+from harbor_gym.tokens import StopReason
+from tests.helpers.character_codec import END, CharacterCodec
 
 _THINKING = re.compile(r"\A\s*<think>(.*?)</think>\n*", re.DOTALL)
 
