@@ -64,8 +64,8 @@ class Session:
     Args:
         sampler: Samples the answers.
         codec: Writes conversations as tokens.
-        model: The policy's model name; requests for another model are side calls. None accepts every name as the
-            policy's.
+        model: The policy's model name, also behind a provider (``openai/policy``); requests for another model are side
+            calls. None accepts every name as the policy's.
         limits: The episode's budgets.
         name: For logs; no secret.
         on_limit: Called once, on the event loop, when a budget runs out. It must not block.
@@ -159,7 +159,7 @@ class Session:
             SamplerError: The sampler failed. It is recorded; the client may repeat the request.
         """
         with self._admitted():
-            is_policy_model = self.model is None or request.model == self.model
+            is_policy_model = self._is_policy_model(request)
             match = self._match(request, is_policy_model)
             suffix = await self._render(match, request)
             prompt = suffix if match.parent is None else match.parent.tokens + suffix
@@ -190,7 +190,7 @@ class Session:
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the request's prompt, in tokens, without sampling."""
         with self._admitted(counts=False):
-            match = self._match(request, self.model is None or request.model == self.model)
+            match = self._match(request, self._is_policy_model(request))
             suffix = await self._render(match, request)
         return len(suffix) + (0 if match.parent is None else len(match.parent.tokens))
 
@@ -273,6 +273,10 @@ class Session:
         if is_policy_model and limits.overflow_ends_episode:
             self.end(EndReason.CONTEXT_OVERFLOW)
         raise ContextOverflowError(prompt_tokens, limits.max_answer_tokens, limits.max_context_tokens)
+
+    def _is_policy_model(self, request: ChatRequest) -> bool:
+        # Some agents keep a provider before the name: "anthropic/policy".
+        return self.model is None or request.model == self.model or request.model.endswith(f"/{self.model}")
 
     def _match(self, request: ChatRequest, is_policy_model: bool) -> Match:
         if not request.messages:

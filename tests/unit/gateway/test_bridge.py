@@ -200,12 +200,20 @@ async def test_a_nested_sub_agent_is_recorded_apart() -> None:
 
 async def test_titles_are_side_calls() -> None:
     """One without tools before the main conversation, and one to another model."""
-    session, _ = make_session("a title", "work", "small talk")
+    session, _ = make_session("a title", "work", "small talk", "more")
     await session.answer(CHAT.read(chat_body(user("make a title"))))
     await session.answer(CHAT.read(chat_body(user("task"), tools=True)))
     await session.answer(CHAT.read({**chat_body(user("task"), tools=True), "model": "small"}))
-    assert [segment.kind for segment in session.segments] == [CallKind.SIDE, CallKind.MAIN, CallKind.SIDE]
+    await session.answer(CHAT.read({**chat_body(user("task"), tools=True), "model": "nopolicy"}))
+    kinds = [segment.kind for segment in session.segments]
+    assert kinds == [CallKind.SIDE, CallKind.MAIN, CallKind.SIDE, CallKind.SIDE]
     assert trained_text(session) == "work\x00"
+
+
+async def test_a_provider_before_the_models_name() -> None:
+    session, _ = make_session("one")
+    await session.answer(CHAT.read({**chat_body(user("task")), "model": "anthropic/policy"}))
+    assert len(session.trained_segments) == 1
 
 
 async def test_reasons_of_breaks() -> None:
