@@ -185,13 +185,13 @@ class CallTree:
     def _abandoned(self) -> set[int]:
         """Return the calls that nothing went on from, and that were repeated or never delivered."""
         continued = {call.parent.index for call in self.calls if call.parent is not None}
-        latest = {(call.request, call.is_policy_model): call.index for call in self.calls}
+        latest = {(call.request, call.model): call.index for call in self.calls}
         # A request equal to an earlier one, if that one's answer was used, is a fork and not a repetition.
         return {
             call.index
             for call in self.calls
             if call.index not in continued
-            and (call.index in self.undelivered or latest[call.request, call.is_policy_model] != call.index)
+            and (call.index in self.undelivered or latest[call.request, call.model] != call.index)
         }
 
     def _chains(self, abandoned: set[int]) -> list[list[CallRecord]]:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any, override
 
@@ -137,6 +138,30 @@ async def test_an_agent_in_a_sandbox_without_a_network(tmp_path: Path) -> None:
     (segment,) = session.segments
     assert trained_text(session) == f"{look}\x00{write}\x00done\x00"
     assert "<tool_response>\n/srv\n\n</tool_response>\n<tool_response>\nroot\n" in text_of(segment.tokens)
+
+
+@pytest.mark.local
+@pytest.mark.slow
+async def test_claude_code_in_a_sandbox_without_a_network(tmp_path: Path) -> None:
+    """Harbor's agent unmodified; its program is the machine's, which is one file."""
+    if (program := shutil.which("claude")) is None:
+        pytest.skip("needs claude on the PATH: install claude-code")
+    answers = [THOUGHT + tool_call("Bash", command=DONE.strip(), description="write"), f"{THOUGHT}Done."]
+    dockerfile = "FROM debian:bookworm-slim\nCOPY claude /usr/local/bin/claude\nWORKDIR /srv\n"
+    no_network = '[environment]\nnetwork_mode = "no-network"\n'
+    task = write_task(tmp_path / "task", dockerfile=dockerfile, toml=no_network)
+    shutil.copy(program, task / "environment/claude")
+    async with Gateway(Policy(*answers), ThinkingCodec(), model="policy") as gateway:
+        session = gateway.open_session(limits=SessionLimits(max_turns=9))
+        trial = await make_trial(task, agent_config("claude-code", sandbox_url(session)))
+        open_tunnel_for_agent(trial, gateway, session)
+        end_agent_on_limit(trial, session)
+        result = await trial.run()
+    assert result.exception_info is None, result.exception_info
+    assert result.verifier_result is not None
+    assert result.verifier_result.rewards == {"reward": 1.0}
+    assert trained_text(session) == "".join(f"{answer}\x00" for answer in answers)
+    assert len(session.trained_segments) == 1
 
 
 @pytest.mark.parametrize("name", AGENTS)
