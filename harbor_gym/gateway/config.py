@@ -14,8 +14,11 @@ class GatewayConfig(BaseModel):
     port: int = Field(default=0, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
 
-    max_body_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
-    """Largest request body, in bytes; a larger one is refused with status 413."""
+    public_url: str | None = None
+    """Where sandboxes on other machines reach it, without a trailing slash; None is its own address."""
+
+    max_body_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
+    """Largest request body, in bytes; a larger one is refused with status 413. Reading one holds up the event loop."""
 
     body_timeout_sec: float = Field(default=30.0, gt=0)
     """Longest wait for a request's whole body, in seconds; status 408 after that."""

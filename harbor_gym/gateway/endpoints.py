@@ -67,9 +67,10 @@ class Endpoints:
     async def _answer(self, request: web.Request, wire: Wire) -> web.StreamResponse:
         session = self._session(request)
         try:
-            body = await self._body(request)
-            asked = wire.read(body)
-            answer, call = await session.answer(asked)
+            with session.admitted():
+                body = await self._body(request)
+                asked = wire.read(body)
+                answer, call = await session.answer(asked)
         except RequestError as exc:
             session.refused(exc.kind)
             raise
@@ -84,8 +85,9 @@ class Endpoints:
 
     async def _count_tokens(self, request: web.Request, wire: Wire) -> web.StreamResponse:
         session = self._session(request)
-        asked = wire.read(await self._body(request))
-        return web.json_response({"input_tokens": await session.count_tokens(asked)})
+        with session.admitted():
+            asked = wire.read(await self._body(request))
+            return web.json_response({"input_tokens": await session.count_tokens(asked)})
 
     async def _models(self, request: web.Request, _: Wire) -> web.StreamResponse:
         session = self._session(request)

@@ -178,7 +178,7 @@ class Gateway:
         )
 
     def _publish(self, owner: Session | SessionGroup) -> None:
-        owner.base_url = f"{self.url}/s/{owner.key}"
+        owner.base_url = f"{self.config.public_url or self.url}/s/{owner.key}"
         self._by_key[key_digest(owner.key)] = owner
 
     async def _close(self) -> None:

@@ -55,7 +55,7 @@ class SessionLimits(BaseModel):
     conversation on such an error: the request is refused, and the session goes on."""
 
     max_concurrent_requests: int = Field(default=16, gt=0)
-    """Requests that the session samples for at once; one more is refused with status 429."""
+    """Requests that the session reads and answers at once; one more is refused with status 429."""
 
 
 class Session:
@@ -107,6 +107,11 @@ class Session:
         return f"<Session {self.name or 'unnamed'}: {len(self._tree.calls)} calls, end reason {self.end_reason}>"
 
     @property
+    def active_requests(self) -> int:
+        """Requests that are being read or answered."""
+        return self._active
+
+    @property
     def calls(self) -> tuple[CallRecord, ...]:
         """Every answered call, in the order of the answers."""
         return tuple(self._tree.calls)
@@ -150,6 +155,23 @@ class Session:
         }
         return {f"gateway/{name}": float(number) for name, number in numbers.items()}
 
+    @contextlib.contextmanager
+    def admitted(self) -> Generator[None]:
+        """Hold one of the session's places for a request, from before its body is read until it is answered.
+
+        Raises:
+            SessionEndedError: The session takes no more requests.
+            RequestError: All places are taken.
+        """
+        self._check_open()
+        if self._active >= self.limits.max_concurrent_requests:
+            raise RequestError(ErrorKind.TOO_MANY_REQUESTS, f"{self._active} requests are being answered already")
+        self._active += 1
+        try:
+            yield
+        finally:
+            self._active -= 1
+
     async def answer(self, request: ChatRequest) -> tuple[Answer, CallRecord]:
         """Sample the answer to ``request`` and record it.
 
@@ -158,40 +180,40 @@ class Session:
             RequestError: The request can't be answered; the session goes on.
             SamplerError: The sampler failed. It is recorded; the client may repeat the request.
         """
-        with self._admitted():
-            is_policy_model = self._is_policy_model(request)
-            match = self._match(request, is_policy_model)
-            suffix = await self._render(match, request)
-            prompt = suffix if match.parent is None else match.parent.tokens + suffix
-            self._check_context(len(prompt), is_policy_model)
-            started = time.monotonic()
-            sample = await self._sample(prompt)
-            duration = time.monotonic() - started
-            parsed = await asyncio.to_thread(self._codec.parse, sample.tokens, request.tools)
-            call = CallRecord(
-                index=len(self._tree.calls),
-                parent=match.parent,
-                prompt_suffix=tuple(suffix),
-                sampled=tuple(sample.tokens),
-                logprobs=None if sample.logprobs is None else tuple(sample.logprobs),
-                stop_reason=sample.stop_reason,
-                model=request.model,
-                head=match.head,
-                request=match.digests[-1] + match.tools,
-                has_tools=bool(request.tools),
-                is_policy_model=is_policy_model,
-                break_reason=match.break_reason,
-                duration_sec=duration,
-            )
-            self._tree.calls.append(call)
-            self._bridge.add(call, match, parsed)
-            return Answer(parsed, sample.stop_reason, prompt, call.sampled, call.logprobs), call
+        self._start_timer()
+        self._check_budgets()
+        is_policy_model = self._is_policy_model(request)
+        match = self._match(request, is_policy_model)
+        suffix = await self._render(match, request)
+        prompt = suffix if match.parent is None else match.parent.tokens + suffix
+        self._check_context(len(prompt), is_policy_model)
+        started = time.monotonic()
+        sample = await self._sample(prompt)
+        duration = time.monotonic() - started
+        parsed = await asyncio.to_thread(self._codec.parse, sample.tokens, request.tools)
+        call = CallRecord(
+            index=len(self._tree.calls),
+            parent=match.parent,
+            prompt_suffix=tuple(suffix),
+            sampled=tuple(sample.tokens),
+            logprobs=None if sample.logprobs is None else tuple(sample.logprobs),
+            stop_reason=sample.stop_reason,
+            model=request.model,
+            head=match.head,
+            request=match.digests[-1] + match.tools,
+            has_tools=bool(request.tools),
+            is_policy_model=is_policy_model,
+            break_reason=match.break_reason,
+            duration_sec=duration,
+        )
+        self._tree.calls.append(call)
+        self._bridge.add(call, match, parsed)
+        return Answer(parsed, sample.stop_reason, prompt, call.sampled, call.logprobs), call
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the request's prompt, in tokens, without sampling."""
-        with self._admitted(counts=False):
-            match = self._match(request, self._is_policy_model(request))
-            suffix = await self._render(match, request)
+        match = self._match(request, self._is_policy_model(request))
+        suffix = await self._render(match, request)
         return len(suffix) + (0 if match.parent is None else len(match.parent.tokens))
 
     def mark_undelivered(self, call: CallRecord) -> None:
@@ -231,21 +253,6 @@ class Session:
             self._timer.cancel()
         for sampling in self._sampling:
             sampling.cancel()
-
-    @contextlib.contextmanager
-    def _admitted(self, *, counts: bool = True) -> Generator[None]:
-        """Hold one of the session's places for a request, after its budgets are checked."""
-        self._check_open()
-        if self._active >= self.limits.max_concurrent_requests:
-            raise RequestError(ErrorKind.TOO_MANY_REQUESTS, f"{self._active} requests are being answered already")
-        if counts:
-            self._start_timer()
-            self._check_budgets()
-        self._active += 1
-        try:
-            yield
-        finally:
-            self._active -= 1
 
     def _check_open(self) -> None:
         if self.end_reason is not None or self.is_closed:

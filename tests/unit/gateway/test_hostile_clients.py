@@ -325,6 +325,27 @@ async def test_too_many_requests_at_once() -> None:
             assert [(await task)[0] for task in asking] == [403, 403]
 
 
+async def test_bodies_under_way_are_bounded() -> None:
+    """A session holds a place for each body from its first byte, so that many large ones can't fill the memory."""
+    async with serving(Script("fine")) as gateway:
+        session = gateway.open_session(limits=SessionLimits(max_concurrent_requests=1))
+        head = f"POST /s/{session.key}/v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n"
+        _, writer = await asyncio.open_connection(*gateway.address)
+        writer.write(head.encode())
+        url = f"{session.base_url}/v1/messages"
+        await eventually(lambda: session.active_requests == 1)
+        assert (await status_of(url, ANY_BODY))[0] == 429
+        writer.transport.abort()
+        await eventually(lambda: session.active_requests == 0)
+        assert (await status_of(url, ANY_BODY))[0] == 200
+
+
+async def test_a_public_address() -> None:
+    config = GatewayConfig(public_url="https://gateway.example")
+    async with serving(Script(), config) as gateway:
+        assert gateway.open_session().base_url.startswith("https://gateway.example/s/")
+
+
 async def test_small_paths() -> None:
     async with serving(Script()) as gateway, aiohttp.ClientSession() as client:
         session = gateway.open_session(limits=SessionLimits(max_context_tokens=99))
