@@ -20,7 +20,8 @@ TREES = PACKAGE / "sandboxes" / "archive" / "trees"
 
 # Who may import what from outside; everything that is not listed is free.
 OWNERS = {
-    "harbor.trial": {"episode", "checking", "bench"},
+    "aiohttp": {"gateway", "samplers"},
+    "harbor.trial": {"episode", "checking", "bench", "gateway"},
     "harbor.agents": {"episode", "formats", "bench", "checking"},
     "gymnasium": {"adapters.gymnasium"},
     "tinker": {"adapters.tinker", "embedded"},

@@ -1,0 +1,28 @@
+"""Any agent as the policy: an endpoint in the shape of a model provider's, answered by any sampler, token for token."""
+
+from harbor_gym.gateway.chat import Message, ParsedAnswer, ToolCall, ToolDefinition
+from harbor_gym.gateway.codec import ConversationCodec, ReasoningCodec, TextConversationCodec
+from harbor_gym.gateway.config import GatewayConfig
+from harbor_gym.gateway.group import SessionGroup
+from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, Segment
+from harbor_gym.gateway.server import Gateway
+from harbor_gym.gateway.session import Session, SessionLimits
+
+__all__ = [
+    "BreakReason",
+    "CallKind",
+    "CallRecord",
+    "ConversationCodec",
+    "Gateway",
+    "GatewayConfig",
+    "Message",
+    "ParsedAnswer",
+    "ReasoningCodec",
+    "Segment",
+    "Session",
+    "SessionGroup",
+    "SessionLimits",
+    "TextConversationCodec",
+    "ToolCall",
+    "ToolDefinition",
+]

@@ -1,0 +1,162 @@
+"""How Harbor's agents are pointed at a session, one typed entry an agent.
+
+What was seen of each agent's wire, prefixes and traps stands in the entries; agents that are not listed need only their
+base URL and a model name, however they take them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from harbor_gym.errors import UsageError
+
+if TYPE_CHECKING:
+    from harbor.models.trial.config import AgentConfig
+
+UNUSED_KEY = "session-key-is-in-the-url"
+"""What agents that insist on an API key get: the URL holds the real one."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConnection:
+    """What one agent needs to speak to a session."""
+
+    wire: Literal["chat_completions", "responses", "messages"]
+    """Which wire it speaks."""
+
+    runs_in_sandbox: bool
+    """Whether it runs in the sandbox, so that it needs a tunnel and its program in the image."""
+
+    provider: str
+    """What precedes the model's name, as Harbor and litellm write it."""
+
+    url_suffix: Literal["", "/v1"] = "/v1"
+    """What its base URL has behind the session's address."""
+
+    url_env: tuple[str, ...] = ()
+    """Environment variables that take the base URL."""
+
+    key_env: tuple[str, ...] = ()
+    """Environment variables that must hold some API key."""
+
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further environment variables."""
+
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The agent's own options in Harbor."""
+
+    program: str = ""
+    """Program that the image must hold, for an agent that runs in the sandbox: none of Harbor's installers works
+    without the open internet."""
+
+
+AGENTS: Mapping[str, AgentConnection] = {
+    "terminus-2": AgentConnection(
+        wire="chat_completions",
+        runs_in_sandbox=False,
+        provider="openai",
+        # A summary opens a new conversation and a recording is another program in the sandbox.
+        kwargs={"enable_summarize": False, "record_terminal_session": False},
+    ),
+    "mini-swe-agent": AgentConnection(
+        wire="chat_completions",
+        runs_in_sandbox=True,
+        provider="openai",
+        url_env=("OPENAI_BASE_URL", "OPENAI_API_BASE"),
+        key_env=("OPENAI_API_KEY", "MSWEA_API_KEY"),
+        env={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},  # else it looks for prices on the internet, for minutes
+        program="mini-swe-agent",
+    ),
+    "claude-code": AgentConnection(
+        wire="messages",
+        runs_in_sandbox=True,
+        provider="anthropic",
+        url_suffix="",
+        url_env=("ANTHROPIC_BASE_URL",),
+        key_env=("ANTHROPIC_API_KEY",),
+        program="claude",
+    ),
+    "codex": AgentConnection(
+        wire="responses",
+        runs_in_sandbox=True,
+        provider="openai",
+        url_env=("OPENAI_BASE_URL",),
+        key_env=("OPENAI_API_KEY",),
+        program="codex",
+    ),
+    "qwen-code": AgentConnection(
+        wire="chat_completions",
+        runs_in_sandbox=True,
+        provider="openai",
+        url_env=("OPENAI_BASE_URL",),
+        key_env=("OPENAI_API_KEY",),
+        program="qwen",
+    ),
+    "pi": AgentConnection(
+        wire="chat_completions",
+        runs_in_sandbox=True,
+        provider="openai",
+        url_env=("OPENAI_BASE_URL",),
+        key_env=("OPENAI_API_KEY",),
+        kwargs={"model_api": "openai-completions"},
+        program="pi",
+    ),
+}
+"""Harbor's agents that were run against the gateway, by their names in Harbor."""
+
+
+def agent_config(
+    name: str,
+    base_url: str,
+    *,
+    model: str = "policy",
+    max_context_tokens: int = 1_000_000,
+    max_answer_tokens: int = 100_000,
+    kwargs: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> "AgentConfig":
+    """Return Harbor's configuration of an agent that speaks to a session.
+
+    Harbor writes it into the trial's folder, the URL with the session's key included: close the session after the
+    trial.
+
+    Args:
+        name: One of :data:`AGENTS`.
+        base_url: The session's address, as the agent reaches it: ``session.base_url`` for an agent on this machine,
+            :func:`harbor_gym.gateway.trials.sandbox_url` for one in a sandbox.
+        model: The policy's model name in the gateway, without a provider.
+        max_context_tokens: The model's context window, in tokens, for agents that plan with it.
+        max_answer_tokens: Longest answer, in tokens, for agents that plan with it.
+        kwargs: Further options of the agent; they take precedence.
+        env: Further environment variables of the agent; they take precedence.
+
+    Raises:
+        UsageError: No such agent is listed.
+    """
+    from harbor.models.trial.config import AgentConfig
+
+    connection = AGENTS.get(name)
+    if connection is None:
+        raise UsageError(f"no agent {name!r} is listed; there are {', '.join(sorted(AGENTS))}")
+    url = f"{base_url}{connection.url_suffix}"
+    options = dict(connection.kwargs)
+    if name == "terminus-2":
+        options |= _terminus_options(url, max_context_tokens, max_answer_tokens)
+    variables = dict.fromkeys(connection.url_env, url) | dict.fromkeys(connection.key_env, UNUSED_KEY)
+    return AgentConfig(
+        name=name,
+        model_name=f"{connection.provider}/{model}",
+        kwargs={**options, **(kwargs or {})},
+        env={**variables, **connection.env, **(env or {})},
+    )
+
+
+def _terminus_options(url: str, max_context_tokens: int, max_answer_tokens: int) -> dict[str, Any]:
+    # Without costs, litellm fails on a model that its price list does not have.
+    model_info = {
+        "max_input_tokens": max_context_tokens,
+        "max_output_tokens": max_answer_tokens,
+        "input_cost_per_token": 0.0,
+        "output_cost_per_token": 0.0,
+    }
+    return {"api_base": url, "llm_kwargs": {"api_key": UNUSED_KEY}, "model_info": model_info}

@@ -1,0 +1,111 @@
+"""The bridge rule: a request that extends an answered one is never rendered again.
+
+Its prompt is the last prompt, the sampled tokens and what the codec appends for the new messages. All answered calls of
+a session can be extended, not only the last one: sub-agents and repeated requests find the call that they go on from.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harbor_gym.gateway.chat import (
+    ChatRequest,
+    Message,
+    ParsedAnswer,
+    extend_digest,
+    history_digests,
+    tools_digest,
+    with_canonical_ids,
+)
+from harbor_gym.gateway.records import BreakReason, CallRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How a request's prompt is made."""
+
+    parent: CallRecord | None
+    """The call that it extends; None if the prompt has to be rendered."""
+
+    messages: tuple[Message, ...]
+    """Messages that follow the parent's answer; the whole conversation where there is no parent."""
+
+    break_reason: BreakReason | None
+    """Why it extends nothing, where the session already had a conversation of the same head."""
+
+    digests: tuple[bytes, ...]
+    """Digest of every prefix of the request's messages."""
+
+    head: bytes
+    """Digest of the leading system messages and the tools; the parent's where only the tools were changed."""
+
+    tools: bytes
+    """Digest of the tools."""
+
+
+class Bridge:
+    """Answered calls of one session by the conversation that led to them."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[bytes, bytes, bool], CallRecord] = {}
+        self._by_history: dict[tuple[bytes, bool], CallRecord] = {}
+        self._prefixes: set[tuple[bytes, bool]] = set()
+        self._heads: set[tuple[bytes, bool]] = set()
+        self._continued: set[tuple[bytes, bool]] = set()
+
+    def match(self, request: ChatRequest, *, is_policy_model: bool) -> Match:
+        """Return how the request's prompt is made: from the longest conversation that it extends, if there is one."""
+        messages = with_canonical_ids(request.messages)
+        digests = tuple(history_digests(messages))
+        tools = tools_digest(request.tools)
+        leading = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
+        head = hashlib.sha256(digests[leading] + tools).digest()
+        reason: BreakReason | None = None
+        for length in range(len(messages), 0, -1):
+            found = self._by_history.get((digests[length], is_policy_model))
+            if found is None:
+                continue
+            following = messages[length:]
+            same_tools = self._calls.get((digests[length], tools, is_policy_model))
+            if any(message.role == "assistant" for message in following):
+                was_continued = (digests[length], is_policy_model) in self._continued
+                reason = BreakReason.HISTORY_EDITED if was_continued else BreakReason.FOREIGN_ANSWER
+            elif same_tools is None:
+                head, reason = found.head, BreakReason.TOOLS_CHANGED
+            else:
+                return Match(same_tools, following, None, digests, same_tools.head, tools)
+            break
+        if reason is None:
+            reason = self._break_reason(messages, digests, head, is_policy_model)
+        return Match(None, messages, reason, digests, head, tools)
+
+    def add(self, call: CallRecord, match: Match, answer: ParsedAnswer) -> None:
+        """Let later requests extend ``call``."""
+        position = len(match.digests) - 1
+        reply = Message("assistant", answer.content, answer.tool_calls)
+        history = extend_digest(match.digests[-1], _with_position(reply, position))
+        own = call.is_policy_model
+        self._calls[history, match.tools, own] = call
+        self._by_history[history, own] = call
+        self._continued.update((digest, own) for digest in match.digests[:-1])
+        self._prefixes.update((digest, own) for digest in (*match.digests, history))
+        self._heads.add((match.head, own))
+
+    def _break_reason(
+        self, messages: Sequence[Message], digests: Sequence[bytes], head: bytes, is_policy_model: bool
+    ) -> BreakReason | None:
+        if (head, is_policy_model) not in self._heads:
+            return None
+        common = max(length for length in range(len(digests)) if self._is_known(digests[length], is_policy_model))
+        if common == len(messages):
+            return BreakReason.RETRIED
+        talked = any(message.role != "system" for message in messages[:common])
+        return BreakReason.HISTORY_EDITED if talked else BreakReason.NEW_CONVERSATION
+
+    def _is_known(self, digest: bytes, is_policy_model: bool) -> bool:
+        return not digest or (digest, is_policy_model) in self._prefixes
+
+
+def _with_position(message: Message, position: int) -> Message:
+    """Return an answer with the ids that it has at ``position`` of a later request."""
+    return with_canonical_ids([*[Message("user", "")] * position, message])[-1]

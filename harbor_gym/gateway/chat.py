@@ -1,0 +1,203 @@
+"""A conversation independent of any wire format, and the normal form in which two requests are compared.
+
+Every wire (chat completions, responses, messages) is translated into these types and back. The normal form ignores what
+clients change between two requests without changing the conversation: ids of tool calls, the layout of a call's JSON,
+outer white space, reasoning text and cache marks.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from harbor_gym.tokens import StopReason
+
+Role = Literal["system", "user", "assistant", "tool"]
+"""Author of a message. A wire's ``developer`` is a ``system`` here, its ``function`` a ``tool``."""
+
+_THINK, _END_THINK = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool, as the model wrote it."""
+
+    name: str
+    """The tool's name."""
+
+    arguments: str
+    """The arguments as JSON text; arbitrary text for a tool that takes no JSON."""
+
+    id: str = ""
+    """Identifier that a tool result refers to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: Role
+    """Who wrote it."""
+
+    content: str
+    """Its text."""
+
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Calls that an assistant message makes, in order."""
+
+    tool_call_id: str = ""
+    """For a tool message: the call that it answers."""
+
+    reasoning: str = ""
+    """Reasoning text of an assistant message, where the client sent it back. Not part of the normal form."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDefinition:
+    """One tool that a request declares."""
+
+    name: str
+    """Its name."""
+
+    description: str = ""
+    """What the model reads about it."""
+
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """JSON schema of its arguments."""
+
+    is_freeform: bool = False
+    """Whether it takes one text instead of JSON arguments; the model passes that text as the argument ``input``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One request for an answer."""
+
+    model: str
+    """Model name that the client asked for."""
+
+    messages: tuple[Message, ...]
+    """The whole conversation."""
+
+    tools: tuple[ToolDefinition, ...] = ()
+    """Tools that the model may call."""
+
+    stream: bool = False
+    """Whether the client reads server-sent events."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """What a sampled message holds."""
+
+    content: str
+    """Text outside reasoning and tool calls."""
+
+    reasoning: str = ""
+    """Reasoning text, where the codec exposes it."""
+
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Tool calls, in order. A call that can't be parsed stays in ``content``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer to a request."""
+
+    parsed: ParsedAnswer
+    """What it says."""
+
+    stop_reason: StopReason
+    """Why the sampler stopped."""
+
+    prompt: Sequence[int]
+    """The prompt, token ids."""
+
+    sampled: Sequence[int]
+    """The sampled tokens."""
+
+    logprobs: Sequence[float] | None
+    """Log-probability of each sampled token, in nats, where the sampler returns them."""
+
+
+def split_thinking(text: str) -> tuple[str, str]:
+    """Return the ``<think>`` block that opens ``text``, and the rest; a block that is not closed is no block."""
+    opened = text.lstrip()
+    if not opened.startswith(_THINK):
+        return "", text
+    thinking, closed, rest = opened.removeprefix(_THINK).partition(_END_THINK)
+    return (thinking.strip(), rest.lstrip("\n")) if closed else ("", text)
+
+
+def clean(text: str) -> str:
+    """Return text that can be encoded: a lone surrogate, which JSON can carry, becomes U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogatepass").decode(errors="replace")
+    return text
+
+
+def canonical_json(text: str) -> str:
+    """Return JSON text with sorted keys and no spaces; text that is not JSON comes back without outer white space."""
+    try:
+        return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return text.strip()
+
+
+def with_canonical_ids(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages with tool-call ids replaced by positions, so that regenerated ids compare equal.
+
+    A result that refers to no earlier call keeps no id.
+    """
+    renamed: list[Message] = []
+    names: dict[str, str] = {}
+    for position, message in enumerate(messages):
+        if not message.tool_calls and not message.tool_call_id:
+            renamed.append(message)
+            continue
+        calls: list[ToolCall] = []
+        for number, call in enumerate(message.tool_calls):
+            canonical = f"call_{position}_{number}"
+            if call.id:
+                names[call.id] = canonical
+            calls.append(replace(call, id=canonical))
+        answered = names.get(message.tool_call_id, "")
+        renamed.append(replace(message, tool_calls=tuple(calls), tool_call_id=answered))
+    return tuple(renamed)
+
+
+def history_digests(messages: Sequence[Message]) -> list[bytes]:
+    """Return a digest for every prefix of the conversation; the first stands for no message at all.
+
+    Equal digests mean equal normal forms. The ids must be canonical.
+    """
+    digests = [b""]
+    for message in messages:
+        digests.append(extend_digest(digests[-1], message))
+    return digests
+
+
+def extend_digest(digest: bytes, message: Message) -> bytes:
+    """Return the digest of a conversation that goes on with ``message``."""
+    normal = json.dumps([digest.hex(), *_normal_form(message)])
+    return hashlib.sha256(normal.encode()).digest()
+
+
+def tools_digest(tools: Sequence[ToolDefinition]) -> bytes:
+    """Return a digest of a set of tools, whatever their order."""
+    normal = sorted(
+        json.dumps([tool.name, tool.description, tool.parameters, tool.is_freeform], sort_keys=True) for tool in tools
+    )
+    return hashlib.sha256(json.dumps(normal).encode()).digest()
+
+
+def _normal_form(message: Message) -> Iterator[object]:
+    yield message.role
+    is_answer = message.role == "assistant"
+    yield (split_thinking(message.content)[1] if is_answer else message.content).strip()
+    # An answer's ids follow from its position; a result's id is the call that it answers.
+    yield [(call.name, canonical_json(call.arguments)) for call in message.tool_calls]
+    yield message.tool_call_id

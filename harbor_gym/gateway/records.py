@@ -1,0 +1,230 @@
+"""What a session recorded: calls as a tree, and the training sequences read from it."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from harbor_gym.tokens import StopReason
+
+
+class BreakReason(StrEnum):
+    """Why a call's prompt was rendered anew although the session already had a conversation of the same head."""
+
+    NEW_CONVERSATION = "new_conversation"
+    """No user message in common with an earlier call: a fresh conversation, or a compacted one."""
+
+    HISTORY_EDITED = "history_edited"
+    """It begins as an earlier conversation, and then differs from what was said there."""
+
+    TOOLS_CHANGED = "tools_changed"
+    """The messages go on from an earlier answer, but with other tools."""
+
+    FOREIGN_ANSWER = "foreign_answer"
+    """The messages go on from an earlier answer, but contain an assistant message that was not sampled here."""
+
+    RETRIED = "retried"
+    """The request equals an earlier one whose prompt was not bridged either. The same prompt is rendered."""
+
+
+class CallKind(StrEnum):
+    """What a call is for."""
+
+    MAIN = "main"
+    """The agent's own conversation: trained."""
+
+    SIDE = "side"
+    """Another model name, system prompt or tool set than the main conversation's (titles, sub-agents): not trained by
+    default."""
+
+    ABANDONED = "abandoned"
+    """Its answer was not used: the client repeated the request, or was gone when the answer came. Not trained by
+    default."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallRecord:
+    """One answered request."""
+
+    index: int
+    """Position among the session's calls, from 0."""
+
+    parent: "CallRecord | None"
+    """The call whose answer this one's prompt extends; None where the prompt was rendered anew."""
+
+    prompt_suffix: tuple[int, ...]
+    """The prompt's tokens behind the parent's prompt and sample; the whole prompt where there is no parent."""
+
+    sampled: tuple[int, ...]
+    """The sampled tokens."""
+
+    logprobs: tuple[float, ...] | None
+    """Log-probability of each sampled token, in nats, where the sampler returns them."""
+
+    stop_reason: StopReason
+    """Why the sampler stopped."""
+
+    model: str
+    """Model name in the request."""
+
+    head: bytes
+    """Digest of the request's leading system messages and tools."""
+
+    request: bytes
+    """Digest of the whole request."""
+
+    has_tools: bool
+    """Whether the request declared tools."""
+
+    is_policy_model: bool
+    """Whether the model name is the policy's."""
+
+    break_reason: BreakReason | None
+    """Why the prompt was rendered anew; None for a bridged call and for the first call of its head."""
+
+    duration_sec: float
+    """Time that the sampler took."""
+
+    @property
+    def prompt(self) -> list[int]:
+        """The whole prompt, token ids."""
+        return self._tokens(with_own_sample=False)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The whole prompt and the sampled tokens."""
+        return self._tokens(with_own_sample=True)
+
+    def lineage(self) -> "list[CallRecord]":
+        """Return the calls from the root to this one."""
+        chain: list[CallRecord] = []
+        call: CallRecord | None = self
+        while call is not None:
+            chain.append(call)
+            call = call.parent
+        return chain[::-1]
+
+    def _tokens(self, *, with_own_sample: bool) -> list[int]:
+        tokens: list[int] = []
+        for call in self.lineage():
+            tokens += call.prompt_suffix
+            if with_own_sample or call is not self:
+                tokens += call.sampled
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One training sequence: prompts and samples of successive calls, each prompt extending what is before it.
+
+    ``tokens``, ``mask`` and ``logprobs`` have one length.
+    """
+
+    tokens: tuple[int, ...]
+    """Token ids: the first prompt, its sample, what the next prompt adds, its sample, and so on."""
+
+    mask: tuple[int, ...]
+    """1 for a token that was sampled in a call of this segment, else 0. A token is sampled in one segment only: where a
+    conversation forks, the second branch carries the common part with 0."""
+
+    logprobs: tuple[float, ...]
+    """Log-probability of each sampled token, in nats; 0.0 where the mask is 0, NaN where the sampler returned none."""
+
+    kind: CallKind
+    """What its calls are for."""
+
+    calls: tuple[int, ...]
+    """Indices of the calls sampled in it."""
+
+    stop_reason: StopReason
+    """Why the sampler stopped in the last call."""
+
+    model: str
+    """Model name in its requests."""
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of tokens before the first sampled one."""
+        return self.mask.index(1) if 1 in self.mask else len(self.mask)
+
+
+@dataclass(slots=True)
+class CallTree:
+    """All answered calls of a session."""
+
+    calls: list[CallRecord] = field(default_factory=list[CallRecord])
+    undelivered: set[int] = field(default_factory=set[int])
+    """Indices of calls whose client was gone when the answer came."""
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Return the calls as training sequences, in the order of their first calls."""
+        main_head = self._main_head()
+        abandoned = self._abandoned()
+        return tuple(_segment(chain, self._kind(chain[0], main_head, abandoned)) for chain in self._chains(abandoned))
+
+    def break_counts(self) -> Counter[BreakReason]:
+        """Return how often a prompt was rendered anew, by reason; side calls are not counted."""
+        main_head = self._main_head()
+        return Counter(
+            call.break_reason
+            for call in self.calls
+            if call.break_reason is not None and self._kind(call, main_head, set()) is CallKind.MAIN
+        )
+
+    def _main_head(self) -> bytes | None:
+        """Return the main conversation's head: the first with tools under the policy's model name, else the first."""
+        own = [call for call in self.calls if call.is_policy_model]
+        first = next((call for call in own if call.has_tools), own[0] if own else None)
+        return None if first is None else first.head
+
+    def _kind(self, call: CallRecord, main_head: bytes | None, abandoned: set[int]) -> CallKind:
+        if call.index in abandoned:
+            return CallKind.ABANDONED
+        return CallKind.MAIN if call.is_policy_model and call.head == main_head else CallKind.SIDE
+
+    def _abandoned(self) -> set[int]:
+        """Return the calls that nothing went on from, and that were repeated or never delivered."""
+        continued = {call.parent.index for call in self.calls if call.parent is not None}
+        latest = {(call.request, call.model): call.index for call in self.calls}
+        # A request equal to an earlier one, if that one's answer was used, is a fork and not a repetition.
+        return {
+            call.index
+            for call in self.calls
+            if call.index not in continued
+            and (call.index in self.undelivered or latest[call.request, call.model] != call.index)
+        }
+
+    def _chains(self, abandoned: set[int]) -> list[list[CallRecord]]:
+        """Return the calls in chains, each call in one: a chain goes on with the first used child of its last call."""
+        chains: list[list[CallRecord]] = []
+        chain_of: dict[int, list[CallRecord]] = {}
+        for call in self.calls:
+            home = None if call.parent is None else chain_of[call.parent.index]
+            if home is None or home[-1] is not call.parent or call.index in abandoned:
+                home = []
+                chains.append(home)
+            home.append(call)
+            chain_of[call.index] = home
+        return chains
+
+
+def _segment(chain: Sequence[CallRecord], kind: CallKind) -> Segment:
+    tokens: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    for ids, call in _pieces(chain):
+        tokens += ids
+        mask += [0 if call is None else 1] * len(ids)
+        logprobs += [0.0] * len(ids) if call is None else call.logprobs or [float("nan")] * len(ids)
+    last = chain[-1]
+    indices = tuple(call.index for call in chain)
+    return Segment(tuple(tokens), tuple(mask), tuple(logprobs), kind, indices, last.stop_reason, last.model)
+
+
+def _pieces(chain: Sequence[CallRecord]) -> Iterator[tuple[Sequence[int], CallRecord | None]]:
+    """Yield runs of tokens with the call that sampled them; None for tokens that are not trained in this chain."""
+    if (parent := chain[0].parent) is not None:
+        yield parent.tokens, None
+    for call in chain:
+        yield call.prompt_suffix, None
+        yield call.sampled, call

@@ -1,0 +1,334 @@
+"""One episode's session: its key, its budgets, and the record of what was sampled."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harbor_gym.errors import SamplerError
+from harbor_gym.gateway.bridge import Bridge, Match
+from harbor_gym.gateway.chat import Answer, ChatRequest
+from harbor_gym.gateway.codec import ConversationCodec
+from harbor_gym.gateway.errors import (
+    ContextOverflowError,
+    ErrorKind,
+    InvalidRequestError,
+    RequestError,
+    SessionEndedError,
+)
+from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, CallTree, Segment
+from harbor_gym.rollout import Sample, Sampler
+from harbor_gym.types import EndReason
+
+logger = logging.getLogger(__name__)
+
+
+class SessionLimits(BaseModel):
+    """Budgets of one episode. The episode ends truncated when one runs out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_turns: int | None = Field(default=None, gt=0)
+    """Answers under the policy's model name; the request after the last one ends the episode. None is no limit."""
+
+    max_sampled_tokens: int | None = Field(default=None, gt=0)
+    """Sampled tokens of all calls together. An answer that has begun is finished; the next request ends the episode.
+    None is no limit."""
+
+    time_limit_sec: float | None = Field(default=None, gt=0)
+    """Seconds from the first request, whether the agent samples or works. None is no limit."""
+
+    max_context_tokens: int | None = Field(default=None, gt=0)
+    """The model's context window, in tokens. None checks nothing."""
+
+    max_answer_tokens: int = Field(default=0, ge=0)
+    """The sampler's limit for one answer, in tokens; reserved when the context window is checked."""
+
+    overflow_ends_episode: bool = True
+    """Whether a prompt of the policy's model that does not fit ends the episode. False for an agent that compacts its
+    conversation on such an error: the request is refused, and the session goes on."""
+
+    max_concurrent_requests: int = Field(default=16, gt=0)
+    """Requests that the session reads and answers at once; one more is refused with status 429."""
+
+
+class Session:
+    """The requests of one episode. Get one from :meth:`Gateway.open_session`.
+
+    Args:
+        sampler: Samples the answers.
+        codec: Writes conversations as tokens.
+        model: The policy's model name, also behind a provider (``openai/policy``); requests for another model are side
+            calls. None accepts every name as the policy's.
+        limits: The episode's budgets.
+        name: For logs; no secret.
+        on_limit: Called once, on the event loop, when a budget runs out. It must not block.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        codec: ConversationCodec,
+        *,
+        model: str | None = None,
+        limits: SessionLimits | None = None,
+        name: str = "",
+        on_limit: Callable[[EndReason], object] | None = None,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.limits = limits or SessionLimits()
+        self.key = secrets.token_urlsafe(24)
+        """The secret that a request shows. Never logged."""
+        self.base_url = ""
+        """Where the session is served, without a trailing slash and ``/v1``; it contains the key."""
+        self.end_reason: EndReason | None = None
+        """The budget that ran out, if one did."""
+        self.sampler_failures: list[SamplerError] = []
+        """Every failure of the sampler, in order."""
+        self.is_closed = False
+        """Whether the owner closed the session. A closed session takes no requests; its records stay."""
+        self._sampler, self._codec, self._on_limit = sampler, codec, on_limit
+        self._bridge, self._tree = Bridge(), CallTree()
+        self._sampling: set[asyncio.Future[Sample]] = set()
+        self._active = 0
+        self._failed_last = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._refused: Counter[str] = Counter()
+        self._limit_reached = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Session {self.name or 'unnamed'}: {len(self._tree.calls)} calls, end reason {self.end_reason}>"
+
+    @property
+    def active_requests(self) -> int:
+        """Requests that are being read or answered."""
+        return self._active
+
+    @property
+    def calls(self) -> tuple[CallRecord, ...]:
+        """Every answered call, in the order of the answers."""
+        return tuple(self._tree.calls)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Training sequences of all calls, side calls included."""
+        return self._tree.segments()
+
+    @property
+    def trained_segments(self) -> tuple[Segment, ...]:
+        """Training sequences of the agent's own conversation."""
+        return tuple(segment for segment in self.segments if segment.kind is CallKind.MAIN)
+
+    @property
+    def breaks(self) -> Counter[BreakReason]:
+        """How often the main conversation's prompt had to be rendered anew, by reason."""
+        return self._tree.break_counts()
+
+    @property
+    def error(self) -> SamplerError | None:
+        """The infrastructure error that the episode ended with: the sampler's failure, if no later call succeeded."""
+        return self.sampler_failures[-1] if self._failed_last else None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Numbers for aggregation, as ``gateway/...``."""
+        segments = self.segments
+        kinds = Counter(segment.kind for segment in segments)
+        durations = [call.duration_sec for call in self._tree.calls]
+        numbers = {
+            "calls": len(self._tree.calls),
+            "segments": kinds[CallKind.MAIN],
+            "side_segments": kinds[CallKind.SIDE],
+            "abandoned_segments": kinds[CallKind.ABANDONED],
+            "sampled_tokens": sum(len(call.sampled) for call in self._tree.calls),
+            "sampler_failures": len(self.sampler_failures),
+            "sampler_sec": math.fsum(durations),
+            **{f"breaks/{reason}": count for reason, count in self.breaks.items()},
+            **{f"refused/{kind}": count for kind, count in self._refused.items()},
+        }
+        return {f"gateway/{name}": float(number) for name, number in numbers.items()}
+
+    @contextlib.contextmanager
+    def admitted(self) -> Generator[None]:
+        """Hold one of the session's places for a request, from before its body is read until it is answered.
+
+        Raises:
+            SessionEndedError: The session takes no more requests.
+            RequestError: All places are taken.
+        """
+        self._check_open()
+        if self._active >= self.limits.max_concurrent_requests:
+            raise RequestError(ErrorKind.TOO_MANY_REQUESTS, f"{self._active} requests are being answered already")
+        self._active += 1
+        try:
+            yield
+        finally:
+            self._active -= 1
+
+    async def answer(self, request: ChatRequest) -> tuple[Answer, CallRecord]:
+        """Sample the answer to ``request`` and record it.
+
+        Raises:
+            SessionEndedError: A budget ran out, now or earlier, or the session is closed.
+            RequestError: The request can't be answered; the session goes on.
+            SamplerError: The sampler failed. It is recorded; the client may repeat the request.
+        """
+        self._start_timer()
+        self._check_budgets()
+        is_policy_model = self._is_policy_model(request)
+        match = self._match(request, is_policy_model)
+        suffix = await self._render(match, request)
+        prompt = suffix if match.parent is None else match.parent.tokens + suffix
+        self._check_context(len(prompt), is_policy_model)
+        started = time.monotonic()
+        sample = await self._sample(prompt)
+        duration = time.monotonic() - started
+        parsed = await asyncio.to_thread(self._codec.parse, sample.tokens, request.tools)
+        call = CallRecord(
+            index=len(self._tree.calls),
+            parent=match.parent,
+            prompt_suffix=tuple(suffix),
+            sampled=tuple(sample.tokens),
+            logprobs=None if sample.logprobs is None else tuple(sample.logprobs),
+            stop_reason=sample.stop_reason,
+            model=request.model,
+            head=match.head,
+            request=match.digests[-1] + match.tools,
+            has_tools=bool(request.tools),
+            is_policy_model=is_policy_model,
+            break_reason=match.break_reason,
+            duration_sec=duration,
+        )
+        self._tree.calls.append(call)
+        self._bridge.add(call, match, parsed)
+        return Answer(parsed, sample.stop_reason, prompt, call.sampled, call.logprobs), call
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Return the length of the request's prompt, in tokens, without sampling."""
+        match = self._match(request, self._is_policy_model(request))
+        suffix = await self._render(match, request)
+        return len(suffix) + (0 if match.parent is None else len(match.parent.tokens))
+
+    def mark_undelivered(self, call: CallRecord) -> None:
+        """Record that the client was gone when the answer came."""
+        self._tree.undelivered.add(call.index)
+
+    def refused(self, kind: ErrorKind) -> None:
+        """Count a request that was refused."""
+        self._refused[kind.name.lower()] += 1
+
+    def end(self, reason: EndReason) -> None:
+        """End the episode: requests that are being answered fail, later ones are refused. Later calls do nothing."""
+        if self.end_reason is not None or self.is_closed:
+            return
+        self.end_reason = reason
+        self._limit_reached.set()
+        self._stop()
+        if self._on_limit is not None:
+            try:
+                self._on_limit(reason)
+            except Exception:  # A caller's callback: its failure must not reach the agent as an answer.
+                logger.exception("the on_limit callback of session %s failed", self.name)
+
+    async def wait_for_limit(self) -> EndReason:
+        """Wait until a budget runs out, and return which. Never returns if none does."""
+        await self._limit_reached.wait()
+        assert self.end_reason is not None
+        return self.end_reason
+
+    def close(self) -> None:
+        """Refuse all further requests and cancel those that are being answered. Idempotent; the records stay."""
+        self.is_closed = True
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for sampling in self._sampling:
+            sampling.cancel()
+
+    def _check_open(self) -> None:
+        if self.end_reason is not None or self.is_closed:
+            raise SessionEndedError(self.end_reason)
+
+    def _start_timer(self) -> None:
+        if self._timer is None and self.limits.time_limit_sec is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self.limits.time_limit_sec, self.end, EndReason.TIME_LIMIT)
+
+    def _check_budgets(self) -> None:
+        calls, limits = self._tree.calls, self.limits
+        turns = sum(call.is_policy_model for call in calls)
+        tokens = sum(len(call.sampled) for call in calls)
+        if limits.max_turns is not None and turns >= limits.max_turns:
+            self.end(EndReason.MAX_TURNS)
+        if limits.max_sampled_tokens is not None and tokens >= limits.max_sampled_tokens:
+            self.end(EndReason.MAX_TOKENS)
+        self._check_open()
+
+    def _check_context(self, prompt_tokens: int, is_policy_model: bool) -> None:
+        limits = self.limits
+        if limits.max_context_tokens is None or prompt_tokens + limits.max_answer_tokens <= limits.max_context_tokens:
+            return
+        if is_policy_model and limits.overflow_ends_episode:
+            self.end(EndReason.CONTEXT_OVERFLOW)
+        raise ContextOverflowError(prompt_tokens, limits.max_answer_tokens, limits.max_context_tokens)
+
+    def _is_policy_model(self, request: ChatRequest) -> bool:
+        # Some agents keep a provider before the name: "anthropic/policy".
+        return self.model is None or request.model == self.model or request.model.endswith(f"/{self.model}")
+
+    def _match(self, request: ChatRequest, is_policy_model: bool) -> Match:
+        if not request.messages:
+            raise InvalidRequestError("the request has no messages")
+        if request.messages[-1].role == "assistant":
+            raise InvalidRequestError("the last message is the assistant's: a prefilled answer can't be continued")
+        return self._bridge.match(request, is_policy_model=is_policy_model)
+
+    async def _render(self, match: Match, request: ChatRequest) -> list[int]:
+        if match.parent is None:
+            return await asyncio.to_thread(self._codec.render, match.messages, request.tools)
+        return await asyncio.to_thread(self._codec.render_next, match.parent.sampled, match.messages, request.tools)
+
+    async def _sample(self, prompt: list[int]) -> Sample:
+        self._check_open()
+        sampling = asyncio.ensure_future(self._sampler(list(prompt)))
+        self._sampling.add(sampling)
+        try:
+            sample = _checked(await sampling)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            self._check_open()  # the session ended, and cancelled the sampling only
+            raise self._failed("the sampling was cancelled") from None
+        except Exception as exc:  # The boundary to the sampler: whatever it raises is its failure.
+            raise self._failed(f"{type(exc).__name__}: {exc}") from exc
+        finally:
+            self._sampling.discard(sampling)
+        self._failed_last = False
+        return sample
+
+    def _failed(self, what: str) -> SamplerError:
+        error = SamplerError(f"the sampler of session {self.name or 'unnamed'} failed: {what}")
+        self.sampler_failures.append(error)
+        self._failed_last = True
+        return error
+
+
+def _checked(sample: Sample) -> Sample:
+    """Return a sample that can be trained on.
+
+    Raises:
+        ValueError: The log-probabilities are not one a token.
+    """
+    if sample.logprobs is not None and len(sample.logprobs) != len(sample.tokens):
+        raise ValueError(f"{len(sample.tokens)} tokens with {len(sample.logprobs)} log-probabilities")
+    return sample

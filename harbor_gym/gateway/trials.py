@@ -1,0 +1,72 @@
+"""A Harbor trial whose agent speaks to a session: the tunnel into its sandbox, and the end of a spent budget."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+from harbor.trial.hooks import TrialEvent
+
+from harbor_gym.gateway.server import Gateway
+from harbor_gym.gateway.session import Session
+from harbor_gym.gateway.tunnel import tunnel
+
+if TYPE_CHECKING:
+    from harbor.trial.trial import Trial
+
+TUNNEL_PORT = 8137
+"""Port of the tunnel inside a sandbox, where an agent's configuration needs it before the sandbox is there."""
+
+
+def sandbox_url(session: Session, port: int = TUNNEL_PORT) -> str:
+    """Return the session's address inside a sandbox, where :func:`open_tunnel_for_agent` opens it."""
+    return f"http://127.0.0.1:{port}/s/{session.key}"
+
+
+def open_tunnel_for_agent(trial: "Trial", gateway: Gateway, session: Session, *, port: int = TUNNEL_PORT) -> None:
+    """Have the trial open a tunnel to the session before its agent runs, and close it before its verifier does.
+
+    Args:
+        trial: A trial that has not run yet; its agent runs in the sandbox.
+        gateway: The open gateway of the session.
+        session: The session to reach.
+        port: Port inside the sandbox.
+    """
+    stack = AsyncExitStack()
+
+    async def open_tunnel(_: Any) -> None:
+        await stack.enter_async_context(tunnel(trial.agent_environment, gateway, session, port=port))
+
+    async def close_tunnel(_: Any) -> None:
+        await stack.aclose()
+
+    trial.add_hook(TrialEvent.AGENT_START, open_tunnel)
+    for event in (TrialEvent.AGENT_END, TrialEvent.CANCEL, TrialEvent.END):
+        trial.add_hook(event, close_tunnel)
+
+
+def end_agent_on_limit(trial: "Trial", session: Session) -> None:
+    """Have the trial's agent end as by its own timeout when a budget of the session runs out, so that it is verified.
+
+    An agent that fails on the gateway's refusal by itself might end the trial without a verdict.
+
+    Args:
+        trial: A trial that has not run yet.
+        session: The session that its agent speaks to.
+    """
+    run = trial.agent.run
+
+    async def run_until_limit(*args: Any, **kwargs: Any) -> None:
+        running = asyncio.ensure_future(run(*args, **kwargs))
+        ending = asyncio.ensure_future(session.wait_for_limit())
+        try:
+            await asyncio.wait((running, ending), return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                # Harbor reads a TimeoutError of the agent's as its time limit: the sandbox is verified as it stands.
+                raise TimeoutError(f"the session's budget ran out: {session.end_reason}")
+            await running
+        finally:
+            for task in (running, ending):
+                task.cancel()
+            await asyncio.gather(running, ending, return_exceptions=True)
+
+    trial.agent.run = run_until_limit

@@ -1,0 +1,98 @@
+"""Clients and policies of the gateway's tests: what agents do to a conversation between two requests."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from harbor_gym.gateway import Gateway, Session
+from harbor_gym.rollout import Sample
+from harbor_gym.tokens import StopReason
+from tests.helpers.character_codec import END, CharacterCodec
+
+_THINKING = re.compile(r"\A\s*<think>(.*?)</think>\n*", re.DOTALL)
+
+BASH: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Run a command.",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
+    },
+}
+"""A tool as chat completions declare it."""
+
+
+class ThinkingCodec(CharacterCodec):
+    """A codec of a thinking model: its text leaves the thinking out, and another method returns it."""
+
+    def text(self, sampled: Sequence[int]) -> str:
+        return _THINKING.sub("", super().text(sampled))
+
+    def reasoning(self, sampled: Sequence[int]) -> str:
+        found = _THINKING.match(super().text(sampled))
+        return found[1].strip() if found else ""
+
+
+class Script:
+    """A policy that answers with one text after the other, and keeps the prompts."""
+
+    def __init__(self, *answers: str, stop_reason: StopReason = "stop") -> None:
+        self.answers = list(answers)
+        self.prompts: list[list[int]] = []
+        self._stop_reason: StopReason = stop_reason
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        await asyncio.sleep(0)
+        self.prompts.append(list(prompt))
+        tokens = [*map(ord, self.answers.pop(0)), END]
+        return Sample(tokens, [-float(index + 1) for index in range(len(tokens))], self._stop_reason)
+
+    @property
+    def shown(self) -> list[str]:
+        """The prompts as text."""
+        return [text_of(prompt) for prompt in self.prompts]
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    return "".join(map(chr, tokens))
+
+
+def tool_call(name: str = "bash", **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def chat_body(*messages: dict[str, Any], tools: bool = False, **extra: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": "policy", "messages": list(messages), **extra}
+    return body | ({"tools": [BASH]} if tools else {})
+
+
+async def raw_exchange(gateway: Gateway, data: bytes) -> bytes:
+    """Send bytes to a gateway and return what it sent until it closed the connection."""
+    reader, writer = await asyncio.open_connection(*gateway.address)
+    try:
+        writer.write(data)
+        await writer.drain()
+        return await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  # what is watched has no event
+            await asyncio.sleep(0.01)
+
+
+def trained_text(session: Session) -> str:
+    """Return what is trained of a session, as text."""
+    return "".join(
+        text_of([token for token, own in zip(segment.tokens, segment.mask, strict=True) if own])
+        for segment in session.trained_segments
+    )

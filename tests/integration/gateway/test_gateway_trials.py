@@ -1,0 +1,184 @@
+"""Real Harbor trials whose agents speak to the gateway."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any, override
+
+import pytest
+from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
+from harbor.trial.trial import Trial
+
+from harbor_gym.errors import UsageError
+from harbor_gym.gateway import Gateway, SessionLimits
+from harbor_gym.gateway.agents import AGENTS, agent_config
+from harbor_gym.gateway.trials import end_agent_on_limit, open_tunnel_for_agent, sandbox_url
+from harbor_gym.rollout import Sample
+from harbor_gym.sandboxes import environment_config
+from harbor_gym.types import EndReason
+from tests.helpers.character_codec import END, CharacterCodec
+from tests.helpers.gateway_clients import ThinkingCodec, text_of, tool_call, trained_text
+from tests.helpers.harbor_trials import ScriptAgent
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
+from tests.helpers.tasks import DONE, write_task
+
+THOUGHT = "<think>\nI plan.\n</think>\n\n"
+
+
+class Policy:
+    """Answer with the script's texts, and repeat the last."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = answers
+        self.turns = 0
+
+    async def __call__(self, prompt: Any) -> Sample:
+        answer = self.answers[min(self.turns, len(self.answers) - 1)]
+        self.turns += 1
+        tokens = [*map(ord, answer), END]
+        return Sample(tokens, [-0.5] * len(tokens))
+
+
+async def make_trial(task_dir: Path, agent: AgentConfig) -> Trial:
+    return await Trial.create(
+        TrialConfig(
+            task=TaskConfig(path=task_dir),
+            trials_dir=task_dir.parent / "trials",
+            agent=agent,
+            environment=environment_config("local"),
+        )
+    )
+
+
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", [CharacterCodec(), ThinkingCodec()], ids=["plain", "thinking"])
+async def test_terminus_2(codec: CharacterCodec, tmp_path: Path) -> None:
+    answers = [THOUGHT + message(DONE), THOUGHT + COMPLETE, THOUGHT + COMPLETE]
+    task = write_task(tmp_path / "task")
+    async with Gateway(Policy(*answers), codec, model="policy") as gateway:
+        session = gateway.open_session(name="terminus")
+        result = await (await make_trial(task, agent_config("terminus-2", session.base_url))).run()
+    assert result.exception_info is None, result.exception_info
+    assert result.verifier_result is not None
+    assert result.verifier_result.rewards == {"reward": 1.0}
+    (segment,) = session.segments
+    assert trained_text(session) == "".join(f"{answer}\x00" for answer in answers)
+    assert "Write the word done" in text_of(segment.tokens[: segment.prompt_length])
+    assert not session.breaks
+    assert session.error is None
+
+
+@pytest.mark.local
+@pytest.mark.slow
+async def test_a_spent_budget_ends_the_agent_and_is_verified(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    async with Gateway(Policy(message(DONE), message("true\n")), CharacterCodec(), model="policy") as gateway:
+        session = gateway.open_session(limits=SessionLimits(max_turns=3))
+        trial = await make_trial(task, agent_config("terminus-2", session.base_url))
+        end_agent_on_limit(trial, session)
+        result = await trial.run()
+    assert session.end_reason is EndReason.MAX_TURNS
+    assert len(session.calls) == 3
+    assert result.exception_info is not None
+    assert result.exception_info.exception_type == "AgentTimeoutError"
+    assert result.verifier_result is not None
+    assert result.verifier_result.rewards == {"reward": 1.0}
+
+
+PROGRAM = """
+import json, subprocess, sys, urllib.request
+messages = [{"role": "user", "content": sys.argv[2]}]
+tools = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
+while True:
+    body = json.dumps({"model": "policy", "messages": messages, "tools": tools}).encode()
+    request = urllib.request.Request(sys.argv[1] + "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    message = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    message.pop("reasoning_content", None)
+    messages.append(message)
+    if not message.get("tool_calls"):
+        break
+    for call in message["tool_calls"]:
+        command = json.loads(call["function"]["arguments"])["command"]
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout + done.stderr})
+"""
+"""An agent in the sandbox: the loop that all of them have, in the standard library."""
+
+
+class InnerAgent(ScriptAgent):
+    """Run PROGRAM in the sandbox."""
+
+    def __init__(self, *args: Any, url: str, **kwargs: Any) -> None:
+        super().__init__(*args, scripts=[], **kwargs)
+        self._url = url
+
+    @override
+    async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        command = f"python3 -c {shlex.quote(PROGRAM)} {self._url} {shlex.quote(instruction)}"
+        result = await environment.exec(command)
+        assert result.return_code == 0, result.stderr
+
+
+@pytest.mark.local
+async def test_an_agent_in_a_sandbox_without_a_network(tmp_path: Path) -> None:
+    look = f"{THOUGHT}I look.\n{tool_call(command='pwd')}{tool_call(command='id -un')}"
+    write = THOUGHT + tool_call(command=DONE.strip())
+    task = write_task(tmp_path / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
+    async with Gateway(Policy(look, write, "done"), ThinkingCodec(), model="policy") as gateway:
+        session = gateway.open_session(name="inner")
+        agent = AgentConfig(import_path=f"{__name__}:InnerAgent", kwargs={"url": sandbox_url(session)})
+        trial = await make_trial(task, agent)
+        open_tunnel_for_agent(trial, gateway, session)
+        result = await trial.run()
+    assert result.exception_info is None, result.exception_info
+    assert result.verifier_result is not None
+    assert result.verifier_result.rewards == {"reward": 1.0}
+    (segment,) = session.segments
+    assert trained_text(session) == f"{look}\x00{write}\x00done\x00"
+    assert "<tool_response>\n/srv\n\n</tool_response>\n<tool_response>\nroot\n" in text_of(segment.tokens)
+
+
+@pytest.mark.local
+@pytest.mark.slow
+async def test_claude_code_in_a_sandbox_without_a_network(tmp_path: Path) -> None:
+    """Harbor's agent unmodified; its program is the machine's, which is one file."""
+    if (program := shutil.which("claude")) is None:
+        pytest.skip("needs claude on the PATH: install claude-code")
+    answers = [THOUGHT + tool_call("Bash", command=DONE.strip(), description="write"), f"{THOUGHT}Done."]
+    dockerfile = "FROM debian:bookworm-slim\nCOPY claude /usr/local/bin/claude\nWORKDIR /srv\n"
+    no_network = '[environment]\nnetwork_mode = "no-network"\n'
+    task = write_task(tmp_path / "task", dockerfile=dockerfile, toml=no_network)
+    shutil.copy(program, task / "environment/claude")
+    async with Gateway(Policy(*answers), ThinkingCodec(), model="policy") as gateway:
+        session = gateway.open_session(limits=SessionLimits(max_turns=9))
+        trial = await make_trial(task, agent_config("claude-code", sandbox_url(session)))
+        open_tunnel_for_agent(trial, gateway, session)
+        end_agent_on_limit(trial, session)
+        result = await trial.run()
+    assert result.exception_info is None, result.exception_info
+    assert result.verifier_result is not None
+    assert result.verifier_result.rewards == {"reward": 1.0}
+    assert trained_text(session) == "".join(f"{answer}\x00" for answer in answers)
+    assert len(session.trained_segments) == 1
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_configurations(name: str) -> None:
+    config = agent_config(name, "http://127.0.0.1:1/s/key", kwargs={"extra": 1}, env={"MORE": "1"})
+    dumped = json.dumps(config.model_dump(mode="json"))
+    assert "http://127.0.0.1:1/s/key" in dumped
+    assert config.kwargs["extra"] == 1
+    assert config.env["MORE"] == "1"
+    assert (config.model_name or "").endswith("/policy")
+
+
+def test_an_unknown_agent() -> None:
+    with pytest.raises(UsageError, match="terminus-2"):
+        agent_config("nobody", "http://127.0.0.1:1")
+
+
+@pytest.fixture(autouse=True)
+def quiet_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
