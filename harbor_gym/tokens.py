@@ -4,80 +4,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypedDict
 
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
-from harbor_gym.types import EndReason, EpisodeInfo
+from harbor_gym.types import ChatCodec, ChatMessage, EndReason, EpisodeInfo, StopReason, TokenStep, Turn
 
-StopReason = Literal["stop", "length"]
-"""Why the sampler stopped: at a stop sequence, or at its token limit."""
-
-
-class ChatMessage(TypedDict):
-    """One message of a chat."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-class ChatCodec(Protocol):
-    """How one model family writes a chat as tokens. Implementations belong to adapters."""
-
-    def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Return the tokens that precede the model's first answer."""
-        ...
-
-    def next_turn(self, sampled: Sequence[int], message: str) -> list[int]:
-        """Return the tokens that follow ``sampled``: what is missing of its end, ``message`` as the user's, and the
-        opening of the next answer.
-        """
-        ...
-
-    def text(self, sampled: Sequence[int]) -> str:
-        """Return the answer that ``sampled`` holds, without thinking and end-of-message marks."""
-        ...
-
-
-@dataclass(frozen=True)
-class TokenStep:
-    """What one sampled message led to."""
-
-    observation: list[int]
-    """The next prompt, whole. It begins with the last prompt and the sampled tokens. Empty when done."""
-
-    reward: float
-    """Reward of this step."""
-
-    done: bool
-    """Whether the episode is over."""
-
-    info: EpisodeInfo
-    """See :class:`harbor_gym.types.EpisodeInfo`."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One turn as text, for transcripts."""
-
-    observation: str
-    """What the model was newly shown before it answered."""
-
-    action: str
-    """What it answered."""
-
-    info: EpisodeInfo
-    """What came of it."""
-
-    reward: float
-    """The reward of this turn."""
-
-    prompt_tokens: int = 0
-    """Length of the prompt that was answered, in tokens."""
-
-    sampled_tokens: int = 0
-    """Length of the answer, in tokens."""
+__all__ = ["ChatCodec", "ChatMessage", "StopReason", "TokenStep", "TokenTerminalEnv", "Transcript", "Turn"]
 
 
 @dataclass
