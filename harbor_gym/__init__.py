@@ -11,6 +11,7 @@ from harbor_gym.adapters.gymnasium.registration import register_when_imported
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from harbor_gym.codecs import HFCodec
     from harbor_gym.config import PoolLimits, TerminalConfig, TerminalEnvConfig
     from harbor_gym.env import AsyncTerminalGymEnv
     from harbor_gym.errors import (
@@ -58,6 +59,7 @@ _HOMES = {
     "Command": "harbor_gym.types",
     "EndReason": "harbor_gym.types",
     "EpisodeInfo": "harbor_gym.types",
+    "HFCodec": "harbor_gym.codecs",
     "HarborGymError": "harbor_gym.errors",
     "MissingDependencyError": "harbor_gym.errors",
     "PoolLimits": "harbor_gym.config",
@@ -97,6 +99,7 @@ __all__ = [
     "Command",
     "EndReason",
     "EpisodeInfo",
+    "HFCodec",
     "HarborGymError",
     "MissingDependencyError",
     "PoolLimits",

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from harbor_gym.codecs import ComparesTemplate
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
@@ -26,7 +27,9 @@ class TokenTerminalEnv:
     """Drive an :class:`AsyncTerminalGymEnv` with sampled tokens.
 
     The prompt after turn *t* is, token for token: the prompt of turn *t*, the sampled tokens untouched, and the next
-    user message. The instruction is sent once.
+    user message. The instruction is sent once. Where the codec can compare them with its chat template
+    (:class:`harbor_gym.codecs.ComparesTemplate`, as ``HFCodec`` can), ``off_template_turns`` in the last step's metrics
+    counts the earlier answers that the template would have written differently, for instance without their thinking.
 
     Args:
         env: The environment. This object owns it from now on.
@@ -46,6 +49,7 @@ class TokenTerminalEnv:
         self._prompt: list[int] = []
         self._shown = ""
         self._lengths = 0, 0
+        self._off_template_turns = 0
 
     async def reset(self) -> TokenStep:
         """Start an episode; the returned step holds the first prompt, or is done if that prompt would not fit.
@@ -55,6 +59,7 @@ class TokenTerminalEnv:
         """
         screen, info = await self.env.reset()
         self.transcript = Transcript()
+        self._off_template_turns = 0
         self._shown = prompts.first_message(info.get("instruction", ""), screen)
         messages = [
             ChatMessage(role="system", content=prompts.system_prompt(self.env.config.action_format)),
@@ -86,7 +91,7 @@ class TokenTerminalEnv:
         if done:
             self.transcript.final_observation = observation
             return self._record(action, TokenStep([], reward, True, info))
-        following = await asyncio.to_thread(self._codec.next_turn, sampled, observation)
+        following = await asyncio.to_thread(self._continue, sampled, observation)
         extended = [*self._prompt, *sampled, *following]
         if not self._fits(extended):
             self.transcript.final_observation = observation
@@ -103,6 +108,11 @@ class TokenTerminalEnv:
         """Stop the sandbox. Idempotent, at any time."""
         await self.env.close()
 
+    def _continue(self, sampled: Sequence[int], observation: str) -> list[int]:
+        if isinstance(self._codec, ComparesTemplate):
+            self._off_template_turns += self._codec.is_off_template(sampled)
+        return self._codec.next_turn(sampled, observation)
+
     def _fits(self, prompt: Sequence[int]) -> bool:
         return self._max_context_tokens is None or len(prompt) + self._max_tokens <= self._max_context_tokens
 
@@ -111,5 +121,7 @@ class TokenTerminalEnv:
         return TokenStep([], reward, done, info)
 
     def _record(self, action: str, step: TokenStep) -> TokenStep:
+        if step.done and isinstance(self._codec, ComparesTemplate):
+            step.info["metrics"]["off_template_turns"] = self._off_template_turns
         self.transcript.turns.append(Turn(self._shown, action, step.info, step.reward, *self._lengths))
         return step
