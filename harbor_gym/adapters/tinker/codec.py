@@ -1,15 +1,15 @@
 """A cookbook renderer as the token environment's chat codec."""
 
-import json
 import logging
 from collections.abc import Sequence
 from typing import cast
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers import Message, Renderer, ToolCall
+from tinker_cookbook.renderers import Message, Renderer
 from tinker_cookbook.renderers.base import get_text_content
 
 from harbor_gym.codecs.tail import PROBE_TASK, ChatTail, Messages, tokenizer_lock
+from harbor_gym.formats.tool_text import ToolCall, write_calls
 from harbor_gym.types import ChatMessage
 
 logger = logging.getLogger(__name__)
@@ -62,9 +62,9 @@ class RendererCodec:
         except RendererError:
             return ""
         # Some renderers lift tool calls out of the content; for a bash-tool action they are the action.
-        calls = [_tool_call_text(call) for call in message.get("tool_calls", ())]
+        calls = [ToolCall(call.function.name, call.function.arguments) for call in message.get("tool_calls", ())]
         unread = [call.raw_text for call in message.get("unparsed_tool_calls", ())]
-        return "".join([get_text_content(message), *calls, *unread])
+        return "".join([get_text_content(message), write_calls("", calls), *unread])
 
     def _render(self, answer: str, messages: Messages) -> list[int]:
         following = [_message(message["role"], message["content"]) for message in messages]
@@ -76,11 +76,6 @@ class RendererCodec:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return cast(str, self.renderer.tokenizer.decode(list(tokens)))
-
-
-def _tool_call_text(call: ToolCall) -> str:
-    name = json.dumps(call.function.name)
-    return f'<tool_call>{{"name": {name}, "arguments": {call.function.arguments}}}</tool_call>'
 
 
 def _message(role: str, content: str) -> Message:
