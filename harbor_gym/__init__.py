@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from harbor_gym.pool import WarmPool
     from harbor_gym.rollout import run_episode
+    from harbor_gym.sequences import flatten, merge
     from harbor_gym.tokens import TokenTerminalEnv
     from harbor_gym.types import (
         ActionFormat,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         Sampler,
         StepResult,
         StopReason,
+        TokenSequence,
         TokenStep,
         TokenTransition,
         Turn,
@@ -80,6 +82,7 @@ _HOMES = {
     "TerminalEnvConfig": "harbor_gym.config",
     "TerminalError": "harbor_gym.errors",
     "TerminalStartError": "harbor_gym.errors",
+    "TokenSequence": "harbor_gym.types",
     "TokenStep": "harbor_gym.types",
     "TokenTerminalEnv": "harbor_gym.tokens",
     "TokenTransition": "harbor_gym.types",
@@ -88,6 +91,8 @@ _HOMES = {
     "VerifierError": "harbor_gym.errors",
     "VerifierOutOfMemoryError": "harbor_gym.errors",
     "WarmPool": "harbor_gym.pool",
+    "flatten": "harbor_gym.sequences",
+    "merge": "harbor_gym.sequences",
     "run_episode": "harbor_gym.rollout",
 }
 
@@ -120,6 +125,7 @@ __all__ = [
     "TerminalEnvConfig",
     "TerminalError",
     "TerminalStartError",
+    "TokenSequence",
     "TokenStep",
     "TokenTerminalEnv",
     "TokenTransition",
@@ -129,6 +135,8 @@ __all__ = [
     "VerifierOutOfMemoryError",
     "WarmPool",
     "__version__",
+    "flatten",
+    "merge",
     "run_episode",
 ]
 

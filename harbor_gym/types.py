@@ -303,3 +303,20 @@ class Rollout:
 
     error: HarborGymError | None = None
     """The infrastructure error, if that ended the episode."""
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """One training sequence. ``completion``, ``mask`` and ``logprobs`` have one length."""
+
+    prompt: list[int]
+    """The first prompt, token ids."""
+
+    completion: list[int]
+    """Everything behind it: sampled tokens, and what each further prompt adds."""
+
+    mask: list[int]
+    """1 for a token that the policy sampled, 0 for one that it was shown."""
+
+    logprobs: list[float]
+    """Log-probability of each sampled token, in nats; NaN where the sampler returned none, 0.0 where the mask is 0."""
