@@ -20,7 +20,7 @@ from harbor_gym.pool import WarmPool
 from harbor_gym.sandboxes import shares_setup
 from harbor_gym.terminal import Screen, Terminal, TerminalTurn
 from harbor_gym.terminal.recording import CastRecorder
-from harbor_gym.types import Command, EndReason, EpisodeInfo
+from harbor_gym.types import Command, EndReason, EpisodeInfo, StepResult
 
 if TYPE_CHECKING:
     from harbor_gym.episode import AgentPhase, Episode
@@ -119,7 +119,7 @@ class AsyncTerminalGymEnv:
         self._become(_State.READY)
         return observation, info
 
-    async def step(self, action: Action) -> tuple[str, float, bool, EpisodeInfo]:
+    async def step(self, action: Action) -> StepResult:
         """Type the action's keystrokes and return what the terminal shows.
 
         Args:
@@ -142,7 +142,7 @@ class AsyncTerminalGymEnv:
             await self._explain(exc)
             await self._fail()
             raise
-        self._become(_State.DONE if result[2] else _State.READY)
+        self._become(_State.DONE if result.done else _State.READY)
         return result
 
     async def close(self) -> None:
@@ -229,7 +229,7 @@ class AsyncTerminalGymEnv:
             info["mcp_servers"] = tuple(server.model_dump() for server in phase.resources.mcp_servers)
         return info
 
-    async def _step(self, action: Action) -> tuple[str, float, bool, EpisodeInfo]:
+    async def _step(self, action: Action) -> StepResult:
         assert self._terminal is not None
         language = self.config.action_format
         parsed = parse_action(action, format=language)
@@ -255,7 +255,7 @@ class AsyncTerminalGymEnv:
         info["confirmation_pending"] = self._confirmation_pending
         reason = reason or self._exhausted_budget()
         if reason is None:
-            return observation, 0.0, False, info
+            return StepResult(observation, 0.0, False, info)
         # The task's own limit is each step's, and Harbor goes on to the next one; ours is the episode's.
         is_the_steps = reason is EndReason.TIME_LIMIT and self.config.time_limit_sec is None
         is_last = reason is not EndReason.COMPLETED and not is_the_steps
@@ -274,7 +274,7 @@ class AsyncTerminalGymEnv:
             await self._look(terminal)
         return turn
 
-    async def truncate(self, reason: EndReason) -> tuple[str, float, bool, EpisodeInfo]:
+    async def truncate(self, reason: EndReason) -> StepResult:
         """End the episode for a reason that only the caller sees, and have it verified.
 
         For adapters: a sampled message hit its token limit, or the next observation would not fit the context.
@@ -302,9 +302,7 @@ class AsyncTerminalGymEnv:
         self._become(_State.DONE)
         return result
 
-    async def _end_phase(
-        self, reason: EndReason, observation: str, info: EpisodeInfo, *, is_last: bool
-    ) -> tuple[str, float, bool, EpisodeInfo]:
+    async def _end_phase(self, reason: EndReason, observation: str, info: EpisodeInfo, *, is_last: bool) -> StepResult:
         """Have the verifier judge what the policy left; go on to a multi-step task's next step if there is one."""
         assert self._episode is not None
         keep, leavings = self._keeps_processes(self._episode), None
@@ -325,12 +323,12 @@ class AsyncTerminalGymEnv:
             entered["metrics"] = {**info["metrics"], **entered["metrics"]}
             merged: EpisodeInfo = {**info, **entered}
             paid = reward if self.config.step_rewards else 0.0
-            return prompts.next_step(end.next_phase.instruction, screen), paid, False, merged
+            return StepResult(prompts.next_step(end.next_phase.instruction, screen), paid, False, merged)
         if end.is_gated and reason is EndReason.COMPLETED:
             reason = EndReason.STEP_GATE
         episode_reward = self._reward(end.episode_rewards) if end.episode_rewards else reward
         await self._conclude(reason, episode_reward, info)
-        return observation, reward if self.config.step_rewards else episode_reward, True, info
+        return StepResult(observation, reward if self.config.step_rewards else episode_reward, True, info)
 
     async def _conclude(self, reason: EndReason, episode_reward: float, info: EpisodeInfo) -> None:
         assert self._episode is not None

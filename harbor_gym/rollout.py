@@ -1,63 +1,10 @@
 """One episode from a sampler to a token-level trajectory. No training framework is involved."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-
 from harbor_gym.errors import HarborGymError
-from harbor_gym.tokens import StopReason, TokenTerminalEnv
-from harbor_gym.types import EndReason, EpisodeInfo
+from harbor_gym.tokens import TokenTerminalEnv
+from harbor_gym.types import EndReason, Rollout, Sample, Sampler, TokenTransition
 
-
-@dataclass(frozen=True)
-class Sample:
-    """One sampled message."""
-
-    tokens: Sequence[int]
-    """Token ids, with the stop token if the sampler returns it."""
-
-    logprobs: Sequence[float] | None = None
-    """Log-probability of each token under the sampling policy, in nats."""
-
-    stop_reason: StopReason = "stop"
-    """Why sampling stopped."""
-
-
-Sampler = Callable[[Sequence[int]], Awaitable[Sample]]
-"""Samples one message for a prompt given as token ids."""
-
-
-@dataclass(frozen=True)
-class TokenTransition:
-    """One prompt and what was sampled for it."""
-
-    prompt: Sequence[int]
-    """The whole prompt, token ids."""
-
-    sample: Sample
-    """What the policy sampled for it."""
-
-    reward: float
-    """The reward of this turn."""
-
-    info: EpisodeInfo
-    """The environment's info of this turn."""
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """A finished episode. With an infrastructure error there is no reward: mask or retry it."""
-
-    transitions: Sequence[TokenTransition]
-    """One per turn, in order. Each prompt begins with the last prompt and its sample."""
-
-    end_reason: EndReason
-    """Why the episode ended."""
-
-    reward: float | None
-    """Sum of the turns' rewards; None after an infrastructure error."""
-
-    error: HarborGymError | None = None
-    """The infrastructure error, if that ended the episode."""
+__all__ = ["Rollout", "Sample", "Sampler", "TokenTransition", "run_episode"]
 
 
 async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:

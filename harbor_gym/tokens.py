@@ -4,80 +4,14 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypedDict
 
+from harbor_gym.codecs import ComparesTemplate
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
-from harbor_gym.types import EndReason, EpisodeInfo
+from harbor_gym.types import ChatCodec, ChatMessage, EndReason, EpisodeInfo, StopReason, TokenStep, Turn
 
-StopReason = Literal["stop", "length"]
-"""Why the sampler stopped: at a stop sequence, or at its token limit."""
-
-
-class ChatMessage(TypedDict):
-    """One message of a chat."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
-class ChatCodec(Protocol):
-    """How one model family writes a chat as tokens. Implementations belong to adapters."""
-
-    def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Return the tokens that precede the model's first answer."""
-        ...
-
-    def next_turn(self, sampled: Sequence[int], message: str) -> list[int]:
-        """Return the tokens that follow ``sampled``: what is missing of its end, ``message`` as the user's, and the
-        opening of the next answer.
-        """
-        ...
-
-    def text(self, sampled: Sequence[int]) -> str:
-        """Return the answer that ``sampled`` holds, without thinking and end-of-message marks."""
-        ...
-
-
-@dataclass(frozen=True)
-class TokenStep:
-    """What one sampled message led to."""
-
-    observation: list[int]
-    """The next prompt, whole. It begins with the last prompt and the sampled tokens. Empty when done."""
-
-    reward: float
-    """Reward of this step."""
-
-    done: bool
-    """Whether the episode is over."""
-
-    info: EpisodeInfo
-    """See :class:`harbor_gym.types.EpisodeInfo`."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One turn as text, for transcripts."""
-
-    observation: str
-    """What the model was newly shown before it answered."""
-
-    action: str
-    """What it answered."""
-
-    info: EpisodeInfo
-    """What came of it."""
-
-    reward: float
-    """The reward of this turn."""
-
-    prompt_tokens: int = 0
-    """Length of the prompt that was answered, in tokens."""
-
-    sampled_tokens: int = 0
-    """Length of the answer, in tokens."""
+__all__ = ["ChatCodec", "ChatMessage", "StopReason", "TokenStep", "TokenTerminalEnv", "Transcript", "Turn"]
 
 
 @dataclass
@@ -93,7 +27,9 @@ class TokenTerminalEnv:
     """Drive an :class:`AsyncTerminalGymEnv` with sampled tokens.
 
     The prompt after turn *t* is, token for token: the prompt of turn *t*, the sampled tokens untouched, and the next
-    user message. The instruction is sent once.
+    user message. The instruction is sent once. Where the codec can compare them with its chat template
+    (:class:`harbor_gym.codecs.ComparesTemplate`, as ``HFCodec`` can), ``off_template_turns`` in the last step's metrics
+    counts the earlier answers that the template would have written differently, for instance without their thinking.
 
     Args:
         env: The environment. This object owns it from now on.
@@ -113,6 +49,7 @@ class TokenTerminalEnv:
         self._prompt: list[int] = []
         self._shown = ""
         self._lengths = 0, 0
+        self._off_template_turns = 0
 
     async def reset(self) -> TokenStep:
         """Start an episode; the returned step holds the first prompt, or is done if that prompt would not fit.
@@ -122,6 +59,7 @@ class TokenTerminalEnv:
         """
         screen, info = await self.env.reset()
         self.transcript = Transcript()
+        self._off_template_turns = 0
         self._shown = prompts.first_message(info.get("instruction", ""), screen)
         messages = [
             ChatMessage(role="system", content=prompts.system_prompt(self.env.config.action_format)),
@@ -153,7 +91,7 @@ class TokenTerminalEnv:
         if done:
             self.transcript.final_observation = observation
             return self._record(action, TokenStep([], reward, True, info))
-        following = await asyncio.to_thread(self._codec.next_turn, sampled, observation)
+        following = await asyncio.to_thread(self._continue, sampled, observation)
         extended = [*self._prompt, *sampled, *following]
         if not self._fits(extended):
             self.transcript.final_observation = observation
@@ -170,6 +108,11 @@ class TokenTerminalEnv:
         """Stop the sandbox. Idempotent, at any time."""
         await self.env.close()
 
+    def _continue(self, sampled: Sequence[int], observation: str) -> list[int]:
+        if isinstance(self._codec, ComparesTemplate):
+            self._off_template_turns += self._codec.is_off_template(sampled)
+        return self._codec.next_turn(sampled, observation)
+
     def _fits(self, prompt: Sequence[int]) -> bool:
         return self._max_context_tokens is None or len(prompt) + self._max_tokens <= self._max_context_tokens
 
@@ -178,5 +121,7 @@ class TokenTerminalEnv:
         return TokenStep([], reward, done, info)
 
     def _record(self, action: str, step: TokenStep) -> TokenStep:
+        if step.done and isinstance(self._codec, ComparesTemplate):
+            step.info["metrics"]["off_template_turns"] = self._off_template_turns
         self.transcript.turns.append(Turn(self._shown, action, step.info, step.reward, *self._lengths))
         return step

@@ -1,9 +1,18 @@
-"""The few words that every room shares."""
+"""Every public data type on one page: commands, what an episode reports, and what a rollout is made of.
 
+In the order in which an episode meets them: :class:`Command` and :class:`ActionFormat`, :class:`EpisodeInfo` and
+:class:`StepResult`, :class:`ChatMessage` and :class:`ChatCodec`, :class:`Sample`, :class:`TokenStep`, :class:`Turn`,
+:class:`TokenTransition`, :class:`EndReason`, :class:`Rollout`, :class:`TokenSequence`. Configuration objects are in
+:mod:`harbor_gym.config`, errors in :mod:`harbor_gym.errors`.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, Required, TypedDict
+
+from harbor_gym.errors import HarborGymError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,9 @@ class EndReason(StrEnum):
     SANDBOX_BROKEN = "sandbox_broken"
     """The policy broke its sandbox so that nothing could be graded any more (no shell, processes that can't be
     stopped). The reward is 0: the policy has failed."""
+
+    NO_TOOL_CALL = "no_tool_call"
+    """The policy sent a message without a tool call, where the caller's loop takes that as its last word."""
 
     PARSE_FAILURES = "parse_failures"
     """Too many messages in a row could not be read as an action."""
@@ -149,3 +161,162 @@ class EpisodeInfo(TypedDict, total=False):
     ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum), ``stopped_processes`` (the policy's that ran on
     and were stopped before grading), ``oom_kills`` (where the sandbox tells); with a warm pool ``pool/hit`` and
     ``pool/wait_sec``."""
+
+
+class StepResult(NamedTuple):
+    """What one ``step`` of :class:`harbor_gym.AsyncTerminalGymEnv` returns."""
+
+    observation: str
+    """Terminal text, or why the action could not be read."""
+
+    reward: float
+    """Reward of this step; 0.0 until the verifier has graded."""
+
+    done: bool
+    """Whether the episode is over."""
+
+    info: EpisodeInfo
+    """See :class:`EpisodeInfo`."""
+
+
+# -- chats and tokens ------------------------------------------------------------------------------------------------
+
+StopReason = Literal["stop", "length"]
+"""Why the sampler stopped: at a stop sequence, or at its token limit."""
+
+
+class ChatMessage(TypedDict):
+    """One message of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class ChatCodec(Protocol):
+    """How one model family writes a chat as tokens. :class:`harbor_gym.HFCodec` is one for any chat template."""
+
+    def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Return the tokens that precede the model's first answer."""
+        ...
+
+    def next_turn(self, sampled: Sequence[int], message: str) -> list[int]:
+        """Return the tokens that follow ``sampled``: what is missing of its end, ``message`` as the user's, and the
+        opening of the next answer.
+        """
+        ...
+
+    def text(self, sampled: Sequence[int]) -> str:
+        """Return the answer that ``sampled`` holds, without thinking and end-of-message marks."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sampled message."""
+
+    tokens: Sequence[int]
+    """Token ids, with the stop token if the sampler returns it."""
+
+    logprobs: Sequence[float] | None = None
+    """Log-probability of each token under the sampling policy, in nats."""
+
+    stop_reason: StopReason = "stop"
+    """Why sampling stopped."""
+
+
+Sampler = Callable[[Sequence[int]], Awaitable[Sample]]
+"""Samples one message for a prompt given as token ids."""
+
+
+@dataclass(frozen=True)
+class TokenStep:
+    """What one sampled message led to."""
+
+    observation: list[int]
+    """The next prompt, whole. It begins with the last prompt and the sampled tokens. Empty when done."""
+
+    reward: float
+    """Reward of this step."""
+
+    done: bool
+    """Whether the episode is over."""
+
+    info: EpisodeInfo
+    """See :class:`EpisodeInfo`."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn as text, for transcripts."""
+
+    observation: str
+    """What the model was newly shown before it answered."""
+
+    action: str
+    """What it answered."""
+
+    info: EpisodeInfo
+    """What came of it."""
+
+    reward: float
+    """The reward of this turn."""
+
+    prompt_tokens: int = 0
+    """Length of the prompt that was answered, in tokens."""
+
+    sampled_tokens: int = 0
+    """Length of the answer, in tokens."""
+
+
+# -- rollouts --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TokenTransition:
+    """One prompt and what was sampled for it."""
+
+    prompt: Sequence[int]
+    """The whole prompt, token ids."""
+
+    sample: Sample
+    """What the policy sampled for it."""
+
+    reward: float
+    """The reward of this turn."""
+
+    info: EpisodeInfo
+    """The environment's info of this turn."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A finished episode. With an infrastructure error there is no reward: mask or retry it."""
+
+    transitions: Sequence[TokenTransition]
+    """One per turn, in order. Each prompt begins with the last prompt and its sample."""
+
+    end_reason: EndReason
+    """Why the episode ended."""
+
+    reward: float | None
+    """Sum of the turns' rewards; None after an infrastructure error."""
+
+    error: HarborGymError | None = None
+    """The infrastructure error, if that ended the episode."""
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """One training sequence. ``completion``, ``mask`` and ``logprobs`` have one length."""
+
+    prompt: list[int]
+    """The first prompt, token ids."""
+
+    completion: list[int]
+    """Everything behind it: sampled tokens, and what each further prompt adds."""
+
+    mask: list[int]
+    """1 for a token that the policy sampled, 0 for one that it was shown."""
+
+    logprobs: list[float]
+    """Log-probability of each sampled token, in nats; NaN where the sampler returned none, 0.0 where the mask is 0."""

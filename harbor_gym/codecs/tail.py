@@ -1,0 +1,112 @@
+"""What a chat format writes between an answer and the next one, found by probing its renderer.
+
+Codecs share this. Only a function that renders a chat is needed: what follows an answer is found once, by rendering two
+conversations that differ in the answer alone, and taking what their renderings have in common behind it.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from harbor_gym.errors import UsageError
+
+type Messages = Sequence[Mapping[str, Any]]
+"""Messages that follow an answer, as the renderer takes them."""
+
+
+@runtime_checkable
+class ComparesTemplate(Protocol):
+    """A chat codec that knows where its prompts differ from what the model's chat template would write."""
+
+    def is_off_template(self, sampled: Sequence[int]) -> bool:
+        """Return whether the template would write this answer differently once it is an earlier one."""
+        ...
+
+
+PROBE_TASK = "task"
+"""The user's message before every probed answer."""
+
+# Two answers that share no token: what their renderings have in common after them does not come from the answer.
+_PROBE_ANSWERS = ("0", "z")
+_PROBE_MESSAGES = ("next", "another one")
+
+tokenizer_lock = threading.Lock()
+"""Hold it while a tokenizer works. A Hugging Face tokenizer switches its reading of special tokens per call and shares
+that switch among threads: two renderings at once can write ``<|im_end|>`` as plain text. Models share tokenizers."""
+
+
+class ChatTail:
+    """The tokens between an answer and the next one. Call it with :data:`tokenizer_lock` held.
+
+    Args:
+        render: Returns the tokens of a chat: a task, the answer, the messages after it, the opening of the next answer.
+        encode: Returns the tokens of plain text, without special tokens around it.
+        decode: Returns the text of tokens, special tokens included.
+        name: What is rendered with, for error messages.
+
+    Raises:
+        UsageError: An earlier answer is written in a way that can't be continued token by token.
+    """
+
+    def __init__(
+        self,
+        render: Callable[[str, Messages], list[int]],
+        *,
+        encode: Callable[[str], list[int]],
+        decode: Callable[[Sequence[int]], str],
+        name: str,
+    ) -> None:
+        self._render, self._encode, self._decode, self._name = render, encode, decode, name
+        self._before = self._find()
+
+    def of(self, messages: Messages) -> list[int]:
+        """Return everything behind an answer: its end, ``messages``, and the opening of the next answer."""
+        return self._render(_PROBE_ANSWERS[0], messages)[self._before :]
+
+    def after(self, sampled: Sequence[int], messages: Messages, stop: Sequence[int] | Sequence[str]) -> list[int]:
+        """Return what follows ``sampled``, which may have its end already.
+
+        Args:
+            sampled: The tokens as they were sampled.
+            messages: What follows the answer.
+            stop: Tokens or texts that end an answer.
+        """
+        tail = self.of(messages)
+        for item in stop:
+            stop_tokens = [item] if isinstance(item, int) else self._encode(item)
+            rest = self._after_stop(tail, item)
+            if rest is not None and list(sampled[-len(stop_tokens) :]) == stop_tokens:
+                return rest
+        return tail
+
+    def _after_stop(self, tail: list[int], stop: str | int) -> list[int] | None:
+        """Return the tail behind ``stop``; None if it does not begin with that."""
+        if isinstance(stop, int):
+            return tail[1:] if tail[:1] == [stop] else None
+        text = self._decode(tail)
+        return self._encode(text.removeprefix(stop)) if text.startswith(stop) else None
+
+    def _find(self) -> int:
+        """Return how many tokens of a probe conversation precede the end of its answer."""
+        lengths: set[int] = set()
+        for message in _PROBE_MESSAGES:
+            messages = [{"role": "user", "content": message}]
+            first, second = (self._render(answer, messages) for answer in _PROBE_ANSWERS)
+            start, length = _common_prefix(first, second), len(first) - _common_prefix(first[::-1], second[::-1])
+            if self._decode(first[start:length]).strip() != _PROBE_ANSWERS[0]:
+                raise UsageError(
+                    f"{self._name} can't be continued token by token: an earlier answer is left out, or is followed by "
+                    "something that depends on it"
+                )
+            lengths.add(length)
+        if len(lengths) != 1:
+            raise UsageError(
+                f"{self._name} can't be continued token by token: what precedes the end of an answer depends on the "
+                f"message after it (at {sorted(lengths)} tokens)"
+            )
+        return lengths.pop()
+
+
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))

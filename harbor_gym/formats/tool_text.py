@@ -1,0 +1,180 @@
+"""Tools as text: how they are declared, called and answered where no chat template renders them.
+
+The form of a call is the one that Hermes and Qwen models were trained on: ``<tool_call>{"name", "arguments"}
+</tool_call>``. The ``bash-tool`` format reads it (:mod:`harbor_gym.formats.tool_call`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+TOOL_TEXT_FORMAT = "1"
+"""Version of the texts below. A policy trained under one version should be run under the same."""
+
+_TAG, _END_TAG = "<tool_call>", "</tool_call>"
+
+_DECLARATION = """\
+# Tools
+
+You can call these tools, one JSON schema a line:
+<tools>
+{schemas}
+</tools>
+
+To call a tool, write its name and arguments as one JSON object between tags; several calls are several such blocks:
+<tool_call>
+{{"name": "tool-name", "arguments": {{"argument": "value"}}}}
+</tool_call>"""
+
+_FREEFORM_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool, as the model wrote it."""
+
+    name: str
+    """The tool's name."""
+
+    arguments: str
+    """The arguments as JSON text; arbitrary text for a tool that takes no JSON."""
+
+    id: str = ""
+    """Identifier that a tool result refers to; empty where the caller gives out none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDefinition:
+    """One tool that the model may call."""
+
+    name: str
+    """Its name."""
+
+    description: str = ""
+    """What the model reads about it."""
+
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """JSON schema of its arguments."""
+
+    is_freeform: bool = False
+    """Whether it takes one text instead of JSON arguments; the model passes that text as the argument ``input``."""
+
+
+def declare_tools(tools: Sequence[ToolDefinition]) -> str:
+    """Return the text that declares ``tools`` to the model, for the system message."""
+    schemas = "\n".join(json.dumps(tool_schema(tool), ensure_ascii=False) for tool in tools)
+    return _encodable(_DECLARATION.format(schemas=schemas))
+
+
+def tool_schema(tool: ToolDefinition) -> dict[str, Any]:
+    """Return a tool in the form that chat templates take (OpenAI's)."""
+    parameters = _FREEFORM_SCHEMA if tool.is_freeform else tool.parameters
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(parameters)}
+    return {"type": "function", "function": function}
+
+
+def write_calls(content: str, calls: Sequence[ToolCall]) -> str:
+    """Return an answer with its tool calls as the model would have written it.
+
+    Args:
+        content: Text before the calls; may be empty.
+        calls: The calls, in order.
+    """
+    written = [f"{_TAG}\n{_call_json(call)}\n{_END_TAG}" for call in calls]
+    return "\n".join([content, *written] if content else written)
+
+
+def write_result(content: str) -> str:
+    """Return a tool's result as a part of a user message."""
+    return f"<tool_response>\n{content}\n</tool_response>"
+
+
+def read_calls(text: str, tools: Sequence[ToolDefinition] = ()) -> tuple[str, tuple[ToolCall, ...]]:
+    """Return the text outside tool calls, and the calls, which have no id yet.
+
+    A call that is not one JSON object with a name and arguments stays in the text: the reader sees what was written.
+    White space around calls is dropped; a text without calls comes back as it is. Never raises, in time linear in the
+    text's length for each opening tag.
+
+    Args:
+        text: An answer without its thinking.
+        tools: The tools that were declared. Only those that are freeform matter: their text is taken out of the JSON.
+    """
+    freeform = {tool.name for tool in tools if tool.is_freeform}
+    rest: list[str] = []
+    calls: list[ToolCall] = []
+    position = 0
+    while (start := text.find(_TAG, position)) >= 0:
+        found = _read_call(text, start + len(_TAG), freeform)
+        if found is None:
+            rest.append(text[position : start + len(_TAG)])
+            position = start + len(_TAG)
+            continue
+        call, end = found
+        calls.append(call)
+        rest.append(text[position:start])
+        position = end
+    rest.append(text[position:])
+    return ("".join(rest).strip() if calls else text), tuple(calls)
+
+
+def _read_call(text: str, position: int, freeform: set[str]) -> tuple[ToolCall, int] | None:
+    """Return the call whose JSON starts at ``position``, and where the text goes on behind it."""
+    start = _skip_blanks(text, position)
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None
+    call = _as_call(value, freeform)
+    if call is None:
+        return None
+    closing = _skip_blanks(text, end)
+    # A model cut at its token limit, or one that forgets the closing tag, has still written the whole call.
+    return call, closing + len(_END_TAG) if text.startswith(_END_TAG, closing) else end
+
+
+def _as_call(value: object, freeform: set[str]) -> ToolCall | None:
+    match value:
+        case {"name": str() as name, "arguments": dict() as arguments}:
+            pass
+        case {"name": str() as name, "arguments": str() as encoded}:
+            arguments = _decode(encoded)
+        case _:
+            return None
+    if arguments is None:
+        return None
+    if name in freeform and isinstance(arguments.get("input"), str):
+        return ToolCall(name, cast("str", arguments["input"]))
+    return ToolCall(name, json.dumps(arguments))
+
+
+def _decode(encoded: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(encoded) if encoded.strip() else {}
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def _call_json(call: ToolCall) -> str:
+    try:
+        arguments = json.loads(call.arguments) if call.arguments.strip() else {}
+    except (ValueError, RecursionError):
+        arguments = {"input": call.arguments}
+    return _encodable(json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False))
+
+
+def _skip_blanks(text: str, position: int) -> int:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    return position
+
+
+def _encodable(text: str) -> str:
+    """Return ``text`` with half surrogate pairs, which no tokenizer takes, replaced."""
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,77 @@
+"""Sequences for trainers: every sampled token once, in its place, and never beside a prompt that was not its own."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harbor_gym import EndReason, Rollout, Sample, TokenTransition, UsageError, flatten, merge
+
+ids = st.lists(st.integers(0, 5), max_size=6)
+
+
+def transition(prompt: Sequence[int], sampled: Sequence[int]) -> TokenTransition:
+    return TokenTransition(
+        prompt, Sample(sampled, [-float(token) for token in sampled]), 0.0, {"turn": 1, "metrics": {}}
+    )
+
+
+def rollout(*transitions: TokenTransition) -> Rollout:
+    return Rollout(transitions, EndReason.COMPLETED, 1.0)
+
+
+@given(first=ids, turns=st.lists(st.tuples(ids, ids), max_size=5))
+def test_a_rollout_is_its_parts_in_order(first: list[int], turns: list[tuple[list[int], list[int]]]) -> None:
+    prompt, transitions = [9, *first], list[TokenTransition]()
+    expected: list[tuple[int, int, float]] = []
+    for number, (sampled, shown) in enumerate(turns):
+        transitions.append(transition(list(prompt), sampled))
+        expected += [(token, 1, -float(token)) for token in sampled]
+        prompt += sampled + shown
+        if number < len(turns) - 1:
+            expected += [(token, 0, 0.0) for token in shown]
+    sequence = flatten(rollout(*transitions))
+    assert list(zip(sequence.completion, sequence.mask, sequence.logprobs, strict=True)) == expected
+    assert sequence.prompt == ([9, *first] if turns else [])
+    assert merge(transitions) == ([sequence] if turns else [])
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 3, 9], [1, 2], [], [1, 2, 3]])
+def test_a_prompt_that_does_not_extend_the_last_one_is_refused(prompt: list[int]) -> None:
+    broken = rollout(transition([1, 2], [3, 4]), transition(prompt, [5]))
+    with pytest.raises(UsageError, match=f"turn 2 does not extend turn 1 .* at token {min(len(prompt), 3)}"):
+        flatten(broken)
+
+
+def test_a_sampler_without_logprobs_is_seen_to_have_none() -> None:
+    sequence = flatten(rollout(TokenTransition([1], Sample([2, 3]), 0.0, {"turn": 1, "metrics": {}})))
+    assert all(math.isnan(value) for value in sequence.logprobs)
+
+
+def test_logprobs_of_another_length_are_refused() -> None:
+    with pytest.raises(UsageError, match="2 tokens has 1 log-prob"):
+        merge([([1], Sample([2, 3], [0.0]))])
+
+
+def test_a_fork_carries_what_it_shares_as_prompt() -> None:
+    turns = [
+        ([1], Sample([2], [-2.0])),
+        ([1, 2, 3], Sample([4], [-4.0])),
+        ([1, 2, 7], Sample([8], [-8.0])),  # goes back behind the second call
+        ([1, 2, 3, 4, 5], Sample([6], [-6.0])),
+        ([1, 2, 7, 8], Sample([9], [-9.0])),
+    ]
+    first, second = merge(turns)
+    assert (first.prompt, first.completion, first.mask) == ([1], [2, 3, 4, 5, 6], [1, 0, 1, 0, 1])
+    assert (second.prompt, second.completion, second.mask) == ([1, 2, 7], [8, 9], [1, 1])
+    assert first.logprobs == [-2.0, 0.0, -4.0, 0.0, -6.0]
+
+
+@given(st.lists(st.tuples(ids, ids), max_size=8))
+def test_no_token_is_lost_or_trained_twice(calls: list[tuple[list[int], list[int]]]) -> None:
+    sequences = merge([(prompt, Sample(sampled, [0.0] * len(sampled))) for prompt, sampled in calls])
+    assert sum(sum(sequence.mask) for sequence in sequences) == sum(len(sampled) for _, sampled in calls)
+    whole = [sequence.prompt + sequence.completion for sequence in sequences]
+    assert all(any(prompt + sampled == item[: len(prompt + sampled)] for item in whole) for prompt, sampled in calls)
