@@ -59,7 +59,7 @@ def text_of(tokens: Sequence[int]) -> str:
     return "".join(map(chr, tokens))
 
 
-def tool_call(name: str = "bash", **arguments: Any) -> str:
+def tool_call(name: str = "bash", /, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
