@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from typing import Any
 
 
 async def shielded[T](work: Awaitable[T]) -> T:
@@ -23,3 +24,13 @@ async def shielded[T](work: Awaitable[T]) -> T:
     if cancellation is not None:
         raise cancellation
     return result
+
+
+async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
+    """Cancel a task and return when it is over, however often the caller is cancelled meanwhile; raises none of its
+    errors.
+    """
+    task.cancel()
+    await shielded(asyncio.wait((task,)))
+    if not task.cancelled():
+        task.exception()  # retrieved: asyncio logs what nobody asked for

@@ -22,7 +22,7 @@ from harbor.trial.trial import Trial
 from pydantic import ValidationError
 
 from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym._runtime.shielded import shielded
+from harbor_gym._runtime.shielded import cancel_and_wait, shielded
 from harbor_gym.episode import agent, failures
 from harbor_gym.episode.diagnostics import read_diagnostics
 from harbor_gym.episode.grading import cleanup
@@ -543,8 +543,7 @@ async def run_in_phase[T](phase: AgentPhase, work: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait((task,))
+        await cancel_and_wait(task)
         raise
 
 

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from harbor_gym._runtime.shielded import cancel_and_wait
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import HarborGymError, SandboxLostError, TerminalError
 from harbor_gym.formats import prompts
@@ -52,8 +53,7 @@ async def take_turn(
         if (breakage := await find_breakage(True)) is None:
             raise TerminalError(f"the terminal gave no usable answer: {type(exc).__name__}: {exc}") from exc
     finally:
-        turn.cancel()
-        await asyncio.wait((turn,))
+        await cancel_and_wait(turn)
     _logger.info("the policy broke its terminal: %s", breakage)
     waits = ("ended",) * len(commands)
     return TerminalTurn(prompts.TERMINAL_BROKEN, True, waits, None, time.monotonic() - started, 0, "none")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from harbor_gym._runtime.cache import Hold, cache_dir, hold, layers_dir, locked
 from harbor_gym._runtime.owners import temporary_prefix
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.images import layers, sources
@@ -195,7 +196,7 @@ async def _make_image(source: ImageSource, text: str, bases: dict[str, Base], di
     if source.rootfs is not None:
         async with layers.imported(source.rootfs) as names:
             image = Image(tuple(names), {}, "/", "0", digest, ())
-            await asyncio.to_thread(write_record, image, made_for=str(source))
+            await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
         return image
     if source.docker_image is None:
         image_id = await _run_build(source.environment_dir, text, bases)
@@ -219,7 +220,7 @@ async def _make_image(source: ImageSource, text: str, bases: dict[str, Base], di
     )
     async with layers.exported(image_id, shown["rootfs"]["diff_ids"]) as names:
         image = replace(image, layers=tuple(names))
-        await asyncio.to_thread(write_record, image, made_for=str(source))
+        await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
     _logger.info("built the image of %s in %.1f s", source, time.monotonic() - started)
     return image
 

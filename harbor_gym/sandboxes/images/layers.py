@@ -69,7 +69,7 @@ async def imported(rootfs: Path) -> AsyncGenerator[list[str]]:
         copied.chmod(0o755)
         await sources.copy_rootfs(rootfs, copied)
         try:
-            await asyncio.to_thread(layer_export.write_top, copied, top)
+            await shielded(asyncio.to_thread(layer_export.write_top, copied, top))
         except OSError as exc:
             raise SandboxStartError(f"rootfs={str(rootfs)!r} can't be used: {exc}") from exc
         async with added([top, copied]) as names:
@@ -90,8 +90,8 @@ async def added(directories: list[Path]) -> AsyncGenerator[list[str]]:
 async def staging() -> AsyncGenerator[Path]:
     """Give a directory beside the layers to put new ones together in; what is left in it at the end goes."""
     folder = layers_dir() / f"{_STAGING}{owner_label()}-{uuid.uuid4().hex}"
-    await asyncio.to_thread(_make, folder)
     try:
+        await shielded(asyncio.to_thread(_make, folder))
         yield folder
     finally:
         await shielded(asyncio.to_thread(remove_tree, folder))

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harbor_gym._runtime.shielded import cancel_and_wait
 from harbor_gym.errors import SandboxStartError
 
 if TYPE_CHECKING:
@@ -77,8 +78,7 @@ class Entrypoint:
         """Stop reading and write the log, for a sandbox that is over. Idempotent."""
         if self._reading is None:
             return
-        self._reading.cancel()
-        await asyncio.wait((self._reading,))
+        await cancel_and_wait(self._reading)
         self._reading = None
         if self._command is not None:
             self._command.drop()

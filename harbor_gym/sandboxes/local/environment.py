@@ -143,6 +143,7 @@ class LocalEnvironment(BaseEnvironment):
         self._image: Image | None = None
         self._hold: Hold | None = None
         self._entrypoint: Entrypoint | None = None
+        self._ending: asyncio.Future[None] | None = None
         self._is_started = False
         self._phase_policies: tuple[NetworkPolicy, ...] = tuple(kwargs.get("phase_network_policies") or ())
         super().__init__(*args, **kwargs)
@@ -313,8 +314,11 @@ class LocalEnvironment(BaseEnvironment):
         sandbox, self._sandbox = self._sandbox, None
         hold, self._hold = self._hold, None
         if sandbox is not None or hold is not None:
-            # Cancellation must not leave the kernel's work unobserved: it takes milliseconds.
-            await shielded(asyncio.ensure_future(_end(sandbox, hold, entrypoint)))
+            self._ending = asyncio.ensure_future(_end(sandbox, hold, entrypoint))
+        elif self._ending is None or self._ending.done():
+            return
+        # Neither a cancellation nor a second call returns before the sandbox is gone: it takes milliseconds.
+        await shielded(self._ending)
 
     # --- commands ------------------------------------------------------------------------------------------------
 

@@ -101,7 +101,8 @@ async def _make(image: Image, setup: Setup, limits: Limits, digest: str) -> Imag
             await sandbox.copy_written(written)
             async with layers.added([written]) as names:
                 prepared = replace(image, layers=(*names, *image.layers), digest=digest)
-                await asyncio.to_thread(write_record, prepared, made_for=f"set-up on image {image.digest[:12]}")
+                record = asyncio.to_thread(write_record, prepared, made_for=f"set-up on image {image.digest[:12]}")
+                await shielded(record)
         return prepared
     finally:
-        await shielded(asyncio.ensure_future(sandbox.stop()))
+        await shielded(sandbox.stop())

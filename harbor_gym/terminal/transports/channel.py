@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from harbor_gym._runtime.processes import start_process
+from harbor_gym._runtime.shielded import shielded
 
 _OPEN_TIMEOUT_SEC = 30.0
 MAX_SILENCE_SEC = 6.0
@@ -120,7 +121,7 @@ class Channel:
         except asyncio.CancelledError:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-            await ending
+            await shielded(ending)
             raise
 
     async def _end(self) -> None:

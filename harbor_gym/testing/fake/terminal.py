@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from harbor_gym._runtime.shielded import cancel_and_wait
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import TerminalError
 from harbor_gym.terminal import Leavings, TerminalTurn
@@ -88,8 +89,7 @@ class FakeTerminal:
     async def close(self) -> None:
         """End what runs. Idempotent."""
         if self._running is not None:
-            self._running.cancel()
-            await asyncio.wait([self._running])
+            await cancel_and_wait(self._running)
             self._running = None
 
     async def _take(self, command: Command) -> str:

@@ -218,6 +218,20 @@ async def test_a_prebuilt_image_gets_the_loose_environment_files(tmp_path: Path)
         assert await output(sandbox, "cat data.txt") == "data"
 
 
+async def test_nobody_returns_from_a_stop_before_the_sandbox_is_gone(tmp_path: Path) -> None:
+    stopped = make_sandbox(tmp_path)
+    await stopped.start(force_build=False)
+    (supervisor,) = _supervisors()
+    cancelled = asyncio.create_task(stopped.stop(delete=True))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await stopped.stop(delete=True)  # a second one, while the first is at it
+    assert _has_exited(supervisor)
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    await stopped.stop(delete=True)
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -273,6 +287,11 @@ async def test_a_sandbox_holds_no_file_of_another_and_none_of_the_host(
 
 def _supervisors() -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{forkserver_pid()}/task/{forkserver_pid()}/children").read_text().split()]
+
+
+def _has_exited(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status")
+    return not status.exists() or "State:\tZ" in status.read_text()  # until its forkserver has waited for it
 
 
 def _sockets(pid: int) -> set[Path]:
