@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+from harbor_gym._runtime.files import replace_text
 from harbor_gym.tokens import Transcript, Turn
 
 TRANSCRIPT_FORMAT = 1
@@ -35,9 +36,7 @@ def write_transcript(path: Path, transcript: Transcript, *, labels: dict[str, An
         "final_observation": transcript.final_observation,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(document, ensure_ascii=False, indent=1), encoding="utf-8", errors="backslashreplace")
-    partial.replace(path)
+    replace_text(path, json.dumps(document, ensure_ascii=False, indent=1))
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

@@ -46,6 +46,8 @@ def _made(named: str | None, shared: str | None, home: str | None) -> Path:
 
 
 # --- locks -----------------------------------------------------------------------------------------------------------
+# flock, not filelock: its shared lock is an SQLite database, which is of no use after a fork (as sandboxes' supervisors
+# are forked), and which can't lie in the directory that it holds and be renamed with it.
 
 
 @contextlib.asynccontextmanager

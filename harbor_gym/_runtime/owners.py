@@ -15,10 +15,9 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-_PROC = Path("/proc")
+from harbor_gym._runtime.procfs import PROC, read_stat
+
 _FORMAT = re.compile(r"([0-9a-f]{12})\.([0-9a-f]{12})\.(\d+)\.(\d+)\.(\d+)")
-_START_TIME = 19
-"""Place of the start time in ``/proc/PID/stat`` behind the command's name; the state is at 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def this_process() -> Owner:
 
 def boot_id() -> str:
     """Return the id of this boot of the machine as its kernel tells it; empty where it doesn't."""
-    return _read(_PROC / "sys/kernel/random/boot_id")
+    return _read(PROC / "sys/kernel/random/boot_id")
 
 
 def run_id() -> str:
@@ -94,13 +93,10 @@ def start_time(pid: int) -> int | None:
 
     0 where the system does not tell, None if it is gone or only a zombie.
     """
-    if not (_PROC / "self/stat").exists():
+    if not (PROC / "self/stat").exists():
         return 0 if _exists(pid) else None
-    try:
-        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[_START_TIME])
+    stat = read_stat(pid)
+    return None if stat is None or stat.has_exited else stat.start_time
 
 
 def temporary_prefix(what: str) -> str:
@@ -135,7 +131,7 @@ def _boot() -> str:
 
 def _pid_namespace() -> int:
     try:
-        return (_PROC / "self/ns/pid").stat().st_ino
+        return (PROC / "self/ns/pid").stat().st_ino
     except OSError:
         return 0
 

@@ -20,6 +20,7 @@ from harbor.models.agent.context import AgentContext
 from harbor.models.trial.paths import EnvironmentPaths
 
 from harbor_gym._runtime.owners import temporary_prefix
+from harbor_gym._runtime.procfs import read_stat
 from harbor_gym.bench.sandbox import write_bench_task
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
@@ -168,8 +169,8 @@ def _sandboxes_cpu_sec() -> float:
     """Return what local sandboxes took that have ended: they are children of the living forkserver."""
     if not (forkserver := forkserver_pid()):
         return 0.0
-    fields = Path(f"/proc/{forkserver}/stat").read_text().rpartition(") ")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # utime, stime, cutime, cstime
+    stat = read_stat(forkserver)
+    return stat.cpu_sec + stat.children_cpu_sec if stat else 0.0
 
 
 # --- ours ------------------------------------------------------------------------------------------------------------

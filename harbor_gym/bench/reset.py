@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import shutil
 import tempfile
 import time
@@ -15,7 +16,8 @@ from typing import Any
 
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.processes import start_process
-from harbor_gym.bench.memory import descendants, processes_of_container, pss_bytes
+from harbor_gym._runtime.procfs import descendants
+from harbor_gym.bench.memory import processes_of_container, pss_bytes
 from harbor_gym.bench.report import percentile
 from harbor_gym.bench.sandbox import started_environment, write_bench_task
 from harbor_gym.config import PoolLimits, TerminalEnvConfig
@@ -289,18 +291,18 @@ async def _harbors_docker(config: TerminalEnvConfig) -> AsyncGenerator[_Sample]:
 
 async def _idle_bytes(config: TerminalEnvConfig) -> int | None:
     """Return what one idle sandbox with an open terminal holds; None where that is not on this machine."""
-    before = await asyncio.to_thread(descendants)
+    before = await asyncio.to_thread(descendants, os.getpid())
     async with _prepared(config) as prepared:
         environment = prepared.phase.environment
         if config.sandbox == "docker":
             name = await environment.exec("cat /etc/hostname")
             pids = await asyncio.to_thread(processes_of_container, (name.stdout or "").strip())
-            pids |= await asyncio.to_thread(descendants) - before
+            pids |= await asyncio.to_thread(descendants, os.getpid()) - before
             return await asyncio.to_thread(pss_bytes, pids) if pids else None
         if config.sandbox != "local":
             return None
         used = await environment.exec("df -k / | tail -n 1 | awk '{print $3}'")
-        pids = await asyncio.to_thread(descendants) - before
+        pids = await asyncio.to_thread(descendants, os.getpid()) - before
         written = int((used.stdout or "0").strip() or 0) << 10
         return await asyncio.to_thread(pss_bytes, pids) + written
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.files import replace_text
 from harbor_gym.errors import UsageError
 
 BEST_NAME = "best.json"
@@ -42,9 +43,7 @@ def note_evaluation(run_dir: Path, evaluated: Evaluated) -> Evaluated:
     best = max(rows, key=lambda item: (item.reward, -item.batch))
     document = {"format": BEST_FORMAT, "best": asdict(best), "evaluations": [asdict(item) for item in rows]}
     path = run_dir / BEST_NAME
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    replace_text(path, json.dumps(document, indent=1) + "\n")
     return best
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harbor_gym._runtime.files import replacing
 from harbor_gym.errors import MissingDependencyError
 from harbor_gym.report.metrics import read_metrics
 from harbor_gym.report.table import Rate, group_by_rate
@@ -108,6 +109,5 @@ def _finish(figure: Figure, panels: Sequence[Axes], picture_path: Path, *, highe
     if highest <= 1:
         panels[0].set_ylim(-0.03, 1.03)
     panels[1].set_ylim(bottom=0)
-    partial = picture_path.with_suffix(".partial.png")
-    figure.savefig(partial, dpi=140)
-    partial.replace(picture_path)
+    with replacing(picture_path) as partial:
+        figure.savefig(partial, dpi=140)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.files import replace_text
 from harbor_gym.errors import UsageError
 
 METRICS_NAME = "metrics.jsonl"
@@ -65,9 +66,7 @@ def forget_batches(run_dir: Path, *, first: int) -> None:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
         kept = [line for line in lines if _is_before(line, first)]
         if kept != lines:
-            partial = path.with_suffix(".partial")
-            partial.write_text("".join(kept), encoding="utf-8")
-            partial.replace(path)
+            replace_text(path, "".join(kept))
     for folder in (run_dir / "transcripts").glob("*/batch_*"):
         if int(folder.name.removeprefix("batch_")) >= first:
             shutil.rmtree(folder)

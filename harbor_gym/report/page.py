@@ -7,7 +7,6 @@ script writes it as text only, and the page's own policy runs no other script th
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.files import replace_text
 from harbor_gym.errors import UsageError
 from harbor_gym.report.episodes import Chosen, choose_episodes
 from harbor_gym.report.live import outcomes, phases
@@ -62,9 +62,7 @@ def write_page(
     if not records and not chosen.found:
         raise UsageError(f"{run_dir} is no training run: it has neither {METRICS_NAME} with a batch nor transcripts")
     path = path or run_dir / PAGE_NAME
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(_document(run_dir, records, chosen), encoding="utf-8", errors="backslashreplace")
-    partial.replace(path)
+    replace_text(path, _document(run_dir, records, chosen))
     return Page(path, len(chosen.episodes), chosen.found)
 
 

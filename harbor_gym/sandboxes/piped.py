@@ -24,7 +24,7 @@ class PipedCommand:
         # What it has said stays to be read, up to its end; a sandbox's end ends that too.
         answered.add_done_callback(lambda _: self.stdin.close() if self.stdin is not None else None)
         self._transports: list[asyncio.BaseTransport] = []
-        self._input, self._output = InputPipe(None), OutputPipe("stdout", None)
+        self._input, self._output = InputPipe(), OutputPipe("stdout", None)
         self._errors = OutputPipe("stderr", None)
         self.stdin: asyncio.StreamWriter | None = None
         self.stdout: asyncio.StreamReader | None = None

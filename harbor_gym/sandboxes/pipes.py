@@ -7,7 +7,7 @@ import codecs
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import IO, Literal
+from typing import Literal
 
 StreamName = Literal["stdout", "stderr"]
 Chunk = Callable[[bytes, StreamName], Awaitable[None]]
@@ -56,6 +56,10 @@ class _Pipe:
     def close(self) -> None:
         """Close both ends. Idempotent."""
         self.close_far_end()
+        self.close_near_end()
+
+    def close_near_end(self) -> None:
+        """Close this side's end. Idempotent."""
         if self.near_end >= 0:
             os.close(self.near_end)
             self.near_end = -1
@@ -96,34 +100,10 @@ class OutputPipe(_Pipe):
 class InputPipe(_Pipe):
     """The input of one command."""
 
-    def __init__(self, content: IO[bytes] | None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._content = content
         self.far_end, self.near_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.near_end, False)
-
-    async def write_all(self) -> None:
-        """Write the content, as fast as the command reads it, then end the stream."""
-        while self._content is not None and (chunk := self._content.read(_CHUNK_BYTES)):
-            rest = memoryview(chunk)
-            while rest:
-                try:
-                    rest = rest[os.write(self.near_end, rest) :]
-                except BlockingIOError:
-                    await self._wait()
-                except BrokenPipeError:
-                    break
-        os.close(self.near_end)
-        self.near_end = -1
-
-    async def _wait(self) -> None:
-        loop = asyncio.get_running_loop()
-        ready = loop.create_future()
-        loop.add_writer(self.near_end, _resolve, ready)
-        try:
-            await ready
-        finally:
-            loop.remove_writer(self.near_end)
 
 
 def _resolve(waiting: asyncio.Future[None]) -> None:

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from harbor_gym._runtime.procfs import descendants
 from harbor_gym.bench.episode import EpisodeReport, EpisodeRow, format_episodes
-from harbor_gym.bench.memory import descendants, pss_bytes
+from harbor_gym.bench.memory import pss_bytes
 from harbor_gym.bench.reset import HARBOR, OURS, POOL, ResetReport, ResetRow, format_reset
 from tests.helpers.engines import require_engine
 from tests.unit.house.test_cli import run
@@ -50,7 +51,7 @@ def test_memory_is_counted_of_what_runs_below_this_process() -> None:
     import subprocess
 
     with subprocess.Popen(["sleep", "60"]) as process:
-        below = descendants()
+        below = descendants(os.getpid())
         alone = pss_bytes({process.pid})
         process.kill()
     assert process.pid in below

@@ -28,7 +28,6 @@ test_tinker_env.py; 25 in test_sandbox_limits.py, test_bench.py (lag of the even
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -44,6 +43,7 @@ import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, EndReason, TerminalConfig, TerminalEnvConfig
 from harbor_gym._runtime.owners import owner_label
+from harbor_gym._runtime.procfs import read_stat
 from harbor_gym.errors import (
     SandboxError,
     SandboxStartError,
@@ -386,12 +386,8 @@ async def test_row_25_a_full_disk_is_the_sandboxs_own(tmp_path: Path) -> None:
 
 def _processor_sec(group: Path) -> float:
     """Return the processor time, user's and kernel's, of the processes that a control group holds now."""
-    ticks = 0
-    for pid in (group / "cgroup.procs").read_text().split():
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    pids = map(int, (group / "cgroup.procs").read_text().split())
+    return sum(stat.cpu_sec for stat in map(read_stat, pids) if stat is not None)
 
 
 async def test_row_25_a_busy_policy_leaves_the_other_processors_free(tmp_path: Path) -> None:

@@ -140,9 +140,6 @@ class DockerTransfers(DockerProject):
         exclude: Sequence[str] | None = None,
         protect: Sequence[str] | None = None,
     ) -> None:
-        """Do what :meth:`download_dir` does for files whose paths match ``include``, or are of ``protect``, and not
-        those that match ``exclude``; without include and exclude for all.
-        """
         if self._is_windows_container:
             await super().download_dir_filtered(
                 source_dir=source_dir, target_dir=target_dir, include=include, exclude=exclude, protect=protect

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from harbor_gym._runtime.cache import Hold, cache_dir, hold, layers_dir, locked
+from harbor_gym._runtime.files import replace_text
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
@@ -246,9 +247,7 @@ def write_record(image: Image, *, made_for: str) -> None:
     if record.exists():
         # Running sandboxes may stand on what this one replaces.
         record.rename(record.with_name(f"replaced-{uuid.uuid4().hex}.json"))
-    partial = image.home / ".image.json"
-    partial.write_text(json.dumps({**asdict(image), "made_for": made_for}, indent=2))
-    partial.rename(record)
+    replace_text(record, json.dumps({**asdict(image), "made_for": made_for}, indent=2))
 
 
 def load_image(digest: str) -> Image | None:

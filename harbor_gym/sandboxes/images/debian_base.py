@@ -45,7 +45,7 @@ async def _make_tar(base: OfflineBase, path: Path) -> None:
     release = base.release
     mirror = release.distribution.mirror(release.suite, await asyncio.to_thread(apt_mirrors))
     signed = f"[signed-by={mirror.signed_by}] " if mirror.signed_by else ""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.partial")  # what a killed maker left is written over
     # An ordinary user's: it makes a user namespace of its own, in which it does without device files.
     contained = ("setpriv", "--pdeathsig", "KILL") if is_rootless() else CONTAINED
     argv = [

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from harbor_gym._runtime.cache import cache_dir
 from harbor_gym._runtime.processes import start_process
@@ -403,7 +403,6 @@ class SupervisedSandbox:
         request: Request,
         *,
         timeout_sec: float | None = None,
-        stdin: IO[bytes] | None = None,
         on_chunk: Chunk | None = None,
     ) -> Finished:
         """Run one command and wait for its exit, not for the end of its output.
@@ -411,8 +410,6 @@ class SupervisedSandbox:
         Args:
             request: What to run.
             timeout_sec: After so long the command's whole process group is killed.
-            stdin: What the command reads. It goes through a pipe: the sandbox never holds a file of the host, which it
-                could open again for writing. None is an empty input.
             on_chunk: Called with output as it arrives.
 
         Raises:
@@ -426,14 +423,14 @@ class SupervisedSandbox:
         source: InputPipe | None = None
         try:
             pipes = [OutputPipe("stdout", on_chunk), OutputPipe("stderr", on_chunk)]
-            source = InputPipe(stdin)
+            source = InputPipe()
             self._send(number, request, source, pipes)
             async with asyncio.TaskGroup() as group:
-                writer = group.create_task(source.write_all())
+                source.close_near_end()  # an empty input
                 readers = [group.create_task(pipe.read_all()) for pipe in pipes]
                 answer = await self._answer(number, answered, timeout_sec, request)
                 _, late = await asyncio.wait(readers, timeout=_DRAIN_SEC)
-                for unfinished in (writer, *late):
+                for unfinished in late:
                     unfinished.cancel()
         except BaseExceptionGroup as group_error:
             raise group_error.exceptions[0] from None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harbor_gym._runtime.cache import cache_dir, locked
+from harbor_gym._runtime.files import replacing
 
 TOOLS = ("tmux", "bash")
 _FORMAT = 1
@@ -169,11 +170,10 @@ def _write(content: Content, path: Path) -> None:
         loader=loader,
     )
     path.parent.mkdir(exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as bundle:
-        bundle.write(installer.encode())
-        for (place, file), size in zip(content.members, sizes, strict=True):
-            if bundle.write(file.read_bytes()) != size:
-                raise BundleError(f"{file} ({place}) changed while it was read: try again")
-    partial.chmod(0o644)
-    partial.replace(path)
+    with replacing(path) as partial:
+        with partial.open("wb") as bundle:
+            bundle.write(installer.encode())
+            for (place, file), size in zip(content.members, sizes, strict=True):
+                if bundle.write(file.read_bytes()) != size:
+                    raise BundleError(f"{file} ({place}) changed while it was read: try again")
+        partial.chmod(0o644)

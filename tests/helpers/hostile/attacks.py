@@ -8,26 +8,21 @@ import asyncio
 import contextlib
 import ctypes
 import hashlib
-import inspect
 import json
 import os
 import shutil
 import signal
 import sys
 import sysconfig
-import tempfile
-import traceback
-from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from types import FunctionType
 
+from harbor_gym._runtime.procfs import descendants
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.harbor_trials import run_episode
+from tests.helpers.hostile.behaviours import behaviours_of, run_as_program
 from tests.helpers.sandboxes.local import DOCKERFILE, make_sandbox, output, running
 from tests.helpers.tasks import write_task
-
-Behaviour = Callable[[LocalEnvironment, Path], Awaitable[None]]
 
 _INSIDE = Path(__file__).with_name("attackers")
 """Programs that run in the sandbox, by its own Python."""
@@ -193,6 +188,7 @@ _TRAINER = """
 import asyncio, sys
 from pathlib import Path
 from tests.helpers.hostile.attacks import HUNT
+from tests.helpers.hostile.behaviours import behaviours_of, run_as_program
 from tests.helpers.sandboxes.local import make_sandbox, output
 
 async def main():
@@ -221,7 +217,7 @@ async def who_waits_for_the_death_of_all_has_nothing_to_write_to(_sandbox: Local
             assert trainer.stdout is not None
             assert await trainer.stdout.readline() == b"ready\n"
             await asyncio.sleep(0.05 * number)
-            killed = [pid for pid in _descendants(trainer.pid) if _is_ours(pid)]
+            killed = [pid for pid in sorted(descendants(trainer.pid)) if _is_ours(pid)]
             assert killed
             for pid in (trainer.pid, *killed):
                 with contextlib.suppress(ProcessLookupError):
@@ -231,17 +227,6 @@ async def who_waits_for_the_death_of_all_has_nothing_to_write_to(_sandbox: Local
                 if not any(Path(f"/proc/{pid}/exe").is_symlink() for pid in killed):
                     break
                 await asyncio.sleep(0.01)
-
-
-def _descendants(ancestor: int) -> list[int]:
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(entry.parts[2])] = int(entry.read_text().rpartition(") ")[2].split()[1])
-    found = {ancestor}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return sorted(found - {ancestor})
 
 
 def _is_ours(pid: int) -> bool:
@@ -369,30 +354,8 @@ async def the_kernels_memory_is_hidden(sandbox: LocalEnvironment, _scratch: Path
     assert int(await output(sandbox, "head -c 100 /proc/meminfo | wc -c")) == 100
 
 
-BEHAVIOURS: tuple[Behaviour, ...] = tuple(
-    found
-    for name, found in list(globals().items())
-    if isinstance(found, FunctionType)
-    and inspect.iscoroutinefunction(found)
-    and not name.startswith("_")
-    and found.__module__ == __name__
-)
+BEHAVIOURS = behaviours_of(globals())
 """All of them."""
 
-
-async def _main(names: Collection[str]) -> None:
-    """Run every behaviour, or those named, in a sandbox of its own."""
-    failures: dict[str, str] = {}
-    chosen = [one for one in BEHAVIOURS if not names or one.__name__ in names]
-    for behaviour in chosen:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                async with running(make_sandbox(Path(folder) / "sandbox")) as sandbox:
-                    await behaviour(sandbox, Path(folder))
-            except BaseException:
-                failures[behaviour.__name__] = traceback.format_exc()
-    json.dump({"run": len(chosen), "failures": failures}, sys.stdout)
-
-
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1:]))
+    run_as_program(BEHAVIOURS)

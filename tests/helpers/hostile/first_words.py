@@ -12,6 +12,7 @@ from typing import override
 
 from harbor.models.task.config import NetworkMode, NetworkPolicy
 
+from harbor_gym._runtime.procfs import descendants, read_stat
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, own_addresses
 from tests.helpers.sandboxes.local import make_sandbox, output, running
@@ -97,17 +98,8 @@ def own_address() -> str:
 
 def network_processes() -> list[int]:
     """Return the pids of the network processes that come of this process."""
-    processes: dict[int, tuple[str, int]] = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            pid, _, rest = file.read_text().partition(" (")
-            name, _, fields = rest.rpartition(") ")
-            processes[int(pid)] = name, int(fields.split()[1])
-
-    def is_ours(pid: int) -> bool:
-        return pid == os.getpid() or (pid in processes and is_ours(processes[pid][1]))
-
-    return [pid for pid, (name, _) in processes.items() if name == NETWORK_PROGRAM and is_ours(pid)]
+    found = map(read_stat, descendants(os.getpid()))
+    return [stat.pid for stat in found if stat is not None and stat.name == NETWORK_PROGRAM]
 
 
 async def connect(sandbox: LocalEnvironment, port: int) -> str:

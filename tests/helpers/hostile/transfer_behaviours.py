@@ -5,17 +5,11 @@ Each function is one test. As a program, for an ordinary user, it runs all and p
 
 import asyncio
 import contextlib
-import inspect
-import json
 import os
 import stat
-import sys
-import tempfile
 import threading
-import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import pytest
@@ -24,9 +18,9 @@ from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutErro
 from harbor_gym.sandboxes.archive import transfers
 from harbor_gym.sandboxes.archive.trees.records import MAX_ENTRIES, SEGMENT, Stream
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from tests.helpers.hostile.behaviours import behaviours_of, run_as_program
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
-Behaviour = Callable[[LocalEnvironment, Path], Awaitable[None]]
 _HOSTS = "the machine's"
 
 
@@ -464,28 +458,8 @@ async def a_transfer_that_takes_too_long_is_given_up(sandbox: LocalEnvironment, 
     await output(sandbox, "echo lives")
 
 
-BEHAVIOURS: tuple[Behaviour, ...] = tuple(
-    found
-    for name, found in list(globals().items())
-    if isinstance(found, FunctionType)
-    and inspect.iscoroutinefunction(found)
-    and not name.startswith("_")
-    and found.__module__ == __name__
-)
-
-
-async def _main() -> None:
-    """Run every behaviour in a sandbox of its own."""
-    failures: dict[str, str] = {}
-    for behaviour in BEHAVIOURS:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                async with running(make_sandbox(Path(folder) / "sandbox")) as sandbox:
-                    await behaviour(sandbox, Path(folder))
-            except BaseException:
-                failures[behaviour.__name__] = traceback.format_exc()
-    json.dump({"run": len(BEHAVIOURS), "failures": failures}, sys.stdout)
-
+BEHAVIOURS = behaviours_of(globals())
+"""All of them."""
 
 if __name__ == "__main__":
-    asyncio.run(_main())
+    run_as_program(BEHAVIOURS)

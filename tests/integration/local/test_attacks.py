@@ -1,19 +1,14 @@
 """A hostile root in a local sandbox: root's, an ordinary user's, and one without ids of its own."""
 
-import asyncio
-import json
-import subprocess
-import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
-from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.sandboxes.local import own_ids
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from tests.helpers.hostile.attacks import BEHAVIOURS, Behaviour
-from tests.helpers.ordinary import ordinary_user, run_as
+from tests.helpers.hostile.attacks import BEHAVIOURS
+from tests.helpers.hostile.behaviours import Behaviour, expect_all_pass_as_ordinary_user
 from tests.helpers.sandboxes.local import make_sandbox, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -39,13 +34,4 @@ async def test_as_root(sandbox: LocalEnvironment, tmp_path: Path, behaviour: Beh
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_as_an_ordinary_user() -> None:
-    base = await ensure_base_tar()
-
-    def run_all() -> subprocess.CompletedProcess[str]:
-        with ordinary_user() as (user, home):
-            return run_as(user, home, sys.executable, "-m", "tests.helpers.hostile.attacks", base=base)
-
-    done = await asyncio.to_thread(run_all)
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)
-    assert told == {"run": len(BEHAVIOURS), "failures": {}}
+    await expect_all_pass_as_ordinary_user("tests.helpers.hostile.attacks", len(BEHAVIOURS))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harbor_gym._runtime.cache import cache_dir
+from harbor_gym._runtime.procfs import read_stat
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
@@ -222,11 +223,8 @@ def _supervisors(host: int) -> list[int]:
 
 def _parent(pid: int) -> int:
     """Return a living process's parent, 0 when it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[1])
+    stat = read_stat(pid)
+    return 0 if stat is None or stat.has_exited else stat.parent
 
 
 def _groups(owner: int) -> list[Path]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harbor_gym._runtime.procfs import all_stats
 from harbor_gym.embedded.policy import build_model, build_tokenizer, save_policy
 from harbor_gym.embedded.server import TrainingServer, TrainingServerError, export_adapter
 from harbor_gym.errors import UsageError
@@ -53,15 +54,7 @@ def model_dir(engines: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _group(leader: int) -> list[int]:
     """Ids of the living processes in a process group."""
-    members: list[int] = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[2]) == leader and fields[0] != "Z":
-            members.append(int(stat.parent.name))
-    return members
+    return [stat.pid for stat in all_stats() if stat.group == leader and not stat.has_exited]
 
 
 def _engines(leader: int) -> list[int]:

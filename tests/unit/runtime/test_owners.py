@@ -100,7 +100,7 @@ def test_a_temporary_directory_names_its_owner(me: Owner) -> None:
 
 
 def test_a_system_without_proc_knows_processes_by_pid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(owners, "_PROC", tmp_path)
+    monkeypatch.setattr(owners, "PROC", tmp_path)
     owners._owner_of.cache_clear()  # pyright: ignore[reportPrivateUsage]
     try:
         found = Owner.find(owner_label())

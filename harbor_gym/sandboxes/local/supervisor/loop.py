@@ -42,11 +42,10 @@ from kernel.calls import (
     MemoryKills,
     become_root,
     harden_self,
-    is_exiting,
     prctl,
-    start_time,
 )
 from kernel.ids import Ids
+from kernel.procfs import is_exiting, start_time
 from namespaces import NamespaceBuild, NamespaceBuildError
 from network import UserNetwork
 from trees.records import LOST, Stream

@@ -13,6 +13,7 @@ from child import identity
 from grading import removal
 from kernel import ipc
 from kernel.ids import Ids
+from kernel.procfs import read_stat
 
 _PAUSE_SEC = 0.005
 _MAX_WORDS_BYTES = 4096
@@ -130,7 +131,7 @@ class _Counted:
             return self._directory not in words
         # One without words has erased them, or has ended by itself before anybody could look.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            return _read(str(pid)) is not None
+            return _read(pid) is not None
         return False
 
 
@@ -151,22 +152,15 @@ def _look() -> dict[int, _Process]:
     for name in os.listdir("/proc"):  # noqa: PTH208  # pathlib would cost 20 ms of imports at every start
         if name.isdecimal() and int(name) not in (_FIRST, myself):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                process = _read(name)
+                process = _read(int(name))
                 if process is not None:
                     found[int(name)] = process
     return found
 
 
-def _read(pid: str) -> _Process | None:
-    handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        state, parent, *fields = os.read(handle, 4096).rpartition(b") ")[2].split()
-    finally:
-        os.close(handle)
-    # A process whose first thread has ended looks dead, and its others run on.
-    if state in (b"Z", b"X") and int(fields[15]) <= 1:
-        return None
-    return _Process(int(parent), f"{pid}:{fields[17].decode()}")
+def _read(pid: int) -> _Process | None:
+    stat = read_stat(pid)
+    return None if stat.has_exited else _Process(stat.parent, f"{pid}:{stat.start_time}")
 
 
 def _sorted(spared: frozenset[str]) -> tuple[dict[int, _Process], bool]:

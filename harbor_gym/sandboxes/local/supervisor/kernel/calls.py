@@ -14,8 +14,6 @@ from kernel.capabilities import KEPT_CAPABILITIES
 CAP_SYS_PTRACE = 19
 
 _LAST_CAPABILITY = 63
-_PF_EXITING = 0x4
-"""A flag of include/linux/sched.h, in field 9 of /proc/PID/stat."""
 _KILLED_EARLY = b"500"
 """Half the memory limit more than it has: the largest of a sandbox's commands dies, and never its PID 1."""
 PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_CHILD_SUBREAPER = 1, 4, 8, 36
@@ -185,28 +183,6 @@ def drop_privileges(uid: int, gid: int, groups: list[int]) -> None:
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
     not_dumpable()
-
-
-def start_time(pid: int) -> str:
-    """Return field 22 of /proc/PID/stat: with the pid it names a process beyond doubt."""
-    return _stat(pid)[19]
-
-
-def is_exiting(pid: int) -> bool:
-    """Tell whether a process has begun to end, or is gone."""
-    try:
-        return bool(int(_stat(pid)[6]) & _PF_EXITING)
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat that follow the name; the first is the state, field 3."""
-    handle = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
-    try:
-        return os.read(handle, 4096).rsplit(b")", 1)[1].decode().split()
-    finally:
-        os.close(handle)
 
 
 def write_file(path: str, content: str) -> None:

@@ -1,0 +1,63 @@
+"""Modules of functions that each check one behaviour of a local sandbox: run as pytest's cases, or as a program."""
+
+import asyncio
+import inspect
+import json
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from pathlib import Path
+from types import FunctionType
+
+from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
+from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from tests.helpers.ordinary import ordinary_user, run_as
+from tests.helpers.sandboxes.local import make_sandbox, running
+
+Behaviour = Callable[[LocalEnvironment, Path], Awaitable[None]]
+
+
+def behaviours_of(module: Mapping[str, object]) -> tuple[Behaviour, ...]:
+    """Return the public coroutine functions of a module, from its ``globals()``."""
+    return tuple(
+        found
+        for name, found in list(module.items())
+        if isinstance(found, FunctionType)
+        and inspect.iscoroutinefunction(found)
+        and not name.startswith("_")
+        and found.__module__ == module["__name__"]
+    )
+
+
+def run_as_program(behaviours: Collection[Behaviour]) -> None:
+    """Run them, or those that the arguments name, each in a sandbox of its own, and print the failures as JSON."""
+    named = sys.argv[1:]
+    chosen = [behaviour for behaviour in behaviours if not named or behaviour.__name__ in named]
+    json.dump({"run": len(chosen), "failures": asyncio.run(_run(chosen))}, sys.stdout)
+
+
+async def _run(behaviours: Collection[Behaviour]) -> dict[str, str]:
+    failures: dict[str, str] = {}
+    for behaviour in behaviours:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                async with running(make_sandbox(Path(folder) / "sandbox")) as sandbox:
+                    await behaviour(sandbox, Path(folder))
+            except BaseException:
+                failures[behaviour.__name__] = traceback.format_exc()
+    return failures
+
+
+async def expect_all_pass_as_ordinary_user(module: str, count: int) -> None:
+    """Run a module as a program of an ordinary user; ``count`` behaviours must run, and none fail."""
+    base = await ensure_base_tar()
+
+    def run_all() -> subprocess.CompletedProcess[str]:
+        with ordinary_user() as (user, home):
+            return run_as(user, home, sys.executable, "-m", module, base=base)
+
+    done = await asyncio.to_thread(run_all)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout) == {"run": count, "failures": {}}
