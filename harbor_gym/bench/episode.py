@@ -21,6 +21,7 @@ from harbor.models.trial.paths import EnvironmentPaths
 
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.procfs import read_stat
+from harbor_gym._runtime.tables import plain_table
 from harbor_gym.bench.sandbox import write_bench_task
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
@@ -40,8 +41,6 @@ _TEST = """\
 #!/bin/bash
 if [ "$(wc -l < /srv/out/lines)" = 3 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """
-_GOAL_PER_MINUTE = 1000.0
-_GOAL_TIMES_HARBOR = 50.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +78,9 @@ class EpisodeReport:
         """Tell whether every episode got the verdict that its script deserves."""
         return not any(row.failed for row in self.rows)
 
-    def goals(self) -> dict[str, bool]:
-        """Return which goals for an idle machine were reached in this run."""
-        ours = self.rows[0]
-        found: dict[str, bool] = {}
-        if self.env == "local":
-            found[f"{_GOAL_PER_MINUTE:g} a minute"] = ours.per_minute >= _GOAL_PER_MINUTE
-        if self.env == "local" and len(self.rows) > 1:
-            times = ours.per_minute / self.rows[1].per_minute
-            found[f"{_GOAL_TIMES_HARBOR:g} times Harbor's"] = times >= _GOAL_TIMES_HARBOR
-        return found
-
     def as_object(self) -> dict[str, Any]:
         """Return the report as JSON has it."""
-        return {**dataclasses.asdict(self), "goals": self.goals()}
+        return dataclasses.asdict(self)
 
 
 async def bench_episode(sandbox: str, *, episodes: int, at_once: int, harbor_episodes: int) -> EpisodeReport:
@@ -255,9 +243,7 @@ def format_episodes(report: EpisodeReport) -> str:
         )
         for row in report.rows
     ]
-    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-    text = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)) for line in (head, *lines)]
+    text = [plain_table(head, lines)]
     if len(report.rows) > 1:
         text.append(f"\nours is {report.rows[0].per_minute / max(report.rows[1].per_minute, 1e-9):.1f} times Harbor's")
-    text += [f"{'reached' if reached else 'MISSED '}  {goal}" for goal, reached in report.goals().items()]
     return "\n".join(line.rstrip() for line in text)

@@ -1,16 +1,14 @@
-"""From samples to rows, ratios and goals. Pure functions, no I/O."""
+"""From samples to rows and ratios. Pure functions, no I/O."""
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harbor_gym.bench.implementations import HARBOR, PERSISTENT, PORTABLE
-from harbor_gym.bench.scenarios import LIST, ROWS, SIX
-
-_LIST_GOALS_MS = {"local": 10.0, "docker": 25.0}
-_SIX_GOAL_RATIO = 40.0
+from harbor_gym._runtime.tables import plain_table
+from harbor_gym.bench.implementations import HARBOR
+from harbor_gym.bench.scenarios import ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +43,6 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """One thing the terminal is meant to reach."""
-
-    goal: str
-    measured: float | None
-    """None when nothing could be measured: the transport does not exist here."""
-
-    reached: bool
-
-
-@dataclass(frozen=True, slots=True)
 class StepReport:
     """What ``harbor-gym bench step`` found."""
 
@@ -66,8 +53,6 @@ class StepReport:
     ratios: dict[str, dict[str, float]]
     """Row → our implementation → how many times faster than Harbor's: the median over repetitions, each compared
     with the same repetition of Harbor's."""
-
-    goals: tuple[Goal, ...]
 
     fallbacks: dict[str, int]
     """Implementation → turns that came over another transport than the one measured."""
@@ -91,7 +76,6 @@ class StepReport:
                 "env": self.sandbox,
                 "repeat": self.repeat,
                 "ratio_to_harbor": self.ratios,
-                "goals": [_as_dict(goal) for goal in self.goals],
                 "all_correct": self.is_right,
                 "fallbacks": self.fallbacks,
                 "unavailable": self.unavailable,
@@ -129,7 +113,6 @@ def summarize(
         repeat=repeat,
         rows=rows,
         ratios=ratios,
-        goals=tuple(_judge(rows, ratios, sandbox=sandbox, fell_back=bool(fallbacks.get(PERSISTENT)))),
         fallbacks=fallbacks,
         unavailable=unavailable,
         wrong=tuple(
@@ -167,36 +150,14 @@ def _ratio(samples: Sequence[Sample], row: str, name: str) -> float | None:
     return round(statistics.median(theirs / ours for theirs, ours in pairs), 2) if pairs else None
 
 
-def _judge(
-    rows: Iterable[StepRow], ratios: dict[str, dict[str, float]], *, sandbox: str, fell_back: bool
-) -> Iterable[Goal]:
-    by_key = {(row.row, row.implementation): row for row in rows}
-    ours = [row for row in by_key.values() if row.implementation != HARBOR]
-    if (limit := _LIST_GOALS_MS.get(sandbox)) is not None:
-        found = by_key.get((LIST, PERSISTENT))
-        measured = found.median_ms if found is not None and not fell_back else None
-        yield Goal(f"persistent ls, median ms <= {limit:g}", measured, measured is not None and measured <= limit)
-    execs = {row.execs_per_step for row in ours if row.implementation == PORTABLE}
-    yield Goal("portable, execs per step = 1", max(execs, default=None), execs == {1.0})
-    best = max(ratios.get(SIX, {}).values(), default=None)
-    yield Goal(f"{SIX}, times faster >= {_SIX_GOAL_RATIO:g}", best, best is not None and best >= _SIX_GOAL_RATIO)
-    share = sum(row.correct for row in ours) / max(1, sum(row.of for row in ours))
-    yield Goal("ours correct, % = 100", round(100 * share, 2), share == 1)
-
-
 def format_table(report: StepReport) -> str:
     """Return the report for people."""
     titles = ("step", "terminal", "median ms", "p95 ms", "correct", "execs", "x Harbor")
     misread = {row.row for row in report.rows if row.implementation == HARBOR and row.correct < row.of}
-    cells = [titles, *(_cells(row, report, misread) for row in report.rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(titles))]
-    lines = ["  ".join(_align(cell, widths[i], left=i < 2) for i, cell in enumerate(line)).rstrip() for line in cells]
+    cells = [_cells(row, report, misread) for row in report.rows]
+    lines = [plain_table(titles, cells, right=range(2, len(titles)))]
     if misread:
         lines.append("* Harbor's observation did not show the step's result: its time is that of not having waited.")
-    lines.append("")
-    for goal in report.goals:
-        measured = "not available" if goal.measured is None else f"{goal.measured:g}"
-        lines.append(f"{'reached    ' if goal.reached else 'NOT reached'}  {goal.goal}: {measured}")
     lines += [f"{name} could not be opened: {reason}" for name, reason in report.unavailable.items()]
     lines += [f"{name} fell back in {count} turns" for name, count in report.fallbacks.items() if count]
     return "\n".join(lines)
@@ -215,9 +176,5 @@ def _cells(row: StepRow, report: StepReport, misread: set[str]) -> tuple[str, ..
     )
 
 
-def _align(cell: str, width: int, *, left: bool) -> str:
-    return cell.ljust(width) if left else cell.rjust(width)
-
-
-def _as_dict(value: StepRow | Goal) -> dict[str, Any]:
+def _as_dict(value: StepRow) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}

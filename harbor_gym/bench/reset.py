@@ -17,6 +17,7 @@ from typing import Any
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.processes import start_process
 from harbor_gym._runtime.procfs import descendants
+from harbor_gym._runtime.tables import plain_table
 from harbor_gym.bench.memory import processes_of_container, pss_bytes
 from harbor_gym.bench.report import percentile
 from harbor_gym.bench.sandbox import started_environment, write_bench_task
@@ -30,8 +31,6 @@ HARBORS_DOCKER = "harbor.environments.docker.docker:DockerEnvironment"
 
 OURS, POOL, PEERS_RUN, HARBOR = "reset", "reset from a warm pool", "raw", "Harbor's DockerEnvironment"
 
-_GOALS_MS = {"local": {"ready": 60.0, "sandbox": 25.0, "all_64": 2000.0}, "docker": {"close": 1000.0}}
-_LEASE_GOAL_MS = 10.0
 _POOL_SIZE = 4
 _RAW_IMAGE = "debian:bookworm-slim"
 
@@ -84,25 +83,9 @@ class ResetReport:
             if row.way not in (OURS, POOL) and (ours := self.row(OURS, row.at_once)) is not None
         }
 
-    def goals(self) -> dict[str, bool]:
-        """Return which goals for an idle machine were reached in this run."""
-        item, many, pooled = self.row(OURS), self.row(OURS, 64), self.row(POOL)
-        goals = _GOALS_MS.get(self.env, {})
-        found: dict[str, bool] = {}
-        if item is not None and item.sandbox_ms is not None and "ready" in goals:
-            found[f"prompt within {goals['ready']:g} ms"] = item.ready_ms <= goals["ready"]
-            found[f"sandbox within {goals['sandbox']:g} ms"] = item.sandbox_ms <= goals["sandbox"]
-        if many is not None and "all_64" in goals:
-            found["64 at once within 2 s"] = many.all_ready_ms <= goals["all_64"]
-        if item is not None and "close" in goals:
-            found["closed within 1 s"] = item.close_ms <= goals["close"]
-        if pooled is not None:
-            found[f"leased within {_LEASE_GOAL_MS:g} ms"] = pooled.ready_ms <= _LEASE_GOAL_MS
-        return found
-
     def as_object(self) -> dict[str, Any]:
         """Return the report as JSON has it."""
-        return {**dataclasses.asdict(self), "ratios": self.ratios(), "goals": self.goals()}
+        return {**dataclasses.asdict(self), "ratios": self.ratios()}
 
 
 @dataclass(slots=True)
@@ -332,11 +315,9 @@ def format_reset(report: ResetReport) -> str:
         )
         for row in report.rows
     ]
-    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-    text = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)) for line in (head, *lines)]
+    text = [plain_table(head, lines)]
     if report.idle_bytes is not None:
         text.append(f"\nidle sandbox: {report.idle_bytes / (1 << 20):.1f} MiB")
     text += [f"{way}: {ratio:g} times ours" for way, ratio in report.ratios().items()]
-    text += [f"{'reached' if reached else 'MISSED '}  {goal}" for goal, reached in report.goals().items()]
     text += [f"not run: {way}: {why}" for way, why in report.unavailable.items()]
     return "\n".join(line.rstrip() for line in text)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from harbor_gym._runtime.tables import markdown_table
 from harbor_gym.evaluation.episodes import EpisodeResult
 from harbor_gym.evaluation.statistics import CONFIDENCE, Estimate, mean_estimate, pass_estimate
 
@@ -123,11 +124,8 @@ def format_report(report: Report) -> str:
     shown = [*report.tasks, *([report.overall] if len(report.tasks) > 1 else [])]
     ks = list(report.overall.pass_at)
     head = ["task", "solved", *(f"pass@{k}" for k in ks), "reward", "turns", "tokens", "seconds", "infra", "ended"]
-    rows = [head, *(_row(item, ks) for item in shown)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |" for row in rows]
-    lines.insert(1, f"| {' | '.join('-' * width for width in widths)} |")
-    return "\n".join([*lines, f"brackets: {CONFIDENCE:.0%} intervals; solved: reward >= {report.threshold:g}"])
+    table = markdown_table(head, [_row(item, ks) for item in shown])
+    return f"{table}\nbrackets: {CONFIDENCE:.0%} intervals; solved: reward >= {report.threshold:g}"
 
 
 def _row(item: TaskReport, ks: Sequence[int]) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
 
+from harbor_gym._runtime.tables import markdown_table
 from harbor_gym.report.metrics import Curves
 
 WINDOW = 5
@@ -44,7 +45,7 @@ def group_by_rate(runs: Sequence[Curves]) -> list[Rate]:
 
 def format_summary(runs: Sequence[Curves]) -> str:
     """Return a Markdown table with a row per run, and one with the mean of each learning rate that has several."""
-    rows: list[tuple[str, ...]] = [_HEADER]
+    rows: list[tuple[str, ...]] = []
     for rate in group_by_rate(runs):
         ends = [_ends(run) for run in rate.runs]
         rows += [
@@ -52,7 +53,7 @@ def format_summary(runs: Sequence[Curves]) -> str:
         ]
         if len(ends) > 1:
             rows.append(_row(rate.label, "mean", "", [fmean(column) for column in zip(*ends, strict=True)]))
-    return _markdown(rows)
+    return markdown_table(_HEADER, rows, right=range(_LEFT_COLUMNS, len(_HEADER)))
 
 
 def _name(run: Curves) -> str:
@@ -71,17 +72,3 @@ def _row(label: str, name: str, batches: str, ends: Sequence[float]) -> tuple[st
 
 def _change(before: float, after: float) -> str:
     return f"{(after - before) / before:+.0%}" if before else "-"
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = [
-            cell.ljust(width) if column < _LEFT_COLUMNS else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        return f"| {' | '.join(cells)} |"
-
-    rule = [("-" * w) if column < _LEFT_COLUMNS else ("-" * (w - 1) + ":") for column, w in enumerate(widths)]
-    return "\n".join([line(rows[0]), line(rule), *map(line, rows[1:])])

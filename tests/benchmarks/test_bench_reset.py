@@ -23,16 +23,13 @@ def test_ratios_compare_create_and_close_of_as_many_at_once() -> None:
     assert report.ratios() == {f"{HARBOR}, 1 at once": 10.0, f"{HARBOR}, 8 at once": 10.0}
 
 
-def test_goals_are_missed_and_reached_one_by_one() -> None:
+def test_the_table_has_every_row_and_what_could_not_be_run() -> None:
     rows = [row(OURS, ready_ms=59.0, sandbox_ms=26.0), row(POOL, ready_ms=10.5)]
-    rows.append(row(OURS, 64, ready_ms=1000.0, all_ready_ms=1999.0))
-    report = ResetReport("local", rows, 2 << 20, {"raw": "not installed"})
-    assert list(report.goals().values()) == [True, False, True, False]
-    table = format_reset(report)
-    assert "MISSED   sandbox within 25 ms" in table
-    assert "idle sandbox: 2.0 MiB" in table
-    assert "not run: raw: not installed" in table
-    assert ResetReport("docker", [row(OURS, close_ms=1001.0)], None, {}).goals() == {"closed within 1 s": False}
+    head, ours, pool, *rest = format_reset(ResetReport("local", rows, 2 << 20, {"raw": "not installed"})).splitlines()
+    assert head.index("at once") == ours.index("1  ", len(OURS)) == pool.index("1  ", len(POOL))
+    assert "59.0" in ours
+    assert "26.0" in ours
+    assert rest == ["", "idle sandbox: 2.0 MiB", "not run: raw: not installed"]
 
 
 def episode_row(per_minute: float, *, failed: int = 0) -> EpisodeRow:
@@ -42,7 +39,6 @@ def episode_row(per_minute: float, *, failed: int = 0) -> EpisodeRow:
 def test_a_failed_episode_makes_the_whole_benchmark_wrong() -> None:
     report = EpisodeReport("local", 2, [episode_row(1100.0), episode_row(20.0, failed=1)])
     assert not report.is_right
-    assert list(report.goals().values()) == [True, True]
     assert "55.0 times Harbor's" in format_episodes(report)
 
 

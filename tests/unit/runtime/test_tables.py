@@ -1,0 +1,39 @@
+"""Tables read the same everywhere: nothing is coloured, cut or taken for markup."""
+
+import pytest
+
+from harbor_gym._runtime.tables import markdown_table, plain_table
+
+
+@pytest.mark.parametrize("terminal", ["dumb", "xterm-256color"])
+def test_columns_are_aligned_whatever_the_terminal_is(terminal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TERM", terminal), ("FORCE_COLOR", "1"), ("COLUMNS", "20"), ("CLICOLOR_FORCE", "1")):
+        monkeypatch.setenv(name, value)
+    table = plain_table(("step", "median ms"), [("ls", "7.0"), ("a longer step than 20 columns", "1020.0")], right=[1])
+    assert table.splitlines() == [
+        "step                           median ms",
+        "ls                                   7.0",
+        "a longer step than 20 columns     1020.0",
+    ]
+
+
+def test_cells_are_shown_as_they_are() -> None:
+    cells = ("[bold]x[/bold]", ":smile:", "\\[red]", "x" * 5000)
+    assert plain_table("abcd", [cells]).splitlines()[1].split() == list(cells)
+
+
+def test_wide_letters_take_two_columns() -> None:
+    assert plain_table("ab", [("\u65e5\u672c", "x"), ("abcd", "y")]).splitlines()[1:] == ["\u65e5\u672c  x", "abcd  y"]
+
+
+def test_markdown_has_a_rule_and_no_bar_of_a_cells_own() -> None:
+    assert markdown_table(("a", "b"), [("x|y", "1"), ("", "22")], right=[1]).splitlines() == [
+        "| a    |  b |",
+        "|------|---:|",
+        "| x\\|y |  1 |",
+        "|      | 22 |",
+    ]
+
+
+def test_a_table_without_rows_is_its_titles() -> None:
+    assert plain_table(("a", "b"), []) == "a  b"
