@@ -9,10 +9,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, StrictUndefined
 
 from harbor_gym._runtime.files import replace_text
 from harbor_gym.errors import UsageError
@@ -27,6 +28,8 @@ MAX_EPISODES = 400
 
 MAX_BYTES = 64 << 20
 """Text and recordings on a page, in bytes: what a browser still opens quickly."""
+
+_BATCH_TITLES = ("batch", "reward", "turns", "episodes", "tokens sampled", "seconds", "of these", "ended")
 
 
 @dataclass(frozen=True)
@@ -68,22 +71,20 @@ def write_page(
 
 def _document(run_dir: Path, records: Sequence[dict[str, Any]], chosen: Chosen) -> str:
     style, script = _static("page.css"), _static("player.js") + _static("page.js")
-    policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'"
-    return "\n".join(
-        (
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width">',
-            f"<title>{escape(run_dir.resolve().name)} · harbor-gym</title>",
-            f"<style>{style}</style></head><body>",
-            _head(run_dir, records, chosen),
-            _curves(records),
-            _batches(records),
-            '<main id="episodes"></main>',
-            f'<script type="application/json" id="run">{_data(chosen.episodes)}</script>',
-            f"<script>{script}</script>",
-            "</body></html>\n",
-        )
+    # Whatever is filled in is escaped, but what the template names as safe: our own files, drawings and JSON.
+    template = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True).from_string(
+        _static("page.html.jinja")
+    )
+    return template.render(
+        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'",
+        name=run_dir.resolve().name,
+        style=style,
+        script=script,
+        facts=_facts(run_dir, records, chosen),
+        curves=_curves(records),
+        batch_titles=_BATCH_TITLES,
+        batches=[_batch(record) for record in records],
+        data=_data(chosen.episodes),
     )
 
 
@@ -101,9 +102,9 @@ def _data(episodes: Sequence[dict[str, Any]]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _head(run_dir: Path, records: Sequence[dict[str, Any]], chosen: Chosen) -> str:
+def _facts(run_dir: Path, records: Sequence[dict[str, Any]], chosen: Chosen) -> dict[str, Any]:
     config = run_config(run_dir)
-    facts = {
+    return {
         "model": Path(str(config["model_name"])).name if "model_name" in config else None,
         "learning rate": config.get("learning_rate"),
         "loss": config.get("loss_fn"),
@@ -111,10 +112,6 @@ def _head(run_dir: Path, records: Sequence[dict[str, Any]], chosen: Chosen) -> s
         "batches": len(records) or None,
         "episodes": _episodes(chosen),
     }
-    items = "".join(
-        f"<div><dt>{escape(k)}</dt><dd>{escape(str(v))}</dd></div>" for k, v in facts.items() if v is not None
-    )
-    return f"<header><h1>{escape(run_dir.resolve().name)}</h1><dl>{items}</dl></header>"
 
 
 def _episodes(chosen: Chosen) -> str:
@@ -122,24 +119,14 @@ def _episodes(chosen: Chosen) -> str:
     return f"{len(chosen.episodes)}" + (f" of {chosen.found}; {left_out} left out of this page" if left_out else "")
 
 
-def _curves(records: Sequence[dict[str, Any]]) -> str:
+def _curves(records: Sequence[dict[str, Any]]) -> list[str]:
     drawings: list[str] = []
     for keys, label, top in ((REWARD_KEYS, "total reward", 1.0), (TURNS_KEYS, "turns per episode", 0.0)):
         key = next((key for key in keys if any(key in record for record in records)), None)
         if key is not None:
             points = [(record["step"], float(record[key])) for record in records if key in record]
             drawings.append(curve(points, label=label, top=top))
-    return f'<section class="curves">{"".join(drawings)}</section>'
-
-
-def _batches(records: Sequence[dict[str, Any]]) -> str:
-    if not records:
-        return ""
-    head = ("batch", "reward", "turns", "episodes", "tokens sampled", "seconds", "of these", "ended")
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in _batch(record))}</tr>" for record in records)
-    names = "".join(f"<th>{name}</th>" for name in head)
-    table = f'<table class="batches"><thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table>'
-    return f"<details><summary>Table of {len(records)} batches</summary>{table}</details>"
+    return drawings
 
 
 def _batch(record: dict[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A curve as inline SVG."""
+"""A curve as inline SVG: without the plot extra, with a tooltip for each point, in the colours of the page's style."""
 
 import math
 from collections.abc import Sequence
