@@ -9,11 +9,12 @@ import typer
 
 from harbor_gym import sandboxes
 from harbor_gym.cli.flags import Parser, Spelling
+from harbor_gym.cli.shared import FAILED, MISUSED
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
 from harbor_gym.verify_paths import parse_verify_paths
 
-FAILED, MISUSED, INTERRUPTED = 1, 2, 130
-"""Exit codes: the run failed; nothing was started; SIGINT."""
+INTERRUPTED = 130
+"""Exit code: ended by SIGINT."""
 
 _EPISODES, _TERMINAL = "Episodes", "Terminal"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
