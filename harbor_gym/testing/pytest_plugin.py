@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -87,7 +87,7 @@ class EnvContract:
 @pytest.fixture(scope="class")
 def harbor_gym_sandbox_check(request: pytest.FixtureRequest) -> Generator[Callable[[str], Outcome]]:
     """Yield what checks a behaviour in the sandboxes of the requesting class."""
-    contract: type[SandboxContract] = request.cls
+    contract = cast("type[SandboxContract]", request.cls)
     settings = Settings(contract.known_failures, probe_known_failures=True, timeout_sec=contract.timeout_sec)
     with asyncio.Runner() as runner, _opened(runner, contract.sandbox, settings) as checker:
         yield lambda name: runner.run(checker.check(_SANDBOX_BEHAVIOURS[name]))
