@@ -19,6 +19,7 @@ from typing import Annotated
 
 import typer
 
+from harbor_gym.cli.recipes import INTERRUPTED, one_line_errors
 from harbor_gym.errors import UsageError
 from harbor_gym.report import draw_rates, format_summary, load_curves
 
@@ -61,20 +62,17 @@ def main(
 ) -> None:
     """Train for each learning rate and seed. Flags that are not listed here go to train.py."""
     folder = (sweep_path or Path("runs") / f"sweep-{task_dir.resolve().name}").resolve()
-    try:
+    with one_line_errors("sweep.py"):
         if taken := [flag for flag in context.args if flag.split("=")[0] in OWNED]:
             raise UsageError(f"{', '.join(taken)} is for the sweep to set; see --help")
         flags = ["--task-dir", str(task_dir.resolve()), *context.args]
         rates, numbers = numbers_of(learning_rates, float), numbers_of(seeds, int)
         runs = settle(folder, rates=rates, seeds=numbers, flags=flags)
-    except UsageError as exc:
-        typer.echo(f"sweep.py: {exc}", err=True)
-        raise typer.Exit(2) from exc
     try:
         failures = asyncio.run(train_all(runs, flags, parallel))
     except KeyboardInterrupt:
         typer.echo("sweep.py: interrupted; the same command goes on with it", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     show(runs, folder, title=f"{task_dir.resolve().name}: {len(rates)} learning rates, {len(numbers)} seeds")
     for failure in failures:
         typer.echo(f"sweep.py: {failure}", err=True)

@@ -1,20 +1,18 @@
 """Fixtures that every suite shares."""
 
-import os
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
 from tests.helpers.engines import ENGINES, require_engine
 from tests.helpers.tasks import write_task
 
-_SETTLE_SEC = 5.0
+pytest_plugins = ["harbor_gym.testing.pytest_plugin"]
+
 _LONGEST = (
     "test_resumed_run",
     "test_train_recipe",
@@ -79,42 +77,3 @@ def own_temporary_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
         patch.setenv("TMPDIR", str(path))
         patch.setattr(tempfile, "tempdir", str(path))
         yield path
-
-
-@pytest.fixture
-def nothing_left() -> Iterator[None]:
-    """Fail the test if it leaves a process, a mount or a temporary folder of ours behind."""
-    before = _traces()
-    yield
-    deadline = time.monotonic() + _SETTLE_SEC
-    while (left := _traces() - before) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not left, f"left behind: {sorted(left)}"
-
-
-def _traces() -> set[str]:
-    """What this process may leave: its descendants, mounts seen from here, temporary folders."""
-    mounts = {f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if "harbor" in line}
-    folders = {f"folder {path}" for path in Path(tempfile.gettempdir()).glob("harbor-gym*")}
-    return mounts | folders | _descendants()
-
-
-def _descendants() -> set[str]:
-    parents: dict[int, tuple[int, str]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
-        except OSError:
-            continue
-        parents[int(entry.name)] = (int(rest.split()[1]), name)
-    found: set[str] = set()
-    for pid, (_, name) in parents.items():
-        ancestor = pid
-        while ancestor > 1 and ancestor != os.getpid():
-            ancestor = parents.get(ancestor, (0, ""))[0]
-        if ancestor == os.getpid() and pid != os.getpid():
-            found.add(f"process {pid} {name}")
-    # What starts local sandboxes lives as long as this process; test_local_sandbox.py has its end.
-    return found - {f"process {pid} {name}" for pid, (_, name) in parents.items() if pid == forkserver_pid()}

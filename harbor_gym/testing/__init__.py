@@ -9,8 +9,9 @@
 or ``harbor-gym check-sandbox --env my_package.sandbox:MyEnvironment``. Each behaviour is a small promise with a name
 and a contract: commands, environment, users, interruptions, uploads, downloads, folders, walls,
 confinement, terminal, life.
-What your class does not do on purpose goes into its attribute ``not_promised: Mapping[str, str]``, behaviour → reason:
-that is shown and is no failure, and with ``probe_not_promised=True`` it is a failure once it does hold.
+What your class does not do on purpose goes into its attribute ``known_failures: Mapping[str, str]``, behaviour →
+reason: that is shown and is no failure, and with ``probe_known_failures=True`` it is a failure once it does hold.
+As tests, one per behaviour: :mod:`harbor_gym.testing.pytest_plugin`.
 
 **You subclass or wrap** :class:`harbor_gym.AsyncTerminalGymEnv`::
 

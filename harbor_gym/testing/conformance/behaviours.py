@@ -81,8 +81,8 @@ async def observe[S](
     Args:
         behaviour: What to check.
         subject: On what.
-        not_promised: Why this is known not to hold; None: it is promised.
-        probe_not_promised: Check that too: if it does hold, the record is out of date, and that is a failure.
+        known_failures: Why this is known not to hold; None: it is promised.
+        probe_known_failures: Check that too: if it does hold, the record is out of date, and that is a failure.
         timeout_sec: A check that takes longer has failed.
     """
     started = time.monotonic()
@@ -93,7 +93,7 @@ async def observe[S](
     if known_failures is not None and verdict is Verdict.FAILED:
         verdict, reason = Verdict.KNOWN_FAILURE, known_failures
     elif known_failures is not None and verdict is Verdict.PASSED:
-        verdict, reason = Verdict.FAILED, f"it holds, though it is on record as not promised: {known_failures}"
+        verdict, reason = Verdict.FAILED, f"it holds, though it is a known failure: {known_failures}"
     return Outcome(behaviour.name, behaviour.family, behaviour.contract, verdict, reason, time.monotonic() - started)
 
 

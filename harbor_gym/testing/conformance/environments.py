@@ -35,8 +35,8 @@ async def check_env(
         config: A task whose sandbox has a shell. None: a task in memory, on :class:`FakeEnvironment`, in milliseconds.
             The checks' actions write and read files in the working directory; nobody asks whether the task is solved.
         only: Names of behaviours or of families (``order``, ``episodes``, ``failures``); None is all.
-        not_promised: Behaviour → why this environment does not do it, on top of its class's attribute of that name.
-        probe_not_promised: Check also what is not promised; it is a failure then if it holds after all.
+        known_failures: Behaviour → why this environment does not do it, on top of its class's attribute of that name.
+        probe_known_failures: Check also what is known to fail; it is a failure then if it holds after all.
         timeout_sec: A behaviour that takes longer has failed.
 
     Returns:
@@ -45,7 +45,7 @@ async def check_env(
     Raises:
         UsageError: There is no such behaviour.
     """
-    reasons = {**cast("Mapping[str, str]", getattr(make_env, "not_promised", {})), **(known_failures or {})}
+    reasons = {**cast("Mapping[str, str]", getattr(make_env, "known_failures", {})), **(known_failures or {})}
     behaviours = select(ENV_BEHAVIOURS, only=only, known_failures=reasons)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as directory:
         probe = EnvProbe(make_env, config, Path(directory))

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import functools
 import tempfile
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -54,9 +55,9 @@ async def check_sandbox(
         sandbox: A name as ``--env`` takes it, Harbor's configuration of an environment, or whatever makes one from
             the keyword arguments of Harbor's ``BaseEnvironment``: a class, or a ``functools.partial`` of one.
         only: Names of behaviours or of families (``commands``, ``files`` …); None is all.
-        not_promised: Behaviour → why this kind does not do it. It is put on the class's own list: a class may have
+        known_failures: Behaviour → why this kind does not do it. It is put on the class's own list: a class may have
             an attribute ``known_failures`` of the same shape.
-        probe_not_promised: Check also what is not promised; it is a failure then if it holds after all.
+        probe_known_failures: Check also what is known to fail; it is a failure then if it holds after all.
         concurrency: So many behaviours at once: quicker, but one that breaks the sandbox takes others with it.
         dockerfile: The image. Another one must have what :data:`DOCKERFILE` has: the variables, the folder, the user.
         timeout_sec: A behaviour that takes longer has failed.
@@ -68,44 +69,83 @@ async def check_sandbox(
         UsageError: There is no such sandbox or behaviour.
         Exception: Whatever the sandbox raises when it can't be made or started: then nothing can be said.
     """
+    settings = Settings(known_failures or {}, probe_known_failures, dockerfile, timeout_sec)
+    async with sandbox_checker(sandbox, settings) as checker:
+        behaviours = select(SANDBOX_BEHAVIOURS, only=only, known_failures=checker.known_failures)
+        found = await _observe_all(behaviours, checker, concurrency)
+    return Report(checker.label, tuple(found[item.name] for item in behaviours))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How behaviours are checked; as the arguments of :func:`check_sandbox`."""
+
+    known_failures: Mapping[str, str] = field(default_factory=dict[str, str])
+    probe_known_failures: bool = False
+    dockerfile: str = DOCKERFILE
+    timeout_sec: float = 120.0
+
+
+class SandboxChecker:
+    """Checks single behaviours in sandboxes that it shares among them; made by :func:`sandbox_checker`."""
+
+    def __init__(self, probe: Probe, label: str, known_failures: Mapping[str, str], settings: Settings) -> None:
+        self.label = label
+        self.known_failures = known_failures
+        self._probe = probe
+        self._settings = settings
+
+    async def check(self, behaviour: Behaviour[Probe]) -> Outcome:
+        """Return what one behaviour's check found; a sandbox that it broke is replaced."""
+        while True:
+            asked = self._probe.sandbox
+            outcome = await observe(
+                behaviour,
+                self._probe,
+                known_failures=self.known_failures.get(behaviour.name),
+                probe_known_failures=self._settings.probe_known_failures,
+                timeout_sec=self._settings.timeout_sec,
+            )
+            if outcome.verdict is not Verdict.PASSED or self._probe.sandbox is asked:
+                break
+            # One that broke the sandbox had it replaced meanwhile: what holds for half of each proves nothing.
+        if outcome.verdict is Verdict.FAILED:
+            with contextlib.suppress(Exception):  # If no other one starts, that is every further outcome's reason.
+                await self._probe.prepare()
+        return outcome
+
+
+@contextlib.asynccontextmanager
+async def sandbox_checker(
+    sandbox: str | EnvironmentConfig | MakeSandbox, settings: Settings
+) -> AsyncGenerator[SandboxChecker]:
+    """Start a sandbox to check, and stop it and its like at the end.
+
+    Raises:
+        UsageError: There is no such sandbox, or a known failure is no behaviour's.
+        Exception: Whatever the sandbox raises when it can't be made or started.
+    """
     make_sandbox, label = _maker(sandbox)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as directory:
-        probe = Probe(make_sandbox, Path(directory), dockerfile)
-        reasons = {**_own_reasons(probe.make()), **(known_failures or {})}
-        behaviours = select(SANDBOX_BEHAVIOURS, only=only, known_failures=reasons)
-        check = functools.partial(
-            observe, subject=probe, probe_known_failures=probe_known_failures, timeout_sec=timeout_sec
-        )
+        probe = Probe(make_sandbox, Path(directory), settings.dockerfile)
+        reasons = {**_own_reasons(probe.make()), **settings.known_failures}
+        select(SANDBOX_BEHAVIOURS, only=None, known_failures=reasons)
         try:
             await probe.prepare()
-            found = await _observe_all(behaviours, check, reasons, probe, concurrency)
+            yield SandboxChecker(probe, label, reasons, settings)
         finally:
             await probe.close()
-    return Report(label, tuple(found[item.name] for item in behaviours))
 
 
 async def _observe_all(
-    behaviours: Sequence[Behaviour[Probe]],
-    check: Callable[..., Awaitable[Outcome]],
-    reasons: Mapping[str, str],
-    probe: Probe,
-    concurrency: int,
+    behaviours: Sequence[Behaviour[Probe]], checker: SandboxChecker, concurrency: int
 ) -> dict[str, Outcome]:
     found: dict[str, Outcome] = {}
     room = asyncio.Semaphore(concurrency)
 
     async def take(behaviour: Behaviour[Probe]) -> None:
         async with room:
-            while True:
-                asked = probe.sandbox
-                outcome = await check(behaviour, known_failures=reasons.get(behaviour.name))
-                if outcome.verdict is not Verdict.PASSED or probe.sandbox is asked:
-                    break
-                # One that broke the sandbox had it replaced meanwhile: what holds for half of each proves nothing.
-            found[behaviour.name] = outcome
-            if outcome.verdict is Verdict.FAILED:
-                with contextlib.suppress(Exception):  # If no other one starts, that is every further outcome's reason.
-                    await probe.prepare()
+            found[behaviour.name] = await checker.check(behaviour)
 
     async with asyncio.TaskGroup() as group:
         for behaviour in behaviours:
@@ -132,7 +172,7 @@ def _from_config(config: EnvironmentConfig) -> MakeSandbox:
 
 
 def _own_reasons(environment: BaseEnvironment) -> Mapping[str, str]:
-    declared = cast("Mapping[str, str] | None", getattr(environment, "not_promised", None))
+    declared = cast("Mapping[str, str] | None", getattr(environment, "known_failures", None))
     if declared is not None:
         return declared
     lineage = (f"{kind.__module__}:{kind.__qualname__}" for kind in type(environment).__mro__)

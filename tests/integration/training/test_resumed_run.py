@@ -20,15 +20,6 @@ from tests.helpers.tasks import write_task
 
 pytestmark = [pytest.mark.server, pytest.mark.tinker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
-KEYS_ARE_ACTIONS = """
-import functools, sys
-sys.path.insert(0, sys.argv.pop(1))
-import train
-train.TerminalEnvConfig = functools.partial(train.TerminalEnvConfig, action_format="keystrokes")
-train.app()
-"""
-"""recipes/train.py for a policy that knows nothing: whatever it says is typed, so that there is something to learn."""
-
 LONG_VECTOR = 25
 """Makes the last token of a message as likely as all others together: what never ends is never typed."""
 
@@ -50,12 +41,14 @@ async def start(model_dir: Path, task_dir: Path, log_path: Path, *more: str) -> 
     flags = (
         *("--task-dir", task_dir, "--env", "tests.helpers.sandboxes.judged:Judged", "--log-path", log_path),
         *("--backend", "local", "--model-name", model_dir),
+        # For a policy that knows nothing: each of its messages is typed, so that there is something to learn.
+        *("--action-format", "keystrokes"),
         *("--renderer-name", "qwen3_instruct", "--lora-rank", 8, "--learning-rate", 0.003, "--seed", 5),
         *("--group-size", 4, "--num-batches", 4, "--save-every", 2, "--max-turns", 2, "--max-tokens", 24),
         *("--eval-every", 2, "--test-episodes", 2, "--eval-temperature", 1, "--kl-penalty-coef", 0.01),
     )
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", KEYS_ARE_ACTIONS, str(ROOT / "recipes")),
+        *(sys.executable, str(ROOT / "recipes" / "train.py")),
         *(*map(str, flags), *more),
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=asyncio.subprocess.DEVNULL,

@@ -54,6 +54,24 @@ def test_what_can_not_work_is_one_line_and_exit_code_2(arguments: list[str], exp
     assert not log_path.exists(), "nothing may be started or made"
 
 
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--learning-rate", "--max-tokens", "--max-context-tokens", "--max-turns", "--num-batches", "--epochs"),
+        *("--group-size", "--groups-per-batch", "--lora-rank", "--test-episodes", "--stream-minibatches"),
+        *("--rollout-workers", "--time-limit-sec", "--max-consecutive-parse-failures", "--stop-timeout-sec"),
+    ],
+)
+def test_a_zero_that_means_nothing_is_refused_and_never_the_default(flag: str, tmp_path: Path) -> None:
+    expect_refused(run_recipe("train", "--task-dir", str(TASK), flag, "0", "--log-path", str(tmp_path / "run")), flag)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1e-3"])
+def test_a_learning_rate_is_a_positive_number(value: str) -> None:
+    expect_refused(run_recipe("train", "--task-dir", str(TASK), "--learning-rate", value), "--learning-rate")
+
+
 def test_as_a_program_too_it_ends_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
     done = train("--task-dir", str(TASK), "--env", "dokcer", "--log-path", str(tmp_path / "run"))
     assert (done.returncode, done.stdout) == (2, "")

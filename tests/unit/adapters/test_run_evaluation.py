@@ -2,16 +2,15 @@
 
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harbor_gym import TerminalEnvConfig, report
+from harbor_gym.adapters.tinker.policies import checkpoint_address
 from harbor_gym.errors import UsageError
 from harbor_gym.evaluation import Evaluated, note_evaluation, read_best, read_evaluations
-from tests.helpers.paths import ROOT
 from tests.helpers.tasks import DONE
 from tests.helpers.token_policies import RENDERER, SamplingClient, message, scripted
 from tests.helpers.tokenizers import byte_level_tokenizer
@@ -32,11 +31,8 @@ def test_the_best_has_the_highest_reward_and_of_equal_ones_is_the_earliest(tmp_p
     assert [one.batch for one in read_evaluations(tmp_path)] == [0, 5, 10, 15]
 
 
-def test_eval_takes_the_best_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "recipes"), *sys.path])
-    import eval as recipe  # pyright: ignore[reportMissingImports]  # a script
-
-    take: Any = recipe.checkpoint_of
+def test_eval_takes_the_best_checkpoint(tmp_path: Path) -> None:
+    take = checkpoint_address
     with pytest.raises(UsageError, match="was not evaluated"):
         take(tmp_path, "best", "state_path")
     saved = [{"name": name, "state_path": f"tinker://run/weights/{name}"} for name in ("000005", "000010", "final")]

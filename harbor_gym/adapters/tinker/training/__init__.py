@@ -1,0 +1,8 @@
+"""Training runs with tinker-cookbook's RL loop: what a run is, what is checked before it starts, and the run itself.
+
+Importing this package costs little and needs no extra; running needs the extra ``tinker``.
+"""
+
+from harbor_gym.adapters.tinker.training.config import Backend, LogDirExists, RolloutExecutor, TrainConfig
+
+__all__ = ["Backend", "LogDirExists", "RolloutExecutor", "TrainConfig"]

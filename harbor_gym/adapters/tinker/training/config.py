@@ -1,0 +1,226 @@
+"""What a training run is: one frozen object, from which the command line is made (:mod:`harbor_gym.cli.flags`)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harbor_gym.config import TerminalEnvConfig
+
+
+class Backend(StrEnum):
+    """Where tokens are sampled and gradients are taken."""
+
+    TINKER = "tinker"
+    LOCAL = "local"
+
+
+class RolloutExecutor(StrEnum):
+    """Which processes play the groups."""
+
+    PROCESS = "process"
+    RAY = "ray"
+
+
+class LogDirExists(StrEnum):
+    """What to do with a log path that exists."""
+
+    ASK = "ask"
+    DELETE = "delete"
+    RESUME = "resume"
+    RAISE = "raise"
+
+
+@dataclass(frozen=True)
+class BackendDefaults:
+    """The defaults that depend on the backend."""
+
+    model_name: str | None
+    renderer_name: str
+    max_tokens: int
+    max_context_tokens: int
+    num_batches: int
+    learning_rate: float
+    max_turns: int
+
+
+BACKEND_DEFAULTS = {
+    Backend.TINKER: BackendDefaults(
+        model_name="Qwen/Qwen3-30B-A3B-Instruct-2507",
+        renderer_name="qwen3_instruct",
+        max_tokens=4096,
+        max_context_tokens=32_768,
+        num_batches=25,
+        learning_rate=4e-5,
+        max_turns=30,
+    ),
+    # A policy of two million parameters, built on first use; None is that policy.
+    Backend.LOCAL: BackendDefaults(
+        model_name=None,
+        renderer_name="qwen3_instruct",
+        max_tokens=64,
+        max_context_tokens=4096,
+        num_batches=5,
+        learning_rate=1e-3,
+        max_turns=10,
+    ),
+}
+
+TASKS, HOW, ROLLOUTS, OUTPUT = "What to train on", "How to train", "Rollouts", "Where and what to keep"
+"""Groups of fields, in the order in which ``--help`` lists them."""
+
+
+def _field(group: str, default: Any = None, **constraints: Any) -> Any:
+    return Field(default=default, json_schema_extra={"group": group}, **constraints)
+
+
+def _by_backend(name: str, group: str, **constraints: Any) -> Any:
+    """Return a field whose default is the backend's."""
+
+    def default(validated: dict[str, Any]) -> Any:
+        return getattr(BACKEND_DEFAULTS[validated["backend"]], name)
+
+    return _made(group, default, **constraints)
+
+
+def _made(group: str, default: Callable[[dict[str, Any]], Any], **constraints: Any) -> Any:
+    return Field(default_factory=default, json_schema_extra={"group": group}, **constraints)
+
+
+def _num_batches(validated: dict[str, Any]) -> int | None:
+    if validated.get("epochs") is not None:
+        return None
+    return BACKEND_DEFAULTS[validated["backend"]].num_batches
+
+
+class TrainConfig(BaseModel):
+    """A training run on Harbor tasks with tinker-cookbook's RL loop.
+
+    Each field is a flag of ``recipes/train.py``, and so is each field of ``env``. A field that takes the backend's
+    default is documented in :data:`BACKEND_DEFAULTS`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    env: TerminalEnvConfig
+    """The sandbox and the budgets of each episode. Each task takes the place of ``env.task_dir``."""
+
+    task_dirs: tuple[Path, ...] = _field(TASKS, ())
+    """Task directory, or a directory of tasks."""
+
+    tasks: tuple[str, ...] = _field(TASKS, ())
+    """git+URL@COMMIT#path, org/name@ref, or a path."""
+
+    registry_path: Path | None = _field(TASKS)
+    """registry.json to look names up in."""
+
+    where: tuple[str, ...] = _field(TASKS, ())
+    """Only tasks with difficulty=easy, keywords!=vim …"""
+
+    task_weights: dict[str, float] = _field(TASKS, {})
+    """NAME=2 comes twice in an epoch."""
+
+    test_tasks: tuple[str, ...] = _field(TASKS, ())
+    """Name of a task to test on only."""
+
+    test_fraction: float = _field(TASKS, 0.0, ge=0, lt=1)
+    """Share of the tasks to test on only, drawn by the seed."""
+
+    backend: Backend = _field(HOW, Backend.TINKER)
+    """The Tinker service, or a server on this machine."""
+
+    base_url: str | None = _field(HOW)
+    """Address of a Tinker-compatible server."""
+
+    model_name: str | None = _by_backend("model_name", HOW)
+    """Base model: a name, or a directory for the local backend; there, none is the embedded policy."""
+
+    renderer_name: str = _by_backend("renderer_name", HOW)
+    """tinker-cookbook renderer."""
+
+    max_tokens: int = _by_backend("max_tokens", HOW, ge=1)
+    """Ceiling on one sampled message, in tokens."""
+
+    max_context_tokens: int = _by_backend("max_context_tokens", HOW, ge=1)
+    """Context window in tokens."""
+
+    temperature: float = _field(HOW, 1.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+
+    groups_per_batch: int = _field(HOW, 1, ge=1)
+    """Groups in a batch."""
+
+    group_size: int = _field(HOW, 8, ge=1)
+    """Episodes in a group; rewards are centred in it."""
+
+    warm_sandboxes: int = _field(HOW, 0, ge=0)
+    """Sandboxes kept ready for the next batch; 0 keeps none."""
+
+    epochs: int | None = _field(HOW, ge=1)
+    """Passes over the tasks, instead of a number of batches."""
+
+    num_batches: int | None = _made(HOW, _num_batches, ge=1)
+    """Batches to train."""
+
+    learning_rate: float = _by_backend("learning_rate", HOW, gt=0)
+    """Adam's learning rate, above 0."""
+
+    lora_rank: int = _field(HOW, 32, ge=1)
+    """Rank of the LoRA adapter."""
+
+    loss_fn: str = _field(HOW, "importance_sampling")
+    """importance_sampling, ppo, cispo, …"""
+
+    kl_penalty_coef: float = _field(HOW, 0.0, ge=0)
+    """Weight of the KL penalty against the base model; 0 is none."""
+
+    load_checkpoint_path: str | None = _field(HOW)
+    """Start from these weights (tinker://…)."""
+
+    seed: int = _field(HOW, 0)
+    """Seeds the order of the tasks, the embedded policy, the adapter and sampling."""
+
+    max_rollout_retries: int = _field(ROLLOUTS, 3, ge=0)
+    """Lost episodes that a group runs again."""
+
+    remove_constant_groups: bool = _field(ROLLOUTS, False)
+    """Leave groups of one reward out of the step, and of its metrics."""
+
+    zero_reward_on_limit: bool = _field(ROLLOUTS, False)
+    """Pay no reward above 0 to an episode that a budget cut short."""
+
+    max_steps_off_policy: int | None = _field(ROLLOUTS, ge=0)
+    """Sample while training; drop groups older than so many steps."""
+
+    stream_minibatches: int | None = _field(ROLLOUTS, ge=1)
+    """Train on a batch in so many parts, each as soon as it is complete."""
+
+    rollout_executor: RolloutExecutor | None = _field(ROLLOUTS)
+    """Play groups in other processes: of this machine, or Ray's."""
+
+    rollout_workers: int = _field(ROLLOUTS, 2, ge=1)
+    """Number of those processes; each plays a group at a time."""
+
+    log_path: Path | None = _field(OUTPUT)
+    """Folder of the run."""
+
+    log_dir_exists: LogDirExists = _field(OUTPUT, LogDirExists.ASK)
+    """What to do if that folder exists."""
+
+    save_every: int = _field(OUTPUT, 10, ge=0)
+    """Batches between checkpoints; 0 keeps only the last."""
+
+    eval_every: int = _field(OUTPUT, 0, ge=0)
+    """Batches between evaluations, with a checkpoint and best.json; 0 is never."""
+
+    eval_temperature: float = _field(OUTPUT, 0.0, ge=0)
+    """Sampling temperature of evaluations; 0 is greedy."""
+
+    test_episodes: int | None = _field(OUTPUT, ge=1)
+    """Episodes of each test task."""
+
+    wandb_project: str | None = _field(OUTPUT)
+    """Log to this Weights & Biases project too."""

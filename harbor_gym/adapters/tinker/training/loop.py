@@ -1,0 +1,158 @@
+"""A run: the cookbook's loop on Harbor tasks, with a reporter beside it."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor
+
+from tinker_cookbook.rl import train as loop
+from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
+
+from harbor_gym import report
+from harbor_gym.adapters.tinker.dataset import HarborRLDatasetBuilder
+from harbor_gym.adapters.tinker.env import LIMIT_STOP_REASONS
+from harbor_gym.adapters.tinker.evaluator import HarborEvaluator
+from harbor_gym.adapters.tinker.executors import rollout_executor
+from harbor_gym.adapters.tinker.strategy import RetryThenMask
+from harbor_gym.adapters.tinker.training.checkpoints import evaluate_last, export_best, first_weights
+from harbor_gym.adapters.tinker.training.preparation import TrainRun
+from harbor_gym.adapters.tinker.training.service import ModelService, cancelled_with
+from harbor_gym.pool import close_shared_pools
+
+_FAULT_POLL_SEC = 1.0
+
+
+async def run_loop(run: TrainRun, service: ModelService, show: Callable[[str], None]) -> None:
+    """Train to the last batch, evaluate it where the run has a test set, and export the best checkpoint."""
+    strategy = RetryThenMask(max_retries=run.config.max_rollout_retries, seed=run.config.seed)
+    evaluator = await _evaluator(run, service, strategy)
+    start_path = await first_weights(run, service)
+    config = _loop_config(run, service, strategy, start_path, evaluator)
+    # The loop sets up logging before it first waits; the console is made quiet right after that.
+    asyncio.get_running_loop().call_soon(report.quiet_console)
+    total = run.config.num_batches or count_batches(run)
+    async with report.live_progress(run.log_path, total=total, show=show, title=run.title):
+        try:
+            async with cancelled_with(_watch_for_fault(strategy)):
+                with _workers(run, strategy) as executor:
+                    await loop.main(config, rollout_executor=executor)
+                if evaluator is not None:
+                    await evaluate_last(run, service, evaluator)
+                    await export_best(run, service, show)
+        finally:
+            await close_shared_pools()
+
+
+def count_batches(run: TrainRun) -> int:
+    """Return the batches of the whole run.
+
+    Raises:
+        UsageError: The weights or the numbers can't be used.
+    """
+    return len(_dataset_builder(run, run.config.model_name or "").training_set(run.train_tasks))
+
+
+async def _watch_for_fault(strategy: RetryThenMask) -> None:
+    """Raise what ends the run: the streaming loop itself would wait for ever for the group that it came out of."""
+    while strategy.fault is None:  # noqa: ASYNC110 - the strategy must pickle, so it has no event
+        await asyncio.sleep(_FAULT_POLL_SEC)
+    raise strategy.fault
+
+
+def _dataset_builder(run: TrainRun, model_name: str, test_episodes: int = 0) -> HarborRLDatasetBuilder:
+    config = run.config
+    return HarborRLDatasetBuilder(
+        env=run.env,
+        tasks=run.tasks,
+        test_tasks=run.test_tasks,
+        weights=config.task_weights,
+        seed=config.seed,
+        model_name=model_name,
+        renderer_name=config.renderer_name,
+        max_tokens=config.max_tokens,
+        max_context_tokens=config.max_context_tokens,
+        groups_per_batch=config.groups_per_batch,
+        group_size=config.group_size,
+        warm_sandboxes=config.warm_sandboxes,
+        num_batches=config.num_batches,
+        epochs=config.epochs,
+        test_episodes=test_episodes,
+        transcripts_dir=str(run.log_path / "transcripts"),
+    )
+
+
+@contextlib.contextmanager
+def _workers(run: TrainRun, strategy: RetryThenMask) -> Generator[Executor | None]:
+    """Yield what plays the groups; None is this process."""
+    kind = run.config.rollout_executor
+    if kind is None:
+        yield None
+        return
+    with rollout_executor(kind.value, run.config.rollout_workers, strategy) as executor:
+        yield executor
+
+
+async def _evaluator(run: TrainRun, service: ModelService, strategy: RetryThenMask) -> HarborEvaluator | None:
+    """Return what evaluates during the run; None where nothing does."""
+    if not run.config.eval_every:
+        return None
+    test_set = await _dataset_builder(run, service.model_name, run.test_episodes).test_set()
+    if test_set is None:
+        return None
+    return HarborEvaluator(
+        test_set,
+        max_tokens=run.config.max_tokens,
+        run_dir=run.log_path,
+        strategy=strategy,
+        temperature=run.config.eval_temperature,
+        first_checkpoint=run.config.load_checkpoint_path or "base",
+    )
+
+
+def _loop_config(
+    run: TrainRun,
+    service: ModelService,
+    strategy: RetryThenMask,
+    start_path: str | None,
+    evaluator: HarborEvaluator | None,
+) -> loop.Config:
+    config = run.config
+    return loop.Config(
+        model_name=service.model_name,
+        base_url=service.base_url,
+        renderer_name=config.renderer_name,
+        recipe_name="harbor_gym_train",
+        dataset_builder=_dataset_builder(run, service.model_name),
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+        learning_rate=config.learning_rate,
+        lora_rank=config.lora_rank,
+        loss_fn=config.loss_fn,  # pyright: ignore[reportArgumentType]  # the service knows the names and checks them
+        kl_penalty_coef=config.kl_penalty_coef,
+        kl_reference_config=loop.KLReferenceConfig(base_model=service.model_name)
+        if config.kl_penalty_coef > 0
+        else None,
+        load_checkpoint_path=start_path,
+        log_path=str(run.log_path),
+        # What is evaluated must be there to be named the best.
+        save_every=math.gcd(config.save_every, config.eval_every) if evaluator is not None else config.save_every,
+        eval_every=config.eval_every,
+        evaluator_builders=[] if evaluator is None else [lambda: evaluator],
+        wandb_project=config.wandb_project,
+        rollout_error_tolerance=strategy,
+        remove_constant_reward_groups=config.remove_constant_groups,
+        termination=TerminationRewardPolicy(zero_reward_on_limit=True, limit_stop_reasons=LIMIT_STOP_REASONS)
+        if config.zero_reward_on_limit
+        else None,
+        async_config=None
+        if config.max_steps_off_policy is None
+        else loop.AsyncConfig(
+            max_steps_off_policy=config.max_steps_off_policy, groups_per_batch=config.groups_per_batch
+        ),
+        stream_minibatch_config=None
+        if config.stream_minibatches is None
+        else loop.StreamMinibatchConfig(
+            groups_per_batch=config.groups_per_batch, num_minibatches=config.stream_minibatches
+        ),
+    )

@@ -1,0 +1,168 @@
+"""What happens before a run starts: its tasks are fetched, what can't work is refused, its folder is made."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from harbor_gym import sandboxes
+from harbor_gym.adapters.tinker.training.config import Backend, LogDirExists, TrainConfig
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.errors import UsageError
+from harbor_gym.tasks import SourcedTask, filter_tasks, resolve_tasks, split_tasks
+
+TASKS_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TrainRun:
+    """A run whose tasks are on this machine and whose settings fit together."""
+
+    config: TrainConfig
+
+    env: TerminalEnvConfig
+    """The configuration's, with the first task to train on."""
+
+    tasks: tuple[SourcedTask, ...]
+    """All tasks, also those to test on."""
+
+    test_tasks: tuple[str, ...]
+    """Names of the tasks to test on."""
+
+    log_path: Path
+    """The run's folder, absolute."""
+
+    @property
+    def train_tasks(self) -> list[SourcedTask]:
+        """The tasks to train on."""
+        return [task for task in self.tasks if task.name not in self.test_tasks]
+
+    @property
+    def test_episodes(self) -> int:
+        """Episodes of each task in an evaluation."""
+        if self.config.test_episodes is not None:
+            return self.config.test_episodes
+        return 1 if len(self.test_tasks or self.train_tasks) > 1 else self.config.group_size
+
+    @property
+    def title(self) -> str:
+        """One line that names the run."""
+        name = f"{len(self.tasks)} tasks" if len(self.tasks) > 1 else self.env.task_dir.name
+        return f"{name}, {self.env.sandbox}, learning rate {self.config.learning_rate:g}"
+
+
+async def prepare(config: TrainConfig) -> TrainRun:
+    """Fetch the tasks and refuse what can't work, before anything is started or written.
+
+    Raises:
+        UsageError: Settings exclude one another, or one is missing (an API key).
+        TaskError: A task can't be fetched or read.
+        MissingDependencyError: The sandbox needs what is not installed.
+    """
+    from harbor_gym.episode.task import load_task
+
+    sources: Sequence[str | Path] = [*config.task_dirs, *config.tasks] or [config.env.task_dir]
+    tasks = filter_tasks(await resolve_tasks(sources, registry_path=config.registry_path), config.where)
+    train_tasks, test_tasks = split_tasks(
+        tasks, test_fraction=config.test_fraction, test_tasks=config.test_tasks, seed=config.seed
+    )
+    run = TrainRun(
+        config=config,
+        env=config.env.model_copy(update={"task_dir": train_tasks[0].path}),
+        tasks=tuple(tasks),
+        test_tasks=tuple(task.name for task in test_tasks),
+        log_path=(config.log_path or default_log_path(config)).resolve(),
+    )
+    for task in run.tasks:
+        await load_task(task.path)
+    _check_rollouts(run)
+    if config.epochs is not None or config.task_weights:
+        _check_batches(run)
+    await asyncio.to_thread(sandboxes.preflight, sandboxes.environment_config(run.env.sandbox))
+    _check_service(config)
+    return run
+
+
+def default_log_path(config: TrainConfig) -> Path:
+    """Return the folder of a run that names none: by its first task directory and the time."""
+    if config.task_dirs:
+        name = config.task_dirs[0].resolve().name
+    else:
+        name = "tasks" if config.tasks else config.env.task_dir.resolve().name
+    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def claim_folder(run: TrainRun) -> None:
+    """Make the run's folder and write ``tasks.json``: what is trained on, and where it came from.
+
+    Blocks; asks on the terminal where the folder exists and ``log_dir_exists`` is ``ask``.
+
+    Raises:
+        UsageError: The folder exists and may not be used, or its run had other tasks: the batches of a resumed run
+            would not continue where they were.
+    """
+    _settle_log_path(run.log_path, run.config.log_dir_exists)
+    path = run.log_path / "tasks.json"
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))["tasks"]
+        then = {f"{row['name']} {row['digest']}" for row in before}
+        now = {f"{task.name} {task.digest}" for task in run.tasks}
+        if then != now:
+            raise UsageError(f"{path}: the run began with other tasks, differing in {', '.join(sorted(then ^ now))}")
+    rows = [
+        {"name": task.name, "source": task.source, "commit": task.commit, "digest": task.digest, "path": str(task.path)}
+        for task in run.tasks
+    ]
+    document = {"format": TASKS_FORMAT, "tasks": rows, "test_tasks": run.test_tasks}
+    path.write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def _settle_log_path(log_path: Path, behavior: LogDirExists) -> None:
+    if behavior is LogDirExists.ASK and log_path.exists() and not sys.stdin.isatty():
+        raise UsageError(f"{log_path} exists; give --log-dir-exists delete, resume or raise")
+    if behavior is LogDirExists.RAISE and log_path.exists():
+        raise UsageError(f"{log_path} exists and --log-dir-exists is raise")
+    if log_path.exists():
+        from tinker_cookbook.cli_utils import check_log_dir
+
+        check_log_dir(str(log_path), behavior.value)
+    log_path.mkdir(parents=True, exist_ok=True)
+
+
+def _check_rollouts(run: TrainRun) -> None:
+    """Refuse ways to train that the cookbook would fail at, or get wrong, in the middle of a run."""
+    config = run.config
+    if (config.num_batches is None) == (config.epochs is None):
+        raise UsageError("give either --epochs or --num-batches")
+    if config.rollout_executor is not None and config.warm_sandboxes:
+        raise UsageError("--warm-sandboxes belong to this process, and --rollout-executor plays in others: give one")
+    parts = config.stream_minibatches
+    if parts is not None and config.groups_per_batch % parts:
+        raise UsageError(
+            f"--groups-per-batch {config.groups_per_batch} can't be divided in {parts} --stream-minibatches"
+        )
+    if not config.remove_constant_groups or config.max_steps_off_policy is not None:
+        return
+    if parts is not None:
+        raise UsageError("--remove-constant-groups and --stream-minibatches: a batch without a mixed group would fail")
+    if len(run.train_tasks) > 1:
+        # Its loop then gives the remaining groups the names of the first ones: metrics under the wrong tasks.
+        raise UsageError("--remove-constant-groups with several tasks needs --max-steps-off-policy (0 will do)")
+
+
+def _check_batches(run: TrainRun) -> None:
+    from harbor_gym.adapters.tinker.training.loop import count_batches
+
+    count_batches(run)
+
+
+def _check_service(config: TrainConfig) -> None:
+    is_local = config.backend is Backend.LOCAL
+    if is_local and config.base_url is not None:
+        raise UsageError("--backend local starts its own server; --base-url belongs to --backend tinker")
+    if not is_local and config.base_url is None and not os.environ.get("TINKER_API_KEY"):
+        raise UsageError("TINKER_API_KEY is not set; set it, or train on this machine with --backend local")

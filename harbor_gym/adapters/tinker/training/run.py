@@ -1,0 +1,30 @@
+"""Train: open what samples and trains, then run the cookbook's loop."""
+
+import random
+import warnings
+from collections.abc import Callable
+
+from harbor_gym.adapters.tinker.training.preparation import TrainRun
+from harbor_gym.adapters.tinker.training.service import OpenService
+
+
+async def train(run: TrainRun, open_service: OpenService, *, show: Callable[[str], None]) -> None:
+    """Train to the last batch, evaluate it where the run evaluates at all, and export the best checkpoint.
+
+    Args:
+        run: What :func:`harbor_gym.adapters.tinker.training.preparation.prepare` returned; its folder exists.
+        open_service: Opens what samples and trains.
+        show: Receives each line about the run's progress.
+
+    Raises:
+        HarborGymError: The infrastructure failed in a way that retries did not cure, or a task can't be used.
+    """
+    random.seed(run.config.seed)
+    # The cookbook calls methods that newer tinker versions deprecate.
+    for message in ("DEPRECATED: ", "Using the future as the SamplingClient"):
+        warnings.filterwarnings("ignore", message=message, category=FutureWarning)
+    async with open_service(run) as service:
+        # Imports the SDK, which must find the variables that the service has set.
+        from harbor_gym.adapters.tinker.training.loop import run_loop
+
+        await run_loop(run, service, show)

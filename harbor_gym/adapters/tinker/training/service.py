@@ -1,0 +1,99 @@
+"""What samples and trains for a run: the Tinker service, or a server that speaks its API."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from harbor_gym.adapters.tinker.training.preparation import TrainRun
+from harbor_gym.errors import UsageError
+
+if TYPE_CHECKING:
+    from tinker_cookbook.checkpoint_utils import CheckpointRecord
+
+
+class ModelService(Protocol):
+    """A running service with the run's base model."""
+
+    @property
+    def model_name(self) -> str:
+        """The base model: a name, or a directory."""
+        ...
+
+    @property
+    def base_url(self) -> str | None:
+        """Its address; None is the Tinker service's own."""
+        ...
+
+    async def export(self, checkpoint: "CheckpointRecord", folder: Path) -> None:
+        """Write a checkpoint's adapter into a new folder.
+
+        Raises:
+            UsageError: The service can't give it.
+        """
+        ...
+
+
+class OpenService(Protocol):
+    """Opens the service of a run, for as long as the block lasts."""
+
+    def __call__(self, run: TrainRun) -> AbstractAsyncContextManager[ModelService]:
+        """Return the context manager."""
+        ...
+
+
+@dataclass(frozen=True)
+class TinkerService:
+    """The Tinker service, or a server at ``base_url`` that somebody else runs."""
+
+    model_name: str
+    base_url: str | None
+
+    async def export(self, checkpoint: "CheckpointRecord", folder: Path) -> None:
+        """Download the training weights: of Tinker's two ways, the SDK still has this one.
+
+        Raises:
+            UsageError: The download failed.
+        """
+        from tinker_cookbook import weights
+        from tinker_cookbook.exceptions import WeightsDownloadError
+
+        path = checkpoint.state_path or ""
+        try:
+            await asyncio.to_thread(weights.download, tinker_path=path, output_dir=str(folder), base_url=self.base_url)
+        except WeightsDownloadError as exc:
+            raise UsageError(str(exc)) from exc
+
+
+@contextlib.asynccontextmanager
+async def tinker_service(run: TrainRun) -> AsyncGenerator[ModelService]:
+    """Yield the Tinker service of a run; nothing is started.
+
+    Raises:
+        UsageError: The run names no model.
+    """
+    if run.config.model_name is None:
+        raise UsageError("--backend tinker needs a --model-name")
+    yield TinkerService(run.config.model_name, run.config.base_url)
+
+
+@contextlib.asynccontextmanager
+async def cancelled_with(watch: Coroutine[None, None, None]) -> AsyncGenerator[None]:
+    """Run the block until ``watch`` fails; then cancel the block and raise that failure."""
+    block = asyncio.current_task()
+    assert block is not None
+    watcher = asyncio.create_task(watch)
+    watcher.add_done_callback(lambda task: task.cancelled() or task.exception() is None or block.cancel())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if watcher.done() and not watcher.cancelled() and (error := watcher.exception()) is not None:
+            block.uncancel()
+            raise error from None
+        raise
+    finally:
+        watcher.cancel()
+        await asyncio.wait((watcher,))

@@ -1,0 +1,154 @@
+"""``harbor-gym bench``: measurements of the terminal, of sandboxes and of whole episodes."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harbor_gym.cli.shared import FAILED, one_line_errors, preflight_by_name, quiet_harbor
+from harbor_gym.errors import UsageError
+
+bench = typer.Typer(help="Measure the terminal, side by side with Harbor's own.", no_args_is_help=True)
+type _BenchEnv = Annotated[str, typer.Option("--env", help="Sandbox, as `check` takes it.")]
+
+
+@bench.command("step")
+def bench_step(
+    env: _BenchEnv = "local",
+    repeat: Annotated[int, typer.Option(min=1, help="Times that every step is taken in every terminal.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object with rows and summary.")] = False,
+) -> None:
+    """Time single steps over each transport and with Harbor's TmuxSession, in one sandbox, taking turns."""
+    from harbor_gym.bench import bench_steps
+    from harbor_gym.bench.report import format_table
+
+    def show_progress(done: int) -> None:
+        if sys.stderr.isatty():
+            typer.echo(f"\r{done}/{repeat} repetitions", err=True, nl=done == repeat)
+
+    with one_line_errors(), quiet_harbor():
+        preflight_by_name(env)
+        report = asyncio.run(bench_steps(env, repeat=repeat, on_progress=show_progress))
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else format_table(report))
+    if not report.is_right:
+        raise typer.Exit(FAILED)
+
+
+@bench.command("truth")
+def bench_truth(
+    env: _BenchEnv = "local",
+    rootfs: Annotated[
+        Path | None, typer.Option(help="Root file system (local): a directory or tar archive with more programs.")
+    ] = None,
+    session: Annotated[list[str] | None, typer.Option(help="Only sessions of this name; may be repeated.")] = None,
+    at_once: Annotated[int, typer.Option(min=1, help="Sessions at the same time.")] = 4,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that every session is taken.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Judge each return of the terminal by what the pane wrote afterwards, in many programs."""
+    from harbor_gym.bench import started_environment, truth
+    from harbor_gym.bench.truth_sessions import make_sessions
+
+    def show_progress(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            typer.echo(f"\r{done}/{total} sessions", err=True, nl=done == total)
+
+    chosen = [item for item in make_sessions() if not session or item.name in session]
+    options = {} if rootfs is None else {"rootfs": str(rootfs.resolve())}
+
+    async def judge() -> truth.TruthReport:
+        async with started_environment(env, options=options) as environment:
+            return await truth.bench_truth(
+                environment, chosen, sandbox=env, at_once=at_once, repeat=repeat, on_progress=show_progress
+            )
+
+    with one_line_errors(), quiet_harbor():
+        if not chosen:
+            names = ", ".join(item.name for item in make_sessions())
+            raise UsageError(f"no session has that name; there are: {names}")
+        preflight_by_name(env)
+        report = asyncio.run(judge())
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else truth.format_truth(report))
+
+
+@bench.command("concurrency")
+def bench_concurrency(
+    env: _BenchEnv = "local",
+    terminals: Annotated[int, typer.Option(min=1, help="Terminals at once, each in a sandbox of its own.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that each terminal takes.")] = 10,
+    transport: Annotated[str | None, typer.Option(help="Force a transport; by default the terminal chooses.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Take steps in many terminals at once: none may be lost, and the event loop must stay free."""
+    from harbor_gym import bench as benchmarks
+
+    with one_line_errors(), quiet_harbor():
+        preflight_by_name(env)
+        report = asyncio.run(benchmarks.bench_concurrency(env, terminals=terminals, steps=steps, transport=transport))
+    found = report.as_object()
+    typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(f"{k:<18}{v}" for k, v in found.items()))
+    if not report.is_right:
+        raise typer.Exit(FAILED)
+
+
+@bench.command("vector")
+def bench_vector(
+    env: _BenchEnv = "local",
+    num_envs: Annotated[int, typer.Option(min=2, max=100, help="Sub-environments at once.")] = 32,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that each kind of step is taken.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Step many sub-environments of `gym.make_vec` at once, and a single one in between."""
+    from harbor_gym.bench.vector import bench_vector
+
+    with one_line_errors(), quiet_harbor():
+        preflight_by_name(env)
+        report = bench_vector(env, num_envs=num_envs, repeat=repeat)
+    found = report.as_object()
+    typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(f"{k:<20}{v}" for k, v in found.items()))
+
+
+@bench.command("reset")
+def bench_reset(
+    env: _BenchEnv = "local",
+    at_once: Annotated[
+        list[int] | None, typer.Option(min=2, help="Sandboxes at once, repeatable. [default: 8, and 64 for local]")
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that a single sandbox is measured.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Time create, first prompt and close; from a warm pool too; beside the sandbox's own peers."""
+    from harbor_gym.bench.reset import bench_reset, format_reset
+
+    with one_line_errors(), quiet_harbor():
+        preflight_by_name(env)
+        fleets = at_once or ([8, 64] if env == "local" else [8])
+        report = asyncio.run(bench_reset(env, at_once=fleets, repeat=repeat))
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else format_reset(report))
+
+
+@bench.command("episode")
+def bench_episode(
+    env: _BenchEnv = "local",
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes of ours.")] = 64,
+    at_once: Annotated[int, typer.Option(min=1, help="Episodes that run at the same time.")] = 16,
+    harbor_episodes: Annotated[
+        int, typer.Option(min=0, help="Episodes of Harbor's Terminus-2 session on Docker, for comparison; 0 is none.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Run a scripted episode of five steps with its verifier, many at once, and count episodes a minute."""
+    from harbor_gym.bench import episode as benchmark
+
+    with one_line_errors(), quiet_harbor():
+        for name in {env, *(["docker"] if harbor_episodes else [])}:
+            preflight_by_name(name)
+        report = asyncio.run(
+            benchmark.bench_episode(env, episodes=episodes, at_once=at_once, harbor_episodes=harbor_episodes)
+        )
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else benchmark.format_episodes(report))
+    if not report.is_right:
+        raise typer.Exit(FAILED)

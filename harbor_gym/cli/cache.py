@@ -1,0 +1,82 @@
+"""``harbor-gym cache``: what is kept between runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.errors import UsageError
+
+if TYPE_CHECKING:
+    from harbor_gym._runtime.cache import CacheEntry
+
+
+cache = typer.Typer(help="Show and prune what was built and is kept between runs.", no_args_is_help=True)
+
+
+@cache.command("list")
+def cache_list(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object per entry.")] = False,
+) -> None:
+    """Show what the cache holds, the least recently used first."""
+    from harbor_gym._runtime.cache import cache_dir, entries
+
+    found = entries()
+    if as_json:
+        typer.echo(json.dumps([{**dataclasses.asdict(item), "path": str(item.path)} for item in found], indent=2))
+        return
+    for item in found:
+        typer.echo(_cache_row(item))
+    typer.echo(f"{_megabytes(sum(item.size_bytes for item in found))}  in {cache_dir()}")
+
+
+@cache.command("prune")
+def cache_prune(
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="What was not used for so long: 30m, 12h, 7d.")
+    ] = None,
+    max_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The least recently used, until this is left: 500M, 10G.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every image and base that nothing uses.")] = False,
+) -> None:
+    """Remove images and bases that no running sandbox stands on. They are built again when they are needed."""
+    from harbor_gym._runtime.cache import prune
+
+    with one_line_errors():
+        if not (everything or older_than or max_size):
+            raise UsageError("say what to prune: --older-than AGE, --max-size SIZE or --all")
+        gone = prune(
+            older_than_sec=_quantity(older_than, {"m": 60, "h": 3600, "d": 86_400}, "--older-than")
+            if older_than
+            else None,
+            max_bytes=_quantity(max_size, {"M": 1 << 20, "G": 1 << 30}, "--max-size") if max_size else None,
+            everything=everything,
+        )
+    for item in gone:
+        typer.echo(_cache_row(item))
+    typer.echo(f"{_megabytes(sum(item.size_bytes for item in gone))}  removed")
+
+
+def _cache_row(item: CacheEntry) -> str:
+    used = datetime.fromtimestamp(item.last_used).isoformat(sep=" ", timespec="minutes")
+    state = "in use" if item.in_use else "      "
+    return (
+        f"{_megabytes(item.size_bytes)}  {used}  {state}  {item.kind:<8}  {item.path.name[:12]}  {item.what}".rstrip()
+    )
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):8.1f} MiB"
+
+
+def _quantity(text: str, units: dict[str, int], option: str) -> int:
+    number, unit = text[:-1], text[-1:]
+    if unit not in units or not number.isdecimal():
+        raise UsageError(f"{option} takes a whole number and one of {', '.join(units)}, got {text!r}")
+    return int(number) * units[unit]

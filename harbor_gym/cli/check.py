@@ -1,0 +1,118 @@
+"""``harbor-gym check``: whether tasks grade as they should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harbor_gym._runtime.owners import temporary_prefix
+from harbor_gym.cli.shared import FAILED, one_line_errors, quiet_harbor
+from harbor_gym.errors import UsageError
+
+if TYPE_CHECKING:
+    from harbor_gym.checking import CheckPlan, TaskCheck
+    from harbor_gym.tasks import SourcedTask
+
+UNPROVEN = 3
+"""Exit code: nothing is wrong with any task, but some have no solution that would show it."""
+
+
+def check(
+    paths: Annotated[list[Path] | None, typer.Argument(help="Task directories, or directories of tasks.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="git+URL@COMMIT#path, org/name@ref, or a path; may be repeated.")
+    ] = None,
+    registry_path: Annotated[Path | None, typer.Option(help="registry.json to look names up in.")] = None,
+    env: Annotated[
+        str, typer.Option("--env", help="Sandbox: local, docker, any Harbor environment type, or module.path:Class.")
+    ] = "docker",
+    repeat: Annotated[int, typer.Option(min=1, help="Runs of the oracle and of doing nothing: do they agree?")] = 2,
+    forge: Annotated[bool, typer.Option(help="Also try to be rewarded without doing the task.")] = True,
+    reward_key: Annotated[str | None, typer.Option(help="Which of the verifier's rewards counts.")] = None,
+    reward_function: Annotated[
+        str | None, typer.Option(help="Or all of them: mean, min, max, sum, or module.path:function.")
+    ] = None,
+    sandbox_option: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for the sandbox's class; may be repeated.")
+    ] = None,
+    verify_paths: Annotated[
+        str, typer.Option(help="Pristine view: auto (the task's, or proposed), off, or paths with commas between.")
+    ] = "auto",
+    concurrency: Annotated[int, typer.Option(min=1, help="Tasks checked at the same time.")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object per task.")] = False,
+    trials_dir: Annotated[Path | None, typer.Option(help="Keep the trials' folders here.")] = None,
+) -> None:
+    """Check that each task's oracle scores 1.0, that doing nothing and forging score 0.0, and that runs agree.
+
+    Exit status: 0 all tasks are ok; 3 nothing is wrong, but some are unproven, for they have no solution; 1 something
+    is wrong; 2 misuse.
+    """
+    from harbor_gym.checking import CheckPlan, Verdict
+    from harbor_gym.checking.report import as_object
+    from harbor_gym.episode.grading.rewards import reward_function as require_function
+    from harbor_gym.sandboxes import environment_config, parse_options, preflight
+    from harbor_gym.tasks import resolve_tasks
+    from harbor_gym.verify_paths import parse_verify_paths
+
+    with one_line_errors(), quiet_harbor():
+        carried = parse_verify_paths(verify_paths)
+        sources = [*(paths or ()), *(task or ())]
+        if not sources:
+            raise UsageError("say what to check: a directory, or --task git+URL@COMMIT#path or org/name@ref")
+        tasks = asyncio.run(resolve_tasks(sources, registry_path=registry_path))
+        environment = environment_config(env, options=parse_options(sandbox_option or ()))
+        require_function(reward_key, reward_function)
+        preflight(environment)
+    with _folder(trials_dir) as folder, quiet_harbor(), warnings.catch_warnings():
+        # What Harbor warns of is the task author's business elsewhere; here a table is printed.
+        warnings.simplefilter("ignore", UserWarning)
+        plan = CheckPlan(
+            environment,
+            folder,
+            repeat=repeat,
+            try_exploits=forge,
+            reward_key=reward_key,
+            reward_function=reward_function,
+            verify_paths=carried,
+        )
+        checks = asyncio.run(_check_all(tasks, plan, concurrency, table=not as_json))
+    if as_json:
+        typer.echo(json.dumps([as_object(item) for item in checks], indent=2))
+    if not all(item.ok for item in checks):
+        raise typer.Exit(UNPROVEN if all(item.ok or item.verdict is Verdict.UNPROVEN for item in checks) else FAILED)
+
+
+async def _check_all(
+    tasks: Sequence[SourcedTask], plan: CheckPlan, concurrency: int, *, table: bool
+) -> list[TaskCheck]:
+    from harbor_gym.checking import check_tasks
+    from harbor_gym.checking.report import remarks, table_head, table_row
+
+    width = max(len("task"), *(len(task.name) for task in tasks))
+    if not table:
+        return await check_tasks(tasks, plan, concurrency=concurrency)
+    typer.echo(table_head(width))
+    checks = await check_tasks(
+        tasks, plan, concurrency=concurrency, on_checked=lambda item: typer.echo(table_row(item, width))
+    )
+    for line in (line for item in checks for line in remarks(item)):
+        typer.echo(line, err=True)
+    return checks
+
+
+@contextmanager
+def _folder(wanted: Path | None) -> Generator[Path]:
+    """Give the folder that the user wants, or a temporary one."""
+    if wanted is not None:
+        yield wanted
+        return
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as temporary:
+        yield Path(temporary)

@@ -1,0 +1,28 @@
+"""``harbor-gym check-sandbox``: whether a kind of sandbox keeps the contract."""
+
+import asyncio
+import json
+from typing import Annotated
+
+import typer
+
+from harbor_gym.cli.shared import FAILED, one_line_errors, preflight_by_name, quiet_harbor
+
+
+def check_sandbox(
+    env: Annotated[
+        str, typer.Option("--env", help="Sandbox: local, docker, any Harbor environment type, or module.path:Class.")
+    ] = "docker",
+    only: Annotated[list[str] | None, typer.Option(help="A behaviour, or a family of them; may be repeated.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Behaviours checked at the same time.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object with every behaviour's outcome.")] = False,
+) -> None:
+    """Check that a kind of sandbox does what episodes rely on, in sandboxes started for that."""
+    from harbor_gym import testing
+
+    with one_line_errors(), quiet_harbor():
+        preflight_by_name(env)
+        report = asyncio.run(testing.check_sandbox(env, only=only or None, concurrency=concurrency))
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else str(report))
+    if not report.ok:
+        raise typer.Exit(FAILED)

@@ -1,0 +1,32 @@
+"""``harbor-gym doctor``: what can be used on this machine."""
+
+import dataclasses
+import json
+from typing import Annotated
+
+import typer
+
+from harbor_gym.cli.shared import FAILED, one_line_errors, quiet_harbor
+
+
+def doctor(
+    env: Annotated[str | None, typer.Option("--env", help="Only what this kind of sandbox needs.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Show what can be used on this machine, and what would get the rest. Exit code 0: a sandbox can be started."""
+    from harbor_gym.doctor import examine, usable
+
+    with one_line_errors(), quiet_harbor():
+        findings = examine(env)
+    kinds = usable(findings)
+    if as_json:
+        typer.echo(json.dumps({"usable": kinds, "findings": [dataclasses.asdict(item) for item in findings]}, indent=2))
+    else:
+        for item in findings:
+            state = "ok" if item.ok else "MISSING" if item.is_needed else "missing"
+            fix = f" -> {item.fix}" if item.fix else ""
+            typer.echo(f"{item.area:<8}{item.what:<32}{state:<9}{item.note}{fix}".rstrip())
+        for kind, is_usable in kinds.items():
+            typer.echo(f"--env {kind} {'can' if is_usable else 'can NOT'} be used")
+    if not any(kinds.values()):
+        raise typer.Exit(FAILED)

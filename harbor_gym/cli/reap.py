@@ -1,0 +1,29 @@
+"""``harbor-gym reap``: removal of what killed processes left."""
+
+from typing import Annotated
+
+import typer
+
+from harbor_gym.cli.shared import FAILED
+
+
+def reap(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    images: Annotated[
+        bool, typer.Option("--images", help="Remove also the tasks' images that Docker keeps and no container uses.")
+    ] = False,
+) -> None:
+    """Remove what killed processes left on this machine: containers, networks, volumes, folders, control groups.
+
+    Nothing of a living process or of another machine is touched, nor anything that harbor-gym did not make.
+    """
+    from harbor_gym.sandboxes import reaper
+
+    found = reaper.find_leftovers() + (reaper.find_images() if images else [])
+    for item in found:
+        typer.echo(f"{item.kind:<10} {item.name}")
+    refusals = [] if dry_run else reaper.remove(found)
+    for refusal in refusals:
+        typer.echo(f"not removed: {refusal}", err=True)
+    if refusals:
+        raise typer.Exit(FAILED)

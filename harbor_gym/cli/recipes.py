@@ -1,0 +1,68 @@
+"""What the commands behind ``recipes/`` share: how an episode's settings are written as flags, and how errors end."""
+
+import contextlib
+from collections.abc import Collection, Generator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import typer
+
+from harbor_gym import sandboxes
+from harbor_gym.cli.flags import Parser, Spelling
+from harbor_gym.cli.shared import FAILED, MISUSED
+from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
+from harbor_gym.verify_paths import parse_verify_paths
+
+INTERRUPTED = 130
+"""Exit code: ended by SIGINT."""
+
+_EPISODES, _TERMINAL = "Episodes", "Terminal"
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def spelling(
+    *,
+    names: Mapping[str, str | None],
+    defaults: Mapping[str, str],
+    parsers: Mapping[str, Parser] = _NOTHING,
+    groups: Mapping[str, str] = _NOTHING,
+    with_commas: Collection[str] = (),
+) -> Spelling:
+    """Return how a configuration with an ``env: TerminalEnvConfig`` is written as flags; its own are given."""
+    return Spelling(
+        names={
+            "env.task_dir": None,
+            "env.sandbox": "env",
+            "env.sandbox_options": "sandbox-option",
+            "env.verifier": "verifier-option",
+            **names,
+        },
+        prefixes={"env.terminal": "terminal-"},
+        groups={"env": _EPISODES, "env.terminal": _TERMINAL, **groups},
+        parsers={
+            "env.sandbox_options": sandboxes.parse_options,
+            "env.verifier": sandboxes.parse_options,
+            "env.verify_paths": parse_verify_paths,
+            **parsers,
+        },
+        defaults=defaults,
+        with_commas=with_commas,
+    )
+
+
+def new_app() -> typer.Typer:
+    """Return an application of one command."""
+    return typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@contextlib.contextmanager
+def one_line_errors(program: str) -> Generator[None]:
+    """Turn our errors into one line on stderr and an exit code."""
+    try:
+        yield
+    except (UsageError, TaskError, MissingDependencyError) as exc:
+        typer.echo(f"{program}: {exc}", err=True)
+        raise typer.Exit(MISUSED) from exc
+    except HarborGymError as exc:
+        typer.echo(f"{program}: {type(exc).__name__}: {exc}", err=True)
+        raise typer.Exit(FAILED) from exc

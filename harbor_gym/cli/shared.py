@@ -1,0 +1,47 @@
+"""What commands share: exit codes, errors on one line, and the check before anything starts."""
+
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import typer
+
+from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskSourceError, UsageError
+
+FAILED = 1
+"""Exit code: the answer is no."""
+
+MISUSED = 2
+"""Exit code: wrong arguments or something missing; nothing was started."""
+
+
+def preflight_by_name(env: str) -> None:
+    """Check that sandboxes of this kind can start here.
+
+    Raises:
+        HarborGymError: They can't; see :func:`harbor_gym.sandboxes.preflight`.
+    """
+    from harbor_gym.sandboxes import environment_config, preflight
+
+    preflight(environment_config(env))
+
+
+@contextmanager
+def quiet_harbor() -> Generator[None]:
+    """Keep Harbor's progress, which it reports through loggers, off the terminal."""
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def one_line_errors() -> Generator[None]:
+    """Turn our errors into one line on stderr and an exit code."""
+    try:
+        yield
+    except HarborGymError as exc:
+        code = MISUSED if isinstance(exc, UsageError | MissingDependencyError | TaskSourceError) else FAILED
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(code) from None

@@ -1,0 +1,115 @@
+"""The embedded server as what samples and trains for a run, or answers for an evaluation."""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harbor_gym.adapters.tinker.policies import EvaluatedPolicy
+from harbor_gym.adapters.tinker.training.config import Backend
+from harbor_gym.adapters.tinker.training.preparation import TrainRun
+from harbor_gym.adapters.tinker.training.service import ModelService, OpenService, cancelled_with, tinker_service
+from harbor_gym.embedded import ensure_policy
+from harbor_gym.embedded.server import TrainingServer, export_adapter
+
+if TYPE_CHECKING:
+    import tinker
+    from tinker_cookbook.checkpoint_utils import CheckpointRecord
+
+type Show = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class EmbeddedService:
+    """A running embedded server."""
+
+    model_name: str
+    base_url: str | None
+    state_dir: Path
+
+    async def export(self, checkpoint: "CheckpointRecord", folder: Path) -> None:
+        """Write the adapter that the server saved for sampling.
+
+        Raises:
+            UsageError: The server saved none.
+        """
+        await asyncio.to_thread(export_adapter, self.state_dir, checkpoint.sampler_path or "", folder)
+
+
+def service_of(backend: Backend, show: Show) -> OpenService:
+    """Return what opens the service of a run with this backend.
+
+    Args:
+        backend: The Tinker service, or a server on this machine.
+        show: Receives each line about the start of the server.
+    """
+    if backend is Backend.TINKER:
+        return tinker_service
+
+    def open_service(run: TrainRun) -> contextlib.AbstractAsyncContextManager[ModelService]:
+        return embedded_service(run, show)
+
+    return open_service
+
+
+@contextlib.asynccontextmanager
+async def embedded_service(run: TrainRun, show: Show) -> AsyncGenerator[ModelService]:
+    """Yield a server of the run's model, built first where the run names none; a server that ends cancels the block.
+
+    Raises:
+        TrainingServerError: The server did not start, or ended while the block ran.
+    """
+    model_dir = await _model_dir(run, show)
+    show("starting the embedded training server")
+    state_dir = run.log_path / "server"
+    async with TrainingServer(model_dir, state_dir, max_lora_rank=run.config.lora_rank) as server:
+        os.environ.update(server.client_environment())
+        async with cancelled_with(server.monitor()):
+            yield EmbeddedService(str(model_dir), server.base_url, state_dir)
+
+
+@contextlib.asynccontextmanager
+async def sampling_client(policy: EvaluatedPolicy, show: Show) -> AsyncGenerator["tinker.SamplingClient"]:
+    """Yield a client of the policy, with a server of our own where the model is a directory."""
+    async with contextlib.AsyncExitStack() as stack:
+        base_url = policy.base_url
+        if policy.is_served_here:
+            state = policy.server_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            show("starting the embedded server")
+            server = TrainingServer(Path(policy.model_name), state, max_lora_rank=policy.max_lora_rank)
+            await stack.enter_async_context(server)
+            os.environ.update(server.client_environment())
+            base_url = server.base_url
+        import tinker  # it reads the variables that the server has set
+
+        service = tinker.ServiceClient(base_url=base_url)
+        if policy.is_served_here and policy.checkpoint is not None:
+            # A server that was started anew holds no adapter: it is made of the training state, then sampled from.
+            trainer = await service.create_training_client_from_state(policy.checkpoint)
+            yield await trainer.save_weights_and_get_sampling_client()
+        else:
+            base = None if policy.checkpoint else policy.model_name
+            yield await service.create_sampling_client(model_path=policy.checkpoint, base_model=base)
+
+
+async def _model_dir(run: TrainRun, show: Show) -> Path:
+    if run.config.model_name is not None:
+        return await asyncio.to_thread(Path(run.config.model_name).resolve)
+
+    def show_preparation(phase: str, done: int, total: int, loss: float | None) -> None:
+        """Show every tenth part of a preparation."""
+        if done * 10 // total > (done - 1) * 10 // total:
+            show(f"{phase} {done}/{total}" + (f"  loss {loss:.2f}" if loss is not None else ""))
+
+    show("preparing the embedded policy (once; it is cached)")
+    return await ensure_policy(
+        run.env.task_dir,
+        sandbox=run.env.sandbox,
+        renderer_name=run.config.renderer_name,
+        seed=run.config.seed,
+        progress=show_preparation,
+    )

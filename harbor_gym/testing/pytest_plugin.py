@@ -1,0 +1,134 @@
+"""A pytest plugin for authors of sandboxes and of environments: the contracts as tests, and a check for leftovers.
+
+Name it in the top ``conftest.py``; it is no entry point, so that a project pays for it only where it asks for it::
+
+    pytest_plugins = ["harbor_gym.testing.pytest_plugin"]
+
+A class that inherits from :class:`SandboxContract` or :class:`EnvContract` is one test per behaviour.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any, ClassVar, cast
+
+import pytest
+
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.testing.conformance.environments import ENV_BEHAVIOURS, check_env
+from harbor_gym.testing.conformance.report import Outcome, Verdict
+from harbor_gym.testing.conformance.sandboxes import (
+    SANDBOX_BEHAVIOURS,
+    SandboxChecker,
+    Settings,
+    sandbox_checker,
+)
+from harbor_gym.testing.leftovers import find_leftovers
+
+_SETTLE_SEC = 5.0
+"""What processes and folders get to go after a test."""
+
+_SANDBOX_BEHAVIOURS = {item.name: item for item in SANDBOX_BEHAVIOURS}
+
+
+class SandboxContract:
+    """The contract of a sandbox, a test per behaviour. Subclass it as ``class TestMine(SandboxContract)``.
+
+    The sandboxes are started once for the class, and again where a behaviour broke one. Known failures are shown as
+    ``xfail``, and fail where they hold after all; what the sandbox has no capability for is skipped.
+    """
+
+    sandbox: ClassVar[Any]
+    """As for :func:`harbor_gym.testing.check_sandbox`: a class, a name as ``--env`` takes it, or a configuration."""
+
+    known_failures: ClassVar[Mapping[str, str]] = {}
+    """Behaviour → why this kind does not do it."""
+
+    timeout_sec: ClassVar[float] = 120.0
+    """A behaviour that takes longer, in seconds, has failed."""
+
+    @pytest.mark.parametrize("behaviour", list(_SANDBOX_BEHAVIOURS))
+    def test_behaviour(self, behaviour: str, harbor_gym_sandbox_check: Callable[[str], Outcome]) -> None:
+        """Check one behaviour."""
+        _judge(harbor_gym_sandbox_check(behaviour))
+
+
+class EnvContract:
+    """The contract of :class:`harbor_gym.AsyncTerminalGymEnv`, a test per behaviour, for subclasses and wrappers."""
+
+    known_failures: ClassVar[Mapping[str, str]] = {}
+    """Behaviour → why this environment does not do it."""
+
+    config: ClassVar[TerminalEnvConfig | None] = None
+    """A task to check on; None is one in memory, see :func:`harbor_gym.testing.check_env`."""
+
+    timeout_sec: ClassVar[float] = 120.0
+    """A behaviour that takes longer, in seconds, has failed."""
+
+    def make_env(self, config: TerminalEnvConfig) -> Any:
+        """Return an environment of the configuration; override it."""
+        raise NotImplementedError(f"{type(self).__name__}.make_env returns the environment to check")
+
+    @pytest.mark.parametrize("behaviour", [item.name for item in ENV_BEHAVIOURS])
+    def test_behaviour(self, behaviour: str) -> None:
+        """Check one behaviour."""
+        check = check_env(
+            self.make_env,
+            self.config,
+            only=[behaviour],
+            known_failures=self.known_failures,
+            probe_known_failures=True,
+            timeout_sec=self.timeout_sec,
+        )
+        _judge(asyncio.run(check)[behaviour])
+
+
+@pytest.fixture(scope="class")
+def harbor_gym_sandbox_check(request: pytest.FixtureRequest) -> Generator[Callable[[str], Outcome]]:
+    """Yield what checks a behaviour in the sandboxes of the requesting class."""
+    contract = cast("type[SandboxContract]", request.cls)
+    settings = Settings(contract.known_failures, probe_known_failures=True, timeout_sec=contract.timeout_sec)
+    with asyncio.Runner() as runner, _opened(runner, contract.sandbox, settings) as checker:
+        yield lambda name: runner.run(checker.check(_SANDBOX_BEHAVIOURS[name]))
+
+
+@contextlib.contextmanager
+def _opened(runner: asyncio.Runner, sandbox: Any, settings: Settings) -> Generator[SandboxChecker]:
+    stack = contextlib.AsyncExitStack()
+    checker = runner.run(stack.enter_async_context(sandbox_checker(sandbox, settings)))
+    try:
+        yield checker
+    finally:
+        runner.run(stack.aclose())
+
+
+def _judge(outcome: Outcome) -> None:
+    promised = " ".join(outcome.contract.split())
+    match outcome.verdict:
+        case Verdict.PASSED:
+            return
+        case Verdict.FAILED:
+            pytest.fail(f"{outcome.name}: {outcome.reason}\npromised: {promised}", pytrace=False)
+        case Verdict.NOT_APPLICABLE:
+            pytest.skip(outcome.reason)
+        case Verdict.KNOWN_FAILURE:
+            pytest.xfail(outcome.reason)
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Fail the test if it leaves a process, a mount or a temporary folder of harbor_gym behind."""
+    before = find_leftovers(is_exempt=_is_forkserver)
+    yield
+    deadline = time.monotonic() + _SETTLE_SEC
+    while (left := find_leftovers(is_exempt=_is_forkserver) - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left, f"left behind: {sorted(left)}"
+
+
+def _is_forkserver(pid: int) -> bool:
+    """Tell whether a process is the one that starts local sandboxes: it lives as long as this process."""
+    from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
+
+    return pid == forkserver_pid()

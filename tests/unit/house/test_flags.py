@@ -1,0 +1,183 @@
+"""Command lines made from configuration objects: every field has its flag, and what is typed arrives unchanged."""
+
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import typer
+from pydantic import BaseModel, Field
+from typer.testing import CliRunner
+
+from harbor_gym.adapters.tinker.policies import EvalConfig
+from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, Backend, TrainConfig
+from harbor_gym.cli import evaluate, train
+from harbor_gym.cli.flags import Flag, Spelling, add_flags, flags_of, given_values, make_config
+from harbor_gym.config import TerminalConfig, TerminalEnvConfig
+
+SOME_TASK = ("--task-dir", "tasks/some")
+GIVEN = {
+    "env": ("local", "local"),
+    "sandbox-option": ('limits={"pids": 9}', {"limits": {"pids": 9}}),
+    "setup-command": ("apt-get install -y jq", "apt-get install -y jq"),
+    "action-format": ("bash-tool", "bash-tool"),
+    "max-turns": ("7", 7),
+    "time-limit-sec": ("1.5", 1.5),
+    "max-consecutive-parse-failures": ("none", None),
+    "confirm-task-complete": (False, False),
+    "reward-key": ("speed", "speed"),
+    "reward-function": ("mean", "mean"),
+    "step-rewards": (False, False),
+    "keep-agent-processes": (True, True),
+    "verify-paths": ("/app,/srv", (PurePosixPath("/app"), PurePosixPath("/srv"))),
+    "verifier-option": ("max_timeout_sec=9", {"max_timeout_sec": 9}),
+    "trials-dir": ("kept", Path("kept")),
+    "recording-path": ("one.cast", Path("one.cast")),
+    "capture-screen": (True, True),
+    "stop-timeout-sec": ("5", 5.0),
+    "terminal-columns": ("80", 80),
+    "terminal-rows": ("24", 24),
+    "terminal-history-lines": ("2000", 2000),
+    "terminal-max-observation-bytes": ("500", 500),
+    "terminal-min-wait-sec": ("0", 0.0),
+    "terminal-max-wait-sec": ("9.5", 9.5),
+    "terminal-wait": ("exact", "exact"),
+    "terminal-keys": ("harbor", "harbor"),
+    "terminal-transport": ("portable", "portable"),
+}
+"""Flag of an episode's settings → what is typed, and what the configuration holds then."""
+
+
+def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> TrainConfig:
+    """Return what train.py would train."""
+    seen: list[TrainConfig] = []
+
+    def keep(config: TrainConfig) -> Path:
+        seen.append(config)
+        return Path("kept")
+
+    monkeypatch.setattr(train, "train", keep)
+    done = CliRunner().invoke(train.train_app(program="train.py"), arguments)
+    assert done.exit_code == 0, (done.stderr, done.exception)
+    return seen[0]
+
+
+def test_every_setting_of_an_episode_and_its_terminal_has_a_flag_in_both_commands() -> None:
+    fields = {("env", name) for name in TerminalEnvConfig.model_fields} - {("env", "task_dir"), ("env", "terminal")}
+    fields |= {("env", "terminal", name) for name in TerminalConfig.model_fields}
+    for model, spelling in ((TrainConfig, train._SPELLING), (EvalConfig, evaluate._SPELLING)):  # pyright: ignore[reportPrivateUsage]
+        flags = flags_of(model, spelling)
+        assert {flag.path for flag in flags if flag.path[0] == "env"} == fields
+        assert {flag.name for flag in flags if flag.path[0] == "env"} == set(GIVEN)
+        own = set(model.model_fields) - {"env", "paths"}
+        assert {flag.path[0] for flag in flags} - {"env"} == own
+        assert all(flag.info.description for flag in flags), "--help would show a flag without a word"
+
+
+@pytest.mark.parametrize("flag", GIVEN)
+@pytest.mark.parametrize("with_equals", [False, True], ids=["blank", "equals"])
+def test_what_is_typed_is_what_the_configuration_holds(
+    flag: str, with_equals: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed, expected = GIVEN[flag]
+    if isinstance(typed, bool):
+        arguments = [f"--{flag}" if typed else f"--no-{flag}"]
+    else:
+        arguments = [f"--{flag}={typed}"] if with_equals else [f"--{flag}", typed]
+    config = parse(monkeypatch, *SOME_TASK, *arguments)
+    (made,) = (item for item in flags_of(TrainConfig, train._SPELLING) if item.name == flag)  # pyright: ignore[reportPrivateUsage]
+    value: Any = config
+    for step in made.path:
+        value = getattr(value, step)
+    assert value == expected
+
+
+def test_repeated_flags_and_both_kinds_of_sources_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse(
+        monkeypatch,
+        *("--task-dir", "a", "--task", "org/name@1", "--task-dir", "b"),
+        *("--where", "difficulty=easy", "--where", "category!=x", "--task-weight", "a=2", "--task-weight", "b=0.5"),
+        *("--test-task", "b", "--zero-reward-on-limit", "--no-remove-constant-groups"),
+    )
+    assert (config.task_dirs, config.tasks) == ((Path("a"), Path("b")), ("org/name@1",))
+    assert config.env.task_dir == Path("a")
+    assert config.where == ("difficulty=easy", "category!=x")
+    assert config.task_weights == {"a": 2.0, "b": 0.5}
+    assert (config.test_tasks, config.zero_reward_on_limit, config.remove_constant_groups) == (("b",), True, False)
+
+
+@pytest.mark.parametrize("backend", Backend)
+def test_what_is_not_given_is_the_backends(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, defaults = parse(monkeypatch, *SOME_TASK, "--backend", backend.value), BACKEND_DEFAULTS[backend]
+    for name in ("model_name", "renderer_name", "max_tokens", "max_context_tokens", "num_batches", "learning_rate"):
+        assert getattr(config, name) == getattr(defaults, name)
+    assert config.env.max_turns == defaults.max_turns
+    assert parse(monkeypatch, *SOME_TASK, "--epochs", "2").num_batches is None
+
+
+def test_zero_is_zero_where_it_means_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = (
+        *("temperature", "warm_sandboxes", "kl_penalty_coef", "max_rollout_retries", "max_steps_off_policy"),
+        *("save_every", "eval_every", "eval_temperature", "test_fraction", "seed"),
+    )
+    arguments = [part for name in names for part in (f"--{name.replace('_', '-')}", "0")]
+    config = parse(monkeypatch, *SOME_TASK, *arguments)
+    assert [getattr(config, name) for name in names] == [0] * len(names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--lerning-rate", "1"], "--learning-rate"),
+        (["--terminal-wait", "often"], "early"),
+        (["--backend", "mine"], "tinker"),
+        (["--group-size", "many"], "--group-size"),
+        (["--max-turns", "few"], "--max-turns"),
+        (["--group-size"], "--group-size"),
+    ],
+)
+def test_what_typer_refuses_names_the_flag_or_the_choices(arguments: list[str], expected: str) -> None:
+    done = CliRunner().invoke(train.train_app(program="train.py"), [*SOME_TASK, *arguments])
+    assert done.exit_code == 2
+    assert expected in done.stderr
+
+
+def test_several_problems_are_one_line_with_the_flags_names() -> None:
+    done = CliRunner().invoke(
+        train.train_app(program="train.py"), [*SOME_TASK, "--learning-rate", "0", "--terminal-columns", "3"]
+    )
+    assert done.exit_code == 2
+    assert done.stderr.startswith("train.py: ")
+    assert done.stderr.count("\n") == 1
+    assert "--learning-rate" in done.stderr
+    assert "--terminal-columns" in done.stderr
+
+
+class Small(BaseModel):
+    count: int = Field(default=1, ge=1)
+    odd: complex = 1j
+
+
+def test_a_field_that_no_flag_can_hold_is_refused_when_the_command_is_made() -> None:
+    with pytest.raises(TypeError, match="odd: no flag can be made of"):
+        [flag.option() for flag in flags_of(Small, Spelling())]
+    with pytest.raises(TypeError, match="two fields are called --count"):
+        flags_of(Small, Spelling(names={"odd": "count"}))
+
+
+def test_only_what_was_given_counts_so_that_a_subclass_may_change_a_default() -> None:
+    class More(Small):
+        count: int = 5
+
+    flags = flags_of(More, Spelling(names={"odd": None}))
+    found: list[More] = []
+
+    def command(context: typer.Context, **values: Any) -> None:
+        found.append(make_config(More, given_values(flags, context, values), flags))
+
+    add_flags(command, flags)
+    app = typer.Typer()
+    app.command()(command)
+    for arguments in ([], ["--count", "1"]):
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert [(item.count, item.model_fields_set) for item in found] == [(5, set()), (1, {"count"})]
+    assert isinstance(flags[0], Flag)
