@@ -13,11 +13,13 @@ HarborGymError
 │   └── SandboxTimeoutError     it did not answer in time
 ├── TerminalError           the terminal inside the sandbox failed
 │   └── TerminalStartError      no usable shell session could be opened
-└── VerifierError           the verifier gave no verdict (crash, timeout, missing or broken reward file)
-    └── VerifierOutOfMemoryError  the sandbox's memory limit killed part of it
+├── VerifierError           the verifier gave no verdict (crash, timeout, missing or broken reward file)
+│   └── VerifierOutOfMemoryError  the sandbox's memory limit killed part of it
+└── SamplerError            the engine that samples the policy's messages failed
 
-Everything below SandboxError, TerminalError and VerifierError is an infrastructure failure: it says nothing
-about the policy and must never become a reward. ``is_infrastructure`` tells them apart.
+Everything below SandboxError, TerminalError, VerifierError and SamplerError is an infrastructure failure: it says
+nothing about the policy and must never become a reward. ``is_infrastructure`` tells them apart;
+:mod:`harbor_gym.outcomes` has one word for each, and what to do about it.
 """
 
 from collections.abc import Mapping
@@ -117,3 +119,9 @@ class VerifierError(HarborGymError):
 
 class VerifierOutOfMemoryError(VerifierError):
     """The verifier gave no verdict, and the sandbox's memory limit killed a process while it ran."""
+
+
+class SamplerError(HarborGymError):
+    """The engine that samples the policy's messages failed, or can't be reached."""
+
+    is_infrastructure = True

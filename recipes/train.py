@@ -504,7 +504,7 @@ def dataset_builder(run: Run, model_name: str, test_episodes: int = 0) -> "Harbo
     from harbor_gym.adapters.tinker import HarborRLDatasetBuilder
 
     return HarborRLDatasetBuilder(
-        env=run.env,
+        env=run.env.model_copy(update={"zero_reward_on_limit": run.zero_reward_on_limit}),
         tasks=run.tasks,
         test_tasks=run.test_tasks,
         weights=run.task_weights,
@@ -604,10 +604,7 @@ def training_config(
     evaluator: "HarborEvaluator | None",
 ) -> "Config":
     """Return the cookbook's configuration of this run."""
-    from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
     from tinker_cookbook.rl.train import AsyncConfig, Config, KLReferenceConfig, StreamMinibatchConfig
-
-    from harbor_gym.adapters.tinker.env import LIMIT_STOP_REASONS
 
     return Config(
         model_name=model_name,
@@ -631,9 +628,6 @@ def training_config(
         wandb_project=run.wandb_project,
         rollout_error_tolerance=strategy,
         remove_constant_reward_groups=run.remove_constant_groups,
-        termination=TerminationRewardPolicy(zero_reward_on_limit=True, limit_stop_reasons=LIMIT_STOP_REASONS)
-        if run.zero_reward_on_limit
-        else None,
         async_config=None
         if run.max_steps_off_policy is None
         else AsyncConfig(max_steps_off_policy=run.max_steps_off_policy, groups_per_batch=run.groups_per_batch),
