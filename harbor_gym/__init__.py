@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from harbor_gym.errors import (
         HarborGymError,
         MissingDependencyError,
+        SamplerError,
         SandboxError,
         SandboxLostError,
         SandboxMemoryError,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
         VerifierOutOfMemoryError,
     )
     from harbor_gym.pool import WarmPool
-    from harbor_gym.rollout import run_episode
+    from harbor_gym.rollout import run_episode, run_with_retries
     from harbor_gym.sequences import flatten, merge
     from harbor_gym.tokens import TokenTerminalEnv
     from harbor_gym.types import (
@@ -67,6 +68,7 @@ _HOMES = {
     "PoolLimits": "harbor_gym.config",
     "Rollout": "harbor_gym.types",
     "Sample": "harbor_gym.types",
+    "SamplerError": "harbor_gym.errors",
     "Sampler": "harbor_gym.types",
     "SandboxError": "harbor_gym.errors",
     "SandboxLostError": "harbor_gym.errors",
@@ -94,6 +96,7 @@ _HOMES = {
     "flatten": "harbor_gym.sequences",
     "merge": "harbor_gym.sequences",
     "run_episode": "harbor_gym.rollout",
+    "run_with_retries": "harbor_gym.rollout",
 }
 
 __all__ = [
@@ -111,6 +114,7 @@ __all__ = [
     "Rollout",
     "Sample",
     "Sampler",
+    "SamplerError",
     "SandboxError",
     "SandboxLostError",
     "SandboxMemoryError",
@@ -138,6 +142,7 @@ __all__ = [
     "flatten",
     "merge",
     "run_episode",
+    "run_with_retries",
 ]
 
 

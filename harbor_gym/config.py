@@ -100,6 +100,12 @@ class TerminalEnvConfig(_Config):
     """In a multi-step task, pay each step's reward with the transition that ended it. False: every transition but the
     last carries 0.0, and the last the task's reward by its own strategy (``info["episode_reward"]``)."""
 
+    zero_reward_on_limit: bool = False
+    """Pay nothing above 0 for an episode that a budget cut short (``info["truncated"]``): its rewards sum to at most 0.
+    In a multi-step task the last transition takes back what earlier steps were paid, and ``info["episode_reward"]`` is
+    at most 0. Negative sums stay, ``info["rewards"]`` stays the verifier's, and ``zero_reward_on_limit`` in the metrics
+    marks such an episode. A step that the task's own time limit ends before another one is no end of the episode."""
+
     keep_agent_processes: bool | None = None
     """Leave what the policy started running while the verifier runs (for tasks that ask for a service), and in a
     multi-step task beyond. What is kept could reach into a verifier of the same sandbox, if its user may.

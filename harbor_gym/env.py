@@ -29,6 +29,9 @@ Action = str | Sequence[Command | tuple[str, float]]
 """Commands (keystrokes, duration in seconds), or the text of one message in the configuration's ``action_format``."""
 
 
+_POLICYS_END = (EndReason.COMPLETED, EndReason.NO_TOOL_CALL)
+
+
 class _State(StrEnum):
     IDLE = "not reset"
     STARTING = "starting"
@@ -71,6 +74,7 @@ class AsyncTerminalGymEnv:
         self._parse_failures = 0
         self._confirmation_pending = False
         self._terminal_sec = 0.0
+        self._paid = 0.0
         self._time_limit_sec: float | None = None
         self._limited_from_sec = 0.0
         self._recorder: CastRecorder | None = None
@@ -171,7 +175,7 @@ class AsyncTerminalGymEnv:
     async def _start(self) -> tuple[str, EpisodeInfo]:
         prepared, metrics = await self._prepare()
         self._turn = self._parse_failures = 0
-        self._terminal_sec = 0.0
+        self._terminal_sec = self._paid = 0.0
         self._limit_time(prepared.phase)
         self._started = time.monotonic()
         if (path := self._recording_path(prepared.episode)) is not None:
@@ -291,15 +295,41 @@ class AsyncTerminalGymEnv:
         """
         if not reason.is_truncation:
             raise UsageError(f"{reason.value} is not a truncation; the environment ends such an episode itself")
-        self._require(_State.READY, doing="truncate")
+        return await self._end(reason, is_last=True, doing="truncate")
+
+    async def finish(self, reason: EndReason = EndReason.COMPLETED) -> StepResult:
+        """End the policy's work because the caller's loop saw it end, and have it verified.
+
+        For adapters of frameworks that own the loop: the policy stopped calling tools, or called one of the
+        framework's that ends the episode. No confirmation is asked for. In a multi-step task the next step opens, as
+        after ``task_complete``.
+
+        Args:
+            reason: ``COMPLETED`` or ``NO_TOOL_CALL``.
+
+        Returns:
+            As ``step``; the observation is empty unless a next step opened.
+
+        Raises:
+            UsageError: There is no running episode, or the reason isn't one of the policy's.
+            SandboxError, TerminalError, VerifierError: As for ``step``.
+        """
+        if reason not in _POLICYS_END:
+            raise UsageError(
+                f"{reason.value} is no end that a policy brings about; finish takes completed, no_tool_call"
+            )
+        return await self._end(reason, is_last=False, doing="finish")
+
+    async def _end(self, reason: EndReason, *, is_last: bool, doing: str) -> StepResult:
+        self._require(_State.READY, doing=doing)
         self._state = _State.STEPPING
         try:
-            result = await self._end_phase(reason, "", EpisodeInfo(turn=self._turn, metrics={}), is_last=True)
+            result = await self._end_phase(reason, "", EpisodeInfo(turn=self._turn, metrics={}), is_last=is_last)
         except BaseException as exc:
             await self._explain(exc)
             await self._fail()
             raise
-        self._become(_State.DONE)
+        self._become(_State.DONE if result.done else _State.READY)
         return result
 
     async def _end_phase(self, reason: EndReason, observation: str, info: EpisodeInfo, *, is_last: bool) -> StepResult:
@@ -323,12 +353,17 @@ class AsyncTerminalGymEnv:
             entered["metrics"] = {**info["metrics"], **entered["metrics"]}
             merged: EpisodeInfo = {**info, **entered}
             paid = reward if self.config.step_rewards else 0.0
+            self._paid += paid
             return StepResult(prompts.next_step(end.next_phase.instruction, screen), paid, False, merged)
-        if end.is_gated and reason is EndReason.COMPLETED:
+        if end.is_gated and reason in _POLICYS_END:
             reason = EndReason.STEP_GATE
         episode_reward = self._reward(end.episode_rewards) if end.episode_rewards else reward
+        paid = reward if self.config.step_rewards else episode_reward
+        if self.config.zero_reward_on_limit and reason.is_truncation:
+            info["metrics"]["zero_reward_on_limit"] = 1.0
+            episode_reward, paid = min(episode_reward, 0.0), min(paid, -self._paid)
         await self._conclude(reason, episode_reward, info)
-        return StepResult(observation, reward if self.config.step_rewards else episode_reward, True, info)
+        return StepResult(observation, paid, True, info)
 
     async def _conclude(self, reason: EndReason, episode_reward: float, info: EpisodeInfo) -> None:
         assert self._episode is not None

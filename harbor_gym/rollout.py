@@ -1,10 +1,14 @@
 """One episode from a sampler to a token-level trajectory. No training framework is involved."""
 
+import dataclasses
+from collections.abc import Callable
+
 from harbor_gym.errors import HarborGymError
+from harbor_gym.outcomes import RetryBudget
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.types import EndReason, Rollout, Sample, Sampler, TokenTransition
 
-__all__ = ["Rollout", "Sample", "Sampler", "TokenTransition", "run_episode"]
+__all__ = ["Rollout", "Sample", "Sampler", "TokenTransition", "run_episode", "run_with_retries"]
 
 
 async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
@@ -19,7 +23,7 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
         transitions up to it and without a reward.
 
     Raises:
-        HarborGymError: The task or the configuration is wrong, which no retry can mend.
+        HarborGymError: The task or the configuration is wrong, which no retry can repair.
     """
     transitions: list[TokenTransition] = []
     try:
@@ -38,3 +42,30 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
     overflowed_at_start = step.reward if not transitions else 0.0
     total = sum(transition.reward for transition in transitions) + overflowed_at_start
     return Rollout(transitions, step.info.get("end_reason", EndReason.COMPLETED), total)
+
+
+async def run_with_retries(
+    make_env: Callable[[], TokenTerminalEnv], sample: Sampler, *, max_retries: int = 1
+) -> Rollout:
+    """Run one episode, again in a fresh sandbox while the infrastructure fails and retries last.
+
+    A provider that throttles is waited for as long as it asks (:func:`harbor_gym.outcomes.pause_sec`).
+
+    Args:
+        make_env: Makes the environment of one attempt. For sandboxes of a warm pool, give the environment its ``pool``.
+        sample: Asked once a turn. Its exceptions pass through; a :class:`harbor_gym.SamplerError` counts as the
+            infrastructure's.
+        max_retries: Attempts that may follow a failed one; 0 runs once.
+
+    Returns:
+        The last attempt's trajectory. Its ``failed_attempts`` are the errors of those before it.
+
+    Raises:
+        HarborGymError: The task or the configuration is wrong, which no retry can repair.
+    """
+    budget, failed = RetryBudget(max_retries), list[HarborGymError]()
+    while True:
+        rollout = await run_episode(make_env(), sample)
+        if rollout.error is None or not await budget.allows(rollout.error, len(failed)):
+            return dataclasses.replace(rollout, failed_attempts=tuple(failed))
+        failed.append(rollout.error)

@@ -71,7 +71,8 @@ class EndReason(StrEnum):
     stopped). The reward is 0: the policy has failed."""
 
     NO_TOOL_CALL = "no_tool_call"
-    """The policy sent a message without a tool call, where the caller's loop takes that as its last word."""
+    """The policy answered without a tool call, which the caller's loop takes for the end of its work. The episode is
+    verified as it stands, and is no truncation."""
 
     PARSE_FAILURES = "parse_failures"
     """Too many messages in a row could not be read as an action."""
@@ -303,6 +304,9 @@ class Rollout:
 
     error: HarborGymError | None = None
     """The infrastructure error, if that ended the episode."""
+
+    failed_attempts: Sequence[HarborGymError] = ()
+    """Errors of earlier attempts, which ran again in a fresh sandbox."""
 
 
 @dataclass(frozen=True)

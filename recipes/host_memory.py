@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
-from harbor_gym.bench.memory import descendants, pss_bytes
+from harbor_gym._runtime.procfs import descendants
+from harbor_gym.bench.memory import pss_bytes
 
 TASK = Path(__file__).parent.parent / "tasks" / "devops_task"
 
@@ -42,7 +43,7 @@ async def measure(sandbox: str, count: int) -> tuple[float, float]:
 
 def sizes() -> tuple[int, int]:
     """Return the bytes that this process holds, and those below it."""
-    return pss_bytes([os.getpid()]), pss_bytes(descendants() - {os.getpid()})
+    return pss_bytes([os.getpid()]), pss_bytes(descendants(os.getpid()))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def start_failure(result: TrialResult, cause: BaseException | None = None) -> Ha
     info = result.exception_info or _step_cause(result)
     if info is None:
         return SandboxStartError(f"trial of task {result.task_name!r} ended before the agent could run, with no error")
-    if (own := _own_error(info)) is not None:
+    if (own := _own_error(info, cause)) is not None:
         return own
     message = f"the sandbox of task {result.task_name!r} did not start: {_describe(info)}"
     if cause is not None and is_throttled(cause):
@@ -112,11 +112,15 @@ def _step_cause(result: TrialResult) -> ExceptionInfo | None:
     return result.step_results[-1].exception_info if result.step_results else None
 
 
-def _own_error(info: ExceptionInfo) -> HarborGymError | None:
+def _own_error(info: ExceptionInfo, cause: BaseException | None = None) -> HarborGymError | None:
+    """Return the error of ours that Harbor recorded, with the attributes of ``cause``, which its text lacks."""
     kind = getattr(errors, info.exception_type, None)
-    if isinstance(kind, type) and issubclass(kind, HarborGymError):
-        return kind(info.exception_message)
-    return None
+    if not (isinstance(kind, type) and issubclass(kind, HarborGymError)):
+        return None
+    error = kind(info.exception_message)
+    if isinstance(error, SandboxThrottledError):
+        error.retry_after_sec = retry_after_sec(cause or error)
+    return error
 
 
 def _describe(info: ExceptionInfo) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.task import load_task
 from harbor_gym.errors import HarborGymError, UsageError
-from harbor_gym.rollout import Rollout, Sample, Sampler, run_episode
-from harbor_gym.tokens import ChatCodec, TokenTerminalEnv
+from harbor_gym.outcomes import RetryBudget
+from harbor_gym.rollout import run_episode
+from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.transcripts import write_transcript
-from harbor_gym.types import EndReason
+from harbor_gym.types import ChatCodec, EndReason, Rollout, Sample, Sampler
 
 
 @dataclass(frozen=True)
@@ -128,14 +130,17 @@ async def evaluate(
 
 async def _play(config: TerminalEnvConfig, player: Player, number: int) -> EpisodeResult:
     """Play one episode, again in a fresh sandbox if an infrastructure error ends it."""
-    for attempt in range(player.retries + 1):
-        result = await _attempt(config, player, number)
-        if result.error is None or attempt == player.retries:
+    budget = RetryBudget(player.retries)
+    for attempt in itertools.count():
+        result, error = await _attempt(config, player, number)
+        if error is None or not await budget.allows(error, attempt):
             return dataclasses.replace(result, failed_attempts=attempt)
-    raise AssertionError("there is always a first attempt")
+    raise AssertionError("there is no end to the attempts' numbers")
 
 
-async def _attempt(config: TerminalEnvConfig, player: Player, number: int) -> EpisodeResult:
+async def _attempt(
+    config: TerminalEnvConfig, player: Player, number: int
+) -> tuple[EpisodeResult, HarborGymError | None]:
     name = config.task_dir.resolve().name
     path = None
     if player.transcripts_dir is not None:
@@ -155,7 +160,7 @@ async def _attempt(config: TerminalEnvConfig, player: Player, number: int) -> Ep
         labels = {"task": name, "group": name, "episode": number}
         error = _text(rollout.error)
         await asyncio.to_thread(write_transcript, path, env.transcript, labels=labels, error=error)
-    return _result(name, number, rollout, seconds, timed.seconds)
+    return _result(name, number, rollout, seconds, timed.seconds), rollout.error
 
 
 def _result(name: str, number: int, rollout: Rollout, seconds: float, sampling_sec: float) -> EpisodeResult:

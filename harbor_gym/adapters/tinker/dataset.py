@@ -14,6 +14,8 @@ from harbor_gym.errors import UsageError
 from harbor_gym.pool import shared_pool
 from harbor_gym.tasks import SourcedTask, TaskOrder, filter_tasks, resolve_tasks, split_tasks
 
+_AS_GRADED = {"zero_reward_on_limit": False}
+
 
 class HarborRLDataset(RLDataset):
     """Batches of groups, each group of one task. Every batch is full, and the same whenever it is asked for.
@@ -162,9 +164,10 @@ class _Builder(RLDatasetBuilder):
         """Return one batch of ``test_episodes`` of each task."""
         if not self.test_episodes:
             return None
-        # One episode a group: each counts by itself, with no baseline to share.
+        # One episode a group: each counts by itself, with no baseline to share. It counts as Harbor grades it.
+        groups = [self._group(path, 1, name=name) for name, path in tasks.items()]
         return HarborRLDataset(
-            [self._group(path, 1, name=name) for name, path in tasks.items()],
+            [dataclasses.replace(group, config=group.config.model_copy(update=_AS_GRADED)) for group in groups],
             TaskOrder([1.0] * len(tasks), shuffle=False),
             groups_per_batch=len(tasks) * self.test_episodes,
             num_batches=1,

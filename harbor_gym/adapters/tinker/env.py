@@ -42,11 +42,6 @@ STOP_REASONS: tuple[str, ...] = tuple(
 )
 """Every ``stop/<reason>`` that this environment reports: the cookbook's word where it has one, ours otherwise."""
 
-LIMIT_STOP_REASONS: tuple[str, ...] = tuple(
-    str(_COOKBOOK_WORDS.get(reason, reason.value)) for reason in EndReason if reason.is_truncation
-)
-"""Those of them that mean that a budget cut the episode short, for the cookbook's ``TerminationRewardPolicy``."""
-
 
 class HarborTerminalTinkerEnv(Env):
     """One episode of a Harbor task for tinker-cookbook's RL loop. Single-use, as the cookbook's environments are.

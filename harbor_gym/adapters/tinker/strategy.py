@@ -17,11 +17,11 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Traject
 
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.adapters.tinker.seeding import seeded
-from harbor_gym.errors import HarborGymError, SandboxThrottledError
+from harbor_gym.errors import HarborGymError
+from harbor_gym.outcomes import RetryBudget, classify
 
 logger = logging.getLogger(__name__)
 
-_FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 1.0, 60.0
 _PASSING = (tinker.APIConnectionError, tinker.RateLimitError, tinker.InternalServerError, TimeoutError, ConnectionError)
 
 
@@ -129,7 +129,7 @@ class _Group:
         self.errors: list[Exception] = []
         self._builder = builder
         self._policy = policy
-        self._retries = retries
+        self._budget = RetryBudget(retries)
         self._seed = seed
 
     async def run(self) -> None:
@@ -149,12 +149,8 @@ class _Group:
                 if not is_passing(exc):
                     raise
                 self.errors.append(exc)
-                if self._retries == 0:
-                    logger.warning("an episode was lost and is left out of its group: %s", _summary([exc]))
+                if not await self._budget.allows(exc, attempt):
                     return
-                self._retries -= 1
-                logger.warning("an episode was lost and runs again in a fresh sandbox: %s", _summary([exc]))
-                await asyncio.sleep(_pause_sec(exc, attempt))
                 attempt += 1
                 # The cookbook's builders make whole groups; what is not used of one costs nothing.
                 env = (await self._builder.make_envs())[0]
@@ -171,16 +167,10 @@ class _Group:
 def is_passing(error: Exception) -> bool:
     """Tell whether an episode failed for a reason that says nothing about the policy and need not come again."""
     if isinstance(error, HarborGymError):
-        return error.is_infrastructure
+        return classify(error).is_retryable
     if isinstance(error, tinker.RequestFailedError):
         return error.category is not tinker.types.RequestErrorCategory.User
     return isinstance(error, _PASSING)
-
-
-def _pause_sec(error: Exception, attempt: int) -> float:
-    if not isinstance(error, SandboxThrottledError):
-        return 0.0
-    return min(error.retry_after_sec or _FIRST_PAUSE_SEC * 2.0**attempt, _LONGEST_PAUSE_SEC)
 
 
 def _as_record(error: Exception) -> RolloutError:

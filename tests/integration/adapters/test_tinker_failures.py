@@ -51,15 +51,13 @@ def sometimes_right(seed: int) -> Any:
     return scripted(message("true\n"), [message(DONE), message("true\n")], GIVE_UP, GIVE_UP, random=random.Random(seed))
 
 
-async def rollout(
-    builder: Any, policy: Any, strategy: Any, *, remove_constant: bool = False, termination: Any = None
-) -> Any:
+async def rollout(builder: Any, policy: Any, strategy: Any, *, remove_constant: bool = False) -> Any:
     """Run a group as the cookbook's loop does."""
     from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward
 
     client: Any = SamplingClient(policy)
     return await do_group_rollout_and_filter_constant_reward(
-        client, builder, 500, 1.0, remove_constant, enable_logging=False, strategy=strategy, termination=termination
+        client, builder, 500, 1.0, remove_constant, enable_logging=False, strategy=strategy
     )
 
 
@@ -162,21 +160,18 @@ async def test_groups_of_one_reward_are_told_from_mixed_ones(task_dir: Path, mod
 
 
 async def test_only_those_who_end_in_time_are_rewarded_where_that_is_asked(task_dir: Path, model_dir: str) -> None:
-    from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
-
     from harbor_gym.adapters.tinker import RetryThenMask
-    from harbor_gym.adapters.tinker.env import LIMIT_STOP_REASONS
 
     Flaky.begin(seed=1)
-    on_time = TerminationRewardPolicy(zero_reward_on_limit=True, limit_stop_reasons=LIMIT_STOP_REASONS)
     ends = scripted(message(DONE), GIVE_UP, GIVE_UP)
     goes_on = scripted(message(DONE), message("true\n"), length_at=1)
     paid: dict[tuple[bool, bool], set[float]] = {}
     for policy in (ends, goes_on):
-        for termination in (None, on_time):
+        for only_on_time in (False, True):
             builder = flaky_builder(task_dir, model_dir, 0.0)
-            group = await rollout(builder, policy, RetryThenMask(), termination=termination)
-            paid[policy is ends, termination is on_time] = set(group.get_total_rewards())
+            builder.config = builder.config.model_copy(update={"zero_reward_on_limit": only_on_time})
+            group = await rollout(builder, policy, RetryThenMask())
+            paid[policy is ends, only_on_time] = set(group.get_total_rewards())
     assert paid == {(True, False): {1.0}, (True, True): {1.0}, (False, False): {1.0}, (False, True): {0.0}}
 
 

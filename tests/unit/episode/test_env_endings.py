@@ -266,3 +266,38 @@ async def test_close_has_the_last_word_over_a_running_step(task: Path) -> None:
         await step
     with pytest.raises(UsageError, match="closed"):
         await env.reset()
+
+
+# -- ended by the caller's loop ------------------------------------------------------------------------------------
+
+
+async def test_a_policy_that_stops_calling_tools_is_verified_and_not_truncated(task: Path) -> None:
+    async with make_env(task, rewards=0.5) as env:
+        with pytest.raises(UsageError, match="finish can't be called while the environment is not reset"):
+            await env.finish()
+        await env.reset()
+        observation, reward, done, info = await env.finish(EndReason.NO_TOOL_CALL)
+        assert (observation, reward, done) == ("", 0.5, True)
+        assert (info.get("end_reason"), info.get("truncated")) == (EndReason.NO_TOOL_CALL, False)
+        with pytest.raises(UsageError, match="finish can't be called while the environment is done"):
+            await env.finish()
+
+
+@pytest.mark.parametrize("reason", [EndReason.MAX_TURNS, EndReason.INFRASTRUCTURE_ERROR, EndReason.SESSION_ENDED])
+async def test_what_is_no_end_of_the_policys_is_refused_and_the_episode_goes_on(task: Path, reason: EndReason) -> None:
+    async with make_env(task) as env:
+        await env.reset()
+        with pytest.raises(UsageError, match="no end that a policy brings about"):
+            await env.finish(reason)
+        assert not (await env.step(TRUE)).done
+
+
+async def test_the_next_step_opens_when_a_policy_stops_in_a_middle_one(task: Path) -> None:
+    async with make_env(task, steps=2, rewards=0.5) as env:
+        await env.reset()
+        middle = await env.finish(EndReason.NO_TOOL_CALL)
+        assert (middle.reward, middle.done) == (0.5, False)
+        assert "Do step-2." in middle.observation
+        assert "Do step-2." in middle.info.get("instruction", "")
+        last = await env.finish()
+        assert (last.done, last.info.get("end_reason")) == (True, EndReason.COMPLETED)

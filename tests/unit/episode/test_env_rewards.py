@@ -11,7 +11,7 @@ from harbor_gym.errors import VerifierError, VerifierOutOfMemoryError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.testing.conformance.env_probe import check_done, check_step
 from harbor_gym.testing.fake import terminal
-from harbor_gym.types import ActionFormat
+from harbor_gym.types import ActionFormat, EpisodeInfo
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, add_step, fake_config, message
 from tests.helpers.sandboxes.timed_fakes import CLOCK, Noting
 
@@ -259,3 +259,49 @@ async def test_an_environment_that_was_never_closed_warns(task: Path) -> None:
         env.__del__()
     await env.close()
     env.__del__()
+
+
+# -- nothing for those who run into a limit --------------------------------------------------------------------------
+
+
+async def paid_in_steps(task: Path, *actions: Any, **settings: Any) -> tuple[list[float], EpisodeInfo]:
+    """Play the actions, then have the episode cut; return what each transition paid, and the last info."""
+    async with AsyncTerminalGymEnv(fake_config(task, steps=3, **settings)) as env:
+        await env.reset()
+        results = [await env.step(action) for action in actions]
+        if not results or not results[-1].done:
+            results.append(await env.truncate(EndReason.CONTEXT_OVERFLOW))
+        return [result.reward for result in results], results[-1].info
+
+
+@pytest.mark.parametrize("step_rewards", [True, False])
+async def test_a_multi_step_episode_cut_in_the_middle_sums_to_nothing(task: Path, step_rewards: bool) -> None:
+    both = {"rewards": 1.0, "step_rewards": step_rewards}
+    paid, info = await paid_in_steps(task, COMPLETE, **both)
+    assert (sum(paid), info.get("episode_reward")) == (2.0 if step_rewards else 1.0, 1.0), "as Harbor reports it"
+    paid, info = await paid_in_steps(task, COMPLETE, **both, zero_reward_on_limit=True)
+    assert (sum(paid), info.get("episode_reward"), info.get("rewards")) == (0.0, 0.0, {"reward": 1.0})
+    assert info["metrics"]["zero_reward_on_limit"] == 1.0
+
+
+async def test_a_budgets_end_is_a_limit_wherever_it_is_noticed(task: Path) -> None:
+    paid, info = await paid_in_steps(
+        task, COMPLETE, message("true\n"), rewards=1.0, max_turns=2, zero_reward_on_limit=True
+    )
+    assert (paid, info.get("end_reason")) == ([1.0, -1.0], EndReason.MAX_TURNS)
+
+
+async def test_who_ends_in_time_is_paid_and_losses_stay(task: Path) -> None:
+    paid, info = await paid_in_steps(task, COMPLETE, COMPLETE, COMPLETE, rewards=0.5, zero_reward_on_limit=True)
+    assert (paid, info.get("episode_reward")) == ([0.5, 0.5, 0.5], 0.5)
+    assert "zero_reward_on_limit" not in info["metrics"]
+    paid, info = await paid_in_steps(task, COMPLETE, rewards=-0.5, zero_reward_on_limit=True)
+    assert (paid, info.get("episode_reward")) == ([-0.5, -0.5], -0.5)
+
+
+async def test_each_episode_is_reckoned_by_itself(task: Path) -> None:
+    async with AsyncTerminalGymEnv(fake_config(task, steps=2, rewards=1.0, zero_reward_on_limit=True)) as env:
+        for _ in range(2):
+            await env.reset()
+            await env.step(COMPLETE)
+            assert (await env.truncate(EndReason.MAX_TOKENS)).reward == -1.0

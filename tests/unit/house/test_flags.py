@@ -102,7 +102,7 @@ def test_repeated_flags_and_both_kinds_of_sources_add_up(monkeypatch: pytest.Mon
     assert config.env.task_dir == Path("a")
     assert config.where == ("difficulty=easy", "category!=x")
     assert config.task_weights == {"a": 2.0, "b": 0.5}
-    assert (config.test_tasks, config.zero_reward_on_limit, config.remove_constant_groups) == (("b",), True, False)
+    assert (config.test_tasks, config.env.zero_reward_on_limit, config.remove_constant_groups) == (("b",), True, False)
 
 
 @pytest.mark.parametrize("backend", Backend)

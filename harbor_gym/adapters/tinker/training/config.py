@@ -189,9 +189,6 @@ class TrainConfig(BaseModel):
     remove_constant_groups: bool = _field(ROLLOUTS, False)
     """Leave groups of one reward out of the step, and of its metrics."""
 
-    zero_reward_on_limit: bool = _field(ROLLOUTS, False)
-    """Pay no reward above 0 to an episode that a budget cut short."""
-
     max_steps_off_policy: int | None = _field(ROLLOUTS, ge=0)
     """Sample while training; drop groups older than so many steps."""
 

@@ -7,11 +7,9 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Executor
 
 from tinker_cookbook.rl import train as loop
-from tinker_cookbook.rl.rollout_limits import TerminationRewardPolicy
 
 from harbor_gym import report
 from harbor_gym.adapters.tinker.dataset import HarborRLDatasetBuilder
-from harbor_gym.adapters.tinker.env import LIMIT_STOP_REASONS
 from harbor_gym.adapters.tinker.evaluator import HarborEvaluator
 from harbor_gym.adapters.tinker.executors import rollout_executor
 from harbor_gym.adapters.tinker.strategy import RetryThenMask
@@ -142,9 +140,6 @@ def _loop_config(
         wandb_project=config.wandb_project,
         rollout_error_tolerance=strategy,
         remove_constant_reward_groups=config.remove_constant_groups,
-        termination=TerminationRewardPolicy(zero_reward_on_limit=True, limit_stop_reasons=LIMIT_STOP_REASONS)
-        if config.zero_reward_on_limit
-        else None,
         async_config=None
         if config.max_steps_off_policy is None
         else loop.AsyncConfig(

@@ -1,0 +1,143 @@
+"""What becomes of an episode that failed: one word for it, whether to mask it, and whether and when to run it again.
+
+==========================  ====================  =========  ======
+error                       failure_kind          retryable  masked
+==========================  ====================  =========  ======
+UsageError                  usage_error           no         no
+MissingDependencyError      missing_dependency    no         no
+TaskSourceError             task_source           no         no
+TaskError                   task_error            no         no
+SandboxThrottledError       sandbox_throttled     yes        yes
+SandboxStartError           sandbox_start         yes        yes
+SandboxMemoryError          sandbox_memory        yes        yes
+SandboxLostError            sandbox_lost          yes        yes
+SandboxTimeoutError         sandbox_timeout       yes        yes
+SandboxError                sandbox_error         yes        yes
+TerminalStartError          terminal_start        yes        yes
+TerminalError               terminal_error        yes        yes
+VerifierOutOfMemoryError    verifier_memory       yes        yes
+VerifierError               verifier_error        yes        yes
+SamplerError                sampler_error         yes        yes
+any other                   unexpected            no         no
+==========================  ====================  =========  ======
+
+*Retryable*: a fresh sandbox may do better; nothing was learnt of the policy. *Masked*: if it is not run again, its
+tokens must not be trained and its reward counts in no mean and no baseline. What is neither ends the run: no retry
+repairs a task or a bug, and an adapter must not skip it batch after batch.
+
+A subclass of these errors has its base's row. Adapters report ``failure_kind`` under whatever name their framework has.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from harbor_gym import errors
+from harbor_gym.errors import HarborGymError, SandboxThrottledError, UsageError
+
+_FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 1.0, 60.0
+_LONGEST_ASKED_PAUSE_SEC = 600.0
+"""A provider that asks for more is not waited for any longer: the episode is tried, and lost, instead."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A row of the table."""
+
+    failure_kind: str
+    """One word, fit for a metric's name."""
+
+    is_retryable: bool
+    """Whether the episode may be run again in a fresh sandbox."""
+
+    is_masked: bool
+    """Whether an episode that is not run again is left out of training instead of ending the run."""
+
+
+_UNEXPECTED = Failure("unexpected", is_retryable=False, is_masked=False)
+
+_KINDS: dict[type[HarborGymError], str] = {
+    errors.UsageError: "usage_error",
+    errors.MissingDependencyError: "missing_dependency",
+    errors.TaskSourceError: "task_source",
+    errors.TaskError: "task_error",
+    errors.SandboxThrottledError: "sandbox_throttled",
+    errors.SandboxStartError: "sandbox_start",
+    errors.SandboxMemoryError: "sandbox_memory",
+    errors.SandboxLostError: "sandbox_lost",
+    errors.SandboxTimeoutError: "sandbox_timeout",
+    errors.SandboxError: "sandbox_error",
+    errors.TerminalStartError: "terminal_start",
+    errors.TerminalError: "terminal_error",
+    errors.VerifierOutOfMemoryError: "verifier_memory",
+    errors.VerifierError: "verifier_error",
+    errors.SamplerError: "sampler_error",
+}
+
+FAILURE_KINDS: tuple[str, ...] = (*_KINDS.values(), _UNEXPECTED.failure_kind)
+"""Every ``failure_kind``."""
+
+
+def classify(error: BaseException) -> Failure:
+    """Return the row of the table for an error.
+
+    Args:
+        error: Anything that an episode raised, or that stands in ``Rollout.error``.
+    """
+    for kind in type(error).__mro__:
+        if (word := _KINDS.get(kind)) is not None:
+            passes = isinstance(error, HarborGymError) and error.is_infrastructure
+            return Failure(word, is_retryable=passes, is_masked=passes)
+    return _UNEXPECTED
+
+
+def pause_sec(error: BaseException, attempt: int) -> float:
+    """Return how long to wait before an episode runs again, in seconds.
+
+    Nothing but throttling is waited for: a sandbox that broke says nothing about the next one. A throttled start waits
+    as long as the provider asks, up to ten minutes; where it does not ask, a second, doubled each time up to a minute.
+
+    Args:
+        error: What ended the attempt.
+        attempt: Its number, from 0.
+    """
+    if not isinstance(error, SandboxThrottledError):
+        return 0.0
+    if error.retry_after_sec is not None:
+        return min(error.retry_after_sec, _LONGEST_ASKED_PAUSE_SEC)
+    return min(_FIRST_PAUSE_SEC * 2.0 ** min(attempt, 32), _LONGEST_PAUSE_SEC)
+
+
+class RetryBudget:
+    """How many more attempts may follow failed ones; of one episode, or shared by a group.
+
+    Args:
+        max_retries: Attempts that may follow a failed one, altogether; 0 allows none.
+
+    Raises:
+        UsageError: ``max_retries`` is negative.
+    """
+
+    def __init__(self, max_retries: int) -> None:
+        if max_retries < 0:
+            raise UsageError(f"max_retries must be at least 0, got {max_retries}")
+        self._left = max_retries
+
+    async def allows(self, error: Exception, attempt: int) -> bool:
+        """Return whether an episode may run again, after the pause that its failure asks for.
+
+        Args:
+            error: What ended the attempt; the caller knows that it is retryable.
+            attempt: The attempt's number, from 0.
+        """
+        summary = f"{type(error).__name__}: {error}"
+        if self._left == 0:
+            logger.warning("an episode was lost: %s", summary)
+            return False
+        self._left -= 1
+        pause = pause_sec(error, attempt)
+        logger.warning("an episode was lost and runs again in a fresh sandbox in %.3g s: %s", pause, summary)
+        await asyncio.sleep(pause)
+        return True
