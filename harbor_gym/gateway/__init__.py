@@ -7,6 +7,7 @@ from harbor_gym.gateway.group import SessionGroup
 from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, Segment
 from harbor_gym.gateway.server import Gateway
 from harbor_gym.gateway.session import Session, SessionLimits
+from harbor_gym.gateway.template_codec import TemplateConversationCodec
 
 __all__ = [
     "BreakReason",
@@ -22,6 +23,7 @@ __all__ = [
     "Session",
     "SessionGroup",
     "SessionLimits",
+    "TemplateConversationCodec",
     "TextConversationCodec",
     "ToolCall",
     "ToolDefinition",
