@@ -17,8 +17,8 @@ HarborGymError
 │   └── VerifierOutOfMemoryError  the sandbox's memory limit killed part of it
 └── SamplerError            the engine that samples the policy's messages failed
 
-Everything below SandboxError, TerminalError, VerifierError and SamplerError is an infrastructure failure: it says nothing
-about the policy and must never become a reward. ``is_infrastructure`` tells them apart.
+Everything below SandboxError, TerminalError, VerifierError and SamplerError is an infrastructure failure: it says
+nothing about the policy and must never become a reward. ``is_infrastructure`` tells them apart.
 """
 
 from collections.abc import Mapping

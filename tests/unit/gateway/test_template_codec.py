@@ -45,7 +45,8 @@ TEMPLATE = """\
 
 
 def make_codec(**kwargs: Any) -> TemplateConversationCodec:
-    return TemplateConversationCodec(byte_level_tokenizer(), **{"chat_template": TEMPLATE, **kwargs})
+    kwargs.setdefault("chat_template", TEMPLATE)
+    return TemplateConversationCodec(byte_level_tokenizer(), **kwargs)
 
 
 def encode(text: str) -> list[int]:
