@@ -1,113 +1,72 @@
 """Conversations with tools, written by a model's own chat template."""
 
+import functools
 import json
-import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, cast
 
-from harbor_gym.errors import UsageError
-from harbor_gym.gateway import tool_text
-from harbor_gym.gateway.chat import Message, ParsedAnswer, ToolCall, ToolDefinition, split_thinking
+from harbor_gym.codecs import HFCodec
+from harbor_gym.codecs.hf import ChatTokenizer
+from harbor_gym.formats.tool_text import ToolCall, ToolDefinition, tool_schema
+from harbor_gym.gateway.chat import Message, ParsedAnswer, parse_answer, tools_digest
+from harbor_gym.types import ChatMessage
 
-# Two answers that share no token: what their renderings have in common behind them does not come from the answer.
-_PROBES = ("0", "z")
-
-
-class ChatTokenizer(Protocol):
-    """What is used of a tokenizer; Hugging Face's have it."""
-
-    eos_token_id: int | None
-
-    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> Any:
-        """Return the conversation's token ids."""
-        ...
-
-    def decode(self, token_ids: Sequence[int], **kwargs: Any) -> Any:
-        """Return the text of token ids."""
-        ...
+_MAX_TOOL_SETS = 32
+"""Sets of tools that codecs are kept for; making one renders the template a few times."""
 
 
 class TemplateConversationCodec:
     """Write conversations and tools with a tokenizer's chat template, and read tool calls in Hermes' and Qwen's form.
 
-    What follows an answer is found by rendering two conversations that differ in the answer alone, and taking what
-    their renderings have in common behind it: what was sampled is never rendered again.
+    An :class:`HFCodec` for each set of tools, which agents declare with every request.
 
     Args:
         tokenizer: A tokenizer with a chat template that declares tools.
-        stop_token_ids: Tokens that end an answer; None is the tokenizer's end-of-sequence token.
-        template_kwargs: Further variables of the template, such as ``enable_thinking`` or ``chat_template``.
+        chat_template: As for :class:`HFCodec`.
+        stop_token_ids: As for :class:`HFCodec`.
+        template_kwargs: Further arguments of the template, such as ``enable_thinking=False``.
+
+    Raises:
+        UsageError: As :class:`HFCodec` does.
     """
 
     def __init__(
-        self, tokenizer: ChatTokenizer, *, stop_token_ids: Sequence[int] | None = None, **template_kwargs: Any
+        self,
+        tokenizer: ChatTokenizer,
+        chat_template: str | None = None,
+        stop_token_ids: Sequence[int] | None = None,
+        **template_kwargs: Any,
     ) -> None:
-        self._tokenizer, self._template_kwargs = tokenizer, template_kwargs
-        self._lock = threading.Lock()  # a tokenizer's switches are shared among threads
-        given = [tokenizer.eos_token_id] if stop_token_ids is None else stop_token_ids
-        self._stops = frozenset(token for token in given if token is not None)
-        opening = self._decode(self.render([Message("user", "task")], ()), skip_special_tokens=False)
-        self._opens_thinking = opening.rstrip().endswith("<think>")
+        self._make = functools.partial(HFCodec, tokenizer, chat_template, stop_token_ids, **template_kwargs)
+        self._plain = self._make()
+        self._by_tools: OrderedDict[bytes, HFCodec] = OrderedDict()
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[int]:
         """Return the tokens of a whole conversation, up to the opening of the next answer."""
-        return self._apply(_template_messages(messages), tools)
+        # The template takes more kinds of messages than a plain chat has.
+        return self._codec(tools).prompt(cast("list[ChatMessage]", _template_messages(messages)))
 
     def render_next(
         self, sampled: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolDefinition]
     ) -> list[int]:
-        """Return the tokens that follow ``sampled``.
-
-        Raises:
-            UsageError: The template writes an earlier answer in a way that can't be continued token by token.
-        """
-        task, following = {"role": "user", "content": "task"}, [_template_message(message) for message in messages]
-        first, second = (
-            self._apply([task, {"role": "assistant", "content": probe}, *following], tools) for probe in _PROBES
-        )
-        common = 0
-        while common < min(len(first), len(second)) and first[-1 - common] == second[-1 - common]:
-            common += 1
-        heads = first[: len(first) - common], second[: len(second) - common]
-        if not common or heads[0][:-1] != heads[1][:-1]:
-            raise UsageError(
-                "this chat template can't be continued token by token: what it writes depends on the answer"
-            )
-        tail = first[len(first) - common :]
-        # The sampler may have returned the end of its answer, which the tail begins with.
-        return tail[1:] if sampled and sampled[-1] in self._stops and tail[0] in self._stops else tail
+        """Return the tokens that follow ``sampled``."""
+        return self._codec(tools).next_messages(sampled, [_template_message(message) for message in messages])
 
     def parse(self, sampled: Sequence[int], tools: Sequence[ToolDefinition]) -> ParsedAnswer:
         """Return text, reasoning and tool calls of an answer."""
-        ids = list(sampled)
-        if ids and ids[-1] in self._stops:
-            ids.pop()
-        written = self._decode(ids, skip_special_tokens=True)
-        thinking, text = split_thinking(f"<think>{written}" if self._opens_thinking else written)
-        if self._opens_thinking and not thinking and text.startswith("<think>"):
-            return ParsedAnswer("", written)  # cut before the thinking ended
+        return parse_answer(self._plain.text(sampled), self._plain.reasoning(sampled), tools)
+
+    def _codec(self, tools: Sequence[ToolDefinition]) -> HFCodec:
         if not tools:
-            return ParsedAnswer(text, thinking)
-        content, calls = tool_text.parse_calls(text, tools)
-        return ParsedAnswer(content, thinking, calls)
-
-    def _apply(self, chat: list[dict[str, Any]], tools: Sequence[ToolDefinition]) -> list[int]:
-        schemas = [tool_text.schema(tool) for tool in tools] or None
-        with self._lock:
-            return list(
-                self._tokenizer.apply_chat_template(
-                    chat,
-                    tools=schemas,
-                    add_generation_prompt=True,
-                    tokenize=True,
-                    return_dict=False,
-                    **self._template_kwargs,
-                )
-            )
-
-    def _decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        with self._lock:
-            return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+            return self._plain
+        key = tools_digest(tools)
+        codec = self._by_tools.get(key)
+        if codec is None:
+            codec = self._by_tools[key] = self._make(tools=[tool_schema(tool) for tool in tools])
+        while len(self._by_tools) > _MAX_TOOL_SETS:
+            self._by_tools.popitem(last=False)
+        return codec
 
 
 def _template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -139,4 +98,4 @@ def _arguments(call: ToolCall) -> Mapping[str, Any]:
         value = json.loads(call.arguments) if call.arguments.strip() else {}
     except (ValueError, RecursionError):
         value = None
-    return value if isinstance(value, dict) else {"input": call.arguments}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {"input": call.arguments}

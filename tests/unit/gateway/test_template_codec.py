@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harbor_gym.errors import UsageError
+from harbor_gym.formats.tool_text import ToolDefinition
 from harbor_gym.gateway import Session, TemplateConversationCodec
-from harbor_gym.gateway.chat import Message, ToolDefinition
+from harbor_gym.gateway.chat import Message
 from harbor_gym.gateway.wires import ChatCompletionsWire
-from harbor_gym.rollout import Sample
+from harbor_gym.types import Sample
 from tests.helpers.gateway_clients import BASH, chat_body, tool_call, user
 from tests.helpers.tokenizers import byte_level_tokenizer
 
