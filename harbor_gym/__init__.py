@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from harbor_gym.errors import (
         HarborGymError,
         MissingDependencyError,
+        SamplerError,
         SandboxError,
         SandboxLostError,
         SandboxMemoryError,
@@ -68,6 +69,7 @@ _HOMES = {
     "Rollout": "harbor_gym.types",
     "Sample": "harbor_gym.types",
     "Sampler": "harbor_gym.types",
+    "SamplerError": "harbor_gym.errors",
     "SandboxError": "harbor_gym.errors",
     "SandboxLostError": "harbor_gym.errors",
     "SandboxMemoryError": "harbor_gym.errors",
@@ -111,6 +113,7 @@ __all__ = [
     "Rollout",
     "Sample",
     "Sampler",
+    "SamplerError",
     "SandboxError",
     "SandboxLostError",
     "SandboxMemoryError",
