@@ -10,8 +10,7 @@ from typing import Any, Self, cast
 import aiohttp
 
 from harbor_gym.errors import SamplerError, UsageError
-from harbor_gym.rollout import Sample
-from harbor_gym.tokens import StopReason
+from harbor_gym.types import Sample, StopReason
 
 _RETRIED = frozenset({429, 502, 503, 504})
 """Statuses of an engine that restarts, reloads its weights, or has too many requests."""

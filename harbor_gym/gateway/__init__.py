@@ -1,12 +1,14 @@
 """Any agent as the policy: an endpoint in the shape of a model provider's, answered by any sampler, token for token."""
 
-from harbor_gym.gateway.chat import Message, ParsedAnswer, ToolCall, ToolDefinition
+from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
+from harbor_gym.gateway.chat import Message, ParsedAnswer
 from harbor_gym.gateway.codec import ConversationCodec, ReasoningCodec, TextConversationCodec
 from harbor_gym.gateway.config import GatewayConfig
 from harbor_gym.gateway.group import SessionGroup
 from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, Segment
 from harbor_gym.gateway.server import Gateway
 from harbor_gym.gateway.session import Session, SessionLimits
+from harbor_gym.gateway.template_codec import TemplateConversationCodec
 
 __all__ = [
     "BreakReason",
@@ -22,6 +24,7 @@ __all__ = [
     "Session",
     "SessionGroup",
     "SessionLimits",
+    "TemplateConversationCodec",
     "TextConversationCodec",
     "ToolCall",
     "ToolDefinition",

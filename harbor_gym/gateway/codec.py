@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from harbor_gym.gateway import tool_text
-from harbor_gym.gateway.chat import Message, ParsedAnswer, ToolDefinition, split_thinking
-from harbor_gym.tokens import ChatCodec, ChatMessage
+from harbor_gym.formats.tool_text import ToolDefinition, declare_tools, write_calls, write_result
+from harbor_gym.gateway.chat import Message, ParsedAnswer, parse_answer, split_thinking
+from harbor_gym.types import ChatCodec, ChatMessage
 
 
 @runtime_checkable
@@ -71,10 +71,7 @@ class TextConversationCodec:
         thinking, text = split_thinking(self._codec.text(sampled))
         if isinstance(self._codec, ReasoningCodec):
             thinking = self._codec.reasoning(sampled) or thinking
-        if not tools:
-            return ParsedAnswer(text, thinking)
-        content, calls = tool_text.parse_calls(text, tools)
-        return ParsedAnswer(content, thinking, calls)
+        return parse_answer(text, thinking, tools)
 
 
 def as_conversation_codec(codec: ChatCodec | ConversationCodec) -> ConversationCodec:
@@ -87,7 +84,7 @@ def _chat_messages(messages: Sequence[Message], tools: Sequence[ToolDefinition])
     leading = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
     system = [message.content for message in messages[:leading]]
     if tools:
-        system.append(tool_text.declare(tools))
+        system.append(declare_tools(tools))
     chat = [ChatMessage(role="system", content="\n\n".join(system))] if system else []
     between: list[Message] = []
     for message in messages[leading:]:
@@ -97,7 +94,7 @@ def _chat_messages(messages: Sequence[Message], tools: Sequence[ToolDefinition])
         if between:
             chat.append(ChatMessage(role="user", content=_user_text(between)))
             between = []
-        chat.append(ChatMessage(role="assistant", content=tool_text.answer_text(message)))
+        chat.append(ChatMessage(role="assistant", content=write_calls(message.content, message.tool_calls)))
     if between:
         chat.append(ChatMessage(role="user", content=_user_text(between)))
     return chat
@@ -105,5 +102,5 @@ def _chat_messages(messages: Sequence[Message], tools: Sequence[ToolDefinition])
 
 def _user_text(messages: Sequence[Message]) -> str:
     return "\n".join(
-        tool_text.result_text(message) if message.role == "tool" else message.content for message in messages
+        write_result(message.content) if message.role == "tool" else message.content for message in messages
     )

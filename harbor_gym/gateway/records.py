@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from harbor_gym.tokens import StopReason
+from harbor_gym.types import StopReason
 
 
 class BreakReason(StrEnum):

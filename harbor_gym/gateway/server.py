@@ -14,9 +14,7 @@ from harbor_gym.gateway.config import GatewayConfig
 from harbor_gym.gateway.endpoints import Endpoints, FindOwner, key_digest
 from harbor_gym.gateway.group import SessionGroup
 from harbor_gym.gateway.session import Session, SessionLimits
-from harbor_gym.rollout import Sampler
-from harbor_gym.tokens import ChatCodec
-from harbor_gym.types import EndReason
+from harbor_gym.types import ChatCodec, EndReason, Sampler
 
 _SHUTDOWN_SEC = 5.0
 """How long a closing server waits for connections that are being answered."""

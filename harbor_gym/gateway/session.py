@@ -23,8 +23,7 @@ from harbor_gym.gateway.errors import (
     SessionEndedError,
 )
 from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, CallTree, Segment
-from harbor_gym.rollout import Sample, Sampler
-from harbor_gym.types import EndReason
+from harbor_gym.types import EndReason, Sample, Sampler
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harbor_gym.gateway import Gateway, Session
-from harbor_gym.rollout import Sample
-from harbor_gym.tokens import StopReason
+from harbor_gym.types import Sample, StopReason
 from tests.helpers.character_codec import END, CharacterCodec
 
 _THINKING = re.compile(r"\A\s*<think>(.*?)</think>\n*", re.DOTALL)

@@ -14,9 +14,8 @@ from harbor_gym.errors import UsageError
 from harbor_gym.gateway import Gateway, SessionLimits
 from harbor_gym.gateway.agents import AGENTS, agent_config
 from harbor_gym.gateway.trials import end_agent_on_limit, open_tunnel_for_agent, sandbox_url
-from harbor_gym.rollout import Sample
 from harbor_gym.sandboxes import environment_config
-from harbor_gym.types import EndReason
+from harbor_gym.types import EndReason, Sample
 from tests.helpers.character_codec import END, CharacterCodec
 from tests.helpers.gateway_clients import ThinkingCodec, text_of, tool_call, trained_text
 from tests.helpers.harbor_trials import ScriptAgent

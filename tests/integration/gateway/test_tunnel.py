@@ -16,7 +16,7 @@ from harbor_gym.gateway import Gateway, Session, SessionLimits, multiplexer
 from harbor_gym.gateway import tunnel as tunnels
 from harbor_gym.gateway.multiplexer import Multiplexer, ProtocolError
 from harbor_gym.gateway.tunnel import TunnelError, tunnel
-from harbor_gym.rollout import Sample
+from harbor_gym.types import Sample
 from tests.helpers.character_codec import CharacterCodec
 from tests.helpers.gateway_clients import chat_body, eventually, text_of, user
 from tests.helpers.sandboxes.local import make_sandbox, output, running

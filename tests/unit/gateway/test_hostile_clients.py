@@ -12,8 +12,7 @@ import pytest
 
 from harbor_gym.errors import SamplerError, UsageError
 from harbor_gym.gateway import CallKind, Gateway, GatewayConfig, SessionLimits
-from harbor_gym.rollout import Sample, Sampler
-from harbor_gym.types import EndReason
+from harbor_gym.types import EndReason, Sample, Sampler
 from tests.helpers.character_codec import CharacterCodec
 from tests.helpers.gateway_clients import Script, ThinkingCodec, chat_body, eventually, raw_exchange, tool_call, user
 
