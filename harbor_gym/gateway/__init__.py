@@ -1,6 +1,7 @@
 """Any agent as the policy: an endpoint in the shape of a model provider's, answered by any sampler, token for token."""
 
-from harbor_gym.gateway.chat import Message, ParsedAnswer, ToolCall, ToolDefinition
+from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
+from harbor_gym.gateway.chat import Message, ParsedAnswer
 from harbor_gym.gateway.codec import ConversationCodec, ReasoningCodec, TextConversationCodec
 from harbor_gym.gateway.config import GatewayConfig
 from harbor_gym.gateway.group import SessionGroup

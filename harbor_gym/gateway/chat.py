@@ -7,30 +7,17 @@ outer white space, reasoning text and cache marks.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from harbor_gym.tokens import StopReason
+from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
+from harbor_gym.types import StopReason
 
 Role = Literal["system", "user", "assistant", "tool"]
 """Author of a message. A wire's ``developer`` is a ``system`` here, its ``function`` a ``tool``."""
 
 _THINK, _END_THINK = "<think>", "</think>"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call of a tool, as the model wrote it."""
-
-    name: str
-    """The tool's name."""
-
-    arguments: str
-    """The arguments as JSON text; arbitrary text for a tool that takes no JSON."""
-
-    id: str = ""
-    """Identifier that a tool result refers to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +38,6 @@ class Message:
 
     reasoning: str = ""
     """Reasoning text of an assistant message, where the client sent it back. Not part of the normal form."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolDefinition:
-    """One tool that a request declares."""
-
-    name: str
-    """Its name."""
-
-    description: str = ""
-    """What the model reads about it."""
-
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """JSON schema of its arguments."""
-
-    is_freeform: bool = False
-    """Whether it takes one text instead of JSON arguments; the model passes that text as the argument ``input``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +98,6 @@ def split_thinking(text: str) -> tuple[str, str]:
         return "", text
     thinking, closed, rest = opened.removeprefix(_THINK).partition(_END_THINK)
     return (thinking.strip(), rest.lstrip("\n")) if closed else ("", text)
-
-
-def clean(text: str) -> str:
-    """Return text that can be encoded: a lone surrogate, which JSON can carry, becomes U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="surrogatepass").decode(errors="replace")
-    return text
 
 
 def canonical_json(text: str) -> str:

@@ -1,10 +1,12 @@
 """How a conversation with tools becomes tokens, for codecs that render tools themselves and for those that don't."""
 
+import dataclasses
+import secrets
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from harbor_gym.gateway import tool_text
-from harbor_gym.gateway.chat import Message, ParsedAnswer, ToolDefinition, split_thinking
+from harbor_gym.formats.tool_text import ToolDefinition, declare_tools, read_calls, write_calls, write_result
+from harbor_gym.gateway.chat import Message, ParsedAnswer, split_thinking
 from harbor_gym.tokens import ChatCodec, ChatMessage
 
 
@@ -73,8 +75,8 @@ class TextConversationCodec:
             thinking = self._codec.reasoning(sampled) or thinking
         if not tools:
             return ParsedAnswer(text, thinking)
-        content, calls = tool_text.parse_calls(text, tools)
-        return ParsedAnswer(content, thinking, calls)
+        content, calls = read_calls(text, tools)
+        return ParsedAnswer(content, thinking, tuple(dataclasses.replace(call, id=_new_call_id()) for call in calls))
 
 
 def as_conversation_codec(codec: ChatCodec | ConversationCodec) -> ConversationCodec:
@@ -87,7 +89,7 @@ def _chat_messages(messages: Sequence[Message], tools: Sequence[ToolDefinition])
     leading = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
     system = [message.content for message in messages[:leading]]
     if tools:
-        system.append(tool_text.declare(tools))
+        system.append(declare_tools(tools))
     chat = [ChatMessage(role="system", content="\n\n".join(system))] if system else []
     between: list[Message] = []
     for message in messages[leading:]:
@@ -97,7 +99,7 @@ def _chat_messages(messages: Sequence[Message], tools: Sequence[ToolDefinition])
         if between:
             chat.append(ChatMessage(role="user", content=_user_text(between)))
             between = []
-        chat.append(ChatMessage(role="assistant", content=tool_text.answer_text(message)))
+        chat.append(ChatMessage(role="assistant", content=write_calls(message.content, message.tool_calls)))
     if between:
         chat.append(ChatMessage(role="user", content=_user_text(between)))
     return chat
@@ -105,5 +107,10 @@ def _chat_messages(messages: Sequence[Message], tools: Sequence[ToolDefinition])
 
 def _user_text(messages: Sequence[Message]) -> str:
     return "\n".join(
-        tool_text.result_text(message) if message.role == "tool" else message.content for message in messages
+        write_result(message.content) if message.role == "tool" else message.content for message in messages
     )
+
+
+def _new_call_id() -> str:
+    """Return an identifier for a tool call, fit for every wire."""
+    return f"call_{secrets.token_hex(12)}"

@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, cast
 
-from harbor_gym.gateway.chat import Answer, ChatRequest, Message, ToolCall, ToolDefinition
+from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
+from harbor_gym.gateway.chat import Answer, ChatRequest, Message
 from harbor_gym.gateway.errors import ErrorKind, InvalidRequestError, RequestError
 from harbor_gym.gateway.wires.wire import Body, Event, http_status, mapping, new_id, objects, string, text_of
 
