@@ -5,6 +5,7 @@ The form of a call is the one that Hermes and Qwen models were trained on: ``<to
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -13,6 +14,8 @@ TOOL_TEXT_FORMAT = "1"
 """Version of the texts below. A policy trained under one version should be run under the same."""
 
 _TAG, _END_TAG = "<tool_call>", "</tool_call>"
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _DECLARATION = """\
 # Tools
@@ -68,7 +71,7 @@ class ToolDefinition:
 def declare_tools(tools: Sequence[ToolDefinition]) -> str:
     """Return the text that declares ``tools`` to the model, for the system message."""
     schemas = "\n".join(json.dumps(tool_schema(tool), ensure_ascii=False) for tool in tools)
-    return _encodable(_DECLARATION.format(schemas=schemas))
+    return encodable(_DECLARATION.format(schemas=schemas))
 
 
 def tool_schema(tool: ToolDefinition) -> dict[str, Any]:
@@ -123,6 +126,11 @@ def read_calls(text: str, tools: Sequence[ToolDefinition] = ()) -> tuple[str, tu
     return ("".join(rest).strip() if calls else text), tuple(calls)
 
 
+def encodable(text: str) -> str:
+    """Return ``text`` with each lone surrogate, which JSON can carry and no tokenizer takes, as U+FFFD."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
 def _read_call(text: str, position: int, freeform: set[str]) -> tuple[ToolCall, int] | None:
     """Return the call whose JSON starts at ``position``, and where the text goes on behind it."""
     start = _skip_blanks(text, position)
@@ -166,15 +174,10 @@ def _call_json(call: ToolCall) -> str:
         arguments = json.loads(call.arguments) if call.arguments.strip() else {}
     except (ValueError, RecursionError):
         arguments = {"input": call.arguments}
-    return _encodable(json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False))
+    return encodable(json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False))
 
 
 def _skip_blanks(text: str, position: int) -> int:
     while position < len(text) and text[position].isspace():
         position += 1
     return position
-
-
-def _encodable(text: str) -> str:
-    """Return ``text`` with half surrogate pairs, which no tokenizer takes, replaced."""
-    return text.encode(errors="replace").decode()

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from harbor_gym.gateway.chat import Answer, ChatRequest, clean
+from harbor_gym.formats.tool_text import encodable
+from harbor_gym.gateway.chat import Answer, ChatRequest
 from harbor_gym.gateway.errors import ErrorKind, InvalidRequestError, RequestError
 
 type Body = Mapping[str, Any]
@@ -84,18 +85,18 @@ def text_of(value: object, where: str, *, types: Sequence[str] = ("text",)) -> s
     if value is None:
         return ""
     if isinstance(value, str):
-        return clean(value)
+        return encodable(value)
     if not isinstance(value, list):
         raise InvalidRequestError(f"{where} must be a string or a list of parts")
     texts: list[str] = []
     for part in cast("list[object]", value):
         match part:
             case str():
-                texts.append(clean(part))
+                texts.append(encodable(part))
             case {"type": str() as kind, "text": str() as text} if kind in types:
-                texts.append(clean(text))
+                texts.append(encodable(text))
             case {"type": "refusal", "refusal": str() as text}:
-                texts.append(clean(text))
+                texts.append(encodable(text))
             case {"type": str() as kind}:
                 raise InvalidRequestError(f"{where} has a part of type {kind!r:.40}; only text is supported")
             case _:
@@ -113,7 +114,7 @@ def string(value: object, where: str, default: str | None = None) -> str:
         return default
     if not isinstance(value, str):
         raise InvalidRequestError(f"{where} must be a string")
-    return clean(value)
+    return encodable(value)
 
 
 def objects(value: object, where: str) -> list[Body]:

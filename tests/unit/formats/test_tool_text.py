@@ -58,6 +58,6 @@ def test_the_bash_tool_format_reads_what_is_written() -> None:
 
 
 def test_texts_can_be_tokenised_whatever_is_in_them() -> None:
-    declare_tools([ToolDefinition("a", "\ud800")]).encode()
-    write_calls("", [ToolCall("a", '{"x": "\ud800"}')]).encode()
+    assert "\ufffd" in declare_tools([ToolDefinition("a", "\ud800")]).encode().decode()
+    assert '"x": "\ufffd"' in write_calls("", [ToolCall("a", '{"x": "\\ud800"}')]).encode().decode()
     assert write_result("y") == "<tool_response>\ny\n</tool_response>"
