@@ -3,7 +3,7 @@
     python recipes/sweep.py --task-dir tasks/devops_task --learning-rates 1e-3,2e-4,5e-5 --seeds 0,1,2 \
         --sweep-path runs/learn --env local --backend local --num-batches 25
 
-Flags that are not the sweep's own go to train.py as they stand. The same command goes on with an unfinished sweep:
+Flags that are not the sweep's own go to train.py as they stand. The same command continues an unfinished sweep:
 runs that are finished are left alone, a broken one resumes from its last checkpoint, and more rates or seeds are added.
 """
 
@@ -71,7 +71,7 @@ def main(
     try:
         failures = asyncio.run(train_all(runs, flags, parallel))
     except KeyboardInterrupt:
-        typer.echo("sweep.py: interrupted; the same command goes on with it", err=True)
+        typer.echo("sweep.py: interrupted; the same command continues it", err=True)
         raise typer.Exit(INTERRUPTED) from None
     show(runs, folder, title=f"{task_dir.resolve().name}: {len(rates)} learning rates, {len(numbers)} seeds")
     for failure in failures:

@@ -60,7 +60,7 @@ async def check_task(task: Path | SourcedTask, plan: CheckPlan) -> TaskCheck:
     Never raises for what is wrong with the task or the sandbox: that is the verdict's ``error``.
 
     Args:
-        task: The task's directory, or a task that says where it came from.
+        task: The task's directory, or a task with its source.
         plan: The sandbox, the number of runs, and whether to forge.
     """
     started = time.monotonic()

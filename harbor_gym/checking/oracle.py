@@ -35,7 +35,7 @@ class Oracle:
         self._task_dir = task_dir
         self._agent: OracleAgent | None = None  # one for all steps: it counts them
         self.written: set[PurePosixPath] = set()
-        """What the solution changed in the sandbox, as far as that tells."""
+        """What the solution changed in the sandbox, as far as it is known."""
 
     async def __call__(self, episode: Episode, phase: AgentPhase) -> None:
         """Run the solution, for as long as the task gives it."""

@@ -24,7 +24,7 @@ class CheckPlan:
     """Directory for the trials' folders; the caller owns it."""
 
     repeat: int = 2
-    """Runs of the oracle and of the agent that does nothing, each in a fresh sandbox; 1 says nothing of steadiness."""
+    """Runs of the oracle and of the agent that does nothing, each in a fresh sandbox; 1 compares nothing."""
 
     try_exploits: bool = True
     """Whether to try forging the reward."""

@@ -67,7 +67,7 @@ async def play(
         task_dir: The directory of a well-formed task.
         work: What is done in place of the policy.
         plan: The sandbox, the reward's name, and where to keep the trial's folder.
-        keep_processes: Whether what the work left running runs on while it is graded; None is what the task says.
+        keep_processes: Whether what the work left running runs on while it is graded; None is the task's own setting.
         verify_paths: What the verifier sees, as ``TerminalEnvConfig.verify_paths``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a check prints: a row of a table, what is said below it, and an object for programs."""
+"""What a check prints: a row of a table, remarks below it, and an object for programs."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def table_row(check: TaskCheck, width: int) -> str:
 
 
 def remarks(check: TaskCheck) -> list[str]:
-    """Return the lines that say why a task is not ok, with the end of what its verifier printed, and what else its
-    author should know; none where there is nothing to say."""
+    """Return why a task is not ok, with the end of its verifier's output, and what else its author should know.
+
+    One line each; none where there is nothing to report.
+    """
     lines: list[str] = []
     if check.reason is not None:
         lines += [f"{check.task}: {check.reason}", *(f"    | {line}" for line in check.output.splitlines())]

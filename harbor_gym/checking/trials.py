@@ -1,4 +1,4 @@
-"""Run a task's solution once as ``harbor run`` does, to tell what an episode adds to that."""
+"""Run a task's solution once as ``harbor run`` does, to see what an episode adds to that."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class TaskCheck:
     """The verdict on one task, and what it rests on."""
 
     task: str
-    """Name of the task's directory; of several called the same, ``~2`` and so on tell the second from the first."""
+    """Name of the task's directory; the second of several with one name ends in ``~2``, and so on."""
 
     path: Path
     """The task's directory."""
@@ -201,7 +201,7 @@ class TaskCheck:
 
     @property
     def reason(self) -> str | None:
-        """One line that says why the task is not ok; None when it is."""
+        """The reason why the task is not ok, on one line; None when it is."""
         if self.pristine is not None and self.verdict is not self.harbors_verdict:
             return self._why_not_pristine(self.pristine)
         match self.verdict:

@@ -50,7 +50,7 @@ def cache_prune(
 
     with one_line_errors():
         if not (everything or older_than or max_size):
-            raise UsageError("say what to prune: --older-than AGE, --max-size SIZE or --all")
+            raise UsageError("nothing to prune: give --older-than AGE, --max-size SIZE or --all")
         gone = prune(
             older_than_sec=_quantity(older_than, {"m": 60, "h": 3600, "d": 86_400}, "--older-than")
             if older_than

@@ -66,7 +66,7 @@ def check(
         carried = parse_verify_paths(verify_paths)
         sources = [*(paths or ()), *(task or ())]
         if not sources:
-            raise UsageError("say what to check: a directory, or --task git+URL@COMMIT#path or org/name@ref")
+            raise UsageError("nothing to check: give a directory, or --task git+URL@COMMIT#path or org/name@ref")
         tasks = asyncio.run(resolve_tasks(sources, registry_path=registry_path))
         environment = environment_config(env, options=parse_options(sandbox_option or ()))
         require_function(reward_key, reward_function)
@@ -109,10 +109,10 @@ async def _check_all(
 
 
 @contextmanager
-def _folder(wanted: Path | None) -> Generator[Path]:
-    """Give the folder that the user wants, or a temporary one."""
-    if wanted is not None:
-        yield wanted
+def _folder(trials_dir: Path | None) -> Generator[Path]:
+    """Yield the given folder, or a temporary one."""
+    if trials_dir is not None:
+        yield trials_dir
         return
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as temporary:
         yield Path(temporary)

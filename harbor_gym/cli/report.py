@@ -9,7 +9,7 @@ from harbor_gym.cli.shared import one_line_errors
 
 
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a training run, also of one that goes on.")],
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a training run, finished or not.")],
     output: Annotated[Path | None, typer.Option(help="File to write. [default: report.html in that folder]")] = None,
     episodes: Annotated[int, typer.Option(min=0, help="Episodes to put into it; every batch gives some.")] = 400,
     megabytes: Annotated[int, typer.Option(min=1, help="Text and recordings to put into it.")] = 64,

@@ -30,7 +30,7 @@ class EpisodeResult:
     """Its number among the task's episodes."""
 
     reward: float | None
-    """The verifier's reward; None after an infrastructure error, which says nothing about the policy."""
+    """The verifier's reward; None after an infrastructure error, which is no result of the policy."""
 
     end_reason: EndReason
     """Why it ended."""
@@ -100,7 +100,7 @@ async def evaluate(
     Raises:
         TaskError: A task is wrong.
         UsageError: A count is below 1, or two tasks have the same name.
-        HarborGymError: What no retry can mend; the other episodes are then cancelled and closed.
+        HarborGymError: What no retry can repair; the other episodes are then cancelled and closed.
     """
     for name, value in (("episodes", episodes), ("concurrency", concurrency)):
         if value < 1:
@@ -123,7 +123,7 @@ async def evaluate(
         async with asyncio.TaskGroup() as group:
             playing = [group.create_task(item(config, number)) for config in tasks for number in range(episodes)]
     except BaseExceptionGroup as failures:
-        # The first failure cancelled the rest; it says what is wrong.
+        # The first failure cancelled the rest; it is the cause.
         raise failures.exceptions[0] from None
     return [task.result() for task in playing]
 

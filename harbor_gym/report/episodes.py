@@ -27,7 +27,7 @@ class Chosen:
 
 
 def choose_episodes(run_dir: Path, *, most: int, max_bytes: int) -> Chosen:
-    """Read episodes, evenly over the batches where not all are wanted.
+    """Read episodes, evenly over the batches where not all are requested.
 
     Args:
         run_dir: The run's folder.

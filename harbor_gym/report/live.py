@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def phases(record: dict[str, Any]) -> dict[str, float]:
-    """Return the seconds of each phase of a batch that its record tells. Side by side, they may exceed the total."""
+    """Return the seconds of each phase of a batch that its record has. Side by side, they may exceed the total."""
     found: dict[str, float] = {}
     for phase, spans in PHASES.items():
         times = (record.get(f"time/{span}{end}") for span in spans for end in ("", ":total"))
@@ -71,7 +71,7 @@ def describe_batch(record: dict[str, Any], *, total: int, left_sec: float | None
     Args:
         record: A record that :func:`harbor_gym.report.read_metrics` returned.
         total: Batches in the whole run.
-        left_sec: Seconds until the run's end, as far as one can tell.
+        left_sec: Estimated seconds until the run's end.
     """
     shares = ", ".join(f"{name} {share:.0%}" for name, share in outcomes(record).items())
     result = f"reward {record[_REWARD]:.2f}  turns {record.get(_TURNS, 0.0):.1f}" if _REWARD in record else "skipped"
@@ -95,7 +95,7 @@ def _duration(seconds: float) -> str:
 async def live_progress(log_path: Path, *, total: int, show: Callable[[str], None], title: str) -> AsyncGenerator[None]:
     """Show a line for each new batch and redraw ``curve.png`` while the block runs, to the last batch.
 
-    What can't be drawn is said once; it never ends the block.
+    A curve that can't be drawn is logged once; it never ends the block.
 
     Args:
         log_path: The run's folder.
@@ -134,7 +134,7 @@ async def live_progress(log_path: Path, *, total: int, show: Callable[[str], Non
 
 
 class _Picture:
-    """The curve of a run that goes on, whether it can be drawn or not."""
+    """The curve of an unfinished run, whether it can be drawn or not."""
 
     def __init__(self, metrics_path: Path, path: Path, title: str) -> None:
         self._metrics_path = metrics_path
@@ -147,7 +147,7 @@ class _Picture:
             draw_curve(self._metrics_path, self._path, title=self._title)
         except (MissingDependencyError, OSError) as error:
             if not self._has_failed:
-                logger.warning("the run goes on without %s: %s", self._path, error)
+                logger.warning("the run continues without %s: %s", self._path, error)
             self._has_failed = True
 
 

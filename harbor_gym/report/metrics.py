@@ -57,7 +57,7 @@ def forget_batches(run_dir: Path, *, first: int) -> None:
 
     Args:
         run_dir: The run's folder.
-        first: The batch at which the run goes on.
+        first: The batch at which the run continues.
     """
     for name in (METRICS_NAME, "timing_spans.jsonl"):
         path = run_dir / name
@@ -73,7 +73,7 @@ def forget_batches(run_dir: Path, *, first: int) -> None:
 
 
 def _is_before(line: str, first: int) -> bool:
-    """Tell whether a line is whole and tells of an earlier batch, or of none."""
+    """Return whether a line is whole and belongs to an earlier batch, or to none."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError:

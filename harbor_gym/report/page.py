@@ -24,7 +24,7 @@ from harbor_gym.report.svg import curve
 
 PAGE_NAME = "report.html"
 MAX_EPISODES = 400
-"""Episodes on a page, unless told otherwise."""
+"""Episodes on a page, by default."""
 
 MAX_BYTES = 64 << 20
 """Text and recordings on a page, in bytes: what a browser still opens quickly."""
@@ -52,7 +52,7 @@ def write_page(
     """Write the page of a run; an existing one is replaced when the new one is whole.
 
     Args:
-        run_dir: The run's folder, also of a run that goes on, or of another recipe of the cookbook.
+        run_dir: The run's folder, also of an unfinished run, or of another recipe of the cookbook.
         path: The file to write; None is ``report.html`` in the run's folder.
         max_episodes: Episodes to put into it; where there are more, every batch gives some.
         max_bytes: Text and recordings to put into it.

@@ -1,4 +1,4 @@
-"""Which task comes when: shuffled epochs, with weights, the same from every place one looks at it."""
+"""The order of tasks: shuffled epochs, with weights, the same for every reader of any place in it."""
 
 import bisect
 import math
@@ -12,7 +12,7 @@ from harbor_gym.errors import UsageError
 class TaskOrder:
     """An endless sequence of tasks, in epochs. What stands at a place depends on nothing but the arguments.
 
-    In an epoch each task comes as often as its weight says: at weight 1 once, at 2 twice, at 0.5 in every other epoch.
+    In an epoch each task comes as often as its weight: at weight 1 once, at 2 twice, at 0.5 in every other epoch.
 
     Args:
         weights: One per task, above 0.

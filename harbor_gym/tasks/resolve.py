@@ -121,13 +121,13 @@ async def _commit_of(spec: GitSpec) -> str:
         return spec.ref.lower()
     from harbor.utils.git import select_ls_remote_sha
 
-    wanted = spec.ref or "HEAD"
-    listing = await _ls_remote(spec.url, wanted)
+    ref = spec.ref or "HEAD"
+    listing = await _ls_remote(spec.url, ref)
     try:
-        return select_ls_remote_sha(listing, wanted, exact=True)
+        return select_ls_remote_sha(listing, ref, exact=True)
     except ValueError as exc:
         raise TaskSourceError(
-            f"{spec.url} has no branch or tag {wanted!r}; a commit must be written with all of its 40 digits"
+            f"{spec.url} has no branch or tag {ref!r}; a commit must be written with all of its 40 digits"
         ) from exc
 
 

@@ -1,4 +1,4 @@
-"""Which tasks of many: by what their task.toml says, and in two parts for training and testing."""
+"""Which tasks of many: by conditions on their task.toml, and in two parts for training and testing."""
 
 import hashlib
 import re
@@ -76,10 +76,10 @@ def _parse(condition: str) -> tuple[str, bool, frozenset[str]]:
     return match["key"], match["operator"] == "=", frozenset(value.strip() for value in match["values"].split(","))
 
 
-def _holds(task: SourcedTask, key: str, wanted: bool, values: frozenset[str]) -> bool:
+def _holds(task: SourcedTask, key: str, expected: bool, values: frozenset[str]) -> bool:
     found = _look_up(task, key)
     elements: list[Any] = found if isinstance(found, list) else [found]
-    return any(_text(element) in values for element in elements if element is not None) is wanted
+    return any(_text(element) in values for element in elements if element is not None) is expected
 
 
 def _look_up(task: SourcedTask, key: str) -> Any:

@@ -27,7 +27,7 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
         task_dirs: Several instead, or a directory of tasks: ``reset(options={"task": name})`` picks one by its
             directory's name, and without that it is drawn with the seed.
         action: ``keystrokes``: text that is typed as it stands. ``commands``: a sequence of (keystrokes, seconds).
-            ``message``: a model's message in ``action_format``, terminus-json-plain unless told otherwise.
+            ``message``: a model's message in ``action_format``, terminus-json-plain by default.
         observation: ``text``: what is new on the terminal. ``dict``: ``screen``, ``output`` (the new text),
             ``exit_code`` (-1: none), ``cursor`` (row, column), ``remaining`` (fractions of turns and of terminal time).
         render_mode: ``ansi`` (the screen as text), ``rgb_array`` (drawn; needs the ``render`` extra) or ``human``.

@@ -31,7 +31,7 @@ _MAX_KEYSTROKE_CHARS = MAX_KEYSTROKE_BYTES // 4
 """So many characters of any kind can be typed in one step."""
 
 _FEEDBACK_CHARS = 5_000
-"""What the environment may say about an action beside the terminal's text: two texts of 2 000, and phrases."""
+"""What the environment may add about an action to the terminal's text: two texts of 2 000, and phrases."""
 
 _CELL_CHARS = 32
 """A cell holds one character and what combines with it; tmux keeps at most so many bytes of it."""

@@ -1,7 +1,7 @@
 """Makes Gymnasium know the environment, in whichever order the two are imported, without importing Gymnasium.
 
 Gymnasium before 1.0 looked for the entry point ``gymnasium.envs``; since then the importer of a package registers what
-it offers, so ``import harbor_gym`` does, now or as soon as gymnasium is there.
+it provides, so ``import harbor_gym`` does, now or as soon as gymnasium is there.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def register() -> None:
         id=ENV_ID,
         entry_point="harbor_gym.adapters.gymnasium.env:HarborTerminalEnv",
         vector_entry_point="harbor_gym.adapters.gymnasium.vector:HarborTerminalVectorEnv",
-        nondeterministic=True,  # a terminal tells the time and process ids
+        nondeterministic=True,  # a terminal shows the time and process ids
     )
 
 
@@ -61,7 +61,7 @@ class _RegisteringLoader(Loader):
         self._finder = finder
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # for those who look at a spec and import nothing
+        return getattr(self._loader, name)  # for callers that inspect a spec and import nothing
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

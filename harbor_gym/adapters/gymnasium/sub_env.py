@@ -21,7 +21,7 @@ class SubEnv:
 
     @property
     def screen(self) -> Screen | None:
-        """The screen after the last call, where the interface asks for it."""
+        """The screen after the last call, where the interface requests it."""
         return self._env.screen
 
     async def reset(self, task_dir: Path, *, seed: int | None) -> tuple[Any, dict[str, Any]]:

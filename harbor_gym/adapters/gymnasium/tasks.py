@@ -27,7 +27,7 @@ class TaskSet:
         if (task_dir is None) == (task_dirs is None):
             raise UsageError("give either task_dir (one task) or task_dirs (several, or a directory of tasks)")
         if task_dir is not None:
-            paths = [Path(task_dir)]  # wrong or right: the first reset says so
+            paths = [Path(task_dir)]  # right or wrong: the first reset reports it
         elif isinstance(task_dirs, str | Path):
             paths = find_tasks([Path(task_dirs)])
         else:

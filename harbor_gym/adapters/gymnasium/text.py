@@ -18,7 +18,7 @@ _SAMPLE_CHARACTERS = "".join(map(chr, range(0x20, 0x7F))) + "\n"
 class TerminalText(Text):
     """Every string of at most ``max_length`` characters that can be encoded; NUL is none of them.
 
-    ``Text`` wants its character set spelled out. This one's has 1 112 063 members, so membership is computed, and an
+    ``Text`` requires its character set as a list. This one's has 1 112 063 members, so membership is computed, and an
     index into the set is the code point. Samples are short, made of what a keyboard has, and not empty, which as
     keystrokes would mean to wait.
 
@@ -87,7 +87,7 @@ class TerminalText(Text):
 
 @create_shared_memory.register
 def _refuse_shared_memory(space: TerminalText, n: int = 1, ctx: Any = None) -> Any:
-    # Gymnasium 1.4 reads text from there once, before anything is written, and goes on returning that.
+    # Gymnasium 1.4 reads text from there once, before anything is written, and keeps returning that.
     raise CustomSpaceError("text can't be passed through shared memory: use shared_memory=False")
 
 

@@ -39,7 +39,7 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
     """``num_envs`` terminals, each in a sandbox of its own, stepped concurrently on one event loop.
 
     A sub-environment whose infrastructure fails does not take the others' step with it: it gets the reward NaN (an
-    infrastructure failure is no reward, and whoever averages it in will notice), ``truncated``, an empty observation,
+    infrastructure failure is no reward, and an average over it is NaN too), ``truncated``, an empty observation,
     and its exception in ``infos["infrastructure_error"]``, whose mask ``infos["_infrastructure_error"]`` is what to
     exclude from training. Its next reset, by whichever autoreset mode, starts a fresh sandbox. Only where *all* fail to
     reset is the first error raised.

@@ -56,7 +56,7 @@ class KeystrokesToTerminus(gymnasium.ActionWrapper[Any, str, Any], RecordConstru
 
 
 class Tokenizer(Protocol):
-    """What Hugging Face's tokenizers offer, among others."""
+    """What Hugging Face's tokenizers provide, among others."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the text's tokens."""
@@ -84,7 +84,7 @@ class TokenizedText(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs
         RecordConstructorArgs.__init__(self, tokenizer=tokenizer, _disable_deepcopy=True)
         gymnasium.Wrapper.__init__(self, env)
         if not (isinstance(env.observation_space, spaces.Text) and isinstance(env.action_space, spaces.Text)):
-            raise UsageError("TokenizedText wants text on both sides: observation='text', and no action='commands'")
+            raise UsageError("TokenizedText requires text on both sides: observation='text', and no action='commands'")
         self._tokenizer = tokenizer
         self.observation_space = spaces.Sequence(spaces.Discrete(len(tokenizer)))
         self.action_space = spaces.Sequence(spaces.Discrete(len(tokenizer)))

@@ -72,7 +72,7 @@ class HarborRLDataset(RLDataset):
         return self._num_batches
 
     def warm_up(self) -> None:
-        """Begin to start the sandboxes that the first batch wants. Those of later batches start one batch ahead."""
+        """Begin to start the sandboxes of the first batch. Those of later batches start one batch ahead."""
         for task, size in self._stock(0).items():
             if size:
                 shared_pool(self._templates[task].config, size=size)

@@ -97,7 +97,7 @@ class HarborTerminalTinkerEnv(Env):
         return tinker.ModelInput.from_ints(step.observation), self._codec.stop
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        """Type what the sampled tokens say and return the extended prompt.
+        """Type the text of the sampled tokens and return the extended prompt.
 
         Args:
             action: Sampled token ids.

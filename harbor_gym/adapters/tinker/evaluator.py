@@ -58,7 +58,7 @@ class HarborEvaluator(RLTestSetEvaluator):
         rollout_summary_export: RolloutSummaryExportConfig | None = None,
         store: Any = None,
     ) -> dict[str, float]:
-        """Evaluate what the loop samples from now; it says the batch along with where the summary goes."""
+        """Evaluate the loop's present weights; the loop passes the batch with the summary's destination."""
         assert rollout_summary_export is not None, "the cookbook passes it unless Config.rollout_json_export is off"
         batch = rollout_summary_export.iteration
         return await self.evaluate(
@@ -77,7 +77,7 @@ class HarborEvaluator(RLTestSetEvaluator):
         metrics = await super().__call__(sampling_client, **export)
         reward = metrics.get(f"{self.name}/env/all/reward/total")
         if reward is None:
-            logger.warning("the evaluation before batch %d says nothing: all its episodes were lost", batch)
+            logger.warning("the evaluation before batch %d has no result: all its episodes were lost", batch)
             return metrics
         evaluated = Evaluated(
             batch=batch,

@@ -26,7 +26,7 @@ def rollout_executor(kind: Literal["process", "ray"], workers: int, strategy: Re
         kind: What the workers are: processes of this machine, or actors of a Ray cluster, of the one that
             ``RAY_ADDRESS`` names or else of one on this machine.
         workers: How many.
-        strategy: The run's. It learns of what goes wrong in a worker, which has a copy.
+        strategy: The run's. It records what fails in a worker, which has a copy.
 
     Raises:
         UsageError: There are to be no workers.
@@ -80,7 +80,7 @@ def _processes(workers: int) -> Generator[Executor]:
 
 
 def _begin_worker() -> None:
-    """Leave Ctrl-C to the parent, who passes it on once, and die with it: a killed parent tells nobody."""
+    """Leave Ctrl-C to the parent, which passes it on once, and exit with it: a killed parent sends no signal."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -157,7 +157,7 @@ class _RayExecutor(Executor):
 
     @override
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Kill the actors. What a group of theirs has open dies with them, or is reaped as that of any dead process."""
+        """Kill the actors. What a group of theirs has open ends with them, or is reaped as that of any dead process."""
         actors, self._actors = self._actors, []
         for actor in actors:
             self._ray.kill(actor)

@@ -37,7 +37,7 @@ def _codec(renderer_name: str, model_name: str) -> RendererCodec:
 class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     """Make a group of environments of one task. Holds configuration only until ``make_envs``, so it pickles.
 
-    Sandboxes start when the loop asks for the first observations, all of a group at once: environments that a
+    Sandboxes start when the loop requests the first observations, all of a group at once: environments that a
     retry made and did not need cost nothing.
     """
 
@@ -69,10 +69,10 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     """Sandboxes that the event loop keeps ready for all groups of this configuration; 0 keeps none."""
 
     is_last: bool = False
-    """Whether the next batch wants no sandbox of this configuration: the stock is then used up and not renewed."""
+    """Whether the next batch needs no sandbox of this configuration: the stock is then used up and not renewed."""
 
     warm_next: tuple[tuple[TerminalEnvConfig, int], ...] = ()
-    """What the next batch wants: as many sandboxes of each configuration are started while this group runs."""
+    """What the next batch needs: as many sandboxes of each configuration are started while this group runs."""
 
     task_name: str = ""
     """What to call the task in metrics and transcripts; its directory's name if empty."""
@@ -124,7 +124,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
                 tasks.create_task(_close(env))
 
     def warm_pool(self) -> WarmPool | None:
-        """Return the running loop's pool for this configuration, started; None where none is wanted.
+        """Return the running loop's pool for this configuration, started; None where none is needed.
 
         Close it with :func:`harbor_gym.pool.close_shared_pools` when the training ends; else the loop's end does.
         """
@@ -156,5 +156,5 @@ async def _close(env: HarborTerminalTinkerEnv) -> None:
     try:
         await env.close()
     except HarborGymError as exc:
-        # The cookbook asks cleanup not to raise: that would hide the error of a rollout.
+        # The cookbook requires that cleanup does not raise: that would hide the error of a rollout.
         logger.warning("an environment did not close cleanly: %s", exc)

@@ -23,14 +23,14 @@ def seeded(policy: TinkerTokenCompleter, *place: object) -> TinkerTokenCompleter
 
     Args:
         policy: The policy of the batch.
-        place: What tells the episode from all others of the run.
+        place: What distinguishes the episode from all others of the run.
     """
     client = cast("tinker.SamplingClient", _SeededClient(policy.sampling_client, place))
     return dataclasses.replace(policy, sampling_client=client)
 
 
 class _SeededClient:
-    """What :class:`TinkerTokenCompleter` asks of its client, with the seed put in: it has no parameter for one."""
+    """The part of a client that :class:`TinkerTokenCompleter` uses, with the seed added."""
 
     def __init__(self, client: tinker.SamplingClient, place: tuple[object, ...]) -> None:
         self._client = client

@@ -113,7 +113,7 @@ async def test_a_picture_that_can_not_be_written_does_not_end_the_run(
     (tmp_path / "curve.png" / "in the way").mkdir(parents=True)
     async with report.live_progress(tmp_path, total=1, show=lambda _: None, title="t"):
         write(tmp_path / "metrics.jsonl", {"step": 0, **BATCH})
-    assert "the run goes on without" in caplog.text
+    assert "the run continues without" in caplog.text
 
 
 def test_the_runs_of_a_rate_are_drawn_and_tabled_together(tmp_path: Path) -> None:
