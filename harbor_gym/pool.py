@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from harbor_gym._runtime.portal import current_portal
 from harbor_gym._runtime.rate_limit import TokenBucket
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.config import PoolLimits, TerminalEnvConfig
@@ -381,7 +382,8 @@ _shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[WarmPool]] = 
 def shared_pool(config: TerminalEnvConfig, *, size: int, limits: PoolLimits | None = None) -> WarmPool:
     """Return the running loop's pool for ``config``, started; made if there is none, enlarged if it is smaller.
 
-    For those who can't hand a pool on because they must pickle. Close with :func:`close_shared_pools`.
+    For those who can't hand a pool on because they must pickle. Close with :func:`close_shared_pools`; those of the
+    portal's loop are closed at the interpreter's exit, too.
     """
     pools = _shared.setdefault(asyncio.get_running_loop(), [])
     pools[:] = [pool for pool in pools if not pool.is_closed]
@@ -392,6 +394,8 @@ def shared_pool(config: TerminalEnvConfig, *, size: int, limits: PoolLimits | No
     pool = WarmPool(config, size=size, limits=limits)
     pool.start()
     pools.append(pool)
+    if (portal := current_portal()) is not None:
+        portal.close_at_exit(pool)
     return pool
 
 

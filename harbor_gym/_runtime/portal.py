@@ -1,8 +1,9 @@
 """Synchronous callers' door to asyncio: one event loop on one thread, shared by the whole process.
 
-Harbor wants one loop a process. Scripts, threads, notebooks and callers that run a loop of their own all come in here,
-and block until their call is done. What they leave open is closed when its owner is garbage-collected, and at the
-interpreter's exit at the latest.
+Harbor wants one loop a process. Scripts, threads, notebooks and callers that run a loop of their own all come in here:
+``call`` blocks, ``submit`` returns a future, ``run`` is awaited on the caller's own loop. What they leave open is
+closed when its owner is garbage-collected, and at the interpreter's exit at the latest: there, whatever runs on the
+loop is closed, or cancelled, and waited for.
 """
 
 import asyncio
@@ -13,13 +14,23 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor  # exit hooks run backwards: its own must be registered before ours
-from typing import Any
+from typing import Any, Protocol
 
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import UsageError
 
 type Closer = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Closeable(Protocol):
+    """Something that can be closed."""
+
+    async def close(self) -> None:
+        """Close it. Idempotent."""
+        ...
+
 
 _WORKERS = 8
 """Threads behind asyncio.to_thread on the portal's loop."""
@@ -40,7 +51,9 @@ class Portal:
         self._loop.set_default_executor(self._executor)
         self._keys = itertools.count()
         self._closers: dict[int, Closer] = {}
+        self._closed_at_exit: weakref.WeakSet[Closeable] = weakref.WeakSet()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._calls: set[_Call[Any]] = set()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="harbor-gym-portal", daemon=True)
         self._thread.start()
@@ -63,9 +76,9 @@ class Portal:
         Raises:
             UsageError: The caller is a forked child, or runs on the portal's own thread, or the interpreter is exiting.
         """
-        self._check_caller()
-        call: _Call[T] = _Call()
-        self._loop.call_soon_threadsafe(self._start, call, function(*args, **kwargs))
+        if threading.current_thread() is self._thread:
+            raise UsageError("a blocking call from the event loop that is to do the work; await the async env instead")
+        call = self._begin(function, *args, **kwargs)
         try:
             return call.outcome.result()
         except BaseException:
@@ -73,6 +86,67 @@ class Portal:
                 self._loop.call_soon_threadsafe(call.cancel)
                 concurrent.futures.wait((call.outcome,))
             raise
+
+    def submit[**P, T](
+        self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> concurrent.futures.Future[T]:
+        """Begin to run ``function(*args, **kwargs)`` on the portal's loop, and return at once. From any thread.
+
+        Cancelling the future cancels the work, which then cleans up on the loop; nobody waits for that but the
+        interpreter's exit. An exit before the end cancels the work and raises ``UsageError`` from the future.
+
+        Args:
+            function: An async function.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+
+        Raises:
+            UsageError: The caller is a forked child, or the interpreter is exiting.
+        """
+        call = self._begin(function, *args, **kwargs)
+        call.outcome.add_done_callback(lambda outcome: self._cancel(call) if outcome.cancelled() else None)
+        return call.outcome
+
+    async def run[**P, T](self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``function(*args, **kwargs)`` on the portal's loop, and wait for it on the caller's own.
+
+        A cancellation cancels the work, waits until it has cleaned up, and is raised then. On the portal's own loop
+        this is a plain await.
+
+        Args:
+            function: An async function.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+
+        Raises:
+            UsageError: The caller is a forked child, or the interpreter is exiting.
+        """
+        if asyncio.get_running_loop() is self._loop:
+            return await function(*args, **kwargs)
+        call = self._begin(function, *args, **kwargs)
+        outcome = asyncio.wrap_future(call.outcome)
+        try:
+            return await asyncio.shield(outcome)
+        except asyncio.CancelledError:
+            if not outcome.done():
+                self._cancel(call)
+                await shielded(asyncio.wait((outcome,)))
+                if not outcome.cancelled():
+                    outcome.exception()  # retrieved: the cancellation is what is reported
+            raise
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs on the portal's loop."""
+        return threading.current_thread() is self._thread and not self.is_inherited
+
+    def close_at_exit(self, item: "Closeable") -> None:
+        """Have ``item`` closed at the interpreter's exit, if it is still there. It is not kept alive.
+
+        Args:
+            item: Something with an async, idempotent ``close``.
+        """
+        self._closed_at_exit.add(item)
 
     def own(self, owner: object, close: Closer) -> Callable[[], None]:
         """Have ``close`` run on the loop once ``owner`` is garbage, or at the interpreter's exit.
@@ -112,6 +186,27 @@ class Portal:
         finally:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()  # which shuts the executor down without waiting
+            for call in list(self._calls):
+                call.refuse()
+
+    def _begin[**P, T](
+        self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> "_Call[T]":
+        self._check_caller()
+        call: _Call[T] = _Call()
+        self._calls.add(call)
+        call.outcome.add_done_callback(lambda _: self._calls.discard(call))
+        work = function(*args, **kwargs)
+        try:
+            self._loop.call_soon_threadsafe(self._start, call, work)
+        except RuntimeError:  # the loop was closed meanwhile
+            work.close()
+            call.refuse()
+        return call
+
+    def _cancel(self, call: "_Call[Any]") -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed, and everything on it
+            self._loop.call_soon_threadsafe(call.cancel)
 
     def _check_caller(self) -> None:
         if self.is_inherited:
@@ -119,12 +214,13 @@ class Portal:
                 f"this belongs to process {self._pid}, and a forked child (process {os.getpid()}) can't use it: make "
                 "environments in the process that uses them, or start processes with the 'spawn' method"
             )
-        if threading.current_thread() is self._thread:
-            raise UsageError("a blocking call from the event loop that is to do the work; await the async env instead")
         if self._is_closed:
             raise UsageError("the interpreter is exiting: no call can be made any more")
 
     def _start[T](self, call: "_Call[T]", work: Coroutine[Any, Any, T]) -> None:
+        if call.outcome.done():  # cancelled before it began
+            work.close()
+            return
         call.task = self._keep(work)
         call.task.add_done_callback(call.finish)
 
@@ -144,17 +240,15 @@ class Portal:
         closers = list(self._closers.values())
         self._closers.clear()
         running = {task for task in self._tasks if task is not asyncio.current_task()}
-        async with asyncio.TaskGroup() as group:
-            for close in closers:
-                group.create_task(_close_quietly(close))
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        await _close_side_by_side(closers)
+        await _cancel(running)
+        # What their owners did not close: first by its own means, then whatever is left on the loop.
+        await _close_side_by_side([item.close for item in self._closed_at_exit])
+        await _cancel(asyncio.all_tasks() - {asyncio.current_task()})
 
 
 class _Call[T]:
-    """One blocking call: the task on the loop, and its outcome for the thread that waits."""
+    """One call: the task on the loop, and its outcome for whoever waits."""
 
     def __init__(self) -> None:
         self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -165,12 +259,18 @@ class _Call[T]:
             self.task.cancel()
 
     def finish(self, task: asyncio.Task[T]) -> None:
-        if task.cancelled():
-            self.outcome.set_exception(UsageError("the call was cancelled: the interpreter is exiting"))
-        elif (error := task.exception()) is not None:
-            self.outcome.set_exception(error)
-        else:
-            self.outcome.set_result(task.result())
+        error = None if task.cancelled() else task.exception()
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # whoever waited has cancelled it
+            if task.cancelled():
+                self.outcome.set_exception(UsageError("the call was cancelled: the interpreter is exiting"))
+            elif error is not None:
+                self.outcome.set_exception(error)
+            else:
+                self.outcome.set_result(task.result())
+
+    def refuse(self) -> None:
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self.outcome.set_exception(UsageError("the interpreter is exiting: no call can be made any more"))
 
 
 def _full_executor() -> ThreadPoolExecutor:
@@ -221,6 +321,28 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+def current_portal() -> Portal | None:
+    """Return the portal on whose loop the caller runs; None on any other loop."""
+    return _portal if _portal is not None and _portal.is_current else None
+
+
+async def _close_side_by_side(closers: Iterable[Closer]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for close in closers:
+            group.create_task(_close_quietly(close))
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
+    running = [task for task in tasks if task is not None and not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)
+    for task in running:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.debug("work that the exit cut short failed: %s", error)
 
 
 async def _close_quietly(close: Closer) -> None:

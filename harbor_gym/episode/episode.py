@@ -22,6 +22,7 @@ from harbor.trial.trial import Trial
 from pydantic import ValidationError
 
 from harbor_gym._runtime.owners import temporary_prefix
+from harbor_gym._runtime.portal import current_portal
 from harbor_gym._runtime.shielded import cancel_and_wait, shielded
 from harbor_gym.episode import agent, failures
 from harbor_gym.episode.diagnostics import read_diagnostics
@@ -193,6 +194,8 @@ class Episode:
         self._examine_before_stop(self._trial.agent_environment)
         self._keep_start_error(self._trial.agent_environment)
         self._keep_reset(self._trial.agent_environment, self._trial.agent_env_paths.verifier_dir)
+        if (portal := current_portal()) is not None:
+            portal.close_at_exit(self)
         self._run = asyncio.create_task(self._trial.run(), name=f"harbor-trial-{self._trial.config.trial_name}")
         phase = await self._next_phase()
         if phase is None:

@@ -2,11 +2,14 @@
 
 import asyncio
 import gc
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -178,3 +181,130 @@ def test_the_portal_costs_no_thread_until_it_is_used() -> None:
     code = "import threading, harbor_gym._runtime.portal; print(threading.active_count())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "1"
+
+
+# -- without blocking ----------------------------------------------------------------------------------------------
+
+
+async def _wait_for_a_cancellation(events: list[str], began: threading.Event) -> None:
+    began.set()
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0.05)
+        events.append("cleaned up")
+
+
+def test_a_submitted_call_runs_while_its_caller_goes_on() -> None:
+    go_on = threading.Event()
+
+    async def work(answer: int) -> int:
+        await asyncio.to_thread(go_on.wait)
+        return answer
+
+    futures = [get_portal().submit(work, number) for number in range(3)]
+    assert not any(future.done() for future in futures)
+    go_on.set()
+    assert [future.result(10) for future in futures] == [0, 1, 2]
+    with pytest.raises(KeyError, match="broken"):
+        get_portal().submit(_fail).result(10)
+
+
+def test_cancelling_a_submitted_call_cancels_its_work() -> None:
+    events, began = list[str](), threading.Event()
+    future = get_portal().submit(_wait_for_a_cancellation, events, began)
+    assert began.wait(10)
+    assert future.cancel()
+    deadline = time.monotonic() + 10
+    while not events and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert events == ["cleaned up"]
+
+
+def test_a_call_that_was_cancelled_before_it_began_never_begins() -> None:
+    ran: list[str] = []
+
+    async def work() -> None:
+        ran.append("ran")
+
+    async def block() -> None:
+        time.sleep(0.1)  # noqa: ASYNC251 - the loop must not get to what is submitted meanwhile
+
+    get_portal().submit(block)
+    future = get_portal().submit(work)
+    future.cancel()
+    get_portal().call(_where)
+    assert ran == []
+
+
+async def test_a_loop_of_the_callers_own_awaits_the_portals() -> None:
+    here = id(asyncio.get_running_loop())
+    async with asyncio.TaskGroup() as group:
+        places = [group.create_task(get_portal().run(_where)) for _ in range(3)]
+    assert here not in {place.result()[1] for place in places}
+    with pytest.raises(KeyError, match="broken"):
+        await get_portal().run(_fail)
+
+    async def nested() -> tuple[int, int]:
+        return await get_portal().run(_where)
+
+    assert await get_portal().run(nested) == places[0].result(), "on the portal's own loop it is a plain await"
+
+
+async def test_a_cancelled_await_returns_when_the_work_has_cleaned_up() -> None:
+    events, began = list[str](), threading.Event()
+    waiting = asyncio.create_task(get_portal().run(_wait_for_a_cancellation, events, began))
+    await asyncio.to_thread(began.wait)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert events == ["cleaned up"]
+
+
+_UNCLOSED = """
+    import sys, tempfile, threading
+    from pathlib import Path
+    from harbor_gym import AsyncTerminalGymEnv
+    from harbor_gym._runtime.portal import get_portal
+    from harbor_gym.pool import shared_pool
+    from tests.helpers.sandboxes.fake_episodes import fake_config
+
+    config, stepping = fake_config(Path(sys.argv[1]) / "task"), threading.Event()
+
+    async def lend():
+        return shared_pool(config, size=2)
+
+    async def stay_in_a_step(env):
+        await env.reset()
+        stepping.set()
+        await env.step([("sleep 60\\n", 60.0)])
+
+    portal = get_portal()
+    idle, busy, pooled = AsyncTerminalGymEnv(config), AsyncTerminalGymEnv(config), None
+    portal.call(idle.reset)
+    running = portal.submit(stay_in_a_step, busy)
+    pool = portal.call(lend)
+    pooled = AsyncTerminalGymEnv(config, pool=pool)
+    portal.call(pooled.reset)
+    assert stepping.wait(60)
+    folders = [p.name for p in Path(tempfile.gettempdir()).glob("harbor-gym-trial-*")]
+    print("folders", len(folders) >= 3, flush=True)
+"""
+
+
+def test_the_exit_closes_every_episode_and_pool_and_waits_for_them(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_UNCLOSED), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "TMPDIR": str(scratch)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "folders True" in done.stdout
+    assert list(scratch.glob("harbor-gym-*")) == []
+    assert "Traceback" not in done.stderr
+    assert "ignored" not in done.stderr
