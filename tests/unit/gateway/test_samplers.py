@@ -4,19 +4,19 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import pytest
 
-from harbor_gym import samplers
 from harbor_gym.errors import SamplerError, UsageError
 from harbor_gym.gateway import Gateway
-from harbor_gym.samplers import CompletionsSampler
+from harbor_gym.samplers import CompletionsSampler, engine_client
 from tests.helpers.character_codec import CharacterCodec
 from tests.helpers.vllm_double import END, VllmDouble, vllm_double
 
 
 @pytest.fixture
 async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[VllmDouble]:
-    monkeypatch.setattr(samplers, "_BACKOFF_SEC", 0.001)
+    monkeypatch.setattr(engine_client, "_BACKOFF_SEC", 0.001)
     async with vllm_double() as double:
         yield double
 
@@ -106,7 +106,7 @@ async def test_the_gateway_in_front_of_an_engine(engine: VllmDouble) -> None:
     async with (
         CompletionsSampler(engine.base_url, "qwen", max_tokens=4) as sample,
         Gateway(sample, CharacterCodec(), model="policy") as gateway,
-        samplers.aiohttp.ClientSession(gateway.url) as client,
+        aiohttp.ClientSession(gateway.url) as client,
     ):
         session = gateway.open_session()
         messages: list[dict[str, Any]] = [{"role": "user", "content": "abc"}]

@@ -1,26 +1,12 @@
 """Samplers over engines that serve token ids: what goes in and comes out is never text."""
 
-import asyncio
-import logging
-import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
-import aiohttp
-
-from harbor_gym.errors import SamplerError, UsageError
+from harbor_gym.errors import SamplerError
+from harbor_gym.samplers.engine_client import EngineClient
 from harbor_gym.types import Sample, StopReason
-
-_RETRIED = frozenset({429, 502, 503, 504})
-"""Statuses of an engine that restarts, reloads its weights, or has too many requests."""
-
-_BACKOFF_SEC = 1.0
-"""Wait before the second attempt; doubled for each further one."""
-
-_SHOWN_CHARACTERS = 500
-
-logger = logging.getLogger(__name__)
 
 
 class CompletionsSampler:
@@ -61,13 +47,9 @@ class CompletionsSampler:
         max_attempts: int = 4,
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
-        self._url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1/completions"
-        self._timeout_sec, self._max_attempts = timeout_sec, max_attempts
-        self._headers: dict[str, str] = {}
-        if api_key_env is not None:
-            if not (key := os.environ.get(api_key_env)):
-                raise UsageError(f"the environment variable {api_key_env} is not set: it should hold the engine's key")
-            self._headers["Authorization"] = f"Bearer {key}"
+        self._client = EngineClient(
+            base_url, "/v1/completions", api_key_env=api_key_env, timeout_sec=timeout_sec, max_attempts=max_attempts
+        )
         self._body: dict[str, Any] = {
             "model": model,
             "max_tokens": max_tokens,
@@ -81,22 +63,17 @@ class CompletionsSampler:
             **({"stop_token_ids": list(stop_token_ids)} if stop_token_ids else {}),
             **(extra_body or {}),
         }
-        self._client: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         """Open the connections."""
-        connector = aiohttp.TCPConnector(limit=0)  # as many as there are episodes
-        timeout = aiohttp.ClientTimeout(total=self._timeout_sec)
-        self._client = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers)
+        await self._client.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the connections."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        await self._client.__aexit__(kind, error, traceback)
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
         """Sample one message.
@@ -105,35 +82,7 @@ class CompletionsSampler:
             SamplerError: The engine can't be reached, refuses the request, or returns no token ids.
             UsageError: The sampler is not open.
         """
-        body = {**self._body, "prompt": list(prompt)}
-        for attempt in range(1, self._max_attempts):
-            try:
-                return _read_sample(await self._post(body))
-            except _OverloadedError as exc:
-                logger.info("attempt %d of %d: %s", attempt, self._max_attempts, exc)
-                await asyncio.sleep(_BACKOFF_SEC * 2 ** (attempt - 1))
-        return _read_sample(await self._post(body))
-
-    async def _post(self, body: Mapping[str, Any]) -> object:
-        if self._client is None:
-            raise UsageError("this sampler is not open: use `async with CompletionsSampler(...) as sampler`")
-        try:
-            async with self._client.post(self._url, json=body) as response:
-                if response.status != 200:
-                    text = (await response.text(errors="replace"))[:_SHOWN_CHARACTERS]
-                    kind = _OverloadedError if response.status in _RETRIED else SamplerError
-                    raise kind(f"{self._url} answered with status {response.status}: {text}")
-                return await response.json(content_type=None)
-        except TimeoutError:
-            raise SamplerError(f"{self._url} did not answer within {self._timeout_sec:g} seconds") from None
-        except aiohttp.ClientError as exc:
-            raise _OverloadedError(f"{self._url} can't be reached: {exc}") from exc
-        except ValueError as exc:
-            raise SamplerError(f"{self._url} did not answer with JSON: {exc}") from exc
-
-
-class _OverloadedError(SamplerError):
-    """The engine may answer a later attempt."""
+        return _read_sample(await self._client.post({**self._body, "prompt": list(prompt)}))
 
 
 def _read_sample(answer: object) -> Sample:

@@ -1,0 +1,14 @@
+"""Policies: what answers an episode's prompts, in token ids or in messages."""
+
+from harbor_gym.samplers.batch import BatchSampler
+from harbor_gym.samplers.chat import ChatAnswer, ChatEndpoint, ChatRollout, run_chat_episode
+from harbor_gym.samplers.completions import CompletionsSampler
+
+__all__ = [
+    "BatchSampler",
+    "ChatAnswer",
+    "ChatEndpoint",
+    "ChatRollout",
+    "CompletionsSampler",
+    "run_chat_episode",
+]

@@ -1,0 +1,186 @@
+"""Many episodes on the portal's loop, sampled in batches by one blocking function in the trainer's thread."""
+
+import asyncio
+import concurrent.futures
+import queue
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harbor_gym._runtime.portal import get_portal
+from harbor_gym.errors import UsageError
+from harbor_gym.rollout import run_with_retries
+from harbor_gym.tokens import TokenTerminalEnv
+from harbor_gym.types import Rollout, Sample
+
+type Generate = Callable[[list[list[int]]], Sequence[Sample | Exception]]
+"""Samples one message for each prompt, in order. An exception in a sample's place ends that prompt's episode alone."""
+
+type Job[T] = Callable[[], Coroutine[Any, Any, T]]
+
+
+@dataclass(slots=True)
+class _Request:
+    prompt: list[int]
+    answer: asyncio.Future[Sample]
+
+
+class BatchSampler:
+    """Answer the prompts of many episodes in batches, for trainers whose engine samples whole batches and blocks.
+
+    The object is the episodes' sampler. A batch is due when every live episode waits for its answer, or ``linger_sec``
+    after the first of them asked; while a batch is sampled, the next one gathers.
+
+    Args:
+        generate: Samples a batch. It is called by the thread that calls :meth:`run`, one batch at a time.
+        linger_sec: Longest wait for other episodes, in seconds, while nothing is being sampled.
+        max_batch_size: Prompts in a batch; None is no limit.
+
+    Raises:
+        UsageError: A number is out of range.
+
+    Example::
+
+        sampler = BatchSampler(lambda prompts: engine.generate(prompts))
+        rollouts = sampler.run_episodes([make_env] * 16)
+    """
+
+    def __init__(self, generate: Generate, *, linger_sec: float = 0.2, max_batch_size: int | None = None) -> None:
+        if linger_sec < 0:
+            raise UsageError(f"linger_sec must be at least 0, got {linger_sec:g}")
+        if max_batch_size is not None and max_batch_size < 1:
+            raise UsageError(f"max_batch_size must be at least 1, got {max_batch_size}")
+        self._generate, self._linger_sec, self._max_batch_size = generate, linger_sec, max_batch_size
+        self._waiting: list[_Request] = []
+        self._batches: queue.SimpleQueue[list[_Request] | None] = queue.SimpleQueue()
+        self._live = 0
+        self._is_sampling = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_overdue = False
+        self._task: asyncio.Task[Any] | None = None
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        """Wait for the sample of one prompt.
+
+        Raises:
+            Exception: What ``generate`` returned in this sample's place.
+            UsageError: No :meth:`run` is under way.
+        """
+        if self._live == 0:
+            raise UsageError("a BatchSampler answers only the episodes of its own run")
+        request = _Request(list(prompt), asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        self._hand_over()
+        try:
+            return await request.answer
+        finally:
+            if request in self._waiting:  # cancelled before its batch was due
+                self._waiting.remove(request)
+
+    def run_episodes(
+        self, make_envs: Sequence[Callable[[], TokenTerminalEnv]], *, max_retries: int = 1
+    ) -> list[Rollout]:
+        """Run one episode of each environment, side by side, and return them in order. Blocks.
+
+        Args:
+            make_envs: Makes the environment of one attempt at an episode. Called on the portal's loop.
+            max_retries: Of each episode, see :func:`harbor_gym.run_with_retries`.
+
+        Raises:
+            Exception: As :meth:`run`.
+        """
+        return self.run([lambda make=make: run_with_retries(make, self, max_retries=max_retries) for make in make_envs])
+
+    def run[T](self, jobs: Sequence[Job[T]]) -> list[T]:
+        """Run jobs that use this object as their sampler, side by side on the portal's loop, and sample here. Blocks.
+
+        Args:
+            jobs: Async functions.
+
+        Returns:
+            Their results, in order.
+
+        Raises:
+            Exception: The first that a job or ``generate`` raised. The other jobs are cancelled and waited for
+                first, as they are after an interrupt.
+            UsageError: A run is under way already, or ``generate`` returned another number of samples.
+        """
+        if self._live:
+            raise UsageError("a BatchSampler runs one batch of episodes at a time")
+        self._live = len(jobs)
+        portal = get_portal()
+        running = portal.submit(self._run, jobs)
+        try:
+            while (batch := self._batches.get()) is not None:
+                answers = self._sample(batch)
+                portal.submit(self._deliver, batch, answers)
+            return running.result()
+        except BaseException:
+            portal.call(self._abort)
+            concurrent.futures.wait((running,))
+            raise
+        finally:
+            self._batches = queue.SimpleQueue()
+
+    def _sample(self, batch: list[_Request]) -> list[Sample | Exception]:
+        answers = list(self._generate([request.prompt for request in batch]))
+        if len(answers) != len(batch):
+            raise UsageError(f"generate returned {len(answers)} samples for {len(batch)} prompts")
+        return answers
+
+    # -- on the portal's loop --------------------------------------------------------------------------------------
+
+    async def _run[T](self, jobs: Sequence[Job[T]]) -> list[T]:
+        self._waiting, self._is_sampling, self._is_overdue = [], False, False
+        self._task = asyncio.current_task()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._run_one(job)) for job in jobs]
+        except BaseExceptionGroup as exc:
+            raise exc.exceptions[0] from None
+        finally:
+            self._live = 0
+            self._batches.put(None)
+        return [task.result() for task in tasks]
+
+    async def _run_one[T](self, job: Job[T]) -> T:
+        try:
+            return await job()
+        finally:
+            self._live -= 1
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give the trainer's thread the next batch if it is due, and else see to it that it will be."""
+        if self._is_sampling or not self._waiting:
+            return
+        size = min(self._live, self._max_batch_size or self._live)
+        if self._is_overdue or len(self._waiting) >= size:
+            batch, self._waiting = self._waiting[:size], self._waiting[size:]
+            self._is_sampling, self._is_overdue = True, False
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._batches.put(batch)
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._linger_sec, self._overdue)
+
+    def _overdue(self) -> None:
+        self._timer, self._is_overdue = None, bool(self._waiting)
+        self._hand_over()
+
+    async def _deliver(self, batch: list[_Request], answers: list[Sample | Exception]) -> None:
+        self._is_sampling = False
+        for request, answer in zip(batch, answers, strict=True):
+            if request.answer.done():
+                continue  # its episode was cancelled meanwhile
+            if isinstance(answer, Exception):
+                request.answer.set_exception(answer)
+            else:
+                request.answer.set_result(answer)
+        self._hand_over()
+
+    async def _abort(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait((self._task,))

@@ -1,0 +1,262 @@
+"""An OpenAI-style chat endpoint as the policy of the text environment. For evaluation, and trainers that record tokens.
+
+Nothing is tokenised here. A trainer that needs the tokens puts the gateway, or a server of its own, behind the address.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self, cast
+
+from harbor_gym.env import AsyncTerminalGymEnv
+from harbor_gym.errors import HarborGymError, SamplerError
+from harbor_gym.formats import parse_action, prompts
+from harbor_gym.formats.tool_text import ToolCall, write_calls
+from harbor_gym.samplers.engine_client import EngineClient, StatusError
+from harbor_gym.types import ActionFormat, EndReason, StepResult, StopReason, Turn
+
+_OVERFLOWS = ("context_length_exceeded", "maximum context length", "maximum model length", "longer than the maximum")
+"""How engines refuse a prompt that does not fit, in the body of a status 400."""
+
+_RETURNED = ("content", "tool_calls", "reasoning_content", "reasoning", "refusal")
+"""Parts of an answer that go back as they came: a server that records turns sees its own answer again."""
+
+type Messages = list[dict[str, Any]]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """One answer of a chat endpoint."""
+
+    text: str
+    """Content, and tool calls as text behind it."""
+
+    message: Mapping[str, Any]
+    """The message as it goes back in the next request."""
+
+    stop_reason: StopReason = "stop"
+    """Why sampling stopped."""
+
+    prompt_tokens: int = 0
+    """Length of the prompt in tokens, as the endpoint counts; 0 where it does not."""
+
+    sampled_tokens: int = 0
+    """Length of the answer in tokens; likewise."""
+
+
+class ContextOverflowError(SamplerError):
+    """The endpoint refuses the chat because it does not fit its context window."""
+
+
+class ChatEndpoint:
+    """Ask an OpenAI-style endpoint (``POST /v1/chat/completions``). One serves any number of episodes at once.
+
+    Use it as a context manager.
+
+    Args:
+        base_url: The endpoint's address, with or without ``/v1``.
+        model: Model name, as the endpoint knows it.
+        max_tokens: Longest answer, in tokens.
+        temperature: Sampling temperature; None leaves it to the endpoint.
+        api_key_env: Name of the environment variable that holds the key; None sends no key.
+        timeout_sec: Longest wait for one answer, in seconds.
+        max_attempts: How often a request is sent when the endpoint can't be reached or is overloaded.
+        extra_body: Further fields of each request, such as ``tools`` or ``reasoning_effort``.
+
+    Raises:
+        UsageError: ``api_key_env`` names a variable that is not set.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        max_tokens: int,
+        temperature: float | None = None,
+        api_key_env: str | None = None,
+        timeout_sec: float = 600.0,
+        max_attempts: int = 4,
+        extra_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._client = EngineClient(
+            base_url,
+            "/v1/chat/completions",
+            api_key_env=api_key_env,
+            timeout_sec=timeout_sec,
+            max_attempts=max_attempts,
+        )
+        self._body: dict[str, Any] = {"model": model, "max_tokens": max_tokens, **(extra_body or {})}
+        if temperature is not None:
+            self._body["temperature"] = temperature
+
+    async def __aenter__(self) -> Self:
+        """Open the connections."""
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        await self._client.__aexit__(kind, error, traceback)
+
+    async def __call__(self, messages: Sequence[Mapping[str, Any]]) -> ChatAnswer:
+        """Return the answer to a chat.
+
+        Raises:
+            ContextOverflowError: The chat does not fit the context window.
+            SamplerError: The endpoint can't be reached, refuses the request, or does not answer with one message.
+            UsageError: The endpoint is not open.
+        """
+        try:
+            return _read_answer(await self._client.post({**self._body, "messages": list(messages)}))
+        except StatusError as exc:
+            if exc.status == 400 and any(words in exc.body for words in _OVERFLOWS):
+                raise ContextOverflowError(str(exc)) from exc
+            raise
+
+
+@dataclass(frozen=True)
+class ChatRollout:
+    """An episode in messages."""
+
+    messages: Messages
+    """The whole chat, with the last answer."""
+
+    turns: Sequence[Turn]
+    """What was shown and answered, turn by turn."""
+
+    end_reason: EndReason
+    """Why the episode ended."""
+
+    reward: float | None
+    """Sum of the turns' rewards; None after an infrastructure error."""
+
+    error: HarborGymError | None = None
+    """The infrastructure error, if that ended the episode."""
+
+
+@dataclass
+class _Chat:
+    messages: Messages = field(default_factory=list[dict[str, Any]])
+    turns: list[Turn] = field(default_factory=list[Turn])
+    reward: float = 0.0
+
+
+async def run_chat_episode(
+    env: AsyncTerminalGymEnv,
+    ask: Callable[[Messages], Awaitable[ChatAnswer]],
+    *,
+    ends_without_tool_call: bool = False,
+) -> ChatRollout:
+    """Run one episode to its end and close the environment.
+
+    Args:
+        env: A text environment; it is closed in any case.
+        ask: Asked once a turn with the whole chat, such as a :class:`ChatEndpoint`.
+        ends_without_tool_call: In the format ``bash-tool``, take an answer without a tool call for the end of the
+            policy's work (``EndReason.NO_TOOL_CALL``) instead of a message that could not be read.
+
+    Returns:
+        The chat and its reward. A failure of sandbox, terminal, verifier or endpoint comes back as
+        ``INFRASTRUCTURE_ERROR``, without a reward.
+
+    Raises:
+        HarborGymError: The task or the configuration is wrong, which no retry can repair.
+    """
+    chat = _Chat()
+    try:
+        screen, info = await env.reset()
+        shown = prompts.first_message(info.get("instruction", ""), screen)
+        chat.messages.append({"role": "system", "content": prompts.system_prompt(env.config.action_format)})
+        chat.messages.append({"role": "user", "content": shown})
+        while True:
+            result, answer = await _take_turn(env, ask, chat, ends_without_tool_call=ends_without_tool_call)
+            chat.reward += result.reward
+            if answer is not None:
+                lengths = answer.prompt_tokens, answer.sampled_tokens
+                chat.turns.append(Turn(shown, answer.text, result.info, result.reward, *lengths))
+            if result.done:
+                break
+            assert answer is not None
+            shown = result.observation
+            chat.messages += _replies(answer, shown)
+    except HarborGymError as exc:
+        if not exc.is_infrastructure:
+            raise
+        return ChatRollout(chat.messages, chat.turns, EndReason.INFRASTRUCTURE_ERROR, None, exc)
+    finally:
+        await env.close()
+    return ChatRollout(chat.messages, chat.turns, result.info.get("end_reason", EndReason.COMPLETED), chat.reward)
+
+
+async def _take_turn(
+    env: AsyncTerminalGymEnv,
+    ask: Callable[[Messages], Awaitable[ChatAnswer]],
+    chat: _Chat,
+    *,
+    ends_without_tool_call: bool,
+) -> tuple[StepResult, ChatAnswer | None]:
+    try:
+        answer = await ask(list(chat.messages))
+    except ContextOverflowError as exc:
+        logger.info("an episode ends: %s", exc)
+        return await env.truncate(EndReason.CONTEXT_OVERFLOW), None
+    chat.messages.append(dict(answer.message))
+    if answer.stop_reason == "length":
+        return await env.truncate(EndReason.MAX_TOKENS), answer
+    if ends_without_tool_call and _calls_nothing(env, answer):
+        return await env.finish(EndReason.NO_TOOL_CALL), answer
+    return await env.step(answer.text), answer
+
+
+def _calls_nothing(env: AsyncTerminalGymEnv, answer: ChatAnswer) -> bool:
+    if env.config.action_format is not ActionFormat.BASH_TOOL or "<tool_call>" in answer.text:
+        return False
+    return parse_action(answer.text, format=ActionFormat.BASH_TOOL).error is not None
+
+
+def _replies(answer: ChatAnswer, observation: str) -> Messages:
+    """Return what the terminal shows as the endpoint expects it: a user's message, or a result for every call."""
+    calls = cast("list[dict[str, Any]]", answer.message.get("tool_calls") or [])
+    if not calls:
+        return [{"role": "user", "content": observation}]
+    contents = ["[see the last call's result]"] * (len(calls) - 1) + [observation]
+    return [
+        {"role": "tool", "tool_call_id": call.get("id", ""), "content": content}
+        for call, content in zip(calls, contents, strict=True)
+    ]
+
+
+def _read_answer(answer: object) -> ChatAnswer:
+    match answer:
+        case {"choices": [{"finish_reason": str() as reason, "message": {**rest}}], **envelope}:
+            message = cast("dict[str, Any]", rest)
+        case _:
+            raise SamplerError("the endpoint's answer holds no single message")
+    if reason not in ("stop", "tool_calls", "length"):
+        raise SamplerError(f"the endpoint ended a message with {reason!r}, which is neither stop nor length")
+    calls = [_read_call(call) for call in cast("list[object]", message.get("tool_calls") or [])]
+    content = message.get("content")
+    if content is not None and not isinstance(content, str):
+        raise SamplerError("the endpoint's message has a content that is no text")
+    usage = cast("dict[str, Any]", envelope.get("usage") or {})
+    return ChatAnswer(
+        write_calls(content or "", calls),
+        {"role": "assistant", **{name: message[name] for name in _RETURNED if message.get(name) is not None}},
+        "length" if reason == "length" else "stop",
+        int(usage.get("prompt_tokens") or 0),
+        int(usage.get("completion_tokens") or 0),
+    )
+
+
+def _read_call(call: object) -> ToolCall:
+    match call:
+        case {"function": {"name": str() as name, "arguments": str() as arguments}}:
+            return ToolCall(name, arguments)
+        case _:
+            raise SamplerError("the endpoint's message has a tool call without name and arguments")

@@ -1,0 +1,120 @@
+"""One address of an engine over HTTP: JSON in, JSON out, asked again while the engine is overloaded."""
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from harbor_gym.errors import SamplerError, UsageError
+
+_RETRIED = frozenset({429, 502, 503, 504})
+"""Statuses of an engine that restarts, reloads its weights, or has too many requests."""
+
+_BACKOFF_SEC = 1.0
+"""Wait before the second attempt; doubled for each further one."""
+
+_SHOWN_CHARACTERS = 500
+
+logger = logging.getLogger(__name__)
+
+
+class StatusError(SamplerError):
+    """The engine answered with another status than 200."""
+
+    status: int = 0
+    """The status."""
+
+    body: str = ""
+    """What came with it."""
+
+
+class EngineClient:
+    """Send requests to one address. Use it as a context manager; any number of requests at once.
+
+    Args:
+        base_url: The engine's address, with or without ``/v1``.
+        path: Path behind the address, such as ``/v1/completions``.
+        api_key_env: Name of the environment variable that holds the engine's key; None sends no key.
+        timeout_sec: Longest wait for one answer, in seconds, queueing in the engine included.
+        max_attempts: How often a request is sent when the engine can't be reached or is overloaded.
+
+    Raises:
+        UsageError: ``api_key_env`` names a variable that is not set.
+    """
+
+    def __init__(
+        self, base_url: str, path: str, *, api_key_env: str | None, timeout_sec: float, max_attempts: int
+    ) -> None:
+        self._url = f"{base_url.rstrip('/').removesuffix('/v1')}{path}"
+        self._timeout_sec, self._max_attempts = timeout_sec, max_attempts
+        self._headers: dict[str, str] = {}
+        if api_key_env is not None:
+            if not (key := os.environ.get(api_key_env)):
+                raise UsageError(f"the environment variable {api_key_env} is not set: it should hold the engine's key")
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Open the connections."""
+        connector = aiohttp.TCPConnector(limit=0)  # as many as there are episodes
+        timeout = aiohttp.ClientTimeout(total=self._timeout_sec)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def post(self, body: Mapping[str, Any]) -> object:
+        """Send a request and return the JSON that answers it.
+
+        Raises:
+            StatusError: The engine refuses the request, or is overloaded after the last attempt.
+            SamplerError: The engine can't be reached, or does not answer in time or with JSON.
+            UsageError: The client is not open.
+        """
+        for attempt in range(1, self._max_attempts):
+            try:
+                return await self._post(body)
+            except _UnreachableError as exc:
+                error: SamplerError = exc
+            except StatusError as exc:
+                if exc.status not in _RETRIED:
+                    raise
+                error = exc
+            logger.info("attempt %d of %d: %s", attempt, self._max_attempts, error)
+            await asyncio.sleep(_BACKOFF_SEC * 2 ** (attempt - 1))
+        return await self._post(body)
+
+    async def _post(self, body: Mapping[str, Any]) -> object:
+        if self._session is None:
+            raise UsageError("this sampler is not open: use it as an `async with` block")
+        try:
+            async with self._session.post(self._url, json=body) as response:
+                if response.status != 200:
+                    raise _status_error(self._url, response.status, await response.text(errors="replace"))
+                return await response.json(content_type=None)
+        except TimeoutError:
+            raise SamplerError(f"{self._url} did not answer within {self._timeout_sec:g} seconds") from None
+        except aiohttp.ClientError as exc:
+            raise _UnreachableError(f"{self._url} can't be reached: {exc}") from exc
+        except ValueError as exc:
+            raise SamplerError(f"{self._url} did not answer with JSON: {exc}") from exc
+
+
+class _UnreachableError(SamplerError):
+    """The engine may be there at a later attempt."""
+
+
+def _status_error(url: str, status: int, text: str) -> StatusError:
+    error = StatusError(f"{url} answered with status {status}: {text[:_SHOWN_CHARACTERS]}")
+    error.status, error.body = status, text
+    return error
