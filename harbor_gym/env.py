@@ -17,7 +17,7 @@ from harbor_gym.episode.prepared import PreparedEpisode, open_phase_terminal
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.pool import WarmPool
-from harbor_gym.sandboxes import shares_setup
+from harbor_gym.sandboxes import image_substitutions, shares_setup
 from harbor_gym.terminal import Screen, Terminal, TerminalTurn
 from harbor_gym.terminal.recording import CastRecorder
 from harbor_gym.types import Command, EndReason, EpisodeInfo, StepResult
@@ -222,7 +222,7 @@ class AsyncTerminalGymEnv:
         info = EpisodeInfo(
             instruction=phase.instruction,
             sandbox=self.config.sandbox,
-            image_substitutions=tuple(getattr(phase.environment, "image_substitutions", ())),
+            image_substitutions=image_substitutions(phase.environment),
             turn=self._turn,
             transport=turn.transport,
             metrics={},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Protocol, runtime_checkable
 
 from harbor_gym.verify_paths import check_paths
 
@@ -19,15 +18,6 @@ _PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _LITTER = re.compile(
     r"\.cache|\.npm|__pycache__|\.pytest_cache|\.(?:bash|python|node_repl)_history|\.wget-hsts|\.lesshst"
 )
-
-
-@runtime_checkable
-class TellsWritten(Protocol):
-    """A sandbox that knows what was changed in it."""
-
-    async def written_paths(self) -> Sequence[PurePosixPath]:
-        """Return every path that differs from the image."""
-        ...
 
 
 def candidates(written: Iterable[PurePosixPath]) -> list[tuple[PurePosixPath, ...]]:

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from harbor_gym.checking.carrying import TellsWritten
 from harbor_gym.errors import HarborGymError, SandboxLostError, TaskError
+from harbor_gym.sandboxes.extensions import SupportsWrittenPaths
 
 if TYPE_CHECKING:
     from harbor.agents.oracle import OracleAgent
@@ -56,7 +56,7 @@ class Oracle:
             raise TaskError(f"the solution can't be run: {exc}") from exc
         except Exception as exc:  # The boundary to foreign code: environments raise what their client library raises.
             raise SandboxLostError(f"the sandbox could not run the solution: {type(exc).__name__}: {exc}") from exc
-        if isinstance(phase.environment, TellsWritten):
+        if isinstance(phase.environment, SupportsWrittenPaths):
             self.written.update(await phase.environment.written_paths())
 
     def _make_agent(self, episode: Episode) -> OracleAgent:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.verdict import PhaseSeconds
 from harbor_gym.errors import TaskError
+from harbor_gym.sandboxes import image_substitutions
+from harbor_gym.sandboxes.extensions import SupportsVerifierView
 from harbor_gym.verify_paths import VerifyPaths
 
 if TYPE_CHECKING:
@@ -105,8 +107,6 @@ class _Player:
         self._agent_sec = self._verify_sec = self._stop_sec = 0.0
 
     async def play(self, work: Work) -> Played:
-        from harbor_gym.episode.grading.verifier_view import OffersView
-
         started = time.monotonic()
         phase: AgentPhase | None = await self._start()
         start_sec = time.monotonic() - started
@@ -121,8 +121,8 @@ class _Player:
             phases=PhaseSeconds(start_sec, self._agent_sec, self._verify_sec, self._stop_sec),
             output=await self._output(),
             stopped_processes=self._stopped,
-            image_substitutions=tuple(getattr(sandbox, "image_substitutions", ())),
-            offers_view=isinstance(sandbox, OffersView),
+            image_substitutions=image_substitutions(sandbox),
+            offers_view=isinstance(sandbox, SupportsVerifierView),
         )
 
     async def _start(self) -> AgentPhase:

@@ -42,6 +42,7 @@ from harbor_gym.errors import (
     TaskError,
     UsageError,
 )
+from harbor_gym.sandboxes.extensions import ReportsLeftBehind
 from harbor_gym.terminal.session import Leavings
 from harbor_gym.verify_paths import VerifyPaths
 
@@ -531,8 +532,9 @@ class Episode:
         if not run.cancelled():
             run.exception()  # retrieved: whatever ended the trial was reported to the one who waited for it
         # Harbor notes down that a sandbox could not be removed, and goes on.
-        if self._trial is not None and (left := getattr(self._trial.agent_environment, "left_behind", None)):
-            raise SandboxTimeoutError(left)
+        sandbox = self._trial.agent_environment if self._trial is not None else None
+        if isinstance(sandbox, ReportsLeftBehind) and sandbox.left_behind:
+            raise SandboxTimeoutError(sandbox.left_behind)
 
 
 async def run_in_phase[T](phase: AgentPhase, work: Coroutine[Any, Any, T]) -> T:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
+from harbor_gym.sandboxes.extensions import ReportsSubstitutions, SupportsSharedSetup
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
@@ -94,7 +95,12 @@ def takes_setup(name: str) -> bool:
 
 def shares_setup(name: str, started: BaseEnvironment) -> bool:
     """Tell whether a started sandbox stands on what its ``setup_command`` left once for many sandboxes."""
-    return takes_setup(name) and getattr(started, "shares_setup", True)
+    return takes_setup(name) and (not isinstance(started, SupportsSharedSetup) or started.shares_setup)
+
+
+def image_substitutions(sandbox: BaseEnvironment) -> tuple[str, ...]:
+    """Return the base images that could not be had and what stood in for them, one sentence each."""
+    return tuple(sandbox.image_substitutions) if isinstance(sandbox, ReportsSubstitutions) else ()
 
 
 def preflight(config: EnvironmentConfig) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from harbor_gym._runtime.shell_text import with_arguments
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import HarborGymError, TerminalStartError
+from harbor_gym.sandboxes.extensions import SupportsTerminal
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 from harbor_gym.terminal.scripts import call_in_bash, read_script, reader
 from harbor_gym.terminal.session import Terminal
@@ -34,7 +35,7 @@ async def open_terminal(
 
     ``user`` None is the environment's default user at this moment; the session keeps it. The caller closes the
     terminal; a terminal that failed to open leaves nothing behind. An environment that runs no real processes offers
-    a terminal of its own by a method ``make_terminal(config, *, user)``.
+    a terminal of its own (:class:`harbor_gym.sandboxes.extensions.SupportsTerminal`).
 
     Raises:
         TerminalStartError: the image has no bash or no usable tmux, the shell ended at once, or the transport that
@@ -43,8 +44,8 @@ async def open_terminal(
         SandboxTimeoutError: the sandbox did not answer.
     """
     user = user if user is not None else environment.default_user
-    if offer := getattr(environment, "make_terminal", None):
-        return cast("Terminal", await offer(config, user=user))
+    if isinstance(environment, SupportsTerminal):
+        return cast("Terminal", await environment.make_terminal(config, user=user))
     try:
         return await _open(environment, config, user, None)
     except _ToolMissingError:

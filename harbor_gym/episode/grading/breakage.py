@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 
 from harbor.environments.base import BaseEnvironment
 
+from harbor_gym.sandboxes.extensions import SupportsIsUp
+
 _PROBE_TIMEOUT_SEC = 10
 _PROBE = ": does it still answer\n"
 _DEAD_OR_STOPPED = frozenset("ZXTt")
@@ -59,8 +61,7 @@ async def find_breakage(
 
 async def _is_up(environment: BaseEnvironment, *, unknown: bool) -> bool:
     """Tell whether the host sees that the sandbox is there; ``unknown`` where it can't be asked."""
-    offer = getattr(environment, "is_up", None)
-    return unknown if offer is None else bool(await offer())
+    return await environment.is_up() if isinstance(environment, SupportsIsUp) else unknown
 
 
 def interpreter_of(test_script: Path) -> Sequence[str]:

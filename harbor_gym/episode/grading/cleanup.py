@@ -2,16 +2,16 @@
 
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from harbor.environments.base import BaseEnvironment
 
 from harbor_gym._runtime.owners import boot_id, this_process
 from harbor_gym._runtime.shell_text import with_arguments, without_comments
 from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxTimeoutError
+from harbor_gym.sandboxes.extensions import SupportsCleanUp
 from harbor_gym.terminal.session import Leavings
 
 _SCRIPTS = Path(__file__).parent / "scripts"
@@ -22,9 +22,6 @@ _GRACE_SEC, _STOP_SEC = 0.5, 10.0
 _ANSWERS = 3
 _STOPPING = "stop the policy's processes"
 _RESETTING = "empty the verifier's directories before grading"
-
-type _Native = Callable[..., Awaitable[dict[str, Any]]]
-"""``clean_up(work, arguments, *, timeout_sec)``, as local sandboxes have it."""
 
 type _Call = tuple[str, Sequence[object]]
 """A script by name, and its arguments."""
@@ -96,8 +93,8 @@ async def take_baseline(environment: BaseEnvironment) -> Baseline:
     Raises:
         SandboxError: The sandbox does not answer.
     """
-    if (offer := _native(environment)) is not None:
-        found = await offer("baseline", {}, timeout_sec=_TIMEOUT_SEC)
+    if isinstance(environment, SupportsCleanUp):
+        found = await environment.clean_up("baseline", {}, timeout_sec=_TIMEOUT_SEC)
         return Baseline(frozenset(found["processes"]), frozenset(found["ipc"]), found["oom_kills"])
     what = "note what runs before the policy"
     match (await _run(environment, [("baseline", ())], what, _TIMEOUT_SEC)).split():
@@ -128,11 +125,13 @@ async def stop_processes(
     """
     pids = [int(pid) for pid in terminal.pids] if terminal is not None else []
     directory = terminal.directory if terminal is not None else ""
-    if (offer := _native(environment)) is not None:
+    if isinstance(environment, SupportsCleanUp):
         arguments = {"own": sorted(own.processes), "ipc_objects": sorted(own.ipc), "terminal": pids}
         times = {"grace_sec": _GRACE_SEC, "deadline_sec": _STOP_SEC}
         with _bounded(_STOPPING):
-            found = await offer("stop", {**arguments, "leavings": directory, **times}, timeout_sec=_TIMEOUT_SEC)
+            found = await environment.clean_up(
+                "stop", {**arguments, "leavings": directory, **times}, timeout_sec=_TIMEOUT_SEC
+            )
         stopped, left, kills = found["stopped"], found["left"], found["oom_kills"]
     else:
         lists = (f",{','.join([*own.processes, *own.ipc])},", f",{','.join(map(str, pids))},")
@@ -155,11 +154,13 @@ async def reset_verifier_dirs(environment: BaseEnvironment, reset: VerifierDirsR
         SandboxError: The sandbox does not answer.
         BrokenByPolicyError: Something in them could not be removed.
     """
-    if (offer := _native(environment)) is not None:
+    if isinstance(environment, SupportsCleanUp):
         directories = [str(path) for path in reset.directories]
         arguments = {"directories": directories, "owner": reset.owner}
         with _bounded(_RESETTING):
-            problem = (await offer("reset_verifier_dirs", arguments, timeout_sec=_TIMEOUT_SEC))["problem"]
+            problem = (await environment.clean_up("reset_verifier_dirs", arguments, timeout_sec=_TIMEOUT_SEC))[
+                "problem"
+            ]
     else:
         answer = (await _run(environment, [("reset_verifier_dirs", reset.arguments)], _RESETTING, _TIMEOUT_SEC)).strip()
         problem = "" if answer.splitlines()[-1:] == ["sealed"] else answer or "no answer"
@@ -197,11 +198,6 @@ def _bounded(what: str) -> Generator[None]:
         yield
     except SandboxTimeoutError as exc:
         raise BrokenByPolicyError(f"could not {what}: {exc}") from exc
-
-
-def _native(environment: BaseEnvironment) -> _Native | None:
-    """Return an environment's own way to clean up, by no program of the sandbox's; None where it has none."""
-    return getattr(environment, "clean_up", None)
 
 
 def _caller() -> tuple[object, ...]:

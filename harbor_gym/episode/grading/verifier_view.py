@@ -1,6 +1,7 @@
 """Grade in a view of the sandbox that the policy cannot have prepared: the image, and of the policy's only what counts.
 
-A sandbox class may offer it by two methods, :class:`OffersView`. The environment's calls then happen in the view.
+A sandbox class may offer it (:class:`harbor_gym.sandboxes.extensions.SupportsVerifierView`). The environment's calls
+then happen in the view.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from types import CoroutineType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from harbor.environments.base import BaseEnvironment
 from harbor.models.task.task import Task
 
 from harbor_gym.episode.task import declared_verify_paths, grades_in_shared_sandbox
 from harbor_gym.errors import TaskError
+from harbor_gym.sandboxes.extensions import SupportsVerifierView
 from harbor_gym.verify_paths import VerifyPaths
 
 _logger = logging.getLogger(__name__)
@@ -25,20 +27,6 @@ _CALLS = (
     *("is_file", "is_dir", "ensure_dirs", "empty_dirs", "reset_dirs"),
 )
 """By which an environment's user reaches into its sandbox."""
-
-
-@runtime_checkable
-class OffersView(Protocol):
-    """A sandbox that has a pristine view."""
-
-    async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
-        """Have every further call happen in a fresh overlay of the image's layers, with fresh /tests, /tmp and
-        /logs/verifier, and of the policy's root only these paths, as far as they exist and no link leads to them."""
-        ...
-
-    async def leave_verifier_view(self) -> None:
-        """Have every further call happen in the policy's root again, and drop the view."""
-        ...
 
 
 class VerifierView:
@@ -53,8 +41,8 @@ class VerifierView:
     """
 
     def __init__(self, environment: BaseEnvironment, paths: Sequence[PurePosixPath], begun: Callable[[], int]) -> None:
-        assert isinstance(environment, OffersView)
-        self._sandbox: OffersView = environment
+        assert isinstance(environment, SupportsVerifierView)
+        self._sandbox: SupportsVerifierView = environment
         self._paths = tuple(paths)
         self._begun = begun
         self._entered_in: int | None = None
@@ -99,7 +87,7 @@ def paths_in_view(task: Task, environment: BaseEnvironment, wanted: VerifyPaths)
         return None
     if not any(grades_in_shared_sandbox(task, step) for step in task.config.steps or [None]):
         return None  # the verifier's sandbox is one that the policy never saw
-    if isinstance(environment, OffersView):
+    if isinstance(environment, SupportsVerifierView):
         return paths
     kind = str(environment.type())
     if wanted != "auto":

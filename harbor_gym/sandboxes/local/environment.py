@@ -400,7 +400,7 @@ class LocalEnvironment(BaseEnvironment):
         """Do one of the works by which an episode cleans up, by no program of the sandbox's.
 
         Args:
-            work: ``baseline``, ``stop`` or ``seal``: a function of the supervisor's ``cleanup`` module.
+            work: ``baseline``, ``stop`` or ``reset_verifier_dirs``: a function of the supervisor's ``cleanup`` module.
             arguments: What it is called with.
             timeout_sec: After so long it is killed.
 

@@ -9,8 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Any, cast
 
 from harbor_gym._runtime.processes import start_process
+from harbor_gym.sandboxes.extensions import PipedProcess, SupportsExecArgv, SupportsExecPipes
 from harbor_gym.terminal.sandbox_exec import lost_for_all_else
-from harbor_gym.terminal.transports.channel import Process
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
@@ -23,32 +23,32 @@ logger = logging.getLogger(__name__)
 
 def has_pipes(environment: "BaseEnvironment") -> bool:
     """Tell whether :func:`exec_pipes` will start commands in this environment."""
-    return all(getattr(environment, name, None) is not None for name in ("exec_pipes", "exec_argv"))
+    return isinstance(environment, SupportsExecPipes) and isinstance(environment, SupportsExecArgv)
 
 
-async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> Process | None:
+async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> PipedProcess | None:
     """Start ``command`` in the sandbox with pipes, or return None where the environment itself offers no such thing.
 
-    It does by a method ``exec_pipes(command, *, user)`` beside its ``exec_argv``, as local sandboxes do: that saves a
+    It does as :class:`harbor_gym.sandboxes.extensions.SupportsExecPipes`, beside its ``exec_argv``: that saves a
     process.
 
     Raises:
         SandboxLostError: the sandbox is gone.
     """
-    if not has_pipes(environment):
+    if not (isinstance(environment, SupportsExecPipes) and isinstance(environment, SupportsExecArgv)):
         return None
     with lost_for_all_else(environment, "take a command with pipes"):
-        return cast("Process", await cast("Any", environment).exec_pipes(command, user=user))
+        return await environment.exec_pipes(command, user=user)
 
 
 async def enter_argv(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> list[str] | None:
     """Return an argument vector for a process that is ``command`` in the sandbox, or None where there is none.
 
-    An environment offers one itself by a method ``exec_argv(command, *, user)``, as local sandboxes do; Harbor's
-    Docker environment (and what derives from it) is entered by its engine's ``exec``.
+    An environment offers one itself as :class:`harbor_gym.sandboxes.extensions.SupportsExecArgv`; Harbor's Docker
+    environment (and what derives from it) is entered by its engine's ``exec``.
     """
-    if offer := getattr(environment, "exec_argv", None):
-        return cast("list[str]", offer(command, user=user))
+    if isinstance(environment, SupportsExecArgv):
+        return environment.exec_argv(command, user=user)
     if _is_docker(environment):
         return await _docker_argv(environment, command, user)
     return None

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Protocol
 
 from harbor_gym._runtime.processes import start_process
 from harbor_gym._runtime.shielded import shielded
+from harbor_gym.sandboxes.extensions import PipedProcess
 
 _OPEN_TIMEOUT_SEC = 30.0
 MAX_SILENCE_SEC = 6.0
@@ -22,32 +22,10 @@ class ChannelBrokenError(Exception):
     """The process ended, or answered nothing usable in time. Internal to this room: a broken channel is replaced."""
 
 
-class Process(Protocol):
-    """What a channel needs of a process that runs with pipes: one of asyncio's, or one that an environment offers."""
-
-    @property
-    def stdin(self) -> asyncio.StreamWriter | None:
-        """Where requests go."""
-        ...
-
-    @property
-    def stdout(self) -> asyncio.StreamReader | None:
-        """Where answers come from."""
-        ...
-
-    def kill(self) -> None:
-        """Kill it."""
-        ...
-
-    async def wait(self) -> int:
-        """Wait for its end and return its status."""
-        ...
-
-
 class Channel:
     """One living process. Made by :meth:`open` or :meth:`over`; the owner closes it."""
 
-    def __init__(self, process: Process, max_answer_bytes: int) -> None:
+    def __init__(self, process: PipedProcess, max_answer_bytes: int) -> None:
         self._process = process
         self._max_answer_bytes = max_answer_bytes
         self._received = bytearray()
@@ -77,7 +55,7 @@ class Channel:
         return await cls.over(process, given, ready=ready, max_answer_bytes=max_answer_bytes)
 
     @classmethod
-    async def over(cls, process: Process, given: str = "", *, ready: str, max_answer_bytes: int) -> "Channel":
+    async def over(cls, process: PipedProcess, given: str = "", *, ready: str, max_answer_bytes: int) -> "Channel":
         """Take a process that has just been started, give it what it reads first, and wait for its line ``ready``.
 
         Raises:

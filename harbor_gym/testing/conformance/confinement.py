@@ -4,7 +4,7 @@ import asyncio
 import shlex
 from pathlib import Path, PurePosixPath
 
-from harbor_gym.episode.grading.verifier_view import OffersView
+from harbor_gym.sandboxes.extensions import SupportsVerifierView
 from harbor_gym.testing.conformance.behaviours import Family, expect, expect_equal
 from harbor_gym.testing.conformance.probe import Probe
 
@@ -108,8 +108,8 @@ async def no_program_inside_takes_part_in_transfers(probe: Probe) -> None:
 async def a_verifier_sees_the_image_and_what_counts(probe: Probe) -> None:
     """A verifier can be given a view with the image's files as they were, and of the sandbox's only chosen paths."""
     sandbox = probe.sandbox
-    expect(isinstance(sandbox, OffersView), "it has no view for a verifier (enter_verifier_view)")
-    assert isinstance(sandbox, OffersView)
+    expect(isinstance(sandbox, SupportsVerifierView), "it has no view for a verifier (enter_verifier_view)")
+    assert isinstance(sandbox, SupportsVerifierView)
     await probe.output("mkdir -p /srv/counts; echo mine > /srv/counts/file; echo mine > /usr/local/bin/planted")
     await sandbox.enter_verifier_view([PurePosixPath("/srv/counts")])
     try:

@@ -3,10 +3,10 @@
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import cast
 
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.sandboxes.extensions import DeclaresKnownFailures
 from harbor_gym.testing.conformance.behaviours import Behaviour, observe, select
 from harbor_gym.testing.conformance.env_probe import EnvProbe, MakeEnv
 from harbor_gym.testing.conformance.episodes import EPISODES, FAILURES, ORDER
@@ -45,7 +45,8 @@ async def check_env(
     Raises:
         UsageError: There is no such behaviour.
     """
-    reasons = {**cast("Mapping[str, str]", getattr(make_env, "known_failures", {})), **(known_failures or {})}
+    declared = make_env.known_failures if isinstance(make_env, DeclaresKnownFailures) else {}
+    reasons = {**declared, **(known_failures or {})}
     behaviours = select(ENV_BEHAVIOURS, only=only, known_failures=reasons)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as directory:
         probe = EnvProbe(make_env, config, Path(directory))

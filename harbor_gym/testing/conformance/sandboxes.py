@@ -7,13 +7,13 @@ import tempfile
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 from harbor.environments.base import BaseEnvironment
 from harbor.models.trial.config import EnvironmentConfig
 
 from harbor_gym import sandboxes
 from harbor_gym._runtime.owners import temporary_prefix
+from harbor_gym.sandboxes.extensions import DeclaresKnownFailures
 from harbor_gym.testing.conformance import commands, confinement, files, interruptions, isolation
 from harbor_gym.testing.conformance.behaviours import Behaviour, observe, select
 from harbor_gym.testing.conformance.known_failures import KNOWN_FAILURES
@@ -172,8 +172,7 @@ def _from_config(config: EnvironmentConfig) -> MakeSandbox:
 
 
 def _own_reasons(environment: BaseEnvironment) -> Mapping[str, str]:
-    declared = cast("Mapping[str, str] | None", getattr(environment, "known_failures", None))
-    if declared is not None:
-        return declared
+    if isinstance(environment, DeclaresKnownFailures):
+        return environment.known_failures
     lineage = (f"{kind.__module__}:{kind.__qualname__}" for kind in type(environment).__mro__)
     return next((KNOWN_FAILURES[name] for name in lineage if name in KNOWN_FAILURES), {})
