@@ -1,6 +1,7 @@
 """Where tasks come from, and which of them to take: directories, git repositories, Harbor's registry."""
 
 from harbor_gym.tasks.directories import find_tasks
+from harbor_gym.tasks.instructions import read_instruction
 from harbor_gym.tasks.order import TaskOrder
 from harbor_gym.tasks.resolve import SourcedTask, resolve_tasks
 from harbor_gym.tasks.selection import filter_tasks, split_tasks
@@ -15,6 +16,7 @@ __all__ = [
     "filter_tasks",
     "find_tasks",
     "parse_spec",
+    "read_instruction",
     "resolve_tasks",
     "split_tasks",
 ]
