@@ -8,7 +8,8 @@
 A model that is a directory, as the embedded backend's are, is served here; a run's checkpoints with it.
 """
 
-from harbor_gym._runtime.exits import run_and_exit
+from exits import run_and_exit
+
 from harbor_gym.cli.evaluate import eval_app
 
 app = eval_app(program="eval.py")

@@ -11,7 +11,8 @@ The same loop runs against the Tinker service (``--backend tinker``) and against
         --groups-per-batch 4 --epochs 3 --env docker
 """
 
-from harbor_gym._runtime.exits import run_and_exit
+from exits import run_and_exit
+
 from harbor_gym.adapters.tinker.training import TrainConfig
 from harbor_gym.cli.train import train_app
 

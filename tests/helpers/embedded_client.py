@@ -3,12 +3,11 @@
 import json
 import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import tinker
 from tinker import types
-
-from harbor_gym._runtime.exits import run_and_exit
 
 
 def _datum(prompt: list[int], sampled: list[int], logprobs: list[float]) -> types.Datum:
@@ -74,4 +73,7 @@ def main(base_url: str, model: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
+    from exits import run_and_exit  # pyright: ignore[reportMissingImports]  # beside the recipes, which are scripts
+
     run_and_exit(lambda: sys.stdout.write(json.dumps(main(*sys.argv[1:]))))

@@ -21,7 +21,11 @@ def load_recipe(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(RECIPES))  # as for a script: it may import what lies beside it
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(RECIPES))
     return module
 
 

@@ -1,7 +1,8 @@
-"""Makes Gymnasium know the environment, in whichever order the two are imported, without importing Gymnasium.
+"""Registers the environment with Gymnasium, in whichever order the two are imported, without importing Gymnasium.
 
-Gymnasium before 1.0 looked for the entry point ``gymnasium.envs``; since then the importer of a package registers what
-it provides, so ``import harbor_gym`` does, now or as soon as gymnasium is there.
+Since version 1.0 Gymnasium reads no entry points: a package registers its environments when it is imported. Ours may be
+imported first, and most programs that do so use no Gymnasium, whose import (numpy with it) outweighs ours many times.
+So a hook, of this file alone, registers right after gymnasium has been imported, and is gone then.
 """
 
 import contextlib
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 ENV_ID = "HarborTerminal-v0"
 """What ``gym.make`` and ``gym.make_vec`` take."""
@@ -28,7 +28,7 @@ def register() -> None:
         id=ENV_ID,
         entry_point="harbor_gym.adapters.gymnasium.env:HarborTerminalEnv",
         vector_entry_point="harbor_gym.adapters.gymnasium.vector:HarborTerminalVectorEnv",
-        nondeterministic=True,  # a terminal shows the time and process ids
+        nondeterministic=True,  # a terminal tells the time and process ids
     )
 
 
@@ -41,7 +41,7 @@ def register_when_imported() -> None:
 
 
 class _AfterImport(MetaPathFinder):
-    """Sees the import of gymnasium coming, and has it end with the registration."""
+    """Finds gymnasium where the other finders do, and has its loader register at the end of the import."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -51,25 +51,18 @@ class _AfterImport(MetaPathFinder):
         others = (finder for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _RegisteringLoader(spec.loader, self)
+            self._extend(spec.loader)
         return spec
 
+    def _extend(self, loader: Loader) -> None:
+        """Extend the loader, made for this import, by the registration. Who only looks at the spec runs nothing."""
+        load = loader.exec_module
 
-class _RegisteringLoader(Loader):
-    def __init__(self, loader: Loader, finder: _AfterImport) -> None:
-        self._loader = loader
-        self._finder = finder
+        def load_and_register(module: ModuleType) -> None:
+            del loader.exec_module  # as if we had never been here
+            with contextlib.suppress(ValueError):
+                sys.meta_path.remove(self)
+            load(module)
+            register()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # for callers that inspect a spec and import nothing
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._loader  # as if we had never been here
-        with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self._finder)
-        self._loader.exec_module(module)
-        register()
+        loader.exec_module = load_and_register

@@ -5,9 +5,12 @@ import sys
 
 import pytest
 
+from tests.helpers.paths import ROOT
+
 ABORTS_LATE = """\
 import atexit, os, sys
-from harbor_gym._runtime.exits import run_and_exit
+sys.path.insert(0, {recipes!r})
+from exits import run_and_exit
 
 class Late:
     def __del__(self, abort=os.abort):
@@ -25,7 +28,7 @@ def program():
 
 
 def run(end: str, call: str = "run_and_exit(program)") -> subprocess.CompletedProcess[str]:
-    code = ABORTS_LATE.format(end=end) + call
+    code = ABORTS_LATE.format(end=end, recipes=str(ROOT / "recipes")) + call
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
