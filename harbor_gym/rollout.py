@@ -16,11 +16,11 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
 
     Args:
         env: A token environment; it is closed in any case.
-        sample: Asked once a turn. Its exceptions pass through.
+        sample: Asked once a turn. Its ``SamplerError`` is an infrastructure error; other exceptions pass through.
 
     Returns:
-        The trajectory. A failure of sandbox, terminal or verifier comes back as ``INFRASTRUCTURE_ERROR``, with the
-        transitions up to it and without a reward.
+        The trajectory. A failure of sandbox, terminal, verifier or sampler comes back as ``INFRASTRUCTURE_ERROR``, with
+        the transitions up to it and without a reward.
 
     Raises:
         HarborGymError: The task or the configuration is wrong, which no retry can repair.
