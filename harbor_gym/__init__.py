@@ -70,7 +70,6 @@ _HOMES = {
     "Sample": "harbor_gym.types",
     "SamplerError": "harbor_gym.errors",
     "Sampler": "harbor_gym.types",
-    "SamplerError": "harbor_gym.errors",
     "SandboxError": "harbor_gym.errors",
     "SandboxLostError": "harbor_gym.errors",
     "SandboxMemoryError": "harbor_gym.errors",
