@@ -11,7 +11,7 @@ new=$(mktemp)
 trap 'rm -f "$new"' EXIT
 [ ! -f "$pins" ] || cp "$pins" "$new"
 # Every extra but ray, which is large and serves clusters: its test skips.
-.venv/bin/uv pip compile pyproject.toml --extra tinker --extra server --extra plot --extra render --group dev \
+.venv/bin/uv pip compile pyproject.toml --extra tinker --extra server --extra trl --extra plot --extra render --group dev \
   --universal --python-version 3.12 --overrides .requirements/overrides.txt \
   --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file "$new" "$@" >/dev/null
 {

@@ -17,7 +17,7 @@ from harbor_gym.gateway.multiplexer import Multiplexer, ProtocolError
 from harbor_gym.gateway.server import Gateway
 from harbor_gym.gateway.session import Session
 from harbor_gym.terminal.transports.attach import enter_argv, exec_pipes
-from harbor_gym.terminal.transports.channel import Process
+from harbor_gym.sandboxes.extensions import PipedProcess
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
@@ -38,7 +38,7 @@ class TunnelError(SandboxError):
 class Tunnel:
     """An open tunnel. Get one from :func:`tunnel`."""
 
-    def __init__(self, session: Session, address: tuple[str, int], process: Process) -> None:
+    def __init__(self, session: Session, address: tuple[str, int], process: PipedProcess) -> None:
         if process.stdin is None or process.stdout is None:
             raise TunnelError("the sandbox started a command without pipes")
         self.base_url = ""
@@ -136,7 +136,7 @@ def _source() -> str:
     return Path(multiplexer.__file__).read_text()
 
 
-async def _start(environment: "BaseEnvironment", port: int, user: str | int | None) -> Process:
+async def _start(environment: "BaseEnvironment", port: int, user: str | int | None) -> PipedProcess:
     program = f"{_source()}\nasyncio.run(serve_sandbox({port:d}))\n"
     # Isolated: neither the image's environment nor the agent's files decide what it imports.
     command = f"exec python3 -I -c {shlex.quote(program)}"
@@ -144,11 +144,11 @@ async def _start(environment: "BaseEnvironment", port: int, user: str | int | No
         return process
     if (argv := await enter_argv(environment, command, user=user)) is not None:
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-        return cast("Process", await start_process(*argv, stdin=pipe, stdout=pipe, stderr=null))
+        return cast("PipedProcess", await start_process(*argv, stdin=pipe, stdout=pipe, stderr=null))
     raise UsageError(f"{type(environment).__name__} starts no command with pipes, so no tunnel can be opened in it")
 
 
-async def _end(process: Process) -> None:
+async def _end(process: PipedProcess) -> None:
     """Kill the program and wait for its end, even when the caller is cancelled meanwhile."""
     with contextlib.suppress(ProcessLookupError):
         process.kill()

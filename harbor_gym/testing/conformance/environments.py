@@ -45,8 +45,7 @@ async def check_env(
     Raises:
         UsageError: There is no such behaviour.
     """
-    declared = make_env.known_failures if isinstance(make_env, DeclaresKnownFailures) else {}
-    reasons = {**declared, **(known_failures or {})}
+    reasons = {**_declared(make_env), **(known_failures or {})}
     behaviours = select(ENV_BEHAVIOURS, only=only, known_failures=reasons)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as directory:
         probe = EnvProbe(make_env, config, Path(directory))
@@ -61,3 +60,7 @@ async def check_env(
             for behaviour in behaviours
         ]
     return Report(getattr(make_env, "__qualname__", repr(make_env)), tuple(outcomes))
+
+
+def _declared(make_env: object) -> Mapping[str, str]:
+    return make_env.known_failures if isinstance(make_env, DeclaresKnownFailures) else {}
