@@ -16,8 +16,8 @@ from harbor_gym.gateway import multiplexer
 from harbor_gym.gateway.multiplexer import Multiplexer, ProtocolError
 from harbor_gym.gateway.server import Gateway
 from harbor_gym.gateway.session import Session
-from harbor_gym.terminal.transports.attach import enter_argv, exec_pipes
 from harbor_gym.sandboxes.extensions import PipedProcess
+from harbor_gym.terminal.transports.attach import enter_argv, exec_pipes
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
