@@ -1,5 +1,22 @@
 """Chat templates with the structure of those that models ship: what they write, keep and drop of a chat's history."""
 
+import ast
+
+from tests.helpers.paths import ROOT
+
+
+def embedded_policys() -> str:
+    """Return the template of the policy that needs no cloud; read from its file, whose imports take seconds."""
+    tree = ast.parse((ROOT / "harbor_gym/embedded/policy.py").read_text())
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="_CHAT_TEMPLATE")], value=value):
+                return ast.literal_eval(value)
+            case _:
+                pass
+    raise LookupError("harbor_gym/embedded/policy.py has no _CHAT_TEMPLATE")
+
+
 QWEN2_5 = """\
 {%- if tools -%}
 {{- '<|im_start|>system\\n' -}}

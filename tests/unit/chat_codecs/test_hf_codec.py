@@ -22,8 +22,9 @@ TEMPLATES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 without thinking": (chat_templates.QWEN3, {"enable_thinking": False}),
     "qwen3 that opens thinking": (chat_templates.QWEN3_THINKING, {}),
     "llama3": (chat_templates.LLAMA3, {}),
+    "embedded policy": (chat_templates.embedded_policys(), {}),
 }
-KEEPING = ("qwen2.5", "llama3")
+KEEPING = ("qwen2.5", "llama3", "embedded policy")
 """Templates that write an earlier answer as it was sampled."""
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=80).filter(
