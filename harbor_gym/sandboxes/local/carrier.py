@@ -19,6 +19,7 @@ from harbor_gym.sandboxes.local.forkserver_client import (
     supervisor_argv,
     supervisor_environment,
 )
+from harbor_gym.sandboxes.local.supervisor.messages import Target, as_object
 
 
 class _Cancelled(Exception):
@@ -33,7 +34,7 @@ class Carrier:
         self._process: ForkedSupervisor | asyncio.subprocess.Process | None = None
         self._is_over = False
 
-    async def start(self, target: Mapping[str, Any], spec: Mapping[str, Any], *handles: int) -> None:
+    async def start(self, target: Target, spec: Mapping[str, Any], *handles: int) -> None:
         """Start the process.
 
         Args:
@@ -41,7 +42,7 @@ class Carrier:
             spec: What the process does there.
             handles: A descriptor of the mount namespace to do it in, where that is not the sandbox's own.
         """
-        config = json.dumps({"transfer": {"target": target, "spec": spec}})
+        config = json.dumps({"transfer": {"target": as_object(target), "spec": spec}})
         with self._far as far:
             if not is_rootless():
                 self._process = await fork_supervisor(config, far, *handles)

@@ -6,12 +6,13 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from harbor_gym._runtime.owners import is_alive, owner_label
 from harbor_gym._runtime.rootless import is_rootless
+from harbor_gym.sandboxes.local.supervisor.messages import CgroupLimits
 
 CONTROLLERS = ("memory", "pids", "cpu")
 _PREFIX = "harbor-gym-"
@@ -24,15 +25,6 @@ _NEEDED_FILES = {
     ("cpu", 2): ("cpu.max",),
 }
 _numbers = itertools.count(1)
-
-
-@dataclass(frozen=True, slots=True)
-class CgroupLimits:
-    """What one sandbox may use, all its processes together. None is no limit."""
-
-    memory_bytes: int | None = None
-    cpus: float | None = None
-    max_processes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,19 +154,19 @@ def _is_usable(controller: str, version: Literal[1, 2], directory: Path) -> bool
         probe.rmdir()
 
 
-def as_config(name: str, limits: CgroupLimits) -> dict[str, Any]:
-    """Return what the supervisor is told: its groups by controller, and the bounds."""
+def groups_for(name: str, limits: CgroupLimits) -> dict[str, tuple[int, str]]:
+    """Return the groups that a sandbox is to have: controller → version and directory."""
     wanted = {"memory": limits.memory_bytes, "cpu": limits.cpus, "pids": limits.max_processes}
     return {
-        "cgroups": {
-            controller: [place.version, str(place.directory / name)]
-            for controller, place in places().items()
-            if wanted[controller] is not None
-        },
-        "limits": asdict(limits),
-        # The next best: memory for each process by itself; processes for each user, which does not bind true root.
-        "process_limits": {
-            "data_limit_bytes": None if "memory" in places() else limits.memory_bytes,
-            "user_processes": limits.max_processes if is_rootless() and "pids" not in places() else None,
-        },
+        controller: (place.version, str(place.directory / name))
+        for controller, place in places().items()
+        if wanted[controller] is not None
     }
+
+
+def process_limits(limits: CgroupLimits) -> tuple[int | None, int | None]:
+    """Return the next best where groups can't be made: memory of each process by itself, in bytes, and each user's
+    processes, which does not bind true root.
+    """
+    memory_bytes = None if "memory" in places() else limits.memory_bytes
+    return memory_bytes, limits.max_processes if is_rootless() and "pids" not in places() else None

@@ -9,7 +9,7 @@ import os
 import platform
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from harbor_gym.sandboxes.local.forkserver_client import (
 )
 from harbor_gym.sandboxes.local.network import NAME_SERVER, NETWORK_PROGRAM
 from harbor_gym.sandboxes.local.options import Limits
+from harbor_gym.sandboxes.local.supervisor.messages import CommandSpec, SupervisorConfig, Target, as_object, to_json
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
 from harbor_gym.sandboxes.tools import find_program, run_tool
@@ -66,11 +67,6 @@ class Request:
     joins_outputs: bool = False
     """Whether standard error goes where standard output goes."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the wire form that the supervisor reads."""
-        # Not asdict, which copies deeply and takes longer than all else here.
-        return {field.name: getattr(self, field.name) for field in fields(self)} | {"env": dict(self.env)}
-
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -94,8 +90,8 @@ class SupervisedSandbox:
         self._is_lost = False
         self._loss: dict[str, Any] = {}
         self._group = cgroups.group_name()
-        self._target: dict[str, Any] = {}
-        self._process_limits: dict[str, int | None] = {}
+        self._target: Target | None = None
+        self._process_limits: tuple[int | None, int | None] = (None, None)
         self._view: int | None = None
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -126,25 +122,25 @@ class SupervisedSandbox:
         mountpoint.mkdir(exist_ok=True)
         cgroups.remove_abandoned_groups()
         has_own_ids = not is_for_copying and not await asyncio.to_thread(own_ids.refusal)
-        bounds = cgroups.as_config(self._group, limits.limits)
-        self._process_limits = bounds.pop("process_limits")
-        config = {
-            "parent": os.getpid(),
-            "layers": [str(layer) for layer in layers],
-            "mountpoint": str(mountpoint),
-            "storage_bytes": limits.storage_bytes,
-            "slirp4netns": find_program(NETWORK_PROGRAM),
-            "has_network": limits.has_network,
-            "may_have_network": limits.may_have_network,
-            "name_server": NAME_SERVER,
-            "directories": dict(directories),
-            "is_ordinary": is_rootless(),
-            "has_own_ids": has_own_ids,
-            "filters": seccomp.filters(platform.machine()),
-            "closed_networks": limits.closed_networks,
-            **bounds,
-        }
-        await shielded(self._start_supervisor(json.dumps(config)))
+        self._process_limits = cgroups.process_limits(limits.limits)
+        config = SupervisorConfig(
+            parent=os.getpid(),
+            layers=tuple(map(str, layers)),
+            mountpoint=str(mountpoint),
+            storage_bytes=limits.storage_bytes,
+            slirp4netns=find_program(NETWORK_PROGRAM),
+            has_network=limits.has_network,
+            may_have_network=limits.may_have_network,
+            name_server=NAME_SERVER,
+            directories=dict(directories),
+            is_ordinary=is_rootless(),
+            has_own_ids=has_own_ids,
+            filters=seccomp.filters(platform.machine()),
+            closed_networks=limits.closed_networks,
+            cgroups=cgroups.groups_for(self._group, limits.limits),
+            limits=limits.limits,
+        )
+        await shielded(self._start_supervisor(to_json(config)))
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._receive)
         try:
             async with asyncio.timeout(_READY_TIMEOUT_SEC):
@@ -153,8 +149,8 @@ class SupervisedSandbox:
             raise SandboxStartError(f"the local sandbox did not come up within {_READY_TIMEOUT_SEC:g} s") from None
         if "error" in answer:
             raise SandboxStartError(f"the local sandbox could not be set up: {answer['error']}")
-        self._target = {key: answer[key] for key in ("init", "start_time", "first_id")}
-        self._target |= {key: config[key] for key in ("cgroups", "is_ordinary", "filters")}
+        whose = config.cgroups, config.is_ordinary, config.filters
+        self._target = Target(answer["init"], answer["start_time"], answer["first_id"], *whose)
 
     async def _start_supervisor(self, config: str) -> None:
         try:
@@ -229,7 +225,7 @@ class SupervisedSandbox:
 
     def memory_kills(self) -> int | None:
         """Return how many processes the memory limit has killed; None where no control group bounds them together."""
-        version, directory = self._target["cgroups"].get("memory", (0, ""))
+        version, directory = self._require_target().cgroups.get("memory", (0, ""))
         return cgroups.memory_kills(version, Path(directory)) if directory else None
 
     def _lose(self) -> None:
@@ -270,10 +266,17 @@ class SupervisedSandbox:
 
     def enter_argv(self, request: Request) -> list[str]:
         """Return an argument vector that runs ``request`` in this sandbox with the stdio of whoever starts it."""
-        return supervisor_argv("enter", json.dumps({**self._target, "spec": self._spec(request)}))
+        entered = {"target": self._require_target(), "spec": self._spec(request)}
+        return supervisor_argv("enter", to_json(entered))
 
-    def _spec(self, request: Request) -> dict[str, Any]:
-        return {**request.as_json(), **self._process_limits}
+    def _spec(self, request: Request) -> CommandSpec:
+        who = request.command, request.user, request.cwd, dict(request.env), request.argv, request.joins_outputs
+        return CommandSpec(*who, *self._process_limits)
+
+    def _require_target(self) -> Target:
+        if self._target is None:
+            raise self._lost("the local sandbox is not running")
+        return self._target
 
     async def switch_network(self, *, is_open: bool) -> None:
         """Give the sandbox a network or take it, with every connection.
@@ -491,7 +494,7 @@ class SupervisedSandbox:
         answered.add_done_callback(lambda _: carrier.hang_up())
         try:
             handles = () if self._view is None else (self._view,)
-            await shielded(carrier.start(self._target, spec, *handles))
+            await shielded(carrier.start(self._require_target(), spec, *handles))
             await carrier.run(work)
         except StreamEndedError as exc:
             raise self._lost(f"the local sandbox's transfer was cut off ({exc})") from exc
@@ -502,7 +505,7 @@ class SupervisedSandbox:
     def _send(self, number: int, request: Request, source: InputPipe, pipes: Sequence[OutputPipe]) -> None:
         handles = [source.far_end, *(pipe.far_end for pipe in pipes)]
         try:
-            self._send_spec({"op": "exec", "id": number}, self._spec(request), handles)
+            self._send_spec({"op": "exec", "id": number}, as_object(self._spec(request)), handles)
         finally:
             for pipe in (source, *pipes):
                 pipe.close_far_end()

@@ -13,6 +13,7 @@ from harbor_gym._runtime import rootless
 from harbor_gym.errors import MissingDependencyError, UsageError
 from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.network import closed_networks, missing_packages
+from harbor_gym.sandboxes.local.supervisor.messages import CgroupLimits
 
 DEFAULT_MAX_PROCESSES = 1024
 """More than any task's build starts at once, and few enough for a machine with many sandboxes."""
@@ -25,7 +26,7 @@ class Limits:
     """What bounds one sandbox."""
 
     storage_bytes: int
-    limits: cgroups.CgroupLimits
+    limits: CgroupLimits
     has_network: bool
     may_have_network: bool
     """Whether it gets a network now or in a later phase."""
@@ -90,7 +91,7 @@ class LocalOptions:
             )
         return Limits(
             storage_bytes=storage_mb << 20,
-            limits=cgroups.CgroupLimits(memory_mb << 20 if memory_mb else None, cpus, self.max_processes),
+            limits=CgroupLimits(memory_mb << 20 if memory_mb else None, cpus, self.max_processes),
             has_network=has_network,
             may_have_network=has_network or may_have_network,
             closed_networks=tuple(closed_networks(has_private=self.private_network)),

@@ -33,7 +33,7 @@ _SHELL = "/usr/bin/bash"
 
 def _has_own_ids(sandbox: LocalEnvironment) -> bool:
     """Tell whether root inside is somebody else outside."""
-    return bool(sandbox._running()._target["first_id"])  # pyright: ignore[reportPrivateUsage]
+    return bool(sandbox._running()._require_target().first_id)  # pyright: ignore[reportPrivateUsage]
 
 
 async def _bring(sandbox: LocalEnvironment, name: str) -> str:

@@ -10,11 +10,12 @@ import contextlib
 import os
 import resource
 import signal
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import files
 from kernel import cgroups, programs, system_calls
 from kernel.calls import PR_SET_PDEATHSIG, drop_privileges, prctl
+from messages import CommandSpec
 
 _ACCOUNT_FILE_BYTES, _READ_BYTES = 1 << 20, 1 << 15
 _ACCOUNT_LINE_FIELDS = 4
@@ -78,7 +79,7 @@ def identity(user: str) -> tuple[int, int, list[int], str]:
 class Command(NamedTuple):
     """A request with its user resolved: all that a forked process needs to become it."""
 
-    spec: dict[str, Any]
+    spec: CommandSpec
     uid: int
     gid: int
     groups: list[int]
@@ -87,7 +88,7 @@ class Command(NamedTuple):
     """A descriptor of the static program."""
 
 
-def resolve(spec: dict[str, Any], first: int) -> Command:
+def resolve(spec: CommandSpec, first: int) -> Command:
     """Look up a request's user. To be called in the sandbox's mount namespace.
 
     Args:
@@ -97,8 +98,8 @@ def resolve(spec: dict[str, Any], first: int) -> Command:
     Raises:
         RequestError: There is no such user or group.
     """
-    uid, gid, groups, home = identity(spec["user"])
-    return Command(spec, uid, gid, groups, {"HOME": home, **spec["env"]}, first)
+    uid, gid, groups, home = identity(spec.user)
+    return Command(spec, uid, gid, groups, {"HOME": home, **spec.env}, first)
 
 
 def become_plain() -> None:
@@ -109,44 +110,44 @@ def become_plain() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def _become(command: Command) -> NoReturn:
+def _become(command: Command, *, dies_with_parent: bool) -> NoReturn:
     """Turn this process, root in all of the sandbox's namespaces, into the requested command."""
     spec = command.spec
     # While it may: this way setuid programs keep working inside.
     system_calls.install()
     drop_privileges(command.uid, command.gid, command.groups)
-    if spec.get("die_with_parent"):
+    if dies_with_parent:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if spec["joins_outputs"]:
+    if spec.joins_outputs:
         os.dup2(1, 2)
     try:
-        os.chdir(spec["cwd"])
+        os.chdir(spec.cwd)
     except OSError as exc:
-        raise RequestError(f"working directory {spec['cwd']!r} can't be entered: {exc.strerror}") from None
+        raise RequestError(f"working directory {spec.cwd!r} can't be entered: {exc.strerror}") from None
     # Python ignores these two.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    if limit := spec.get("data_limit_bytes"):
+    if limit := spec.data_limit_bytes:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    if limit := spec.get("user_processes"):
+    if limit := spec.user_processes:
         resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
     path, arguments = _program(spec)
     # By the static program: a file inside whose interpreter is /proc/self/exe finds that, and never the host's Python.
     os.execve(command.first, [programs.NAME, path, *arguments], command.environment)
 
 
-def _program(spec: dict[str, Any]) -> tuple[str, list[str]]:
+def _program(spec: CommandSpec) -> tuple[str, list[str]]:
     """Return the path of what to execute, found in the sandbox, and its arguments.
 
     Raises:
         RequestError: There is no such program.
     """
-    if argv := spec["argv"]:
-        return _path_of(argv[0], spec["env"].get("PATH", "")), list(argv)
+    if argv := spec.argv:
+        return _path_of(argv[0], spec.env.get("PATH", "")), list(argv)
     if (found := files.find_program(files.SHELLS)) is None:
         raise RequestError(files.NO_SHELL)
     name, path = found
-    return path, [name, *_shell_arguments(spec["command"])]
+    return path, [name, *_shell_arguments(spec.command)]
 
 
 def _path_of(program: str, search_path: str) -> str:
@@ -177,7 +178,7 @@ def run_child(
     """Turn a process just forked in the sandbox's namespaces into the command.
 
     With ``user_namespace``, a process of the sandbox, it enters that one's. With ``stdio`` of its own it gets a session
-    of its own. Where that fails, say why on ``report`` and exit 126.
+    of its own, without it the end of its parent is its own. Where that fails, say why on ``report`` and exit 126.
     """
     try:
         if stdio:
@@ -187,7 +188,7 @@ def run_child(
         cgroups.join(cgroup_fds)
         if user_namespace >= 0:
             os.setns(user_namespace, os.CLONE_NEWUSER)
-        _become(command)
+        _become(command, dies_with_parent=not stdio)
     except BaseException as exc:  # a forked child must never return into its parent's code
         with contextlib.suppress(OSError):
             os.write(report, str(exc).encode("utf-8", "replace")[:2000])

@@ -46,6 +46,7 @@ from kernel.calls import (
 )
 from kernel.ids import Ids
 from kernel.procfs import is_exiting, start_time
+from messages import CommandSpec, MessageError, SupervisorConfig, Target, parse
 from namespaces import NamespaceBuild, NamespaceBuildError
 from network import UserNetwork
 from trees.records import LOST, Stream
@@ -56,20 +57,20 @@ _REQUEST_DESCRIPTORS = 4
 
 
 class _Supervisor:
-    def __init__(self, control: socket.socket, config: dict[str, Any], memory_kills: MemoryKills) -> None:
+    def __init__(self, control: socket.socket, config: SupervisorConfig, memory_kills: MemoryKills) -> None:
         self.control = control
         self.config = config
         self.memory_kills = memory_kills
         self.running: dict[int, tuple[int, int]] = {}
         self.children = Children()
-        self.ids = Ids(is_shifted=config["has_own_ids"])
+        self.ids = Ids(is_shifted=config.has_own_ids)
         self.first = programs.open_first()
         self.founding: NamespaceBuild | None = None
         self.init = 0
         self.init_pidfd = self.network_namespace = -1
         self.mount_namespace = self.home = self.place = -1
         self.cgroup_fds: list[int] = []
-        self.cgroups = cgroups.Cgroups(config["cgroups"], config["limits"])
+        self.cgroups = cgroups.Cgroups(config.cgroups, config.limits)
         self.network = UserNetwork(config)
         self.view: View | None = None
         self.views = 0
@@ -83,13 +84,13 @@ class _Supervisor:
     def build(self) -> None:
         """Make the control groups, mount the files, start PID 1, and enter its namespaces but the user's."""
         self.cgroups.make()
-        self.cgroup_fds = cgroups.open_cgroup_fds(self.config["cgroups"])
+        self.cgroup_fds = cgroups.open_cgroup_fds(self.config.cgroups)
         namespaces.mount_place(self.config, self.ids)
         # The sandbox's first process is a grandchild, whose parent ends.
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.founding = NamespaceBuild(self.config, self.ids, self.first, self.cgroup_fds, self.cgroups.cgroup_mounts())
         self.network_namespace, user_namespace = self.founding.begin()
-        if self.config["has_network"]:
+        if self.config.has_network:
             self.network.begin(self.network_namespace)
         namespaces.mount_root(self.config, self.ids, user_namespace)
         os.close(user_namespace)
@@ -100,7 +101,7 @@ class _Supervisor:
         self.home = os.open("/proc/self/ns/mnt", os.O_RDONLY)
         self.place = os.open(".", os.O_RDONLY)
         os.setns(self.init_pidfd, NAMESPACES)
-        if self.config["has_network"]:
+        if self.config.has_network:
             self.network.wait()
         self.reply(ready=True, init=self.init, start_time=start_time(self.init), first_id=self.ids.outside(0))
 
@@ -187,17 +188,17 @@ class _Supervisor:
 
     def start_command(self, request: int, handles: list[int]) -> None:
         spec_handle, *stdio = handles
-        spec = read_spec(spec_handle)
         report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         pid, error = 0, ""
         try:
+            spec = parse(CommandSpec, read_spec(spec_handle))
             with self.entered():
                 command = resolve(spec, self.first)
                 give_pipes(stdio, self.ids.outside(command.uid), self.ids.outside(command.gid))
                 pid = os.fork()
                 if pid == 0:
                     run_child(command, report_write, self.cgroup_fds, user_namespace=self.init_pidfd, stdio=stdio)
-        except RequestError as exc:
+        except (RequestError, MessageError) as exc:
             error = str(exc)
         except OSError:
             if not self.is_ending():
@@ -231,7 +232,7 @@ class _Supervisor:
                 self.network.begin(self.network_namespace)
                 self.network.wait()
                 with self.entered():
-                    files.name_server(self.config["name_server"], self.ids.outside(0))
+                    files.name_server(self.config.name_server, self.ids.outside(0))
         except OSError as exc:
             error = str(exc)
         self.reply(id=request, return_code=0, error=error)
@@ -324,18 +325,23 @@ def ignore(_number: int, _frame: object) -> None:
     """Handle SIGCHLD by waking the poll, which the wakeup descriptor does."""
 
 
-def serve(control_fd: int, config: dict[str, Any]) -> int:
+def serve(control_fd: int, data: object) -> int:
     """Build one sandbox and serve it until its end; return the exit status."""
     os.set_inheritable(control_fd, False)
     control = socket.socket(fileno=control_fd)
     try:
-        parent = os.pidfd_open(config["parent"])
+        config = parse(SupervisorConfig, data)
+    except MessageError as exc:
+        control.send(json.dumps({"error": str(exc)}).encode())
+        return 1
+    try:
+        parent = os.pidfd_open(config.parent)
     except ProcessLookupError:
         return 0
     memory_kills = MemoryKills()
     harden_self()
     become_plain()
-    system_calls.prepare(config["filters"])
+    system_calls.prepare(config.filters)
     supervisor = _Supervisor(control, config, memory_kills)
     try:
         supervisor.build()
@@ -348,14 +354,15 @@ def serve(control_fd: int, config: dict[str, Any]) -> int:
     return 0
 
 
-def enter(target: dict[str, Any]) -> int:
+def enter(request: dict[str, Any]) -> int:
     """Run one command in a living sandbox with this process's stdio; return the command's exit status."""
-    init: int = target["init"]
+    target, spec = parse(Target, request["target"]), parse(CommandSpec, request["spec"])
+    init = target.init
     try:
         pidfd = os.pidfd_open(init)
         first = programs.open_first()
-        cgroup_fds = cgroups.open_cgroup_fds(target["cgroups"])
-        if start_time(init) != target["start_time"]:
+        cgroup_fds = cgroups.open_cgroup_fds(target.cgroups)
+        if start_time(init) != target.start_time:
             raise ProcessLookupError
         MemoryKills().offer()
     except (ProcessLookupError, FileNotFoundError):
@@ -363,9 +370,9 @@ def enter(target: dict[str, Any]) -> int:
         return 125
     harden_self()
     become_plain()
-    system_calls.prepare(target["filters"])
+    system_calls.prepare(target.filters)
     user_namespace = -1
-    if target["is_ordinary"]:
+    if target.is_ordinary:
         # At once: outside its own namespaces an ordinary user may enter none of them alone.
         os.setns(pidfd, NAMESPACES | os.CLONE_NEWNS | os.CLONE_NEWUSER)
         become_root()
@@ -373,11 +380,11 @@ def enter(target: dict[str, Any]) -> int:
         os.setns(pidfd, NAMESPACES | os.CLONE_NEWNS)
         user_namespace = pidfd
     try:
-        command = resolve({**target["spec"], "die_with_parent": True}, first)
+        command = resolve(spec, first)
     except RequestError as exc:
         print(f"harbor_gym: {exc}", file=sys.stderr)  # noqa: T201  # a script's own stderr
         return REFUSED
-    give_pipes([0, 1, 2], target["first_id"] + command.uid, target["first_id"] + command.gid)
+    give_pipes([0, 1, 2], target.first_id + command.uid, target.first_id + command.gid)
     report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     pid = os.fork()
     if pid == 0:
@@ -391,7 +398,7 @@ def enter(target: dict[str, Any]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def enter_files(target: dict[str, Any], view_namespace: int) -> int:
+def enter_files(target: Target, view_namespace: int) -> int:
     """Have this process see a living sandbox's files as its root does; return a descriptor of the root directory.
 
     It stays out of the sandbox's other namespaces: nobody inside can see, signal, read or stop it. It has to be
@@ -402,8 +409,8 @@ def enter_files(target: dict[str, Any], view_namespace: int) -> int:
         ProcessLookupError: The sandbox is gone.
         FileNotFoundError: As before.
     """
-    pidfd = os.pidfd_open(target["init"])
-    if start_time(target["init"]) != target["start_time"]:
+    pidfd = os.pidfd_open(target.init)
+    if start_time(target.init) != target.start_time:
         raise ProcessLookupError
     harden_self()
     become_plain()
@@ -427,7 +434,7 @@ def transfer(handle: int, request: dict[str, Any], view_namespace: int = -1) -> 
     """
     os.set_inheritable(handle, False)
     try:
-        root = enter_files(request["target"], view_namespace)
+        root = enter_files(parse(Target, request["target"]), view_namespace)
     except (ProcessLookupError, FileNotFoundError):
         Stream(handle).send_error("the sandbox is gone", LOST)
         return 1

@@ -14,7 +14,7 @@ import os
 import signal
 import stat
 import struct
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import files
 from kernel import cgroups, packet_filter
@@ -39,6 +39,7 @@ from kernel.calls import (
     write_file,
 )
 from kernel.ids import Ids
+from messages import SupervisorConfig
 
 _READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
 """Settings of the whole machine."""
@@ -75,15 +76,15 @@ class NamespaceBuildError(Exception):
     """The sandbox can't be made; the message says why."""
 
 
-def mount_place(config: dict[str, Any], ids: Ids) -> None:
+def mount_place(config: SupervisorConfig, ids: Ids) -> None:
     """Make a private mount namespace with the memory for a sandbox's files, which becomes the working directory.
 
     Everything written goes to memory, no more than ``storage_bytes`` of it.
     """
     os.unshare(os.CLONE_NEWNS)
     mount("none", "/", None, MS_REC | MS_PRIVATE)
-    place: str = config["mountpoint"]
-    storage: int = config["storage_bytes"]
+    place: str = config.mountpoint
+    storage: int = config.storage_bytes
     inodes = max(_MIN_FILES, storage // _BYTES_PER_FILE)
     mount("harbor-gym", place, "tmpfs", MS_NODEV, f"mode=0711,size={storage},nr_inodes={inodes}")
     os.chdir(place)
@@ -100,10 +101,10 @@ def make_overlay_places(directory: str, ids: Ids) -> None:
         os.chown(f"{directory}/{name}", root, root)
 
 
-def mount_root(config: dict[str, Any], ids: Ids, user_namespace: int) -> None:
+def mount_root(config: SupervisorConfig, ids: Ids, user_namespace: int) -> None:
     """Mount the image's layers, each once, and the sandbox's own overlay on them, in the working directory."""
     # Short names: what mount(2) takes as options has to fit a page, and an image may have 127 layers.
-    for number, layer in enumerate(config["layers"]):
+    for number, layer in enumerate(config.layers):
         os.mkdir(str(number), 0o755)  # noqa: PTH102  # as above
         if ids.is_shifted:
             bind_shifted(layer, str(number), user_namespace)
@@ -112,11 +113,11 @@ def mount_root(config: dict[str, Any], ids: Ids, user_namespace: int) -> None:
     mount_overlay(config, ".")
 
 
-def mount_overlay(config: dict[str, Any], directory: str) -> None:
+def mount_overlay(config: SupervisorConfig, directory: str) -> None:
     """Mount ``root`` in a directory that has ``upper`` and ``work``, on the layers in the working directory."""
-    lowers = ":".join(map(str, range(len(config["layers"]))))
+    lowers = ":".join(map(str, range(len(config.layers))))
     # In a user namespace an overlay's own notes are attributes that a user may write; else lower directories stay put.
-    notes = ",userxattr" if config["is_ordinary"] else ""
+    notes = ",userxattr" if config.is_ordinary else ""
     options = f"lowerdir={lowers},upperdir={directory}/upper,workdir={directory}/work{notes}"
     mount("overlay", f"{directory}/root", "overlay", MS_NODEV, options)
 
@@ -133,7 +134,12 @@ class NamespaceBuild:
     """
 
     def __init__(
-        self, config: dict[str, Any], ids: Ids, first: int, cgroup_fds: list[int], cgroup_mounts: list[tuple[str, str]]
+        self,
+        config: SupervisorConfig,
+        ids: Ids,
+        first: int,
+        cgroup_fds: list[int],
+        cgroup_mounts: list[tuple[str, str]],
     ) -> None:
         self._config, self._ids, self._first = config, ids, first
         self._cgroup_fds, self._cgroup_mounts = cgroup_fds, cgroup_mounts
@@ -223,8 +229,8 @@ class NamespaceBuild:
         for name, value in _NET_SETTINGS.items():
             with contextlib.suppress(OSError):  # no group 2147483647 in an ordinary user's namespace
                 write_file(f"/proc/sys/net/ipv4/{name}", value)
-        if self._config["may_have_network"]:
-            packet_filter.close_networks(self._config["closed_networks"], self._config["name_server"])
+        if self._config.may_have_network:
+            packet_filter.close_networks(self._config.closed_networks, self._config.name_server)
 
     def _become_root_inside(self) -> None:
         os.setgroups([])
@@ -238,10 +244,10 @@ class NamespaceBuild:
             mount("root", "root", None, MS_BIND)  # what was mounted outside can't be moved
             dress("root", self._cgroup_mounts)
             pivot_root("root")
-            files.make_directories(self._config["directories"])
+            files.make_directories(self._config.directories)
             files.require_shell()
-            if self._config["has_network"]:
-                files.name_server(self._config["name_server"])
+            if self._config.has_network:
+                files.name_server(self._config.name_server)
             os.setsid()
             # One capability more than any command has: nobody inside may look into it, or write its memory.
             bound_capabilities(CAP_SYS_PTRACE)

@@ -9,9 +9,10 @@ import contextlib
 import os
 import select
 import signal
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from kernel.calls import MS_PRIVATE, MS_REC, PR_SET_PDEATHSIG, mount, prctl
+from messages import SupervisorConfig
 from outside import Outsider
 
 _DEVICE, _MTU = "tap0", 65520
@@ -21,9 +22,9 @@ _START_TIMEOUT_SEC = 8.0
 class UserNetwork:
     """One sandbox's slirp4netns. Made in the supervisor before it enters the sandbox's namespaces."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._program: str | None = config["slirp4netns"]
-        self._outsider = Outsider(self._become) if config["may_have_network"] else None
+    def __init__(self, config: SupervisorConfig) -> None:
+        self._program: str | None = config.slirp4netns
+        self._outsider = Outsider(self._become) if config.may_have_network else None
         self._ready = self._exit = self._log = -1
         self.is_open = False
 

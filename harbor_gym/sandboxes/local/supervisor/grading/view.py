@@ -16,6 +16,7 @@ import namespaces
 from grading import removal
 from kernel.calls import MS_BIND, MS_NODEV, MS_NOSUID, MS_REC, MS_REMOUNT, become_root, mount, pivot_root, unmount
 from kernel.ids import Ids
+from messages import SupervisorConfig
 
 _DIRECTORY = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _ANYTHING = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -39,7 +40,7 @@ class View:
         windows: Directories of the control groups, and where they are seen inside.
     """
 
-    def __init__(self, config: dict[str, Any], ids: Ids, number: int, cgroup_mounts: list[tuple[str, str]]) -> None:
+    def __init__(self, config: SupervisorConfig, ids: Ids, number: int, cgroup_mounts: list[tuple[str, str]]) -> None:
         self._config, self._ids, self._cgroup_mounts = config, ids, cgroup_mounts
         self._place = f"view-{number}"
         self.namespace = -1
@@ -145,11 +146,11 @@ class View:
             mount(root, root, None, MS_BIND | MS_REC)
             namespaces.dress(root, self._cgroup_mounts)
             pivot_root(root)
-            files.make_directories(self._config["directories"])
+            files.make_directories(self._config.directories)
             if has_network:
                 # It may be one of the carried files, and is the sandbox's own then.
                 with contextlib.suppress(OSError):
-                    files.name_server(self._config["name_server"])
+                    files.name_server(self._config.name_server)
             os.write(ready, _UP)
             os.read(go, 1)
         except BaseException as exc:  # a forked child must never return into its parent's code

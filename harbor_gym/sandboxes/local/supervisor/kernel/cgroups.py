@@ -10,7 +10,8 @@ import contextlib
 import os
 import select
 import time
-from typing import Any
+
+from messages import CgroupLimits
 
 _PERIOD_US = 100_000
 _REMOVE_SEC = 2.0
@@ -44,7 +45,7 @@ def _counter(text: str, key: str) -> int:
     return int(fields.get(key, 0))
 
 
-def open_cgroup_fds(places: dict[str, Any]) -> list[int]:
+def open_cgroup_fds(places: dict[str, tuple[int, str]]) -> list[int]:
     """Open what :func:`join` writes to. To be done before entering the sandbox, where there are no such files."""
     paths = {f"{directory}/{_JOIN_FILES[version]}" for version, directory in places.values()}
     return [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in sorted(paths)]
@@ -59,13 +60,12 @@ def join(handles: list[int]) -> None:
 class Cgroups:
     """The groups of one sandbox, made by :meth:`make` and removed by :meth:`remove`.
 
-    ``places`` names a version and a directory for each controller that the machine has; ``limits`` what is bounded:
-    ``memory_bytes``, ``cpus`` and ``max_processes``.
+    ``places`` names a version and a directory for each controller that the machine has.
     """
 
-    def __init__(self, places: dict[str, Any], limits: dict[str, Any]) -> None:
+    def __init__(self, places: dict[str, tuple[int, str]], limits: CgroupLimits) -> None:
         self.directories = sorted({directory for _, directory in places.values()})
-        self.memory_bytes: int = limits["memory_bytes"] or 0
+        self.memory_bytes = limits.memory_bytes or 0
         self.memory_version, self.memory = places["memory"] if self.memory_bytes and "memory" in places else (0, "")
         self.events = -1
         """Has ``event_kind`` (of poll) when memory runs short."""
@@ -80,10 +80,10 @@ class Cgroups:
         for directory in self.directories:
             os.mkdir(directory)  # noqa: PTH102  # pathlib would cost 20 ms of imports at every start
         if "pids" in self._places:
-            _write(self._places["pids"][1], "pids.max", self._limits["max_processes"])
-        if "cpu" in self._places:
+            _write(self._places["pids"][1], "pids.max", self._limits.max_processes)
+        if "cpu" in self._places and self._limits.cpus is not None:
             version, directory = self._places["cpu"]
-            quota = int(self._limits["cpus"] * _PERIOD_US)
+            quota = int(self._limits.cpus * _PERIOD_US)
             name, value = ("cpu.cfs_quota_us", quota) if version == 1 else ("cpu.max", f"{quota} {_PERIOD_US}")
             _write(directory, name, value)
         if self.memory:

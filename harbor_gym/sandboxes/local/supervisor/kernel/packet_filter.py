@@ -10,6 +10,7 @@ import fcntl
 import functools
 import socket
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 LIBRARY = "libnftables.so.1"
@@ -47,7 +48,7 @@ def load() -> Any:
     return library
 
 
-def close_networks(networks: list[str], name_server: str) -> None:
+def close_networks(networks: Iterable[str], name_server: str) -> None:
     """Let nothing out of this network namespace to some networks, by whatever route, and nothing at all by IPv6.
 
     Args:

@@ -2,6 +2,7 @@
 
 import base64
 import ctypes
+from collections.abc import Iterable
 from typing import Any
 
 from kernel.calls import prctl_pointer
@@ -17,7 +18,7 @@ class _Program(ctypes.Structure):
 _prepared: list[tuple[Any, Any]] = []
 
 
-def prepare(filters: list[str]) -> None:
+def prepare(filters: Iterable[str]) -> None:
     """Decode the filters that :func:`install` hands to the kernel. Before forks: each then saves the work."""
     _prepared.clear()
     for encoded in filters:

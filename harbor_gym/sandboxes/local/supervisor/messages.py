@@ -1,0 +1,152 @@
+"""What the caller sends its sandboxes' supervisors, typed on both sides and checked where it arrives. Stdlib only.
+
+Named tuples and not data classes: that module's imports would lengthen each start of an ordinary user's sandbox.
+"""
+
+import json
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, cast, get_args, get_origin
+
+
+class CgroupLimits(NamedTuple):
+    """What one sandbox may use, all its processes together. None is no limit."""
+
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    max_processes: int | None = None
+
+
+class SupervisorConfig(NamedTuple):
+    """One sandbox, as its supervisor builds it."""
+
+    parent: int
+    """The caller's process: the sandbox ends with it."""
+
+    layers: tuple[str, ...]
+    """Directories of the image, the topmost first."""
+
+    mountpoint: str
+    """An empty directory of the cache."""
+
+    storage_bytes: int
+    """What may be written."""
+
+    slirp4netns: str | None
+    """The program's path."""
+
+    has_network: bool
+    """Whether it starts with a network."""
+
+    may_have_network: bool
+    """Whether it may get one later."""
+
+    name_server: str
+    directories: dict[str, int | None]
+    """Directories to make, and their modes; None leaves theirs."""
+
+    is_ordinary: bool
+    """Whether the caller is an ordinary user."""
+
+    has_own_ids: bool
+    """Whether its users have ids that nobody else has."""
+
+    filters: tuple[str, ...]
+    """System call filters, each the kernel's instructions in base64."""
+
+    closed_networks: tuple[str, ...]
+    """What no packet gets to, as ``a.b.c.d/n``."""
+
+    cgroups: dict[str, tuple[int, str]]
+    """Controller → version and directory of the group to make."""
+
+    limits: CgroupLimits
+
+
+class Target(NamedTuple):
+    """A running sandbox, for processes that enter it."""
+
+    init: int
+    """Its first process."""
+
+    start_time: str
+    """That process's: the pid may be another's by now."""
+
+    first_id: int
+    """The id here of the sandbox's root."""
+
+    cgroups: dict[str, tuple[int, str]]
+    is_ordinary: bool
+    filters: tuple[str, ...]
+
+
+class CommandSpec(NamedTuple):
+    """One command: who, where, with what environment."""
+
+    command: str
+    """For the sandbox's shell."""
+
+    user: str
+    cwd: str
+    env: dict[str, str]
+    argv: tuple[str, ...]
+    """A program and its arguments, run without a shell; empty for none."""
+
+    joins_outputs: bool
+    data_limit_bytes: int | None
+    """Memory of each process by itself, where nothing bounds them together."""
+
+    user_processes: int | None
+    """Processes of its user, where nothing counts the sandbox's."""
+
+
+class MessageError(ValueError):
+    """What arrived is not what was to arrive: the caller's code is another version, or broken."""
+
+
+def as_object(message: Any) -> Any:
+    """Return a message as JSON takes it."""
+    if hasattr(message, "_fields"):
+        return {name: as_object(value) for name, value in zip(message._fields, message, strict=True)}
+    if isinstance(message, dict):
+        return {name: as_object(value) for name, value in message.items()}  # pyright: ignore[reportUnknownVariableType]  # whatever it is
+    return message
+
+
+def to_json(message: Any) -> str:
+    """Return a message as text."""
+    return json.dumps(as_object(message))
+
+
+def parse[T](kind: type[T], data: object) -> T:
+    """Return a message of a kind from what JSON gave.
+
+    Raises:
+        MessageError: A field is missing, unknown or of another type; the text names it.
+    """
+    return cast("T", _checked(kind, data, kind.__name__))
+
+
+def _checked(kind: Any, value: Any, name: str) -> Any:
+    if hasattr(kind, "_fields"):
+        return _record(kind, value, name)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if value is None and NoneType in arguments else _checked(arguments[0], value, name)
+    if origin is dict and isinstance(value, dict):
+        return {_checked(str, k, name): _checked(arguments[1], v, f"{name}[{k!r}]") for k, v in value.items()}  # pyright: ignore[reportUnknownVariableType]  # any JSON
+    if origin is tuple and isinstance(value, list):
+        kinds = [arguments[0]] * len(value) if arguments[-1] is ... else list(arguments)  # pyright: ignore[reportUnknownArgumentType]  # any JSON
+        if len(kinds) == len(value):  # pyright: ignore[reportUnknownArgumentType]  # any JSON
+            return tuple(_checked(k, v, f"{name}[{n}]") for n, (k, v) in enumerate(zip(kinds, value, strict=True)))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  # any JSON
+    elif type(value) is kind or (kind is float and type(value) is int):
+        return value
+    raise MessageError(f"{name}: expected {kind}, got {type(value).__name__}")
+
+
+def _record(kind: Any, value: Any, name: str) -> Any:
+    if not isinstance(value, dict):
+        raise MessageError(f"{name}: expected an object, got {type(value).__name__}")
+    given: dict[str, Any] = value
+    if different := given.keys() ^ set(kind._fields):
+        raise MessageError(f"{name}: missing or unknown: {', '.join(sorted(map(str, different)))}")
+    return kind(**{field: _checked(kind.__annotations__[field], given[field], f"{name}.{field}") for field in given})
