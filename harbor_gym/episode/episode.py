@@ -6,13 +6,13 @@ import math
 import shutil
 import tempfile
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
-from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.environments.base import BaseEnvironment
 from harbor.models.task.config import MultiStepRewardStrategy, StepConfig
 from harbor.models.task.task import Task
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig, VerifierConfig
@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.portal import current_portal
 from harbor_gym._runtime.shielded import cancel_and_wait, shielded
-from harbor_gym.episode import agent, failures
+from harbor_gym.episode import _harbor_patches, agent, failures
 from harbor_gym.episode.diagnostics import read_diagnostics
 from harbor_gym.episode.grading import cleanup
 from harbor_gym.episode.grading.breakage import find_breakage, interpreter_of
@@ -192,9 +192,10 @@ class Episode:
         self._trial.add_hook(TrialEvent.VERIFICATION_START, self._begin_verification)
         self._view = self._plan_view(self._trial)
         self._watch = ProcessWatch(self._trial.agent_environment)
-        self._examine_before_stop(self._trial.agent_environment)
-        self._keep_start_error(self._trial.agent_environment)
-        self._keep_reset(self._trial.agent_environment, self._trial.agent_env_paths.verifier_dir)
+        environment = self._trial.agent_environment
+        _harbor_patches.examine_before_stop(environment, self._examine)
+        _harbor_patches.note_start_error(environment, self._note_start_error)
+        _harbor_patches.keep_closed(environment, self._trial.agent_env_paths.verifier_dir, self._end_step)
         if (portal := current_portal()) is not None:
             portal.close_at_exit(self)
         self._run = asyncio.create_task(self._trial.run(), name=f"harbor-trial-{self._trial.config.trial_name}")
@@ -352,18 +353,8 @@ class Episode:
         except OSError as exc:
             raise SandboxStartError(f"the sandbox of task {self._task.name!r} can't be set up: {exc}") from exc
 
-    def _keep_start_error(self, environment: BaseEnvironment) -> None:
-        """Keep the object that starting raises: Harbor's result has its name and text, not what hangs on it."""
-        start = environment.start
-
-        async def kept(force_build: bool) -> None:
-            try:
-                await start(force_build)
-            except BaseException as exc:
-                self._start_error = exc
-                raise
-
-        environment.start = kept
+    def _note_start_error(self, error: BaseException) -> None:
+        self._start_error = error
 
     async def _ensure_trials_dir(self) -> Path:
         if self._trials_dir is not None:
@@ -462,34 +453,18 @@ class Episode:
         begun = len(self._trial.result.step_results or ())
         return self._task.config.steps[begun - 1] if self._task.config.steps and begun else None
 
-    def _keep_reset(self, environment: BaseEnvironment, verifier_dir: PurePath) -> None:
-        """Let Harbor empty a step's verifier directory once more, but not open it to all: kept processes wait there.
+    async def _end_step(self) -> None:
+        if self._watch is not None and self._is_between_steps():
+            await self._watch.end_verification()
 
-        Harbor does it first of all when it prepares a step, so that is also the end of the step before.
-        """
-        empty_dirs = environment.empty_dirs
-
-        async def kept(dirs: Sequence[str | PurePath], *, chmod: bool = True) -> ExecResult | None:
-            if self._watch is not None and self._is_between_steps():
-                await self._watch.end_verification()
-            return await empty_dirs(dirs, chmod=chmod and verifier_dir not in dirs)
-
-        environment.empty_dirs = kept
-
-    def _examine_before_stop(self, environment: BaseEnvironment) -> None:
-        """Have a look at a sandbox whose verifier gave no verdict, before Harbor stops it: later there is none."""
-        stop = environment.stop
-
-        async def examined(delete: bool) -> None:
-            self._stopping = asyncio.current_task()
-            if self._lacks_verdict() and self._closing is None and self._trial is not None:
-                test_output = self._trial.agent_env_paths.verifier_dir / "test-stdout.txt"
-                interpreter = interpreter_of(test_script(self._task, self._current_step()))
-                self._breakage = await find_breakage(environment, interpreter=interpreter)
-                self._postmortem = None if self._breakage else await cleanup.examine(environment, test_output)
-            await stop(delete)
-
-        environment.stop = examined
+    async def _examine(self) -> None:
+        """Have a look at a sandbox whose verifier gave no verdict."""
+        self._stopping = asyncio.current_task()
+        if self._lacks_verdict() and self._closing is None and self._trial is not None:
+            test_output = self._trial.agent_env_paths.verifier_dir / "test-stdout.txt"
+            interpreter = interpreter_of(test_script(self._task, self._current_step()))
+            self._breakage = await find_breakage(environment := self._trial.agent_environment, interpreter=interpreter)
+            self._postmortem = None if self._breakage else await cleanup.examine(environment, test_output)
 
     def _lacks_verdict(self) -> bool:
         assert self._trial is not None

@@ -1,4 +1,8 @@
-"""How a task's containers come to run: by Compose as under Harbor, or in one command that does the same."""
+"""How a task's containers come to run: by Compose as under Harbor, or in one command that does the same.
+
+Which it is follows from the arguments that Harbor gives to Compose: tests/unit/episode/test_harbor_patches.py fails
+where a new Harbor gives others.
+"""
 
 from __future__ import annotations
 

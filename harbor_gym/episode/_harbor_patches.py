@@ -1,0 +1,53 @@
+"""The methods of a Harbor sandbox that an episode replaces, on the one instance of its own trial.
+
+Harbor has no hook at these moments. tests/unit/episode/test_harbor_patches.py names the parts of Harbor that call the
+methods, and fails where an upgrade changes one of them.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import PurePath
+
+from harbor.environments.base import BaseEnvironment, ExecResult
+
+
+def note_start_error(environment: BaseEnvironment, note: Callable[[BaseException], None]) -> None:
+    """Note the object that starting raises: Harbor's result keeps its name and text, not what hangs on it."""
+    start = environment.start
+
+    async def noted(force_build: bool) -> None:
+        try:
+            await start(force_build)
+        except BaseException as exc:
+            note(exc)
+            raise
+
+    environment.start = noted
+
+
+def keep_closed(environment: BaseEnvironment, verifier_dir: PurePath, before: Callable[[], Awaitable[None]]) -> None:
+    """Let Harbor empty a step's verifier directory once more, but not open it to all: kept processes wait there.
+
+    Args:
+        environment: The sandbox.
+        verifier_dir: The directory that stays closed.
+        before: Awaited first. Harbor empties directories before all else when it prepares a step, so that is also the
+            end of the step before.
+    """
+    empty_dirs = environment.empty_dirs
+
+    async def kept(dirs: Sequence[str | PurePath], *, chmod: bool = True) -> ExecResult | None:
+        await before()
+        return await empty_dirs(dirs, chmod=chmod and verifier_dir not in dirs)
+
+    environment.empty_dirs = kept
+
+
+def examine_before_stop(environment: BaseEnvironment, examine: Callable[[], Awaitable[None]]) -> None:
+    """Await ``examine`` before Harbor stops the sandbox: there is none afterwards."""
+    stop = environment.stop
+
+    async def examined(delete: bool) -> None:
+        await examine()
+        await stop(delete)
+
+    environment.stop = examined

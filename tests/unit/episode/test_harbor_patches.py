@@ -1,0 +1,154 @@
+"""What of Harbor's inside is replaced or relied on by this package: an upgrade that changes any of it must fail here.
+
+A digest that differs is no defect yet. Read Harbor's change, check what this package does with it, run the tests of
+docker and of episodes, and write the new digest down.
+"""
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import harbor.environments.docker.docker as harbor_docker
+import harbor.trial.artifact_handler as artifacts
+import harbor.trial.multi_step as multi_step
+import harbor.trial.trial as trial
+from harbor.environments.base import BaseEnvironment
+from harbor.environments.docker.docker import DockerEnvironment
+
+import harbor_gym.sandboxes.docker
+
+TRIALS = {
+    "ArtifactHandler.upload_artifacts": "51d83ecdeb80",
+    "BaseEnvironment.empty_dirs": "1a3e418b336a",
+    "MultiStepTrial._reset_agent_logs_for_step": "bdbeaf1ed934",
+    "Trial._reset_shared_step_verifier_dirs": "77fa6cc37bb9",
+    "Trial._run_separate_verifier": "5a976a8d798e",
+    "Trial._separate_verifier_env": "2b9977c4b56b",
+    "Trial._start_agent_environment": "4191427a7e5f",
+    "Trial._stop_agent_environment": "7d82b2a8373f",
+    "Trial._upload_injected_skills": "459c7a09f7dc",
+}
+"""What of Harbor's trial calls the methods that an episode replaces (episode/_harbor_patches.py)."""
+
+DOCKER = {
+    "DockerEnvironment._apply_network_policy": "67d31c49ea65",
+    "DockerEnvironment._compose_exec": "708a8b5a97c3",
+    "DockerEnvironment._run_docker_compose_command": "89551585d705",
+    "DockerEnvironment._wait_until_egress_sidecar_ready": "b956d10fcd83",
+    "DockerEnvironment._write_resources_compose_file": "821256feee9b",
+    "DockerEnvironment.exec": "765ca4142a36",
+    "DockerEnvironment.service_exec": "1c3c74303790",
+    "DockerEnvironment.start": "542a1a8201de",
+    "DockerEnvironment.stop": "c6bb6ae94e64",
+    "DockerEnvironment.stop_service": "ed26dc87541f",
+    "_DOCKER_COMPOSE_BUILD_PATH": "a value",
+    "_DOCKER_COMPOSE_PREBUILT_PATH": "a value",
+    "_EGRESS_CONTROL_KERNEL_PROBE_IMAGE": "a value",
+    "_apply_network_policy": "67d31c49ea65",
+    "_cleanup_env_compose_file": "384adc90a07f",
+    "_cleanup_mounts_compose_file": "4893fb227772",
+    "_collect_buffered_output": "d77e21ecf1e9",
+    "_compose_exec": "708a8b5a97c3",
+    "_detect_daemon_os": "c894fc31ca53",
+    "_docker_compose_paths": "e2ea9350eb85",
+    "_effective_gpus": "479b4b52535f",
+    "_effective_storage_mb": "d32fd9eae286",
+    "_egress_control_sidecar_dockerfile_path": "4556bc284968",
+    "_enable_egress_control": "a value",
+    "_engine_cmd": "35bf3a7e07eb",
+    "_ensure_egress_control_sidecar_image_built": "3ca0a4e98c77",
+    "_env_compose_temp_dir": "a value",
+    "_is_rootless_docker": "ab0533cf6a75",
+    "_is_windows_container": "a value",
+    "_keep_containers": "a value",
+    "_main_image_name": "62f2432b9781",
+    "_mounts_compose_temp_dir": "a value",
+    "_network_disabled": "69437e9006ae",
+    "_output_callback": "9baf61f183a5",
+    "_requires_egress_control": "e7e577a3d086",
+    "_resource_limit_value": "92d215c36ff1",
+    "_resource_request_value": "002f7a3724e5",
+    "_resources_compose_temp_dir": "a value",
+    "_rootless_docker": "a value",
+    "_run_docker_compose_command": "89551585d705",
+    "_sanitize_docker_compose_project_name": "8ebd8f9dde81",
+    "_startup_env": "4e26247de095",
+    "_use_prebuilt": "a value",
+    "_user_compose_paths": "dfc60e6f3b57",
+    "_validate_daemon_mode": "0b12e09218ce",
+    "_validate_image_os": "843132c8a862",
+    "_write_env_compose_file": "28db89cdcd68",
+    "_write_mounts_compose_file": "8402b6bd2df3",
+    "_write_resources_compose_file": "821256feee9b",
+}
+"""What sandboxes/docker uses of Harbor's environment beyond its public methods, and what runs Compose: launch.py
+matches those arguments, and does the same by one ``docker run``."""
+
+
+def digest(function: Callable[..., Any]) -> str:
+    """Of what a function does, whatever its formatting and documentation are."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
+
+
+def functions_of(holder: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    for name, found in vars(holder).items():
+        if isinstance(found, property):
+            found = found.fget
+        if isinstance(found, staticmethod | classmethod):
+            found = found.__func__
+        if inspect.isfunction(found):
+            yield f"{holder.__name__}.{name}", found
+
+
+def callers(holder: Any, *texts: str) -> dict[str, str]:
+    """Return the methods whose source has one of these texts."""
+    found = functions_of(holder)
+    return {name: digest(f) for name, f in found if any(text in inspect.getsource(f) for text in texts)}
+
+
+def replaced() -> dict[str, str]:
+    """Return the parts of Harbor's trial that call what an episode replaces, and the replaced methods."""
+    calls = (".empty_dirs(", "environment.stop(", "env.stop(", "environment.start(")
+    holders = [trial.Trial, multi_step.MultiStepTrial, artifacts.ArtifactHandler]
+    found = {name: value for holder in holders for name, value in callers(holder, *calls).items()}
+    return {**found, "BaseEnvironment.empty_dirs": digest(BaseEnvironment.empty_dirs)}
+
+
+def private_names() -> set[str]:
+    """Return the private names of Harbor's Docker environment that ours uses: called, read or overridden."""
+    folder = Path(harbor_gym.sandboxes.docker.__path__[0])
+    trees = [ast.parse(path.read_text()) for path in sorted(folder.glob("*.py"))]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    source = inspect.getsource(DockerEnvironment) + inspect.getsource(BaseEnvironment)
+    theirs = set(dir(DockerEnvironment)) | {name for name in used if f"self.{name} = " in source}
+    return {name for name in (used | defined) & theirs if name.startswith("_") and not name.startswith("__")}
+
+
+def relied_on() -> dict[str, str]:
+    """Return those names, with digests of what is a method, and whatever runs Compose, whose arguments are matched."""
+    found: dict[str, str] = {}
+    for name in sorted(private_names()):
+        kind = inspect.getattr_static(DockerEnvironment, name, None)
+        function = getattr(kind, "fget", None) or getattr(kind, "__func__", kind)
+        found[name] = digest(function) if inspect.isfunction(function) else "a value"
+    sanitize = harbor_docker._sanitize_docker_compose_project_name  # pyright: ignore[reportPrivateUsage]  # as ours
+    found["_sanitize_docker_compose_project_name"] = digest(sanitize)
+    return {**found, **callers(DockerEnvironment, "_run_docker_compose_command(", "_compose_exec(")}
+
+
+def test_what_calls_the_replaced_methods_is_as_it_was() -> None:
+    assert replaced() == TRIALS
+
+
+def test_what_the_docker_sandbox_relies_on_is_as_it_was() -> None:
+    assert relied_on() == DOCKER
