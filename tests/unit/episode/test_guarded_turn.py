@@ -1,6 +1,7 @@
 """What becomes of a turn whose terminal is late, fails or answers nonsense."""
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
@@ -108,3 +109,23 @@ async def test_a_cancelled_turn_leaves_nothing() -> None:
 def test_the_longest_wait_is_the_configurations() -> None:
     config = TerminalConfig(min_wait_sec=1.0, max_wait_sec=5.0)
     assert longest_wait_sec([Command("a", 0.1), Command("b", 3.0), Command("c", 90.0)], config) == 9.0
+
+
+async def test_a_cancelled_turn_that_fails_on_its_way_out_is_no_forgotten_failure() -> None:
+    forgotten: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context["message"]))
+
+    async def stopped() -> TerminalTurn:
+        try:
+            return await never()
+        except asyncio.CancelledError:
+            raise SandboxLostError("it was stopped meanwhile") from None
+
+    taking = asyncio.create_task(turn_of(stopped, breakage=None))
+    await asyncio.sleep(0.01)
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    del taking
+    gc.collect()
+    assert forgotten == []
