@@ -1,0 +1,174 @@
+"""Harbor's rollout interface: task configurations in, token-exact rollouts out, on the core that every adapter uses."""
+
+import asyncio
+import importlib
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from harbor.models.trial.config import AgentConfig, TaskConfig
+
+from harbor_gym.adapters.harbor.agents import runs_in_sandbox
+from harbor_gym.adapters.harbor.players import EnvPlayer, Player, TrialPlayer
+from harbor_gym.adapters.harbor.rollout import Strategy, TokenRollout
+from harbor_gym.adapters.harbor.sources import resolve_task_configs
+from harbor_gym.episode.grading.rewards import reward_function
+from harbor_gym.errors import UsageError
+from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
+from harbor_gym.sandboxes import environment_config
+from harbor_gym.types import ChatCodec, Sampler
+
+MODEL = "policy"
+"""The policy's model name in the gateway."""
+
+OnRollout = Callable[[TokenRollout, int, int], object]
+"""Called on the event loop with a rollout as it ends, how many have ended, and how many there are. Must not block."""
+
+
+class RolloutInterface:
+    """Play Harbor tasks with a policy and return what it sampled, token by token.
+
+    Nothing is shared between two calls of :meth:`run`, and nothing is left behind by one.
+
+    Args:
+        sampler: Samples the policy's messages.
+        codec: Writes conversations as tokens.
+        agent: For the strategies ``gateway`` and ``details``: a name of
+            :data:`harbor_gym.gateway.agents.AGENTS`, or Harbor's configuration of any agent. An agent that is not
+            listed there has ``{gateway_url}`` where its base URL belongs. None is Terminus-2.
+        strategy: Which loop plays, and where the tokens are recorded.
+        sandbox: As ``TerminalEnvConfig.sandbox``.
+        sandbox_options: Keyword arguments of the sandbox's class.
+        n_concurrent: Rollouts at the same time.
+        limits: The budgets of each rollout. The strategy ``env`` needs ``max_answer_tokens``, counts the terminal's
+            time for ``time_limit_sec``, and has no ``max_sampled_tokens``.
+        env_settings: Further fields of ``TerminalEnvConfig`` for the strategy ``env``.
+        reward_key: Name of the reward; None is ``reward``, or the only one there is.
+        agent_in_sandbox: Whether the agent runs in the sandbox, for one that is not listed.
+        trials_dir: Where to keep the trials' folders; None removes them.
+
+    Raises:
+        UsageError: The arguments contradict each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        sampler: Sampler,
+        codec: ChatCodec | ConversationCodec,
+        agent: AgentConfig | str | None = None,
+        strategy: Strategy | str = Strategy.GATEWAY,
+        sandbox: str = "docker",
+        sandbox_options: Mapping[str, Any] | None = None,
+        n_concurrent: int = 8,
+        limits: SessionLimits | None = None,
+        env_settings: Mapping[str, Any] | None = None,
+        reward_key: str | None = None,
+        agent_in_sandbox: bool | None = None,
+        trials_dir: Path | None = None,
+    ) -> None:
+        self._strategy = Strategy(strategy)
+        self._sampler, self._codec = sampler, codec
+        self._agent = agent if isinstance(agent, AgentConfig) else AgentConfig(name=agent or "terminus-2")
+        self._in_sandbox = runs_in_sandbox(self._agent) if agent_in_sandbox is None else agent_in_sandbox
+        self._sandbox, self._sandbox_options = sandbox, dict(sandbox_options or {})
+        self._n_concurrent = n_concurrent
+        self._limits = limits or SessionLimits()
+        self._env_settings = dict(env_settings or {})
+        self._reward_key, self._choose_reward = reward_key, reward_function(reward_key)
+        self._trials_dir = trials_dir
+        if n_concurrent < 1:
+            raise UsageError(f"n_concurrent must be at least 1, got {n_concurrent}")
+        if self._strategy is Strategy.ENV:
+            self._require_env_arguments(agent)
+        elif self._env_settings:
+            raise UsageError("env_settings are for the strategy env")
+
+    async def run(self, tasks: Sequence[TaskConfig], *, on_rollout: OnRollout | None = None) -> list[TokenRollout]:
+        """Play each task once; give a task as often as it is to be played.
+
+        Cancelling it ends every trial and waits for their sandboxes to stop.
+
+        Args:
+            tasks: Harbor's configurations of tasks: a local path, a path in a git repository with or without a
+                commit, or a name in Harbor's registry. All are fetched before the first sandbox starts, each once.
+            on_rollout: Called as each rollout ends.
+
+        Returns:
+            The rollouts in the order of ``tasks``. One that the infrastructure lost has no reward, and its error.
+
+        Raises:
+            TaskError: A task is wrong, or can't be fetched.
+            UsageError: The agent has no place for its address, or the sandbox's settings can't be used.
+        """
+        resolved = await resolve_task_configs(tasks)
+        slots, done = asyncio.Semaphore(self._n_concurrent), 0
+        async with self._player() as player:
+
+            async def one(task: TaskConfig, path: Path) -> TokenRollout:
+                nonlocal done
+                async with slots:
+                    rollout = await player.play(task, path)
+                done += 1
+                if on_rollout is not None:
+                    on_rollout(rollout, done, len(resolved))
+                return rollout
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    playing = [group.create_task(one(task, path)) for task, path in resolved]
+            except BaseExceptionGroup as failures:
+                # The first failure cancelled the rest; it is the one to know of.
+                raise failures.exceptions[0] from None
+        return [task.result() for task in playing]
+
+    @asynccontextmanager
+    async def _player(self) -> AsyncGenerator[Player]:
+        """Yield what plays one task, with everything that the rollouts share open."""
+        if self._strategy is Strategy.ENV:
+            yield self._env_player()
+            return
+        if self._agent.import_path is None and self._agent.name == "terminus-2":
+            # It takes seconds, which would hold up the event loop when the first trial imports it.
+            await asyncio.to_thread(importlib.import_module, "litellm")
+        with tempfile.TemporaryDirectory(prefix="harbor-gym-trials-", ignore_cleanup_errors=True) as temporary:
+            async with Gateway(self._sampler, self._codec, model=MODEL) as gateway:
+                yield TrialPlayer(
+                    gateway=gateway,
+                    agent=self._agent,
+                    in_sandbox=self._in_sandbox,
+                    environment=environment_config(self._sandbox, options=self._sandbox_options),
+                    limits=self._limits,
+                    choose_reward=self._choose_reward,
+                    trials_dir=self._trials_dir or Path(temporary),
+                    use_details=self._strategy is Strategy.DETAILS,
+                )
+
+    def _env_player(self) -> EnvPlayer:
+        assert is_chat_codec(self._codec)
+        settings = {
+            "sandbox": self._sandbox,
+            "sandbox_options": self._sandbox_options,
+            "reward_key": self._reward_key,
+            "max_turns": self._limits.max_turns,
+            "time_limit_sec": self._limits.time_limit_sec,
+            **self._env_settings,
+        }
+        return EnvPlayer(self._sampler, self._codec, self._limits, settings)
+
+    def _require_env_arguments(self, agent: AgentConfig | str | None) -> None:
+        if agent is not None:
+            raise UsageError("the strategy env is our own loop and takes no agent")
+        if not is_chat_codec(self._codec):
+            raise UsageError("the strategy env needs a ChatCodec: prompt, next_turn and text")
+        if not self._limits.max_answer_tokens:
+            raise UsageError("the strategy env needs limits.max_answer_tokens, the sampler's limit for one message")
+        if self._limits.max_sampled_tokens is not None:
+            raise UsageError("the strategy env has no limits.max_sampled_tokens: use max_turns or max_context_tokens")
+
+
+def is_chat_codec(codec: ChatCodec | ConversationCodec) -> TypeGuard[ChatCodec]:
+    """Return whether a codec can go on from sampled tokens without a gateway."""
+    return hasattr(codec, "next_turn")

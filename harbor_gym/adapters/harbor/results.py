@@ -1,0 +1,113 @@
+"""What a finished Harbor trial means: its reward, why it ended, and the tokens that its agent reports."""
+
+import math
+from collections.abc import Iterator
+
+from harbor.models.agent.context import AgentContext
+from harbor.models.agent.rollout_detail import RolloutDetail
+from harbor.models.trial.result import ExceptionInfo, TrialResult
+
+from harbor_gym.episode.failures import grading_failure, start_failure
+from harbor_gym.episode.grading.rewards import RewardFunction
+from harbor_gym.errors import HarborGymError, VerifierError
+from harbor_gym.gateway import Segment
+from harbor_gym.sequences import merge
+from harbor_gym.types import EndReason, Sample, TokenSequence
+
+_AGENT_TIMEOUT = "AgentTimeoutError"
+
+
+class AgentFailedError(HarborGymError):
+    """The agent's program failed so that Harbor did not verify, or it reported tokens that can't be trained on."""
+
+    is_infrastructure = True
+
+
+def reward_of(result: TrialResult, choose: RewardFunction) -> float | HarborGymError:
+    """Return the reward of a trial, or why there is none.
+
+    Args:
+        result: The finished trial.
+        choose: Makes the scalar of what the verifier wrote.
+    """
+    rewards = result.verifier_result.rewards if result.verifier_result is not None else None
+    if not rewards:
+        return _failure(result)
+    try:
+        return choose({name: float(value) for name, value in rewards.items()})
+    except VerifierError as exc:
+        return exc
+
+
+def end_reason_of(result: TrialResult) -> EndReason:
+    """Return why the agent of a verified trial ended, as far as Harbor recorded it."""
+    infos = [step.exception_info for step in result.step_results or ()] or [result.exception_info]
+    timed_out = any(info is not None and info.exception_type == _AGENT_TIMEOUT for info in infos)
+    return EndReason.TIME_LIMIT if timed_out else EndReason.COMPLETED
+
+
+def details_sequences(result: TrialResult) -> list[TokenSequence]:
+    """Return the training sequences that a trial's agent reported as ``rollout_details``.
+
+    Raises:
+        AgentFailedError: It reported none, or prompts and samples that do not belong together.
+    """
+    turns = [turn for detail in _details(result) for turn in _turns(detail)]
+    if not turns:
+        raise AgentFailedError(
+            f"the agent of trial {result.trial_name!r} reported no tokens: its endpoint must return prompt_token_ids "
+            "and token_ids (vLLM: return_token_ids), and the agent must collect rollout_details"
+        )
+    return merge(turns)
+
+
+def segment_sequence(segment: Segment) -> TokenSequence:
+    """Return a session's segment as a sequence."""
+    length = segment.prompt_length
+    return TokenSequence(
+        list(segment.tokens[:length]),
+        list(segment.tokens[length:]),
+        list(segment.mask[length:]),
+        list(segment.logprobs[length:]),
+    )
+
+
+def _details(result: TrialResult) -> Iterator[RolloutDetail]:
+    contexts: list[AgentContext | None] = [result.agent_result]
+    contexts += [step.agent_result for step in result.step_results or ()]
+    for context in contexts:
+        if context is not None:
+            yield from context.rollout_details or ()
+
+
+def _turns(detail: RolloutDetail) -> Iterator[tuple[list[int], Sample]]:
+    prompts, samples = detail.get("prompt_token_ids") or [], detail.get("completion_token_ids") or []
+    logprobs = detail.get("logprobs") or []
+    if len(prompts) != len(samples):
+        raise AgentFailedError(f"the agent reported {len(prompts)} prompts and {len(samples)} samples")
+    # The lists are not keyed by turn: with one missing, nothing tells whose the others are.
+    aligned = logprobs if len(logprobs) == len(samples) else [None] * len(samples)
+    for prompt, tokens, values in zip(prompts, samples, aligned, strict=True):
+        fits = values is not None and len(values) == len(tokens)
+        yield prompt, Sample(tokens, values if fits else [math.nan] * len(tokens))
+
+
+def _failure(result: TrialResult) -> HarborGymError:
+    """Return the error of a trial without a verdict."""
+    steps = result.step_results or ()
+    info = result.exception_info or next((step.exception_info for step in steps[::-1] if step.exception_info), None)
+    if result.verifier is not None or any(step.verifier is not None for step in steps):
+        return grading_failure(result, info)
+    if result.agent_execution is None and not any(step.agent_execution is not None for step in steps):
+        return start_failure(result)
+    failure = grading_failure(result, info)  # an error of our tree comes back as it was
+    return failure if info is None or _is_own(failure, info) else _agent_failure(result, info)
+
+
+def _is_own(failure: HarborGymError, info: ExceptionInfo) -> bool:
+    return info.exception_type == type(failure).__name__
+
+
+def _agent_failure(result: TrialResult, info: ExceptionInfo) -> AgentFailedError:
+    message = info.exception_message.strip().splitlines() or ["no message"]
+    return AgentFailedError(f"the agent of trial {result.trial_name!r} failed: {info.exception_type}: {message[-1]}")

@@ -1,0 +1,49 @@
+"""Harbor's configurations of tasks, fetched."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harbor.models.trial.config import TaskConfig
+
+from harbor_gym.errors import UsageError
+from harbor_gym.tasks import SourcedTask, resolve_tasks
+
+
+async def resolve_task_configs(tasks: Sequence[TaskConfig]) -> list[tuple[TaskConfig, Path]]:
+    """Return each task's configuration, with the commit that it means now, and its directory.
+
+    Equal tasks are fetched once. What comes from git or a registry lies in Harbor's cache afterwards, so that trials
+    which start at once do not fetch it again.
+
+    Raises:
+        UsageError: A task is a directory of several tasks, or is none.
+        TaskSourceError: A repository or registry can't be reached, or has no such task.
+    """
+    fetched: dict[str, SourcedTask] = {}
+    resolved: list[tuple[TaskConfig, Path]] = []
+    for task in tasks:
+        key = task.model_dump_json()
+        if key not in fetched:
+            fetched[key] = await _fetch(task)
+        found = fetched[key]
+        pinned = task.model_copy(update={"git_commit_id": found.commit}) if task.is_git_task() else task
+        resolved.append((pinned, found.path))
+    return resolved
+
+
+async def _fetch(task: TaskConfig) -> SourcedTask:
+    source = _source(task)
+    found = await resolve_tasks([source], download_dir=task.download_dir)
+    if len(found) != 1:
+        raise UsageError(f"{source} holds {len(found)} tasks: give one TaskConfig for each")
+    return found[0]
+
+
+def _source(task: TaskConfig) -> str | Path:
+    if task.is_git_task():
+        commit = f"@{task.git_commit_id}" if task.git_commit_id else ""
+        return f"git+{task.git_url}{commit}#{task.path}"
+    if task.is_package_task():
+        return f"{task.name}@{task.ref}" if task.ref else f"{task.name}"
+    assert task.path is not None
+    return task.path
