@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from harbor_gym.verify_paths import check_paths
+from harbor_gym.config.verify_paths import check_paths
 
 MAX_PATHS = 20
 """A longer list is no declaration that a person would read."""

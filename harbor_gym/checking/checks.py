@@ -17,8 +17,8 @@ from harbor_gym.checking.play import Played, RefusedError, Work, last_lines, pla
 from harbor_gym.checking.reward_hacking import run_exploit
 from harbor_gym.checking.trials import run_plain_oracle
 from harbor_gym.checking.verdict import SOLVED, UNSOLVED, PristineCheck, TaskCheck, Verdict
+from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.errors import HarborGymError, VerifierError
-from harbor_gym.verify_paths import VerifyPaths
 
 if TYPE_CHECKING:
     from harbor.models.task.task import Task

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode.grading.rewards import RewardFunction, reward_function
-from harbor_gym.verify_paths import VerifyPaths
 
 if TYPE_CHECKING:
     from harbor.models.trial.config import EnvironmentConfig

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.verdict import PhaseSeconds
+from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.errors import TaskError
 from harbor_gym.sandboxes import image_substitutions
 from harbor_gym.sandboxes.extensions import SupportsVerifierView
-from harbor_gym.verify_paths import VerifyPaths
 
 if TYPE_CHECKING:
     from harbor_gym.episode import AgentPhase, Episode

@@ -57,10 +57,10 @@ def check(
     """
     from harbor_gym.checking import CheckPlan, Verdict
     from harbor_gym.checking.report import as_object
+    from harbor_gym.config.verify_paths import parse_verify_paths
     from harbor_gym.episode.grading.rewards import reward_function as require_function
     from harbor_gym.sandboxes import environment_config, parse_options, preflight
     from harbor_gym.tasks import resolve_tasks
-    from harbor_gym.verify_paths import parse_verify_paths
 
     with one_line_errors(), quiet_harbor():
         carried = parse_verify_paths(verify_paths)

@@ -14,7 +14,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
     """Show what can be used on this machine, and what would get the rest. Exit code 0: a sandbox can be started."""
-    from harbor_gym.doctor import examine, usable
+    from harbor_gym.checking.doctor import examine, usable
 
     with one_line_errors(), quiet_harbor():
         findings = examine(env)

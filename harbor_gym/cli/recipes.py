@@ -10,8 +10,8 @@ import typer
 from harbor_gym import sandboxes
 from harbor_gym.cli.flags import Parser, Spelling
 from harbor_gym.cli.shared import FAILED, MISUSED
+from harbor_gym.config.verify_paths import parse_verify_paths
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
-from harbor_gym.verify_paths import parse_verify_paths
 
 INTERRUPTED = 130
 """Exit code: ended by SIGINT."""

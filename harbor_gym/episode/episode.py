@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.portal import current_portal
 from harbor_gym._runtime.shielded import cancel_and_wait, shielded
+from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode import _harbor_patches, agent, failures
 from harbor_gym.episode.diagnostics import read_diagnostics
 from harbor_gym.episode.grading import cleanup
@@ -44,7 +45,6 @@ from harbor_gym.errors import (
 )
 from harbor_gym.sandboxes.extensions import ReportsLeftBehind
 from harbor_gym.terminal.session import Leavings
-from harbor_gym.verify_paths import VerifyPaths
 
 # Harbor's agent timeout would count the policy's thinking time; our budgets end episodes instead.
 _NO_AGENT_TIMEOUT_SEC = 10.0 * 365 * 24 * 3600

@@ -14,8 +14,8 @@ from harbor.models.task.verifier_mode import (
 from pydantic import ValidationError
 
 from harbor_gym.config import describe_problems
+from harbor_gym.config.verify_paths import check_paths
 from harbor_gym.errors import TaskError
-from harbor_gym.verify_paths import check_paths
 
 
 async def load_task(task_dir: Path) -> Task:

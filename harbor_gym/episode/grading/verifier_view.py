@@ -16,10 +16,10 @@ from typing import Any
 from harbor.environments.base import BaseEnvironment
 from harbor.models.task.task import Task
 
+from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode.task import declared_verify_paths, grades_in_shared_sandbox
 from harbor_gym.errors import TaskError
 from harbor_gym.sandboxes.extensions import SupportsVerifierView
-from harbor_gym.verify_paths import VerifyPaths
 
 _logger = logging.getLogger(__name__)
 _CALLS = (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harbor_gym import doctor
 from harbor_gym._runtime import rootless
+from harbor_gym.checking import doctor
 from tests.helpers.engines import require_engine
 from tests.unit.house.test_cli import run
 

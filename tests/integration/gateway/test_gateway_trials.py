@@ -17,7 +17,7 @@ from harbor_gym.gateway.trials import end_agent_on_limit, open_tunnel_for_agent,
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.types import EndReason, Sample
 from tests.helpers.character_codec import END, CharacterCodec
-from tests.helpers.gateway_clients import ThinkingCodec, text_of, tool_call, trained_text
+from tests.helpers.gateway.clients import ThinkingCodec, text_of, tool_call, trained_text
 from tests.helpers.harbor_trials import ScriptAgent
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, write_task

@@ -19,7 +19,7 @@ from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.gateway.agents import AGENTS, agent_config
 from harbor_gym.types import Sample
 from tests.helpers.character_codec import END
-from tests.helpers.gateway_clients import ThinkingCodec, text_of, tool_call
+from tests.helpers.gateway.clients import ThinkingCodec, text_of, tool_call
 
 COMMANDS = ("echo hello > hello.txt && ls", "cat hello.txt")
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"

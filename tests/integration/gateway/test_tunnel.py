@@ -12,13 +12,13 @@ import aiohttp
 import pytest
 
 from harbor_gym.errors import UsageError
-from harbor_gym.gateway import Gateway, Session, SessionLimits, multiplexer
+from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.gateway import tunnel as tunnels
-from harbor_gym.gateway.multiplexer import Multiplexer, ProtocolError
-from harbor_gym.gateway.tunnel import TunnelError, tunnel
+from harbor_gym.gateway.tunnel import TunnelError, multiplexer, tunnel
+from harbor_gym.gateway.tunnel.multiplexer import Multiplexer, ProtocolError
 from harbor_gym.types import Sample
 from tests.helpers.character_codec import CharacterCodec
-from tests.helpers.gateway_clients import chat_body, eventually, text_of, user
+from tests.helpers.gateway.clients import chat_body, eventually, text_of, user
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
 LARGE = 1_000_000

@@ -154,7 +154,7 @@ async def test_a_network_comes_and_goes_with_the_phases(tmp_path: Path, greeter:
 _WITHOUT = """
 import asyncio, json, logging
 from pathlib import Path
-from harbor_gym import doctor
+from harbor_gym.checking import doctor
 from tests.helpers.hostile.first_words import DEVICES, PUBLIC
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 

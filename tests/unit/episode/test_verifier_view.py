@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from harbor_gym import TerminalEnvConfig
+from harbor_gym.config.verify_paths import check_paths, parse_verify_paths
 from harbor_gym.episode.grading import verifier_view
 from harbor_gym.episode.task import load_task
 from harbor_gym.errors import TaskError, UsageError
-from harbor_gym.verify_paths import check_paths, parse_verify_paths
 from tests.helpers.harbor_trials import run_episode
 from tests.helpers.sandboxes.viewing import VIEWING, Viewing
 from tests.helpers.tasks import write_task

@@ -14,7 +14,7 @@ from harbor_gym.gateway import BreakReason, CallKind, Session, TextConversationC
 from harbor_gym.gateway.chat import Answer
 from harbor_gym.gateway.errors import InvalidRequestError
 from harbor_gym.gateway.wires import ChatCompletionsWire, MessagesWire, ResponsesWire
-from tests.helpers.gateway_clients import Script, ThinkingCodec, chat_body, text_of, tool_call, trained_text, user
+from tests.helpers.gateway.clients import Script, ThinkingCodec, chat_body, text_of, tool_call, trained_text, user
 
 CHAT, MESSAGES, RESPONSES = ChatCompletionsWire(), MessagesWire(), ResponsesWire()
 

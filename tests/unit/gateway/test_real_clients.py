@@ -9,7 +9,7 @@ import pytest
 
 from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.types import EndReason
-from tests.helpers.gateway_clients import BASH, Script, ThinkingCodec, chat_body, text_of, tool_call, trained_text, user
+from tests.helpers.gateway.clients import BASH, Script, ThinkingCodec, chat_body, text_of, tool_call, trained_text, user
 
 ANSWER = f"<think>\nhm\n</think>\n\nI look.\n{tool_call(command='ls -l')}"
 

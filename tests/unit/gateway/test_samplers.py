@@ -11,7 +11,7 @@ from harbor_gym.errors import SamplerError, UsageError
 from harbor_gym.gateway import Gateway
 from harbor_gym.samplers import CompletionsSampler, engine_client
 from tests.helpers.character_codec import CharacterCodec
-from tests.helpers.vllm_double import END, VllmDouble, vllm_double
+from tests.helpers.gateway.vllm_double import END, VllmDouble, vllm_double
 
 
 @pytest.fixture

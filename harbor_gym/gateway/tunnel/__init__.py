@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, cast
 
 from harbor_gym._runtime.processes import start_process
 from harbor_gym.errors import SandboxError, UsageError
-from harbor_gym.gateway import multiplexer
-from harbor_gym.gateway.multiplexer import Multiplexer, ProtocolError
 from harbor_gym.gateway.server import Gateway
 from harbor_gym.gateway.session import Session
+from harbor_gym.gateway.tunnel import multiplexer
+from harbor_gym.gateway.tunnel.multiplexer import Multiplexer, ProtocolError
 from harbor_gym.sandboxes.extensions import PipedProcess
 from harbor_gym.terminal.transports.attach import enter_argv, exec_pipes
 

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from harbor_gym.config.verify_paths import VerifyPaths, check_paths
 from harbor_gym.types import ActionFormat
-from harbor_gym.verify_paths import VerifyPaths, check_paths
 
 
 def describe_problems(error: ValidationError) -> str:
