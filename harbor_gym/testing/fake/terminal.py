@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harbor_gym._runtime.shielded import cancel_and_wait
 from harbor_gym.config import TerminalConfig
@@ -126,6 +126,7 @@ class FakeTerminal:
                 line = self._lines.pop(0)
                 self._print(f"{line}\n")
                 self._running = asyncio.ensure_future(self._environment.run(line, self._shell))
+                self._running.add_done_callback(_retrieve)
             task = self._running
             await asyncio.wait([task], timeout=max(0.0, deadline - time.monotonic()))
             if not task.done():
@@ -149,3 +150,9 @@ class FakeTerminal:
         self._ended = output.exited
         if not self._ended:
             self._print(_PROMPT if self._screen.endswith("\n") else f"\n{_PROMPT}")
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Take note of a command's failure also where nobody waits for it any more."""
+    if not task.cancelled():
+        task.exception()
