@@ -69,19 +69,20 @@ async def ensure_policy(
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         if (known := _complete_policy(folder)) is not None:
             return known
-        from harbor_gym.embedded.demonstrations import collect_demonstrations
+        from harbor_gym.embedded.demonstrations import play_demonstrations
         from harbor_gym.embedded.policy import training_stack
 
         with training_stack():  # say that an extra is missing before the demonstrator plays for a minute
             import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]  # presence check
             import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]  # presence check
-        conversations = await collect_demonstrations(
+        played = await play_demonstrations(
             task_dir,
             sandbox=await asyncio.to_thread(_quickest, sandbox),
             episodes=DEMONSTRATIONS,
             seed=seed,
             progress=None if progress is None else lambda done, total: progress("demonstrations", done, total, None),
         )
+        conversations = [list(demonstration.messages) for demonstration in played]
         # One on a machine: threads that wait for their like do so spinning, and two warm starts hardly get on at all.
         async with locked("warm-start"):
             return await _warm_start(conversations, folder, renderer_name, seed, progress)

@@ -165,7 +165,7 @@ def load_script(task_dir: Path) -> Script:
         raise TaskError(f"{path} is no usable script: {exc}") from exc
 
 
-async def collect_demonstrations(
+async def play_demonstrations(
     task_dir: Path,
     *,
     sandbox: str,
@@ -173,11 +173,11 @@ async def collect_demonstrations(
     seed: int = 0,
     concurrency: int = 4,
     progress: Callable[[int, int], None] | None = None,
-) -> list[list[Message]]:
-    """Play a task's demonstrator and return the conversations, good and bad ones alike.
+) -> list[Demonstration]:
+    """Play a task's demonstrator and return its episodes, good and bad ones alike. Success rate and turns are logged.
 
     The same seed gives the same moves as long as the task shows the same text; the order of the result does not
-    depend on ``concurrency``. Success rate and turns are logged; :func:`play_demonstrations` returns them.
+    depend on ``concurrency``.
 
     Args:
         task_dir: A Harbor task directory with ``demonstrations/moves.json``.
@@ -191,23 +191,6 @@ async def collect_demonstrations(
         TaskError: The task is malformed or has no demonstrator.
         HarborGymError: The infrastructure failed again and again.
     """
-    played = await play_demonstrations(
-        task_dir, sandbox=sandbox, episodes=episodes, seed=seed, concurrency=concurrency, progress=progress
-    )
-    _log.info("demonstrations of %s: %s", task_dir, summary(played))
-    return [list(demonstration.messages) for demonstration in played]
-
-
-async def play_demonstrations(
-    task_dir: Path,
-    *,
-    sandbox: str,
-    episodes: int = 200,
-    seed: int = 0,
-    concurrency: int = 4,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[Demonstration]:
-    """Do as :func:`collect_demonstrations`, and return rewards, turns and end reasons too."""
     script = await asyncio.to_thread(load_script, task_dir)
     config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, max_turns=script.max_turns)
     slots = asyncio.Semaphore(concurrency)
@@ -228,7 +211,9 @@ async def play_demonstrations(
     except BaseExceptionGroup as failures:
         # The first failure cancelled the other episodes; it is the one that callers can act on.
         raise failures.exceptions[0] from failures
-    return [task.result() for task in tasks]
+    played = [task.result() for task in tasks]
+    _log.info("demonstrations of %s: %s", task_dir, summary(played))
+    return played
 
 
 def summary(played: Sequence[Demonstration]) -> str:

@@ -15,7 +15,6 @@ from harbor_gym.embedded.demonstrations import (
     MOVES_PATH,
     Demonstrator,
     Script,
-    collect_demonstrations,
     load_script,
     play_demonstrations,
     summary,
@@ -51,6 +50,10 @@ def edited(tmp_path: Path) -> Callable[[Edit], Path]:
         return copy
 
     return make
+
+
+async def conversations_of(task_dir: Path, **options: Any) -> list[list[dict[str, str]]]:
+    return [list(demonstration.messages) for demonstration in await play_demonstrations(task_dir, **options)]
 
 
 def only(kind: str) -> Edit:
@@ -152,7 +155,7 @@ def test_a_declaration_is_confirmed(script: Script) -> None:
 @pytest.mark.local
 async def test_a_conversation_is_what_the_policy_will_see(edited: Callable[[Edit], Path], nothing_left: None) -> None:
     require_engine("local")
-    [conversation] = await collect_demonstrations(edited(only("good")), sandbox="local", episodes=1)
+    [conversation] = await conversations_of(edited(only("good")), sandbox="local", episodes=1)
     system, first, *turns = conversation
     instruction = (DEVOPS / "instruction.md").read_text()
     assert system == {"role": "system", "content": prompts.system_prompt()}
@@ -186,16 +189,20 @@ async def test_the_true_environment_grades_it(
 async def test_the_seed_alone_decides(nothing_left: None) -> None:
     require_engine("local")
     progress: list[tuple[int, int]] = []
-    wide = await collect_demonstrations(
+
+    def note(done: int, asked: int) -> None:
+        progress.append((done, asked))
+
+    wide = await conversations_of(
         DEVOPS,
         sandbox="local",
         episodes=6,
         seed=3,
         concurrency=3,
-        progress=lambda done, asked: progress.append((done, asked)),
+        progress=note,
     )
-    narrow = await collect_demonstrations(DEVOPS, sandbox="local", episodes=6, seed=3, concurrency=1)
-    other = await collect_demonstrations(DEVOPS, sandbox="local", episodes=6, seed=4)
+    narrow = await conversations_of(DEVOPS, sandbox="local", episodes=6, seed=3, concurrency=1)
+    other = await conversations_of(DEVOPS, sandbox="local", episodes=6, seed=4)
     assert wide == narrow
     assert wide != other
     assert progress == [(done, 6) for done in range(1, 7)]
@@ -230,10 +237,10 @@ class FailsFirst(LocalEnvironment):
 async def test_an_episode_survives_two_lost_sandboxes(nothing_left: None, caplog: pytest.LogCaptureFixture) -> None:
     require_engine("local")
     FailsFirst.failures = 2
-    flaky = await collect_demonstrations(DEVOPS, sandbox=f"{__name__}:FailsFirst", episodes=1)
+    flaky = await conversations_of(DEVOPS, sandbox=f"{__name__}:FailsFirst", episodes=1)
     assert FailsFirst.failures == 0
     assert caplog.text.count("injected") >= 2
-    assert flaky == await collect_demonstrations(DEVOPS, sandbox="local", episodes=1)
+    assert flaky == await conversations_of(DEVOPS, sandbox="local", episodes=1)
 
 
 @pytest.mark.local
@@ -241,7 +248,7 @@ async def test_a_sandbox_that_never_starts_is_told(nothing_left: None) -> None:
     require_engine("local")
     FailsFirst.failures = 1000
     with pytest.raises(SandboxStartError, match="injected"):
-        await collect_demonstrations(DEVOPS, sandbox=f"{__name__}:FailsFirst", episodes=4)
+        await conversations_of(DEVOPS, sandbox=f"{__name__}:FailsFirst", episodes=4)
 
 
 @pytest.mark.docker
@@ -251,6 +258,6 @@ async def test_docker_shows_the_same_conversation(edited: Callable[[Edit], Path]
     require_engine("docker")
     require_engine("local")
     task = edited(only("good"))
-    conversations = [await collect_demonstrations(task, sandbox=name, episodes=1) for name in ("docker", "local")]
+    conversations = [await conversations_of(task, sandbox=name, episodes=1) for name in ("docker", "local")]
     docker, local = (re.sub(r"root@\w+:", "root@HOST:", json.dumps(conversation)) for conversation in conversations)
     assert docker == local

@@ -121,10 +121,11 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     for engine in ("server", "tinker", "local"):
         require_engine(engine)
-    from harbor_gym.embedded.demonstrations import collect_demonstrations
+    from harbor_gym.embedded.demonstrations import play_demonstrations
     from harbor_gym.embedded.warm_start import warm_start
 
-    conversations = asyncio.run(collect_demonstrations(TASK, sandbox="local", episodes=4, seed=0))
+    played = asyncio.run(play_demonstrations(TASK, sandbox="local", episodes=4, seed=0))
+    conversations = [list(demonstration.messages) for demonstration in played]
     return warm_start(conversations, tmp_path_factory.mktemp("policy"), renderer_name="qwen3_instruct", steps=8)
 
 
