@@ -5,7 +5,7 @@ import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,19 +14,23 @@ from harbor_gym.adapters.tinker.policies import EvalConfig, EvaluatedPolicy, fin
 from harbor_gym.cli import recipes
 from harbor_gym.cli.flags import add_flags, flags_of, given_values, make_config
 from harbor_gym.config import TerminalEnvConfig
-from harbor_gym.evaluation import EpisodeResult, Player, Report, evaluate, format_report, summarize
-from harbor_gym.tasks import find_tasks
+
+if TYPE_CHECKING:
+    from harbor_gym.evaluation import EpisodeResult, Report
 
 MAX_TURNS = 30
 
 
-def evaluate_policy(config: EvalConfig) -> Report:
+def evaluate_policy(config: EvalConfig) -> "Report":
     """Play episodes of each task with a policy. Blocks until all are over; each episode's outcome is printed.
 
     Raises:
         HarborGymError: A setting, a task or the sandbox can't be used, before anything is started; or the service of
             the policy failed.
     """
+    from harbor_gym.evaluation import summarize
+    from harbor_gym.tasks import find_tasks
+
     sandboxes.preflight(sandboxes.environment_config(config.env.sandbox))
     tasks = [config.env.model_copy(update={"task_dir": task}) for task in find_tasks(list(config.paths))]
     results = asyncio.run(_play(config, find_policy(config), tasks))
@@ -58,9 +62,12 @@ def eval_app(*, program: str) -> typer.Typer:
     return app
 
 
-async def _play(config: EvalConfig, policy: EvaluatedPolicy, tasks: Sequence[TerminalEnvConfig]) -> list[EpisodeResult]:
+async def _play(
+    config: EvalConfig, policy: EvaluatedPolicy, tasks: Sequence[TerminalEnvConfig]
+) -> "list[EpisodeResult]":
     """Serve the policy and play."""
     from harbor_gym.embedded.service import sampling_client
+    from harbor_gym.evaluation import Player, evaluate
 
     async with sampling_client(policy, typer.echo) as client:
         from harbor_gym.adapters.tinker.sampling import codec_for, tinker_sampler
@@ -80,14 +87,16 @@ async def _play(config: EvalConfig, policy: EvaluatedPolicy, tasks: Sequence[Ter
         )
 
 
-def _show_episode(result: EpisodeResult) -> None:
+def _show_episode(result: "EpisodeResult") -> None:
     """Print a line an episode."""
     outcome = result.error or f"{result.end_reason}, reward {result.reward:g}"
     typer.echo(f"{result.task} {result.episode}: {outcome}, {result.turns} turns, {result.seconds:.1f} s")
 
 
-def _show(report: Report, output: Path | None) -> None:
+def _show(report: "Report", output: Path | None) -> None:
     """Print the table, and write the JSON where a folder is given."""
+    from harbor_gym.evaluation import format_report
+
     typer.echo(format_report(report))
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
-from harbor_gym.evaluation.best import read_best
-from harbor_gym.report.metrics import run_config
 
 MAX_TOKENS, MAX_CONTEXT_TOKENS, MAX_LORA_RANK = 4096, 32_768, 32
 """Of a policy whose run names none, or that comes from no run."""
@@ -92,6 +90,8 @@ def find_policy(config: EvalConfig) -> EvaluatedPolicy:
     Raises:
         UsageError: Neither or both of run and model are given, the run has no such checkpoint, or a key is missing.
     """
+    from harbor_gym.report.metrics import run_config
+
     run = config.run
     if (run is None) == (config.model_name is None):
         raise UsageError("nothing to evaluate: give either --run or --model-name")
@@ -128,6 +128,8 @@ def checkpoint_address(run: Path | None, checkpoint: str, kind: str) -> str | No
     Raises:
         UsageError: The run has no such checkpoint.
     """
+    from harbor_gym.evaluation.best import read_best
+
     name = checkpoint
     if name == "best" and run is not None:
         name = read_best(run).checkpoint
