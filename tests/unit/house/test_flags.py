@@ -1,6 +1,7 @@
 """Command lines made from configuration objects: every field has its flag, and what is typed arrives unchanged."""
 
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,6 +152,21 @@ def test_several_problems_are_one_line_with_the_flags_names() -> None:
     assert done.stderr.count("\n") == 1
     assert "--learning-rate" in done.stderr
     assert "--terminal-columns" in done.stderr
+
+
+def test_an_interrupted_run_exits_with_130_and_names_what_resumes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def prepared(config: TrainConfig) -> SimpleNamespace:
+        return SimpleNamespace(config=config, log_path=Path("runs/x"))
+
+    async def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harbor_gym.adapters.tinker.training.preparation.prepare", prepared)
+    monkeypatch.setattr("harbor_gym.adapters.tinker.training.preparation.claim_folder", lambda run: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr("harbor_gym.adapters.tinker.training.run.train", interrupted)
+    done = CliRunner().invoke(train.train_app(program="train.py"), SOME_TASK)
+    assert done.exit_code == 130
+    assert done.stderr == "train.py: interrupted; resume with --log-path runs/x --log-dir-exists resume\n"
 
 
 class Small(BaseModel):
