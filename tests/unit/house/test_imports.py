@@ -4,8 +4,10 @@ light. What the rooms of the package may import of each other is in .importlinte
 
 import ast
 import functools
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +23,8 @@ TREES = PACKAGE / "sandboxes" / "archive" / "trees"
 # Who may import what from outside; everything that is not listed is free.
 OWNERS = {
     "aiohttp": {"gateway", "samplers"},
-    "harbor.trial": {"episode", "checking", "bench", "gateway"},
-    "harbor.agents": {"episode", "formats", "bench", "checking"},
+    "harbor.trial": {"adapters.harbor", "episode", "checking", "bench", "gateway"},
+    "harbor.agents": {"adapters.harbor", "episode", "formats", "bench", "checking"},
     "gymnasium": {"adapters.gymnasium"},
     "tinker": {"adapters.tinker", "embedded"},
     "tinker_cookbook": {"adapters.tinker", "embedded"},
@@ -100,3 +102,17 @@ def test_importing_is_light(module: str) -> None:
     code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# Where the package that is imported has another name than what is installed.
+_DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "pydantic_core": "pydantic", "tinker_cookbook": "tinker-cookbook"}
+
+
+def test_what_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    declared = {re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower() for line in lines} | {"harbor_gym"}
+    apart = [file for file in FILES if file.is_relative_to(SUPERVISOR) or file.is_relative_to(TREES)]
+    imported = {name.split(".")[0] for file in FILES if file not in apart for name in imported_names(file)}
+    third_party = {_DISTRIBUTIONS.get(name, name) for name in imported - set(sys.stdlib_module_names)}
+    assert third_party - declared - {"chz", "pytest", "trees"} == set()  # chz comes with tinker-cookbook
