@@ -1,0 +1,37 @@
+"""``harbor-gym watch``: a run's episodes live, in tmux."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harbor_gym.cli.shared import one_line_errors
+
+
+def watch(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a training run, finished or not.")],
+    panes: Annotated[int, typer.Option(min=1, max=16, help="Episodes to show at the same time.")] = 4,
+    detach: Annotated[bool, typer.Option("--detach", help="Start the tmux session and print how to attach.")] = False,
+    pane: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,
+) -> None:
+    """Show a run's episodes as they are played, each in a pane of a tmux session of its own; C-b d leaves it."""
+    from harbor_gym.report.watch import attach_argv, open_watch, play_pane
+
+    if pane is not None:
+        play_pane(run_dir, pane, panes, _write)
+        return
+    with one_line_errors():
+        open_watch(run_dir, panes=panes)
+    argv = attach_argv(run_dir)
+    if detach or not sys.stdin.isatty():
+        typer.echo(shlex.join(argv))
+        return
+    os.execvp(argv[0], argv)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,134 @@
+"""A run's episodes live, in a tmux server of this machine: each pane plays recordings as they grow."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harbor_gym.errors import MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    import libtmux
+
+SESSION = "episodes"
+_POLL_SEC = 0.2
+_CLEAR = "\x1bc"
+_EPISODE = re.compile(r"episode_(\d+)\.cast")
+
+
+def open_watch(run_dir: Path, *, panes: int = 4) -> libtmux.Session:
+    """Start a tmux server with one session for a run, or restart that session. Returns at once.
+
+    The server belongs to this user, listens on a socket of its own, and outlives the caller; ``session.kill()`` ends
+    it.
+
+    Args:
+        run_dir: Folder of a training run or an evaluation, finished or not.
+        panes: Episodes to show at the same time; each is in the pane of its number modulo ``panes``.
+
+    Raises:
+        UsageError: There is no such folder.
+        MissingDependencyError: This machine has no tmux.
+    """
+    if not run_dir.is_dir():
+        raise UsageError(f"{run_dir} is not a directory: name the folder of a run (--log-path of train.py)")
+    if shutil.which("tmux") is None:
+        raise MissingDependencyError("harbor-gym watch needs tmux on this machine: apt-get install tmux")
+    import libtmux
+
+    commands = [_pane_command(run_dir.resolve(), pane, panes) for pane in range(panes)]
+    server = libtmux.Server(socket_name=_socket_name(run_dir))
+    session = server.new_session(SESSION, kill_session=True, attach=False, window_command=commands[0], x=200, y=60)
+    window = session.active_window
+    for command in commands[1:]:
+        window.split(shell=command)
+        window.select_layout("tiled")
+    return session
+
+
+def attach_argv(run_dir: Path) -> list[str]:
+    """Return the command that shows a run's session in the terminal where it is typed."""
+    return ["tmux", "-L", _socket_name(run_dir), "attach", "-t", SESSION]
+
+
+def play_pane(
+    run_dir: Path, pane: int, panes: int, write: Callable[[str], object], *, is_over: Callable[[], bool] = lambda: False
+) -> None:
+    """Write what the newest recording of one pane shows, as it grows, then that of the next. Blocks.
+
+    Args:
+        run_dir: Folder of the run.
+        pane: Number of this pane, from 0.
+        panes: Number of panes.
+        write: Takes terminal output.
+        is_over: Asked between reads; ends the call.
+    """
+    write(f"{_CLEAR}no recording yet below {run_dir}")
+    shown: Path | None = None
+    while not is_over():
+        path = newest(run_dir, pane, panes)
+        if path is None or path == shown:
+            time.sleep(_POLL_SEC)
+            continue
+        shown = path
+        write(f"{_CLEAR}\x1b]2;{path.relative_to(run_dir)}\x07")
+        for output in _growing(path):
+            if output:
+                write(output)
+            elif is_over() or newest(run_dir, pane, panes) != path:
+                break
+
+
+def newest(run_dir: Path, pane: int, panes: int) -> Path | None:
+    """Return the recording of a pane that was written to last."""
+    found: list[tuple[float, Path]] = []
+    for path in run_dir.rglob("*.cast"):
+        number = _EPISODE.fullmatch(path.name)
+        if (int(number[1]) if number else zlib.crc32(path.name.encode())) % panes == pane:
+            try:
+                found.append((path.stat().st_mtime, path))
+            except FileNotFoundError:
+                continue
+    return max(found, default=(0.0, None))[1]
+
+
+def _growing(path: Path) -> Iterator[str]:
+    """Yield what a recording prints, for ever; an empty string where it has printed nothing for a while."""
+    rest = ""
+    with path.open(encoding="utf-8", errors="replace") as recording:
+        while True:
+            if text := recording.read():
+                *lines, rest = (rest + text).split("\n")
+                yield from filter(None, map(_output, lines))
+            else:
+                yield ""
+                time.sleep(_POLL_SEC)
+
+
+def _output(line: str) -> str:
+    """Return what an event of an asciicast prints; nothing for the header, markers and what is no event."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return ""
+    match event:
+        case [float() | int(), "o", str() as output]:
+            return output
+        case _:
+            return ""
+
+
+def _pane_command(run_dir: Path, pane: int, panes: int) -> str:
+    return shlex.join([sys.executable, "-m", "harbor_gym", "watch", str(run_dir), f"--panes={panes}", f"--pane={pane}"])
+
+
+def _socket_name(run_dir: Path) -> str:
+    return f"harbor-gym-{zlib.crc32(str(run_dir.resolve()).encode()):08x}"

@@ -1,0 +1,81 @@
+"""``harbor-gym watch``: recordings that grow, shown by a real tmux."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import libtmux
+import pytest
+
+from harbor_gym.errors import MissingDependencyError, UsageError
+from harbor_gym.report.watch import attach_argv, newest, open_watch
+from tests.helpers.engines import require_engine
+
+
+def record(path: Path, *outputs: str) -> None:
+    """Begin a recording, or go on with one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        if not file.tell():
+            file.write(json.dumps({"version": 2, "width": 80, "height": 24}) + "\n")
+        for output in outputs:
+            file.write(json.dumps([0.1, "o", output]) + "\n" + json.dumps([0.1, "m", "turn"]) + "\n")
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[libtmux.Session]:
+    require_engine("local")
+    opened = open_watch(tmp_path, panes=2)
+    yield opened
+    opened.server.kill()
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_each_episode_is_shown_in_its_pane_as_it_grows(session: libtmux.Session, tmp_path: Path) -> None:
+    first, second = session.active_window.panes
+    wait_for(lambda: "no recording yet" in "".join(first.capture_pane()))
+    even, odd = (tmp_path / "transcripts" / "batch_0000" / "g" / f"episode_{n}.cast" for n in (2, 3))
+    record(even, "even begins\r\n")
+    record(odd, "odd begins\r\n")
+    wait_for(lambda: "even begins" in first.capture_pane() and "odd begins" in second.capture_pane())
+    record(even, "even goes on\r\n")
+    wait_for(lambda: first.capture_pane()[:2] == ["even begins", "even goes on"])
+    assert "even" not in "".join(second.capture_pane())
+    later = even.with_name("episode_4.cast")
+    record(later, "the next one\r\n")
+    os.utime(even, (1, 1))
+    wait_for(lambda: first.capture_pane()[0] == "the next one")
+
+
+def test_a_line_that_is_no_event_is_passed_over(session: libtmux.Session, tmp_path: Path) -> None:
+    pane = session.active_window.panes[0]
+    path = tmp_path / "episode_0.cast"
+    path.write_text('\0 not json\n[1, "o", 7]\n{}\n')
+    record(path, "still here\r\n")
+    wait_for(lambda: "still here" in pane.capture_pane())
+
+
+def test_the_newest_of_a_pane_is_chosen(tmp_path: Path) -> None:
+    assert newest(tmp_path, 0, 2) is None
+    for number, changed in ((0, 30), (2, 10), (1, 99)):
+        record(tmp_path / f"episode_{number}.cast", "x")
+        os.utime(tmp_path / f"episode_{number}.cast", (changed, changed))
+    assert newest(tmp_path, 0, 2) == tmp_path / "episode_0.cast"
+    assert newest(tmp_path, 1, 2) == tmp_path / "episode_1.cast"
+
+
+def test_misuse_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="folder of a run"):
+        open_watch(tmp_path / "nothing")
+    assert attach_argv(tmp_path)[:2] == ["tmux", "-L"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingDependencyError, match="apt-get install tmux"):
+        open_watch(tmp_path)
