@@ -31,6 +31,8 @@ async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
     errors.
     """
     task.cancel()
-    await shielded(asyncio.wait((task,)))
-    if not task.cancelled():
-        task.exception()  # retrieved: asyncio logs what nobody asked for
+    try:
+        await shielded(asyncio.wait((task,)))
+    finally:
+        if task.done() and not task.cancelled():
+            task.exception()  # retrieved: asyncio logs what nobody asked for
