@@ -15,10 +15,11 @@ HarborGymError
 │   └── TerminalStartError      no usable shell session could be opened
 ├── VerifierError           the verifier gave no verdict (crash, timeout, missing or broken reward file)
 │   └── VerifierOutOfMemoryError  the sandbox's memory limit killed part of it
-└── SamplerError            the engine that samples the policy's messages failed
+├── SamplerError            the engine that samples the policy's messages failed
+└── AgentFailedError        the program of a foreign agent failed, and left nothing to verify or to train on
 
-Everything below SandboxError, TerminalError, VerifierError and SamplerError is an infrastructure failure: it says
-nothing about the policy and must never become a reward. ``is_infrastructure`` tells them apart;
+Everything below SandboxError, TerminalError and VerifierError, SamplerError and AgentFailedError is an infrastructure
+failure: it says nothing about the policy and must never become a reward. ``is_infrastructure`` tells them apart;
 :mod:`harbor_gym.outcomes` has one word for each, and what to do about it.
 """
 
@@ -123,5 +124,11 @@ class VerifierOutOfMemoryError(VerifierError):
 
 class SamplerError(HarborGymError):
     """The engine that samples the policy's messages failed, or can't be reached."""
+
+    is_infrastructure = True
+
+
+class AgentFailedError(HarborGymError):
+    """A foreign agent's program failed so that nothing was verified, or it reported tokens that can't be trained on."""
 
     is_infrastructure = True

@@ -18,6 +18,7 @@ TerminalError               terminal_error        yes        yes
 VerifierOutOfMemoryError    verifier_memory       yes        yes
 VerifierError               verifier_error        yes        yes
 SamplerError                sampler_error         yes        yes
+AgentFailedError            agent_failed          yes        yes
 any other                   unexpected            no         no
 ==========================  ====================  =========  ======
 
@@ -74,6 +75,7 @@ _KINDS: dict[type[HarborGymError], str] = {
     errors.VerifierOutOfMemoryError: "verifier_memory",
     errors.VerifierError: "verifier_error",
     errors.SamplerError: "sampler_error",
+    errors.AgentFailedError: "agent_failed",
 }
 
 FAILURE_KINDS: tuple[str, ...] = (*_KINDS.values(), _UNEXPECTED.failure_kind)

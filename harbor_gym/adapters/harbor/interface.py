@@ -5,6 +5,7 @@ import importlib
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -17,6 +18,7 @@ from harbor_gym.adapters.harbor.sources import resolve_task_configs
 from harbor_gym.episode.grading.rewards import reward_function
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
+from harbor_gym.outcomes import RetryBudget
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.types import ChatCodec, Sampler
 
@@ -45,6 +47,7 @@ class RolloutInterface:
         limits: The budgets of each rollout. The strategy ``env`` needs ``max_answer_tokens``, counts the terminal's
             time for ``time_limit_sec``, and has no ``max_sampled_tokens``.
         env_settings: Further fields of ``TerminalEnvConfig`` for the strategy ``env``.
+        max_retries: Fresh attempts that may follow one that the infrastructure lost.
         reward_key: Name of the reward; None is ``reward``, or the only one there is.
         agent_in_sandbox: Whether the agent runs in the sandbox, for one that is not listed.
         trials_dir: Where to keep the trials' folders; None removes them.
@@ -65,6 +68,7 @@ class RolloutInterface:
         n_concurrent: int = 8,
         limits: SessionLimits | None = None,
         env_settings: Mapping[str, Any] | None = None,
+        max_retries: int = 0,
         reward_key: str | None = None,
         agent_in_sandbox: bool | None = None,
         trials_dir: Path | None = None,
@@ -78,7 +82,7 @@ class RolloutInterface:
         self._limits = limits or SessionLimits()
         self._env_settings = dict(env_settings or {})
         self._reward_key, self._choose_reward = reward_key, reward_function(reward_key)
-        self._trials_dir = trials_dir
+        self._trials_dir, self._max_retries = trials_dir, max_retries
         if n_concurrent < 1:
             raise UsageError(f"n_concurrent must be at least 1, got {n_concurrent}")
         if self._strategy is Strategy.ENV:
@@ -110,7 +114,7 @@ class RolloutInterface:
             async def one(task: TaskConfig, path: Path) -> TokenRollout:
                 nonlocal done
                 async with slots:
-                    rollout = await player.play(task, path)
+                    rollout = await self._play(player, task, path)
                 done += 1
                 if on_rollout is not None:
                     on_rollout(rollout, done, len(resolved))
@@ -123,6 +127,15 @@ class RolloutInterface:
                 # The first failure cancelled the rest; it is the one to know of.
                 raise failures.exceptions[0] from None
         return [task.result() for task in playing]
+
+    async def _play(self, player: Player, task: TaskConfig, path: Path) -> TokenRollout:
+        """Play a task, again in a fresh sandbox while the infrastructure fails and retries last."""
+        budget, failed = RetryBudget(self._max_retries), 0
+        while True:
+            rollout = await player.play(task, path)
+            if rollout.error is None or not await budget.allows(rollout.error, failed):
+                return replace(rollout, metrics={**rollout.metrics, "infra/failed_attempts": float(failed)})
+            failed += 1
 
     @asynccontextmanager
     async def _player(self) -> AsyncGenerator[Player]:

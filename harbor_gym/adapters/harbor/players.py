@@ -12,7 +12,6 @@ from harbor.trial.trial import Trial
 
 from harbor_gym.adapters.harbor.agents import attach, point_at_session
 from harbor_gym.adapters.harbor.results import (
-    AgentFailedError,
     details_sequences,
     end_reason_of,
     reward_of,
@@ -22,7 +21,7 @@ from harbor_gym.adapters.harbor.rollout import TokenRollout
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.grading.rewards import RewardFunction
-from harbor_gym.errors import HarborGymError
+from harbor_gym.errors import AgentFailedError, HarborGymError
 from harbor_gym.gateway import CallKind, Gateway, Session, SessionLimits
 from harbor_gym.rollout import run_episode
 from harbor_gym.sequences import flatten

@@ -9,18 +9,12 @@ from harbor.models.trial.result import ExceptionInfo, TrialResult
 
 from harbor_gym.episode.failures import grading_failure, start_failure
 from harbor_gym.episode.grading.rewards import RewardFunction
-from harbor_gym.errors import HarborGymError, VerifierError
+from harbor_gym.errors import AgentFailedError, HarborGymError, VerifierError
 from harbor_gym.gateway import Segment
 from harbor_gym.sequences import merge
 from harbor_gym.types import EndReason, Sample, TokenSequence
 
 _AGENT_TIMEOUT = "AgentTimeoutError"
-
-
-class AgentFailedError(HarborGymError):
-    """The agent's program failed so that Harbor did not verify, or it reported tokens that can't be trained on."""
-
-    is_infrastructure = True
 
 
 def reward_of(result: TrialResult, choose: RewardFunction) -> float | HarborGymError:

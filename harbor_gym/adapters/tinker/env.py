@@ -42,6 +42,9 @@ STOP_REASONS: tuple[str, ...] = tuple(
 )
 """Every ``stop/<reason>`` that this environment reports: the cookbook's word where it has one, ours otherwise."""
 
+END_REASONS: dict[str, EndReason] = {str(_COOKBOOK_WORDS.get(reason, reason.value)): reason for reason in EndReason}
+"""Our word for each ``stop/<reason>``."""
+
 
 class HarborTerminalTinkerEnv(Env):
     """One episode of a Harbor task for tinker-cookbook's RL loop. Single-use, as the cookbook's environments are.

@@ -1,0 +1,69 @@
+"""An agent for Harbor's trials that speaks chat completions and types what our terminal format says."""
+
+from typing import Any, ClassVar, override
+
+import aiohttp
+from harbor.agents.base import BaseAgent
+from harbor.agents.capabilities import AgentCapabilities
+from harbor.environments.base import BaseEnvironment
+from harbor.models.agent.context import AgentContext
+
+from harbor_gym import ActionFormat, TerminalConfig
+from harbor_gym.formats import parse_action, prompts
+from harbor_gym.terminal import Terminal, open_terminal
+
+FORMAT = ActionFormat.TERMINUS_JSON
+
+
+class FormatAgent(BaseAgent):
+    """The loop of ``TokenTerminalEnv``, written once more as a foreign agent would: in text, over HTTP."""
+
+    capabilities: ClassVar[AgentCapabilities] = AgentCapabilities(skills=True, mcp_servers=True)
+
+    def __init__(self, *args: Any, base_url: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._url = f"{base_url}/v1/chat/completions"
+
+    @staticmethod
+    @override
+    def name() -> str:
+        return "format"
+
+    @override
+    def version(self) -> str:
+        return "1"
+
+    @override
+    async def setup(self, environment: BaseEnvironment) -> None:
+        """Do nothing."""
+
+    @override
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        terminal = await open_terminal(environment, TerminalConfig(), user=environment.default_user)
+        try:
+            async with aiohttp.ClientSession(raise_for_status=True) as client:
+                await self._converse(client, terminal, instruction)
+        finally:
+            await terminal.close()
+
+    async def _converse(self, client: aiohttp.ClientSession, terminal: Terminal, instruction: str) -> None:
+        screen = (await terminal.run([])).text
+        messages = [
+            {"role": "system", "content": prompts.system_prompt(FORMAT)},
+            {"role": "user", "content": prompts.first_message(instruction, screen)},
+        ]
+        while True:
+            async with client.post(self._url, json={"model": "policy", "messages": messages}) as response:
+                (choice,) = (await response.json())["choices"]
+            if choice["finish_reason"] == "length":
+                return
+            answer = choice["message"]["content"]
+            parsed = parse_action(answer, format=FORMAT)
+            if parsed.error is not None:
+                shown = prompts.parse_error(parsed.error, parsed.warning, FORMAT)
+            else:
+                turn = await terminal.run(parsed.commands)
+                if turn.ended or parsed.task_complete:
+                    return
+                shown = prompts.with_warning(parsed.warning, turn.text)
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": shown}]

@@ -1,0 +1,247 @@
+"""Harbor's rollout interface, on real trials and a real job."""
+
+import asyncio
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, override
+
+import pytest
+from harbor.job import Job
+from harbor.models.job.config import JobConfig
+from harbor.models.trial.config import AgentConfig, TaskConfig
+
+from harbor_gym import EndReason, Sample
+from harbor_gym.adapters.harbor import RolloutInterface, TokenRollout, details_sequences
+from harbor_gym.adapters.harbor.results import segment_sequence
+from harbor_gym.errors import AgentFailedError, SandboxStartError, SamplerError, TaskSourceError, UsageError
+from harbor_gym.gateway import Gateway, SessionLimits
+from harbor_gym.gateway.agents import agent_config
+from harbor_gym.sandboxes import environment_config
+from tests.helpers.character_codec import END, CharacterCodec
+from tests.helpers.format_agent import FormatAgent
+from tests.helpers.gateway_clients import ThinkingCodec
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
+from tests.helpers.tasks import DONE, write_task
+
+pytestmark = pytest.mark.usefixtures("nothing_left", "quiet_litellm")
+
+THOUGHT = "<think>\nI plan.\n</think>\n\n"
+SOLVED = {"solved_when": {"/srv/answer": "done"}}
+AGENT = AgentConfig(import_path="tests.helpers.format_agent:FormatAgent", kwargs={"base_url": "{gateway_url}"})
+
+
+@pytest.fixture
+def quiet_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+
+class Policy:
+    """Write, declare and confirm, in every conversation by its own count of answers."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = [THOUGHT + answer for answer in answers or (message(DONE), COMPLETE, COMPLETE)]
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        turn = "".join(map(chr, prompt)).count(THOUGHT)
+        tokens = [*map(ord, self.answers[min(turn, len(self.answers) - 1)]), END]
+        return Sample(tokens, [-0.25] * len(tokens))
+
+
+class CrashingAgent(FormatAgent):
+    @override
+    async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        raise KeyError("a bug of the agent's")
+
+
+def interface(**settings: Any) -> RolloutInterface:
+    given: dict[str, Any] = {"sampler": Policy(), "codec": ThinkingCodec(), "agent": AGENT, "sandbox": FAKE, **settings}
+    given.setdefault("sandbox_options", SOLVED if given["sandbox"] == FAKE else {})
+    return RolloutInterface(**given)
+
+
+def require_whole(rollout: TokenRollout, *, turns: int) -> None:
+    assert (rollout.reward, rollout.end_reason, rollout.error) == (1.0, EndReason.COMPLETED, None)
+    assert len(rollout.segments) == 1
+    assert len(rollout.token_ids) == len(rollout.mask) == len(rollout.logprobs)
+    trained = [token for token, own in zip(rollout.token_ids, rollout.mask, strict=True) if own]
+    assert "".join(map(chr, trained)) == "".join(f"{answer}\0" for answer in Policy().answers[:turns])
+    assert rollout.metrics["turns"] == turns
+
+
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.parametrize("trials", [4, 16])
+async def test_in_a_job_details_and_gateway_agree_token_for_token(trials: int, tmp_path: Path) -> None:
+    async with Gateway(Policy(), ThinkingCodec(), model="policy") as gateway:
+        group = gateway.open_group()
+        agent = agent_config("terminus-2", group.base_url)
+        agent.kwargs |= {"collect_rollout_details": True, "session_id_headers": ["X-Session-ID"]}
+        job = await Job.create(
+            JobConfig(
+                jobs_dir=tmp_path / "jobs",
+                quiet=True,
+                n_attempts=trials,
+                n_concurrent_trials=trials,
+                agents=[agent],
+                environment=environment_config("local"),
+                tasks=[TaskConfig(path=write_task(tmp_path / "task"))],
+            )
+        )
+        result = await job.run()
+    assert len(result.trial_results) == trials
+    assert len(group.sessions) == trials
+    for trial in result.trial_results:
+        assert trial.verifier_result is not None
+        assert trial.verifier_result.rewards == {"reward": 1.0}
+        (name,) = [name for name in group.sessions if name.startswith(trial.trial_name)]
+        (segment,) = group.sessions[name].segments
+        assert details_sequences(trial) == [segment_sequence(segment)]
+    assert all(session.is_closed and not session.active_requests for session in group.sessions.values())
+
+
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["gateway", "details"])
+async def test_terminus_2_many_at_once(strategy: str, tmp_path: Path) -> None:
+    tasks = [TaskConfig(path=write_task(tmp_path / "task"))] * 4
+    limits = SessionLimits(max_turns=9, max_context_tokens=100_000, max_answer_tokens=1000)
+    played = interface(strategy=strategy, agent="terminus-2", sandbox="local", limits=limits, n_concurrent=4)
+    for rollout in await played.run(tasks):
+        require_whole(rollout, turns=3)
+
+
+async def test_order_progress_and_limits(tmp_path: Path) -> None:
+    tasks = [TaskConfig(path=write_task(tmp_path / name)) for name in ("one", "two", "three")]
+    seen: list[tuple[str, int, int]] = []
+    rollouts = await interface(n_concurrent=2).run(
+        tasks, on_rollout=lambda rollout, done, total: seen.append((rollout.task_name, done, total))
+    )
+    assert [rollout.task_name for rollout in rollouts] == ["one", "two", "three"]
+    assert sorted(seen, key=lambda item: item[1]) == seen
+    assert {item[0] for item in seen} == {"one", "two", "three"}
+    assert seen[-1][1:] == (3, 3)
+    assert len({rollout.trial_name for rollout in rollouts}) == 3
+    for rollout in rollouts:
+        require_whole(rollout, turns=2)
+    (cut,) = await interface(limits=SessionLimits(max_turns=1)).run(tasks[:1])
+    assert (cut.reward, cut.end_reason, sum(cut.mask)) == (1.0, EndReason.MAX_TURNS, len(Policy().answers[0]) + 1)
+
+
+async def test_a_task_of_a_git_repository(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    write_task(repository / "tasks/one")
+
+    def git(*args: str) -> str:
+        identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+        done = subprocess.run(["git", *identity, *args], cwd=repository, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "one")
+    commit = git("rev-parse", "HEAD")
+    (repository / "tasks/one/instruction.md").write_text("another instruction")
+    git("commit", "-qam", "two")
+    cache = tmp_path / "cache"
+    url = f"file://{repository}"
+    old = TaskConfig(path=Path("tasks/one"), git_url=url, git_commit_id=commit, download_dir=cache)
+    new = old.model_copy(update={"git_commit_id": None})
+    rollouts = await interface().run([old, new, old])
+    texts = ["".join(map(chr, rollout.token_ids)) for rollout in rollouts]
+    assert ["Write the word done" in text for text in texts] == [True, False, True]
+    assert ["another instruction" in text for text in texts] == [False, True, False]
+    missing = old.model_copy(update={"git_commit_id": "0" * 40})
+    with pytest.raises(TaskSourceError):
+        await interface().run([missing])
+
+
+async def test_what_is_lost_has_no_reward_and_its_reason(tmp_path: Path) -> None:
+    task = TaskConfig(path=write_task(tmp_path / "task"))
+
+    async def broken(prompt: Sequence[int]) -> Sample:
+        raise ConnectionError("the engine is gone")
+
+    mute = AgentConfig(import_path=f"{__name__}:Mute", kwargs=AGENT.kwargs)
+    crashing = AgentConfig(import_path=f"{__name__}:CrashingAgent", kwargs=AGENT.kwargs)
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"sandbox_options": {"fail": {"start": 1}}}, SandboxStartError, "told not to start"),
+        ({"sampler": broken}, SamplerError, "the engine is gone"),
+        ({"agent": crashing}, AgentFailedError, "a bug of the agent's"),
+        ({"strategy": "details", "agent": mute}, AgentFailedError, "no tokens"),
+    ]
+    for settings, kind, words in cases:
+        (rollout,) = await interface(**settings).run([task])
+        assert rollout.reward is None
+        assert rollout.end_reason is EndReason.INFRASTRUCTURE_ERROR
+        assert type(rollout.error) is kind
+        assert words in str(rollout.error)
+
+
+class Mute(FormatAgent):
+    """Takes the option of agents that report details, and reports none."""
+
+    def __init__(self, *args: Any, collect_rollout_details: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+async def test_a_lost_rollout_is_played_again(tmp_path: Path) -> None:
+    failures = iter([True, False])
+
+    async def sampler(prompt: Sequence[int]) -> Sample:
+        if next(failures, False):
+            raise ConnectionError("once")
+        return await Policy()(prompt)
+
+    (rollout,) = await interface(sampler=sampler, max_retries=1).run([TaskConfig(path=write_task(tmp_path / "task"))])
+    require_whole(rollout, turns=2)
+    assert rollout.metrics["infra/failed_attempts"] == 1
+
+
+@pytest.mark.parametrize("sandbox", [FAKE, pytest.param("local", marks=[pytest.mark.local, pytest.mark.slow])])
+@pytest.mark.parametrize("strategy", ["env", "gateway"])
+async def test_a_cancelled_run_leaves_nothing(strategy: str, sandbox: str, tmp_path: Path) -> None:
+    sampling = asyncio.Event()
+
+    async def never(prompt: Sequence[int]) -> Sample:
+        sampling.set()
+        return await asyncio.get_running_loop().create_future()
+
+    agent = None if strategy == "env" else AGENT
+    limits = SessionLimits(max_answer_tokens=1000)
+    played = interface(sampler=never, strategy=strategy, agent=agent, sandbox=sandbox, limits=limits)
+    running = asyncio.create_task(played.run([TaskConfig(path=write_task(tmp_path / "task"))] * 2))
+    await asyncio.wait_for(sampling.wait(), 60)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"agent": "nobody"}, "{gateway_url}"),
+        ({"agent": AgentConfig(import_path=AGENT.import_path)}, "{gateway_url}"),
+    ],
+)
+async def test_an_agent_without_a_place_for_its_address(settings: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        await interface(**settings).run([TaskConfig(path=write_task(tmp_path / "task"))])
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"n_concurrent": 0},
+        {"strategy": "env"},
+        {"strategy": "env", "agent": None},
+        {"strategy": "env", "agent": None, "limits": SessionLimits(max_answer_tokens=9, max_sampled_tokens=9)},
+        {"env_settings": {"max_turns": 3}},
+        {"strategy": "none"},
+    ],
+)
+def test_arguments_that_contradict_each_other(settings: Any) -> None:
+    with pytest.raises(ValueError):
+        interface(codec=CharacterCodec(), **settings)
