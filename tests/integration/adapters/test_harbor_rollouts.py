@@ -14,7 +14,7 @@ from harbor.models.trial.config import AgentConfig, TaskConfig
 from harbor_gym import EndReason, Sample
 from harbor_gym.adapters.harbor import RolloutInterface, TokenRollout, details_sequences
 from harbor_gym.adapters.harbor.results import segment_sequence
-from harbor_gym.errors import AgentFailedError, SandboxStartError, SamplerError, TaskSourceError, UsageError
+from harbor_gym.errors import AgentFailedError, SamplerError, SandboxStartError, TaskSourceError, UsageError
 from harbor_gym.gateway import Gateway, SessionLimits
 from harbor_gym.gateway.agents import agent_config
 from harbor_gym.sandboxes import environment_config
@@ -243,5 +243,5 @@ async def test_an_agent_without_a_place_for_its_address(settings: Any, words: st
     ],
 )
 def test_arguments_that_contradict_each_other(settings: Any) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="strategy|agent|n_concurrent|none"):
         interface(codec=CharacterCodec(), **settings)
