@@ -21,9 +21,9 @@ OFFERED: dict[type[BaseEnvironment], set[str]] = {
         *("SupportsExecArgv", "SupportsExecPipes", "SupportsVerifierView", "SupportsCleanUp", "SupportsIsUp"),
         *("SupportsWrittenPaths", "ReportsSubstitutions"),
     },
-    DockerEnvironment: {"SupportsExecArgv", "SupportsIsUp", "SupportsSharedSetup"},
+    DockerEnvironment: {"SupportsExecArgv", "SupportsIsUp", "SupportsSharedSetup", "DeclaresKnownFailures"},
     HarborsDocker: set(),
-    FakeEnvironment: {"SupportsTerminal"},
+    FakeEnvironment: {"SupportsTerminal", "DeclaresKnownFailures"},
 }
 
 
