@@ -20,7 +20,7 @@ from harbor_gym.gateway.agents import agent_config
 from harbor_gym.sandboxes import environment_config
 from tests.helpers.character_codec import END, CharacterCodec
 from tests.helpers.format_agent import FormatAgent
-from tests.helpers.gateway_clients import ThinkingCodec
+from tests.helpers.gateway.clients import ThinkingCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
 from tests.helpers.tasks import DONE, write_task
 
@@ -243,5 +243,5 @@ async def test_an_agent_without_a_place_for_its_address(settings: Any, words: st
     ],
 )
 def test_arguments_that_contradict_each_other(settings: Any) -> None:
-    with pytest.raises(ValueError, match="strategy|agent|n_concurrent|none"):
+    with pytest.raises(ValueError, match=r"strategy|agent|n_concurrent|none"):
         interface(codec=CharacterCodec(), **settings)
