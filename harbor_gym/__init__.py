@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from harbor_gym.config import PoolLimits, TerminalConfig, TerminalEnvConfig
     from harbor_gym.env import AsyncTerminalGymEnv
     from harbor_gym.errors import (
+        AgentFailedError,
         HarborGymError,
         MissingDependencyError,
         SamplerError,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
+    "AgentFailedError": "harbor_gym.errors",
     "ActionFormat": "harbor_gym.types",
     "AsyncTerminalGymEnv": "harbor_gym.env",
     "ChatCodec": "harbor_gym.types",
@@ -101,6 +103,7 @@ _HOMES = {
 
 __all__ = [
     "ActionFormat",
+    "AgentFailedError",
     "AsyncTerminalGymEnv",
     "ChatCodec",
     "ChatMessage",

@@ -174,7 +174,7 @@ async def by_harbor_gateway(episode: Episode) -> Played:
     from harbor.models.trial.config import AgentConfig
 
     kwargs = {"base_url": "{gateway_url}"}
-    agent = AgentConfig(import_path="tests.helpers.format_agent:FormatAgent", kwargs=kwargs)
+    agent = AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs=kwargs)
     return await _by_harbor(episode, strategy="gateway", agent=agent)
 
 

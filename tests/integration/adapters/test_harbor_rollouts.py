@@ -19,8 +19,8 @@ from harbor_gym.gateway import Gateway, SessionLimits
 from harbor_gym.gateway.agents import agent_config
 from harbor_gym.sandboxes import environment_config
 from tests.helpers.character_codec import END, CharacterCodec
-from tests.helpers.format_agent import FormatAgent
 from tests.helpers.gateway.clients import ThinkingCodec
+from tests.helpers.gateway.format_agent import FormatAgent
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
 from tests.helpers.tasks import DONE, write_task
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left", "quiet_litellm")
 
 THOUGHT = "<think>\nI plan.\n</think>\n\n"
 SOLVED = {"solved_when": {"/srv/answer": "done"}}
-AGENT = AgentConfig(import_path="tests.helpers.format_agent:FormatAgent", kwargs={"base_url": "{gateway_url}"})
+AGENT = AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs={"base_url": "{gateway_url}"})
 
 
 @pytest.fixture
