@@ -10,7 +10,7 @@ A model that is a directory, as the embedded backend's are, is served here; a ru
 
 from exits import run_and_exit
 
-from harbor_gym.cli.evaluate import eval_app
+from harbor_gym.cli.recipes.evaluate import eval_app
 
 app = eval_app(program="eval.py")
 

@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from harbor_gym.cli.recipes import INTERRUPTED, one_line_errors
+from harbor_gym.cli.recipes.common import INTERRUPTED, one_line_errors
 from harbor_gym.errors import UsageError
 from harbor_gym.report import draw_rates, format_summary, load_curves
 

@@ -14,7 +14,7 @@ The same loop runs against the Tinker service (``--backend tinker``) and against
 from exits import run_and_exit
 
 from harbor_gym.adapters.tinker.training import TrainConfig
-from harbor_gym.cli.train import train_app
+from harbor_gym.cli.recipes.train import train_app
 
 
 class Config(TrainConfig):

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from harbor_gym.adapters.tinker.policies import EvalConfig
 from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, Backend, TrainConfig
-from harbor_gym.cli import evaluate, train
-from harbor_gym.cli.flags import Flag, Spelling, add_flags, flags_of, given_values, make_config
+from harbor_gym.cli.recipes import evaluate, train
+from harbor_gym.cli.recipes.flags import Flag, Spelling, add_flags, flags_of, given_values, make_config
 from harbor_gym.config import TerminalConfig, TerminalEnvConfig
 
 SOME_TASK = ("--task-dir", "tasks/some")

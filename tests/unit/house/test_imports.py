@@ -93,7 +93,12 @@ def test_frameworks_are_imported_by_their_owners_only() -> None:
 
 LIGHT = (
     *("harbor_gym", "harbor_gym.config", "harbor_gym.sandboxes"),
-    *("harbor_gym.cli.main", "harbor_gym.cli.train", "harbor_gym.cli.evaluate", "harbor_gym.adapters.tinker"),
+    *(
+        "harbor_gym.cli.main",
+        "harbor_gym.cli.recipes.train",
+        "harbor_gym.cli.recipes.evaluate",
+        "harbor_gym.adapters.tinker",
+    ),
 )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import typer
 
 from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, TASKS, Backend, TrainConfig
-from harbor_gym.cli import recipes
-from harbor_gym.cli.flags import add_flags, flags_of, given_values, make_config
+from harbor_gym.cli.recipes import common
+from harbor_gym.cli.recipes.flags import add_flags, flags_of, given_values, make_config
 from harbor_gym.errors import UsageError
 
 
@@ -51,16 +51,16 @@ def train_app(model: type[TrainConfig] = TrainConfig, *, program: str) -> typer.
 
     def command(context: typer.Context, **values: Any) -> None:
         try:
-            with recipes.one_line_errors(program):
+            with common.one_line_errors(program):
                 folder = train(make_config(model, _complete(given_values(flags, context, values)), flags))
         except KeyboardInterrupt as exc:
             notes = "; ".join(["interrupted", *getattr(exc, "__notes__", ())])
             typer.echo(f"{program}: {notes}", err=True)
-            raise typer.Exit(recipes.INTERRUPTED) from None
+            raise typer.Exit(common.INTERRUPTED) from None
         typer.echo(f"run folder: {folder}")
 
     add_flags(command, flags)
-    app = recipes.new_app()
+    app = common.new_app()
     app.command(help="Train a policy on Harbor tasks.")(command)
     return app
 
@@ -100,7 +100,7 @@ def _shown_defaults() -> dict[str, str]:
     }
 
 
-_SPELLING = recipes.spelling(
+_SPELLING = common.spelling(
     names={"task_dirs": "task-dir", "tasks": "task", "task_weights": "task-weight", "test_tasks": "test-task"},
     parsers={"task_weights": _weights},
     groups=dict.fromkeys(("env.sandbox", "env.sandbox_options"), TASKS),

@@ -11,8 +11,8 @@ import typer
 
 from harbor_gym import sandboxes
 from harbor_gym.adapters.tinker.policies import EvalConfig, EvaluatedPolicy, find_policy
-from harbor_gym.cli import recipes
-from harbor_gym.cli.flags import add_flags, flags_of, given_values, make_config
+from harbor_gym.cli.recipes import common
+from harbor_gym.cli.recipes.flags import add_flags, flags_of, given_values, make_config
 from harbor_gym.config import TerminalEnvConfig
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def eval_app(*, program: str) -> typer.Typer:
     flags = flags_of(EvalConfig, _SPELLING)
 
     def command(context: typer.Context, paths: list[Path], **values: Any) -> None:
-        with recipes.one_line_errors(program):
+        with common.one_line_errors(program):
             given = given_values(flags, context, values)
             env = {"task_dir": paths[0], "max_turns": MAX_TURNS, **given.get("env", {})}
             config = make_config(EvalConfig, {**given, "paths": paths, "env": env}, flags)
@@ -57,7 +57,7 @@ def eval_app(*, program: str) -> typer.Typer:
     help_of_paths = EvalConfig.model_fields["paths"].description
     kind = Annotated[list[Path], typer.Argument(help=help_of_paths)]
     add_flags(command, flags, first=[inspect.Parameter("paths", inspect.Parameter.KEYWORD_ONLY, annotation=kind)])
-    app = recipes.new_app()
+    app = common.new_app()
     app.command(help="Play episodes of each task with a policy, and show how many it solves.")(command)
     return app
 
@@ -104,7 +104,7 @@ def _show(report: "Report", output: Path | None) -> None:
         typer.echo(f"written: {output / 'eval.json'}")
 
 
-_SPELLING = recipes.spelling(
+_SPELLING = common.spelling(
     names={"paths": None},
     defaults={"env.max_turns": str(MAX_TURNS), "max_tokens": "the run's"},
     with_commas=("attempts",),

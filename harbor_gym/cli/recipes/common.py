@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from harbor_gym import sandboxes
-from harbor_gym.cli.flags import Parser, Spelling
+from harbor_gym.cli.recipes.flags import Parser, Spelling
 from harbor_gym.cli.shared import FAILED, MISUSED
 from harbor_gym.config.verify_paths import parse_verify_paths
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError

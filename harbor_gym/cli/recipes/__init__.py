@@ -1,0 +1,1 @@
+"""The command lines of the recipes, made from their configuration objects."""
