@@ -1,4 +1,4 @@
-"""What a training run is: one frozen object that the command line is made from (:mod:`harbor_gym.cli.recipes.flags`)."""
+"""What a training run is: one frozen object that its command line is made from (see ``harbor_gym.cli.recipes``)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
