@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+from harbor.environments.base import BaseEnvironment
 from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
 from harbor.models.trial.paths import TrialPaths
 
@@ -49,7 +50,7 @@ async def running(sandbox: LocalEnvironment) -> AsyncGenerator[LocalEnvironment]
         await sandbox.stop(delete=True)
 
 
-async def output(sandbox: LocalEnvironment, command: str, **options: Any) -> str:
+async def output(sandbox: BaseEnvironment, command: str, **options: Any) -> str:
     """Return what a command that must succeed prints, stripped."""
     result = await sandbox.exec(command, **options)
     assert result.return_code == 0, f"{command!r}: status {result.return_code}: {result.stderr}"

@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any, override
 
@@ -19,8 +20,9 @@ from harbor_gym.types import EndReason, Sample
 from tests.helpers.character_codec import END, CharacterCodec
 from tests.helpers.gateway.clients import ThinkingCodec, text_of, tool_call, trained_text
 from tests.helpers.harbor_trials import ScriptAgent
+from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
-from tests.helpers.tasks import DONE, write_task
+from tests.helpers.tasks import BASE, DONE, write_task
 
 THOUGHT = "<think>\nI plan.\n</think>\n\n"
 
@@ -39,13 +41,13 @@ class Policy:
         return Sample(tokens, [-0.5] * len(tokens))
 
 
-async def make_trial(task_dir: Path, agent: AgentConfig) -> Trial:
+async def make_trial(task_dir: Path, agent: AgentConfig, sandbox: str = "local") -> Trial:
     return await Trial.create(
         TrialConfig(
             task=TaskConfig(path=task_dir),
             trials_dir=task_dir.parent / "trials",
             agent=agent,
-            environment=environment_config("local"),
+            environment=environment_config(sandbox),
         )
     )
 
@@ -120,15 +122,23 @@ class InnerAgent(ScriptAgent):
         assert result.return_code == 0, result.stderr
 
 
-@pytest.mark.local
-async def test_an_agent_in_a_sandbox_without_a_network(tmp_path: Path) -> None:
+@pytest.fixture(
+    params=[pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
+)
+def sandbox(request: pytest.FixtureRequest) -> str:
+    if request.param == "docker":
+        subprocess.run([ROOT / ".ci" / "docker_base.sh", BASE], check=True)
+    return request.param
+
+
+async def test_an_agent_in_a_sandbox_without_a_network(sandbox: str, tmp_path: Path) -> None:
     look = f"{THOUGHT}I look.\n{tool_call(command='pwd')}{tool_call(command='id -un')}"
     write = THOUGHT + tool_call(command=DONE.strip())
     task = write_task(tmp_path / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
     async with Gateway(Policy(look, write, "done"), ThinkingCodec(), model="policy") as gateway:
         session = gateway.open_session(name="inner")
         agent = AgentConfig(import_path=f"{__name__}:InnerAgent", kwargs={"url": sandbox_url(session)})
-        trial = await make_trial(task, agent)
+        trial = await make_trial(task, agent, sandbox)
         open_tunnel_for_agent(trial, gateway, session)
         result = await trial.run()
     assert result.exception_info is None, result.exception_info

@@ -2,24 +2,34 @@
 
 import asyncio
 import json
+import os
 import shlex
 import struct
+import subprocess
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
 import pytest
+from harbor.environments.base import BaseEnvironment
+from harbor.environments.factory import EnvironmentFactory
+from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
+from harbor.models.trial.paths import TrialPaths
 
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.gateway import tunnel as tunnels
 from harbor_gym.gateway.tunnel import TunnelError, multiplexer, tunnel
 from harbor_gym.gateway.tunnel.multiplexer import Multiplexer, ProtocolError
+from harbor_gym.sandboxes import environment_config
+from harbor_gym.terminal.transports.attach import has_pipes
 from harbor_gym.types import Sample
 from tests.helpers.character_codec import CharacterCodec
 from tests.helpers.gateway.clients import chat_body, eventually, text_of, user
+from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.local import make_sandbox, output, running
+from tests.helpers.tasks import BASE
 
 LARGE = 1_000_000
 SOURCE = Path(multiplexer.__file__).read_text()
@@ -265,14 +275,57 @@ print(urllib.request.urlopen(request).read().decode())
 @pytest.mark.local
 async def test_a_local_sandbox_without_a_network(gateway: Gateway, session: Session, tmp_path: Path) -> None:
     async with running(make_sandbox(tmp_path)) as sandbox:
-        async with tunnel(sandbox, gateway, session) as opened:
-            for user in ("root", "dev"):
-                said = await output(sandbox, f"python3 -c {shlex.quote(PROGRAM)} {opened.base_url}", user=user)
-                assert "from inside" in said
-                assert said.endswith("data: [DONE]")
-            outside = f"exec 3<>/dev/tcp/127.0.0.1/{gateway.address[1]}"
-            assert (await sandbox.exec(outside)).return_code != 0
-        gone = await sandbox.exec(f"python3 -c {shlex.quote(PROGRAM)} {opened.base_url}")
-        assert "Connection refused" in (gone.stderr or "")
-        assert await output(sandbox, "pgrep -c -f [s]erve_sandbox || true") in ("", "0")
+        await check_tunnel(sandbox, gateway, session)
+
+
+@pytest.fixture
+def docker_base() -> None:
+    subprocess.run([ROOT / ".ci" / "docker_base.sh", BASE], check=True)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker_base", "nothing_left")
+async def test_a_container_without_a_network(gateway: Gateway, session: Session, tmp_path: Path) -> None:
+    container = make_container(tmp_path)
+    try:
+        await container.start(force_build=False)
+        assert not has_pipes(container)  # it is entered by `docker exec`
+        await check_tunnel(container, gateway, session)
+    finally:
+        await container.stop(delete=True)
+
+
+def make_container(directory: Path) -> BaseEnvironment:
+    context, paths = directory / "environment", TrialPaths(directory / "trial")
+    context.mkdir()
+    tools = "command -v python3 && command -v pgrep || { apt-get update && apt-get install -y python3 procps; }"
+    (context / "Dockerfile").write_text(f"FROM {BASE}\nRUN {tools}\nRUN useradd --create-home dev\n")
+    paths.mkdir()
+    return EnvironmentFactory.create_environment_from_config(
+        environment_config("docker"),
+        environment_dir=context,
+        environment_name="tunnel",
+        session_id=f"hgtunnel-{os.getpid()}",
+        trial_paths=paths,
+        task_env_config=EnvironmentConfig(),
+        network_policy=NetworkPolicy(network_mode=NetworkMode.NO_NETWORK),
+    )
+
+
+async def check_tunnel(sandbox: BaseEnvironment, gateway: Gateway, session: Session) -> None:
+    """Reach one session from a sandbox without a network, as root and as another user, and nothing else."""
+    interfaces = await output(sandbox, "tail -n +3 /proc/net/dev | cut -d: -f1")
+    assert interfaces.split() == ["lo"]
+    async with tunnel(sandbox, gateway, session) as opened:
+        for name in ("root", "dev"):
+            answer = await output(sandbox, f"python3 -c {shlex.quote(PROGRAM)} {opened.base_url}", user=name)
+            assert "from inside" in answer
+            assert answer.endswith("data: [DONE]")
+        outside = f"exec 3<>/dev/tcp/127.0.0.1/{gateway.address[1]}"
+        assert (await sandbox.exec(outside)).return_code != 0
+        killed = await sandbox.exec("kill -9 $(pgrep -f '[s]erve_sandbox') 2>&1", user="dev")
+        assert "not permitted" in (killed.stdout or "")
+    await output(sandbox, "for i in $(seq 100); do pgrep -f '[s]erve_sandbox' || exit 0; sleep 0.05; done; exit 1")
+    refused = await sandbox.exec(f"python3 -c {shlex.quote(PROGRAM)} {opened.base_url}")
+    assert "Connection refused" in f"{refused.stdout}{refused.stderr}"
     assert len(session.calls) == 2
