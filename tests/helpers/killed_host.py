@@ -13,7 +13,9 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym._runtime.owners import owner_label
@@ -49,21 +51,32 @@ async def side_by_side(sandbox: str, task: Path, output: int, at_once: int) -> N
             group.create_task(episodes(sandbox, task, output))
 
 
-def kill_one(sandbox: str, task: Path, at_once: int, delay_sec: float) -> list[str]:
-    """Fork a child, kill it after a while, and return the lines that it wrote."""
+def kill_one(work: Callable[[int], Coroutine[Any, Any, None]], first_lines: int, delay_sec: float) -> list[str]:
+    """Fork a child, kill it after a while, and return the lines that it wrote.
+
+    Args:
+        work: What the child runs; it gets the file descriptor to write lines to.
+        first_lines: Lines to wait for before the delay begins.
+        delay_sec: Time from the last of them to the signal.
+    """
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        asyncio.run(side_by_side(sandbox, task, write, at_once))
+        asyncio.run(work(write))
         os._exit(1)
     os.close(write)
     with os.fdopen(read) as lines:
-        said = [lines.readline().strip() for _ in range(1 + at_once)]
+        said = [lines.readline().strip() for _ in range(first_lines)]
         time.sleep(delay_sec)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, f"it ended before it was killed: {said}"
         return [*said, *map(str.strip, lines)]
+
+
+def adopt_orphans() -> None:
+    """Have every orphan below this process come to it."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def orphans() -> list[str]:
@@ -85,13 +98,15 @@ def orphans() -> list[str]:
 
 
 def rounds(sandbox: str, task: Path, count: int, at_once: int, seed: int, max_sec: float) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     asyncio.run(one_reset(sandbox, task))
     end_forkserver()
     generator = random.Random(seed)
     lines: list[str] = []
     for _ in range(count):
-        lines += kill_one(sandbox, task, at_once, generator.uniform(0.0, max_sec))
+        lines += kill_one(
+            lambda output: side_by_side(sandbox, task, output, at_once), 1 + at_once, generator.uniform(0.0, max_sec)
+        )
     print(  # noqa: T201  # a program's own output
         json.dumps(
             {

@@ -1,11 +1,10 @@
 """Real Harbor trials whose agents speak to the gateway."""
 
 import json
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any, override
+from typing import Any
 
 import pytest
 from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
@@ -19,7 +18,7 @@ from harbor_gym.sandboxes import environment_config
 from harbor_gym.types import EndReason, Sample
 from tests.helpers.character_codec import END, CharacterCodec
 from tests.helpers.gateway.clients import ThinkingCodec, text_of, tool_call, trained_text
-from tests.helpers.harbor_trials import ScriptAgent
+from tests.helpers.gateway.inner_agent import INNER_AGENT
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import BASE, DONE, write_task
@@ -88,40 +87,6 @@ async def test_a_spent_budget_ends_the_agent_and_is_verified(tmp_path: Path) -> 
     assert result.verifier_result.rewards == {"reward": 1.0}
 
 
-PROGRAM = """
-import json, subprocess, sys, urllib.request
-messages = [{"role": "user", "content": sys.argv[2]}]
-tools = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}]
-while True:
-    body = json.dumps({"model": "policy", "messages": messages, "tools": tools}).encode()
-    request = urllib.request.Request(sys.argv[1] + "/v1/chat/completions", body, {"Content-Type": "application/json"})
-    message = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
-    message.pop("reasoning_content", None)
-    messages.append(message)
-    if not message.get("tool_calls"):
-        break
-    for call in message["tool_calls"]:
-        command = json.loads(call["function"]["arguments"])["command"]
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout + done.stderr})
-"""
-"""An agent in the sandbox: the loop that all of them have, in the standard library."""
-
-
-class InnerAgent(ScriptAgent):
-    """Run PROGRAM in the sandbox."""
-
-    def __init__(self, *args: Any, url: str, **kwargs: Any) -> None:
-        super().__init__(*args, scripts=[], **kwargs)
-        self._url = url
-
-    @override
-    async def run(self, instruction: str, environment: Any, context: Any) -> None:
-        command = f"python3 -c {shlex.quote(PROGRAM)} {self._url} {shlex.quote(instruction)}"
-        result = await environment.exec(command)
-        assert result.return_code == 0, result.stderr
-
-
 @pytest.fixture(
     params=[pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
 )
@@ -137,7 +102,7 @@ async def test_an_agent_in_a_sandbox_without_a_network(sandbox: str, tmp_path: P
     task = write_task(tmp_path / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
     async with Gateway(Policy(look, write, "done"), ThinkingCodec(), model="policy") as gateway:
         session = gateway.open_session(name="inner")
-        agent = AgentConfig(import_path=f"{__name__}:InnerAgent", kwargs={"url": sandbox_url(session)})
+        agent = AgentConfig(import_path=INNER_AGENT, kwargs={"url": sandbox_url(session)})
         trial = await make_trial(task, agent, sandbox)
         open_tunnel_for_agent(trial, gateway, session)
         result = await trial.run()
