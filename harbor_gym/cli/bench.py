@@ -152,3 +152,28 @@ def bench_episode(
     typer.echo(json.dumps(report.as_object(), indent=2) if as_json else benchmark.format_episodes(report))
     if not report.is_right:
         raise typer.Exit(FAILED)
+
+
+@bench.command("gateway")
+def bench_gateway(
+    sessions: Annotated[int, typer.Option(min=1, help="Conversations at once.")] = 64,
+    calls: Annotated[int, typer.Option(min=1, help="Calls of each conversation.")] = 20,
+    sampler_sec: Annotated[float, typer.Option(min=0.0, help="Time that the sampler takes for an answer.")] = 0.05,
+    rate: Annotated[
+        float | None, typer.Option(min=0.1, help="Calls due in a second, of all together. [default: at most 100]")
+    ] = None,
+    litellm: Annotated[bool, typer.Option("--litellm", help="Measure litellm's client too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Time growing conversations through the gateway, and the same with the sampler alone, at a fixed rate."""
+    from harbor_gym.bench import gateway as benchmark
+
+    with one_line_errors():
+        report = asyncio.run(
+            benchmark.bench_gateway(
+                sessions=sessions, calls=calls, sampler_sec=sampler_sec, calls_per_sec=rate, with_litellm=litellm
+            )
+        )
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else benchmark.format_gateway(report))
+    if not report.is_right:
+        raise typer.Exit(FAILED)
