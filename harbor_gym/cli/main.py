@@ -6,6 +6,7 @@ import typer
 
 from harbor_gym import __version__
 from harbor_gym.cli import base, bench, cache, check, check_sandbox, doctor, reap, report, watch
+from harbor_gym.cli.recipes import evaluate
 
 app = typer.Typer(
     name="harbor-gym",
@@ -18,6 +19,7 @@ app.command()(check.check)
 app.command("check-sandbox")(check_sandbox.check_sandbox)
 app.command()(doctor.doctor)
 app.command()(base.base)
+app.command("eval", help=evaluate.HELP)(evaluate.eval_command(program="harbor-gym eval"))
 app.command()(reap.reap)
 app.command()(report.report)
 app.command()(watch.watch)

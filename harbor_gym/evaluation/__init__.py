@@ -1,18 +1,25 @@
 """How good a policy is on a set of tasks: pass@k and mean reward with intervals. No framework is involved."""
 
 from harbor_gym.evaluation.best import Evaluated, note_evaluation, read_best, read_evaluations
-from harbor_gym.evaluation.episodes import EpisodeResult, Player, evaluate
-from harbor_gym.evaluation.report import Report, TaskReport, format_report, summarize
+from harbor_gym.evaluation.chat import ChatPlayer
+from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult, Player, evaluate
+from harbor_gym.evaluation.journal import Journal
+from harbor_gym.evaluation.report import Progress, Report, TaskReport, describe_episode, format_report, summarize
 from harbor_gym.evaluation.statistics import Estimate, bootstrap, pass_at_k, wilson
 
 __all__ = [
+    "ChatPlayer",
+    "EpisodePlayer",
     "EpisodeResult",
     "Estimate",
     "Evaluated",
+    "Journal",
     "Player",
+    "Progress",
     "Report",
     "TaskReport",
     "bootstrap",
+    "describe_episode",
     "evaluate",
     "format_report",
     "note_evaluation",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
@@ -79,14 +80,73 @@ class Player:
     transcripts_dir: Path | None = None
     """Where to write transcripts and recordings, as a training run does; None writes none."""
 
+    async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
+        """Play an episode once; return the infrastructure error too, if that ended it."""
+        name = config.task_dir.resolve().name
+        config, path = with_recording(config, self.transcripts_dir, name, number)
+        env = TokenTerminalEnv(
+            AsyncTerminalGymEnv(config),
+            self.codec,
+            max_tokens=self.max_tokens,
+            max_context_tokens=self.max_context_tokens,
+        )
+        timed = _Timed(self.sample)
+        started = time.monotonic()
+        rollout = await run_episode(env, timed)
+        seconds = time.monotonic() - started
+        if path is not None:
+            labels = {"task": name, "group": name, "episode": number}
+            error = error_text(rollout.error)
+            await asyncio.to_thread(write_transcript, path, env.transcript, labels=labels, error=error)
+        return _result(name, number, rollout, seconds, timed.seconds), rollout.error
+
+
+class EpisodePlayer(Protocol):
+    """What plays the episodes of an evaluation: a :class:`Player`, or anything that does as it."""
+
+    @property
+    def retries(self) -> int:
+        """Fresh attempts at an episode that an infrastructure error ended."""
+        ...
+
+    async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
+        """Play an episode once; return the infrastructure error too, if that ended it.
+
+        Args:
+            config: The task, its sandbox and budgets.
+            number: The episode's number among the task's.
+
+        Raises:
+            HarborGymError: What no retry can repair.
+        """
+        ...
+
+
+def with_recording(
+    config: TerminalEnvConfig, transcripts_dir: Path | None, name: str, number: int
+) -> tuple[TerminalEnvConfig, Path | None]:
+    """Return a configuration that records its terminal beside its transcript, and the transcript's path.
+
+    Args:
+        config: The task, its sandbox and budgets.
+        transcripts_dir: Where transcripts are kept; None keeps none.
+        name: The task's name.
+        number: The episode's number.
+    """
+    if transcripts_dir is None:
+        return config, None
+    path = transcripts_dir / "test" / "batch_0000" / name / f"episode_{number:03d}.json"
+    return config.model_copy(update={"recording_path": path.with_suffix(".cast")}), path
+
 
 async def evaluate(
     tasks: Sequence[TerminalEnvConfig],
-    player: Player,
+    player: EpisodePlayer,
     *,
     episodes: int,
     concurrency: int = 8,
     on_episode: Callable[[EpisodeResult], None] | None = None,
+    played: Sequence[EpisodeResult] = (),
 ) -> list[EpisodeResult]:
     """Play every task's episodes, task by task and then number by number.
 
@@ -96,6 +156,7 @@ async def evaluate(
         episodes: Episodes of each task.
         concurrency: Episodes at the same time, over all tasks.
         on_episode: Called with each episode as it ends.
+        played: Episodes of an earlier call, which are not played again.
 
     Raises:
         TaskError: A task is wrong.
@@ -112,7 +173,11 @@ async def evaluate(
         await load_task(config.task_dir)
     slots = asyncio.Semaphore(concurrency)
 
+    known = {(result.task, result.episode): result for result in played}
+
     async def item(config: TerminalEnvConfig, number: int) -> EpisodeResult:
+        if (earlier := known.get((config.task_dir.resolve().name, number))) is not None:
+            return earlier
         async with slots:
             result = await _play(config, player, number)
         if on_episode is not None:
@@ -128,39 +193,14 @@ async def evaluate(
     return [task.result() for task in playing]
 
 
-async def _play(config: TerminalEnvConfig, player: Player, number: int) -> EpisodeResult:
+async def _play(config: TerminalEnvConfig, player: EpisodePlayer, number: int) -> EpisodeResult:
     """Play one episode, again in a fresh sandbox if an infrastructure error ends it."""
     budget = RetryBudget(player.retries)
     for attempt in itertools.count():
-        result, error = await _attempt(config, player, number)
+        result, error = await player.attempt(config, number)
         if error is None or not await budget.allows(error, attempt):
             return dataclasses.replace(result, failed_attempts=attempt)
     raise AssertionError("there is no end to the attempts' numbers")
-
-
-async def _attempt(
-    config: TerminalEnvConfig, player: Player, number: int
-) -> tuple[EpisodeResult, HarborGymError | None]:
-    name = config.task_dir.resolve().name
-    path = None
-    if player.transcripts_dir is not None:
-        path = player.transcripts_dir / "test" / "batch_0000" / name / f"episode_{number:03d}.json"
-        config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
-    env = TokenTerminalEnv(
-        AsyncTerminalGymEnv(config),
-        player.codec,
-        max_tokens=player.max_tokens,
-        max_context_tokens=player.max_context_tokens,
-    )
-    timed = _Timed(player.sample)
-    started = time.monotonic()
-    rollout = await run_episode(env, timed)
-    seconds = time.monotonic() - started
-    if path is not None:
-        labels = {"task": name, "group": name, "episode": number}
-        error = _text(rollout.error)
-        await asyncio.to_thread(write_transcript, path, env.transcript, labels=labels, error=error)
-    return _result(name, number, rollout, seconds, timed.seconds), rollout.error
 
 
 def _result(name: str, number: int, rollout: Rollout, seconds: float, sampling_sec: float) -> EpisodeResult:
@@ -175,11 +215,12 @@ def _result(name: str, number: int, rollout: Rollout, seconds: float, sampling_s
         sampled_tokens=sum(len(transition.sample.tokens) for transition in transitions),
         seconds=round(seconds, 3),
         sampling_sec=round(sampling_sec, 3),
-        error=_text(rollout.error),
+        error=error_text(rollout.error),
     )
 
 
-def _text(error: HarborGymError | None) -> str | None:
+def error_text(error: HarborGymError | None) -> str | None:
+    """Return an error as reports show it."""
     return None if error is None else f"{type(error).__name__}: {error}"
 
 

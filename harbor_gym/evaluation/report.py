@@ -143,3 +143,31 @@ def _row(item: TaskReport, ks: Sequence[int]) -> list[str]:
 
 def _estimate(estimate: Estimate | None) -> str:
     return "-" if estimate is None else f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def describe_episode(result: EpisodeResult) -> str:
+    """Return one line about an episode that has ended."""
+    outcome = result.error or f"{result.end_reason}, reward {result.reward:g}"
+    return f"{result.task} {result.episode}: {outcome}, {result.turns} turns, {result.seconds:.1f} s"
+
+
+class Progress:
+    """How far an evaluation is, and how it stands.
+
+    Args:
+        total: Episodes of the whole evaluation.
+        threshold: The reward at which a task counts as solved.
+        played: Episodes that were played before.
+    """
+
+    def __init__(self, total: int, threshold: float, played: Sequence[EpisodeResult] = ()) -> None:
+        self._total, self._threshold = total, threshold
+        self._rewards = [result.reward for result in played]
+
+    def line(self, result: EpisodeResult) -> str:
+        """Return one line about an episode that has ended, with the counts so far."""
+        self._rewards.append(result.reward)
+        graded = [reward for reward in self._rewards if reward is not None]
+        solved = sum(reward >= self._threshold for reward in graded)
+        counts = f"[{len(self._rewards)}/{self._total}, solved {solved}/{len(graded)}]"
+        return f"{counts} {describe_episode(result)}"

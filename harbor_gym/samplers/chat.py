@@ -104,8 +104,14 @@ class ChatEndpoint:
         """Close the connections."""
         await self._client.__aexit__(kind, error, traceback)
 
-    async def __call__(self, messages: Sequence[Mapping[str, Any]]) -> ChatAnswer:
+    async def __call__(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> ChatAnswer:
         """Return the answer to a chat.
+
+        Args:
+            messages: The whole chat.
+            tools: Tools that the model may call, as chat completions declare them.
 
         Raises:
             ContextOverflowError: The chat does not fit the context window.
@@ -113,7 +119,8 @@ class ChatEndpoint:
             UsageError: The endpoint is not open.
         """
         try:
-            return _read_answer(await self._client.post({**self._body, "messages": list(messages)}))
+            declared = {"tools": list(tools)} if tools else {}
+            return _read_answer(await self._client.post({**self._body, **declared, "messages": list(messages)}))
         except StatusError as exc:
             if exc.status == 400 and any(words in exc.body for words in _OVERFLOWS):
                 raise ContextOverflowError(str(exc)) from exc

@@ -100,7 +100,8 @@ class EngineClient:
         try:
             async with self._session.post(self._url, json=body) as response:
                 if response.status != 200:
-                    raise _status_error(self._url, response.status, await response.text(errors="replace"))
+                    text = self._without_key(await response.text(errors="replace"))
+                    raise _status_error(self._url, response.status, text)
                 return await response.json(content_type=None)
         except TimeoutError:
             raise SamplerError(f"{self._url} did not answer within {self._timeout_sec:g} seconds") from None
@@ -108,6 +109,11 @@ class EngineClient:
             raise _UnreachableError(f"{self._url} can't be reached: {exc}") from exc
         except ValueError as exc:
             raise SamplerError(f"{self._url} did not answer with JSON: {exc}") from exc
+
+    def _without_key(self, text: str) -> str:
+        """Return text without the key, which some engines repeat where they refuse it."""
+        key = self._headers.get("Authorization", "").removeprefix("Bearer ")
+        return text.replace(key, "***") if key else text
 
 
 class _UnreachableError(SamplerError):

@@ -4,6 +4,7 @@ An adapter joins by a function in ``ADAPTERS`` that plays an :class:`Episode` th
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -127,11 +128,23 @@ async def by_run_episode(episode: Episode) -> Played:
 
 async def by_tinker(episode: Episode) -> Played:
     """The cookbook's own rollout, and its own making of a datum."""
+    from harbor_gym.adapters.tinker import HarborSingleTaskEnvGroupBuilder
+
+    return await _by_cookbook(episode, HarborSingleTaskEnvGroupBuilder)
+
+
+async def by_tinker_agent(episode: Episode) -> Played:
+    """The same loop of the cookbook's, around a foreign agent."""
+    from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
+
+    return await _by_cookbook(episode, functools.partial(HarborAgentEnvGroupBuilder, agent=_agent()))
+
+
+async def _by_cookbook(episode: Episode, make_builder: Any) -> Played:
     from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
     from tinker_cookbook.rl.data_processing import trajectory_to_data
     from tinker_cookbook.rl.rollouts import do_single_rollout
 
-    from harbor_gym.adapters.tinker import HarborSingleTaskEnvGroupBuilder
     from harbor_gym.adapters.tinker.env import END_REASONS
 
     class Policy(TokenCompleter):
@@ -141,7 +154,7 @@ async def by_tinker(episode: Episode) -> Played:
                 tokens=list(sample.tokens), maybe_logprobs=list(sample.logprobs or ()), stop_reason=sample.stop_reason
             )
 
-    builder = HarborSingleTaskEnvGroupBuilder(
+    builder = make_builder(
         config=episode.config,
         group_size=1,
         model_name=episode.model_dir,
@@ -152,6 +165,7 @@ async def by_tinker(episode: Episode) -> Played:
     (env,) = await builder.make_envs()
     try:
         trajectory = await do_single_rollout(Policy(), env)
+        await builder.compute_group_rewards([trajectory], [env])
     except HarborGymError as exc:
         return lost(exc)
     finally:
@@ -171,11 +185,14 @@ async def by_harbor_env(episode: Episode) -> Played:
 
 
 async def by_harbor_gateway(episode: Episode) -> Played:
+    return await _by_harbor(episode, strategy="gateway", agent=_agent())
+
+
+def _agent() -> Any:
     from harbor.models.trial.config import AgentConfig
 
     kwargs = {"base_url": "{gateway_url}"}
-    agent = AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs=kwargs)
-    return await _by_harbor(episode, strategy="gateway", agent=agent)
+    return AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs=kwargs)
 
 
 async def _by_harbor(episode: Episode, **settings: Any) -> Played:
@@ -208,6 +225,7 @@ async def _by_harbor(episode: Episode, **settings: Any) -> Played:
 ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "run_episode": by_run_episode,
     "tinker": by_tinker,
+    "tinker-agent": by_tinker_agent,
     "harbor-env": by_harbor_env,
     "harbor-gateway": by_harbor_gateway,
 }
@@ -238,7 +256,7 @@ EPISODES: Mapping[str, tuple[Script, Mapping[str, int], Played]] = {
 }
 """Sampler, budgets, and what comes of it."""
 
-AGENTS_OWN_WORDS = {("harbor-gateway", "session ended"): EndReason.COMPLETED}
+AGENTS_OWN_WORDS = {(name, "session ended"): EndReason.COMPLETED for name in ("harbor-gateway", "tinker-agent")}
 """Ends that only the loop knows, where a foreign agent is the loop: it simply ends."""
 
 

@@ -1,6 +1,7 @@
 """Batches of groups, of one task or of many, for tinker-cookbook's RL loop."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -143,13 +144,22 @@ class _Builder(RLDatasetBuilder):
     transcripts_dir: str | None = None
     """Where to write transcripts; None writes none."""
 
+    agent: str | None = None
+    """One of Harbor's agents that plays, answered by the policy; None is our own loop."""
+
     warm_sandboxes: int = 0
     """Training sandboxes to keep ready, so that a batch's start while the last one trains; 0 keeps none."""
 
     def _group(self, task_dir: Path, size: int, *, name: str = "") -> HarborSingleTaskEnvGroupBuilder:
         if size < 1:
             raise UsageError(f"group_size must be at least 1, got {size}")
-        return HarborSingleTaskEnvGroupBuilder(
+        if self.agent is None:
+            kind = HarborSingleTaskEnvGroupBuilder
+        else:
+            from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
+
+            kind = functools.partial(HarborAgentEnvGroupBuilder, agent=self.agent)
+        return kind(
             config=self.env.model_copy(update={"task_dir": task_dir}),
             group_size=size,
             model_name=self.model_name,

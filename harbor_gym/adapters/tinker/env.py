@@ -46,6 +46,11 @@ END_REASONS: dict[str, EndReason] = {str(_COOKBOOK_WORDS.get(reason, reason.valu
 """Our word for each ``stop/<reason>``."""
 
 
+def stop_metric(reason: EndReason) -> str:
+    """Return the metric's name that marks an episode which ended so."""
+    return f"{STOP_METRIC_PREFIX}{_COOKBOOK_WORDS.get(reason, reason.value)}"
+
+
 class HarborTerminalTinkerEnv(Env):
     """One episode of a Harbor task for tinker-cookbook's RL loop. Single-use, as the cookbook's environments are.
 
@@ -139,7 +144,7 @@ class HarborTerminalTinkerEnv(Env):
         if step.done:
             metrics["off_template_history"] = float(self._codec.off_template)
             reason = step.info.get("end_reason", EndReason.COMPLETED)
-            metrics[f"{STOP_METRIC_PREFIX}{_COOKBOOK_WORDS.get(reason, reason.value)}"] = 1.0
+            metrics[stop_metric(reason)] = 1.0
             for name, value in step.info.get("rewards", {}).items():
                 metrics[f"verifier/{name}"] = value
         return metrics

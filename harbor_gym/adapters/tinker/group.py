@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
@@ -20,6 +21,9 @@ from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError
 from harbor_gym.pool import WarmPool, shared_pool
 from harbor_gym.tokens import TokenTerminalEnv
+
+if TYPE_CHECKING:
+    from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +81,9 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     task_name: str = ""
     """What to call the task in metrics and transcripts; its directory's name if empty."""
 
-    _envs: list[HarborTerminalTinkerEnv] = field(default_factory=list[HarborTerminalTinkerEnv], init=False, repr=False)
+    _envs: list["HarborTerminalTinkerEnv | HarborAgentTinkerEnv"] = field(
+        default_factory=list["HarborTerminalTinkerEnv | HarborAgentTinkerEnv"], init=False, repr=False
+    )
     _made: int = field(default=0, init=False, repr=False)
 
     async def make_envs(self) -> Sequence[Env]:
@@ -134,7 +140,9 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         """Return the task's name, under which the loop aggregates metrics."""
         return [self.task_name or self.config.task_dir.name]
 
-    def _make_env(self, codec: RendererCodec, index: int, pool: WarmPool | None) -> HarborTerminalTinkerEnv:
+    def _make_env(
+        self, codec: RendererCodec, index: int, pool: WarmPool | None
+    ) -> "HarborTerminalTinkerEnv | HarborAgentTinkerEnv":
         path, config = None, self.config
         if self.transcripts_dir is not None:
             path = self.transcripts_dir / self.label / f"episode_{index:03d}.json"
@@ -152,7 +160,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         return {**self.__dict__, "_envs": []}
 
 
-async def _close(env: HarborTerminalTinkerEnv) -> None:
+async def _close(env: "HarborTerminalTinkerEnv | HarborAgentTinkerEnv") -> None:
     try:
         await env.close()
     except HarborGymError as exc:

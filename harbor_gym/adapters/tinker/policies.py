@@ -39,7 +39,16 @@ class EvalConfig(BaseModel):
     """Its tinker-cookbook renderer."""
 
     base_url: str | None = None
-    """Address of a Tinker-compatible server."""
+    """Address of a Tinker-compatible server, or with ``model`` of an OpenAI-style chat endpoint."""
+
+    model: str | None = None
+    """Model name at the chat endpoint ``base_url``, instead of a run or a Tinker model."""
+
+    api_key_env: str | None = None
+    """Environment variable that holds the chat endpoint's key."""
+
+    agent: str | None = None
+    """One of Harbor's agents to play with ``model``, instead of our own loop."""
 
     episodes: int = Field(default=8, ge=1)
     """Episodes of each task."""
@@ -63,7 +72,7 @@ class EvalConfig(BaseModel):
     """Sampling temperature; 0 is greedy."""
 
     output: Path | None = None
-    """Folder for eval.json, transcripts and recordings."""
+    """Folder for eval.json, transcripts and recordings. With ``model``, an evaluation goes on from what it holds."""
 
 
 @dataclass(frozen=True)

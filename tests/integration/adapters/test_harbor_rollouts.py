@@ -34,6 +34,7 @@ AGENT = AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent"
 @pytest.fixture
 def quiet_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    monkeypatch.setenv("HARBOR_TELEMETRY", "0")  # a job starts a process that outlives it
 
 
 class Policy:

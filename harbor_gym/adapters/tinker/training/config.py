@@ -183,6 +183,9 @@ class TrainConfig(BaseModel):
     seed: int = _field(HOW, 0)
     """Seeds the order of the tasks, the embedded policy, the adapter and sampling."""
 
+    agent: str | None = _field(ROLLOUTS)
+    """Train one of Harbor's agents, such as terminus-2, instead of our own loop."""
+
     max_rollout_retries: int = _field(ROLLOUTS, 3, ge=0)
     """Lost episodes that a group runs again."""
 

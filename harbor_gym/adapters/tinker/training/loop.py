@@ -72,6 +72,7 @@ def _dataset_builder(run: TrainRun, model_name: str, test_episodes: int = 0) -> 
         max_context_tokens=config.max_context_tokens,
         groups_per_batch=config.groups_per_batch,
         group_size=config.group_size,
+        agent=config.agent,
         warm_sandboxes=config.warm_sandboxes,
         num_batches=config.num_batches,
         epochs=config.epochs,

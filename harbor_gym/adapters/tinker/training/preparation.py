@@ -140,6 +140,8 @@ def _check_rollouts(run: TrainRun) -> None:
         raise UsageError("give either --epochs or --num-batches")
     if config.rollout_executor is not None and config.warm_sandboxes:
         raise UsageError("--warm-sandboxes belong to this process, and --rollout-executor plays in others: give one")
+    if config.agent is not None:
+        _check_agent(config, config.agent)
     parts = config.stream_minibatches
     if parts is not None and config.groups_per_batch % parts:
         raise UsageError(
@@ -152,6 +154,15 @@ def _check_rollouts(run: TrainRun) -> None:
     if len(run.train_tasks) > 1:
         # Its loop then gives the remaining groups the names of the first ones: metrics under the wrong tasks.
         raise UsageError("--remove-constant-groups with several tasks needs --max-steps-off-policy (0 will do)")
+
+
+def _check_agent(config: TrainConfig, agent: str) -> None:
+    from harbor_gym.gateway.agents import AGENTS
+
+    if agent not in AGENTS:
+        raise UsageError(f"no agent {agent!r} is listed; there are {', '.join(sorted(AGENTS))}")
+    if config.warm_sandboxes:
+        raise UsageError("--agent plays in sandboxes that Harbor starts, and takes no --warm-sandboxes")
 
 
 def _check_batches(run: TrainRun) -> None:

@@ -1,0 +1,56 @@
+"""Play the episodes of an evaluation with any of Harbor's agents, against a model behind a chat endpoint."""
+
+import time
+from dataclasses import dataclass
+
+from harbor.models.trial.config import AgentConfig, TaskConfig
+
+from harbor_gym.adapters.harbor.interface import RolloutInterface
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.errors import HarborGymError
+from harbor_gym.evaluation.episodes import EpisodeResult, error_text
+from harbor_gym.gateway import SessionLimits
+from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
+from harbor_gym.samplers import ChatEndpoint
+
+
+@dataclass(frozen=True)
+class AgentPlayer:
+    """One of Harbor's agents. It speaks to a session here, and never sees the endpoint's key."""
+
+    endpoint: ChatEndpoint
+    """The open endpoint."""
+
+    agent: AgentConfig | str
+    """As :class:`RolloutInterface` takes it."""
+
+    retries: int = 1
+    """Fresh attempts at an episode that an infrastructure error ended."""
+
+    async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
+        """Play an episode once; return the infrastructure error too, if that ended it."""
+        started = time.monotonic()
+        sampler = ProxySampler(self.endpoint)
+        interface = RolloutInterface(
+            sampler=sampler,
+            codec=ProxyCodec(),
+            agent=self.agent,
+            sandbox=config.sandbox,
+            sandbox_options=config.sandbox_options,
+            limits=SessionLimits(max_turns=config.max_turns, time_limit_sec=config.time_limit_sec),
+            reward_key=config.reward_key,
+        )
+        (rollout,) = await interface.run([TaskConfig(path=config.task_dir)])
+        result = EpisodeResult(
+            task=config.task_dir.resolve().name,
+            episode=number,
+            reward=rollout.reward,
+            end_reason=rollout.end_reason,
+            turns=int(rollout.metrics["turns"]),
+            prompt_tokens=sampler.last_prompt_tokens,
+            sampled_tokens=sampler.sampled_tokens,
+            seconds=round(time.monotonic() - started, 3),
+            sampling_sec=round(rollout.metrics["gateway/sampler_sec"], 3),
+            error=error_text(rollout.error),
+        )
+        return result, rollout.error

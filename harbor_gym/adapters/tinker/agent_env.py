@@ -1,0 +1,209 @@
+"""One of Harbor's agents as tinker-cookbook's ``Env``: its requests are the observations, the cookbook samples."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tinker
+from harbor.models.trial.config import AgentConfig, TaskConfig
+from tinker_cookbook.completers import StopCondition
+from tinker_cookbook.rl.types import (
+    Action,
+    ActionExtra,
+    Env,
+    InitialObservationOverflow,
+    Metrics,
+    StepResult,
+    Trajectory,
+)
+
+from harbor_gym.adapters.harbor import RolloutInterface, TokenRollout
+from harbor_gym.adapters.tinker.codec import RendererCodec
+from harbor_gym.adapters.tinker.env import stop_metric
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.gateway import SessionLimits
+from harbor_gym.types import Sample, TokenSequence
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Request:
+    prompt: list[int]
+    answer: asyncio.Future[Sample]
+
+
+class HarborAgentTinkerEnv(Env):
+    """One episode of an agent's for tinker-cookbook's RL loop. Single-use, as the cookbook's environments are.
+
+    The agent runs in a Harbor trial and speaks to a session of the gateway. Each request of its becomes an
+    observation, token by token as the session makes it, and the sampled action its answer. The verifier's reward comes
+    with the last action; an infrastructure failure raises.
+
+    Args:
+        config: The task, the sandbox, ``max_turns``, ``time_limit_sec``, ``reward_key`` and ``zero_reward_on_limit``; the
+            rest is our own loop's.
+        agent: As :class:`harbor_gym.adapters.harbor.RolloutInterface` takes it.
+        codec: How the model writes a chat.
+        max_tokens: The sampler's limit for one message, in tokens.
+        max_context_tokens: The model's context window in tokens; None checks nothing.
+        labels: What to call this episode in logs.
+    """
+
+    def __init__(
+        self,
+        config: TerminalEnvConfig,
+        agent: AgentConfig | str,
+        codec: RendererCodec,
+        *,
+        max_tokens: int,
+        max_context_tokens: int | None = None,
+        labels: dict[str, Any] | None = None,
+    ) -> None:
+        self._codec, self._config, self._labels = codec, config, labels or {}
+        limits = SessionLimits(
+            max_turns=config.max_turns,
+            time_limit_sec=config.time_limit_sec,
+            max_context_tokens=max_context_tokens,
+            max_answer_tokens=max_tokens,
+        )
+        self._interface = RolloutInterface(
+            sampler=self._sample,
+            codec=codec,
+            agent=agent,
+            sandbox=config.sandbox,
+            sandbox_options=config.sandbox_options,
+            limits=limits,
+            reward_key=config.reward_key,
+        )
+        self._requests: asyncio.Queue[_Request] = asyncio.Queue()
+        self._playing: asyncio.Task[list[TokenRollout]] | None = None
+        self._request: _Request | None = None
+        self._rollout: TokenRollout | None = None
+        self._started = 0.0
+        self.error: HarborGymError | None = None
+        """What broke the episode off, if something did."""
+
+    async def initial_observation(self) -> tuple[tinker.ModelInput, StopCondition] | InitialObservationOverflow:
+        """Start the trial and return the agent's first prompt.
+
+        Returns:
+            The prompt and the stop condition, or the cookbook's overflow sentinel with the verifier's reward when the
+            agent ended without an answer: its first prompt does not fit, or it made no request.
+
+        Raises:
+            HarborGymError: The task, the sandbox or the agent failed.
+        """
+        if self._playing is not None:
+            raise UsageError("an environment plays one episode")
+        self._started = time.monotonic()
+        self._playing = asyncio.create_task(self._interface.run([TaskConfig(path=self._config.task_dir)]))
+        prompt = await self._next()
+        if prompt is None:
+            reward, metrics = self._end()
+            return InitialObservationOverflow(reward=reward, metrics=metrics)
+        return tinker.ModelInput.from_ints(prompt), self._codec.stop
+
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """Answer the agent and return its next prompt.
+
+        Args:
+            action: Sampled token ids.
+            extra: The cookbook's note on why sampling stopped.
+
+        Raises:
+            HarborGymError: Sandbox, agent or verifier failed; there is no reward then.
+        """
+        if self._request is None:
+            raise UsageError("step can't be called before initial_observation")
+        # A budget may have run out, or the agent gone, while the cookbook sampled.
+        if not self._request.answer.done():
+            self._request.answer.set_result(Sample(list(action), None, (extra or {}).get("stop_reason", "stop")))
+        prompt = await self._next()
+        is_done = prompt is None
+        reward, metrics = self._end() if is_done else (0.0, {})
+        return StepResult(
+            reward=reward,
+            episode_done=is_done,
+            next_observation=tinker.ModelInput.from_ints(prompt or []),
+            next_stop_condition=self._codec.stop,
+            metrics=metrics,
+        )
+
+    async def close(self) -> None:
+        """End the agent and stop the sandbox. Idempotent, at any time."""
+        playing, self._playing = self._playing, None
+        if playing is not None:
+            playing.cancel()
+            with contextlib.suppress(asyncio.CancelledError, HarborGymError):
+                await asyncio.wait([playing])
+
+    def drop_untrained(self, trajectory: Trajectory) -> None:
+        """Take what is not the agent's own conversation out of a trajectory: side calls, and answers without use."""
+        if self._rollout is None:
+            return
+        segments = [(*_joined(segment),) for segment in self._rollout.segments]
+        kept = [item for item in trajectory.transitions if _is_trained(item.ob.to_ints(), item.ac.tokens, segments)]
+        if not kept or len(kept) == len(trajectory.transitions):
+            return
+        last = trajectory.transitions[-1]
+        if kept[-1] is not last:
+            kept[-1].reward, kept[-1].episode_done, kept[-1].metrics = last.reward, True, last.metrics
+        trajectory.transitions[:] = kept
+
+    async def _sample(self, prompt: Sequence[int]) -> Sample:
+        request = _Request(list(prompt), asyncio.get_running_loop().create_future())
+        await self._requests.put(request)
+        return await request.answer
+
+    async def _next(self) -> list[int] | None:
+        """Return the agent's next prompt; None when the episode is over."""
+        assert self._playing is not None
+        while True:
+            waiting = asyncio.ensure_future(self._requests.get())
+            try:
+                await asyncio.wait((waiting, self._playing), return_when=asyncio.FIRST_COMPLETED)
+                if not waiting.done():
+                    (self._rollout,) = await self._playing
+                    return None
+                request = waiting.result()
+            finally:
+                waiting.cancel()
+            if not request.answer.done():
+                self._request = request
+                return request.prompt
+
+    def _end(self) -> tuple[float, Metrics]:
+        """Return the reward and the last metrics.
+
+        Raises:
+            HarborGymError: There is no verdict.
+        """
+        assert self._rollout is not None
+        rollout = self._rollout
+        label = " ".join(f"{name} {value}" for name, value in self._labels.items())
+        if rollout.error is not None or rollout.reward is None:
+            self.error = rollout.error
+            logger.warning("episode %s broke off: %s: %s", label, type(rollout.error).__name__, rollout.error)
+            assert rollout.error is not None
+            raise rollout.error
+        logger.info("episode %s: %s, reward %g", label, rollout.end_reason, rollout.reward)
+        metrics: Metrics = {**rollout.metrics, "off_template_history": float(self._codec.off_template)}
+        metrics |= {stop_metric(rollout.end_reason): 1.0, "time/episode_sec": time.monotonic() - self._started}
+        if self._config.zero_reward_on_limit and rollout.end_reason.is_truncation:
+            return min(0.0, rollout.reward), metrics
+        return rollout.reward, metrics
+
+
+def _joined(segment: TokenSequence) -> tuple[list[int], list[int]]:
+    return [*segment.prompt, *segment.completion], [0] * len(segment.prompt) + segment.mask
+
+
+def _is_trained(prompt: list[int], sampled: list[int], segments: Sequence[tuple[list[int], list[int]]]) -> bool:
+    end = len(prompt) + len(sampled)
+    return any(tokens[:end] == [*prompt, *sampled] and all(mask[len(prompt) : end]) for tokens, mask in segments)

@@ -1,0 +1,50 @@
+"""A group of episodes of one of Harbor's agents for tinker-cookbook's RL loop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import override
+
+from harbor.models.trial.config import AgentConfig
+from tinker_cookbook.rl.types import Env, Metrics, Trajectory
+
+from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
+from harbor_gym.adapters.tinker.codec import RendererCodec
+from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
+from harbor_gym.pool import WarmPool
+
+
+@dataclass
+class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
+    """Make a group of episodes in which one of Harbor's agents plays and the policy answers it.
+
+    Harbor starts the sandboxes: warm ones are not used, and no transcripts are written.
+    """
+
+    agent: AgentConfig | str = "terminus-2"
+    """As :class:`harbor_gym.adapters.harbor.RolloutInterface` takes it."""
+
+    @override
+    async def compute_group_rewards(
+        self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
+    ) -> list[tuple[float, Metrics]]:
+        """Add nothing to the verifier's rewards; leave side calls out of the trajectories."""
+        for trajectory, env in zip(trajectory_group, env_group, strict=True):
+            if isinstance(env, HarborAgentTinkerEnv):
+                env.drop_untrained(trajectory)
+        return await super().compute_group_rewards(trajectory_group, env_group)
+
+    @override
+    def warm_pool(self) -> WarmPool | None:
+        """Return None: a trial of Harbor's starts its own sandbox."""
+        return None
+
+    @override
+    def _make_env(self, codec: RendererCodec, index: int, pool: WarmPool | None) -> HarborAgentTinkerEnv:
+        return HarborAgentTinkerEnv(
+            self.config,
+            self.agent,
+            codec,
+            max_tokens=self.max_tokens,
+            max_context_tokens=self.max_context_tokens,
+            labels={"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index},
+        )

@@ -1,0 +1,75 @@
+"""The episodes of an evaluation on disk, one JSON line each, so that an interrupted one goes on where it was."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harbor_gym.errors import UsageError
+from harbor_gym.evaluation.episodes import EpisodeResult
+from harbor_gym.types import EndReason
+
+JOURNAL_FORMAT = 1
+JOURNAL_NAME = "episodes.jsonl"
+
+
+class Journal:
+    """The finished episodes of one evaluation.
+
+    Args:
+        folder: Where it is kept; made if missing.
+        settings: What is evaluated, as JSON takes it, without secrets. Episodes of other settings are never mixed in.
+
+    Raises:
+        UsageError: The folder holds episodes of other settings, or a journal that can't be read.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self._path = folder / JOURNAL_NAME
+        own: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+        head = {"format": JOURNAL_FORMAT, "settings": own}
+        folder.mkdir(parents=True, exist_ok=True)
+        if not self._path.exists():
+            self._append(head)
+        lines = self._lines()
+        if not lines or lines[0] != head:
+            changed = sorted(_differences(lines[0].get("settings", {}) if lines else {}, own))
+            raise UsageError(
+                f"{self._path} holds an evaluation of other settings ({', '.join(changed) or 'its format'} differ): "
+                "give another output folder, or remove it"
+            )
+        self._results = [_result(line) for line in lines[1:]]
+
+    @property
+    def graded(self) -> list[EpisodeResult]:
+        """Episodes that need not be played again: those with a reward."""
+        return [result for result in self._results if result.reward is not None]
+
+    def add(self, result: EpisodeResult) -> None:
+        """Write down an episode that has ended."""
+        self._results.append(result)
+        self._append(dataclasses.asdict(result))
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _lines(self) -> list[dict[str, Any]]:
+        text = self._path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # a kill cut the last line
+            self._path.write_text(whole, encoding="utf-8")
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError as exc:
+            raise UsageError(f"{self._path} can't be read: {exc}") from exc
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:
+    return {name for name in {*old, *new} if old.get(name) != new.get(name)}
+
+
+def _result(line: Mapping[str, Any]) -> EpisodeResult:
+    fields: dict[str, Any] = {**line, "end_reason": EndReason(line["end_reason"])}
+    return EpisodeResult(**fields)

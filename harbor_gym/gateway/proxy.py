@@ -1,0 +1,114 @@
+"""The gateway in front of an OpenAI-style chat endpoint: agents of every wire, one model, its key in this process only.
+
+What passes for tokens are the code points of a conversation as JSON lines, one message a line. It can't be trained on:
+the endpoint returns text. For evaluations::
+
+    async with ChatEndpoint(url, model, max_tokens=4096, api_key_env="KEY") as endpoint:
+        async with Gateway(ProxySampler(endpoint), ProxyCodec(), model="policy") as gateway:
+            ...
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harbor_gym.formats.tool_text import ToolCall, ToolDefinition, tool_schema
+from harbor_gym.gateway.chat import Message, ParsedAnswer, split_thinking
+from harbor_gym.samplers import ChatEndpoint
+from harbor_gym.samplers.chat import ContextOverflowError
+from harbor_gym.types import Sample
+
+
+class ProxySampler:
+    """Send conversations of :class:`ProxyCodec` on to an endpoint, and count tokens as it counts them.
+
+    A conversation that does not fit the endpoint's context window has an empty answer, cut at the token limit.
+
+    Args:
+        endpoint: The open endpoint.
+    """
+
+    def __init__(self, endpoint: ChatEndpoint) -> None:
+        self._endpoint = endpoint
+        self.last_prompt_tokens = 0
+        """Length of the last prompt, in the model's tokens; 0 where the endpoint does not return it."""
+        self.sampled_tokens = 0
+        """Length of all answers together; likewise."""
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        """Return the endpoint's answer.
+
+        Raises:
+            SamplerError: The endpoint can't be reached, refuses the request, or does not answer with one message.
+        """
+        lines = _decode(prompt)
+        tools = next((line["tools"] for line in lines if "tools" in line), [])
+        try:
+            answer = await self._endpoint([line for line in lines if "role" in line], tools=tools)
+        except ContextOverflowError:
+            return Sample((), None, "length")
+        self.last_prompt_tokens = answer.prompt_tokens
+        self.sampled_tokens += answer.sampled_tokens
+        return Sample(_encode([answer.message]), None, answer.stop_reason)
+
+
+class ProxyCodec:
+    """Write a conversation with tools as JSON lines, for :class:`ProxySampler`."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[int]:
+        """Return the lines of the tools and of a whole conversation."""
+        declared: list[Mapping[str, Any]] = [{"tools": [tool_schema(tool) for tool in tools]}] if tools else []
+        return _encode([*declared, *map(_as_line, messages)])
+
+    def render_next(
+        self, sampled: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolDefinition]
+    ) -> list[int]:
+        """Return the lines of the messages that follow an answer."""
+        calls = _calls(_message(sampled))
+        return _encode([_with_own_id(_as_line(message), calls) for message in messages])
+
+    def parse(self, sampled: Sequence[int], tools: Sequence[ToolDefinition]) -> ParsedAnswer:
+        """Return text, thinking and tool calls of an answer."""
+        message = _message(sampled)
+        thinking, content = split_thinking(message.get("content") or "")
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or thinking
+        return ParsedAnswer(content, str(reasoning), tuple(_calls(message)))
+
+
+def _encode(items: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [ord(character) for item in items for character in f"{json.dumps(item)}\n"]
+
+
+def _decode(tokens: Sequence[int]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in "".join(map(chr, tokens)).splitlines()]
+
+
+def _message(sampled: Sequence[int]) -> dict[str, Any]:
+    return _decode(sampled)[0] if sampled else {"role": "assistant", "content": ""}
+
+
+def _calls(message: Mapping[str, Any]) -> list[ToolCall]:
+    return [
+        ToolCall(call["function"]["name"], call["function"]["arguments"], call.get("id") or f"call_{number}")
+        for number, call in enumerate(message.get("tool_calls") or ())
+    ]
+
+
+def _as_line(message: Message) -> dict[str, Any]:
+    line: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        line["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        line["tool_call_id"] = message.tool_call_id
+    return line
+
+
+def _with_own_id(line: dict[str, Any], calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """Return a tool's result with the id that the endpoint gave out: the session names calls by their positions."""
+    _, _, number = str(line.get("tool_call_id", "")).rpartition("_")
+    if line["role"] == "tool" and number.isdecimal() and int(number) < len(calls):
+        line["tool_call_id"] = calls[int(number)].id
+    return line

@@ -1,0 +1,187 @@
+"""Evaluations of a model behind a chat endpoint: our own loop, and agents, over real HTTP."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from harbor.models.trial.config import AgentConfig
+
+from harbor_gym import EndReason, TerminalEnvConfig
+from harbor_gym.adapters.harbor.evaluation import AgentPlayer
+from harbor_gym.errors import UsageError
+from harbor_gym.evaluation import ChatPlayer, EpisodeResult, Journal, evaluate
+from harbor_gym.samplers import ChatEndpoint
+from tests.helpers.paths import ROOT
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
+from tests.helpers.tasks import DONE, write_task
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+KEY = "sk-very-secret-key"
+AGENT = AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs={"base_url": "{gateway_url}"})
+
+
+class Model:
+    """A chat endpoint that wants a key, repeats it where it is wrong, and answers by the number of its answers."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = answers
+        self.requests: list[dict[str, Any]] = []
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if (shown := request.headers.get("Authorization", "")) != f"Bearer {KEY}":
+            return web.json_response({"error": f"wrong key {shown}"}, status=401)
+        body = await request.json()
+        self.requests.append(body)
+        turn = sum(item["role"] == "assistant" for item in body["messages"])
+        choice = {"finish_reason": "stop", "message": {"role": "assistant", "content": self.answers[turn]}}
+        usage = {"prompt_tokens": 100 + turn, "completion_tokens": 7}
+        return web.json_response({"choices": [choice], "usage": usage})
+
+
+@contextlib.asynccontextmanager
+async def serving(*answers: str) -> AsyncGenerator[Model]:
+    model = Model(*(answers or (message(DONE), COMPLETE, COMPLETE)))
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", model.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        model.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield model
+    finally:
+        await runner.cleanup()
+
+
+def endpoint(model: Model) -> ChatEndpoint:
+    return ChatEndpoint(model.url, "m", max_tokens=100, api_key_env="OWN_KEY", max_attempts=1)
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN_KEY", KEY)
+
+
+def fake_task(folder: Path) -> TerminalEnvConfig:
+    return fake_config(write_task(folder), solved_when={"/srv/answer": "done"})
+
+
+async def test_our_own_loop(tmp_path: Path) -> None:
+    async with serving() as model, endpoint(model) as chat:
+        player = ChatPlayer(chat, transcripts_dir=tmp_path / "transcripts")
+        (result,) = await evaluate([fake_task(tmp_path / "task")], player, episodes=1)
+    assert (result.reward, result.end_reason, result.turns) == (1.0, EndReason.COMPLETED, 2)
+    assert (result.prompt_tokens, result.sampled_tokens) == (101, 14)
+    assert list((tmp_path / "transcripts").rglob("episode_000.json"))
+
+
+@pytest.mark.parametrize("agent", [AGENT])
+async def test_an_agent_never_sees_the_key(agent: AgentConfig, tmp_path: Path) -> None:
+    async with serving() as model, endpoint(model) as chat:
+        (result,) = await evaluate([fake_task(tmp_path / "task")], AgentPlayer(chat, agent), episodes=1)
+    assert (result.reward, result.end_reason, result.turns) == (1.0, EndReason.COMPLETED, 2)
+    assert (result.prompt_tokens, result.sampled_tokens) == (101, 14)
+    assert [item["role"] for item in model.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
+    assert model.requests[1]["messages"][:2] == model.requests[0]["messages"]
+
+
+@pytest.mark.local
+@pytest.mark.slow
+async def test_terminus_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    config = TerminalEnvConfig(task_dir=write_task(tmp_path / "task"), sandbox="local", max_turns=9)
+    async with serving() as model, endpoint(model) as chat:
+        (result,) = await evaluate([config], AgentPlayer(chat, "terminus-2"), episodes=1)
+    assert (result.reward, result.end_reason, result.turns) == (1.0, EndReason.COMPLETED, 3)
+
+
+async def test_a_wrong_key_is_an_infrastructure_error_and_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OWN_KEY", "sk-wrong-but-secret")
+    for is_agent in (False, True):
+        async with serving() as model, endpoint(model) as chat:
+            player = AgentPlayer(chat, AGENT, retries=0) if is_agent else ChatPlayer(chat, retries=0)
+            (result,) = await evaluate([fake_task(tmp_path / "task")], player, episodes=1)
+        assert result.reward is None
+        assert result.end_reason is EndReason.INFRASTRUCTURE_ERROR
+        assert "401" in (result.error or "")
+        assert "sk-wrong-but-secret" not in (result.error or "")
+
+
+def result_of(episode: int, reward: float | None) -> EpisodeResult:
+    return EpisodeResult("task", episode, reward, EndReason.COMPLETED, 1, 1, 1, 1.0, 1.0)
+
+
+def test_a_journal_goes_on_and_refuses_other_settings(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, {"model": "m", "path": tmp_path})
+    journal.add(result_of(0, 1.0))
+    journal.add(result_of(1, None))
+    with (tmp_path / "episodes.jsonl").open("a") as file:
+        file.write('{"task": "half')  # a kill
+    again = Journal(tmp_path, {"model": "m", "path": tmp_path})
+    assert again.graded == [result_of(0, 1.0)]
+    again.add(result_of(1, 0.0))
+    assert Journal(tmp_path, {"model": "m", "path": tmp_path}).graded == [result_of(0, 1.0), result_of(1, 0.0)]
+    with pytest.raises(UsageError, match="model differ"):
+        Journal(tmp_path, {"model": "other", "path": tmp_path})
+
+
+async def run_eval(*args: str) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "harbor_gym", "eval", *args),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    return process.returncode or 0, output.decode()
+
+
+async def test_the_command_resumes_and_shows_how_it_stands(tmp_path: Path) -> None:
+    config = fake_task(tmp_path / "task")
+    sandbox = ["--env", config.sandbox, "--sandbox-option", f"solved_when={json.dumps({'/srv/answer': 'done'})}"]
+    output = ["--output", str(tmp_path / "out")]
+    async with serving() as model:
+        where = ["--model", "m", "--base-url", model.url, "--api-key-env", "OWN_KEY"]
+        given = [str(config.task_dir), *sandbox, *where, *output]
+        code, shown = await run_eval(*given, "--episodes", "2", "--attempts", "1,2")
+        assert code == 0, shown
+        assert "[2/2, solved 2/2]" in shown
+        assert "pass@2" in shown
+        asked = len(model.requests)
+        code, shown = await run_eval(*given, "--episodes", "3")
+        assert code == 0, shown
+        assert "2 episodes were played before" in shown
+        assert "[3/3, solved 3/3]" in shown
+        assert len(model.requests) == asked * 3 // 2
+        code, shown = await run_eval(*given, "--episodes", "3", "--temperature", "0.5")
+        assert code == 2
+        assert "other settings (temperature differ)" in shown
+    kept = "".join(path.read_text() for path in (tmp_path / "out").rglob("*.json*"))
+    assert KEY not in kept + shown
+    assert json.loads((tmp_path / "out/eval.json").read_text())["overall"]["solved"] == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--model", "m"], "--base-url"),
+        (["--model-name", "x", "--agent", "terminus-2"], "--model and --base-url"),
+        (["--model", "m", "--base-url", "http://127.0.0.1:1", "--api-key-env", "NOT_SET"], "NOT_SET is not set"),
+    ],
+)
+async def test_misuse(args: list[str], words: str, tmp_path: Path) -> None:
+    code, shown = await run_eval(
+        str(write_task(tmp_path / "task")), "--env", "harbor_gym.testing:FakeEnvironment", *args
+    )
+    assert code == 2
+    assert words in shown
