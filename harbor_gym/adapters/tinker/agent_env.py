@@ -46,8 +46,8 @@ class HarborAgentTinkerEnv(Env):
     with the last action; an infrastructure failure raises.
 
     Args:
-        config: The task, the sandbox, ``max_turns``, ``time_limit_sec``, ``reward_key`` and ``zero_reward_on_limit``; the
-            rest is our own loop's.
+        config: The task, the sandbox, ``max_turns``, ``time_limit_sec``, ``reward_key`` and ``zero_reward_on_limit``;
+            the rest is our own loop's.
         agent: As :class:`harbor_gym.adapters.harbor.RolloutInterface` takes it.
         codec: How the model writes a chat.
         max_tokens: The sampler's limit for one message, in tokens.

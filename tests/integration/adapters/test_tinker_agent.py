@@ -1,0 +1,118 @@
+"""Harbor's agents in the cookbook's own rollouts."""
+
+import pickle
+from pathlib import Path
+from typing import Any, override
+
+import aiohttp
+import pytest
+from harbor.models.trial.config import AgentConfig
+
+from harbor_gym import TerminalEnvConfig
+from harbor_gym.errors import SandboxStartError, UsageError
+from tests.helpers.gateway.format_agent import FormatAgent
+from tests.helpers.sandboxes.fake_episodes import FAKE
+from tests.helpers.tasks import DONE, write_task
+from tests.helpers.token_policies import RENDERER, message, scripted
+from tests.helpers.tokenizers import byte_level_tokenizer
+
+pytestmark = [pytest.mark.tinker, pytest.mark.usefixtures("nothing_left")]
+
+SOLVED = {"solved_when": {"/srv/answer": "done"}}
+KWARGS = {"base_url": "{gateway_url}"}
+AGENT = AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs=KWARGS)
+COMPLETE = message(None, complete=True)
+
+
+class TalkativeAgent(FormatAgent):
+    """Ask another model for a title before and after the work, as shipped agents do."""
+
+    @override
+    async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        await self._title()
+        await super().run(instruction, environment, context)
+        await self._title()
+
+    async def _title(self) -> None:
+        body = {"model": "small", "messages": [{"role": "user", "content": "a title, please"}]}
+        async with aiohttp.ClientSession(raise_for_status=True) as client, client.post(self._url, json=body):
+            pass
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory that holds a tokenizer and nothing else."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    byte_level_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+def make_builder(task_dir: Path, model_dir: str, *, sandbox: str = FAKE, agent: Any = AGENT, **settings: Any) -> Any:
+    from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
+
+    options = settings.pop("options", SOLVED if sandbox == FAKE else {})
+    config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, sandbox_options=options, **settings)
+    return HarborAgentEnvGroupBuilder(
+        config=config, agent=agent, group_size=2, model_name=model_dir, renderer_name=RENDERER, max_tokens=500
+    )
+
+
+async def run_group(builder: Any, policy: Any) -> Any:
+    from tinker_cookbook.rl.rollouts import do_group_rollout
+
+    from harbor_gym.adapters.tinker import RetryThenMask
+
+    return await do_group_rollout(builder, policy, strategy=RetryThenMask(max_retries=0))
+
+
+def require_one_datum_each(group: Any, *, turns: int) -> None:
+    from tinker_cookbook.rl.data_processing import trajectory_to_data
+
+    assert group.get_total_rewards() == [1.0, 1.0]
+    for trajectory in group.trajectories_G:
+        assert len(trajectory.transitions) == turns
+        assert len(trajectory_to_data(trajectory, 1.0)) == 1
+        assert trajectory.stop_reason == "completed"
+
+
+@pytest.mark.local
+@pytest.mark.slow
+async def test_terminus_2(model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    builder = make_builder(write_task(tmp_path / "task"), model_dir, sandbox="local", agent="terminus-2", max_turns=9)
+    require_one_datum_each(await run_group(builder, scripted(message(DONE), COMPLETE, COMPLETE)), turns=3)
+
+
+async def test_side_calls_are_not_trained(model_dir: str, tmp_path: Path) -> None:
+    agent = AgentConfig(import_path=f"{__name__}:TalkativeAgent", kwargs=KWARGS)
+    builder = pickle.loads(pickle.dumps(make_builder(write_task(tmp_path / "task"), model_dir, agent=agent)))
+    group = await run_group(builder, scripted(message(DONE), COMPLETE))
+    require_one_datum_each(group, turns=2)
+    for trajectory in group.trajectories_G:
+        assert trajectory.transitions[-1].episode_done
+        text = byte_level_tokenizer().decode(trajectory.transitions[0].ob.to_ints())
+        assert "a title, please" not in text
+
+
+async def test_a_budget_without_pay(model_dir: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    for is_zeroed, reward in ((False, 1.0), (True, 0.0)):
+        builder = make_builder(task, model_dir, max_turns=1, zero_reward_on_limit=is_zeroed)
+        group = await run_group(builder, scripted(message(DONE)))
+        assert group.get_total_rewards() == [reward, reward]
+        assert [trajectory.stop_reason for trajectory in group.trajectories_G] == ["max_turns"] * 2
+
+
+async def test_a_lost_sandbox_raises_and_a_closed_one_leaves_nothing(model_dir: str, tmp_path: Path) -> None:
+    builder = make_builder(write_task(tmp_path / "task"), model_dir, options={"fail": {"start": 1}})
+    env, other = await builder.make_envs()
+    with pytest.raises(SandboxStartError):
+        await env.initial_observation()
+    assert isinstance(env.error, SandboxStartError)
+    with pytest.raises(UsageError):
+        await other.step([1])
+    await builder.cleanup()
+    waiting, _ = await (builder := make_builder(tmp_path / "task", model_dir)).make_envs()
+    await waiting.initial_observation()
+    await builder.cleanup()
+    await waiting.close()
