@@ -4,6 +4,7 @@
     python recipes/eval.py tasks/devops_task --run runs/x --checkpoint 000010
     python recipes/eval.py tasks/devops_task --run runs/x --checkpoint best     # of those that --eval-every evaluated
     python recipes/eval.py tasks --model-name Qwen/Qwen3-30B-A3B-Instruct-2507 --renderer-name qwen3_instruct
+    python recipes/eval.py tasks --model NAME --base-url https://… --api-key-env KEY --agent terminus-2 --output out
 
 A model that is a directory, as the embedded backend's are, is served here; a run's checkpoints with it.
 """

@@ -1,0 +1,73 @@
+"""The gateway before a chat endpoint: tools, ids and overflows, over real HTTP on both sides."""
+
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from harbor_gym.gateway import Gateway
+from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
+from harbor_gym.samplers import ChatEndpoint
+
+TOOLS = [{"type": "function", "function": {"name": "bash", "description": "", "parameters": {"type": "object"}}}]
+
+
+def call(name: str) -> dict[str, Any]:
+    return {"id": name, "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+
+
+ANSWERS: list[dict[str, Any]] = [
+    {"content": None, "tool_calls": [call("first"), call("second")], "reasoning_content": "I look"},
+    {"content": "done \U0001f600\u2028"},
+]
+
+
+async def test_tool_calls_and_results_keep_the_endpoints_ids() -> None:
+    seen: list[Any] = []
+
+    async def serve(request: web.Request) -> web.Response:
+        seen.append(await request.json())
+        if len(seen) > len(ANSWERS):
+            return web.json_response({"error": {"code": "context_length_exceeded"}}, status=400)
+        message = {"role": "assistant", **ANSWERS[len(seen) - 1]}
+        return web.json_response({"choices": [{"finish_reason": "stop", "message": message}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", serve)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    upstream = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        async with (
+            ChatEndpoint(upstream, "m", max_tokens=9) as endpoint,
+            Gateway(ProxySampler(endpoint), ProxyCodec(), model="policy") as gateway,
+            aiohttp.ClientSession() as client,
+        ):
+            session = gateway.open_session()
+
+            async def ask(messages: list[Any]) -> dict[str, Any]:
+                body = {"model": "policy", "messages": messages, "tools": TOOLS}
+                async with client.post(f"{session.base_url}/v1/chat/completions", json=body) as response:
+                    (choice,) = (await response.json())["choices"]
+                    return choice
+
+            messages: list[Any] = [{"role": "user", "content": "é"}]
+            answer = (await ask(messages))["message"]
+            ids = [item["id"] for item in answer["tool_calls"]]
+            # Results come in another order than their calls.
+            results = [{"role": "tool", "tool_call_id": name, "content": f"of {name}"} for name in ids[::-1]]
+            messages += [{name: answer[name] for name in ("role", "content", "tool_calls")}, *results]
+            last = (await ask(messages))["message"]
+            assert last["content"] == ANSWERS[1]["content"]
+            messages += [last, {"role": "user", "content": "and now?"}]
+            assert (await ask(messages))["finish_reason"] == "length"
+    finally:
+        await runner.cleanup()
+    assert not session.breaks
+    assert [request["tools"] for request in seen] == [TOOLS] * 3
+    first, *rest = seen[1]["messages"]
+    assert first == {"role": "user", "content": "é"}
+    assert rest[0] == {"role": "assistant", **{name: value for name, value in ANSWERS[0].items() if value is not None}}
+    assert [item["tool_call_id"] for item in rest[1:]] == ["second", "first"]
+    assert [item["content"] for item in rest[1:]] == [f"of {name}" for name in ids[::-1]]
