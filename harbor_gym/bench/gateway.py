@@ -26,7 +26,7 @@ from harbor_gym.types import ChatMessage, Sample
 
 OPENING_TOKENS = 2000
 TURN_TOKENS = 100
-"""Length of an answer and of a message after it. So the mean prompt of 20 calls has 3900 tokens."""
+"""Length of an answer and of a message after it. So the mean prompt of 20 calls has some 3900 tokens."""
 
 DEFAULT_CALLS_PER_SEC = 100.0
 
@@ -156,7 +156,7 @@ async def bench_gateway(
     async def measure(name: str, urls: list[str], *, through_litellm: bool = False) -> EndpointRow:
         plan = Plan(urls, calls, rate, OPENING_TOKENS, TURN_TOKENS, through_litellm)
         before = time.process_time()
-        found = await _run_client(plan)
+        found = await run_client(plan)
         return _row(name, found, time.process_time() - before, sampler_sec)
 
     rows: list[EndpointRow] = []
@@ -206,10 +206,15 @@ async def _bare_server(sample: Any) -> AsyncGenerator[str]:
 
 
 async def _warm_up(url: str) -> None:
-    await _run_client(Plan([url], 3, 10.0, OPENING_TOKENS, TURN_TOKENS))
+    await run_client(Plan([url], 3, 10.0, OPENING_TOKENS, TURN_TOKENS))
 
 
-async def _run_client(plan: Plan) -> Findings:
+async def run_client(plan: Plan) -> Findings:
+    """Hold a plan's conversations in a process of their own.
+
+    Raises:
+        HarborGymError: The client failed.
+    """
     pipe = asyncio.subprocess.PIPE
     argv = (sys.executable, "-W", "ignore", "-m", "harbor_gym.bench.gateway_client")
     process = await start_process(*argv, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(os.environ))

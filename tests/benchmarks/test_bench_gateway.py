@@ -1,0 +1,95 @@
+"""The gateway's benchmark: that it measures what it should, and refuses what it can't. No figure is a verdict here."""
+
+import asyncio
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from harbor_gym.bench.gateway import (
+    DIRECT,
+    GATEWAY,
+    LITELLM,
+    EndpointRow,
+    GatewayReport,
+    WordCodec,
+    format_gateway,
+    run_client,
+)
+from harbor_gym.bench.gateway_client import Plan, converse
+from harbor_gym.errors import HarborGymError
+from harbor_gym.gateway import Gateway
+from harbor_gym.types import Sample
+from tests.unit.house.test_cli import run
+
+FAST = ("--sessions", "4", "--calls", "3", "--sampler-sec", "0.01")
+
+
+def measured(*options: str) -> dict[str, Any]:
+    done = run("bench", "gateway", *FAST, "--json", *options)
+    assert done.returncode == 0, done
+    return json.loads(done.stdout)
+
+
+def test_each_endpoint_answers_the_same_calls() -> None:
+    found = measured()
+    assert [row["endpoint"] for row in found["rows"]] == [DIRECT, GATEWAY]
+    for row in found["rows"]:
+        assert set(row) == {field.name for field in dataclasses.fields(EndpointRow)}
+        assert row["calls"] == 12
+        assert 0 < row["median_ms"] <= row["p99_ms"]
+        assert row["server_cpu_ms"] > 0
+        assert row["client_cpu_ms"] > 0
+    assert (found["segments"], found["one_segment_each"], found["prompt_tokens"]) == (4, True, 2203)
+    assert set(found["ratio_to_sampler_alone"]) == {"median_ms", "p99_ms", "server_cpu_ms"}
+
+
+@pytest.mark.slow
+def test_litellm_is_measured_beside_them() -> None:
+    assert [row["endpoint"] for row in measured("--litellm")["rows"]] == [DIRECT, LITELLM, GATEWAY]
+
+
+def test_a_rate_that_the_sampler_cannot_serve_is_refused() -> None:
+    done = run("bench", "gateway", *FAST, "--rate", "400")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "due every 0.01 s" in done.stderr
+
+
+async def test_a_client_that_fails_is_no_measurement() -> None:
+    async with Gateway(never, WordCodec()) as gateway:
+        with pytest.raises(HarborGymError, match="401"):
+            await run_client(Plan([f"{gateway.url}/s/wrong"], 1, 1.0, 1, 1))
+
+
+async def never(prompt: Any) -> Sample:
+    raise AssertionError
+
+
+async def test_calls_that_wait_for_a_slow_answer_are_late_and_their_wait_counts() -> None:
+    async def stuck(prompt: Any) -> Sample:
+        await asyncio.sleep(0.2)
+        return Sample([1], [-1.0])
+
+    async with Gateway(stuck, WordCodec()) as gateway:
+        found = await converse(Plan([gateway.open_session().base_url], 4, 10.0, 10, 10))
+    assert found.late == 3
+    # Due every 0.1 s, answered every 0.2 s: the fourth has waited 0.3 s before it is sent.
+    assert found.latencies_sec[3] >= 0.5
+
+
+@pytest.mark.parametrize("text", ["", "abc", "abcd", "text" * 9, "größe"])
+def test_the_codec_keeps_text(text: str) -> None:
+    codec = WordCodec()
+    tokens = codec.next_turn((), text)
+    assert tokens[0] == tokens[-1] == 0
+    assert codec.text(tokens[1:-1]).rstrip(" ") == text
+    assert codec.prompt([{"role": "user", "content": text}]) == tokens[1:]
+
+
+def test_a_broken_conversation_is_wrong_and_shown() -> None:
+    rows = tuple(EndpointRow(name, 8, 0, 1.5, 3.0, cpu, 1.0) for name, cpu in ((DIRECT, 0.5), (GATEWAY, 1.5)))
+    report = GatewayReport(4, 2, 0.05, 100.0, rows, segments=5, prompt_tokens=2000.0)
+    assert not report.is_right
+    assert report.ratios() == {"median_ms": 1.0, "p99_ms": 1.0, "server_cpu_ms": 3.0}
+    assert "of 4 sessions: 5" in format_gateway(report)
