@@ -128,7 +128,7 @@ def read_calls(text: str, tools: Sequence[ToolDefinition] = ()) -> tuple[str, tu
 
 def encodable(text: str) -> str:
     """Return ``text`` with each lone surrogate, which JSON can carry and no tokenizer takes, as U+FFFD."""
-    return _SURROGATE.sub("\ufffd", text)
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def _read_call(text: str, position: int, freeform: set[str]) -> tuple[ToolCall, int] | None:

@@ -13,7 +13,6 @@ from harbor_gym.gateway.chat import (
     Message,
     ParsedAnswer,
     extend_digest,
-    history_digests,
     tools_digest,
     with_canonical_ids,
 )
@@ -29,6 +28,9 @@ class Match:
 
     messages: tuple[Message, ...]
     """Messages that follow the parent's answer; the whole conversation where there is no parent."""
+
+    history: tuple[Message, ...]
+    """The whole conversation, its ids canonical."""
 
     break_reason: BreakReason | None
     """Why it extends nothing, where the session already had a conversation of the same head."""
@@ -52,11 +54,13 @@ class Bridge:
         self._prefixes: set[tuple[bytes, bool]] = set()
         self._heads: set[tuple[bytes, bool]] = set()
         self._continued: set[tuple[bytes, bool]] = set()
+        self._digests: dict[tuple[bytes, Message], bytes] = {}
+        """Digest of a prefix, by the digest before its last message and that message: computed once, not every call."""
 
     def match(self, request: ChatRequest, *, is_policy_model: bool) -> Match:
         """Return how the request's prompt is made: from the longest conversation that it extends, if there is one."""
         messages = with_canonical_ids(request.messages)
-        digests = tuple(history_digests(messages))
+        digests = tuple(self._history_digests(messages))
         tools = tools_digest(request.tools)
         leading = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
         head = hashlib.sha256(digests[leading] + tools).digest()
@@ -73,11 +77,22 @@ class Bridge:
             elif same_tools is None:
                 head, reason = found.head, BreakReason.TOOLS_CHANGED
             else:
-                return Match(same_tools, following, None, digests, same_tools.head, tools)
+                return Match(same_tools, following, messages, None, digests, same_tools.head, tools)
             break
         if reason is None:
             reason = self._break_reason(messages, digests, head, is_policy_model)
-        return Match(None, messages, reason, digests, head, tools)
+        return Match(None, messages, messages, reason, digests, head, tools)
+
+    def _history_digests(self, messages: Sequence[Message]) -> list[bytes]:
+        """Return a digest for every prefix of the conversation; the first stands for no message at all.
+
+        Equal digests mean equal normal forms. The ids must be canonical.
+        """
+        digests = [b""]
+        for message in messages:
+            known = self._digests.get((digests[-1], message))
+            digests.append(known or extend_digest(digests[-1], message))
+        return digests
 
     def add(self, call: CallRecord, match: Match, answer: ParsedAnswer) -> None:
         """Let later requests extend ``call``."""
@@ -85,6 +100,9 @@ class Bridge:
         reply = Message("assistant", answer.content, answer.tool_calls)
         history = extend_digest(match.digests[-1], _with_position(reply, position))
         own = call.is_policy_model
+        # Only of answered requests, which budgets bound: others must not fill memory.
+        steps = zip(match.digests, match.history, match.digests[1:], strict=False)
+        self._digests.update(((before, message), after) for before, message, after in steps)
         self._calls[history, match.tools, own] = call
         self._by_history[history, own] = call
         self._continued.update((digest, own) for digest in match.digests[:-1])

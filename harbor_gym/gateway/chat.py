@@ -150,17 +150,6 @@ def with_canonical_ids(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(renamed)
 
 
-def history_digests(messages: Sequence[Message]) -> list[bytes]:
-    """Return a digest for every prefix of the conversation; the first stands for no message at all.
-
-    Equal digests mean equal normal forms. The ids must be canonical.
-    """
-    digests = [b""]
-    for message in messages:
-        digests.append(extend_digest(digests[-1], message))
-    return digests
-
-
 def extend_digest(digest: bytes, message: Message) -> bytes:
     """Return the digest of a conversation that goes on with ``message``."""
     normal = json.dumps([digest.hex(), *_normal_form(message)])

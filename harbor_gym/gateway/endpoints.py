@@ -78,7 +78,8 @@ class Endpoints:
             if asked.stream:
                 parts = (event.encode() for event in wire.events(body, answer))
                 return await self._send(request, "text/event-stream", parts)
-            return await self._send(request, "application/json", [json.dumps(wire.plain(body, answer)).encode()])
+            whole = json.dumps(wire.plain(body, answer)).encode()
+            return await self._send(request, "application/json", [whole], length=len(whole))
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             session.mark_undelivered(call)
             raise
@@ -143,9 +144,19 @@ class Endpoints:
             raise InvalidRequestError("the body must be a JSON object")
         return cast("Body", body)
 
-    async def _send(self, request: web.Request, content_type: str, parts: Iterable[bytes]) -> web.StreamResponse:
-        """Send an answer here rather than by returning it, so that a client that is gone is noticed."""
+    async def _send(
+        self, request: web.Request, content_type: str, parts: Iterable[bytes], *, length: int | None = None
+    ) -> web.StreamResponse:
+        """Send an answer here rather than by returning it, so that a client that is gone is noticed.
+
+        Args:
+            request: The request that is answered.
+            content_type: The answer's media type.
+            parts: The answer's bytes.
+            length: How many they are together. None sends them in chunks.
+        """
         response = web.StreamResponse(headers={"Content-Type": content_type, "Cache-Control": "no-cache"})
+        response.content_length = length
         if request.transport is not None and request.transport.is_closing():
             raise ConnectionResetError("the client is gone")
         async with asyncio.timeout(self._config.write_timeout_sec):

@@ -339,6 +339,17 @@ async def test_bodies_under_way_are_bounded() -> None:
         assert (await status_of(url, ANY_BODY))[0] == 200
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_whole_answer_has_its_length(path: str) -> None:
+    """So that a client can tell a cut answer, and both ends spend one write on it."""
+    async with (
+        serving(Script("größer")) as gateway,
+        posted(f"{gateway.open_session().base_url}/v1/{path}", ANY_BODY) as response,
+    ):
+        assert int(response.headers["Content-Length"]) == len(await response.read())
+        assert "Transfer-Encoding" not in response.headers
+
+
 async def test_a_public_address() -> None:
     config = GatewayConfig(public_url="https://gateway.example")
     async with serving(Script(), config) as gateway:
