@@ -30,9 +30,11 @@ OWNERS = {
     "tinker_cookbook": {"adapters.tinker", "embedded"},
     "chz": {"adapters.tinker"},
     "torch": {"embedded"},
+    "trl": {"adapters.trl"},
+    "datasets": {"adapters.trl"},
     "jax": {"embedded"},
     "skyrl": {"embedded"},
-    "transformers": {"embedded"},
+    "transformers": {"embedded", "adapters.trl"},
     "matplotlib": {"report"},
     "typer": {"cli"},
 }

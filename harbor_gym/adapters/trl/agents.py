@@ -1,0 +1,83 @@
+"""Harnesses by name, by import path, or as classes; and what makes a class fit to be one."""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from transformers.utils import get_json_schema
+
+from harbor_gym.adapters.trl.bash import BashHarness
+from harbor_gym.adapters.trl.harness import ToolHarness
+from harbor_gym.errors import UsageError
+
+TERMINAL = "terminal"
+"""The harness that writes keystrokes instead of tool calls; it has no class, for the trainer calls no tools."""
+
+_TOOL_HARNESSES: dict[str, type[ToolHarness]] = {"bash": BashHarness}
+
+AGENTS = (*_TOOL_HARNESSES, TERMINAL)
+"""Every harness that has a name."""
+
+_NO_TOOLS = ("reset", "get_reward")
+
+
+def find_harness(agent: str | type[Any]) -> type[ToolHarness] | None:
+    """Return the harness that ``agent`` means, checked; None for ``terminal``.
+
+    Args:
+        agent: A name, ``module.path:Class``, or a subclass of :class:`ToolHarness`.
+
+    Raises:
+        UsageError: There is no such harness, or its tools can't be shown to a policy.
+    """
+    if agent == TERMINAL:
+        return None
+    found = _find(agent) if isinstance(agent, str) else agent
+    if not (inspect.isclass(found) and issubclass(found, ToolHarness)):
+        raise UsageError(f"agent {agent!r} is no subclass of harbor_gym.adapters.trl.ToolHarness")
+    _check_tools(found)
+    return found
+
+
+def _find(agent: str) -> Any:
+    if agent in _TOOL_HARNESSES:
+        return _TOOL_HARNESSES[agent]
+    module, colon, name = agent.partition(":")
+    if not colon:
+        near = difflib.get_close_matches(agent.lower(), AGENTS, n=2, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(AGENTS)}"
+        raise UsageError(f"no agent is called {agent!r}; {hint} (a class of your own: module.path:Class)")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or not f"{module}.".startswith(f"{exc.name}."):
+            raise
+        raise UsageError(f"agent {agent!r}: there is no module {exc.name!r}") from exc
+    except AttributeError as exc:
+        known = [key for key, value in vars(importlib.import_module(module)).items() if inspect.isclass(value)]
+        near = difflib.get_close_matches(name, known, n=2)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UsageError(f"agent {agent!r}: the module has no {name!r}{hint}") from exc
+
+
+def _check_tools(harness: type[ToolHarness]) -> None:
+    tools = _tools(harness)
+    if not tools:
+        raise UsageError(f"{harness.__name__} has no tool: give it a public method with a docstring")
+    for tool in tools:
+        try:
+            get_json_schema(tool)
+        except Exception as exc:  # what transformers raises for a function that it can't describe, of several kinds
+            reason = " ".join(str(exc).split())
+            raise UsageError(
+                f"{harness.__name__}.{tool.__name__} can't be shown to a policy as a tool: {reason} "
+                "(a method that is no tool begins with an underscore)"
+            ) from exc
+
+
+def _tools(harness: type[ToolHarness]) -> list[Callable[..., Any]]:
+    # As TRL finds them: https://github.com/huggingface/trl, GRPOTrainer, `environment_factory`.
+    functions = inspect.getmembers(harness, predicate=inspect.isfunction)
+    return [function for name, function in functions if not name.startswith("_") and name not in _NO_TOOLS]

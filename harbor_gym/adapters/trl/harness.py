@@ -1,0 +1,141 @@
+"""The base of tool harnesses: TRL's environment protocol over one slot."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harbor_gym._runtime.portal import Portal, get_portal
+from harbor_gym.adapters.trl.slot import EpisodeSlot, is_closed
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.errors import UsageError
+from harbor_gym.formats.parsed import check_commands
+from harbor_gym.types import EndReason
+
+
+@dataclass(frozen=True)
+class HarnessSettings:
+    """What every environment of a spec is made from. Plain data: it pickles."""
+
+    config: TerminalEnvConfig
+    """The sandbox and the budgets. Its ``task_dir`` is replaced by the episode's."""
+
+    task_dirs: Mapping[int, Path]
+    """Task directories by ``task_index``."""
+
+    pool_size: int | None = None
+    """Sandboxes that a warm pool keeps ready for each task; None starts one per episode."""
+
+    max_retries: int = 1
+    """Starts that may follow one that failed, of each episode."""
+
+    run_id: str = ""
+    """The spec's own name, for closing what it opened."""
+
+    def config_of(self, task_index: int | None) -> TerminalEnvConfig:
+        """Return the configuration of one task's episodes.
+
+        Args:
+            task_index: As the dataset's column has it; None is the only task there is.
+
+        Raises:
+            UsageError: There is no such task, or a choice.
+        """
+        if task_index is None and len(self.task_dirs) == 1:
+            (task_index,) = self.task_dirs
+        if task_index is None or task_index not in self.task_dirs:
+            known = ", ".join(map(str, self.task_dirs))
+            raise UsageError(f"task_index must be one of {known}, got {task_index}; train on the spec's train_dataset")
+        return self.config.model_copy(update={"task_dir": self.task_dirs[task_index]})
+
+
+class ToolHarness:
+    """A terminal whose public methods are the policy's tools. Subclass it for tools of your own.
+
+    Every public method of a subclass but ``reset`` and ``get_reward`` is a tool; its name, its docstring and its
+    annotations are part of the prompt, so each needs a docstring in Google form with every argument. Tools act by
+    :meth:`_type`, which blocks. The constructor must take the settings alone: the object is made by a pickled factory.
+    The sandbox is stopped when the episode is graded, when the object is garbage, when the spec is closed, and at the
+    interpreter's exit at the latest.
+
+    Args:
+        settings: Made by :class:`harbor_gym.adapters.trl.HarborSpec`.
+
+    Example::
+
+        class Greeter(ToolHarness):
+            def greet(self, name: str) -> str:
+                \"\"\"Print a greeting.
+
+                Args:
+                    name: Who is greeted.
+                \"\"\"
+                return self._type(f"echo hello {shlex.quote(name)}\\n")
+
+        spec = HarborSpec("tasks", agent=Greeter)
+    """
+
+    def __init__(self, settings: HarnessSettings) -> None:
+        self._settings = settings
+        self._slot = EpisodeSlot(settings.run_id)
+        self._portal: Portal | None = None
+        self._disown: Callable[[], None] = lambda: None
+
+    def reset(self, *, task_index: int | None = None, **row: object) -> None:
+        """Schedule an episode and return at once; the first tool call waits for its terminal.
+
+        Args:
+            task_index: The task, as the dataset's row has it.
+            row: The dataset's other columns, which are ignored.
+
+        Raises:
+            UsageError: There is no such task, or the spec is closed.
+        """
+        if is_closed(self._settings.run_id):
+            raise UsageError("the HarborSpec is closed: make a new one for another run")
+        config = self._settings.config_of(task_index)
+        if self._portal is None:
+            self._portal = get_portal()
+            self._disown = self._portal.own(self, self._slot.close)
+        pool_size, max_retries = self._settings.pool_size, self._settings.max_retries
+        self._portal.submit(self._slot.start, config, pool_size=pool_size, max_retries=max_retries)
+
+    def _type(self, keystrokes: str, *, timeout_sec: float | None = None) -> str:
+        """Type keystrokes into the episode's terminal, and return what it shows then. Blocks.
+
+        Args:
+            keystrokes: Typed as they are: end a command with a line feed to run it. A key's name on its own, such as
+                ``C-c``, presses that key; empty text only waits.
+            timeout_sec: Longest wait in seconds; a finished command returns at once. None: the configuration's
+                ``terminal.max_wait_sec``.
+
+        Returns:
+            The terminal's new text. After the end of the episode, and after a failure of the infrastructure, a line in
+            brackets which states that nothing was executed.
+
+        Raises:
+            UsageError: ``reset`` was not called, or the text can't be typed. TRL shows the message to the policy.
+        """
+        if self._portal is None:
+            raise UsageError("a tool can't be called before reset")
+        longest_sec = self._settings.config.terminal.max_wait_sec
+        commands, problem = check_commands([(keystrokes, longest_sec if timeout_sec is None else timeout_sec)])
+        if problem is not None:
+            raise UsageError(problem)
+        return self._portal.call(self._slot.run, commands)
+
+    async def _finish(self, reason: EndReason) -> float | None:
+        """Have the episode verified and return its reward; None where there is no verdict. On the portal's loop."""
+        if self._portal is None:
+            raise UsageError("an episode can't be graded before reset")
+        return await self._slot.finish(reason)
+
+    @property
+    def _error(self) -> Exception | None:
+        """What ended the episode without a reward."""
+        return self._slot.error
+
+
+def make_factory(harness: type[ToolHarness], settings: HarnessSettings) -> Callable[[], ToolHarness]:
+    """Return a factory that pickles."""
+    return functools.partial(harness, settings)

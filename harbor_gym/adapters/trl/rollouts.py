@@ -1,0 +1,148 @@
+"""The ``terminal`` harness: whole episodes behind TRL's ``rollout_func``, side by side and token by token."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from harbor_gym.adapters.trl.harness import HarnessSettings
+from harbor_gym.codecs import HFCodec
+from harbor_gym.env import AsyncTerminalGymEnv
+from harbor_gym.errors import UsageError
+from harbor_gym.outcomes import classify
+from harbor_gym.pool import shared_pool
+from harbor_gym.samplers import BatchSampler
+from harbor_gym.sequences import flatten
+from harbor_gym.tokens import TokenTerminalEnv
+from harbor_gym.types import EndReason, Rollout, Sample, TokenSequence
+
+TASK_KEY = "task_index"
+"""Names the task in a prompt's first message: ``rollout_func`` is given prompts alone."""
+
+
+class TerminalRollouts:
+    """``rollout_func`` of a trainer: runs an episode for each prompt with the trainer's own generation.
+
+    A message is limited by the trainer's ``max_completion_length``, an episode by ``max_context_tokens`` and the
+    configuration's budgets.
+
+    Args:
+        settings: Made by :class:`harbor_gym.adapters.trl.HarborSpec`.
+        max_context_tokens: Prompt, messages and observations of an episode together, in tokens. None: vLLM's
+            ``vllm_max_model_length`` where the trainer uses vLLM and that is set, else the model's context window.
+    """
+
+    def __init__(self, settings: HarnessSettings, *, max_context_tokens: int | None = None) -> None:
+        self._settings = settings
+        self._max_context_tokens = max_context_tokens
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+        """Run the episodes of a batch. Blocks.
+
+        Args:
+            prompts: Of the spec's dataset, one per episode.
+            trainer: The ``GRPOTrainer``.
+
+        Returns:
+            ``prompt_ids``, ``completion_ids``, ``env_mask`` and ``logprobs`` (None where the trainer's engine returns
+            none: TRL computes them then), one sequence per prompt and none empty; ``harbor_reward`` (None for a lost
+            episode, of which no token is trained) and ``harbor_end``, which reward functions receive.
+
+        Raises:
+            HarborGymError: A task or the configuration is wrong, which no retry can repair.
+            UsageError: A prompt is not of the spec's dataset.
+        """
+        configs = [self._settings.config_of(_task_index(prompt)) for prompt in prompts]
+        tokenizer = trainer._tokenizer
+        codec = HFCodec(tokenizer, None, trainer.eos_token_ids, **trainer.chat_template_kwargs)
+        limits = {
+            "max_tokens": int(trainer.max_completion_length),
+            "max_context_tokens": self._max_context_tokens or _context_window(trainer),
+        }
+
+        def make_env(number: int) -> TokenTerminalEnv:
+            config, size = configs[number], self._settings.pool_size
+            pool = None if size is None else shared_pool(config, size=size)
+            return TokenTerminalEnv(AsyncTerminalGymEnv(config, pool=pool), codec, **limits)
+
+        sampler = BatchSampler(functools.partial(_generate, trainer))
+        makers = [functools.partial(make_env, number) for number in range(len(prompts))]
+        rollouts = sampler.run_episodes(makers, max_retries=self._settings.max_retries)
+        return _columns(rollouts, tokenizer.pad_token_id)
+
+
+def rollout_reward(harbor_reward: Sequence[float | None], log_metric: Any = None, **columns: Any) -> list[float | None]:
+    """Return the rewards that the ``rollout_func`` found.
+
+    Args:
+        harbor_reward: The rollouts' rewards; TRL leaves None out of the group's baseline and of training.
+        log_metric: Takes ``harbor/lost``, the share of episodes without a verdict.
+        columns: The other columns, which are ignored.
+    """
+    if log_metric is not None and harbor_reward:
+        log_metric("harbor/lost", sum(reward is None for reward in harbor_reward) / len(harbor_reward))
+    return list(harbor_reward)
+
+
+def _task_index(prompt: Any) -> int:
+    match prompt:
+        case [{"task_index": int(index)}, *_]:
+            return index
+        case _:
+            raise UsageError(
+                f"a prompt's first message must have the key {TASK_KEY!r}: train on the spec's train_dataset"
+            )
+
+
+def _context_window(trainer: Any) -> int | None:
+    if trainer.use_vllm and trainer.args.vllm_max_model_length is not None:
+        return int(trainer.args.vllm_max_model_length)
+    config = trainer.accelerator.unwrap_model(trainer.model).config.get_text_config()
+    return getattr(config, "max_position_embeddings", None)
+
+
+def _generate(trainer: Any, prompts: list[list[int]]) -> list[Sample]:
+    """Sample one message for each prompt with the engine that the trainer uses for its own rollouts."""
+    ends = set(trainer.eos_token_ids)
+    sampled, logprobs = trainer._generate_single_turn(prompts, None, {}, num_generations=1)
+    return [
+        Sample(
+            tokens,
+            None if logprobs is None else _finite(logprobs[number]),
+            "stop" if tokens and tokens[-1] in ends else "length",
+        )
+        for number, tokens in enumerate(sampled)
+    ]
+
+
+def _finite(logprobs: Sequence[float | None]) -> list[float]:
+    # vLLM reports one that it could not compute as None; TRL leaves NaN out of its correction.
+    return [float("nan") if item is None else float(item) for item in logprobs]
+
+
+def _columns(rollouts: Sequence[Rollout], pad_token_id: int) -> dict[str, Any]:
+    sequences = [_trainable(flatten(rollout), rollout, pad_token_id) for rollout in rollouts]
+    samples = [transition.sample for rollout in rollouts for transition in rollout.transitions]
+    has_logprobs = bool(samples) and all(sample.logprobs is not None for sample in samples)
+    return {
+        "prompt_ids": [sequence.prompt for sequence in sequences],
+        "completion_ids": [sequence.completion for sequence in sequences],
+        "logprobs": [sequence.logprobs for sequence in sequences] if has_logprobs else None,
+        "env_mask": [sequence.mask for sequence in sequences],
+        "harbor_reward": [rollout.reward for rollout in rollouts],
+        "harbor_end": [_end(rollout) for rollout in rollouts],
+    }
+
+
+def _trainable(sequence: TokenSequence, rollout: Rollout, pad_token_id: int) -> TokenSequence:
+    """Return a sequence without empty parts, of which no token is trained where the episode was lost."""
+    if not sequence.completion:
+        return TokenSequence(sequence.prompt or [pad_token_id], [pad_token_id], [0], [0.0])
+    if rollout.reward is None:
+        return TokenSequence(sequence.prompt, sequence.completion, [0] * len(sequence.mask), sequence.logprobs)
+    return sequence
+
+
+def _end(rollout: Rollout) -> str:
+    if rollout.end_reason is EndReason.INFRASTRUCTURE_ERROR and rollout.error is not None:
+        return classify(rollout.error).failure_kind
+    return rollout.end_reason.value

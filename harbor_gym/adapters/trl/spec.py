@@ -1,0 +1,210 @@
+"""A suite of Harbor tasks as the arguments of a ``GRPOTrainer``."""
+
+import contextlib
+import difflib
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
+
+from datasets import Dataset
+from pydantic import ValidationError
+
+from harbor_gym._runtime.portal import get_portal
+from harbor_gym.adapters.trl.agents import find_harness
+from harbor_gym.adapters.trl.harness import HarnessSettings, ToolHarness, make_factory
+from harbor_gym.adapters.trl.rewards import verified_reward
+from harbor_gym.adapters.trl.rollouts import TASK_KEY, TerminalRollouts, rollout_reward
+from harbor_gym.adapters.trl.slot import close_run
+from harbor_gym.config import TerminalEnvConfig, describe_problems
+from harbor_gym.errors import UsageError
+from harbor_gym.sandboxes import environment_config
+from harbor_gym.sandboxes.registry import preflight
+from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
+
+type TaskSource = str | Path | SourcedTask
+
+_SIGTERM_STATUS = 128 + signal.SIGTERM
+
+
+class HarborSpec:
+    """Makes a dataset, environments or a rollout function, and a reward function of a suite of tasks.
+
+    Tasks, harness and sandbox are checked here; no sandbox starts before the first episode. As a context manager it
+    closes at the end what its episodes left open, after an exception and Ctrl-C too, and turns SIGTERM into an exit
+    that cleans up. Without that, the interpreter's exit closes them; SIGTERM then ends the process at once, and the
+    reaper of :mod:`harbor_gym.sandboxes` removes what is left.
+
+    Args:
+        tasks: Directories of tasks, or other sources as :func:`harbor_gym.tasks.resolve_tasks` reads them.
+        agent: ``bash``, one tool in one persistent session; ``terminal``, keystrokes in the configuration's
+            ``action_format``; a subclass of :class:`ToolHarness`, or its ``module.path:Class``.
+        sandbox: ``local``, a Harbor environment type by name, or ``module.path:Class``.
+        pool_size: Sandboxes that a warm pool keeps ready for each task; None starts one per episode.
+        indices: Which tasks to take, counted from 0 in the suite; None takes all. ``task_index`` stays the suite's.
+        max_retries: What may follow an attempt that the infrastructure failed, of each episode: starts with a tool
+            harness, whole episodes with ``terminal``.
+        max_context_tokens: Only with ``terminal``, see :class:`TerminalRollouts`.
+        settings: Other fields of :class:`harbor_gym.TerminalEnvConfig`.
+
+    Raises:
+        UsageError: An argument is wrong; the message lists near matches.
+        TaskError: A directory is not a usable Harbor task.
+        MissingDependencyError: The sandbox needs a program, a package or a key that is not there.
+
+    Example::
+
+        with HarborSpec("tasks", agent="bash", sandbox="docker", pool_size=16) as spec:
+            GRPOTrainer(model, args=args, **spec.trainer_arguments).train()
+    """
+
+    def __init__(
+        self,
+        tasks: TaskSource | Sequence[TaskSource],
+        *,
+        agent: str | type[ToolHarness] = "bash",
+        sandbox: str = "docker",
+        pool_size: int | None = None,
+        indices: Sequence[int] | None = None,
+        max_retries: int = 1,
+        max_context_tokens: int | None = None,
+        **settings: Any,
+    ) -> None:
+        _require_at_least("pool_size", pool_size, 1)
+        _require_at_least("max_retries", max_retries, 0)
+        _require_at_least("max_context_tokens", max_context_tokens, 1)
+        self._harness = find_harness(agent)
+        if self._harness is not None and max_context_tokens is not None:
+            raise UsageError("max_context_tokens is for agent='terminal'; elsewhere max_completion_length is the limit")
+        self._max_context_tokens = max_context_tokens
+        sources = [tasks] if isinstance(tasks, str | Path | SourcedTask) else list(tasks)
+        self._tasks = _select(get_portal().call(resolve_tasks, sources), indices)
+        self._instructions = {index: read_instruction(task) for index, task in self._tasks.items()}
+        if self._harness is not None:
+            _require_one_step(self._tasks.values())
+        config = _make_config(next(iter(self._tasks.values())).path, sandbox, settings)
+        preflight(environment_config(config.sandbox, options=config.sandbox_options))
+        self._settings = HarnessSettings(
+            config,
+            {index: task.path for index, task in self._tasks.items()},
+            pool_size=pool_size,
+            max_retries=max_retries,
+            run_id=uuid.uuid4().hex,
+        )
+        self._restore_sigterm: Callable[[], object] = lambda: None
+
+    @property
+    def train_dataset(self) -> Dataset:
+        """A row per task: ``prompt`` (the instruction as the user's message), ``task`` (its name), ``task_index``.
+
+        Skills and MCP servers, which only a sandbox knows, are not in the prompt. With ``terminal`` the prompt names
+        the task for ``rollout_func``; what the policy sees is the episode's own first prompt.
+        """
+        named = self._harness is None
+        messages = [
+            [{"role": "user", "content": text, **({TASK_KEY: index} if named else {})}]
+            for index, text in self._instructions.items()
+        ]
+        names = [task.name for task in self._tasks.values()]
+        return Dataset.from_dict({"prompt": messages, "task": names, "task_index": list(self._tasks)})
+
+    @property
+    def environment_factory(self) -> Callable[[], ToolHarness]:
+        """What makes one environment of a tool harness; it pickles.
+
+        Raises:
+            UsageError: The agent is ``terminal``.
+        """
+        if self._harness is None:
+            raise UsageError("agent='terminal' calls no tools: pass rollout_func to the trainer, or trainer_arguments")
+        return make_factory(self._harness, self._settings)
+
+    @property
+    def rollout_func(self) -> TerminalRollouts:
+        """What runs the episodes of ``terminal``; it pickles.
+
+        Raises:
+            UsageError: The agent is a tool harness.
+        """
+        if self._harness is not None:
+            raise UsageError(
+                "rollout_func is for agent='terminal': pass environment_factory to the trainer, or trainer_arguments"
+            )
+        return TerminalRollouts(self._settings, max_context_tokens=self._max_context_tokens)
+
+    @property
+    def reward_funcs(self) -> Callable[..., list[float | None]]:
+        """The verifier's rewards: None where the infrastructure failed, which TRL leaves out of training."""
+        return rollout_reward if self._harness is None else verified_reward
+
+    @property
+    def trainer_arguments(self) -> dict[str, Any]:
+        """Every keyword argument that a ``GRPOTrainer`` takes from this object."""
+        name = "rollout_func" if self._harness is None else "environment_factory"
+        return {"train_dataset": self.train_dataset, "reward_funcs": self.reward_funcs, name: getattr(self, name)}
+
+    def close(self) -> None:
+        """Stop every sandbox and warm pool of this object's episodes in this process. Idempotent; blocks."""
+        get_portal().call(close_run, self._settings.run_id)
+
+    def __enter__(self) -> Self:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _exit_on)
+            self._restore_sigterm = lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._restore_sigterm)
+            self.close()
+
+
+def _exit_on(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(_SIGTERM_STATUS)
+
+
+def _require_at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise UsageError(f"{name} must be at least {least}, got {value}")
+
+
+def _select(tasks: Sequence[SourcedTask], indices: Sequence[int] | None) -> dict[int, SourcedTask]:
+    """Return tasks by their place in the suite."""
+    if indices is None:
+        return dict(enumerate(tasks))
+    if not indices:
+        raise UsageError("indices is empty: None takes every task")
+    if wrong := [index for index in indices if not 0 <= index < len(tasks)]:
+        raise UsageError(f"indices must be from 0 to {len(tasks) - 1} ({len(tasks)} tasks), got {wrong[0]}")
+    return {index: tasks[index] for index in indices}
+
+
+def _require_one_step(tasks: Iterable[SourcedTask]) -> None:
+    from harbor.models.task.task import Task
+
+    for task in tasks:
+        if steps := Task(task.path).config.steps:
+            raise UsageError(
+                f"{task.name} has {len(steps)} steps, and a trainer's tool loop ends with the first: "
+                "use agent='terminal'"
+            )
+
+
+def _make_config(task_dir: Path, sandbox: str, settings: dict[str, Any]) -> TerminalEnvConfig:
+    known = set(TerminalEnvConfig.model_fields) - {"task_dir"}
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(known))}"
+            raise UsageError(f"there is no setting {name!r}; {hint}")
+    try:
+        return TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, **settings)
+    except ValidationError as exc:
+        raise UsageError(f"the environments can't be made with these settings: {describe_problems(exc)}") from exc

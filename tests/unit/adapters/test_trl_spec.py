@@ -1,0 +1,178 @@
+"""HarborSpec: what it makes, and every mistake that it refuses before anything starts."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+
+from harbor_gym.adapters.trl import BashHarness, HarborSpec, HarnessSettings, ToolHarness, rollout_reward, verified_reward
+from harbor_gym.errors import MissingDependencyError, TaskError, UsageError
+from harbor_gym.testing import write_tiny_task
+from tests.helpers.paths import ROOT
+from tests.helpers.sandboxes.fake_episodes import FAKE, add_step
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """Three tasks with an instruction each."""
+    for name in ("alpha", "beta", "gamma"):
+        task = write_tiny_task(tmp_path / "suite" / name)
+        (task / "instruction.md").write_text(f"Do {name}.\n")
+    return tmp_path / "suite"
+
+
+def make(tasks: Path, **settings: Any) -> HarborSpec:
+    return HarborSpec(tasks, **{"sandbox": FAKE, **settings})
+
+
+class Counter(ToolHarness):
+    def count(self, limit: int) -> str:
+        """Count.
+
+        Args:
+            limit: The last number.
+        """
+        return self._type(f"echo {limit}\n")
+
+
+class Undocumented(ToolHarness):
+    def act(self, what: str) -> str:
+        return what
+
+
+class Toolless(ToolHarness):
+    pass
+
+
+def test_the_dataset_has_trls_columns_and_the_suites_indices(suite: Path) -> None:
+    rows: Any = make(suite, indices=[2, 0]).train_dataset.to_list()
+    assert rows == [
+        {"prompt": [{"role": "user", "content": "Do gamma.\n"}], "task": "gamma", "task_index": 2},
+        {"prompt": [{"role": "user", "content": "Do alpha.\n"}], "task": "alpha", "task_index": 0},
+    ]
+
+
+def test_a_terminals_prompt_names_its_task(suite: Path) -> None:
+    rows: Any = make(suite, agent="terminal", indices=[1]).train_dataset.to_list()
+    assert rows[0]["prompt"] == [{"role": "user", "content": "Do beta.\n", "task_index": 1}]
+
+
+def test_each_agent_has_its_own_arguments(suite: Path) -> None:
+    bash, terminal = make(suite), make(suite, agent="terminal")
+    assert set(bash.trainer_arguments) == {"train_dataset", "reward_funcs", "environment_factory"}
+    assert set(terminal.trainer_arguments) == {"train_dataset", "reward_funcs", "rollout_func"}
+    assert (bash.reward_funcs, terminal.reward_funcs) == (verified_reward, rollout_reward)
+    with pytest.raises(UsageError, match="environment_factory to the trainer"):
+        _ = bash.rollout_func
+    with pytest.raises(UsageError, match="rollout_func to the trainer"):
+        _ = terminal.environment_factory
+
+
+@pytest.mark.parametrize("agent", ["bash", Counter, f"{__name__}:Counter"])
+def test_factories_pickle(suite: Path, agent: Any) -> None:
+    factory = pickle.loads(pickle.dumps(make(suite, agent=agent, pool_size=2).environment_factory))
+    assert isinstance(factory(), BashHarness if agent == "bash" else Counter)
+    pickle.loads(pickle.dumps(verified_reward))
+    pickle.loads(pickle.dumps(make(suite, agent="terminal").rollout_func))
+
+
+def test_a_harness_shows_its_tools_and_nothing_else() -> None:
+    public = {name for name in dir(BashHarness) if not name.startswith("_")}
+    assert public == {"bash", "reset"}
+
+
+def test_the_tools_text_changes_with_its_version() -> None:
+    from transformers.utils import get_json_schema
+
+    from harbor_gym.adapters.trl import BASH_TOOL_VERSION
+
+    function = get_json_schema(BashHarness.bash)["function"]
+    assert BASH_TOOL_VERSION == "1"
+    assert function["name"] == "bash"
+    assert function["description"] == (
+        "Type a command into the one shell that stays open, press Enter, and return what the terminal shows."
+    )
+    assert function["parameters"]["properties"] == {
+        "command": {
+            "type": "string",
+            "description": "The command, typed as it is. A key's name on its own, such as C-c, presses that key. "
+            "An empty command only waits.",
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"agent": "bsah"}, "did you mean bash"),
+        ({"agent": "jupyter"}, "there are bash, terminal"),
+        ({"agent": "terminal_notes"}, "did you mean terminal"),
+        ({"agent": "no.such.module:Class"}, "no module 'no'"),
+        ({"agent": "harbor_gym.adapters.trl.bash:BashHarnes"}, "did you mean BashHarness"),
+        ({"agent": dict}, "no subclass"),
+        ({"agent": Toolless}, "has no tool"),
+        ({"agent": Undocumented}, r"Undocumented\.act can't be shown"),
+        ({"sandbox": "lokal"}, "did you mean local"),
+        ({"max_turn": 3}, "did you mean max_turns"),
+        ({"task_dir": "x"}, "no setting 'task_dir'"),
+        ({"max_turns": 0}, "max_turns"),
+        ({"pool_size": 0}, "pool_size must be at least 1"),
+        ({"max_retries": -1}, "max_retries must be at least 0"),
+        ({"indices": []}, "indices is empty"),
+        ({"indices": [3]}, "from 0 to 2"),
+        ({"indices": [-1]}, "from 0 to 2"),
+        ({"max_context_tokens": 100}, "agent='terminal'"),
+    ],
+)
+def test_mistakes_are_refused(suite: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make(suite, **settings)
+
+
+def test_broken_and_missing_tasks_are_refused(suite: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        make(tmp_path / "nowhere")
+    (suite / "beta/task.toml").write_text("[[[")
+    with pytest.raises(TaskError, match="beta"):
+        make(suite)
+
+
+def test_a_task_of_several_steps_needs_the_terminal(suite: Path) -> None:
+    add_step(suite / "beta", "first")
+    with pytest.raises(UsageError, match="beta has 1 steps"):
+        make(suite)
+    assert make(suite, agent="terminal").rollout_func
+
+
+def test_a_row_of_another_dataset_is_refused(suite: Path) -> None:
+    environment: Any = make(suite).environment_factory()
+    with pytest.raises(UsageError, match="one of 0, 1, 2"):
+        environment.reset(task_index=7)
+    with pytest.raises(UsageError, match="one of 0, 1, 2"):
+        environment.reset()
+    with pytest.raises(UsageError, match="before reset"):
+        environment.bash("true")
+
+
+def test_the_settings_of_a_single_task_need_no_index(suite: Path) -> None:
+    settings: HarnessSettings = make(suite, indices=[1]).environment_factory.args[0]  # pyright: ignore[reportFunctionMemberAccess]  # a partial
+    assert settings.config_of(None).task_dir.name == "beta"
+
+
+def test_a_missing_package_is_named() -> None:
+    code = (
+        "import importlib.util; real = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'trl' else real(name, *rest)\n"
+        "import harbor_gym.adapters.trl as room\n"
+        "try: room.HarborSpec\n"
+        "except ImportError as exc: print(type(exc).__name__, exc)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == (
+        f'{MissingDependencyError.__name__} harbor_gym.adapters.trl needs trl: pip install "harbor-gym[trl]"'
+    )
