@@ -22,9 +22,10 @@ type Example = tuple[list[int], list[int]]
 
 
 def tiny_policy(kind: str, tmp_path: Path) -> tuple[Any, Any]:
-    """Return a model and its tokenizer: a policy for the harness ``bash`` or ``terminal`` (action format keystrokes)."""
+    """Return a model and its tokenizer, for the harness ``bash`` or ``terminal`` (action format keystrokes)."""
     import torch
     import trl
+
     from harbor_gym.embedded.policy import build_model, build_tokenizer
 
     template = (Path(trl.__file__).parent / "chat_templates/qwen3.jinja").read_text()
@@ -50,9 +51,6 @@ def _bash_examples(tokenizer: Any) -> list[Example]:
 
     template = get_training_chat_template(tokenizer)
 
-    def bash(self: object, command: str) -> str: ...
-
-    bash.__doc__ = BashHarness.bash.__doc__
     tools = [BashHarness.bash]
 
     def ids(messages: list[dict[str, Any]], *, opened: bool) -> list[int]:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from transformers.utils import get_json_schema
+from transformers.utils.chat_template_utils import get_json_schema
 
 from harbor_gym.adapters.trl.bash import BashHarness
 from harbor_gym.adapters.trl.harness import ToolHarness

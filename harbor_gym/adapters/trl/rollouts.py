@@ -54,15 +54,14 @@ class TerminalRollouts:
         configs = [self._settings.config_of(_task_index(prompt)) for prompt in prompts]
         tokenizer = trainer._tokenizer
         codec = HFCodec(tokenizer, None, trainer.eos_token_ids, **trainer.chat_template_kwargs)
-        limits = {
-            "max_tokens": int(trainer.max_completion_length),
-            "max_context_tokens": self._max_context_tokens or _context_window(trainer),
-        }
+        max_tokens = int(trainer.max_completion_length)
+        window = self._max_context_tokens or _context_window(trainer)
 
         def make_env(number: int) -> TokenTerminalEnv:
             config, size = configs[number], self._settings.pool_size
             pool = None if size is None else shared_pool(config, size=size)
-            return TokenTerminalEnv(AsyncTerminalGymEnv(config, pool=pool), codec, **limits)
+            env = AsyncTerminalGymEnv(config, pool=pool)
+            return TokenTerminalEnv(env, codec, max_tokens=max_tokens, max_context_tokens=window)
 
         sampler = BatchSampler(functools.partial(_generate, trainer))
         makers = [functools.partial(make_env, number) for number in range(len(prompts))]

@@ -10,7 +10,14 @@ import pytest
 
 pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
 
-from harbor_gym.adapters.trl import BashHarness, HarborSpec, HarnessSettings, ToolHarness, rollout_reward, verified_reward
+from harbor_gym.adapters.trl import (
+    BashHarness,
+    HarborSpec,
+    HarnessSettings,
+    ToolHarness,
+    rollout_reward,
+    verified_reward,
+)
 from harbor_gym.errors import MissingDependencyError, TaskError, UsageError
 from harbor_gym.testing import write_tiny_task
 from tests.helpers.paths import ROOT
@@ -87,7 +94,7 @@ def test_a_harness_shows_its_tools_and_nothing_else() -> None:
 
 
 def test_the_tools_text_changes_with_its_version() -> None:
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
 
     from harbor_gym.adapters.trl import BASH_TOOL_VERSION
 

@@ -1,0 +1,154 @@
+"""A real GRPOTrainer on the CPU, with a tiny policy made on the spot: tool calls, keystrokes, lost episodes."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+
+from harbor_gym.adapters.trl import HarborSpec
+from harbor_gym.testing import FakeEnvironment, write_tiny_task
+from tests.helpers.sandboxes.fake_episodes import FAKE
+from tests.helpers.tasks import write_task
+from tests.helpers.tiny_policies import ANSWER, INSTRUCTION, LETTERS, tiny_policy
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("nothing_left"),
+    # What TRL and torch warn of on a CPU is none of this package's doing.
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.filterwarnings("error:.*was never (closed|awaited)"),
+]
+
+GROUP = 8
+LETTER = {"solved_when": {ANSWER: "c"}}
+KEYSTROKES = {"action_format": "keystrokes", "confirm_task_complete": False}
+SECOND_IS_LOST = "tests.integration.training.test_trl_training:SecondIsLost"
+
+
+class SecondIsLost(FakeEnvironment):
+    """A fake of which every second one crashes its verifier."""
+
+    made = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        SecondIsLost.made += 1
+        super().__init__(*args, **kwargs, fail={"verifier": 1} if SecondIsLost.made % 2 else {})
+
+
+@pytest.fixture(scope="module", params=["bash", "terminal"])
+def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Any]:
+    """The agent, and a policy for it."""
+    return request.param, *tiny_policy(request.param, tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def letter_task(tmp_path: Path) -> Path:
+    task = write_tiny_task(tmp_path / "pick_letter")
+    (task / "instruction.md").write_text(INSTRUCTION)
+    return task
+
+
+def train(spec: HarborSpec, policy: tuple[str, Any, Any], out: Path, *, steps: int = 1) -> Any:
+    """Train and return the trainer, and what the reward function returned."""
+    from trl import GRPOConfig, GRPOTrainer
+
+    _, model, tokenizer = policy
+    args = GRPOConfig(
+        output_dir=str(out),
+        optim="sgd",
+        learning_rate=0.25,
+        lr_scheduler_type="constant",
+        per_device_train_batch_size=GROUP,
+        num_generations=GROUP,
+        max_steps=steps,
+        max_completion_length=200,
+        max_tool_calling_iterations=3,
+        beta=0.0,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        bf16=False,
+        seed=0,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+    )
+    trainer = GRPOTrainer(model=model, args=args, processing_class=tokenizer, **spec.trainer_arguments)
+    trainer.train()
+    return trainer
+
+
+def make(task: Path, policy: tuple[str, Any, Any], **settings: Any) -> HarborSpec:
+    own = KEYSTROKES if policy[0] == "terminal" else {}
+    return HarborSpec(task, **{"agent": policy[0], "sandbox": FAKE, "max_turns": 3, **own, **settings})
+
+
+def weights(policy: tuple[str, Any, Any]) -> list[Any]:
+    return [parameter.detach().clone() for parameter in policy[1].parameters()]
+
+
+def is_changed(policy: tuple[str, Any, Any], before: list[Any]) -> bool:
+    return any(not old.equal(new) for old, new in zip(before, weights(policy), strict=True))
+
+
+def test_rewards_arrive_and_the_policy_changes(policy: tuple[str, Any, Any], letter_task: Path, tmp_path: Path) -> None:
+    before = weights(policy)
+    with make(letter_task, policy, sandbox_options=LETTER) as spec:
+        trainer = train(spec, policy, tmp_path / "out", steps=2)
+    steps = [row for row in trainer.state.log_history if "reward" in row]
+    assert len(steps) == 2
+    (rewards,) = trainer._logs["rewards"].values()
+    wrote_c = ["echo c >" in str(completion) for completion in trainer._logs["completion"]]
+    assert list(rewards) == [float(right) for right in wrote_c]
+    assert 0 < sum(wrote_c) < len(wrote_c)
+    assert all(row["harbor/lost"] == 0 for row in steps)
+    if policy[0] == "bash":
+        assert all(row["tools/call_frequency"] == 1 and row["tools/failure_frequency"] == 0 for row in steps)
+    assert is_changed(policy, before)
+
+
+def test_lost_episodes_are_left_out(
+    policy: tuple[str, Any, Any], letter_task: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING, logger="harbor_gym"),
+        make(letter_task, policy, sandbox=SECOND_IS_LOST, sandbox_options=LETTER, max_retries=0) as spec,
+    ):
+        trainer = train(spec, policy, tmp_path / "out")
+    (row,) = [row for row in trainer.state.log_history if "reward" in row]
+    assert row["harbor/lost"] == 0.5
+    (rewards,) = trainer._logs["rewards"].values()
+    pairs = list(zip(rewards, trainer._logs["advantages"], strict=True))
+    lost = [advantage for reward, advantage in pairs if reward != reward]
+    assert lost == [0.0] * (GROUP // 2), "NaN rewards, and no advantage"
+    assert "verifier" in caplog.text
+
+
+def test_a_group_that_is_lost_whole_trains_nothing(
+    policy: tuple[str, Any, Any], letter_task: Path, tmp_path: Path
+) -> None:
+    before = weights(policy)
+    with make(letter_task, policy, sandbox_options={"fail": {"start": 1}}, max_retries=0) as spec:
+        trainer = train(spec, policy, tmp_path / "out")
+    (row,) = [row for row in trainer.state.log_history if "reward" in row]
+    assert row["harbor/lost"] == 1.0
+    assert not is_changed(policy, before)
+
+
+@pytest.mark.local
+def test_on_a_real_sandbox(policy: tuple[str, Any, Any], tmp_path: Path) -> None:
+    letter = f'[ "$(cat {ANSWER} 2>/dev/null)" = c ]'
+    any_letter = f'grep -q "^[{LETTERS}]$" {ANSWER}'
+    script = f"#!/bin/bash\nif {letter}; then r=1; elif {any_letter}; then r=0.5; else r=0; fi\n"
+    task = write_task(
+        tmp_path / "pick-letter", test_sh=f"{script}echo $r > /logs/verifier/reward.txt\n", instruction=INSTRUCTION
+    )
+    with make(task, policy, sandbox="local") as spec:
+        trainer = train(spec, policy, tmp_path / "out")
+    (rewards,) = trainer._logs["rewards"].values()
+    wrote_c = ["echo c >" in str(completion) for completion in trainer._logs["completion"]]
+    assert list(rewards) == [1.0 if right else 0.5 for right in wrote_c]
