@@ -29,6 +29,8 @@ TURN_TOKENS = 100
 """Length of an answer and of a message after it. So the mean prompt of 20 calls has some 3900 tokens."""
 
 DEFAULT_CALLS_PER_SEC = 100.0
+_LITELLM_SHARE = 8
+"""One in so many conversations is held by litellm, whose client takes ten times a plain one's processor time."""
 
 GATEWAY, DIRECT = "gateway", "sampler alone"
 LITELLM = "sampler alone, by litellm"
@@ -44,6 +46,9 @@ class EndpointRow:
 
     endpoint: str
     calls: int
+    calls_per_sec: float
+    """Rate at which calls were due."""
+
     late: int
     """Calls that were due before their conversation's previous one was answered."""
 
@@ -69,9 +74,6 @@ class GatewayReport:
     """Calls of each session."""
 
     sampler_sec: float
-    calls_per_sec: float
-    """Rate at which calls were due."""
-
     rows: tuple[EndpointRow, ...]
     segments: int
     """Training sequences that the gateway recorded; one for each session if every call was bridged."""
@@ -136,7 +138,7 @@ async def bench_gateway(
         sampler_sec: Time that the sampler takes, which costs no processor time.
         calls_per_sec: Rate of all conversations together. None: one that leaves each conversation three times the
             sampler's time for a call, at most ``DEFAULT_CALLS_PER_SEC``.
-        with_litellm: Whether litellm's client is measured too; importing it takes seconds.
+        with_litellm: Whether litellm's client is measured too, with fewer conversations at the same rate each.
 
     Raises:
         UsageError: A conversation's calls would be due faster than the sampler answers.
@@ -154,17 +156,17 @@ async def bench_gateway(
         return Sample(_SAMPLE, _LOGPROBS)
 
     async def measure(name: str, urls: list[str], *, through_litellm: bool = False) -> EndpointRow:
-        plan = Plan(urls, calls, rate, OPENING_TOKENS, TURN_TOKENS, through_litellm)
+        plan = Plan(urls, calls, rate * len(urls) / sessions, OPENING_TOKENS, TURN_TOKENS, through_litellm)
         before = time.process_time()
         found = await run_client(plan)
-        return _row(name, found, time.process_time() - before, sampler_sec)
+        return _row(name, plan, found, time.process_time() - before, sampler_sec)
 
     rows: list[EndpointRow] = []
     async with _bare_server(sample) as url:
         await _warm_up(url)
         rows.append(await measure(DIRECT, [url] * sessions))
         if with_litellm:
-            rows.append(await measure(LITELLM, [url] * sessions, through_litellm=True))
+            rows.append(await measure(LITELLM, [url] * -(-sessions // _LITELLM_SHARE), through_litellm=True))
     async with Gateway(sample, WordCodec(), model="policy") as gateway:
         await _warm_up(gateway.open_session().base_url)
         opened = [gateway.open_session() for _ in range(sessions)]
@@ -174,7 +176,6 @@ async def bench_gateway(
         sessions=sessions,
         calls=calls,
         sampler_sec=sampler_sec,
-        calls_per_sec=round(rate, 1),
         rows=tuple(rows),
         segments=sum(len(session.segments) for session in opened),
         prompt_tokens=round(statistics.mean(prompts), 1),
@@ -229,12 +230,13 @@ async def run_client(plan: Plan) -> Findings:
     return Findings(**json.loads(output))
 
 
-def _row(name: str, found: Findings, cpu_sec: float, sampler_sec: float) -> EndpointRow:
+def _row(name: str, plan: Plan, found: Findings, cpu_sec: float, sampler_sec: float) -> EndpointRow:
     over_ms = [(latency - sampler_sec) * 1000 for latency in found.latencies_sec]
     calls = len(over_ms)
     return EndpointRow(
         endpoint=name,
         calls=calls,
+        calls_per_sec=round(plan.calls_per_sec, 1),
         late=found.late,
         median_ms=round(statistics.median(over_ms), 2),
         p99_ms=round(percentile(over_ms, 99), 2),
@@ -245,19 +247,20 @@ def _row(name: str, found: Findings, cpu_sec: float, sampler_sec: float) -> Endp
 
 def format_gateway(report: GatewayReport) -> str:
     """Return the report for people."""
-    titles = ("endpoint", "calls", "late", "median ms", "p99 ms", "server CPU ms", "client CPU ms")
+    titles = ("endpoint", "calls", "due/s", "late", "median ms", "p99 ms", "server CPU ms", "client CPU ms")
     cells = [_cells(row) for row in report.rows]
     ratios = [f"{ratio:.1f} x" for ratio in report.ratios().values()]
-    cells.append((f"{GATEWAY} to {DIRECT}", "", "", *ratios, ""))
+    cells.append((f"{GATEWAY} to {DIRECT}", "", "", "", *ratios, ""))
     table = plain_table(titles, cells, right=range(1, len(titles)))
     return (
         f"{table}\n"
-        f"median and p99 are over the sampler's own {report.sampler_sec * 1000:g} ms\n"
-        f"{report.calls_per_sec:g} calls due a second, prompts of {report.prompt_tokens:g} tokens in the mean\n"
+        f"median and p99 are over the sampler's own {report.sampler_sec * 1000:g} ms; "
+        f"prompts of {report.prompt_tokens:g} tokens in the mean\n"
         f"training sequences of {report.sessions} sessions: {report.segments}"
     )
 
 
 def _cells(row: EndpointRow) -> tuple[str, ...]:
     figures = (row.median_ms, row.p99_ms, row.server_cpu_ms, row.client_cpu_ms)
-    return row.endpoint, str(row.calls), str(row.late), *(f"{figure:.2f}" for figure in figures)
+    cells = (row.endpoint, str(row.calls), f"{row.calls_per_sec:g}", str(row.late))
+    return *cells, *(f"{figure:.2f}" for figure in figures)

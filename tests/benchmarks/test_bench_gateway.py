@@ -47,7 +47,9 @@ def test_each_endpoint_answers_the_same_calls() -> None:
 
 @pytest.mark.slow
 def test_litellm_is_measured_beside_them() -> None:
-    assert [row["endpoint"] for row in measured("--litellm")["rows"]] == [DIRECT, LITELLM, GATEWAY]
+    rows = measured("--litellm")["rows"]
+    assert [(row["endpoint"], row["calls"]) for row in rows] == [(DIRECT, 12), (LITELLM, 3), (GATEWAY, 12)]
+    assert rows[1]["client_cpu_ms"] > rows[0]["client_cpu_ms"]
 
 
 def test_a_rate_that_the_sampler_cannot_serve_is_refused() -> None:
@@ -88,8 +90,8 @@ def test_the_codec_keeps_text(text: str) -> None:
 
 
 def test_a_broken_conversation_is_wrong_and_shown() -> None:
-    rows = tuple(EndpointRow(name, 8, 0, 1.5, 3.0, cpu, 1.0) for name, cpu in ((DIRECT, 0.5), (GATEWAY, 1.5)))
-    report = GatewayReport(4, 2, 0.05, 100.0, rows, segments=5, prompt_tokens=2000.0)
+    rows = tuple(EndpointRow(name, 8, 100.0, 0, 1.5, 3.0, cpu, 1.0) for name, cpu in ((DIRECT, 0.5), (GATEWAY, 1.5)))
+    report = GatewayReport(4, 2, 0.05, rows, segments=5, prompt_tokens=2000.0)
     assert not report.is_right
     assert report.ratios() == {"median_ms": 1.0, "p99_ms": 1.0, "server_cpu_ms": 3.0}
     assert "of 4 sessions: 5" in format_gateway(report)
