@@ -3,8 +3,8 @@
     python recipes/trl_grpo.py --tasks tasks --env docker --model-name Qwen/Qwen3-4B --use-vllm
     python recipes/trl_grpo.py --tasks tasks --env daytona --agent terminal --group-size 8 --pool-size 8
 
-With ``bash`` the policy calls one tool and the trainer runs the tools one by one; with ``terminal`` it writes keystrokes,
-and the episodes of a batch run side by side.
+With ``bash`` the policy calls one tool and the trainer runs the tools one by one; with ``terminal`` it writes
+keystrokes, and the episodes of a batch run side by side.
 """
 
 from pathlib import Path

@@ -15,7 +15,7 @@ LETTERS = "abcd"
 COMMANDS = tuple(f"echo {letter} > {ANSWER}" for letter in LETTERS)
 DONE_LINE = "<task_complete/>"
 INSTRUCTION = "Write the right letter, one of a b c d, into /srv/answer.\n"
-STEPS, BATCH = 60, 4
+STEPS, BATCH = 120, 4
 
 type Example = tuple[list[int], list[int]]
 """Tokens, and 1 where the policy wrote them."""

@@ -1,6 +1,7 @@
 """A real GRPOTrainer on the CPU, with a tiny policy made on the spot: tool calls, keystrokes, lost episodes."""
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,14 @@ def weights(policy: tuple[str, Any, Any]) -> list[Any]:
     return [parameter.detach().clone() for parameter in policy[1].parameters()]
 
 
+def wrote(completion: list[dict[str, Any]]) -> str:
+    """Return the last letter that a rollout wrote into the file; empty if none."""
+    is_shown = any(message["role"] == "tool" for message in completion)
+    shown = [str(message["content"]) for message in completion if message["role"] == "tool" or not is_shown]
+    found = re.findall(rf"^\$ echo ([{LETTERS}]) > {ANSWER}$|# echo ([{LETTERS}]) > {ANSWER}$", "\n".join(shown), re.M)
+    return "".join(found[-1]) if found else ""
+
+
 def is_changed(policy: tuple[str, Any, Any], before: list[Any]) -> bool:
     return any(not old.equal(new) for old, new in zip(before, weights(policy), strict=True))
 
@@ -102,12 +111,12 @@ def test_rewards_arrive_and_the_policy_changes(policy: tuple[str, Any, Any], let
     steps = [row for row in trainer.state.log_history if "reward" in row]
     assert len(steps) == 2
     (rewards,) = trainer._logs["rewards"].values()
-    wrote_c = ["echo c >" in str(completion) for completion in trainer._logs["completion"]]
+    wrote_c = [wrote(completion) == "c" for completion in trainer._logs["completion"]]
     assert list(rewards) == [float(right) for right in wrote_c]
     assert 0 < sum(wrote_c) < len(wrote_c)
     assert all(row["harbor/lost"] == 0 for row in steps)
     if policy[0] == "bash":
-        assert all(row["tools/call_frequency"] == 1 and row["tools/failure_frequency"] == 0 for row in steps)
+        assert all(row["tools/call_frequency"] > 0 and row["tools/failure_frequency"] == 0 for row in steps)
     assert is_changed(policy, before)
 
 
@@ -150,5 +159,6 @@ def test_on_a_real_sandbox(policy: tuple[str, Any, Any], tmp_path: Path) -> None
     with make(task, policy, sandbox="local") as spec:
         trainer = train(spec, policy, tmp_path / "out")
     (rewards,) = trainer._logs["rewards"].values()
-    wrote_c = ["echo c >" in str(completion) for completion in trainer._logs["completion"]]
-    assert list(rewards) == [1.0 if right else 0.5 for right in wrote_c]
+    expected = {"c": 1.0, "": 0.0}
+    wrote_what = [wrote(completion) for completion in trainer._logs["completion"]]
+    assert list(rewards) == [expected.get(letter, 0.5) for letter in wrote_what]
