@@ -14,7 +14,7 @@ import typer
 from trl import GRPOConfig, GRPOTrainer
 
 from harbor_gym.adapters.trl import HarborSpec
-from harbor_gym.cli.recipes import one_line_errors
+from harbor_gym.cli.recipes.common import one_line_errors
 
 
 def main(
