@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from harbor_gym.adapters.trl import HarborSpec
 from harbor_gym.cli.recipes.common import one_line_errors

@@ -53,7 +53,8 @@ def letter_task(tmp_path: Path) -> Path:
 
 def train(spec: HarborSpec, policy: tuple[str, Any, Any], out: Path, *, steps: int = 1) -> Any:
     """Train and return the trainer, and what the reward function returned."""
-    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     _, model, tokenizer = policy
     args = GRPOConfig(
@@ -83,7 +84,8 @@ def train(spec: HarborSpec, policy: tuple[str, Any, Any], out: Path, *, steps: i
 
 def make(task: Path, policy: tuple[str, Any, Any], **settings: Any) -> HarborSpec:
     own = KEYSTROKES if policy[0] == "terminal" else {}
-    return HarborSpec(task, **{"agent": policy[0], "sandbox": FAKE, "max_turns": 3, **own, **settings})
+    merged: dict[str, Any] = {"agent": policy[0], "sandbox": FAKE, "max_turns": 3, **own, **settings}
+    return HarborSpec(task, **merged)
 
 
 def weights(policy: tuple[str, Any, Any]) -> list[Any]:

@@ -34,7 +34,8 @@ def suite(tmp_path: Path) -> Path:
 
 
 def make(tasks: Path, **settings: Any) -> HarborSpec:
-    return HarborSpec(tasks, **{"sandbox": FAKE, **settings})
+    settings.setdefault("sandbox", FAKE)
+    return HarborSpec(tasks, **settings)
 
 
 class Counter(ToolHarness):
