@@ -19,9 +19,9 @@ from harbor_gym.outcomes import classify
 from harbor_gym.testing import FakeEnvironment
 from harbor_gym.types import TokenSequence
 from tests.helpers.engines import require_engine
+from tests.helpers.policies.token_policies import RENDERER
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, write_task
-from tests.helpers.token_policies import RENDERER
 from tests.helpers.tokenizers import byte_level_tokenizer
 
 pytestmark = [pytest.mark.tinker, pytest.mark.usefixtures("nothing_left")]

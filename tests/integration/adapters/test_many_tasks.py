@@ -13,8 +13,8 @@ from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import TaskError, UsageError
 from harbor_gym.tasks import TaskOrder, resolve_tasks
 from tests.helpers.engines import require_engine
+from tests.helpers.policies.token_policies import RENDERER, message, scripted
 from tests.helpers.tasks import DONE, write_task
-from tests.helpers.token_policies import RENDERER, message, scripted
 from tests.helpers.tokenizers import byte_level_tokenizer
 
 seeds = st.integers(0, 2**32)

@@ -11,9 +11,9 @@ pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
 
 from harbor_gym.adapters.trl import HarborSpec
 from harbor_gym.testing import FakeEnvironment, write_tiny_task
+from tests.helpers.policies.tiny_policies import ANSWER, INSTRUCTION, LETTERS, tiny_policy
 from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.tasks import write_task
-from tests.helpers.tiny_policies import ANSWER, INSTRUCTION, LETTERS, tiny_policy
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,7 +13,7 @@ import pytest
 
 from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import UsageError
-from tests.helpers.token_policies import RENDERER, SamplingClient, message, scripted
+from tests.helpers.policies.token_policies import RENDERER, SamplingClient, message, scripted
 from tests.helpers.tokenizers import byte_level_tokenizer
 
 pytestmark = pytest.mark.tinker
