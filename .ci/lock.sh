@@ -10,8 +10,9 @@ pins=.requirements/all.txt
 new=$(mktemp)
 trap 'rm -f "$new"' EXIT
 [ ! -f "$pins" ] || cp "$pins" "$new"
-# Every extra but ray, which is large and serves clusters: its test skips.
-.venv/bin/uv pip compile pyproject.toml --extra tinker --extra server --extra trl --extra plot --extra render --group dev \
+# Every extra but those that need an environment of their own.
+extras=(tinker server trl openenv skyrl ray plot render)
+.venv/bin/uv pip compile pyproject.toml "${extras[@]/#/--extra=}" --group dev \
   --universal --python-version 3.12 --overrides .requirements/overrides.txt \
   --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file "$new" "$@" >/dev/null
 {
@@ -30,3 +31,14 @@ tool=.requirements/mutants.txt
   grep -v '^#' "$new" | grep -vxFf "$pins"
 } >"$tool"
 say "wrote $(grep -c == "$tool") pins to $tool"
+
+# verifiers needs an mcp that openenv's fastmcp refuses: an environment of its own, see environment.sh.
+alone=.requirements/verifiers.txt
+[ ! -f "$alone" ] || cp "$alone" "$new"
+.venv/bin/uv pip compile pyproject.toml --extra verifiers --group test --universal --python-version 3.12 \
+  --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file "$new" "$@" >/dev/null
+{
+  echo '# verifiers and what it needs, pinned. Made by: make lock. Installed by: .ci/environment.sh verifiers'
+  grep -v '^#' "$new"
+} >"$alone"
+say "wrote $(grep -c == "$alone") pins to $alone"

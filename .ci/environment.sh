@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Makes an environment of its own for a framework that can't share .venv, from .requirements/NAME.txt, and prints its path.
+# Nothing is done where the pins have not changed: the folder lives beside the checkout's other builds, or where
+# HARBOR_GYM_ENVIRONMENTS points, so that a build keeps it between runs.
+#   environment.sh NAME [PYTHON]
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=.ci/lib.sh
+. "$here/lib.sh"
+cd "$here/.."
+
+name=${1:?a name: the pins are in .requirements/NAME.txt}
+python=${2:-.venv/bin/python}
+pins=.requirements/$name.txt
+[ -f "$pins" ] || die "no pins for $name: $pins"
+environment=${HARBOR_GYM_ENVIRONMENTS:-build/environments}/$name
+# The installed package is this checkout: another one with the same environment installs itself anew.
+wanted="$(sha256sum <"$pins") $("$python" --version) $PWD"
+if [ "$(cat "$environment/.installed" 2>/dev/null)" != "$wanted" ]; then
+  say "making $environment (a few minutes the first time)"
+  .venv/bin/uv venv -q --clear --seed --python "$python" "$environment"
+  .venv/bin/uv pip install -q --python "$environment/bin/python" --no-deps -r "$pins"
+  .venv/bin/uv pip install -q --python "$environment/bin/python" --no-deps --no-build-isolation --editable .
+  echo "$wanted" >"$environment/.installed"
+fi
+echo "$environment"
