@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -138,16 +138,7 @@ class AsyncTerminalGymEnv:
             SandboxError, TerminalError, VerifierError: The infrastructure failed. The episode is over without a
                 reward; ``reset`` starts a new one.
         """
-        self._require(_State.READY, doing="step")
-        self._state = _State.STEPPING
-        try:
-            result = await self._step(action)
-        except BaseException as exc:
-            await self._explain(exc)
-            await self._fail()
-            raise
-        self._become(_State.DONE if result.done else _State.READY)
-        return result
+        return await self._transition("step", lambda: self._step(action))
 
     async def close(self) -> None:
         """Stop the sandbox and remove everything that was not asked to be kept. Idempotent, at any time.
@@ -321,10 +312,15 @@ class AsyncTerminalGymEnv:
         return await self._end(reason, is_last=False, doing="finish")
 
     async def _end(self, reason: EndReason, *, is_last: bool, doing: str) -> StepResult:
+        info = EpisodeInfo(turn=self._turn, metrics={})
+        return await self._transition(doing, lambda: self._end_phase(reason, "", info, is_last=is_last))
+
+    async def _transition(self, doing: str, work: Callable[[], Awaitable[StepResult]]) -> StepResult:
+        """Run one transition of a running episode; where it fails, the episode is over."""
         self._require(_State.READY, doing=doing)
         self._state = _State.STEPPING
         try:
-            result = await self._end_phase(reason, "", EpisodeInfo(turn=self._turn, metrics={}), is_last=is_last)
+            result = await work()
         except BaseException as exc:
             await self._explain(exc)
             await self._fail()
