@@ -6,14 +6,13 @@ Nothing is tokenised here. A trainer that needs the tokens puts the gateway, or 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError, SamplerError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.tool_text import ToolCall, write_calls
-from harbor_gym.samplers.engine_client import EngineClient, StatusError
+from harbor_gym.samplers.engine_client import EngineClient, EngineUser, StatusError
 from harbor_gym.types import ActionFormat, EndReason, StepResult, StopReason, Turn
 
 _OVERFLOWS = ("context_length_exceeded", "maximum context length", "maximum model length", "longer than the maximum")
@@ -51,7 +50,7 @@ class ContextOverflowError(SamplerError):
     """The endpoint refuses the chat because it does not fit its context window."""
 
 
-class ChatEndpoint:
+class ChatEndpoint(EngineUser):
     """Ask an OpenAI-style endpoint (``POST /v1/chat/completions``). One serves any number of episodes at once.
 
     Use it as a context manager.
@@ -92,17 +91,6 @@ class ChatEndpoint:
         self._body: dict[str, Any] = {"model": model, "max_tokens": max_tokens, **(extra_body or {})}
         if temperature is not None:
             self._body["temperature"] = temperature
-
-    async def __aenter__(self) -> Self:
-        """Open the connections."""
-        await self._client.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the connections."""
-        await self._client.__aexit__(kind, error, traceback)
 
     async def __call__(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
