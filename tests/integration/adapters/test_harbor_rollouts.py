@@ -236,7 +236,8 @@ async def test_a_cancelled_run_leaves_nothing(strategy: str, sandbox: str, tmp_p
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"agent": "nobody"}, "{gateway_url}"),
+        ({"agent": "nobody"}, "no agent is called 'nobody'"),
+        ({"agent": "opencode"}, "{gateway_url}"),
         ({"agent": AgentConfig(import_path=AGENT.import_path)}, "{gateway_url}"),
     ],
 )
