@@ -23,7 +23,7 @@ from harbor_gym.gateway.errors import (
     SessionEndedError,
 )
 from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, CallTree, Segment
-from harbor_gym.types import EndReason, Sample, Sampler
+from harbor_gym.types import EndReason, Sample, Sampler, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +126,11 @@ class Session:
         return tuple(segment for segment in self.segments if segment.kind is CallKind.MAIN)
 
     @property
+    def turns(self) -> list[Turn]:
+        """The agent's own conversation as text, turn by turn, without system messages and side calls. No rewards."""
+        return self._tree.turns()
+
+    @property
     def breaks(self) -> Counter[BreakReason]:
         """How often the main conversation's prompt had to be rendered anew, by reason."""
         return self._tree.break_counts()
@@ -204,6 +209,8 @@ class Session:
             is_policy_model=is_policy_model,
             break_reason=match.break_reason,
             duration_sec=duration,
+            messages=match.messages,
+            answer=parsed,
         )
         self._tree.calls.append(call)
         self._bridge.add(call, match, parsed)
@@ -294,7 +301,9 @@ class Session:
     async def _render(self, match: Match, request: ChatRequest) -> list[int]:
         if match.parent is None:
             return await asyncio.to_thread(self._codec.render, match.messages, request.tools)
-        return await asyncio.to_thread(self._codec.render_next, match.parent.sampled, match.messages, request.tools)
+        # A list, as loops without a gateway pass it: codecs compare slices of it with lists.
+        sampled = list(match.parent.sampled)
+        return await asyncio.to_thread(self._codec.render_next, sampled, match.messages, request.tools)
 
     async def _sample(self, prompt: list[int]) -> Sample:
         self._check_open()

@@ -17,7 +17,8 @@ from harbor_gym.pool import WarmPool
 class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
     """Make a group of episodes in which one of Harbor's agents plays and the policy answers it.
 
-    Harbor starts the sandboxes: warm ones are not used, and no transcripts are written.
+    Harbor starts the sandboxes: warm ones are not used. Transcripts hold the agent's own conversation; its terminal is
+    not recorded.
     """
 
     agent: AgentConfig | str = "terminus-2"
@@ -46,5 +47,6 @@ class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
             codec,
             max_tokens=self.max_tokens,
             max_context_tokens=self.max_context_tokens,
-            labels={"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index},
+            labels=self._labels(index),
+            transcript_path=self._transcript_path(index),
         )

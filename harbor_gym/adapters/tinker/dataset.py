@@ -5,6 +5,7 @@ import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import chz
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
@@ -145,7 +146,10 @@ class _Builder(RLDatasetBuilder):
     """Where to write transcripts; None writes none."""
 
     agent: str | None = None
-    """One of Harbor's agents that plays, answered by the policy; None is our own loop."""
+    """One of Harbor's agents, or ``module.path:Class``, that plays, answered by the policy; None is our own loop."""
+
+    agent_options: Mapping[str, Any] = chz.field(default_factory=dict[str, Any])
+    """The agent's keyword arguments; see :func:`harbor_gym.adapters.harbor.agents.agent_of`."""
 
     warm_sandboxes: int = 0
     """Training sandboxes to keep ready, so that a batch's start while the last one trains; 0 keeps none."""
@@ -156,9 +160,10 @@ class _Builder(RLDatasetBuilder):
         if self.agent is None:
             kind = HarborSingleTaskEnvGroupBuilder
         else:
+            from harbor_gym.adapters.harbor.agents import agent_of
             from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
 
-            kind = functools.partial(HarborAgentEnvGroupBuilder, agent=self.agent)
+            kind = functools.partial(HarborAgentEnvGroupBuilder, agent=agent_of(self.agent, self.agent_options))
         return kind(
             config=self.env.model_copy(update={"task_dir": task_dir}),
             group_size=size,

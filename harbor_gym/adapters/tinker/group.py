@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
@@ -143,9 +143,8 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     def _make_env(
         self, codec: RendererCodec, index: int, pool: WarmPool | None
     ) -> "HarborTerminalTinkerEnv | HarborAgentTinkerEnv":
-        path, config = None, self.config
-        if self.transcripts_dir is not None:
-            path = self.transcripts_dir / self.label / f"episode_{index:03d}.json"
+        path, config = self._transcript_path(index), self.config
+        if path is not None:
             config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
         token_env = TokenTerminalEnv(
             AsyncTerminalGymEnv(config, pool=pool),
@@ -153,8 +152,15 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
             max_tokens=self.max_tokens,
             max_context_tokens=self.max_context_tokens,
         )
-        labels = {"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index}
-        return HarborTerminalTinkerEnv(token_env, codec, labels=labels, transcript_path=path)
+        return HarborTerminalTinkerEnv(token_env, codec, labels=self._labels(index), transcript_path=path)
+
+    def _transcript_path(self, index: int) -> Path | None:
+        if self.transcripts_dir is None:
+            return None
+        return self.transcripts_dir / self.label / f"episode_{index:03d}.json"
+
+    def _labels(self, index: int) -> dict[str, Any]:
+        return {"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index}
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_envs": []}

@@ -73,6 +73,7 @@ def _dataset_builder(run: TrainRun, model_name: str, test_episodes: int = 0) -> 
         groups_per_batch=config.groups_per_batch,
         group_size=config.group_size,
         agent=config.agent,
+        agent_options=config.agent_options,
         warm_sandboxes=config.warm_sandboxes,
         num_batches=config.num_batches,
         epochs=config.epochs,

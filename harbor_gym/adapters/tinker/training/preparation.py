@@ -142,6 +142,8 @@ def _check_rollouts(run: TrainRun) -> None:
         raise UsageError("--warm-sandboxes belong to this process, and --rollout-executor plays in others: give one")
     if config.agent is not None:
         _check_agent(config, config.agent)
+    elif config.agent_options:
+        raise UsageError("--agent-option needs --agent")
     parts = config.stream_minibatches
     if parts is not None and config.groups_per_batch % parts:
         raise UsageError(
@@ -157,10 +159,11 @@ def _check_rollouts(run: TrainRun) -> None:
 
 
 def _check_agent(config: TrainConfig, agent: str) -> None:
-    from harbor_gym.gateway.agents import AGENTS
+    from harbor_gym.adapters.harbor.agents import agent_of, require_terminus_json
 
-    if agent not in AGENTS:
-        raise UsageError(f"no agent {agent!r} is listed; there are {', '.join(sorted(AGENTS))}")
+    agent_of(agent, config.agent_options)
+    if config.backend is Backend.LOCAL and config.model_name is None:
+        require_terminus_json(agent)
     if config.warm_sandboxes:
         raise UsageError("--agent plays in sandboxes that Harbor starts, and takes no --warm-sandboxes")
 
