@@ -16,6 +16,7 @@ from harbor_gym.episode.guarded_turn import PATIENCE_SEC, longest_wait_sec, take
 from harbor_gym.episode.prepared import PreparedEpisode, open_phase_terminal
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.formats import parse_action, prompts
+from harbor_gym.formats.parsed import ParsedAction
 from harbor_gym.pool import WarmPool
 from harbor_gym.sandboxes import image_substitutions, shares_setup
 from harbor_gym.terminal import Screen, Terminal, TerminalTurn
@@ -134,14 +135,16 @@ class AsyncTerminalGymEnv:
             Observation (terminal text), reward, done, ``info``; see :class:`harbor_gym.types.EpisodeInfo`.
 
         Raises:
-            UsageError: There is no running episode.
+            UsageError: There is no running episode, or the action is neither text nor commands with a duration of 0 or
+                more. Nothing has happened then, and a running episode goes on.
             SandboxError, TerminalError, VerifierError: The infrastructure failed. The episode is over without a
                 reward; ``reset`` starts a new one.
         """
         self._require(_State.READY, doing="step")
+        parsed = parse_action(action, format=self.config.action_format)
         self._state = _State.STEPPING
         try:
-            result = await self._step(action)
+            result = await self._step(parsed)
         except BaseException as exc:
             await self._explain(exc)
             await self._fail()
@@ -233,10 +236,9 @@ class AsyncTerminalGymEnv:
             info["mcp_servers"] = tuple(server.model_dump() for server in phase.resources.mcp_servers)
         return info
 
-    async def _step(self, action: Action) -> StepResult:
+    async def _step(self, parsed: ParsedAction) -> StepResult:
         assert self._terminal is not None
         language = self.config.action_format
-        parsed = parse_action(action, format=language)
         self._turn += 1
         info = EpisodeInfo(turn=self._turn, parse_error=parsed.error, metrics={})
         if parsed.error is not None:

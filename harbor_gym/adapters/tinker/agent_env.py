@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import tinker
 from harbor.models.trial.config import AgentConfig, TaskConfig
@@ -27,7 +27,9 @@ from harbor_gym.adapters.tinker.env import stop_metric
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.gateway import SessionLimits
-from harbor_gym.types import Sample, TokenSequence
+from harbor_gym.shaping import TrajectoryReward, trajectory_reward
+from harbor_gym.tokens import Transcript
+from harbor_gym.types import EndReason, EpisodeInfo, Sample, TokenSequence, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,8 @@ class HarborAgentTinkerEnv(Env):
         max_tokens: The sampler's limit for one message, in tokens.
         max_context_tokens: The model's context window in tokens; None checks nothing.
         labels: What to call this episode in logs.
+        reward: Adds to the reward of the last transition; its metric is ``trajectory_reward``. An observation of its
+            transcript is what a request added to the one before, as the model reads it.
     """
 
     def __init__(
@@ -64,8 +68,11 @@ class HarborAgentTinkerEnv(Env):
         max_tokens: int,
         max_context_tokens: int | None = None,
         labels: dict[str, Any] | None = None,
+        reward: TrajectoryReward | None = None,
     ) -> None:
         self._codec, self._config, self._labels = codec, config, labels or {}
+        self._reward = reward
+        self._turns: list[tuple[list[int], list[int]]] = []
         limits = SessionLimits(
             max_turns=config.max_turns,
             time_limit_sec=config.time_limit_sec,
@@ -105,7 +112,7 @@ class HarborAgentTinkerEnv(Env):
         self._playing = asyncio.create_task(self._interface.run([TaskConfig(path=self._config.task_dir)]))
         prompt = await self._next()
         if prompt is None:
-            reward, metrics = self._end()
+            reward, metrics = await self._end()
             return InitialObservationOverflow(reward=reward, metrics=metrics)
         return tinker.ModelInput.from_ints(prompt), self._codec.stop
 
@@ -124,9 +131,10 @@ class HarborAgentTinkerEnv(Env):
         # A budget may have run out, or the agent gone, while the cookbook sampled.
         if not self._request.answer.done():
             self._request.answer.set_result(Sample(list(action), None, (extra or {}).get("stop_reason", "stop")))
+        self._turns.append((self._request.prompt, list(action)))
         prompt = await self._next()
         is_done = prompt is None
-        reward, metrics = self._end() if is_done else (0.0, {})
+        reward, metrics = await self._end() if is_done else (0.0, {})
         return StepResult(
             reward=reward,
             episode_done=is_done,
@@ -178,7 +186,7 @@ class HarborAgentTinkerEnv(Env):
                 self._request = request
                 return request.prompt
 
-    def _end(self) -> tuple[float, Metrics]:
+    async def _end(self) -> tuple[float, Metrics]:
         """Return the reward and the last metrics.
 
         Raises:
@@ -195,9 +203,28 @@ class HarborAgentTinkerEnv(Env):
         logger.info("episode %s: %s, reward %g", label, rollout.end_reason, rollout.reward)
         metrics: Metrics = {**rollout.metrics, "off_template_history": float(self._codec.off_template)}
         metrics |= {stop_metric(rollout.end_reason): 1.0, "time/episode_sec": time.monotonic() - self._started}
+        reward = rollout.reward
         if self._config.zero_reward_on_limit and rollout.end_reason.is_truncation:
-            return min(0.0, rollout.reward), metrics
-        return rollout.reward, metrics
+            reward = min(0.0, reward)
+        if self._reward is not None and self._turns:
+            added = await trajectory_reward(self._reward, self._transcript(reward, rollout.end_reason))
+            metrics["trajectory_reward"] = added
+            reward += added
+        return reward, metrics
+
+    def _transcript(self, reward: float, end_reason: EndReason) -> Transcript:
+        """Return the conversation as text; the last turn has the reward and why the episode ended."""
+        transcript, shown = Transcript(), list[int]()
+        for number, (prompt, sampled) in enumerate(self._turns, start=1):
+            is_last = number == len(self._turns)
+            fresh = prompt[len(shown) :] if prompt[: len(shown)] == shown else prompt
+            info = EpisodeInfo(turn=number, metrics={})
+            if is_last:
+                info["end_reason"] = end_reason
+            texts = cast(str, self._codec.renderer.tokenizer.decode(fresh)), self._codec.text(sampled)
+            transcript.turns.append(Turn(*texts, info, reward if is_last else 0.0, len(prompt), len(sampled)))
+            shown = [*prompt, *sampled]
+        return transcript
 
 
 def _joined(segment: TokenSequence) -> tuple[list[int], list[int]]:
