@@ -80,6 +80,7 @@ class AsyncTerminalGymEnv:
         self._limited_from_sec = 0.0
         self._recorder: CastRecorder | None = None
         self._started = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.screen: Screen | None = None
         """The screen after the last turn, where the configuration says ``capture_screen``; it outlives the episode."""
 
@@ -114,9 +115,11 @@ class AsyncTerminalGymEnv:
         if options:
             raise UsageError(f"reset knows no options, got {', '.join(sorted(options))}")
         self._require(_State.IDLE, _State.READY, _State.DONE, _State.FAILED, doing="reset")
+        self._require_loop(doing="reset")
         self._state = _State.STARTING
         try:
             await self._release()
+            self._loop = asyncio.get_running_loop()
             observation, info = await self._start()
         except BaseException:
             await self._fail()
@@ -141,6 +144,7 @@ class AsyncTerminalGymEnv:
                 reward; ``reset`` starts a new one.
         """
         self._require(_State.READY, doing="step")
+        self._require_loop(doing="step")
         parsed = parse_action(action, format=self.config.action_format)
         self._state = _State.STEPPING
         try:
@@ -157,7 +161,9 @@ class AsyncTerminalGymEnv:
 
         Raises:
             SandboxTimeoutError: The sandbox did not stop in the time that the configuration allows.
+            UsageError: The episode runs on another event loop, which is still open.
         """
+        self._require_loop(doing="close")
         self._state = _State.CLOSED
         await self._release()
 
@@ -324,6 +330,7 @@ class AsyncTerminalGymEnv:
 
     async def _end(self, reason: EndReason, *, is_last: bool, doing: str) -> StepResult:
         self._require(_State.READY, doing=doing)
+        self._require_loop(doing=doing)
         self._state = _State.STEPPING
         try:
             result = await self._end_phase(reason, "", EpisodeInfo(turn=self._turn, metrics={}), is_last=is_last)
@@ -451,6 +458,17 @@ class AsyncTerminalGymEnv:
         }.get(self._state, "wait for the call that is running: one episode takes one call at a time")
         raise UsageError(f"{doing} can't be called while the environment is {self._state.value}; {hint}")
 
+    def _require_loop(self, *, doing: str) -> None:
+        """Refuse a call from another event loop than the episode's, unless that is closed and the call starts anew."""
+        loop = self._loop
+        if loop is None or loop is asyncio.get_running_loop() or (loop.is_closed() and doing in ("reset", "close")):
+            return
+        ended = ", which has ended and the episode with it" if loop.is_closed() else ""
+        raise UsageError(
+            f"{doing} was called on another event loop than reset{ended}. Each asyncio.run makes a loop of its own: "
+            'run the whole episode inside one, or use gym.make("HarborTerminal-v0"), which needs none'
+        )
+
     def _become(self, state: _State) -> None:
         # close() may have come in from another task meanwhile, and it has the last word.
         if self._state is not _State.CLOSED:
@@ -472,7 +490,8 @@ class AsyncTerminalGymEnv:
         if recorder is not None:
             recorder.close()
         try:
-            if terminal is not None:
+            # A closed loop has taken the terminal's channel with it, and cancelled the trial, which stops its sandbox.
+            if terminal is not None and not (self._loop is not None and self._loop.is_closed()):
                 # Its channel is a process of this machine. What it runs in the sandbox ends with that in any case.
                 with contextlib.suppress(HarborGymError):
                     await terminal.detach()
