@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from harbor_gym.codecs import ComparesTemplate
-from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
 from harbor_gym.types import ChatCodec, ChatMessage, EndReason, EpisodeInfo, StopReason, TokenStep, Turn
+from harbor_gym.wrappers import TerminalEnv
 
 __all__ = ["ChatCodec", "ChatMessage", "StopReason", "TokenStep", "TokenTerminalEnv", "Transcript", "Turn"]
 
@@ -24,7 +24,7 @@ class Transcript:
 
 
 class TokenTerminalEnv:
-    """Drive an :class:`AsyncTerminalGymEnv` with sampled tokens.
+    """Drive an :class:`harbor_gym.AsyncTerminalGymEnv`, or a wrapper around one, with sampled tokens.
 
     The prompt after turn *t* is, token for token: the prompt of turn *t*, the sampled tokens untouched, and the next
     user message. The instruction is sent once. Where the codec can compare them with its chat template
@@ -39,7 +39,7 @@ class TokenTerminalEnv:
     """
 
     def __init__(
-        self, env: AsyncTerminalGymEnv, codec: ChatCodec, *, max_tokens: int, max_context_tokens: int | None = None
+        self, env: TerminalEnv, codec: ChatCodec, *, max_tokens: int, max_context_tokens: int | None = None
     ) -> None:
         self.env = env
         self.transcript = Transcript()
@@ -55,7 +55,7 @@ class TokenTerminalEnv:
         """Start an episode; the returned step holds the first prompt, or is done if that prompt would not fit.
 
         Raises:
-            HarborGymError: As :meth:`AsyncTerminalGymEnv.reset` does.
+            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset` does.
         """
         screen, info = await self.env.reset()
         self.transcript = Transcript()
@@ -79,7 +79,7 @@ class TokenTerminalEnv:
                 the episode ends truncated and verified.
 
         Raises:
-            HarborGymError: As :meth:`AsyncTerminalGymEnv.step` does.
+            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.step` does.
         """
         if not self._prompt:
             raise UsageError("step can't be called before reset")

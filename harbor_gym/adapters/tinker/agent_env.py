@@ -28,6 +28,7 @@ from harbor_gym.adapters.tinker.env import stop_metric
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.gateway import SessionLimits
+from harbor_gym.shaping import TrajectoryReward, trajectory_reward
 from harbor_gym.tokens import Transcript
 from harbor_gym.transcripts import write_transcript
 from harbor_gym.types import Sample, TokenSequence, Turn
@@ -57,6 +58,7 @@ class HarborAgentTinkerEnv(Env):
         max_context_tokens: The model's context window in tokens; None checks nothing.
         labels: What to call this episode in logs and in its transcript.
         transcript_path: Where to write the episode's transcript when it ends; None writes none.
+        reward: Adds to the reward of the last transition; its metric is ``trajectory_reward``.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class HarborAgentTinkerEnv(Env):
         max_context_tokens: int | None = None,
         labels: dict[str, Any] | None = None,
         transcript_path: Path | None = None,
+        reward: TrajectoryReward | None = None,
     ) -> None:
         self._codec, self._config, self._labels = codec, config, labels or {}
-        self._transcript_path = transcript_path
+        self._transcript_path, self._reward = transcript_path, reward
         limits = SessionLimits(
             max_turns=config.max_turns,
             time_limit_sec=config.time_limit_sec,
@@ -202,19 +205,31 @@ class HarborAgentTinkerEnv(Env):
         is_unpaid = self._config.zero_reward_on_limit and rollout.end_reason.is_truncation
         reward = min(0.0, rollout.reward) if is_unpaid else rollout.reward
         logger.info("episode %s: %s, reward %g", label, rollout.end_reason, reward)
-        await self._write_transcript(
-            [*rollout.turns[:-1], *(replace(turn, reward=reward) for turn in rollout.turns[-1:])]
-        )
         metrics: Metrics = {**rollout.metrics, "off_template_history": float(self._codec.off_template)}
         metrics |= {stop_metric(rollout.end_reason): 1.0, "time/episode_sec": time.monotonic() - self._started}
+        turns = _with_reward(rollout.turns, reward)
+        if self._reward is not None and turns:
+            added = await trajectory_reward(self._reward, self._transcript(turns))
+            metrics["trajectory_reward"] = added
+            reward += added
+            turns = _with_reward(turns, reward)
+        await self._write_transcript(turns)
         return reward, metrics
+
+    def _transcript(self, turns: Sequence[Turn]) -> Transcript:
+        return Transcript(list(turns), started=time.time() - (time.monotonic() - self._started))
 
     async def _write_transcript(self, turns: Sequence[Turn]) -> None:
         if self._transcript_path is None:
             return
-        transcript = Transcript(list(turns), started=time.time() - (time.monotonic() - self._started))
         error = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
-        await asyncio.to_thread(write_transcript, self._transcript_path, transcript, labels=self._labels, error=error)
+        await asyncio.to_thread(
+            write_transcript, self._transcript_path, self._transcript(turns), labels=self._labels, error=error
+        )
+
+
+def _with_reward(turns: Sequence[Turn], reward: float) -> list[Turn]:
+    return [*turns[:-1], *(replace(turn, reward=reward) for turn in turns[-1:])]
 
 
 def _joined(segment: TokenSequence) -> tuple[list[int], list[int]]:

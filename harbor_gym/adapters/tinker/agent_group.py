@@ -10,7 +10,9 @@ from tinker_cookbook.rl.types import Env, Metrics, Trajectory
 from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
+from harbor_gym.errors import UsageError
 from harbor_gym.pool import WarmPool
+from harbor_gym.shaping import find_trajectory_reward
 
 
 @dataclass
@@ -41,6 +43,8 @@ class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
 
     @override
     def _make_env(self, codec: RendererCodec, index: int, pool: WarmPool | None) -> HarborAgentTinkerEnv:
+        if self.make_env is not None:
+            raise UsageError("make_env is for our own loop: Harbor's trial starts the sandbox of an agent")
         return HarborAgentTinkerEnv(
             self.config,
             self.agent,
@@ -49,4 +53,5 @@ class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
             max_context_tokens=self.max_context_tokens,
             labels=self._labels(index),
             transcript_path=self._transcript_path(index),
+            reward=find_trajectory_reward(self.trajectory_reward),
         )

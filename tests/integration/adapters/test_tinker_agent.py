@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from harbor.models.trial.config import AgentConfig
 
-from harbor_gym import TerminalEnvConfig
+from harbor_gym import TerminalEnvConfig, Transcript
 from harbor_gym.errors import SandboxStartError, UsageError
 from tests.helpers.gateway.format_agent import FormatAgent
 from tests.helpers.policies.token_policies import RENDERER, message, scripted
@@ -134,3 +134,22 @@ async def test_a_lost_sandbox_raises_and_a_closed_one_leaves_nothing(model_dir: 
     await waiting.initial_observation()
     await builder.cleanup()
     await waiting.close()
+
+
+def count_turns(transcript: Transcript) -> float:
+    first, last = transcript.turns
+    assert "Write the word done" in first.observation
+    assert "Write the word done" not in last.observation, "an observation is what is new"
+    assert "echo done" in first.action
+    assert (last.info.get("end_reason"), last.reward) == ("completed", 1.0)
+    return len(transcript.turns)
+
+
+async def test_a_reward_over_the_trajectory_is_added(model_dir: str, tmp_path: Path) -> None:
+    builder = make_builder(write_task(tmp_path / "task"), model_dir)
+    builder.trajectory_reward = f"{__name__}:count_turns"
+    group = await run_group(builder, scripted(message(DONE), COMPLETE))
+    assert group.get_total_rewards() == [3.0, 3.0]
+    builder.make_env = "harbor_gym:AsyncTerminalGymEnv"
+    with pytest.raises(UsageError, match="make_env is for our own loop"):
+        await builder.make_envs()
