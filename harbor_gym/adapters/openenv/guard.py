@@ -7,6 +7,8 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from harbor_gym._runtime.shielded import shielded
+
 type Message = MutableMapping[str, Any]
 type Receive = Callable[[], Awaitable[Message]]
 type Send = Callable[[Message], Awaitable[None]]
@@ -21,7 +23,7 @@ _OPEN_PATHS = frozenset({"/health"})
 _MAX_PENDING = 4
 """Messages that a client may send ahead of their answers."""
 
-_TOO_BIG, _POLICY, _IDLE = 1009, 1008, 4008
+_ABNORMAL, _POLICY, _TOO_BIG, _IDLE = 1006, 1008, 1009, 4008
 """Close codes; 4008 is of the private range."""
 
 
@@ -146,8 +148,9 @@ class _Link:
             await asyncio.wait((work,))
         finally:
             reading.cancel()
-            work.cancel()
-            await asyncio.wait((work, reading))
+            if not work.cancelling():  # a second one would cut its cleanup short
+                work.cancel()
+            await shielded(asyncio.wait((work, reading)))
         if not work.cancelled():
             work.result()
         if not reading.cancelled():
@@ -173,16 +176,22 @@ class _Link:
             await self._send(message)
 
     async def _read(self) -> None:
-        while self._end is None:
-            message = await self._receive()
-            if message["type"] == "websocket.disconnect":
-                self._finish(message)
-            elif _size(message) > self._max_bytes:
-                await self._close(_TOO_BIG, f"a message is longer than {self._max_bytes} bytes")
-            elif self._pending.qsize() >= _MAX_PENDING:
-                await self._close(_POLICY, f"more than {_MAX_PENDING} messages ahead of their answers")
-            else:
-                self._pending.put_nowait(message)
+        try:
+            while self._end is None:
+                await self._take(await self._receive())
+        finally:
+            if self._end is None:
+                self._finish({"type": "websocket.disconnect", "code": _ABNORMAL})
+
+    async def _take(self, message: Message) -> None:
+        if message["type"] == "websocket.disconnect":
+            self._finish(message)
+        elif _size(message) > self._max_bytes:
+            await self._close(_TOO_BIG, f"a message is longer than {self._max_bytes} bytes")
+        elif self._pending.qsize() >= _MAX_PENDING:
+            await self._close(_POLICY, f"more than {_MAX_PENDING} messages ahead of their answers")
+        else:
+            self._pending.put_nowait(message)
 
     async def _close(self, code: int, reason: str) -> None:
         self._finish({"type": "websocket.disconnect", "code": code, "reason": reason})

@@ -108,6 +108,7 @@ class TerminalServer:
     def __init__(self, config: ServerConfig) -> None:
         self.token, self.is_token_generated = find_token(config)
         self._app = create_app(config, self.token)
+        logging.getLogger("uvicorn.error").addFilter(_is_no_refusal)
         self._config = config
         self._socket = _listen(config)
         self._address: tuple[str, int] = self._socket.getsockname()[:2]
@@ -150,6 +151,7 @@ class TerminalServer:
         config = self._config
         return uvicorn.Config(
             self._app,
+            log_config=None,  # the process's logging is its owner's
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -179,6 +181,11 @@ def serve(config: ServerConfig, show: Callable[[str], object]) -> None:
         show(f"{TOKEN_VARIABLE}={server.token}")
     show(f"serving at {server.url}")
     server.serve()
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    # uvicorn logs an error for each handshake that is answered with a status: anybody could fill a disk with them.
+    return record.getMessage() != "ASGI callable returned without completing handshake."
 
 
 def _listen(config: ServerConfig) -> socket.socket:
