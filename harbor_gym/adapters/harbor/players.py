@@ -15,6 +15,7 @@ from harbor_gym.adapters.harbor.results import (
     details_sequences,
     end_reason_of,
     reward_of,
+    rewards_of,
     segment_sequence,
 )
 from harbor_gym.adapters.harbor.rollout import TokenRollout
@@ -82,6 +83,7 @@ class EnvPlayer:
             error=rollout.error,
             segments=[flatten(rollout)] if steps else [],
             metrics={**last, "turns": float(len(steps)), "time/total_sec": time.monotonic() - started},
+            rewards=steps[-1].info.get("rewards", {}) if steps and rollout.error is None else {},
         )
 
 
@@ -141,6 +143,7 @@ class TrialPlayer:
             error=error,
             segments=segments,
             metrics={**_metrics(session), "time/total_sec": time.monotonic() - started},
+            rewards={} if error is not None else rewards_of(result),
         )
 
     def _agent_config(self, session: Session) -> AgentConfig:
