@@ -23,6 +23,7 @@ from harbor_gym.gateway.errors import (
     SessionEndedError,
 )
 from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, CallTree, Segment
+from harbor_gym.samplers import BudgetSpentError
 from harbor_gym.types import EndReason, Sample, Sampler, Turn
 
 logger = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ class Session:
         """Sample the answer to ``request`` and record it.
 
         Raises:
-            SessionEndedError: A budget ran out, now or earlier, or the session is closed.
+            SessionEndedError: A budget ran out, the session's or the sampler's, or the session is closed.
             RequestError: The request can't be answered; the session goes on.
             SamplerError: The sampler failed. It is recorded; the client may repeat the request.
         """
@@ -317,6 +318,9 @@ class Session:
                 raise
             self._check_open()  # the session ended, and cancelled the sampling only
             raise self._failed("the sampling was cancelled") from None
+        except BudgetSpentError as exc:
+            self.end(exc.reason)
+            raise SessionEndedError(self.end_reason) from exc
         except Exception as exc:  # The boundary to the sampler: whatever it raises is its failure.
             raise self._failed(f"{type(exc).__name__}: {exc}") from exc
         finally:

@@ -15,6 +15,7 @@ from harbor_gym.adapters.harbor.results import (
     details_sequences,
     end_reason_of,
     reward_of,
+    rewards_of,
     segment_sequence,
     with_outcome,
 )
@@ -84,6 +85,7 @@ class EnvPlayer:
             segments=[flatten(rollout)] if steps else [],
             turns=env.transcript.turns,
             metrics={**last, "turns": float(len(steps)), "time/total_sec": time.monotonic() - started},
+            rewards=steps[-1].info.get("rewards", {}) if steps and rollout.error is None else {},
         )
 
 
@@ -146,6 +148,7 @@ class TrialPlayer:
             segments=segments,
             turns=with_outcome(session.turns, end_reason, score, result),
             metrics={**_metrics(session), "time/total_sec": time.monotonic() - started},
+            rewards={} if error is not None else rewards_of(result),
         )
 
     def _agent_config(self, session: Session) -> AgentConfig:

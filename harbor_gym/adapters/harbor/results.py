@@ -25,13 +25,19 @@ def reward_of(result: TrialResult, choose: RewardFunction) -> float | HarborGymE
         result: The finished trial.
         choose: Makes the scalar of what the verifier wrote.
     """
-    rewards = result.verifier_result.rewards if result.verifier_result is not None else None
+    rewards = rewards_of(result)
     if not rewards:
         return _failure(result)
     try:
-        return choose({name: float(value) for name, value in rewards.items()})
+        return choose(rewards)
     except VerifierError as exc:
         return exc
+
+
+def rewards_of(result: TrialResult) -> dict[str, float]:
+    """Return what the verifier of a trial wrote, by key; empty without a verdict."""
+    rewards = result.verifier_result.rewards if result.verifier_result is not None else None
+    return {name: float(value) for name, value in (rewards or {}).items()}
 
 
 def end_reason_of(result: TrialResult) -> EndReason:

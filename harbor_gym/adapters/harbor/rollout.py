@@ -50,6 +50,10 @@ class TokenRollout:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers for aggregation."""
 
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Every key that the verifier wrote; of a multi-step task what Harbor makes of its steps. Empty without a
+    verdict."""
+
     @property
     def token_ids(self) -> list[int]:
         """Token ids of the segment with the most sampled tokens; empty where nothing was sampled."""
