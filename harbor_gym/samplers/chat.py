@@ -6,14 +6,14 @@ Nothing is tokenised here. A trainer that needs the tokens puts the gateway, or 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError, SamplerError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.tool_text import ToolCall, write_calls
 from harbor_gym.samplers.engine_client import EngineClient, EngineUser, StatusError
-from harbor_gym.types import ActionFormat, EndReason, StepResult, StopReason, Turn
+from harbor_gym.types import ActionFormat, EndReason, EpisodeInfo, StepResult, StopReason, Turn
 
 _OVERFLOWS = ("context_length_exceeded", "maximum context length", "maximum model length", "longer than the maximum")
 """How engines refuse a prompt that does not fit, in the body of a status 400."""
@@ -44,6 +44,25 @@ class ChatAnswer:
 
     sampled_tokens: int = 0
     """Length of the answer in tokens; likewise."""
+
+
+class AsksChat(Protocol):
+    """Whatever answers chats as :class:`ChatEndpoint` does."""
+
+    async def __call__(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> ChatAnswer:
+        """Return the answer to a chat.
+
+        Args:
+            messages: The whole chat, with earlier answers as ``ChatAnswer.message`` has them.
+            tools: Tools that the model may call, as chat completions declare them.
+
+        Raises:
+            ContextOverflowError: The chat does not fit the context window.
+            SamplerError: There is no answer.
+        """
+        ...
 
 
 class ContextOverflowError(SamplerError):
@@ -134,6 +153,9 @@ class ChatRollout:
     error: HarborGymError | None = None
     """The infrastructure error, if that ended the episode."""
 
+    info: EpisodeInfo | None = None
+    """The environment's info of the end; None after an infrastructure error."""
+
 
 @dataclass
 class _Chat:
@@ -186,7 +208,8 @@ async def run_chat_episode(
         return ChatRollout(chat.messages, chat.turns, EndReason.INFRASTRUCTURE_ERROR, None, exc)
     finally:
         await env.close()
-    return ChatRollout(chat.messages, chat.turns, result.info.get("end_reason", EndReason.COMPLETED), chat.reward)
+    end_reason = result.info.get("end_reason", EndReason.COMPLETED)
+    return ChatRollout(chat.messages, chat.turns, end_reason, chat.reward, info=result.info)
 
 
 async def _take_turn(
