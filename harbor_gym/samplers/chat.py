@@ -6,7 +6,7 @@ Nothing is tokenised here. A trainer that needs the tokens puts the gateway, or 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError, SamplerError
@@ -44,6 +44,25 @@ class ChatAnswer:
 
     sampled_tokens: int = 0
     """Length of the answer in tokens; likewise."""
+
+
+class AsksChat(Protocol):
+    """Whatever answers chats as :class:`ChatEndpoint` does."""
+
+    async def __call__(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> ChatAnswer:
+        """Return the answer to a chat.
+
+        Args:
+            messages: The whole chat, with earlier answers as ``ChatAnswer.message`` has them.
+            tools: Tools that the model may call, as chat completions declare them.
+
+        Raises:
+            ContextOverflowError: The chat does not fit the context window.
+            SamplerError: There is no answer.
+        """
+        ...
 
 
 class BudgetSpentError(SamplerError):
@@ -150,6 +169,11 @@ class ChatRollout:
 
     infos: Sequence[EpisodeInfo] = ()
     """What the environment reported: at the start, with each turn, and at the end."""
+
+    @property
+    def info(self) -> EpisodeInfo | None:
+        """The environment's info of the end; None after an infrastructure error."""
+        return self.infos[-1] if self.infos and self.error is None else None
 
 
 @dataclass
