@@ -5,8 +5,11 @@ import importlib.util
 import os
 import shutil
 import subprocess
+from typing import NoReturn
 
 import pytest
+
+from tests.helpers.paths import ROOT
 
 _HOW_TO_ENABLE = {
     "docker": "install Docker with Compose v2 and start the daemon (`make engines` does both on Debian)",
@@ -38,11 +41,22 @@ def _has(engine: str) -> bool:
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(_HOW_TO_ENABLE)}")
 
 
+def find_agent(program: str) -> str:
+    """Return the path of an agent's program; skip the calling test without it, or fail it when that is required."""
+    places = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{ROOT / 'build/agents/bin'}"
+    if (path := shutil.which(program, path=places)) is not None:
+        return path
+    return _miss("agents", f"{program} is not on the PATH: install it, or all of them with `.ci/engines.sh agents`")
+
+
 def require_engine(engine: str) -> None:
     """Skip the calling test when ``engine`` is missing; fail it when HARBOR_GYM_REQUIRE names the engine."""
     if _has(engine):
         return
-    message = f"{engine} is not available here: {_HOW_TO_ENABLE[engine]}"
+    _miss(engine, f"{engine} is not available here: {_HOW_TO_ENABLE[engine]}")
+
+
+def _miss(engine: str, message: str) -> NoReturn:
     if engine in os.environ.get("HARBOR_GYM_REQUIRE", "").split(","):
         pytest.fail(message)
     pytest.skip(message)
