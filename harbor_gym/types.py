@@ -14,6 +14,9 @@ from typing import Any, Literal, NamedTuple, Protocol, Required, TypedDict
 
 from harbor_gym.errors import HarborGymError
 
+DEFAULT_SANDBOX = "local"
+"""The sandbox where none is named, in every command and adapter: the one that needs no daemon."""
+
 
 @dataclass(frozen=True, slots=True)
 class Command:

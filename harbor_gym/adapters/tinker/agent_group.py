@@ -50,6 +50,6 @@ class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
             codec,
             max_tokens=self.max_tokens,
             max_context_tokens=self.max_context_tokens,
-            labels={"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index},
+            labels={"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index + 1},
             reward=find_trajectory_reward(self.trajectory_reward),
         )

@@ -65,7 +65,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     """The model's context window in tokens; None checks nothing."""
 
     label: str = ""
-    """Names the group in transcripts: a relative path such as ``train/batch_0003/group_0``."""
+    """Names the group in transcripts: a relative path such as ``train/batch_0003/group_1``."""
 
     transcripts_dir: Path | None = None
     """Where to write transcripts and, beside each, the terminal's recording; None writes none."""
@@ -153,7 +153,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     ) -> "HarborTerminalTinkerEnv | HarborAgentTinkerEnv":
         path, config = None, self.config
         if self.transcripts_dir is not None:
-            path = self.transcripts_dir / self.label / f"episode_{index:03d}.json"
+            path = self.transcripts_dir / self.label / f"episode_{index + 1:03d}.json"
             config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
         token_env = TokenTerminalEnv(
             find_make_env(self.make_env)(config, pool=pool),
@@ -161,7 +161,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
             max_tokens=self.max_tokens,
             max_context_tokens=self.max_context_tokens,
         )
-        labels = {"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index}
+        labels = {"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index + 1}
         reward = find_trajectory_reward(self.trajectory_reward)
         return HarborTerminalTinkerEnv(token_env, codec, labels=labels, transcript_path=path, reward=reward)
 
