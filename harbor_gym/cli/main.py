@@ -6,11 +6,13 @@ from typing import Annotated
 import typer
 
 from harbor_gym import __version__
-from harbor_gym.cli import base, bench, cache, check, check_sandbox, doctor, reap, report, watch
+from harbor_gym.cli import bench
 from harbor_gym.cli.exits import run_and_exit
 from harbor_gym.cli.lazy import LAZY, CommandsGroup, LazyCommand
+from harbor_gym.cli.machine import base, cache, doctor, reap, server
 from harbor_gym.cli.plain_help import HELP_NAMES, PlainCommand
-from harbor_gym.cli.recipes import play, plot, sweep
+from harbor_gym.cli.runs import plot, report, sweep, watch
+from harbor_gym.cli.tasks import check, check_sandbox, demo, init, play
 
 app = typer.Typer(
     name="harbor-gym",
@@ -22,6 +24,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for _name, _function, _summary in (
+    ("demo", demo.demo, "Play an episode now, without any setup."),
+    ("init", init.init, "Write a new task to start from."),
     ("play", play.play, "Play a task in your own terminal."),
     ("plot", plot.plot, "Draw the curves of runs, by learning rate."),
     ("report", report.report, "Write a run as one HTML file."),
@@ -36,6 +40,7 @@ for _name, _function, _summary in (
 app.command("sweep", cls=PlainCommand, short_help="Train for each rate and seed.", context_settings=sweep.SETTINGS)(
     sweep.sweep
 )
+app.add_typer(server.server, name="server")
 app.add_typer(cache.cache, name="cache")
 app.add_typer(bench.bench, name="bench")
 

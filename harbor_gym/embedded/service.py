@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import tempfile
 import time
@@ -16,6 +17,8 @@ from harbor_gym.adapters.tinker.training.config import Backend
 from harbor_gym.adapters.tinker.training.preparation import TrainRun
 from harbor_gym.adapters.tinker.training.service import ModelService, OpenService, cancelled_with, tinker_service
 from harbor_gym.embedded import ensure_policy
+from harbor_gym.embedded.interpreter import server_python
+from harbor_gym.embedded.policy import training_stack
 from harbor_gym.embedded.server import TrainingServer, export_adapter
 
 if TYPE_CHECKING:
@@ -40,6 +43,21 @@ class EmbeddedService:
             UsageError: The server saved none.
         """
         await asyncio.to_thread(export_adapter, self.state_dir, checkpoint.sampler_path or "", folder)
+
+
+def require_backend(backend: Backend) -> None:
+    """Look whether a backend is installed; nothing is started or imported.
+
+    Raises:
+        MissingDependencyError: A part of it is not.
+    """
+    needed = ("tinker", "tinker_cookbook") + (("torch", "transformers") if backend is Backend.LOCAL else ())
+    with training_stack():
+        for name in needed:
+            if importlib.util.find_spec(name) is None:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    if backend is Backend.LOCAL:
+        server_python()
 
 
 def service_of(backend: Backend, show: Show, bar: ShowBar = show_no_bar) -> OpenService:
@@ -74,6 +92,7 @@ async def embedded_service(run: TrainRun, show: Show, bar: ShowBar = show_no_bar
         state_dir,
         max_lora_rank=run.config.lora_rank,
         startup_timeout_sec=run.config.server_timeout_sec,
+        python=server_python(),
     )
     async with contextlib.AsyncExitStack() as stack:
         async with _ticking(bar, "embedded training server", run.config.server_timeout_sec):
@@ -91,7 +110,9 @@ async def sampling_client(policy: EvaluatedPolicy, show: Show) -> AsyncGenerator
         if policy.is_served_here:
             state = policy.server_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
             show("starting the embedded server")
-            server = TrainingServer(Path(policy.model_name), state, max_lora_rank=policy.max_lora_rank)
+            server = TrainingServer(
+                Path(policy.model_name), state, max_lora_rank=policy.max_lora_rank, python=server_python()
+            )
             await stack.enter_async_context(server)
             os.environ.update(server.client_environment())
             base_url = server.base_url

@@ -33,8 +33,9 @@ def train(config: TrainConfig) -> Path:
     os.environ.setdefault("TQDM_DISABLE", "1")
     from harbor_gym.adapters.tinker.training.preparation import claim_folder, prepare
     from harbor_gym.adapters.tinker.training.run import train as train_run
-    from harbor_gym.embedded.service import service_of
+    from harbor_gym.embedded.service import require_backend, service_of
 
+    require_backend(config.backend)
     run = asyncio.run(prepare(config))
     claim_folder(run)
     try:
