@@ -11,7 +11,7 @@ from harbor_gym.cli.exits import run_and_exit
 from harbor_gym.cli.lazy import LAZY, CommandsGroup, LazyCommand
 from harbor_gym.cli.machine import base, cache, doctor, reap, server
 from harbor_gym.cli.plain_help import HELP_NAMES, PlainCommand
-from harbor_gym.cli.runs import plot, report, sweep, watch
+from harbor_gym.cli.results import plot, report, sweep, watch
 from harbor_gym.cli.tasks import check, check_sandbox, demo, init, play
 
 app = typer.Typer(

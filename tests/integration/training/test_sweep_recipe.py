@@ -39,7 +39,7 @@ if (folder.parent / "break").exists() and seed == 1:
 (folder / "checkpoints.jsonl").write_text(json.dumps({"name": "final", "final": True}) + "\\n")
 """
 
-RUN_IT = "import sys; from harbor_gym.cli.runs import sweep; from harbor_gym.cli.main import main; {stand_in}main()"
+RUN_IT = "import sys; from harbor_gym.cli.results import sweep; from harbor_gym.cli.main import main; {stand_in}main()"
 
 
 def command(*arguments: str, trainer: Path | None = None) -> list[str]:
