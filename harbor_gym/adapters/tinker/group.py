@@ -115,6 +115,9 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         One of them also carries what the group lost, which the cookbook's mean makes numbers per group: ``infra/lost``
         of its episodes, ``infra/retried`` in fresh sandboxes, ``infra/masked`` (left out), and the losses by error.
         """
+        for trajectory, env in zip(trajectory_group, env_group, strict=True):
+            if isinstance(env, HarborTerminalTinkerEnv):
+                await env.note_logprobs(trajectory)
         rewards: list[tuple[float, Metrics]] = [
             (0.0, {f"ended/{reason}": float(trajectory.stop_reason == reason) for reason in STOP_REASONS})
             for trajectory in trajectory_group
