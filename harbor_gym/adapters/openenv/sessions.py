@@ -80,16 +80,15 @@ class HarborTerminalSession(ResourceSession):
             concurrent.futures.CancelledError: The session was closed.
         """
         if self._played is None and self._error is None:
-            done, _ = concurrent.futures.wait((self._running,), timeout_s)
-            if not done:
-                raise TimeoutError(f"the episode still runs after {timeout_s} s")
             try:
-                self._played = self._running.result()
+                self._played = self._running.result(timeout_s)
                 self._losses.check(self._played[0])
             except concurrent.futures.CancelledError:
                 raise
-            except Exception as exc:  # raised again by fetch_training_trace: here TRL would skip it
-                self._error = exc
+            except Exception as exc:
+                if not self._running.done():
+                    raise TimeoutError(f"the episode still runs after {timeout_s} s") from exc
+                self._error = exc  # raised again by fetch_training_trace: here TRL would skip it
         return _EXIT_CODES[self._error is None and self._reward is not None]
 
     def fetch_training_trace(self) -> TrainingTrace:
