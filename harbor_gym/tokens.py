@@ -80,7 +80,7 @@ class Transcript:
 
 
 class TokenTerminalEnv:
-    """Drive an :class:`harbor_gym.AsyncTerminalGymEnv` with sampled tokens.
+    """Drive an :class:`harbor_gym.AsyncTerminalGymEnv`, or a wrapper around one, with sampled tokens.
 
     The prompt after turn *t* is, token for token: the prompt of turn *t*, the sampled tokens untouched, and the next
     user message. The instruction is sent once. Where the codec can compare them with its chat template
@@ -111,7 +111,7 @@ class TokenTerminalEnv:
         """Start an episode; the returned step holds the first prompt, or is done if that prompt would not fit.
 
         Raises:
-            HarborGymError: As :meth:`AsyncTerminalGymEnv.reset` does.
+            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset` does.
         """
         screen, info = await self.env.reset()
         self.transcript = Transcript()
@@ -135,7 +135,7 @@ class TokenTerminalEnv:
                 the episode ends truncated and verified.
 
         Raises:
-            HarborGymError: As :meth:`AsyncTerminalGymEnv.step` does.
+            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.step` does.
         """
         if not self._prompt:
             raise UsageError("step can't be called before reset")

@@ -1,13 +1,18 @@
 """The gateway before a chat endpoint: tools, ids and overflows, over real HTTP on both sides."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
-from harbor_gym.gateway import Gateway
+from harbor_gym import EndReason, Sample
+from harbor_gym.gateway import Gateway, Session
+from harbor_gym.gateway.chat import ChatRequest, Message
+from harbor_gym.gateway.errors import SessionEndedError
 from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
-from harbor_gym.samplers import ChatEndpoint
+from harbor_gym.samplers import BudgetSpentError, ChatEndpoint
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "description": "", "parameters": {"type": "object"}}}]
 
@@ -46,11 +51,14 @@ async def test_tool_calls_and_results_keep_the_endpoints_ids() -> None:
         ):
             session = gateway.open_session()
 
-            async def ask(messages: list[Any]) -> dict[str, Any]:
+            async def post(messages: list[Any]) -> tuple[int, Any]:
                 body = {"model": "policy", "messages": messages, "tools": TOOLS}
                 async with client.post(f"{session.base_url}/v1/chat/completions", json=body) as response:
-                    (choice,) = (await response.json())["choices"]
-                    return choice
+                    return response.status, await response.json()
+
+            async def ask(messages: list[Any]) -> dict[str, Any]:
+                (choice,) = (await post(messages))[1]["choices"]
+                return choice
 
             messages: list[Any] = [{"role": "user", "content": "é"}]
             answer = (await ask(messages))["message"]
@@ -61,7 +69,10 @@ async def test_tool_calls_and_results_keep_the_endpoints_ids() -> None:
             last = (await ask(messages))["message"]
             assert last["content"] == ANSWERS[1]["content"]
             messages += [last, {"role": "user", "content": "and now?"}]
-            assert (await ask(messages))["finish_reason"] == "length"
+            status, refusal = await post(messages)
+            assert (status, refusal["error"]["code"]) == (400, "context_length_exceeded")
+            assert session.end_reason is EndReason.CONTEXT_OVERFLOW
+            assert session.error is None
     finally:
         await runner.cleanup()
     assert not session.breaks
@@ -71,3 +82,16 @@ async def test_tool_calls_and_results_keep_the_endpoints_ids() -> None:
     assert rest[0] == {"role": "assistant", **{name: value for name, value in ANSWERS[0].items() if value is not None}}
     assert [item["tool_call_id"] for item in rest[1:]] == ["second", "first"]
     assert [item["content"] for item in rest[1:]] == [f"of {name}" for name in ids[::-1]]
+
+
+async def test_a_budget_of_the_sampler_ends_the_session() -> None:
+    async def sample(prompt: Sequence[int]) -> Sample:
+        spent = BudgetSpentError("no more answers")
+        spent.reason = EndReason.MAX_TOKENS
+        raise spent
+
+    session = Session(sample, ProxyCodec(), model="policy")
+    request = ChatRequest("policy", (Message("user", "hello"),))
+    with pytest.raises(SessionEndedError):
+        await session.answer(request)
+    assert (session.end_reason, session.error) == (EndReason.MAX_TOKENS, None)
