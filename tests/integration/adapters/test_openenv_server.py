@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
     for name in ("alpha", "beta"):
         write_tiny_task(suite / name)
     limits = ["--max-sessions", 3, "--max-request-bytes", 2000, "--idle-timeout-sec", 1.0, "--call-timeout-sec", 20]
-    how = ["--no-confirm-task-complete", "--sandbox-option", "solved_when={/srv/answer: done}"]
+    how = ["--no-confirm-task-complete", "--sandbox-option", 'solved_when={"/srv/answer": "done"}']
     with served("--task", suite, "--env", FAKE, "--test-task", "beta", *map(str, [*how, *limits])) as found:
         yield found
 
@@ -210,7 +210,7 @@ async def test_a_client_that_vanishes_leaves_nothing(local_server: Served, momen
 @pytest.mark.local
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT), (signal.SIGKILL, -signal.SIGKILL)],
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)],
     ids=lambda value: getattr(value, "name", ""),
 )
 async def test_every_end_of_the_server_stops_its_sandboxes(
