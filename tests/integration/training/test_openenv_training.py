@@ -1,6 +1,7 @@
 """TRL's own HarnessRolloutWorker and AsyncGRPOTrainer on the CPU with sessions of ours, token by token."""
 
 import functools
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.usefixtures("nothing_left"),
-    pytest.mark.filterwarnings("ignore:You are using .* experimental feature:UserWarning"),
+    pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental'"),
 ]
 
 GROUP, MAX_TOKENS = 8, 40
@@ -36,6 +37,7 @@ GROUP, MAX_TOKENS = 8, 40
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy that writes one of four letters, saved."""
+    resource_tracker.ensure_running()  # TRL spawns its worker, and Python keeps this process until the end
     path = tmp_path_factory.mktemp("policy")
     model, tokenizer = tiny_policy("terminal", path)
     model.save_pretrained(path / "saved")
