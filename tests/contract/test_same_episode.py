@@ -4,6 +4,7 @@ An adapter joins by a function in ``ADAPTERS`` that plays an :class:`Episode` th
 """
 
 import asyncio
+import copy
 import dataclasses
 import functools
 import math
@@ -15,12 +16,23 @@ from typing import Any, override
 
 import pytest
 
-from harbor_gym import AsyncTerminalGymEnv, EndReason, Sample, TerminalEnvConfig, TokenTerminalEnv, flatten, run_episode
+from harbor_gym import (
+    AsyncTerminalGymEnv,
+    EndReason,
+    Rollout,
+    Sample,
+    TerminalEnvConfig,
+    TokenTerminalEnv,
+    flatten,
+    merge,
+    run_episode,
+)
 from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import classify
 from harbor_gym.testing import FakeEnvironment
 from harbor_gym.types import TokenSequence
 from tests.helpers.engines import require_engine
+from tests.helpers.policies.completions_server import completions_server
 from tests.helpers.policies.token_policies import RENDERER
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, write_task
@@ -30,6 +42,12 @@ pytestmark = [pytest.mark.tinker, pytest.mark.usefixtures("nothing_left")]
 
 MAX_TOKENS = 500
 VANISH = "vanish"
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""What the renderer writes, as a chat template."""
 
 
 class Vanishing(FakeEnvironment):
@@ -125,6 +143,10 @@ async def by_run_episode(episode: Episode) -> Played:
     if rollout.error is not None:
         assert rollout.reward is None
         return lost(rollout.error)
+    return _played(rollout)
+
+
+def _played(rollout: Rollout) -> Played:
     return Played(rollout.reward, rollout.end_reason, sequence=flatten(rollout))
 
 
@@ -224,6 +246,54 @@ async def _by_harbor(episode: Episode, **settings: Any) -> Played:
     return Played(rollout.reward, rollout.end_reason, sequence=segment)
 
 
+async def by_openenv_session(episode: Episode) -> Played:
+    """A session as TRL's worker drives it: what OpenEnv's trace holds is what it trains."""
+    pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
+    from harbor_gym.adapters.openenv import HarborTerminalSessionFactory, LocalTasks, TaskSuite
+
+    tokenizer = copy.deepcopy(byte_level_tokenizer())
+    tokenizer.chat_template = CHATML
+    tasks = LocalTasks(await asyncio.to_thread(TaskSuite.resolve, episode.task_dir), episode.config)
+    async with completions_server(episode.sampler) as url:
+        factory = HarborTerminalSessionFactory(
+            tasks,
+            tokenizer=tokenizer,
+            engine_url=url,
+            model="policy",
+            max_tokens=MAX_TOKENS,
+            max_context_tokens=episode.max_context_tokens,
+            max_retries=0,
+        )
+        session = factory.create(0)
+        await asyncio.to_thread(session.wait_for_completion)
+    trace, verdict = session.fetch_training_trace(), session.verify([])
+    end = EndReason(verdict.metrics["end_reason"])
+    if verdict.env_reward is None:
+        assert not any(mask for turn in trace.turns for mask in turn.loss_mask)
+        return Played(None, end, verdict.metrics["failure_kind"])
+    assert all(sum(turn.loss_mask) == len(turn.completion_token_ids) for turn in trace.turns)
+    turns = [(turn.prompt_token_ids, Sample(turn.completion_token_ids, turn.per_token_logps)) for turn in trace.turns]
+    (sequence,) = merge(turns)
+    return Played(verdict.env_reward, end, sequence=sequence)
+
+
+async def by_openenv_server(episode: Episode) -> Played:
+    """The token loop here, the episode on a server, and a WebSocket in between."""
+    pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
+    from harbor_gym.adapters.openenv import HarborTerminalClient, RemoteTerminalEnv, ServerConfig, TerminalServer
+
+    config = ServerConfig(env=episode.config, tasks=(str(episode.task_dir),), port=0, max_retries=0)
+    with await asyncio.to_thread(TerminalServer, config) as server:
+        env = TokenTerminalEnv(
+            RemoteTerminalEnv(HarborTerminalClient(server.url, token=server.token)),
+            episode.codec(),
+            max_tokens=MAX_TOKENS,
+            max_context_tokens=episode.max_context_tokens,
+        )
+        rollout = await run_episode(env, episode.sampler)
+    return lost(rollout.error) if rollout.error is not None else _played(rollout)
+
+
 async def by_trl(episode: Episode) -> Played:
     """TRL's own trainer, to the tensors that it trains on."""
     pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
@@ -276,6 +346,8 @@ ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "tinker-agent": by_tinker_agent,
     "harbor-env": by_harbor_env,
     "harbor-gateway": by_harbor_gateway,
+    "openenv-session": by_openenv_session,
+    "openenv-server": by_openenv_server,
     "trl": by_trl,
 }
 """Every way to play an episode, by name."""
