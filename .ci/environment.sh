@@ -15,7 +15,7 @@ pins=.requirements/$name.txt
 [ -f "$pins" ] || die "no pins for $name: $pins"
 environment=${HARBOR_GYM_ENVIRONMENTS:-build/environments}/$name
 # The installed package is this checkout: another one with the same environment installs itself anew.
-wanted="$(sha256sum <"$pins") $("$python" --version) $PWD"
+wanted="$(cat "$pins" pyproject.toml | sha256sum) $("$python" --version) $PWD"
 if [ "$(cat "$environment/.installed" 2>/dev/null)" != "$wanted" ]; then
   say "making $environment (a few minutes the first time)"
   .venv/bin/uv venv -q --clear --seed --python "$python" "$environment"

@@ -10,13 +10,23 @@ the endpoint returns text. For evaluations::
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition, tool_schema
 from harbor_gym.gateway.chat import Message, ParsedAnswer, split_thinking
-from harbor_gym.samplers import ChatEndpoint
+from harbor_gym.samplers import ChatAnswer
 from harbor_gym.samplers.chat import ContextOverflowError
 from harbor_gym.types import Sample
+
+
+class Ask(Protocol):
+    """Answers a conversation; an open :class:`harbor_gym.samplers.ChatEndpoint` does."""
+
+    async def __call__(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> ChatAnswer:
+        """Return the answer to a conversation."""
+        ...
 
 
 class ProxySampler:
@@ -28,7 +38,7 @@ class ProxySampler:
         endpoint: The open endpoint.
     """
 
-    def __init__(self, endpoint: ChatEndpoint) -> None:
+    def __init__(self, endpoint: Ask) -> None:
         self._endpoint = endpoint
         self.last_prompt_tokens = 0
         """Length of the last prompt, in the model's tokens; 0 where the endpoint does not return it."""

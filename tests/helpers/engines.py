@@ -13,6 +13,8 @@ _HOW_TO_ENABLE = {
     "local": "run as root on Linux with slirp4netns, buildah, mmdebstrap, tmux (`make engines` gets them)",
     "server": "install the embedded training server (`make setup`)",
     "tinker": 'pip install "harbor-gym[tinker]"',
+    "verifiers": "it has an environment of its own: `.ci/environment.sh verifiers` makes it, and "
+    "`build/environments/verifiers/bin/python -m pytest -m verifiers` runs its tests",
 }
 
 ENGINES = tuple(_HOW_TO_ENABLE)
@@ -34,6 +36,8 @@ def _has(engine: str) -> bool:
             return importlib.util.find_spec("skyrl") is not None and importlib.util.find_spec("jax") is not None
         case "tinker":
             return importlib.util.find_spec("tinker_cookbook") is not None
+        case "verifiers":
+            return importlib.util.find_spec("verifiers") is not None
         case _:
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(_HOW_TO_ENABLE)}")
 
