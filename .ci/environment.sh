@@ -10,10 +10,14 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/.."
 
 name=${1:?a name: the pins are in .requirements/NAME.txt}
-python=${2:-.venv/bin/python}
 pins=.requirements/$name.txt
 [ -f "$pins" ] || die "no pins for $name: $pins"
-environment=${HARBOR_GYM_ENVIRONMENTS:-build/environments}/$name
+environments=${HARBOR_GYM_ENVIRONMENTS:-build/environments}
+environment=$environments/$name
+case $name in
+  nemo_gym) python=${2:-$(.ci/nemo_gym/python.sh "$environments/python3.13")} ;;
+  *) python=${2:-.venv/bin/python} ;;
+esac
 # The installed package is this checkout: another one with the same environment installs itself anew.
 wanted="$(cat "$pins" pyproject.toml | sha256sum) $("$python" --version) $PWD"
 if [ "$(cat "$environment/.installed" 2>/dev/null)" != "$wanted" ]; then

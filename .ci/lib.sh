@@ -42,12 +42,13 @@ apt_major() {
 }
 
 # Prepare apt for a newer suite of this distribution, at the mirror that this machine's own sources name, with lists of
-# its own under the directory $1. Fills the array newer_suite with apt's options. $2 is deb or deb-src.
+# its own under the directory $1. Fills the array newer_suite with apt's options. $2 is deb or deb-src, $3 another suite of
+# Debian's.
 apt_newer_suite() {
   local work=$1 kind=$2 label suite keyring mirror
   # shellcheck disable=SC1091  # the system's own description of itself
   case $(. /etc/os-release && echo "$ID") in
-    debian) label=Debian suite=trixie keyring=/usr/share/keyrings/debian-archive-keyring.gpg ;;
+    debian) label=Debian suite=${3:-trixie} keyring=/usr/share/keyrings/debian-archive-keyring.gpg ;;
     ubuntu) label=Ubuntu suite=noble keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg ;;
     *) return 1 ;;
   esac

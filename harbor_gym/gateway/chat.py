@@ -101,15 +101,6 @@ def split_thinking(text: str) -> tuple[str, str]:
     return (thinking.strip(), rest.lstrip("\n")) if closed else ("", text)
 
 
-def clean(text: str) -> str:
-    """Return text that can be encoded: a lone surrogate, which JSON can carry, becomes U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="surrogatepass").decode(errors="replace")
-    return text
-
-
 def parse_answer(text: str, reasoning: str, tools: Sequence[ToolDefinition]) -> ParsedAnswer:
     """Return an answer with its tool calls, each with a fresh id; without tools no call is looked for."""
     if not tools:

@@ -10,35 +10,22 @@ the endpoint returns text. For evaluations::
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition, tool_schema
 from harbor_gym.gateway.chat import Message, ParsedAnswer, split_thinking
-from harbor_gym.samplers import ChatAnswer
-from harbor_gym.samplers.chat import ContextOverflowError
+from harbor_gym.samplers.chat import AsksChat
 from harbor_gym.types import Sample
-
-
-class Ask(Protocol):
-    """Answers a conversation; an open :class:`harbor_gym.samplers.ChatEndpoint` does."""
-
-    async def __call__(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> ChatAnswer:
-        """Return the answer to a conversation."""
-        ...
 
 
 class ProxySampler:
     """Send conversations of :class:`ProxyCodec` on to an endpoint, and count tokens as it counts them.
 
-    A conversation that does not fit the endpoint's context window has an empty answer, cut at the token limit.
-
     Args:
-        endpoint: The open endpoint.
+        endpoint: The endpoint, such as an open :class:`harbor_gym.samplers.ChatEndpoint`.
     """
 
-    def __init__(self, endpoint: Ask) -> None:
+    def __init__(self, endpoint: AsksChat) -> None:
         self._endpoint = endpoint
         self.last_prompt_tokens = 0
         """Length of the last prompt, in the model's tokens; 0 where the endpoint does not return it."""
@@ -49,14 +36,12 @@ class ProxySampler:
         """Return the endpoint's answer.
 
         Raises:
+            ContextOverflowError: The conversation does not fit the endpoint's context window.
             SamplerError: The endpoint can't be reached, refuses the request, or does not answer with one message.
         """
-        lines = _decode(prompt)
+        lines = read_lines(prompt)
         tools = next((line["tools"] for line in lines if "tools" in line), [])
-        try:
-            answer = await self._endpoint([line for line in lines if "role" in line], tools=tools)
-        except ContextOverflowError:
-            return Sample((), None, "length")
+        answer = await self._endpoint([line for line in lines if "role" in line], tools=tools)
         self.last_prompt_tokens = answer.prompt_tokens
         self.sampled_tokens += answer.sampled_tokens
         return Sample(_encode([answer.message]), None, answer.stop_reason)
@@ -89,12 +74,13 @@ def _encode(items: Sequence[Mapping[str, Any]]) -> list[int]:
     return [ord(character) for item in items for character in f"{json.dumps(item)}\n"]
 
 
-def _decode(tokens: Sequence[int]) -> list[dict[str, Any]]:
+def read_lines(tokens: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the lines of a conversation: messages as the endpoint returned them or the agent sent them, and tools."""
     return [json.loads(line) for line in "".join(map(chr, tokens)).splitlines()]
 
 
 def _message(sampled: Sequence[int]) -> dict[str, Any]:
-    return _decode(sampled)[0] if sampled else {"role": "assistant", "content": ""}
+    return read_lines(sampled)[0] if sampled else {"role": "assistant", "content": ""}
 
 
 def _calls(message: Mapping[str, Any]) -> list[ToolCall]:

@@ -24,7 +24,9 @@ from harbor_gym.gateway.errors import (
 )
 from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, CallTree, Segment
 from harbor_gym.samplers import BudgetSpentError
-from harbor_gym.types import EndReason, Sample, Sampler
+from harbor_gym.types import EndReason, Sample, Sampler, Turn
+
+_ENGINE_OVERFLOW = "The messages exceed the model's maximum context length. Please reduce the length of the messages."
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +129,11 @@ class Session:
         return tuple(segment for segment in self.segments if segment.kind is CallKind.MAIN)
 
     @property
+    def turns(self) -> list[Turn]:
+        """The agent's own conversation as text, turn by turn, without system messages and side calls. No rewards."""
+        return self._tree.turns()
+
+    @property
     def breaks(self) -> Counter[BreakReason]:
         """How often the main conversation's prompt had to be rendered anew, by reason."""
         return self._tree.break_counts()
@@ -188,7 +195,7 @@ class Session:
         prompt = suffix if match.parent is None else match.parent.tokens + suffix
         self._check_context(len(prompt), is_policy_model)
         started = time.monotonic()
-        sample = await self._sample(prompt)
+        sample = await self._sample(prompt, is_policy_model)
         duration = time.monotonic() - started
         parsed = await asyncio.to_thread(self._codec.parse, sample.tokens, request.tools)
         call = CallRecord(
@@ -205,6 +212,8 @@ class Session:
             is_policy_model=is_policy_model,
             break_reason=match.break_reason,
             duration_sec=duration,
+            messages=match.messages,
+            answer=parsed,
         )
         self._tree.calls.append(call)
         self._bridge.add(call, match, parsed)
@@ -277,9 +286,12 @@ class Session:
         limits = self.limits
         if limits.max_context_tokens is None or prompt_tokens + limits.max_answer_tokens <= limits.max_context_tokens:
             return
-        if is_policy_model and limits.overflow_ends_episode:
-            self.end(EndReason.CONTEXT_OVERFLOW)
+        self._end_on_overflow(is_policy_model)
         raise ContextOverflowError(prompt_tokens, limits.max_answer_tokens, limits.max_context_tokens)
+
+    def _end_on_overflow(self, is_policy_model: bool) -> None:
+        if is_policy_model and self.limits.overflow_ends_episode:
+            self.end(EndReason.CONTEXT_OVERFLOW)
 
     def _is_policy_model(self, request: ChatRequest) -> bool:
         # Some agents keep a provider before the name: "anthropic/policy".
@@ -295,9 +307,11 @@ class Session:
     async def _render(self, match: Match, request: ChatRequest) -> list[int]:
         if match.parent is None:
             return await asyncio.to_thread(self._codec.render, match.messages, request.tools)
-        return await asyncio.to_thread(self._codec.render_next, match.parent.sampled, match.messages, request.tools)
+        # A list, as loops without a gateway pass it: codecs compare slices of it with lists.
+        sampled = list(match.parent.sampled)
+        return await asyncio.to_thread(self._codec.render_next, sampled, match.messages, request.tools)
 
-    async def _sample(self, prompt: list[int]) -> Sample:
+    async def _sample(self, prompt: list[int], is_policy_model: bool) -> Sample:
         self._check_open()
         sampling = asyncio.ensure_future(self._sampler(list(prompt)))
         self._sampling.add(sampling)
@@ -310,6 +324,9 @@ class Session:
             self._check_open()  # the session ended, and cancelled the sampling only
             raise self._failed("the sampling was cancelled") from None
         except BudgetSpentError as exc:
+            if exc.reason is EndReason.CONTEXT_OVERFLOW:
+                self._end_on_overflow(is_policy_model)
+                raise RequestError(ErrorKind.CONTEXT_OVERFLOW, _ENGINE_OVERFLOW) from exc
             self.end(exc.reason)
             raise SessionEndedError(self.end_reason) from exc
         except Exception as exc:  # The boundary to the sampler: whatever it raises is its failure.

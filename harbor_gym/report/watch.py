@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SESSION = "episodes"
 _POLL_SEC = 0.2
+_LOOK_SEC = 1.0
+"""How often the folder of a run, which may hold many files, is searched for a newer recording."""
 _CLEAR = "\x1bc"
 _EPISODE = re.compile(r"episode_(\d+)\.cast")
 
@@ -76,15 +78,19 @@ def play_pane(
     while not is_over():
         path = newest(run_dir, pane, panes)
         if path is None or path == shown:
-            time.sleep(_POLL_SEC)
+            time.sleep(_LOOK_SEC)
             continue
-        shown = path
+        shown, looked = path, time.monotonic()
         write(f"{_CLEAR}\x1b]2;{path.relative_to(run_dir)}\x07")
         for output in _growing(path):
             if output:
                 write(output)
-            elif is_over() or newest(run_dir, pane, panes) != path:
+            elif is_over():
                 break
+            elif time.monotonic() - looked > _LOOK_SEC:
+                looked = time.monotonic()
+                if newest(run_dir, pane, panes) != path:
+                    break
 
 
 def newest(run_dir: Path, pane: int, panes: int) -> Path | None:

@@ -6,14 +6,13 @@ Nothing is tokenised here. A trainer that needs the tokens puts the gateway, or 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Protocol, cast
 
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError, SamplerError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.tool_text import ToolCall, write_calls
-from harbor_gym.samplers.engine_client import EngineClient, StatusError
+from harbor_gym.samplers.engine_client import EngineClient, EngineUser, StatusError
 from harbor_gym.types import ActionFormat, EndReason, EpisodeInfo, StepResult, StopReason, Turn
 
 _OVERFLOWS = ("context_length_exceeded", "maximum context length", "maximum model length", "longer than the maximum")
@@ -47,6 +46,25 @@ class ChatAnswer:
     """Length of the answer in tokens; likewise."""
 
 
+class AsksChat(Protocol):
+    """Whatever answers chats as :class:`ChatEndpoint` does."""
+
+    async def __call__(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> ChatAnswer:
+        """Return the answer to a chat.
+
+        Args:
+            messages: The whole chat, with earlier answers as ``ChatAnswer.message`` has them.
+            tools: Tools that the model may call, as chat completions declare them.
+
+        Raises:
+            ContextOverflowError: The chat does not fit the context window.
+            SamplerError: There is no answer.
+        """
+        ...
+
+
 class BudgetSpentError(SamplerError):
     """Whoever answers grants no further answer: a budget ran out. The episode ends truncated, and is verified."""
 
@@ -60,7 +78,7 @@ class ContextOverflowError(BudgetSpentError):
     reason = EndReason.CONTEXT_OVERFLOW
 
 
-class ChatEndpoint:
+class ChatEndpoint(EngineUser):
     """Ask an OpenAI-style endpoint (``POST /v1/chat/completions``). One serves any number of episodes at once.
 
     Use it as a context manager.
@@ -107,17 +125,6 @@ class ChatEndpoint:
         if temperature is not None:
             self._body["temperature"] = temperature
 
-    async def __aenter__(self) -> Self:
-        """Open the connections."""
-        await self._client.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the connections."""
-        await self._client.__aexit__(kind, error, traceback)
-
     async def __call__(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
     ) -> ChatAnswer:
@@ -162,6 +169,11 @@ class ChatRollout:
 
     infos: Sequence[EpisodeInfo] = ()
     """What the environment reported: at the start, with each turn, and at the end."""
+
+    @property
+    def info(self) -> EpisodeInfo | None:
+        """The environment's info of the end; None after an infrastructure error."""
+        return self.infos[-1] if self.infos and self.error is None else None
 
 
 @dataclass

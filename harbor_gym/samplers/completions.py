@@ -1,15 +1,14 @@
 """Samplers over engines that serve token ids: what goes in and comes out is never text."""
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from harbor_gym.errors import SamplerError
-from harbor_gym.samplers.engine_client import EngineClient
+from harbor_gym.samplers.engine_client import EngineClient, EngineUser
 from harbor_gym.types import Sample, StopReason
 
 
-class CompletionsSampler:
+class CompletionsSampler(EngineUser):
     """Sample from an engine's ``POST /v1/completions`` with a prompt of token ids, as vLLM serves it.
 
     The sampled ids come from ``return_token_ids`` (vLLM 0.10.2 and later) or, where the engine ignores that, from
@@ -63,17 +62,6 @@ class CompletionsSampler:
             **({"stop_token_ids": list(stop_token_ids)} if stop_token_ids else {}),
             **(extra_body or {}),
         }
-
-    async def __aenter__(self) -> Self:
-        """Open the connections."""
-        await self._client.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the connections."""
-        await self._client.__aexit__(kind, error, traceback)
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
         """Sample one message.

@@ -134,3 +134,20 @@ def _status_error(url: str, status: int, text: str) -> StatusError:
     error = StatusError(f"{url} answered with status {status}: {text[:_SHOWN_CHARACTERS]}")
     error.status, error.body = status, text
     return error
+
+
+class EngineUser:
+    """What asks one engine by ``_client``: an asynchronous context manager that opens and closes its connections."""
+
+    _client: EngineClient
+
+    async def __aenter__(self) -> Self:
+        """Open the connections."""
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        await self._client.__aexit__(kind, error, traceback)

@@ -1,11 +1,15 @@
 """One episode, any trainer: whoever drives it, the same tokens, mask, reward, end and outcome of a lost sandbox.
 
-An adapter joins by a function in ``ADAPTERS`` that plays an :class:`Episode` through the adapter's own rollout code.
+An adapter joins by a function in ``ADAPTERS`` that plays an :class:`Episode` through the adapter's own rollout code. One
+whose framework has an environment of its own says so in ``ENGINES``: it runs there, against the same reference.
 """
 
+import asyncio
 import dataclasses
 import functools
+import importlib.util
 import math
+import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,17 +18,18 @@ from typing import Any, override
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, EndReason, Sample, TerminalEnvConfig, TokenTerminalEnv, flatten, run_episode
+from harbor_gym.codecs import HFCodec
 from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import classify
 from harbor_gym.testing import FakeEnvironment
 from harbor_gym.types import TokenSequence
-from tests.helpers.engines import require_engine
+from tests.helpers.chat_templates import QWEN3
 from tests.helpers.policies.token_policies import RENDERER
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, write_task
 from tests.helpers.tokenizers import byte_level_tokenizer
 
-pytestmark = [pytest.mark.tinker, pytest.mark.usefixtures("nothing_left")]
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 MAX_TOKENS = 500
 VANISH = "vanish"
@@ -84,6 +89,8 @@ class Episode:
         )
 
     def codec(self) -> Any:
+        if importlib.util.find_spec("tinker_cookbook") is None:
+            return HFCodec(byte_level_tokenizer(), QWEN3)
         from harbor_gym.adapters.tinker.sampling import codec_for
 
         return codec_for(RENDERER, self.model_dir)
@@ -222,14 +229,106 @@ async def _by_harbor(episode: Episode, **settings: Any) -> Played:
     return Played(rollout.reward, rollout.end_reason, sequence=segment)
 
 
+async def by_trl(episode: Episode) -> Played:
+    """TRL's own trainer, to the tensors that it trains on."""
+    pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+    from harbor_gym.adapters.trl import HarborSpec
+    from tests.helpers.policies.trl_trainers import GROUP, ScriptedTrainer
+
+    spec = HarborSpec(
+        episode.task_dir,
+        agent="terminal",
+        sandbox=episode.sandbox,
+        sandbox_options=dict(episode.sandbox_options),
+        max_turns=episode.max_turns,
+        max_context_tokens=episode.max_context_tokens,
+        max_retries=0,
+        confirm_task_complete=False,
+    )
+    rows = [dict(spec.train_dataset[0]) for _ in range(GROUP)]
+    with spec, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You are using .* experimental feature", UserWarning)
+        trainer = ScriptedTrainer(
+            episode.sampler,
+            max_completion_length=MAX_TOKENS,
+            output_dir=episode.model_dir,
+            **spec.trainer_arguments,
+        )
+        batch = await asyncio.to_thread(trainer.score, rows)
+    (reward, twin), (end, twins_end) = trainer._logs["rewards"]["rollout_reward"], trainer._logs["extra"]["harbor_end"]
+    assert (reward, end) == (twin, twins_end) or reward != reward
+    if end not in {reason.value for reason in EndReason}:
+        assert math.isnan(reward)
+        assert not batch["tool_mask"].any()
+        return Played(None, EndReason.INFRASTRUCTURE_ERROR, end)
+    sequence = TokenSequence(
+        _shown(batch["prompt_ids"], batch["prompt_mask"]),
+        _shown(batch["completion_ids"], batch["completion_mask"]),
+        _shown(batch["tool_mask"], batch["completion_mask"]),
+        _shown(batch["sampling_per_token_logps"], batch["completion_mask"]),
+    )
+    return Played(reward, EndReason(end), sequence=sequence)
+
+
+def _shown(values: Any, mask: Any) -> list[Any]:
+    """Return the first sequence of a padded batch."""
+    return values[0][mask[0].bool()].tolist()
+
+
+async def by_verifiers(episode: Episode) -> Played:
+    return await _by_verifiers(episode)
+
+
+async def by_verifiers_agent(episode: Episode) -> Played:
+    agent = {"import_path": _agent().import_path, "kwargs": _agent().kwargs}
+    return await _by_verifiers(episode, agent=agent)
+
+
+async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
+    """verifiers' own environment and train client, over HTTP, to the branch that becomes a sample."""
+    from tests.helpers.verifiers.episodes import end_reason_of, env_config, run_episodes, sequence_of
+    from tests.helpers.verifiers.token_server import TokenServer
+
+    harness = {
+        "sandbox": episode.sandbox,
+        "sandbox_options": dict(episode.sandbox_options),
+        "terminal_env": {"max_turns": episode.max_turns, "confirm_task_complete": False},
+        **settings,
+    }
+    env = env_config([episode.task_dir], harness, {"retries": {"rules": []}})
+    # The client refuses a prompt that is longer than the model's context: what an answer may take is left free.
+    window = episode.max_context_tokens - MAX_TOKENS
+    server = TokenServer(episode.sampler, model=f"policy-{window}", max_model_len=window)
+    (finished,) = await run_episodes(server, env, model_dir=episode.model_dir)
+    (trace,) = finished.traces
+    if not trace.ok:
+        (error,) = trace.errors
+        assert not any(trace.rewards.values())
+        return Played(None, EndReason.INFRASTRUCTURE_ERROR, error.message.partition(":")[0])
+    return Played(trace.reward, end_reason_of(trace), sequence=sequence_of(trace))
+
+
 ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "run_episode": by_run_episode,
     "tinker": by_tinker,
     "tinker-agent": by_tinker_agent,
     "harbor-env": by_harbor_env,
     "harbor-gateway": by_harbor_gateway,
+    "trl": by_trl,
+    "verifiers": by_verifiers,
+    "verifiers-agent": by_verifiers_agent,
 }
 """Every way to play an episode, by name."""
+
+ENGINES = {"run_episode": "", "verifiers": "verifiers", "verifiers-agent": "verifiers"}
+"""The mark of an adapter's engine, where it is not ``tinker``: that of an environment of its own, or none."""
+
+
+def adapters(*, but: str = "") -> list[Any]:
+    """Return the adapters as parameters, each with its engine's mark."""
+    marks = {name: getattr(pytest.mark, engine) for name in ADAPTERS if (engine := ENGINES.get(name, "tinker"))}
+    return [pytest.param(name, marks=marks.get(name, ())) for name in ADAPTERS if name != but]
+
 
 SOLVED = Script((message("pwd\n"), message(DONE), COMPLETE))
 EPISODES: Mapping[str, tuple[Script, Mapping[str, int], Played]] = {
@@ -256,21 +355,22 @@ EPISODES: Mapping[str, tuple[Script, Mapping[str, int], Played]] = {
 }
 """Sampler, budgets, and what comes of it."""
 
-AGENTS_OWN_WORDS = {(name, "session ended"): EndReason.COMPLETED for name in ("harbor-gateway", "tinker-agent")}
+AGENTS_OWN_WORDS = {
+    (name, "session ended"): EndReason.COMPLETED for name in ("harbor-gateway", "tinker-agent", "verifiers-agent")
+}
 """Ends that only the loop knows, where a foreign agent is the loop: it simply ends."""
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A directory that holds a tokenizer and nothing else."""
-    require_engine("tinker")
     path = tmp_path_factory.mktemp("tokenizer")
     byte_level_tokenizer().save_pretrained(path)
     return str(path)
 
 
 @pytest.mark.parametrize("name", EPISODES)
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", adapters())
 async def test_in_memory(adapter: str, name: str, model_dir: str, tmp_path: Path) -> None:
     script, budgets, expected = EPISODES[name]
     options = {"solved_when": {"/srv/answer": "done"}}
@@ -284,7 +384,7 @@ async def test_in_memory(adapter: str, name: str, model_dir: str, tmp_path: Path
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("adapter", [name for name in ADAPTERS if name != "run_episode"])
+@pytest.mark.parametrize("adapter", adapters(but="run_episode"))
 async def test_in_a_real_sandbox(adapter: str, model_dir: str, tmp_path: Path) -> None:
     episode = Episode(write_task(tmp_path / "task"), model_dir, SOLVED, "local", {})
     played, reference = await ADAPTERS[adapter](episode), await by_run_episode(episode)
@@ -293,7 +393,7 @@ async def test_in_a_real_sandbox(adapter: str, model_dir: str, tmp_path: Path) -
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", adapters())
 async def test_a_real_sandbox_that_is_lost_when_it_is_graded(adapter: str, model_dir: str, tmp_path: Path) -> None:
     sandbox = "tests.helpers.sandboxes.failing:LostAtGrading"
     episode = Episode(write_task(tmp_path / "task"), model_dir, SOLVED, sandbox, {})

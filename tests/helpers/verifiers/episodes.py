@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harbor_gym import Sample
+from harbor_gym import EndReason, Sample
 from harbor_gym.types import TokenSequence
 from tests.helpers.tokenizers import byte_level_tokenizer
 from tests.helpers.verifiers.token_server import TokenServer, serve
@@ -77,6 +77,16 @@ async def run_episodes(
         async with loaded.serving():
             slots = [slot for task in loaded.taskset for slot in loaded.slots(task, episodes)]
             return await asyncio.gather(*(loaded.run_slot(slot, context) for slot in slots))
+
+
+def end_reason_of(trace: Any) -> EndReason:
+    """Return why a verified trace ended, after checking that verifiers has its own word for a spent budget."""
+    end_reason = EndReason(trace.info["harbor_gym"]["end_reason"])
+    words = {"max_turns": EndReason.MAX_TURNS, "max_total_tokens": EndReason.CONTEXT_OVERFLOW}
+    words |= {"max_output_tokens": EndReason.MAX_TOKENS, "agent_timeout": EndReason.TIME_LIMIT}
+    assert words.get(trace.stop_condition, end_reason) is end_reason
+    assert trace.is_truncated is (end_reason.is_truncation and end_reason is not EndReason.TIME_LIMIT)
+    return end_reason
 
 
 def sequence_of(trace: Any) -> TokenSequence:

@@ -51,11 +51,14 @@ async def test_tool_calls_and_results_keep_the_endpoints_ids() -> None:
         ):
             session = gateway.open_session()
 
-            async def ask(messages: list[Any]) -> dict[str, Any]:
+            async def post(messages: list[Any]) -> tuple[int, Any]:
                 body = {"model": "policy", "messages": messages, "tools": TOOLS}
                 async with client.post(f"{session.base_url}/v1/chat/completions", json=body) as response:
-                    (choice,) = (await response.json())["choices"]
-                    return choice
+                    return response.status, await response.json()
+
+            async def ask(messages: list[Any]) -> dict[str, Any]:
+                (choice,) = (await post(messages))[1]["choices"]
+                return choice
 
             messages: list[Any] = [{"role": "user", "content": "é"}]
             answer = (await ask(messages))["message"]
@@ -66,7 +69,10 @@ async def test_tool_calls_and_results_keep_the_endpoints_ids() -> None:
             last = (await ask(messages))["message"]
             assert last["content"] == ANSWERS[1]["content"]
             messages += [last, {"role": "user", "content": "and now?"}]
-            assert (await ask(messages))["finish_reason"] == "length"
+            status, refusal = await post(messages)
+            assert (status, refusal["error"]["code"]) == (400, "context_length_exceeded")
+            assert session.end_reason is EndReason.CONTEXT_OVERFLOW
+            assert session.error is None
     finally:
         await runner.cleanup()
     assert not session.breaks
