@@ -6,7 +6,8 @@ import verifiers.v1 as vf
 from verifiers.v1.configs.retries import RetryConfig, RetryRule
 from verifiers.v1.runtimes import SubprocessConfig
 
-from harbor_gym.adapters.verifiers.harness import HarborTerminalHarness
+from harbor_gym.adapters.verifiers import PLUGIN_ID
+from harbor_gym.adapters.verifiers.harness import HarborHarnessConfig, HarborTerminalHarness
 
 _RETRIES = RetryConfig(
     max_retries=0,
@@ -22,7 +23,9 @@ _RETRIES = RetryConfig(
 class HarborEnvConfig(vf.EnvConfig):
     """The policy's seat."""
 
-    agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig(), retries=_RETRIES)
+    agent: vf.AgentConfig = vf.AgentConfig(
+        harness=HarborHarnessConfig(id=PLUGIN_ID), runtime=SubprocessConfig(), retries=_RETRIES
+    )
     """The policy under evaluation or training. Its ``retries`` allow one fresh attempt after a failure of sandbox,
     terminal, verifier or agent; an episode without a verdict after that is an error, which training leaves out."""
 

@@ -4,10 +4,13 @@ Source: https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html and
 ``clients/eval.py``), which read ``/inference/v1/generate``, ``/v1/chat/completions`` and ``/v1/models``.
 """
 
+import dataclasses
+import json
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -48,6 +51,9 @@ class TokenServer:
 
     statuses: list[int] = field(default_factory=list[int])
     """Statuses of the next answers, in place of 200."""
+
+    log: Path | None = None
+    """Where every exchange is appended as a line of JSON, too."""
 
     exchanges: list[Exchange] = field(default_factory=list[Exchange])
     requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -112,6 +118,9 @@ class TokenServer:
         logprobs = list(sample.logprobs or [-0.5] * len(sample.tokens))
         exchange = Exchange(prompt, list(sample.tokens), logprobs)
         self.exchanges.append(exchange)
+        if self.log is not None:
+            with self.log.open("a") as file:
+                file.write(f"{json.dumps(dataclasses.asdict(exchange))}\n")
         return exchange, sample.stop_reason
 
 
