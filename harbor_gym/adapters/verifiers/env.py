@@ -1,13 +1,14 @@
 """The environment: one policy, one Harbor task, one episode."""
 
-from typing import override
+from typing import Any, override
 
 import verifiers.v1 as vf
+from pydantic import model_validator
 from verifiers.v1.configs.retries import RetryConfig, RetryRule
 from verifiers.v1.runtimes import SubprocessConfig
 
 from harbor_gym.adapters.verifiers import PLUGIN_ID
-from harbor_gym.adapters.verifiers.harness import HarborHarnessConfig, HarborTerminalHarness
+from harbor_gym.adapters.verifiers.harness import HarborTerminalHarness
 
 _RETRIES = RetryConfig(
     max_retries=0,
@@ -23,11 +24,19 @@ _RETRIES = RetryConfig(
 class HarborEnvConfig(vf.EnvConfig):
     """The policy's seat."""
 
-    agent: vf.AgentConfig = vf.AgentConfig(
-        harness=HarborHarnessConfig(id=PLUGIN_ID), runtime=SubprocessConfig(), retries=_RETRIES
-    )
+    agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig(), retries=_RETRIES)
     """The policy under evaluation or training. Its ``retries`` allow one fresh attempt after a failure of sandbox,
     terminal, verifier or agent; an episode without a verdict after that is an error, which training leaves out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_harness(cls, data: Any) -> Any:
+        """Take settings of a harness without an id for those of ours; verifiers' own default is another one."""
+        match data:
+            case {"agent": {"harness": {**harness}, **agent}, **rest} if not harness.get("id"):
+                return {**rest, "agent": {**agent, "harness": {**harness, "id": PLUGIN_ID}}}
+            case _:
+                return data
 
 
 class HarborTerminalEnv(vf.Env[HarborEnvConfig]):
