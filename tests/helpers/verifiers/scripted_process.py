@@ -62,14 +62,19 @@ def scripted_process(tmp_path: Path, script: Mapping[str, Sequence[str]]) -> Gen
             process.kill()
 
 
-async def main(script: Path, log: Path, address: Path) -> None:
+async def listen(answers: Mapping[str, Sequence[str]], log: Path, address: Path) -> None:
     """Serve until killed."""
     codec = HFCodec(byte_level_tokenizer(), QWEN3)
-    async with serve(TokenServer(ScriptedTasks(json.loads(script.read_text())), codec=codec, log=log)) as server:
-        address.write_text(server.base_url)
+    async with serve(TokenServer(ScriptedTasks(answers), codec=codec, log=log)) as server:
+        await asyncio.to_thread(address.write_text, server.base_url)
         print("ready", flush=True)  # noqa: T201  # the signal that the parent waits for
         await asyncio.Event().wait()
 
 
+def main(script: str, log: str, address: str) -> None:
+    """Read the script and serve."""
+    asyncio.run(listen(json.loads(Path(script).read_text()), Path(log), Path(address)))
+
+
 if __name__ == "__main__":
-    asyncio.run(main(*map(Path, sys.argv[1:])))
+    main(*sys.argv[1:])
