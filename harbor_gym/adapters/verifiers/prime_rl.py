@@ -4,6 +4,7 @@ Prime-RL is a git checkout with an environment of its own (Python 3.12, CUDA). W
 minutes there, after its trainer and its inference have loaded the model.
 """
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -192,7 +193,7 @@ def _commit_date(place: Path) -> date | None:
 
 
 def _tasks(source: Source) -> str:
-    from harbor_gym.adapters.verifiers.taskset import HarborTasksetConfig, HarborTerminalTaskset
+    from harbor_gym.adapters.verifiers import HarborTasksetConfig, HarborTerminalTaskset
 
     tasks = list(HarborTerminalTaskset(HarborTasksetConfig.model_validate(source["env"]["taskset"])))
     if not tasks:
@@ -202,13 +203,13 @@ def _tasks(source: Source) -> str:
 
 
 def _sandbox(source: Source) -> str:
-    from verifiers.v1.utils.loaders import resolve_env_config
-
-    from harbor_gym.adapters.verifiers.harness import HarborHarnessConfig
+    from harbor_gym.adapters.verifiers import HarborHarnessConfig
     from harbor_gym.sandboxes import environment_config
     from harbor_gym.sandboxes.registry import preflight
 
-    env: Any = resolve_env_config(dict(source["env"]))
+    loaders = importlib.import_module("verifiers.v1.utils.loaders")
+
+    env: Any = loaders.resolve_env_config(dict(source["env"]))
     harness = env.agent.harness
     if not isinstance(harness, HarborHarnessConfig):
         raise UsageError(f"the harness is {harness.id!r}: write env.agent.harness.id = {PLUGIN_ID!r}")
