@@ -1,12 +1,14 @@
 """One episode, any trainer: whoever drives it, the same tokens, mask, reward, end and outcome of a lost sandbox.
 
 An adapter joins by a function in ``ADAPTERS`` that plays an :class:`Episode` through the adapter's own rollout code.
+One whose framework has an environment of its own says so in ``ENGINES``: it runs there, against the same reference.
 """
 
 import asyncio
 import copy
 import dataclasses
 import functools
+import importlib.util
 import math
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,10 +29,12 @@ from harbor_gym import (
     merge,
     run_episode,
 )
+from harbor_gym.codecs import HFCodec
 from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import classify
 from harbor_gym.testing import FakeEnvironment
 from harbor_gym.types import TokenSequence
+from tests.helpers.chat_templates import QWEN3
 from tests.helpers.engines import require_engine
 from tests.helpers.policies.completions_server import completions_server
 from tests.helpers.policies.token_policies import RENDERER
@@ -38,7 +42,7 @@ from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, write_task
 from tests.helpers.tokenizers import byte_level_tokenizer
 
-pytestmark = [pytest.mark.tinker, pytest.mark.usefixtures("nothing_left")]
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 MAX_TOKENS = 500
 VANISH = "vanish"
@@ -104,6 +108,8 @@ class Episode:
         )
 
     def codec(self) -> Any:
+        if importlib.util.find_spec("tinker_cookbook") is None:
+            return HFCodec(byte_level_tokenizer(), QWEN3)
         from harbor_gym.adapters.tinker.sampling import codec_for
 
         return codec_for(RENDERER, self.model_dir)
@@ -340,6 +346,39 @@ def _shown(values: Any, mask: Any) -> list[Any]:
     return values[0][mask[0].bool()].tolist()
 
 
+async def by_verifiers(episode: Episode) -> Played:
+    return await _by_verifiers(episode)
+
+
+async def by_verifiers_agent(episode: Episode) -> Played:
+    agent = {"import_path": _agent().import_path, "kwargs": _agent().kwargs}
+    return await _by_verifiers(episode, agent=agent)
+
+
+async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
+    """verifiers' own environment and train client, over HTTP, to the branch that becomes a sample."""
+    from tests.helpers.verifiers.episodes import end_reason_of, env_config, run_episodes, sequence_of
+    from tests.helpers.verifiers.token_server import TokenServer
+
+    harness = {
+        "sandbox": episode.sandbox,
+        "sandbox_options": dict(episode.sandbox_options),
+        "terminal_env": {"max_turns": episode.max_turns, "confirm_task_complete": False},
+        **settings,
+    }
+    env = env_config([episode.task_dir], harness, {"retries": {"rules": []}})
+    # The client refuses a prompt that is longer than the model's context: what an answer may take is left free.
+    window = episode.max_context_tokens - MAX_TOKENS
+    server = TokenServer(episode.sampler, model=f"policy-{window}", max_model_len=window)
+    (finished,) = await run_episodes(server, env, model_dir=episode.model_dir)
+    (trace,) = finished.traces
+    if not trace.ok:
+        (error,) = trace.errors
+        assert not any(trace.rewards.values())
+        return Played(None, EndReason.INFRASTRUCTURE_ERROR, error.message.partition(":")[0])
+    return Played(trace.reward, end_reason_of(trace), sequence=sequence_of(trace))
+
+
 ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "run_episode": by_run_episode,
     "tinker": by_tinker,
@@ -349,8 +388,20 @@ ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "openenv-session": by_openenv_session,
     "openenv-server": by_openenv_server,
     "trl": by_trl,
+    "verifiers": by_verifiers,
+    "verifiers-agent": by_verifiers_agent,
 }
 """Every way to play an episode, by name."""
+
+ENGINES = {"run_episode": "", "verifiers": "verifiers", "verifiers-agent": "verifiers"}
+"""The mark of an adapter's engine, where it is not ``tinker``: that of an environment of its own, or none."""
+
+
+def adapters(*, but: str = "") -> list[Any]:
+    """Return the adapters as parameters, each with its engine's mark."""
+    marks = {name: getattr(pytest.mark, engine) for name in ADAPTERS if (engine := ENGINES.get(name, "tinker"))}
+    return [pytest.param(name, marks=marks.get(name, ())) for name in ADAPTERS if name != but]
+
 
 SOLVED = Script((message("pwd\n"), message(DONE), COMPLETE))
 EPISODES: Mapping[str, tuple[Script, Mapping[str, int], Played]] = {
@@ -377,21 +428,22 @@ EPISODES: Mapping[str, tuple[Script, Mapping[str, int], Played]] = {
 }
 """Sampler, budgets, and what comes of it."""
 
-AGENTS_OWN_WORDS = {(name, "session ended"): EndReason.COMPLETED for name in ("harbor-gateway", "tinker-agent")}
+AGENTS_OWN_WORDS = {
+    (name, "session ended"): EndReason.COMPLETED for name in ("harbor-gateway", "tinker-agent", "verifiers-agent")
+}
 """Ends that only the loop knows, where a foreign agent is the loop: it simply ends."""
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A directory that holds a tokenizer and nothing else."""
-    require_engine("tinker")
     path = tmp_path_factory.mktemp("tokenizer")
     byte_level_tokenizer().save_pretrained(path)
     return str(path)
 
 
 @pytest.mark.parametrize("name", EPISODES)
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", adapters())
 async def test_in_memory(adapter: str, name: str, model_dir: str, tmp_path: Path) -> None:
     script, budgets, expected = EPISODES[name]
     options = {"solved_when": {"/srv/answer": "done"}}
@@ -405,7 +457,7 @@ async def test_in_memory(adapter: str, name: str, model_dir: str, tmp_path: Path
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("adapter", [name for name in ADAPTERS if name != "run_episode"])
+@pytest.mark.parametrize("adapter", adapters(but="run_episode"))
 async def test_in_a_real_sandbox(adapter: str, model_dir: str, tmp_path: Path) -> None:
     episode = Episode(write_task(tmp_path / "task"), model_dir, SOLVED, "local", {})
     played, reference = await ADAPTERS[adapter](episode), await by_run_episode(episode)
@@ -414,7 +466,7 @@ async def test_in_a_real_sandbox(adapter: str, model_dir: str, tmp_path: Path) -
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", adapters())
 async def test_a_real_sandbox_that_is_lost_when_it_is_graded(adapter: str, model_dir: str, tmp_path: Path) -> None:
     sandbox = "tests.helpers.sandboxes.failing:LostAtGrading"
     episode = Episode(write_task(tmp_path / "task"), model_dir, SOLVED, sandbox, {})

@@ -16,6 +16,9 @@ _HOW_TO_ENABLE = {
     "local": "run as root on Linux with slirp4netns, buildah, mmdebstrap, tmux (`make engines` gets them)",
     "server": "install the embedded training server (`make setup`)",
     "tinker": 'pip install "harbor-gym[tinker]"',
+    "prime_rl": "it is a git checkout beside verifiers: docs/verifiers.md has the commands",
+    "verifiers": "it has an environment of its own: `.ci/environment.sh verifiers` makes it, and "
+    "`build/environments/verifiers/bin/python -m pytest -m verifiers` runs its tests",
 }
 
 ENGINES = tuple(_HOW_TO_ENABLE)
@@ -37,6 +40,10 @@ def _has(engine: str) -> bool:
             return importlib.util.find_spec("skyrl") is not None and importlib.util.find_spec("jax") is not None
         case "tinker":
             return importlib.util.find_spec("tinker_cookbook") is not None
+        case "prime_rl":
+            return all(importlib.util.find_spec(name) is not None for name in ("prime_rl", "msgspec", "torch"))
+        case "verifiers":
+            return importlib.util.find_spec("verifiers") is not None
         case _:
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(_HOW_TO_ENABLE)}")
 
