@@ -91,15 +91,15 @@ class HarborExp(BasePPOExp):
             datasets=[str(path)],
             tokenizer=self.tokenizer,
             max_prompt_length=self.cfg.trainer.max_prompt_length,
-            num_workers=1,
+            num_workers=0,
         )
 
 
 def check_config(cfg: HarborTrainConfig) -> None:
     """Refuse what can't be used, before anything starts.
 
-    With one row per episode a lost one keeps its row, at the mean of its group: an estimator that counts rows, or divides
-    by their standard deviation, would scale the others. Step-wise rows leave it out.
+    With one row per episode a lost one keeps its row, at the mean of its group: an estimator that counts rows, or
+    divides by their standard deviation, would scale the others. Step-wise rows leave it out.
 
     Raises:
         UsageError: A setting can't be used, or a lost episode would scale its group's advantages.
