@@ -13,11 +13,11 @@ pytest.importorskip("skyrl.train", reason='pip install "harbor-gym[skyrl]"')
 
 from skyrl.train.config import SkyRLGymConfig
 from skyrl.train.dataset import PromptDataset
-from skyrl.train.fully_async_trainer_sim import FullyAsyncTrainerSim
 from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
 from skyrl.train.utils.trainer_utils import validate_generator_output
 
 from harbor_gym.adapters.skyrl import HarborExp, HarborTrainConfig, register
+from harbor_gym.adapters.skyrl.experiment import SimulatedTrainer
 from harbor_gym.errors import UsageError, VerifierError
 from harbor_gym.testing import FakeEnvironment, write_tiny_task
 from harbor_gym.types import Sample
@@ -59,7 +59,7 @@ class Tracker:
     def finish(self) -> None: ...
 
 
-class RecordingSim(FullyAsyncTrainerSim):
+class RecordingSim(SimulatedTrainer):
     """SkyRL's simulated trainer; computes the advantages that a real one would."""
 
     batches: list[Any]
