@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from harbor_gym import sandboxes
-from harbor_gym.adapters.tinker.training.config import Backend, LogDirExists, TrainConfig
+from harbor_gym.adapters.tinker.training.config import Backend, LogDirExists, RolloutExecutor, TrainConfig
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.tasks import SourcedTask, filter_tasks, resolve_tasks, split_tasks
@@ -140,6 +140,8 @@ def _check_rollouts(run: TrainRun) -> None:
         raise UsageError("give either --epochs or --num-batches")
     if config.rollout_executor is not None and config.warm_sandboxes:
         raise UsageError("--warm-sandboxes belong to this process, and --rollout-executor plays in others: give one")
+    if config.rollout_starts_per_sec is not None and config.rollout_executor is not RolloutExecutor.RAY:
+        raise UsageError("--rollout-starts-per-sec is shared by Ray's nodes: it needs --rollout-executor ray")
     if config.agent is not None:
         _check_agent(config, config.agent)
     parts = config.stream_minibatches
