@@ -220,6 +220,9 @@ class TrainConfig(BaseModel):
     rollout_workers: int = _field(ROLLOUTS, 2, ge=1)
     """Number of those processes; each plays a group at a time."""
 
+    rollout_starts_per_sec: float | None = _field(ROLLOUTS, gt=0)
+    """With Ray: starts of sandboxes per second, over all nodes."""
+
     log_path: Path | None = _field(OUTPUT)
     """Folder of the run."""
 

@@ -94,7 +94,14 @@ def _workers(run: TrainRun, strategy: RetryThenMask) -> Generator[Executor | Non
     if kind is None:
         yield None
         return
-    with rollout_executor(kind.value, run.config.rollout_workers, strategy) as executor:
+    with rollout_executor(
+        kind.value,
+        run.config.rollout_workers,
+        strategy,
+        output_dir=run.log_path,
+        group_size=run.config.group_size,
+        starts_per_sec=run.config.rollout_starts_per_sec,
+    ) as executor:
         yield executor
 
 
