@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from harbor_gym import __version__
-from harbor_gym.cli import base, bench, cache, check, check_sandbox, doctor, reap, report, watch
+from harbor_gym.cli import base, bench, cache, check, check_sandbox, doctor, nemo_gym, reap, report, watch
 
 app = typer.Typer(
     name="harbor-gym",
@@ -23,6 +23,7 @@ app.command()(report.report)
 app.command()(watch.watch)
 app.add_typer(cache.cache, name="cache")
 app.add_typer(bench.bench, name="bench")
+app.add_typer(nemo_gym.nemo_gym, name="nemo-gym")
 
 
 @app.command("eval", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

@@ -222,12 +222,44 @@ async def _by_harbor(episode: Episode, **settings: Any) -> Played:
     return Played(rollout.reward, rollout.end_reason, sequence=segment)
 
 
+async def by_nemo_gym(episode: Episode) -> Played:
+    return await _by_nemo_gym(episode, None)
+
+
+async def by_nemo_gym_agent(episode: Episode) -> Played:
+    return await _by_nemo_gym(episode, _agent())
+
+
+async def _by_nemo_gym(episode: Episode, agent: Any) -> Played:
+    """All of the adapter but NeMo Gym's own types, which its environment's tests put around it."""
+    from harbor_gym.adapters.nemo_gym.model_server import ModelServer
+    from harbor_gym.adapters.nemo_gym.play import play
+    from harbor_gym.adapters.nemo_gym.rows import make_row
+    from harbor_gym.adapters.nemo_gym.settings import EpisodePlan
+    from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
+
+    engine = ModelServerDouble(
+        episode.sampler, episode.codec(), max_tokens=MAX_TOKENS, max_context_tokens=episode.max_context_tokens
+    )
+    plan = EpisodePlan("alias::task", episode.config, agent, max_retries=0)
+    played = await play(plan, lambda: ModelServer(engine.post, {}, require_token_ids=True))
+    row = make_row(played, require_token_ids=True)
+    sequence = read_as_trainer(row.output)
+    if played.error is not None:
+        assert row.is_masked
+        return lost(played.error)
+    assert not row.is_masked
+    return Played(row.fields["reward"], EndReason(row.fields["end_reason"]), sequence=sequence)
+
+
 ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "run_episode": by_run_episode,
     "tinker": by_tinker,
     "tinker-agent": by_tinker_agent,
     "harbor-env": by_harbor_env,
     "harbor-gateway": by_harbor_gateway,
+    "nemo-gym": by_nemo_gym,
+    "nemo-gym-agent": by_nemo_gym_agent,
 }
 """Every way to play an episode, by name."""
 
@@ -256,7 +288,9 @@ EPISODES: Mapping[str, tuple[Script, Mapping[str, int], Played]] = {
 }
 """Sampler, budgets, and what comes of it."""
 
-AGENTS_OWN_WORDS = {(name, "session ended"): EndReason.COMPLETED for name in ("harbor-gateway", "tinker-agent")}
+AGENTS_OWN_WORDS = {
+    (name, "session ended"): EndReason.COMPLETED for name in ("harbor-gateway", "tinker-agent", "nemo-gym-agent")
+}
 """Ends that only the loop knows, where a foreign agent is the loop: it simply ends."""
 
 
