@@ -1,6 +1,6 @@
-"""A stand-in for NeMo Gym's model server before an engine that knows ``required_prefix_token_ids``, and NeMo RL's reading.
+"""A stand-in for NeMo Gym's model server and an engine behind it, and a reader of rows that refuses what NeMo RL does.
 
-Source: ``responses_api_models/vllm_model/app.py`` of NeMo Gym 0.7.0 and ``nemo_rl/environments/nemo_gym.py`` of NeMo RL.
+Source: NeMo Gym 0.7.0, ``responses_api_models/vllm_model/app.py``; NeMo RL, ``nemo_rl/environments/nemo_gym.py``.
 """
 
 import json
