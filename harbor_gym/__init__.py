@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from harbor_gym.pool import WarmPool
     from harbor_gym.rollout import run_episode, run_with_retries
     from harbor_gym.sequences import flatten, merge
-    from harbor_gym.tokens import TokenTerminalEnv
+    from harbor_gym.tokens import TokenTerminalEnv, Transcript
     from harbor_gym.types import (
         ActionFormat,
         ChatCodec,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         TokenTransition,
         Turn,
     )
+    from harbor_gym.wrappers import TerminalEnvWrapper
 
 _HOMES = {
     "AgentFailedError": "harbor_gym.errors",
@@ -84,12 +85,14 @@ _HOMES = {
     "TaskSourceError": "harbor_gym.errors",
     "TerminalConfig": "harbor_gym.config",
     "TerminalEnvConfig": "harbor_gym.config",
+    "TerminalEnvWrapper": "harbor_gym.wrappers",
     "TerminalError": "harbor_gym.errors",
     "TerminalStartError": "harbor_gym.errors",
     "TokenSequence": "harbor_gym.types",
     "TokenStep": "harbor_gym.types",
     "TokenTerminalEnv": "harbor_gym.tokens",
     "TokenTransition": "harbor_gym.types",
+    "Transcript": "harbor_gym.tokens",
     "Turn": "harbor_gym.types",
     "UsageError": "harbor_gym.errors",
     "VerifierError": "harbor_gym.errors",
@@ -130,12 +133,14 @@ __all__ = [
     "TaskSourceError",
     "TerminalConfig",
     "TerminalEnvConfig",
+    "TerminalEnvWrapper",
     "TerminalError",
     "TerminalStartError",
     "TokenSequence",
     "TokenStep",
     "TokenTerminalEnv",
     "TokenTransition",
+    "Transcript",
     "Turn",
     "UsageError",
     "VerifierError",

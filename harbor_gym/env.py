@@ -16,6 +16,7 @@ from harbor_gym.episode.guarded_turn import PATIENCE_SEC, longest_wait_sec, take
 from harbor_gym.episode.prepared import PreparedEpisode, open_phase_terminal
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.formats import parse_action, prompts
+from harbor_gym.formats.parsed import ParsedAction
 from harbor_gym.pool import WarmPool
 from harbor_gym.sandboxes import image_substitutions, shares_setup
 from harbor_gym.terminal import Screen, Terminal, TerminalTurn
@@ -79,6 +80,7 @@ class AsyncTerminalGymEnv:
         self._limited_from_sec = 0.0
         self._recorder: CastRecorder | None = None
         self._started = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.screen: Screen | None = None
         """The screen after the last turn, where the configuration says ``capture_screen``; it outlives the episode."""
 
@@ -113,9 +115,11 @@ class AsyncTerminalGymEnv:
         if options:
             raise UsageError(f"reset knows no options, got {', '.join(sorted(options))}")
         self._require(_State.IDLE, _State.READY, _State.DONE, _State.FAILED, doing="reset")
+        self._require_loop(doing="reset")
         self._state = _State.STARTING
         try:
             await self._release()
+            self._loop = asyncio.get_running_loop()
             observation, info = await self._start()
         except BaseException:
             await self._fail()
@@ -134,18 +138,22 @@ class AsyncTerminalGymEnv:
             Observation (terminal text), reward, done, ``info``; see :class:`harbor_gym.types.EpisodeInfo`.
 
         Raises:
-            UsageError: There is no running episode.
+            UsageError: There is no running episode, or the action is neither text nor commands with a duration of 0 or
+                more. Nothing has happened then, and a running episode goes on.
             SandboxError, TerminalError, VerifierError: The infrastructure failed. The episode is over without a
                 reward; ``reset`` starts a new one.
         """
-        return await self._transition("step", lambda: self._step(action))
+        parsed = parse_action(action, format=self.config.action_format)
+        return await self._transition("step", lambda: self._step(parsed))
 
     async def close(self) -> None:
         """Stop the sandbox and remove everything that was not asked to be kept. Idempotent, at any time.
 
         Raises:
             SandboxTimeoutError: The sandbox did not stop in the time that the configuration allows.
+            UsageError: The episode runs on another event loop, which is still open.
         """
+        self._require_loop(doing="close")
         self._state = _State.CLOSED
         await self._release()
 
@@ -224,10 +232,9 @@ class AsyncTerminalGymEnv:
             info["mcp_servers"] = tuple(server.model_dump() for server in phase.resources.mcp_servers)
         return info
 
-    async def _step(self, action: Action) -> StepResult:
+    async def _step(self, parsed: ParsedAction) -> StepResult:
         assert self._terminal is not None
         language = self.config.action_format
-        parsed = parse_action(action, format=language)
         self._turn += 1
         info = EpisodeInfo(turn=self._turn, parse_error=parsed.error, metrics={})
         if parsed.error is not None:
@@ -318,6 +325,7 @@ class AsyncTerminalGymEnv:
     async def _transition(self, doing: str, work: Callable[[], Awaitable[StepResult]]) -> StepResult:
         """Run one transition of a running episode; where it fails, the episode is over."""
         self._require(_State.READY, doing=doing)
+        self._require_loop(doing=doing)
         self._state = _State.STEPPING
         try:
             result = await work()
@@ -445,6 +453,17 @@ class AsyncTerminalGymEnv:
         }.get(self._state, "wait for the call that is running: one episode takes one call at a time")
         raise UsageError(f"{doing} can't be called while the environment is {self._state.value}; {hint}")
 
+    def _require_loop(self, *, doing: str) -> None:
+        """Refuse a call from another event loop than the episode's, unless that is closed and the call starts anew."""
+        loop = self._loop
+        if loop is None or loop is asyncio.get_running_loop() or (loop.is_closed() and doing in ("reset", "close")):
+            return
+        ended = ", which has ended and the episode with it" if loop.is_closed() else ""
+        raise UsageError(
+            f"{doing} was called on another event loop than reset{ended}. Each asyncio.run makes a loop of its own: "
+            'run the whole episode inside one, or use gym.make("HarborTerminal-v0"), which needs none'
+        )
+
     def _become(self, state: _State) -> None:
         # close() may have come in from another task meanwhile, and it has the last word.
         if self._state is not _State.CLOSED:
@@ -466,7 +485,8 @@ class AsyncTerminalGymEnv:
         if recorder is not None:
             recorder.close()
         try:
-            if terminal is not None:
+            # A closed loop has taken the terminal's channel with it, and cancelled the trial, which stops its sandbox.
+            if terminal is not None and not (self._loop is not None and self._loop.is_closed()):
                 # Its channel is a process of this machine. What it runs in the sandbox ends with that in any case.
                 with contextlib.suppress(HarborGymError):
                     await terminal.detach()

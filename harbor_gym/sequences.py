@@ -1,5 +1,6 @@
 """Rollouts as flat token sequences, the form that most trainers take."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -47,6 +48,24 @@ def merge(turns: Iterable[TokenTransition | tuple[Sequence[int], Sample]]) -> li
             growing.append(sequence)
         sequence.add(prompt, sample)
     return [sequence.as_sequence() for sequence in growing]
+
+
+def split(sequence: TokenSequence) -> list[TokenSequence]:
+    """Return a sequence as one per sampled message, each behind its whole prompt; :func:`merge` puts them together.
+
+    Args:
+        sequence: Made by :func:`flatten` or :func:`merge`. Something was shown between any two of its messages.
+    """
+    tokens, place = [*sequence.prompt, *sequence.completion], 0
+    turns: list[TokenSequence] = []
+    for is_sampled, run in itertools.groupby(sequence.mask):
+        length = len(list(run))
+        if is_sampled:
+            start, end = len(sequence.prompt) + place, place + length
+            logprobs = sequence.logprobs[place:end]
+            turns.append(TokenSequence(tokens[:start], sequence.completion[place:end], [1] * length, logprobs))
+        place += length
+    return turns
 
 
 class _Growing:

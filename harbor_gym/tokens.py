@@ -4,14 +4,70 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from harbor_gym.codecs import ComparesTemplate
-from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
-from harbor_gym.types import ChatCodec, ChatMessage, EndReason, EpisodeInfo, StopReason, TokenStep, Turn
+from harbor_gym.types import (
+    ActionFormat,
+    ChatCodec,
+    ChatMessage,
+    EndReason,
+    EpisodeInfo,
+    StepResult,
+    StopReason,
+    TokenStep,
+    Turn,
+)
 
-__all__ = ["ChatCodec", "ChatMessage", "StopReason", "TokenStep", "TokenTerminalEnv", "Transcript", "Turn"]
+__all__ = [
+    "ChatCodec",
+    "ChatMessage",
+    "MessageEnv",
+    "StopReason",
+    "TokenStep",
+    "TokenTerminalEnv",
+    "Transcript",
+    "Turn",
+]
+
+
+class MessageEnvConfig(Protocol):
+    """What is asked of an environment's configuration."""
+
+    @property
+    def action_format(self) -> ActionFormat:
+        """How messages are written. Known after ``reset`` at the latest."""
+        ...
+
+
+class MessageEnv(Protocol):
+    """What :class:`TokenTerminalEnv` drives: :class:`harbor_gym.AsyncTerminalGymEnv`, or its like on another machine.
+
+    Every method raises and returns what the method of that name does there.
+    """
+
+    @property
+    def config(self) -> MessageEnvConfig:
+        """Its configuration."""
+        ...
+
+    async def reset(self) -> tuple[str, EpisodeInfo]:
+        """Start an episode."""
+        ...
+
+    async def step(self, action: str, /) -> StepResult:
+        """Act on one message."""
+        ...
+
+    async def truncate(self, reason: EndReason) -> StepResult:
+        """End the episode for a reason that only the caller sees."""
+        ...
+
+    async def close(self) -> None:
+        """End it in any state. Idempotent."""
+        ...
 
 
 @dataclass
@@ -24,7 +80,7 @@ class Transcript:
 
 
 class TokenTerminalEnv:
-    """Drive an :class:`AsyncTerminalGymEnv` with sampled tokens.
+    """Drive an :class:`harbor_gym.AsyncTerminalGymEnv`, or a wrapper around one, with sampled tokens.
 
     The prompt after turn *t* is, token for token: the prompt of turn *t*, the sampled tokens untouched, and the next
     user message. The instruction is sent once. Where the codec can compare them with its chat template
@@ -39,7 +95,7 @@ class TokenTerminalEnv:
     """
 
     def __init__(
-        self, env: AsyncTerminalGymEnv, codec: ChatCodec, *, max_tokens: int, max_context_tokens: int | None = None
+        self, env: MessageEnv, codec: ChatCodec, *, max_tokens: int, max_context_tokens: int | None = None
     ) -> None:
         self.env = env
         self.transcript = Transcript()
@@ -55,7 +111,7 @@ class TokenTerminalEnv:
         """Start an episode; the returned step holds the first prompt, or is done if that prompt would not fit.
 
         Raises:
-            HarborGymError: As :meth:`AsyncTerminalGymEnv.reset` does.
+            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset` does.
         """
         screen, info = await self.env.reset()
         self.transcript = Transcript()
@@ -79,7 +135,7 @@ class TokenTerminalEnv:
                 the episode ends truncated and verified.
 
         Raises:
-            HarborGymError: As :meth:`AsyncTerminalGymEnv.step` does.
+            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.step` does.
         """
         if not self._prompt:
             raise UsageError("step can't be called before reset")

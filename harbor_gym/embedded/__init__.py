@@ -21,6 +21,8 @@ from harbor_gym.formats import prompts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from harbor.models.trial.config import AgentConfig
+
     from harbor_gym.embedded.warm_start import Progress
 
 DEMONSTRATIONS = 200
@@ -29,7 +31,16 @@ DEMONSTRATIONS = 200
 STEPS = 200
 """Optimizer steps of the warm start."""
 
-_DECIDING_SOURCES = ("demonstrations.py", "policy.py", "warm_start.py")
+_AGENT_CONCURRENCY = 12
+"""Demonstrations at once of an agent, which waits out each command's whole duration."""
+
+_DECIDING_SOURCES = (
+    "agent_demonstrations.py",
+    "demonstrations.py",
+    "demonstrator.py",
+    "policy.py",
+    "warm_start.py",
+)
 """Files of this package whose change makes another policy of the same task."""
 
 
@@ -38,6 +49,7 @@ async def ensure_policy(
     *,
     sandbox: str,
     renderer_name: str,
+    agent: AgentConfig | str | None = None,
     seed: int = 0,
     rebuild: bool = False,
     progress: Callable[[str, int, int, float | None], None] | None = None,
@@ -52,6 +64,8 @@ async def ensure_policy(
         sandbox: As ``TerminalEnvConfig.sandbox``. The demonstrator plays in it only where ``local``, which is quicker,
             can't run; a terminal shows the same in either, so one policy serves both.
         renderer_name: The cookbook's renderer that the policy will be driven with.
+        agent: The agent that the policy will be the model of: the demonstrator plays behind the gateway then, and the
+            policy learns what the agent shows. None is our own loop.
         seed: Decides the demonstrator's choices and the policy's weights.
         rebuild: Make it anew although it is cached.
         progress: Called as ``progress(phase, done, total, loss)`` while one is made, perhaps from another thread;
@@ -59,10 +73,11 @@ async def ensure_policy(
 
     Raises:
         TaskError: The task is malformed or has no demonstrator.
+        UsageError: The agent reads other messages than the demonstrator writes.
         MissingDependencyError: An extra is not installed.
         HarborGymError: The sandbox failed again and again.
     """
-    key = await asyncio.to_thread(_key, task_dir, renderer_name, seed)
+    key = await asyncio.to_thread(_key, task_dir, renderer_name, agent, seed)
     folder = cache_dir() / "policies" / key
     async with locked(f"policy-{key}"):
         if rebuild:
@@ -78,8 +93,10 @@ async def ensure_policy(
         played = await play_demonstrations(
             task_dir,
             sandbox=await asyncio.to_thread(_quickest, sandbox),
+            agent=agent,
             episodes=DEMONSTRATIONS,
             seed=seed,
+            **({} if agent is None else {"concurrency": _AGENT_CONCURRENCY}),
             progress=None if progress is None else lambda done, total: progress("demonstrations", done, total, None),
         )
         conversations = [list(demonstration.messages) for demonstration in played]
@@ -134,11 +151,12 @@ def _quickest(sandbox: str) -> str:
     return sandboxes.LOCAL
 
 
-def _key(task_dir: Path, renderer_name: str, seed: int) -> str:
+def _key(task_dir: Path, renderer_name: str, agent: AgentConfig | str | None, seed: int) -> str:
     if not (task_dir / "task.toml").is_file():
         raise TaskError(f"{task_dir} is not a Harbor task directory: it has no task.toml")
     digest = hashlib.sha256()
-    for word in (prompts.PROMPT_FORMAT, renderer_name, str(seed), str(DEMONSTRATIONS), str(STEPS)):
+    player = agent if agent is None or isinstance(agent, str) else agent.model_dump_json()
+    for word in (prompts.PROMPT_FORMAT, renderer_name, player or "", str(seed), str(DEMONSTRATIONS), str(STEPS)):
         digest.update(word.encode() + b"\0")
     for name in _DECIDING_SOURCES:
         digest.update(Path(__file__).with_name(name).read_bytes())

@@ -18,6 +18,7 @@ from harbor_gym.embedded.server import TrainingServer, export_adapter
 
 if TYPE_CHECKING:
     import tinker
+    from harbor.models.trial.config import AgentConfig
     from tinker_cookbook.checkpoint_utils import CheckpointRecord
 
 type Show = Callable[[str], None]
@@ -110,6 +111,15 @@ async def _model_dir(run: TrainRun, show: Show) -> Path:
         run.env.task_dir,
         sandbox=run.env.sandbox,
         renderer_name=run.config.renderer_name,
+        agent=_agent(run),
         seed=run.config.seed,
         progress=show_preparation,
     )
+
+
+def _agent(run: TrainRun) -> "AgentConfig | None":
+    if run.config.agent is None:
+        return None
+    from harbor_gym.adapters.harbor.agents import agent_of
+
+    return agent_of(run.config.agent, run.config.agent_options)

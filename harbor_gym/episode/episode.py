@@ -21,6 +21,7 @@ from harbor.trial.hooks import TrialEvent, TrialHookEvent
 from harbor.trial.trial import Trial
 from pydantic import ValidationError
 
+from harbor_gym._runtime.imports import import_named
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.portal import current_portal
 from harbor_gym._runtime.shielded import cancel_and_wait, shielded
@@ -117,7 +118,8 @@ class Episode:
         verify_paths: As ``TerminalEnvConfig.verify_paths``.
 
     Raises:
-        UsageError: Harbor knows no such setting of a verifier, or it would switch the verifier off.
+        UsageError: Harbor knows no such setting of a verifier, it would switch the verifier off, or its class can't be
+            imported.
     """
 
     def __init__(
@@ -495,8 +497,9 @@ class Episode:
         if not run.cancelling():
             # A second cancellation would cut Harbor's clean-up short: the end of the loop may have sent the first.
             run.cancel()
-        await asyncio.wait((run,), timeout=self._stop_timeout_sec)
-        if run.done() and self._stopping is not None and self._stopping is not run:
+        if not run.done():  # one that ended with its loop can't be waited for
+            await asyncio.wait((run,), timeout=self._stop_timeout_sec)
+        if run.done() and self._stopping is not None and self._stopping is not run and not self._stopping.done():
             # A cancelled trial ends without its shielded stop, which goes on alone.
             await asyncio.wait((self._stopping,), timeout=self._stop_timeout_sec)
         if not run.done() or (self._stopping is not None and not self._stopping.done()):
@@ -531,6 +534,8 @@ def _verifier_config(settings: Mapping[str, Any]) -> VerifierConfig:
     unknown = settings.keys() - (VerifierConfig.model_fields.keys() - {"disable"})  # without a verdict no reward
     if unknown:
         raise UsageError(f"a verifier has no setting {', '.join(sorted(unknown))} here (TerminalEnvConfig.verifier)")
+    if isinstance(name := settings.get("import_path"), str):
+        import_named(name, what="TerminalEnvConfig.verifier: import_path")  # Harbor would do so after the episode
     try:
         return VerifierConfig(**settings)
     except ValidationError as exc:

@@ -1,6 +1,6 @@
 """From what the policy says to what is typed: never an exception for anything a model can write."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from harbor_gym.errors import UsageError
 from harbor_gym.formats.keystrokes import parse_keystrokes
@@ -23,12 +23,15 @@ def parse_action(
     """Read an action: text in the given format, or the commands themselves, which have no format.
 
     Raises:
-        UsageError: ``action`` is neither text nor a sequence of commands. A model's text never raises.
+        UsageError: ``action`` is neither text nor a sequence of commands, or a duration is negative or no number. A
+            model's text never raises.
     """
     if isinstance(action, str):
         if len(action) > MAX_MESSAGE_CHARS:
             return failure(f"The message has {len(action)} characters; at most {MAX_MESSAGE_CHARS} are read")
         return _PARSERS[ActionFormat(format)](action)
+    if not isinstance(action, Iterable):
+        raise UsageError(f"an action is text, or a list of (keystrokes, duration_sec); found {action!r}")
     pairs = [_as_pair(item, number) for number, item in enumerate(action, start=1)]
     commands, problem = check_commands(pairs)
     return ParsedAction(commands, task_complete=False, error=problem, warning=None, analysis="", plan="")
@@ -37,10 +40,13 @@ def parse_action(
 def _as_pair(item: Command | tuple[str, float], number: int) -> tuple[str, float]:
     match item:
         case Command(keystrokes=str(keystrokes), duration_sec=int() | float() as duration):
-            return keystrokes, duration
+            pass
         case (str(keystrokes), int() | float() as duration):
-            return keystrokes, duration
+            pass
         case _:
             raise UsageError(
                 f"Command {number} of the action: expected a Command or (keystrokes, duration_sec), found {item!r}"
             )
+    if not duration >= 0:
+        raise UsageError(f"Command {number} of the action: its duration is {duration} seconds; expected 0 or more")
+    return keystrokes, duration

@@ -19,9 +19,28 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from harbor_gym.formats.parsed import MAX_DURATION_SEC, ParsedAction, as_list, check_commands, failure, success
+from harbor_gym.formats.tool_text import ToolDefinition
 
 COMPLETING_TOOLS = ("submit", "finish", "task_complete")
 """Tools that declare the task complete."""
+
+TERMINAL_TOOLS = (
+    ToolDefinition(
+        "bash",
+        "Type a command into the one shell that stays open, and Enter after it.",
+        {
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "description": "The command, or one key by name, such as C-c."},
+                "timeout": {"type": "number", "description": "Longest wait in seconds, at most 60."},
+            },
+            "required": ["command"],
+        },
+    ),
+    ToolDefinition("submit", "Declare the work done.", {"type": "object", "properties": {}}),
+)
+"""The tools of the format as chat templates declare them, for endpoints that parse tool calls themselves. Part of the
+prompt: a policy trained with them should be run with the same."""
 
 _TAG, _END_TAG = "<tool_call>", "</tool_call>"
 _OPENING = re.compile(r"[{\[]")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from harbor_gym.errors import UsageError
+from harbor_gym.types import ActionFormat
 
 if TYPE_CHECKING:
     from harbor.models.trial.config import AgentConfig
@@ -49,6 +50,9 @@ class AgentConnection:
     """Program that the image must hold, for an agent that runs in the sandbox: none of Harbor's installers works
     without the open internet."""
 
+    action_format: ActionFormat | None = None
+    """How its model writes an action, for an agent that reads one of our formats; None for one with tools."""
+
 
 AGENTS: Mapping[str, AgentConnection] = {
     "terminus-2": AgentConnection(
@@ -57,6 +61,7 @@ AGENTS: Mapping[str, AgentConnection] = {
         provider="openai",
         # A summary opens a new conversation and a recording is another program in the sandbox.
         kwargs={"enable_summarize": False, "record_terminal_session": False},
+        action_format=ActionFormat.TERMINUS_JSON,
     ),
     "mini-swe-agent": AgentConnection(
         wire="chat_completions",
@@ -84,7 +89,7 @@ AGENTS: Mapping[str, AgentConnection] = {
         key_env=("OPENAI_API_KEY",),
         program="codex",
     ),
-    "qwen-code": AgentConnection(
+    "qwen-coder": AgentConnection(  # Harbor's name of qwen-code
         wire="chat_completions",
         runs_in_sandbox=True,
         provider="openai",

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from harbor_gym.types import StopReason
+from harbor_gym.formats.tool_text import write_calls
+from harbor_gym.gateway.chat import Message, ParsedAnswer
+from harbor_gym.types import EpisodeInfo, StopReason, Turn
 
 
 class BreakReason(StrEnum):
@@ -84,6 +86,12 @@ class CallRecord:
 
     duration_sec: float
     """Time that the sampler took."""
+
+    messages: tuple[Message, ...] = field(default=(), repr=False)
+    """The request's messages behind the parent's answer; all of them where there is no parent."""
+
+    answer: ParsedAnswer = field(default=ParsedAnswer(""), repr=False)
+    """What was sampled, as text and tool calls."""
 
     @property
     def prompt(self) -> list[int]:
@@ -171,6 +179,12 @@ class CallTree:
             if call.break_reason is not None and self._kind(call, main_head, set()) is CallKind.MAIN
         )
 
+    def turns(self) -> list[Turn]:
+        """Return the main conversation as text; what a turn shows stands behind the last answer."""
+        main = {index for segment in self.segments() if segment.kind is CallKind.MAIN for index in segment.calls}
+        calls = [call for call in self.calls if call.index in main]
+        return [_turn(number, call) for number, call in enumerate(calls, start=1)]
+
     def _main_head(self) -> bytes | None:
         """Return the main conversation's head: the first with tools under the policy's model name, else the first."""
         own = [call for call in self.calls if call.is_policy_model]
@@ -228,3 +242,15 @@ def _pieces(chain: Sequence[CallRecord]) -> Iterator[tuple[Sequence[int], CallRe
     for call in chain:
         yield call.prompt_suffix, None
         yield call.sampled, call
+
+
+def _turn(number: int, call: CallRecord) -> Turn:
+    action = write_calls(call.answer.content, call.answer.tool_calls)
+    info: EpisodeInfo = {"turn": number, "metrics": {"time/sampler_sec": call.duration_sec}}
+    return Turn(_shown(call.messages), action, info, 0.0, len(call.prompt), len(call.sampled))
+
+
+def _shown(messages: Sequence[Message]) -> str:
+    """Return the text behind the last answer, without system messages."""
+    first = max((number for number, message in enumerate(messages, 1) if message.role == "assistant"), default=0)
+    return "\n".join(message.content for message in messages[first:] if message.role != "system")

@@ -23,8 +23,8 @@ from harbor_gym.gateway.errors import (
     SessionEndedError,
 )
 from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, CallTree, Segment
-from harbor_gym.samplers.chat import ContextOverflowError as EngineOverflowError
-from harbor_gym.types import EndReason, Sample, Sampler
+from harbor_gym.samplers import BudgetSpentError
+from harbor_gym.types import EndReason, Sample, Sampler, Turn
 
 _ENGINE_OVERFLOW = "The messages exceed the model's maximum context length. Please reduce the length of the messages."
 
@@ -129,6 +129,11 @@ class Session:
         return tuple(segment for segment in self.segments if segment.kind is CallKind.MAIN)
 
     @property
+    def turns(self) -> list[Turn]:
+        """The agent's own conversation as text, turn by turn, without system messages and side calls. No rewards."""
+        return self._tree.turns()
+
+    @property
     def breaks(self) -> Counter[BreakReason]:
         """How often the main conversation's prompt had to be rendered anew, by reason."""
         return self._tree.break_counts()
@@ -178,7 +183,7 @@ class Session:
         """Sample the answer to ``request`` and record it.
 
         Raises:
-            SessionEndedError: A budget ran out, now or earlier, or the session is closed.
+            SessionEndedError: A budget ran out, the session's or the sampler's, or the session is closed.
             RequestError: The request can't be answered; the session goes on.
             SamplerError: The sampler failed. It is recorded; the client may repeat the request.
         """
@@ -207,6 +212,8 @@ class Session:
             is_policy_model=is_policy_model,
             break_reason=match.break_reason,
             duration_sec=duration,
+            messages=match.messages,
+            answer=parsed,
         )
         self._tree.calls.append(call)
         self._bridge.add(call, match, parsed)
@@ -300,7 +307,9 @@ class Session:
     async def _render(self, match: Match, request: ChatRequest) -> list[int]:
         if match.parent is None:
             return await asyncio.to_thread(self._codec.render, match.messages, request.tools)
-        return await asyncio.to_thread(self._codec.render_next, match.parent.sampled, match.messages, request.tools)
+        # A list, as loops without a gateway pass it: codecs compare slices of it with lists.
+        sampled = list(match.parent.sampled)
+        return await asyncio.to_thread(self._codec.render_next, sampled, match.messages, request.tools)
 
     async def _sample(self, prompt: list[int], is_policy_model: bool) -> Sample:
         self._check_open()
@@ -314,9 +323,12 @@ class Session:
                 raise
             self._check_open()  # the session ended, and cancelled the sampling only
             raise self._failed("the sampling was cancelled") from None
-        except EngineOverflowError as exc:
-            self._end_on_overflow(is_policy_model)
-            raise RequestError(ErrorKind.CONTEXT_OVERFLOW, _ENGINE_OVERFLOW) from exc
+        except BudgetSpentError as exc:
+            if exc.reason is EndReason.CONTEXT_OVERFLOW:
+                self._end_on_overflow(is_policy_model)
+                raise RequestError(ErrorKind.CONTEXT_OVERFLOW, _ENGINE_OVERFLOW) from exc
+            self.end(exc.reason)
+            raise SessionEndedError(self.end_reason) from exc
         except Exception as exc:  # The boundary to the sampler: whatever it raises is its failure.
             raise self._failed(f"{type(exc).__name__}: {exc}") from exc
         finally:

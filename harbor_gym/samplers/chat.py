@@ -18,7 +18,7 @@ from harbor_gym.types import ActionFormat, EndReason, EpisodeInfo, StepResult, S
 _OVERFLOWS = ("context_length_exceeded", "maximum context length", "maximum model length", "longer than the maximum")
 """How engines refuse a prompt that does not fit, in the body of a status 400."""
 
-_RETURNED = ("content", "tool_calls", "reasoning_content", "reasoning", "refusal")
+_RETURNED = ("content", "tool_calls", "reasoning_content", "reasoning", "reasoning_details", "refusal")
 """Parts of an answer that go back as they came: a server that records turns sees its own answer again."""
 
 type Messages = list[dict[str, Any]]
@@ -65,8 +65,17 @@ class AsksChat(Protocol):
         ...
 
 
-class ContextOverflowError(SamplerError):
+class BudgetSpentError(SamplerError):
+    """Whoever answers grants no further answer: a budget ran out. The episode ends truncated, and is verified."""
+
+    reason: EndReason = EndReason.MAX_TURNS
+    """Why the episode ends; a truncation."""
+
+
+class ContextOverflowError(BudgetSpentError):
     """The endpoint refuses the chat because it does not fit its context window."""
+
+    reason = EndReason.CONTEXT_OVERFLOW
 
 
 class ChatEndpoint(EngineUser):
@@ -77,15 +86,16 @@ class ChatEndpoint(EngineUser):
     Args:
         base_url: The endpoint's address, with or without ``/v1``.
         model: Model name, as the endpoint knows it.
-        max_tokens: Longest answer, in tokens.
+        max_tokens: Longest answer, in tokens; None leaves it to the endpoint.
         temperature: Sampling temperature; None leaves it to the endpoint.
         api_key_env: Name of the environment variable that holds the key; None sends no key.
-        timeout_sec: Longest wait for one answer, in seconds.
+        timeout_sec: Longest wait for one answer, in seconds; None is no limit.
         max_attempts: How often a request is sent when the endpoint can't be reached or is overloaded.
         extra_body: Further fields of each request, such as ``tools`` or ``reasoning_effort``.
+        api_key: The key itself, where it is made for one episode and stands in no environment variable.
 
     Raises:
-        UsageError: ``api_key_env`` names a variable that is not set.
+        UsageError: ``api_key_env`` names a variable that is not set, or stands beside ``api_key``.
     """
 
     def __init__(
@@ -93,12 +103,13 @@ class ChatEndpoint(EngineUser):
         base_url: str,
         model: str,
         *,
-        max_tokens: int,
+        max_tokens: int | None,
         temperature: float | None = None,
         api_key_env: str | None = None,
-        timeout_sec: float = 600.0,
+        timeout_sec: float | None = 600.0,
         max_attempts: int = 4,
         extra_body: Mapping[str, Any] | None = None,
+        api_key: str | None = None,
     ) -> None:
         self._client = EngineClient(
             base_url,
@@ -106,8 +117,11 @@ class ChatEndpoint(EngineUser):
             api_key_env=api_key_env,
             timeout_sec=timeout_sec,
             max_attempts=max_attempts,
+            api_key=api_key,
         )
-        self._body: dict[str, Any] = {"model": model, "max_tokens": max_tokens, **(extra_body or {})}
+        self._body: dict[str, Any] = {"model": model, **(extra_body or {})}
+        if max_tokens is not None:
+            self._body.setdefault("max_tokens", max_tokens)
         if temperature is not None:
             self._body["temperature"] = temperature
 
@@ -153,8 +167,13 @@ class ChatRollout:
     error: HarborGymError | None = None
     """The infrastructure error, if that ended the episode."""
 
-    info: EpisodeInfo | None = None
-    """The environment's info of the end; None after an infrastructure error."""
+    infos: Sequence[EpisodeInfo] = ()
+    """What the environment reported: at the start, with each turn, and at the end."""
+
+    @property
+    def info(self) -> EpisodeInfo | None:
+        """The environment's info of the end; None after an infrastructure error."""
+        return self.infos[-1] if self.infos and self.error is None else None
 
 
 @dataclass
@@ -162,6 +181,11 @@ class _Chat:
     messages: Messages = field(default_factory=list[dict[str, Any]])
     turns: list[Turn] = field(default_factory=list[Turn])
     reward: float = 0.0
+    infos: list[EpisodeInfo] = field(default_factory=list[EpisodeInfo])
+
+    def ended(self, reason: EndReason, error: HarborGymError | None = None) -> ChatRollout:
+        reward = self.reward if error is None else None
+        return ChatRollout(self.messages, self.turns, reason, reward, error, self.infos)
 
 
 async def run_chat_episode(
@@ -174,7 +198,8 @@ async def run_chat_episode(
 
     Args:
         env: A text environment; it is closed in any case.
-        ask: Asked once a turn with the whole chat, such as a :class:`ChatEndpoint`.
+        ask: Asked once a turn with the whole chat, such as a :class:`ChatEndpoint`. Its :class:`BudgetSpentError` ends
+            the episode truncated.
         ends_without_tool_call: In the format ``bash-tool``, take an answer without a tool call for the end of the
             policy's work (``EndReason.NO_TOOL_CALL``) instead of a message that could not be read.
 
@@ -188,12 +213,14 @@ async def run_chat_episode(
     chat = _Chat()
     try:
         screen, info = await env.reset()
+        chat.infos.append(info)
         shown = prompts.first_message(info.get("instruction", ""), screen)
         chat.messages.append({"role": "system", "content": prompts.system_prompt(env.config.action_format)})
         chat.messages.append({"role": "user", "content": shown})
         while True:
             result, answer = await _take_turn(env, ask, chat, ends_without_tool_call=ends_without_tool_call)
             chat.reward += result.reward
+            chat.infos.append(result.info)
             if answer is not None:
                 lengths = answer.prompt_tokens, answer.sampled_tokens
                 chat.turns.append(Turn(shown, answer.text, result.info, result.reward, *lengths))
@@ -205,11 +232,10 @@ async def run_chat_episode(
     except HarborGymError as exc:
         if not exc.is_infrastructure:
             raise
-        return ChatRollout(chat.messages, chat.turns, EndReason.INFRASTRUCTURE_ERROR, None, exc)
+        return chat.ended(EndReason.INFRASTRUCTURE_ERROR, exc)
     finally:
         await env.close()
-    end_reason = result.info.get("end_reason", EndReason.COMPLETED)
-    return ChatRollout(chat.messages, chat.turns, end_reason, chat.reward, info=result.info)
+    return chat.ended(result.info.get("end_reason", EndReason.COMPLETED))
 
 
 async def _take_turn(
@@ -221,9 +247,9 @@ async def _take_turn(
 ) -> tuple[StepResult, ChatAnswer | None]:
     try:
         answer = await ask(list(chat.messages))
-    except ContextOverflowError as exc:
+    except BudgetSpentError as exc:
         logger.info("an episode ends: %s", exc)
-        return await env.truncate(EndReason.CONTEXT_OVERFLOW), None
+        return await env.truncate(exc.reason), None
     chat.messages.append(dict(answer.message))
     if answer.stop_reason == "length":
         return await env.truncate(EndReason.MAX_TOKENS), answer

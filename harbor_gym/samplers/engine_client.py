@@ -39,23 +39,34 @@ class EngineClient:
         base_url: The engine's address, with or without ``/v1``.
         path: Path behind the address, such as ``/v1/completions``.
         api_key_env: Name of the environment variable that holds the engine's key; None sends no key.
-        timeout_sec: Longest wait for one answer, in seconds, queueing in the engine included.
+        timeout_sec: Longest wait for one answer, in seconds, queueing in the engine included; None is no limit.
         max_attempts: How often a request is sent when the engine can't be reached or is overloaded.
+        api_key: The key itself, where it is made for one episode and stands in no environment variable.
 
     Raises:
-        UsageError: ``api_key_env`` names a variable that is not set.
+        UsageError: ``api_key_env`` names a variable that is not set, or stands beside ``api_key``.
     """
 
     def __init__(
-        self, base_url: str, path: str, *, api_key_env: str | None, timeout_sec: float, max_attempts: int
+        self,
+        base_url: str,
+        path: str,
+        *,
+        api_key_env: str | None,
+        timeout_sec: float | None,
+        max_attempts: int,
+        api_key: str | None = None,
     ) -> None:
         self._url = f"{base_url.rstrip('/').removesuffix('/v1')}{path}"
         self._timeout_sec, self._max_attempts = timeout_sec, max_attempts
         self._headers: dict[str, str] = {}
+        if api_key is not None and api_key_env is not None:
+            raise UsageError("an engine takes one key: give api_key or api_key_env")
         if api_key_env is not None:
-            if not (key := os.environ.get(api_key_env)):
+            if not (api_key := os.environ.get(api_key_env)):
                 raise UsageError(f"the environment variable {api_key_env} is not set: it should hold the engine's key")
-            self._headers["Authorization"] = f"Bearer {key}"
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:

@@ -93,6 +93,7 @@ class AcceptsEverything(Broken):
         "a_step_before_reset_is_refused",
         "a_step_after_done_is_refused",
         "two_steps_at_once_are_refused",
+        "a_wrong_action_is_refused_and_changes_nothing",
         "close_is_idempotent",
         "a_sandbox_that_does_not_start_raises",
         "a_sandbox_that_is_lost_raises",

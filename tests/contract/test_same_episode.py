@@ -3,9 +3,11 @@
 An adapter joins by a function in ``ADAPTERS`` that plays an :class:`Episode` through the adapter's own rollout code.
 """
 
+import asyncio
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -252,6 +254,52 @@ async def _by_nemo_gym(episode: Episode, agent: Any) -> Played:
     return Played(row.fields["reward"], EndReason(row.fields["end_reason"]), sequence=sequence)
 
 
+async def by_trl(episode: Episode) -> Played:
+    """TRL's own trainer, to the tensors that it trains on."""
+    pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+    from harbor_gym.adapters.trl import HarborSpec
+    from tests.helpers.policies.trl_trainers import GROUP, ScriptedTrainer
+
+    spec = HarborSpec(
+        episode.task_dir,
+        agent="terminal",
+        sandbox=episode.sandbox,
+        sandbox_options=dict(episode.sandbox_options),
+        max_turns=episode.max_turns,
+        max_context_tokens=episode.max_context_tokens,
+        max_retries=0,
+        confirm_task_complete=False,
+    )
+    rows = [dict(spec.train_dataset[0]) for _ in range(GROUP)]
+    with spec, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You are using .* experimental feature", UserWarning)
+        trainer = ScriptedTrainer(
+            episode.sampler,
+            max_completion_length=MAX_TOKENS,
+            output_dir=episode.model_dir,
+            **spec.trainer_arguments,
+        )
+        batch = await asyncio.to_thread(trainer.score, rows)
+    (reward, twin), (end, twins_end) = trainer._logs["rewards"]["rollout_reward"], trainer._logs["extra"]["harbor_end"]
+    assert (reward, end) == (twin, twins_end) or reward != reward
+    if end not in {reason.value for reason in EndReason}:
+        assert math.isnan(reward)
+        assert not batch["tool_mask"].any()
+        return Played(None, EndReason.INFRASTRUCTURE_ERROR, end)
+    sequence = TokenSequence(
+        _shown(batch["prompt_ids"], batch["prompt_mask"]),
+        _shown(batch["completion_ids"], batch["completion_mask"]),
+        _shown(batch["tool_mask"], batch["completion_mask"]),
+        _shown(batch["sampling_per_token_logps"], batch["completion_mask"]),
+    )
+    return Played(reward, EndReason(end), sequence=sequence)
+
+
+def _shown(values: Any, mask: Any) -> list[Any]:
+    """Return the first sequence of a padded batch."""
+    return values[0][mask[0].bool()].tolist()
+
+
 ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "run_episode": by_run_episode,
     "tinker": by_tinker,
@@ -260,6 +308,7 @@ ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "harbor-gateway": by_harbor_gateway,
     "nemo-gym": by_nemo_gym,
     "nemo-gym-agent": by_nemo_gym_agent,
+    "trl": by_trl,
 }
 """Every way to play an episode, by name."""
 

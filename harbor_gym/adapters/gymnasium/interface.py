@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from pydantic import ValidationError
 
+from harbor_gym.adapters.gymnasium.rendering import ALL_MODES, render_modes, require_mode
 from harbor_gym.adapters.gymnasium.tasks import TaskSet
 from harbor_gym.adapters.gymnasium.text import TerminalText
 from harbor_gym.config import TerminalEnvConfig, describe_problems
@@ -21,7 +22,8 @@ from harbor_gym.types import ActionFormat
 type ActionKind = Literal["keystrokes", "commands", "message"]
 type ObservationKind = Literal["text", "dict"]
 
-RENDER_MODES = ("ansi", "human", "rgb_array")
+RENDER_MODES = render_modes()
+"""What this installation can render: ``rgb_array`` is there with the extra ``render`` alone."""
 
 NO_EXIT_CODE = -1
 """In a ``dict`` observation: no command finished in this step."""
@@ -56,10 +58,12 @@ class Interface:
 
         Raises:
             UsageError: An argument is unknown or has a value that it can't have.
+            MissingDependencyError: ``render_mode`` needs an extra that is not installed.
         """
         _require("action", action, ("keystrokes", "commands", "message"))
         _require("observation", observation, ("text", "dict"))
-        _require("render_mode", render_mode, (None, *RENDER_MODES))
+        _require("render_mode", render_mode, (None, *ALL_MODES))
+        require_mode(render_mode)
         settings = dict(settings)
         if action == "keystrokes" and settings.setdefault("action_format", ActionFormat.KEYSTROKES) != "keystrokes":
             raise UsageError("action_format is for action='message'; with action='keystrokes' text is typed as it is")

@@ -14,6 +14,11 @@ from harbor_gym.terminal import Screen
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
 
+ALL_MODES = ("ansi", "human", "rgb_array")
+
+_RGB_PACKAGES = ("pyte", "PIL", "matplotlib")
+"""What ``rgb_array`` draws with; the last one has the font."""
+
 CELL_WIDTH, CELL_HEIGHT = 9, 18
 """Pixels. At this size the font's hinted advance is a whole number, so that cells line up."""
 
@@ -42,6 +47,22 @@ _COLOURS = {
 }
 
 
+def render_modes() -> tuple[str, ...]:
+    """Return the render modes that this installation has."""
+    is_whole = all(importlib.util.find_spec(name) is not None for name in _RGB_PACKAGES)
+    return ALL_MODES if is_whole else tuple(mode for mode in ALL_MODES if mode != "rgb_array")
+
+
+def require_mode(mode: str | None) -> None:
+    """Refuse a mode that needs what is not installed.
+
+    Raises:
+        MissingDependencyError: The extra ``render`` is not installed.
+    """
+    if mode is not None and mode not in render_modes():
+        raise MissingDependencyError(f'render_mode {mode!r} needs an extra: pip install "harbor-gym[render]"')
+
+
 def as_terminal_output(screen: Screen, *, in_place: bool) -> str:
     """Return what shows the screen on another terminal.
 
@@ -64,11 +85,9 @@ def draw(screen: Screen) -> NDArray[np.uint8]:
     Raises:
         MissingDependencyError: The extra ``render`` is not installed.
     """
-    try:
-        import pyte
-        from PIL import Image, ImageDraw
-    except ImportError as exc:
-        raise MissingDependencyError('rgb_array needs an optional package: pip install "harbor-gym[render]"') from exc
+    require_mode("rgb_array")
+    import pyte
+    from PIL import Image, ImageDraw
 
     size = (screen.columns * CELL_WIDTH, screen.rows * CELL_HEIGHT)
     image = Image.new("RGB", size, f"#{_BACKGROUND}")
@@ -106,8 +125,8 @@ def _font(bold: bool) -> "FreeTypeFont":
     from PIL import ImageFont
 
     package = importlib.util.find_spec("matplotlib")
-    if package is None or package.origin is None:
-        raise MissingDependencyError('rgb_array needs the font that matplotlib has: pip install "harbor-gym[render]"')
+    assert package is not None
+    assert package.origin is not None
     name = "DejaVuSansMono-Bold.ttf" if bold else "DejaVuSansMono.ttf"
     file = Path(package.origin).parent / _FONTS / name
     return ImageFont.truetype(str(file), _FONT_SIZE, layout_engine=ImageFont.Layout.BASIC)

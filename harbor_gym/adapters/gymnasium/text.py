@@ -1,17 +1,20 @@
 """Gymnasium's ``Text`` over the characters that a terminal knows, which are too many to list."""
 
+import multiprocessing
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, overload, override
 
 import numpy as np
-from gymnasium.error import CustomSpaceError
 from gymnasium.spaces import Text
-from gymnasium.vector.utils import create_shared_memory
+from gymnasium.vector.utils import create_shared_memory, read_from_shared_memory, write_to_shared_memory
 from numpy.typing import NDArray
 
 _CODE_POINTS = 0x110000
 _SURROGATES = range(0xD800, 0xE000)
 _SAMPLE_LENGTH = 64
+_LENGTH_BYTES = 8
+"""A text in shared memory begins with its length in bytes."""
+
 _SAMPLE_CHARACTERS = "".join(map(chr, range(0x20, 0x7F))) + "\n"
 
 
@@ -86,9 +89,57 @@ class TerminalText(Text):
 
 
 @create_shared_memory.register
-def _refuse_shared_memory(space: TerminalText, n: int = 1, ctx: Any = None) -> Any:
-    # Gymnasium 1.4 reads text from there once, before anything is written, and keeps returning that.
-    raise CustomSpaceError("text can't be passed through shared memory: use shared_memory=False")
+def _create_shared_texts(space: TerminalText, n: int = 1, ctx: Any = multiprocessing) -> Any:
+    return ctx.Array("B", n * _place_bytes(space))
+
+
+@write_to_shared_memory.register
+def _write_shared_text(space: TerminalText, index: int, value: str, shared_memory: Any) -> None:
+    text = value[: space.max_length].encode()
+    start = index * _place_bytes(space)
+    buffer = memoryview(shared_memory.get_obj()).cast("B")
+    buffer[start : start + _LENGTH_BYTES] = len(text).to_bytes(_LENGTH_BYTES)
+    buffer[start + _LENGTH_BYTES : start + _LENGTH_BYTES + len(text)] = text
+
+
+@read_from_shared_memory.register
+def _read_shared_texts(space: TerminalText, shared_memory: Any, n: int = 1) -> Any:
+    return _SharedTexts(space, shared_memory, n)
+
+
+def _place_bytes(space: TerminalText) -> int:
+    return _LENGTH_BYTES + 4 * space.max_length
+
+
+class _SharedTexts(Sequence[str]):
+    """One text per environment, read anew at each look: Gymnasium takes the observations of a run once, and views them.
+
+    What it returns to its caller is a deep copy: a tuple of strings.
+    """
+
+    def __init__(self, space: TerminalText, shared_memory: Any, n: int) -> None:
+        self._place_bytes = _place_bytes(space)
+        self._buffer = memoryview(shared_memory.get_obj()).cast("B")
+        self._n = n
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        places = range(self._n)[index]
+        return self._read(places) if isinstance(places, int) else tuple(map(self._read, places))
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> tuple[str, ...]:
+        return tuple(self)
+
+    def _read(self, place: int) -> str:
+        start = place * self._place_bytes + _LENGTH_BYTES
+        length = int.from_bytes(self._buffer[start - _LENGTH_BYTES : start])
+        return bytes(self._buffer[start : start + length]).decode()
 
 
 class _Characters(Set[str]):

@@ -1,11 +1,14 @@
 """How a trial's agent is pointed at a session."""
 
+import difflib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.gateway.agents import AGENTS, agent_config
 from harbor_gym.gateway.trials import end_agent_on_limit, open_tunnel_for_agent, sandbox_url
+from harbor_gym.types import ActionFormat
 
 if TYPE_CHECKING:
     from harbor.models.trial.config import AgentConfig
@@ -18,10 +21,52 @@ URL_MARK = "{gateway_url}"
 _NO_LIMIT_TOKENS = 1_000_000
 
 
+def agent_of(name: str, options: Mapping[str, Any] | None = None) -> "AgentConfig":
+    """Return Harbor's configuration of an agent, checked before anything is started.
+
+    Args:
+        name: One of Harbor's agents, or ``module.path:Class``.
+        options: The agent's keyword arguments. :data:`URL_MARK` in one of them stands for its session's address; an
+            agent that is not listed in :data:`harbor_gym.gateway.agents.AGENTS` needs it.
+
+    Raises:
+        UsageError: There is no such agent, or it has no place for an address.
+    """
+    from harbor.models.trial.config import AgentConfig
+
+    kwargs = dict(options or {})
+    agent = AgentConfig(import_path=name, kwargs=kwargs) if ":" in name else AgentConfig(name=name, kwargs=kwargs)
+    if _listed_name(agent) is None:
+        _agent_class(agent)
+    _require_address(agent)
+    return agent
+
+
 def runs_in_sandbox(agent: "AgentConfig") -> bool:
-    """Return whether a listed agent runs in the sandbox; False for others."""
-    name = _listed_name(agent)
-    return name is not None and AGENTS[name].runs_in_sandbox
+    """Return whether an agent runs in the sandbox: what Harbor installs there does.
+
+    Raises:
+        UsageError: There is no such agent.
+    """
+    from harbor.agents.installed.base import BaseInstalledAgent
+
+    if (name := _listed_name(agent)) is not None:
+        return AGENTS[name].runs_in_sandbox
+    return issubclass(_agent_class(agent), BaseInstalledAgent)
+
+
+def require_terminus_json(agent: "AgentConfig | str") -> None:
+    """Refuse an agent that is known to read other messages than terminus-json-plain.
+
+    Raises:
+        UsageError: The agent is listed in :data:`harbor_gym.gateway.agents.AGENTS` with another format.
+    """
+    name = agent if isinstance(agent, str) else _listed_name(agent)
+    if name in AGENTS and AGENTS[name].action_format is not ActionFormat.TERMINUS_JSON:
+        raise UsageError(
+            f"the embedded policy is taught terminus-json-plain, which the agent {name} does not read: "
+            "bring a policy with --model-name MODEL_DIRECTORY"
+        )
 
 
 def point_at_session(
@@ -52,13 +97,8 @@ def point_at_session(
         )
         own = {"model_name": agent.model_name or pointed.model_name, "kwargs": pointed.kwargs, "env": pointed.env}
         return agent.model_copy(update=own)
-    given = {"kwargs": agent.kwargs, "env": agent.env}
-    placed = _placed(given, url)
-    if placed == given:
-        raise UsageError(
-            f"agent {agent.name or agent.import_path!r} is not listed in harbor_gym.gateway.agents: write {URL_MARK} "
-            "into the option or environment variable that takes its base URL"
-        )
+    _require_address(agent)
+    placed = _placed({"kwargs": agent.kwargs, "env": agent.env}, url)
     return agent.model_copy(update={"model_name": agent.model_name or model, **placed})
 
 
@@ -69,8 +109,36 @@ def attach(trial: "Trial", gateway: Gateway, session: Session, *, in_sandbox: bo
     end_agent_on_limit(trial, session)
 
 
+def _agent_class(agent: "AgentConfig") -> type:
+    from harbor.agents.factory import AgentFactory
+    from harbor.models.agent.name import AgentName
+
+    name = agent.import_path or agent.name or ""
+    known = AgentName.values()
+    if agent.import_path is None and name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"those that ran here are {', '.join(sorted(AGENTS))}"
+        raise UsageError(f"no agent is called {name!r}; {hint} (a class of your own: module.path:Class)")
+    try:
+        return AgentFactory.get_agent_class_from_config(agent)
+    except (ImportError, TypeError, ValueError) as exc:
+        raise UsageError(f"agent {name!r} can't be used: {exc}") from exc
+
+
 def _listed_name(agent: "AgentConfig") -> str | None:
     return agent.name if agent.import_path is None and agent.name in AGENTS else None
+
+
+def _require_address(agent: "AgentConfig") -> None:
+    if _listed_name(agent) is None and not _has_mark({"kwargs": agent.kwargs, "env": agent.env}):
+        raise UsageError(
+            f"agent {agent.import_path or agent.name!r} is not listed in harbor_gym.gateway.agents: write {URL_MARK} "
+            "into the option or environment variable that takes its base URL"
+        )
+
+
+def _has_mark(given: Any) -> bool:
+    return _placed(given, "") != given
 
 
 def _placed(value: Any, url: str) -> Any:

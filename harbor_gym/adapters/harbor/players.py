@@ -15,7 +15,9 @@ from harbor_gym.adapters.harbor.results import (
     details_sequences,
     end_reason_of,
     reward_of,
+    rewards_of,
     segment_sequence,
+    with_outcome,
 )
 from harbor_gym.adapters.harbor.rollout import TokenRollout
 from harbor_gym.config import TerminalEnvConfig
@@ -81,7 +83,9 @@ class EnvPlayer:
             end_reason=rollout.end_reason,
             error=rollout.error,
             segments=[flatten(rollout)] if steps else [],
+            turns=env.transcript.turns,
             metrics={**last, "turns": float(len(steps)), "time/total_sec": time.monotonic() - started},
+            rewards=steps[-1].info.get("rewards", {}) if steps and rollout.error is None else {},
         )
 
 
@@ -133,14 +137,18 @@ class TrialPlayer:
         error = reward if isinstance(reward, HarborGymError) else None
         if error is not None and not error.is_infrastructure:
             raise error
+        end_reason = EndReason.INFRASTRUCTURE_ERROR if error is not None else _end_reason(session, result)
+        score = None if isinstance(reward, HarborGymError) else reward
         return TokenRollout(
             task_name=path.name,
             trial_name=config.trial_name,
-            reward=None if isinstance(reward, HarborGymError) else reward,
-            end_reason=EndReason.INFRASTRUCTURE_ERROR if error is not None else _end_reason(session, result),
+            reward=score,
+            end_reason=end_reason,
             error=error,
             segments=segments,
+            turns=with_outcome(session.turns, end_reason, score, result),
             metrics={**_metrics(session), "time/total_sec": time.monotonic() - started},
+            rewards={} if error is not None else rewards_of(result),
         )
 
     def _agent_config(self, session: Session) -> AgentConfig:

@@ -1,7 +1,8 @@
 """What a finished Harbor trial means: its reward, why it ended, and the tokens that its agent reports."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from harbor.models.agent.context import AgentContext
 from harbor.models.agent.rollout_detail import RolloutDetail
@@ -12,7 +13,7 @@ from harbor_gym.episode.grading.rewards import RewardFunction
 from harbor_gym.errors import AgentFailedError, HarborGymError, VerifierError
 from harbor_gym.gateway import Segment
 from harbor_gym.sequences import merge
-from harbor_gym.types import EndReason, Sample, TokenSequence
+from harbor_gym.types import EndReason, EpisodeInfo, Sample, TokenSequence, Turn
 
 _AGENT_TIMEOUT = "AgentTimeoutError"
 
@@ -24,13 +25,19 @@ def reward_of(result: TrialResult, choose: RewardFunction) -> float | HarborGymE
         result: The finished trial.
         choose: Makes the scalar of what the verifier wrote.
     """
-    rewards = result.verifier_result.rewards if result.verifier_result is not None else None
+    rewards = rewards_of(result)
     if not rewards:
         return _failure(result)
     try:
-        return choose({name: float(value) for name, value in rewards.items()})
+        return choose(rewards)
     except VerifierError as exc:
         return exc
+
+
+def rewards_of(result: TrialResult) -> dict[str, float]:
+    """Return what the verifier of a trial wrote, by key; empty without a verdict."""
+    rewards = result.verifier_result.rewards if result.verifier_result is not None else None
+    return {name: float(value) for name, value in (rewards or {}).items()}
 
 
 def end_reason_of(result: TrialResult) -> EndReason:
@@ -38,6 +45,23 @@ def end_reason_of(result: TrialResult) -> EndReason:
     infos = [step.exception_info for step in result.step_results or ()] or [result.exception_info]
     timed_out = any(info is not None and info.exception_type == _AGENT_TIMEOUT for info in infos)
     return EndReason.TIME_LIMIT if timed_out else EndReason.COMPLETED
+
+
+def with_outcome(turns: Sequence[Turn], end_reason: EndReason, reward: float | None, result: TrialResult) -> list[Turn]:
+    """Return the turns of a finished trial with its outcome in the last; none where there are none.
+
+    Args:
+        turns: The session's.
+        end_reason: Why the trial ended.
+        reward: Its reward; None where there is no verdict.
+        result: The trial, for every key of the verifier's reward.
+    """
+    if not turns:
+        return []
+    info: EpisodeInfo = {**turns[-1].info, "end_reason": end_reason}
+    if result.verifier_result is not None and result.verifier_result.rewards:
+        info["rewards"] = {name: float(value) for name, value in result.verifier_result.rewards.items()}
+    return [*turns[:-1], replace(turns[-1], info=info, reward=reward or 0.0)]
 
 
 def details_sequences(result: TrialResult) -> list[TokenSequence]:

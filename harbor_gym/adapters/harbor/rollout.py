@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harbor_gym.errors import HarborGymError
-from harbor_gym.types import EndReason, TokenSequence
+from harbor_gym.types import EndReason, TokenSequence, Turn
 
 
 class Strategy(StrEnum):
@@ -44,8 +44,15 @@ class TokenRollout:
     segments: Sequence[TokenSequence] = ()
     """Every training sequence of the policy. One, unless a prompt did not extend the last one token by token."""
 
+    turns: Sequence[Turn] = ()
+    """The policy's own conversation as text, the reward with the last turn."""
+
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """Numbers for aggregation."""
+
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Every key that the verifier wrote; of a multi-step task what Harbor makes of its steps. Empty without a
+    verdict."""
 
     @property
     def token_ids(self) -> list[int]:

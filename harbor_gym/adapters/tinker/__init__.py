@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from harbor_gym.errors import MissingDependencyError
 
 if TYPE_CHECKING:
+    from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
+    from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
     from harbor_gym.adapters.tinker.codec import RendererCodec
     from harbor_gym.adapters.tinker.dataset import (
         HarborRLDataset,
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from harbor_gym.adapters.tinker.training.config import TrainConfig
 
 _HOMES = {
+    "HarborAgentEnvGroupBuilder": "agent_group",
+    "HarborAgentTinkerEnv": "agent_env",
     "HarborEvaluator": "evaluator",
     "HarborRLDataset": "dataset",
     "HarborRLDatasetBuilder": "dataset",
@@ -37,6 +41,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "HarborAgentEnvGroupBuilder",
+    "HarborAgentTinkerEnv",
     "HarborEvaluator",
     "HarborRLDataset",
     "HarborRLDatasetBuilder",

@@ -5,7 +5,8 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import tinker
@@ -27,7 +28,10 @@ from harbor_gym.adapters.tinker.env import stop_metric
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.gateway import SessionLimits
-from harbor_gym.types import Sample, TokenSequence
+from harbor_gym.shaping import TrajectoryReward, trajectory_reward
+from harbor_gym.tokens import Transcript
+from harbor_gym.transcripts import write_transcript
+from harbor_gym.types import Sample, TokenSequence, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +56,9 @@ class HarborAgentTinkerEnv(Env):
         codec: How the model writes a chat.
         max_tokens: The sampler's limit for one message, in tokens.
         max_context_tokens: The model's context window in tokens; None checks nothing.
-        labels: What to call this episode in logs.
+        labels: What to call this episode in logs and in its transcript.
+        transcript_path: Where to write the episode's transcript when it ends; None writes none.
+        reward: Adds to the reward of the last transition; its metric is ``trajectory_reward``.
     """
 
     def __init__(
@@ -64,8 +70,11 @@ class HarborAgentTinkerEnv(Env):
         max_tokens: int,
         max_context_tokens: int | None = None,
         labels: dict[str, Any] | None = None,
+        transcript_path: Path | None = None,
+        reward: TrajectoryReward | None = None,
     ) -> None:
         self._codec, self._config, self._labels = codec, config, labels or {}
+        self._transcript_path, self._reward = transcript_path, reward
         limits = SessionLimits(
             max_turns=config.max_turns,
             time_limit_sec=config.time_limit_sec,
@@ -105,7 +114,7 @@ class HarborAgentTinkerEnv(Env):
         self._playing = asyncio.create_task(self._interface.run([TaskConfig(path=self._config.task_dir)]))
         prompt = await self._next()
         if prompt is None:
-            reward, metrics = self._end()
+            reward, metrics = await self._end()
             return InitialObservationOverflow(reward=reward, metrics=metrics)
         return tinker.ModelInput.from_ints(prompt), self._codec.stop
 
@@ -126,7 +135,7 @@ class HarborAgentTinkerEnv(Env):
             self._request.answer.set_result(Sample(list(action), None, (extra or {}).get("stop_reason", "stop")))
         prompt = await self._next()
         is_done = prompt is None
-        reward, metrics = self._end() if is_done else (0.0, {})
+        reward, metrics = await self._end() if is_done else (0.0, {})
         return StepResult(
             reward=reward,
             episode_done=is_done,
@@ -178,8 +187,8 @@ class HarborAgentTinkerEnv(Env):
                 self._request = request
                 return request.prompt
 
-    def _end(self) -> tuple[float, Metrics]:
-        """Return the reward and the last metrics.
+    async def _end(self) -> tuple[float, Metrics]:
+        """Return the reward and the last metrics, and write the transcript.
 
         Raises:
             HarborGymError: There is no verdict.
@@ -190,14 +199,37 @@ class HarborAgentTinkerEnv(Env):
         if rollout.error is not None or rollout.reward is None:
             self.error = rollout.error
             logger.warning("episode %s broke off: %s: %s", label, type(rollout.error).__name__, rollout.error)
+            await self._write_transcript(rollout.turns)
             assert rollout.error is not None
             raise rollout.error
-        logger.info("episode %s: %s, reward %g", label, rollout.end_reason, rollout.reward)
+        is_unpaid = self._config.zero_reward_on_limit and rollout.end_reason.is_truncation
+        reward = min(0.0, rollout.reward) if is_unpaid else rollout.reward
+        logger.info("episode %s: %s, reward %g", label, rollout.end_reason, reward)
         metrics: Metrics = {**rollout.metrics, "off_template_history": float(self._codec.off_template)}
         metrics |= {stop_metric(rollout.end_reason): 1.0, "time/episode_sec": time.monotonic() - self._started}
-        if self._config.zero_reward_on_limit and rollout.end_reason.is_truncation:
-            return min(0.0, rollout.reward), metrics
-        return rollout.reward, metrics
+        turns = _with_reward(rollout.turns, reward)
+        if self._reward is not None and turns:
+            added = await trajectory_reward(self._reward, self._transcript(turns))
+            metrics["trajectory_reward"] = added
+            reward += added
+            turns = _with_reward(turns, reward)
+        await self._write_transcript(turns)
+        return reward, metrics
+
+    def _transcript(self, turns: Sequence[Turn]) -> Transcript:
+        return Transcript(list(turns), started=time.time() - (time.monotonic() - self._started))
+
+    async def _write_transcript(self, turns: Sequence[Turn]) -> None:
+        if self._transcript_path is None:
+            return
+        error = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        await asyncio.to_thread(
+            write_transcript, self._transcript_path, self._transcript(turns), labels=self._labels, error=error
+        )
+
+
+def _with_reward(turns: Sequence[Turn], reward: float) -> list[Turn]:
+    return [*turns[:-1], *(replace(turn, reward=reward) for turn in turns[-1:])]
 
 
 def _joined(segment: TokenSequence) -> tuple[list[int], list[int]]:

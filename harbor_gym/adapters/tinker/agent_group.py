@@ -10,14 +10,17 @@ from tinker_cookbook.rl.types import Env, Metrics, Trajectory
 from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
+from harbor_gym.errors import UsageError
 from harbor_gym.pool import WarmPool
+from harbor_gym.shaping import find_trajectory_reward
 
 
 @dataclass
 class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
     """Make a group of episodes in which one of Harbor's agents plays and the policy answers it.
 
-    Harbor starts the sandboxes: warm ones are not used, and no transcripts are written.
+    Harbor starts the sandboxes: warm ones are not used. Transcripts hold the agent's own conversation; its terminal is
+    not recorded.
     """
 
     agent: AgentConfig | str = "terminus-2"
@@ -40,11 +43,15 @@ class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
 
     @override
     def _make_env(self, codec: RendererCodec, index: int, pool: WarmPool | None) -> HarborAgentTinkerEnv:
+        if self.make_env is not None:
+            raise UsageError("make_env is for our own loop: Harbor's trial starts the sandbox of an agent")
         return HarborAgentTinkerEnv(
             self.config,
             self.agent,
             codec,
             max_tokens=self.max_tokens,
             max_context_tokens=self.max_context_tokens,
-            labels={"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index},
+            labels=self._labels(index),
+            transcript_path=self._transcript_path(index),
+            reward=find_trajectory_reward(self.trajectory_reward),
         )

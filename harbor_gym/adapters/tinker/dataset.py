@@ -5,6 +5,7 @@ import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import chz
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
@@ -13,7 +14,9 @@ from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.pool import shared_pool
+from harbor_gym.shaping import TrajectoryReward
 from harbor_gym.tasks import SourcedTask, TaskOrder, filter_tasks, resolve_tasks, split_tasks
+from harbor_gym.wrappers import MakeEnv
 
 _AS_GRADED = {"zero_reward_on_limit": False}
 
@@ -145,10 +148,19 @@ class _Builder(RLDatasetBuilder):
     """Where to write transcripts; None writes none."""
 
     agent: str | None = None
-    """One of Harbor's agents that plays, answered by the policy; None is our own loop."""
+    """One of Harbor's agents, or ``module.path:Class``, that plays, answered by the policy; None is our own loop."""
+
+    agent_options: Mapping[str, Any] = chz.field(default_factory=dict[str, Any])
+    """The agent's keyword arguments; see :func:`harbor_gym.adapters.harbor.agents.agent_of`."""
 
     warm_sandboxes: int = 0
     """Training sandboxes to keep ready, so that a batch's start while the last one trains; 0 keeps none."""
+
+    make_env: MakeEnv | str | None = None
+    """Makes each episode's environment, see :class:`HarborSingleTaskEnvGroupBuilder`; test episodes have it too."""
+
+    trajectory_reward: TrajectoryReward | str | None = None
+    """Adds to each training episode's reward; test episodes count without it."""
 
     def _group(self, task_dir: Path, size: int, *, name: str = "") -> HarborSingleTaskEnvGroupBuilder:
         if size < 1:
@@ -156,9 +168,10 @@ class _Builder(RLDatasetBuilder):
         if self.agent is None:
             kind = HarborSingleTaskEnvGroupBuilder
         else:
+            from harbor_gym.adapters.harbor.agents import agent_of
             from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
 
-            kind = functools.partial(HarborAgentEnvGroupBuilder, agent=self.agent)
+            kind = functools.partial(HarborAgentEnvGroupBuilder, agent=agent_of(self.agent, self.agent_options))
         return kind(
             config=self.env.model_copy(update={"task_dir": task_dir}),
             group_size=size,
@@ -168,6 +181,8 @@ class _Builder(RLDatasetBuilder):
             max_context_tokens=self.max_context_tokens,
             transcripts_dir=Path(self.transcripts_dir) if self.transcripts_dir is not None else None,
             task_name=name,
+            make_env=self.make_env,
+            trajectory_reward=self.trajectory_reward,
         )
 
     def _test_set(self, tasks: Mapping[str, Path]) -> HarborRLDataset | None:
@@ -177,12 +192,17 @@ class _Builder(RLDatasetBuilder):
         # One episode a group: each counts by itself, with no baseline to share. It counts as Harbor grades it.
         groups = [self._group(path, 1, name=name) for name, path in tasks.items()]
         return HarborRLDataset(
-            [dataclasses.replace(group, config=group.config.model_copy(update=_AS_GRADED)) for group in groups],
+            [_as_graded(group) for group in groups],
             TaskOrder([1.0] * len(tasks), shuffle=False),
             groups_per_batch=len(tasks) * self.test_episodes,
             num_batches=1,
             split="test",
         )
+
+
+def _as_graded(group: HarborSingleTaskEnvGroupBuilder) -> HarborSingleTaskEnvGroupBuilder:
+    config = group.config.model_copy(update=_AS_GRADED)
+    return dataclasses.replace(group, config=config, trajectory_reward=None)
 
 
 @chz.chz

@@ -21,6 +21,7 @@ from tinker_cookbook.rl.types import (
 
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.errors import HarborGymError
+from harbor_gym.shaping import TrajectoryReward, trajectory_reward
 from harbor_gym.tokens import TokenStep, TokenTerminalEnv
 from harbor_gym.transcripts import write_transcript
 from harbor_gym.types import EndReason, EpisodeInfo
@@ -63,6 +64,7 @@ class HarborTerminalTinkerEnv(Env):
         codec: The codec that ``token_env`` uses.
         labels: What to call this episode in logs and in its transcript.
         transcript_path: Where to write the episode's transcript when it ends; None writes none.
+        reward: Adds to the reward of the last transition; its metric is ``trajectory_reward``.
     """
 
     def __init__(
@@ -72,11 +74,13 @@ class HarborTerminalTinkerEnv(Env):
         *,
         labels: dict[str, Any] | None = None,
         transcript_path: Path | None = None,
+        reward: TrajectoryReward | None = None,
     ) -> None:
         self._token_env = token_env
         self._codec = codec
-        self._labels = labels or {}
+        self._labels = dict(labels or {})
         self._transcript_path = transcript_path
+        self._reward = reward
         self._sums: Metrics = {}
         self._written = False
         self.error: HarborGymError | None = None
@@ -113,6 +117,7 @@ class HarborTerminalTinkerEnv(Env):
 
         Raises:
             HarborGymError: Sandbox, terminal or verifier failed; there is no reward then.
+            UsageError: The reward over the trajectory is no finite number.
         """
         stop_reason = (extra or {}).get("stop_reason", "stop")
         try:
@@ -121,11 +126,15 @@ class HarborTerminalTinkerEnv(Env):
             await self._write_transcript(exc)
             raise
         metrics = self._metrics(step)
+        added = 0.0
         if step.done:
+            if self._reward is not None:
+                added = await trajectory_reward(self._reward, self._token_env.transcript)
+                self._labels["trajectory_reward"] = metrics["trajectory_reward"] = added
             self._log_end(step)
             await self._write_transcript()
         return StepResult(
-            reward=step.reward,
+            reward=step.reward + added,
             episode_done=step.done,
             next_observation=tinker.ModelInput.from_ints(step.observation),
             next_stop_condition=self._codec.stop,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
@@ -17,10 +17,11 @@ from harbor_gym import errors
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.env import STOP_REASONS, HarborTerminalTinkerEnv
 from harbor_gym.config import TerminalEnvConfig
-from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError
 from harbor_gym.pool import WarmPool, shared_pool
+from harbor_gym.shaping import TrajectoryReward, find_make_env, find_trajectory_reward
 from harbor_gym.tokens import TokenTerminalEnv
+from harbor_gym.wrappers import MakeEnv
 
 if TYPE_CHECKING:
     from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
@@ -80,6 +81,13 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
 
     task_name: str = ""
     """What to call the task in metrics and transcripts; its directory's name if empty."""
+
+    make_env: MakeEnv | str | None = None
+    """Makes each episode's environment: a subclass of ``AsyncTerminalGymEnv``, a function that puts wrappers around
+    one, or its name as ``module.path:name``. None: ``AsyncTerminalGymEnv``."""
+
+    trajectory_reward: TrajectoryReward | str | None = None
+    """Adds to each verified episode's reward, see :data:`harbor_gym.shaping.TrajectoryReward`; or its name."""
 
     _envs: list["HarborTerminalTinkerEnv | HarborAgentTinkerEnv"] = field(
         default_factory=list["HarborTerminalTinkerEnv | HarborAgentTinkerEnv"], init=False, repr=False
@@ -143,18 +151,26 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     def _make_env(
         self, codec: RendererCodec, index: int, pool: WarmPool | None
     ) -> "HarborTerminalTinkerEnv | HarborAgentTinkerEnv":
-        path, config = None, self.config
-        if self.transcripts_dir is not None:
-            path = self.transcripts_dir / self.label / f"episode_{index:03d}.json"
+        path, config = self._transcript_path(index), self.config
+        if path is not None:
             config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
         token_env = TokenTerminalEnv(
-            AsyncTerminalGymEnv(config, pool=pool),
+            find_make_env(self.make_env)(config, pool=pool),
             codec,
             max_tokens=self.max_tokens,
             max_context_tokens=self.max_context_tokens,
         )
-        labels = {"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index}
-        return HarborTerminalTinkerEnv(token_env, codec, labels=labels, transcript_path=path)
+        reward = find_trajectory_reward(self.trajectory_reward)
+        labels = self._labels(index)
+        return HarborTerminalTinkerEnv(token_env, codec, labels=labels, transcript_path=path, reward=reward)
+
+    def _transcript_path(self, index: int) -> Path | None:
+        if self.transcripts_dir is None:
+            return None
+        return self.transcripts_dir / self.label / f"episode_{index:03d}.json"
+
+    def _labels(self, index: int) -> dict[str, Any]:
+        return {"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index}
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_envs": []}

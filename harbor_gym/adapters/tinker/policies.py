@@ -5,6 +5,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -48,7 +49,10 @@ class EvalConfig(BaseModel):
     """Environment variable that holds the chat endpoint's key."""
 
     agent: str | None = None
-    """One of Harbor's agents to play with ``model``, instead of our own loop."""
+    """One of Harbor's agents, or module.path:Class, to play with ``model``, instead of our own loop."""
+
+    agent_options: dict[str, Any] = {}
+    """NAME=VALUE, the agent's own; {gateway_url} stands for its model's address."""
 
     episodes: int = Field(default=8, ge=1)
     """Episodes of each task."""

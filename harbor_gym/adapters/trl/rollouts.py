@@ -1,10 +1,11 @@
 """The ``terminal`` harness: whole episodes behind TRL's ``rollout_func``, side by side and token by token."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harbor_gym.adapters.trl.harness import HarnessSettings
+from harbor_gym.adapters.trl.rewards import LOST_METRIC
 from harbor_gym.codecs import HFCodec
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import UsageError
@@ -69,16 +70,26 @@ class TerminalRollouts:
         return _columns(rollouts, tokenizer.pad_token_id)
 
 
-def rollout_reward(harbor_reward: Sequence[float | None], log_metric: Any = None, **columns: Any) -> list[float | None]:
+def rollout_reward(
+    harbor_reward: Sequence[float | None],
+    harbor_end: Sequence[str] = (),
+    log_metric: Callable[[str, float], None] | None = None,
+    log_extra: Callable[[str, list[Any]], None] | None = None,
+    **columns: Any,
+) -> list[float | None]:
     """Return the rewards that the ``rollout_func`` found.
 
     Args:
         harbor_reward: The rollouts' rewards; TRL leaves None out of the group's baseline and of training.
+        harbor_end: Why each episode ended; of a lost one its ``failure_kind``.
         log_metric: Takes ``harbor/lost``, the share of episodes without a verdict.
+        log_extra: Takes ``harbor_end``, a column of the trainer's table of completions.
         columns: The other columns, which are ignored.
     """
     if log_metric is not None and harbor_reward:
-        log_metric("harbor/lost", sum(reward is None for reward in harbor_reward) / len(harbor_reward))
+        log_metric(LOST_METRIC, sum(reward is None for reward in harbor_reward) / len(harbor_reward))
+    if log_extra is not None and harbor_end:
+        log_extra("harbor_end", list(harbor_end))
     return list(harbor_reward)
 
 

@@ -70,7 +70,7 @@ async def _play(config: EvalConfig, policy: EvaluatedPolicy, tasks: Sequence[Ter
 
 
 def _require_policy_of_a_run(config: EvalConfig) -> None:
-    if config.agent is not None or config.api_key_env is not None:
+    if config.agent is not None or config.agent_options or config.api_key_env is not None:
         raise UsageError("--agent and --api-key-env need a chat endpoint: give --model and --base-url")
 
 
@@ -109,12 +109,13 @@ async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig])
 
 
 def _endpoint_player(config: EvalConfig, endpoint: ChatEndpoint) -> EpisodePlayer:
+    folder = config.output / "transcripts" if config.output is not None else None
     if config.agent is None:
-        folder = config.output / "transcripts" if config.output is not None else None
         return ChatPlayer(endpoint, config.retries, folder)
+    from harbor_gym.adapters.harbor.agents import agent_of
     from harbor_gym.adapters.harbor.evaluation import AgentPlayer
 
-    return AgentPlayer(endpoint, config.agent, config.retries)
+    return AgentPlayer(endpoint, agent_of(config.agent, config.agent_options), config.retries, folder)
 
 
 def _settings(config: EvalConfig) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
-from typing import Any, cast
+from typing import cast
 
+from harbor_gym._runtime.imports import import_named
 from harbor_gym.errors import UsageError, VerifierError
 
 RewardFunction = Callable[[Mapping[str, float]], float]
@@ -62,15 +62,11 @@ def reward_function(key: str | None = None, function: str | None = None) -> Rewa
 def _named(name: str) -> RewardFunction:
     if name in _AGGREGATES:
         return lambda rewards: _AGGREGATES[name](rewards.values())
-    module, colon, attribute = name.partition(":")
-    try:
-        found: Any = getattr(import_module(module), attribute) if colon else None
-    except (ImportError, AttributeError) as exc:
-        raise UsageError(f"reward_function {name!r} can't be imported: {exc}") from exc
-    if not callable(found):
+    if ":" not in name:
         known = ", ".join(_AGGREGATES)
         raise UsageError(f"reward_function {name!r} is no function; known: {known}, or module.path:function")
-    return cast(RewardFunction, found)  # as its name promised; what it returns is checked
+    # As its name promised; what it returns is checked.
+    return cast(RewardFunction, import_named(name, what="reward_function"))
 
 
 def _checked(function: RewardFunction, name: str) -> RewardFunction:

@@ -1,6 +1,7 @@
 """The environments that the checks of an environment make, and the words that those are written with."""
 
 import contextlib
+import math
 import types
 import typing
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -115,6 +116,7 @@ def check_step(step: Step) -> Step:
     check_text(observation, "the observation")
     for value, kind, name in ((reward, float, "the reward"), (done, bool, "done")):
         expect(isinstance(value, kind), f"{name} is a {type(value).__name__}")
+    expect(math.isfinite(reward), f"the reward is {reward}")
     check_info(info)
     return step
 

@@ -86,11 +86,15 @@ async def test_our_own_loop(tmp_path: Path) -> None:
 @pytest.mark.parametrize("agent", [AGENT])
 async def test_an_agent_never_sees_the_key(agent: AgentConfig, tmp_path: Path) -> None:
     async with serving() as model, endpoint(model) as chat:
-        (result,) = await evaluate([fake_task(tmp_path / "task")], AgentPlayer(chat, agent), episodes=1)
+        player = AgentPlayer(chat, agent, transcripts_dir=tmp_path / "transcripts")
+        (result,) = await evaluate([fake_task(tmp_path / "task")], player, episodes=1)
     assert (result.reward, result.end_reason, result.turns) == (1.0, EndReason.COMPLETED, 2)
     assert (result.prompt_tokens, result.sampled_tokens) == (101, 14)
     assert [item["role"] for item in model.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
     assert model.requests[1]["messages"][:2] == model.requests[0]["messages"]
+    kept = json.loads((tmp_path / "transcripts/test/batch_0000/task/episode_000.json").read_text())
+    assert [turn["action"] for turn in kept["turns"]] == [message(DONE), COMPLETE]
+    assert (kept["reward"], kept["end_reason"]) == (1.0, "completed")
 
 
 @pytest.mark.local

@@ -112,6 +112,20 @@ async def test_terminus_2_many_at_once(strategy: str, tmp_path: Path) -> None:
         require_whole(rollout, turns=3)
 
 
+async def test_an_agents_turns_read_as_those_of_our_own_loop(tmp_path: Path) -> None:
+    task = [TaskConfig(path=write_task(tmp_path / "task"))]
+    limits = SessionLimits(max_answer_tokens=1000)
+    own = {"agent": None, "strategy": "env", "env_settings": {"confirm_task_complete": False}}
+    read: list[Any] = []
+    for settings in ({}, own):
+        (rollout,) = await interface(limits=limits, **settings).run(task)
+        last = rollout.turns[-1].info
+        assert (last.get("end_reason"), last.get("rewards")) == (EndReason.COMPLETED, {"reward": 1.0})
+        read.append([(t.observation, t.action, t.reward, t.prompt_tokens, t.sampled_tokens) for t in rollout.turns])
+    assert read[0] == read[1]
+    assert [(action, reward) for _, action, reward, *_ in read[0]] == [(message(DONE), 0.0), (COMPLETE, 1.0)]
+
+
 async def test_order_progress_and_limits(tmp_path: Path) -> None:
     tasks = [TaskConfig(path=write_task(tmp_path / name)) for name in ("one", "two", "three")]
     seen: list[tuple[str, int, int]] = []
@@ -222,7 +236,8 @@ async def test_a_cancelled_run_leaves_nothing(strategy: str, sandbox: str, tmp_p
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"agent": "nobody"}, "{gateway_url}"),
+        ({"agent": "nobody"}, "no agent is called 'nobody'"),
+        ({"agent": "opencode"}, "{gateway_url}"),
         ({"agent": AgentConfig(import_path=AGENT.import_path)}, "{gateway_url}"),
     ],
 )

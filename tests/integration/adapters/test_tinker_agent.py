@@ -1,5 +1,6 @@
 """Harbor's agents in the cookbook's own rollouts."""
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any, override
@@ -8,7 +9,7 @@ import aiohttp
 import pytest
 from harbor.models.trial.config import AgentConfig
 
-from harbor_gym import TerminalEnvConfig
+from harbor_gym import TerminalEnvConfig, Transcript
 from harbor_gym.errors import SandboxStartError, UsageError
 from tests.helpers.gateway.format_agent import FormatAgent
 from tests.helpers.policies.token_policies import RENDERER, message, scripted
@@ -48,13 +49,19 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make_builder(task_dir: Path, model_dir: str, *, sandbox: str = FAKE, agent: Any = AGENT, **settings: Any) -> Any:
-    from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
+    from harbor_gym.adapters.tinker import HarborAgentEnvGroupBuilder
 
     options = settings.pop("options", SOLVED if sandbox == FAKE else {})
+    kept = {"transcripts_dir": task_dir.parent / "transcripts", "label": "train/batch_0000/group_0"}
     config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, sandbox_options=options, **settings)
+    sizes = {"group_size": 2, "max_tokens": 500}
     return HarborAgentEnvGroupBuilder(
-        config=config, agent=agent, group_size=2, model_name=model_dir, renderer_name=RENDERER, max_tokens=500
+        config=config, agent=agent, model_name=model_dir, renderer_name=RENDERER, **sizes, **kept
     )
+
+
+def transcripts(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((folder / "transcripts").rglob("episode_*.json"))]
 
 
 async def run_group(builder: Any, policy: Any) -> Any:
@@ -92,6 +99,13 @@ async def test_side_calls_are_not_trained(model_dir: str, tmp_path: Path) -> Non
         assert trajectory.transitions[-1].episode_done
         text = byte_level_tokenizer().decode(trajectory.transitions[0].ob.to_ints())
         assert "a title, please" not in text
+    kept = transcripts(tmp_path)
+    assert [document["episode"] for document in kept] == [0, 1]
+    for document in kept:
+        assert [turn["action"] for turn in document["turns"]] == [message(DONE), COMPLETE]
+        assert "a title, please" not in document["turns"][0]["observation"]
+        assert (document["reward"], document["rewards"]) == (1.0, {"reward": 1.0})
+        assert (document["end_reason"], document["error"], document["task"]) == ("completed", None, "task")
 
 
 async def test_a_budget_without_pay(model_dir: str, tmp_path: Path) -> None:
@@ -101,6 +115,7 @@ async def test_a_budget_without_pay(model_dir: str, tmp_path: Path) -> None:
         group = await run_group(builder, scripted(message(DONE)))
         assert group.get_total_rewards() == [reward, reward]
         assert [trajectory.stop_reason for trajectory in group.trajectories_G] == ["max_turns"] * 2
+        assert [(kept["reward"], kept["end_reason"]) for kept in transcripts(tmp_path)] == [(reward, "max_turns")] * 2
 
 
 async def test_a_lost_sandbox_raises_and_a_closed_one_leaves_nothing(model_dir: str, tmp_path: Path) -> None:
@@ -109,6 +124,9 @@ async def test_a_lost_sandbox_raises_and_a_closed_one_leaves_nothing(model_dir: 
     with pytest.raises(SandboxStartError):
         await env.initial_observation()
     assert isinstance(env.error, SandboxStartError)
+    (kept,) = transcripts(tmp_path)
+    assert (kept["reward"], kept["end_reason"], kept["turns"]) == (None, "infrastructure_error", [])
+    assert kept["error"].startswith("SandboxStartError")
     with pytest.raises(UsageError):
         await other.step([1])
     await builder.cleanup()
@@ -116,3 +134,22 @@ async def test_a_lost_sandbox_raises_and_a_closed_one_leaves_nothing(model_dir: 
     await waiting.initial_observation()
     await builder.cleanup()
     await waiting.close()
+
+
+def count_turns(transcript: Transcript) -> float:
+    first, last = transcript.turns
+    assert "Write the word done" in first.observation
+    assert "Write the word done" not in last.observation, "an observation is what is new"
+    assert "echo done" in first.action
+    assert (last.info.get("end_reason"), last.reward) == ("completed", 1.0)
+    return len(transcript.turns)
+
+
+async def test_a_reward_over_the_trajectory_is_added(model_dir: str, tmp_path: Path) -> None:
+    builder = make_builder(write_task(tmp_path / "task"), model_dir)
+    builder.trajectory_reward = f"{__name__}:count_turns"
+    group = await run_group(builder, scripted(message(DONE), COMPLETE))
+    assert group.get_total_rewards() == [3.0, 3.0]
+    builder.make_env = "harbor_gym:AsyncTerminalGymEnv"
+    with pytest.raises(UsageError, match="make_env is for our own loop"):
+        await builder.make_envs()

@@ -69,7 +69,7 @@ def prepare(name: str, session: Session, home: Path) -> list[str]:
             (home / ".codex/config.toml").write_text(f'openai_base_url = "{url}"\n')
             free = ["--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check"]
             return ["codex", "exec", *free, "--model=policy", "write hello"]
-        case "qwen-code":
+        case "qwen-coder":
             endpoint = ["--openai-base-url", url, "--openai-api-key", "unused", "--model", "policy"]
             return ["qwen", "--yolo", "--auth-type", "openai", *endpoint, "--prompt=write hello"]
         case _:

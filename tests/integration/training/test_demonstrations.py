@@ -11,14 +11,8 @@ from typing import Any, ClassVar, override
 
 import pytest
 
-from harbor_gym.embedded.demonstrations import (
-    MOVES_PATH,
-    Demonstrator,
-    Script,
-    load_script,
-    play_demonstrations,
-    summary,
-)
+from harbor_gym.embedded.demonstrations import play_demonstrations, summary
+from harbor_gym.embedded.demonstrator import MOVES_PATH, Demonstrator, Script, load_script
 from harbor_gym.errors import SandboxStartError, TaskError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.sandboxes.local.environment import LocalEnvironment

@@ -44,6 +44,11 @@ def train(*arguments: str, timeout_sec: float = 60, **environment: str) -> subpr
         (["--task", f"git+file://{ROOT}/tests#nothing"], "tests"),
         (["--task-dir", str(TASK), "--groups-per-batch", "3", "--stream-minibatches", "2"], "--stream-minibatches"),
         (["--task-dir", str(TASK.parent), "--remove-constant-groups"], "--max-steps-off-policy"),
+        (["--task-dir", str(TASK), "--agent", "terminus2"], "terminus-2"),
+        (["--task-dir", str(TASK), "--agent", "terminus-2", "--warm-sandboxes", "2"], "--warm-sandboxes"),
+        (["--task-dir", str(TASK), "--agent", "claude-code", "--backend", "local"], "--model-name"),
+        (["--task-dir", str(TASK), "--agent", "tests.helpers.gateway.format_agent:FormatAgent"], "{gateway_url}"),
+        (["--task-dir", str(TASK), "--agent-option", "base_url={gateway_url}"], "--agent"),
     ],
 )
 def test_what_can_not_work_is_one_line_and_exit_code_2(arguments: list[str], expected: str, tmp_path: Path) -> None:

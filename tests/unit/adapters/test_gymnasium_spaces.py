@@ -1,6 +1,7 @@
 """Spaces and pictures, without a sandbox."""
 
 import copy
+import importlib.util
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import harbor_gym
-from harbor_gym.adapters.gymnasium import HarborTerminalEnv, HarborTerminalVectorEnv, TerminalText
+from harbor_gym.adapters.gymnasium import HarborTerminalEnv, HarborTerminalVectorEnv, TerminalText, rendering
 from harbor_gym.adapters.gymnasium.rendering import CELL_HEIGHT, CELL_WIDTH, as_terminal_output, draw
 from harbor_gym.errors import MissingDependencyError, UsageError
 from harbor_gym.terminal import Screen
 from harbor_gym.terminal.screen.screen import parse_screen
+from harbor_gym.testing import write_tiny_task
+from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.tasks import write_task
 
 gym.register_envs(harbor_gym)
@@ -153,3 +156,38 @@ def test_drawing_without_its_packages_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "pyte", None)
     with pytest.raises(MissingDependencyError, match=r"harbor-gym\[render\]"):
         draw(make_screen("x"))
+
+
+@pytest.mark.parametrize("observation", ["text", "dict"])
+@pytest.mark.usefixtures("nothing_left")
+def test_gymnasiums_processes_work_as_they_stand(tmp_path: Path, observation: str) -> None:
+    envs = gym.make_vec(
+        "HarborTerminal-v0",
+        num_envs=2,
+        vectorization_mode="async",
+        task_dir=write_tiny_task(tmp_path / "task"),
+        sandbox=FAKE,
+        observation=observation,
+    )
+    first, _ = envs.reset(seed=1)
+    kept = copy.deepcopy(first)
+    for words in (("echo 一😀\n", "echo two\n"), ("echo x\n", "true\n")):
+        seen, rewards, *_ = envs.step(words)
+        assert envs.observation_space.contains(seen)
+        assert rewards.tolist() == [0.0, 0.0]
+        texts = seen if observation == "text" else seen["output"]
+        for text, typed in zip(texts, words, strict=True):
+            assert typed.removeprefix("echo ").strip() in text or typed == "true\n"
+    texts, before = (first, kept) if observation == "text" else (first["output"], kept["output"])
+    assert texts == before, "an observation that was returned does not change"
+    envs.close()
+
+
+def test_a_picture_is_advertised_where_it_can_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rendering.render_modes() == ("ansi", "human", "rgb_array")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "pyte" else found(name, *rest))
+    assert rendering.render_modes() == ("ansi", "human")
+    with pytest.raises(MissingDependencyError, match=r"harbor-gym\[render\]"):
+        HarborTerminalEnv(write_task(tmp_path / "task"), render_mode="rgb_array")
+    HarborTerminalEnv(write_task(tmp_path / "task"), render_mode="ansi")

@@ -1,12 +1,13 @@
 """The environment in memory: what ends an episode, what it is called, and what does not outlive it."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harbor_gym import AsyncTerminalGymEnv, EndReason
+from harbor_gym import AsyncTerminalGymEnv, Command, EndReason
 from harbor_gym.errors import SandboxLostError, UsageError, VerifierError
 from harbor_gym.testing.conformance.env_probe import check_done
 from harbor_gym.testing.fake import terminal
@@ -301,3 +302,22 @@ async def test_the_next_step_opens_when_a_policy_stops_in_a_middle_one(task: Pat
         assert "Do step-2." in middle.info.get("instruction", "")
         last = await env.finish()
         assert (last.done, last.info.get("end_reason")) == (True, EndReason.COMPLETED)
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (["ls\n"], "Command 1 of the action: expected a Command or (keystrokes, duration_sec), found 'ls\\n'"),
+        ([("ls\n", 1.0), ("ls\n", -0.5)], "Command 2 of the action: its duration is -0.5 seconds"),
+        ([Command("ls\n", float("nan"))], "Command 1 of the action: its duration is nan seconds"),
+        (None, "an action is text, or a list of (keystrokes, duration_sec); found None"),
+        (Command("ls\n"), "an action is text, or a list of"),
+    ],
+)
+async def test_a_mistake_in_an_action_leaves_the_episode_as_it_was(tmp_path: Path, action: Any, words: str) -> None:
+    async with AsyncTerminalGymEnv(fake_config(tmp_path / "task")) as env:
+        await env.reset()
+        with pytest.raises(UsageError, match=re.escape(words)):
+            await env.step(action)
+        *_, done, info = await env.step([("true\n", 1.0)])
+        assert (done, info["turn"]) == (False, 1)

@@ -75,7 +75,7 @@ def test_a_function_of_nothing_has_no_verdict() -> None:
     ("function", "words"),
     [
         ("median", "known: mean, min, max, sum"),
-        (f"{HERE}:not_a_function", "is no function"),
+        (f"{HERE}:not_a_function", "which can.t be called"),
         (f"{HERE}:absent", "can't be imported"),
         ("no_such_module:function", "can't be imported"),
         (f"{HERE}:as_many:again", "can't be imported"),

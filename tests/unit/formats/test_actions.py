@@ -61,11 +61,15 @@ def test_a_callers_mistake_raises(action: list[tuple[str, float]]) -> None:
         parse_action(action)
 
 
-@pytest.mark.parametrize(
-    ("duration", "expected"), [(-1, 0.0), (0, 0.0), (math.nan, 1.0), (math.inf, 60.0), (10**400, 60.0), (7, 7.0)]
-)
+@pytest.mark.parametrize(("duration", "expected"), [(-0.0, 0.0), (0, 0.0), (math.inf, 60.0), (10**400, 60.0), (7, 7.0)])
 def test_durations_are_clamped(duration: float, expected: float) -> None:
     assert parse_action([("", duration)]).commands == (Command("", expected),)
+
+
+@pytest.mark.parametrize("duration", [-1, -1e-9, math.nan, -math.inf, -(10**400)])
+def test_a_duration_below_zero_is_a_callers_mistake(duration: float) -> None:
+    with pytest.raises(UsageError, match="Command 2 of the action: its duration is"):
+        parse_action([("ls\n", 0.0), Command("ls\n", duration)])
 
 
 @pytest.mark.parametrize(("keystrokes", "word"), [("a\0b", "NUL"), ("\ud83d", "surrogate"), ("\udc00x", "surrogate")])

@@ -305,3 +305,23 @@ async def test_a_responses_client_that_sends_items_back() -> None:
     ]
     await session.answer(RESPONSES.read({**body, "input": [*given, *items[1:], *outputs]}))
     assert len(session.segments) == 1
+
+
+async def test_the_main_conversation_reads_turn_by_turn() -> None:
+    call = tool_call("bash", command="ls")
+    session, _ = make_session("a title", f"<think>\nhm\n</think>\n\nI look.\n{call}", "Done.", "Again.")
+    await session.answer(CHAT.read({"model": "small", "messages": [user("a title, please")]}))
+    client = ChatClient(session, 0, user("Do it."))
+    await client.ask()
+    client.go_on([])
+    await client.ask()
+    client.messages = [{"role": "system", "content": "Be brief."}, user("edited"), *client.messages[2:], user("more")]
+    await client.ask()
+    assert [(turn.observation, turn.action) for turn in session.turns] == [
+        ("Do it.", f"I look.\n{call}"),
+        ("result 0", "Done."),
+        ("more", "Again."),
+    ]
+    calls = session.calls[1:]
+    assert [turn.prompt_tokens for turn in session.turns] == [len(call.prompt) for call in calls]
+    assert [turn.sampled_tokens for turn in session.turns] == [len(call.sampled) for call in calls]

@@ -1,14 +1,18 @@
 """The gateway before a chat endpoint: tools, ids and overflows, over real HTTP on both sides."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
-from harbor_gym.gateway import Gateway
+from harbor_gym import EndReason, Sample
+from harbor_gym.gateway import Gateway, Session
+from harbor_gym.gateway.chat import ChatRequest, Message
+from harbor_gym.gateway.errors import SessionEndedError
 from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
-from harbor_gym.samplers import ChatEndpoint
-from harbor_gym.types import EndReason
+from harbor_gym.samplers import BudgetSpentError, ChatEndpoint
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "description": "", "parameters": {"type": "object"}}}]
 
@@ -78,3 +82,16 @@ async def test_tool_calls_and_results_keep_the_endpoints_ids() -> None:
     assert rest[0] == {"role": "assistant", **{name: value for name, value in ANSWERS[0].items() if value is not None}}
     assert [item["tool_call_id"] for item in rest[1:]] == ["second", "first"]
     assert [item["content"] for item in rest[1:]] == [f"of {name}" for name in ids[::-1]]
+
+
+async def test_a_budget_of_the_sampler_ends_the_session() -> None:
+    async def sample(prompt: Sequence[int]) -> Sample:
+        spent = BudgetSpentError("no more answers")
+        spent.reason = EndReason.MAX_TOKENS
+        raise spent
+
+    session = Session(sample, ProxyCodec(), model="policy")
+    request = ChatRequest("policy", (Message("user", "hello"),))
+    with pytest.raises(SessionEndedError):
+        await session.answer(request)
+    assert (session.end_reason, session.error) == (EndReason.MAX_TOKENS, None)

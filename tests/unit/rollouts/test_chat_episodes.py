@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from harbor_gym import AsyncTerminalGymEnv, EndReason, Sample, SamplerError
+from harbor_gym import AsyncTerminalGymEnv, EndReason, Sample, SamplerError, UsageError
 from harbor_gym.gateway import Gateway
-from harbor_gym.samplers import ChatEndpoint, ChatRollout, engine_client, run_chat_episode
+from harbor_gym.samplers import BudgetSpentError, ChatEndpoint, ChatRollout, engine_client, run_chat_episode
 from harbor_gym.types import ActionFormat
 from tests.helpers.character_codec import END, CharacterCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
@@ -118,6 +118,50 @@ async def test_a_chat_that_does_not_fit_ends_the_episode_truncated(tmp_path: Pat
         env = AsyncTerminalGymEnv(fake_config(tmp_path / "task", rewards=0.5))
         rollout = await run_chat_episode(env, endpoint)
     assert (rollout.end_reason, rollout.reward, rollout.turns) == (EndReason.CONTEXT_OVERFLOW, 0.5, [])
+
+
+@pytest.mark.parametrize("reason", [reason for reason in EndReason if reason.is_truncation])
+async def test_a_budget_of_whoever_answers_ends_the_episode_truncated(tmp_path: Path, reason: EndReason) -> None:
+    async def ask(messages: Any) -> Any:
+        spent = BudgetSpentError("no more answers")
+        spent.reason = reason
+        raise spent
+
+    rollout = await run_chat_episode(AsyncTerminalGymEnv(fake_config(tmp_path / "task", rewards=0.5)), ask)
+    assert (rollout.end_reason, rollout.reward, rollout.error) == (reason, 0.5, None)
+
+
+async def test_what_the_environment_reported_is_kept_with_its_start_and_end(tmp_path: Path) -> None:
+    rollout, _ = await play(tmp_path / "task", message("true\n"), COMPLETE, rewards={"reward": 0.5, "tidy": 1.0})
+    assert [info["turn"] for info in rollout.infos] == [0, 1, 2]
+    assert "time/sandbox_start_sec" in rollout.infos[0]["metrics"]
+    assert rollout.infos[-1].get("rewards") == {"reward": 0.5, "tidy": 1.0}
+
+
+async def test_a_key_of_one_episode_and_no_limit_of_tokens() -> None:
+    seen: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append((request.headers.get("Authorization"), await request.json()))
+        return web.json_response(answered())
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        async with ChatEndpoint(url, "m", max_tokens=None, timeout_sec=None, api_key="hush") as endpoint:
+            await endpoint([])
+    finally:
+        await runner.cleanup()
+    assert seen == [("Bearer hush", {"model": "m", "messages": []})]
+
+
+def test_two_keys_are_refused() -> None:
+    with pytest.raises(UsageError, match="one key"):
+        ChatEndpoint("http://x", "m", max_tokens=1, api_key="a", api_key_env="PATH")
 
 
 @pytest.mark.parametrize(

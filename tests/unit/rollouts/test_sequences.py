@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harbor_gym import EndReason, Rollout, Sample, TokenTransition, UsageError, flatten, merge
+from harbor_gym.sequences import split
 
 ids = st.lists(st.integers(0, 5), max_size=6)
 
@@ -75,3 +76,16 @@ def test_no_token_is_lost_or_trained_twice(calls: list[tuple[list[int], list[int
     assert sum(sum(sequence.mask) for sequence in sequences) == sum(len(sampled) for _, sampled in calls)
     whole = [sequence.prompt + sequence.completion for sequence in sequences]
     assert all(any(prompt + sampled == item[: len(prompt + sampled)] for item in whole) for prompt, sampled in calls)
+
+
+@given(first=ids, turns=st.lists(st.tuples(ids.filter(bool), ids.filter(bool)), max_size=5))
+def test_a_sequence_is_split_into_its_messages(first: list[int], turns: list[tuple[list[int], list[int]]]) -> None:
+    prompt, transitions = [9, *first], list[TokenTransition]()
+    for sampled, shown in turns:
+        transitions.append(transition(list(prompt), sampled))
+        prompt += sampled + shown
+    parts = [part for sequence in merge(transitions) for part in split(sequence)]
+    assert [part.prompt for part in parts] == [list(turn.prompt) for turn in transitions]
+    assert [part.completion for part in parts] == [list(turn.sample.tokens) for turn in transitions]
+    assert [part.logprobs for part in parts] == [turn.sample.logprobs for turn in transitions]
+    assert all(part.mask == [1] * len(part.completion) for part in parts)

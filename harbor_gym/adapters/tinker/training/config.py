@@ -184,7 +184,16 @@ class TrainConfig(BaseModel):
     """Seeds the order of the tasks, the embedded policy, the adapter and sampling."""
 
     agent: str | None = _field(ROLLOUTS)
-    """Train one of Harbor's agents, such as terminus-2, instead of our own loop."""
+    """Train one of Harbor's agents, such as terminus-2, or module.path:Class, instead of our own loop."""
+
+    agent_options: dict[str, Any] = _field(ROLLOUTS, {})
+    """NAME=VALUE, the agent's own; {gateway_url} stands for its model's address."""
+
+    make_env: str | None = _field(ROLLOUTS)
+    """module.path:name of what makes each episode's environment: a subclass of AsyncTerminalGymEnv, or a function."""
+
+    trajectory_reward: str | None = _field(ROLLOUTS)
+    """module.path:function that adds to an episode's reward, given its Transcript."""
 
     max_rollout_retries: int = _field(ROLLOUTS, 3, ge=0)
     """Lost episodes that a group runs again."""

@@ -13,6 +13,7 @@ from harbor_gym import sandboxes
 from harbor_gym.adapters.tinker.training.config import Backend, LogDirExists, TrainConfig
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
+from harbor_gym.shaping import find_make_env, find_trajectory_reward
 from harbor_gym.tasks import SourcedTask, filter_tasks, resolve_tasks, split_tasks
 
 TASKS_FORMAT = 1
@@ -140,8 +141,12 @@ def _check_rollouts(run: TrainRun) -> None:
         raise UsageError("give either --epochs or --num-batches")
     if config.rollout_executor is not None and config.warm_sandboxes:
         raise UsageError("--warm-sandboxes belong to this process, and --rollout-executor plays in others: give one")
+    find_make_env(config.make_env)
+    find_trajectory_reward(config.trajectory_reward)
     if config.agent is not None:
         _check_agent(config, config.agent)
+    elif config.agent_options:
+        raise UsageError("--agent-option needs --agent")
     parts = config.stream_minibatches
     if parts is not None and config.groups_per_batch % parts:
         raise UsageError(
@@ -157,10 +162,13 @@ def _check_rollouts(run: TrainRun) -> None:
 
 
 def _check_agent(config: TrainConfig, agent: str) -> None:
-    from harbor_gym.gateway.agents import AGENTS
+    from harbor_gym.adapters.harbor.agents import agent_of, require_terminus_json
 
-    if agent not in AGENTS:
-        raise UsageError(f"no agent {agent!r} is listed; there are {', '.join(sorted(AGENTS))}")
+    agent_of(agent, config.agent_options)
+    if config.backend is Backend.LOCAL and config.model_name is None:
+        require_terminus_json(agent)
+    if config.make_env is not None:
+        raise UsageError("--agent plays in sandboxes that Harbor starts: --make-env belongs to our own loop")
     if config.warm_sandboxes:
         raise UsageError("--agent plays in sandboxes that Harbor starts, and takes no --warm-sandboxes")
 

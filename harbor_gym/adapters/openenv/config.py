@@ -1,0 +1,108 @@
+"""What a server of Harbor tasks is: one frozen object that its command line is made from."""
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from harbor_gym.adapters.openenv.episodes import DEFAULT_CALL_TIMEOUT_SEC, EpisodeSettings
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.errors import UsageError
+
+TOKEN_VARIABLE = "HARBOR_GYM_OPENENV_TOKEN"
+"""The environment variable that holds a server's token, for the server and for its clients."""
+
+MIN_TOKEN_CHARACTERS = 16
+"""A shorter token could be guessed."""
+
+TASKS, SERVER, LIMITS = "What to serve", "Where to listen", "Limits"
+"""Groups of fields, in the order in which ``--help`` lists them."""
+
+
+def _field(group: str, default: Any = None, **constraints: Any) -> Any:
+    return Field(default=default, json_schema_extra={"group": group}, **constraints)
+
+
+class ServerConfig(BaseModel):
+    """A server of Harbor tasks behind OpenEnv.
+
+    Each field is a flag of ``recipes/openenv_server.py``, and so is each field of ``env``.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+    env: TerminalEnvConfig
+    """The sandbox and the budgets of each episode. Each task takes the place of ``env.task_dir``."""
+
+    tasks: tuple[str, ...] = _field(TASKS, (), min_length=1)
+    """Task directory, directory of tasks, git+URL@COMMIT#path, or org/name@ref."""
+
+    where: tuple[str, ...] = _field(TASKS, ())
+    """Only tasks with difficulty=easy, keywords!=vim …"""
+
+    test_tasks: tuple[str, ...] = _field(TASKS, ())
+    """Name of a task in the split test."""
+
+    test_fraction: float = _field(TASKS, 0.0, ge=0, lt=1)
+    """Share of the tasks in the split test, drawn by the seed."""
+
+    seed: int = _field(TASKS, 0)
+    """Draws the split test."""
+
+    host: str = _field(SERVER, "127.0.0.1")
+    """Address to listen on. Anything but loopback lets other machines try tokens."""
+
+    port: int = _field(SERVER, 8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+
+    token: SecretStr | None = _field(SERVER, min_length=MIN_TOKEN_CHARACTERS)
+    """What clients must send. None: the environment variable HARBOR_GYM_OPENENV_TOKEN, else a generated one."""
+
+    ssl_certfile: Path | None = _field(SERVER)
+    """Certificate for https and wss."""
+
+    ssl_keyfile: Path | None = _field(SERVER)
+    """Its key."""
+
+    max_sessions: int = _field(LIMITS, 8, ge=1)
+    """Sessions, and so sandboxes, at the same time."""
+
+    max_request_bytes: int = _field(LIMITS, 1_000_000, ge=1000)
+    """Longest message of a client, in bytes."""
+
+    idle_timeout_sec: float = _field(LIMITS, 900.0, gt=0)
+    """Seconds without a message after which a session is closed; a reset or a step that runs is not idle."""
+
+    call_timeout_sec: float = _field(LIMITS, DEFAULT_CALL_TIMEOUT_SEC, gt=0)
+    """Longest reset, with the building of an image, or step, with the verifier, in seconds."""
+
+    max_retries: int = _field(LIMITS, 1, ge=0)
+    """Starts of a sandbox that may follow one that failed."""
+
+    pool_size: int | None = _field(LIMITS, ge=1)
+    """Sandboxes kept ready for each task."""
+
+    @property
+    def episodes(self) -> EpisodeSettings:
+        """How the episodes run."""
+        return EpisodeSettings(self.env, self.call_timeout_sec, self.max_retries, self.pool_size)
+
+
+def find_token(config: ServerConfig) -> tuple[str, bool]:
+    """Return the server's token, and whether it was generated just now.
+
+    Raises:
+        UsageError: The environment variable's token is too short.
+    """
+    if config.token is not None:
+        return config.token.get_secret_value(), False
+    given = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if not given:
+        return secrets.token_urlsafe(32), True
+    if len(given) < MIN_TOKEN_CHARACTERS:
+        raise UsageError(f"{TOKEN_VARIABLE} is shorter than {MIN_TOKEN_CHARACTERS} characters: it could be guessed")
+    return given, False

@@ -1,0 +1,236 @@
+"""Everything between the network and OpenEnv's application: who may enter, how much, and for how long."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from harbor_gym._runtime.shielded import shielded
+
+type Message = MutableMapping[str, Any]
+type Receive = Callable[[], Awaitable[Message]]
+type Send = Callable[[Message], Awaitable[None]]
+type Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+SOCKET_PATH = "/ws"
+"""The only WebSocket that is served: a session each."""
+
+_OPEN_PATHS = frozenset({"/health"})
+"""What needs no token: it says that the server runs, and nothing else."""
+
+_MAX_PENDING = 4
+"""Messages that a client may send ahead of their answers."""
+
+_ABNORMAL, _POLICY, _TOO_BIG, _IDLE = 1006, 1008, 1009, 4008
+"""Close codes; 4008 is of the private range."""
+
+
+class Guard:
+    """An ASGI application around OpenEnv's.
+
+    Requires the token, bounds what a client sends, closes idle sessions, cancels the work of a client that vanished,
+    and refuses the paths that would start sandboxes outside the limit of sessions.
+
+    Args:
+        app: OpenEnv's application.
+        token: What a client must send as ``Authorization: Bearer …``.
+        max_request_bytes: Longest message of a WebSocket, or body of a request.
+        idle_timeout_sec: Longest wait for a session's next message, in seconds.
+        on_shutdown: Called when the server ends.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        *,
+        token: str,
+        max_request_bytes: int,
+        idle_timeout_sec: float,
+        on_shutdown: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._app = app
+        self._digest = _digest(token.encode())
+        self._max_bytes, self._idle_sec = max_request_bytes, idle_timeout_sec
+        self._on_shutdown = on_shutdown
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one connection, or the application's life."""
+        match scope["type"]:
+            case "http":
+                await self._serve_http(scope, receive, send)
+            case "websocket":
+                await self._serve_socket(scope, receive, send)
+            case _:
+                await self._app(scope, self._closing(receive), send)
+
+    def _closing(self, receive: Receive) -> Receive:
+        async def receive_life() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await self._on_shutdown()
+            return message
+
+        return receive_life
+
+    def _refusal(self, scope: MutableMapping[str, Any]) -> tuple[int, str] | None:
+        """Return status and reason where a connection is refused."""
+        path = scope["path"]
+        if path in _OPEN_PATHS and scope["type"] == "http":
+            return None
+        if not self._is_authorized(scope):
+            return 401, "a token is required: send it as 'Authorization: Bearer TOKEN'"
+        if scope["type"] == "websocket" and (path != SOCKET_PATH or b"session_id=" in scope["query_string"]):
+            return 404, f"sessions are opened at {SOCKET_PATH}, one for each connection"
+        if path.rstrip("/") in ("/mcp", "/reset", "/step", "/state"):
+            return 404, f"episodes run over the WebSocket {SOCKET_PATH}, not over {path}"
+        return None
+
+    def _is_authorized(self, scope: MutableMapping[str, Any]) -> bool:
+        given = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
+        kind, _, token = (given[0] if len(given) == 1 else b"").partition(b" ")
+        is_equal = hmac.compare_digest(_digest(token.strip()), self._digest)
+        return kind.lower() == b"bearer" and is_equal
+
+    async def _serve_http(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        refusal, body = self._refusal(scope), b""
+        if refusal is None:
+            read = await _read_body(receive, self._max_bytes)
+            if isinstance(read, bytes):
+                body = read
+            else:
+                refusal = (413, f"the body is longer than {self._max_bytes} bytes") if read else (400, "no whole body")
+        if refusal is not None:
+            await _respond(send, "http.response", *refusal)
+            return
+        is_read = False
+
+        async def replay() -> Message:
+            nonlocal is_read
+            if is_read:
+                return await receive()
+            is_read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, replay, send)
+
+    async def _serve_socket(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope)
+        if refusal is None:
+            link = _Link(receive, send, max_bytes=self._max_bytes, idle_sec=self._idle_sec)
+            await link.run(lambda: self._app(scope, link.receive, link.send))
+        elif "websocket.http.response" in (scope.get("extensions") or {}):
+            await _respond(send, "websocket.http.response", *refusal)
+        else:
+            await send({"type": "websocket.close", "code": _POLICY, "reason": refusal[1]})
+
+
+class _Link:
+    """One WebSocket, read ahead: a client that vanishes is noticed while its episode works."""
+
+    def __init__(self, receive: Receive, send: Send, *, max_bytes: int, idle_sec: float) -> None:
+        self._receive, self._send = receive, send
+        self._max_bytes, self._idle_sec = max_bytes, idle_sec
+        self._pending: asyncio.Queue[Message] = asyncio.Queue()
+        self._is_waiting = False
+        self._end: Message | None = None
+        """What the application is told once the connection is over."""
+
+    async def run(self, app: Callable[[], Awaitable[None]]) -> None:
+        """Run the application until it and its cleanup are over."""
+        work = asyncio.ensure_future(app())
+        reading = asyncio.ensure_future(self._read())
+        try:
+            await asyncio.wait((work, reading), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and not self._is_waiting:
+                work.cancel()  # in a reset or a step that nobody will see the end of
+            await asyncio.wait((work,))
+        finally:
+            reading.cancel()
+            if not work.cancelling():  # a second one would cut its cleanup short
+                work.cancel()
+            await shielded(asyncio.wait((work, reading)))
+        if not work.cancelled():
+            work.result()
+        if not reading.cancelled():
+            reading.result()
+
+    async def receive(self) -> Message:
+        """Return the client's next message; for the application."""
+        if self._end is not None:
+            return self._end
+        self._is_waiting = True
+        try:
+            async with asyncio.timeout(self._idle_sec):
+                return await self._pending.get()
+        except TimeoutError:
+            await self._close(_IDLE, f"no message for {self._idle_sec:g} s")
+            return self._end or {}
+        finally:
+            self._is_waiting = False
+
+    async def send(self, message: Message) -> None:
+        """Send the application's message, unless the connection is over."""
+        if self._end is None:
+            await self._send(message)
+
+    async def _read(self) -> None:
+        try:
+            while self._end is None:
+                await self._take(await self._receive())
+        finally:
+            if self._end is None:
+                self._finish({"type": "websocket.disconnect", "code": _ABNORMAL})
+
+    async def _take(self, message: Message) -> None:
+        if message["type"] == "websocket.disconnect":
+            self._finish(message)
+        elif _size(message) > self._max_bytes:
+            await self._close(_TOO_BIG, f"a message is longer than {self._max_bytes} bytes")
+        elif self._pending.qsize() >= _MAX_PENDING:
+            await self._close(_POLICY, f"more than {_MAX_PENDING} messages ahead of their answers")
+        else:
+            self._pending.put_nowait(message)
+
+    async def _close(self, code: int, reason: str) -> None:
+        self._finish({"type": "websocket.disconnect", "code": code, "reason": reason})
+        await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+    def _finish(self, end: Message) -> None:
+        self._end = end
+        self._pending.put_nowait(end)
+
+
+def _digest(token: bytes) -> bytes:
+    # Digests have one length: the comparison takes the same time whatever was sent.
+    return hashlib.sha256(token).digest()
+
+
+def _size(message: Message) -> int:
+    text = message.get("text")
+    return len(text.encode(errors="surrogatepass")) if text is not None else len(message.get("bytes") or b"")
+
+
+async def _read_body(receive: Receive, longest: int) -> bytes | bool:
+    """Return a body; True where it is too long, False where the client broke off."""
+    parts, size, has_more = list[bytes](), 0, True
+    while has_more:
+        message = await receive()
+        if message["type"] != "http.request":
+            return False
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        has_more = message.get("more_body", False)
+        if size > longest:
+            return True
+    return b"".join(parts)
+
+
+async def _respond(send: Send, kind: str, status: int, reason: str) -> None:
+    body = json.dumps({"detail": reason}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": f"{kind}.start", "status": status, "headers": headers})
+    await send({"type": f"{kind}.body", "body": body})

@@ -1,0 +1,135 @@
+"""A served terminal as an environment of this process, for the token loop."""
+
+import re
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, cast
+
+from openenv.core.client_types import StepResult as WireResult
+from websockets.exceptions import ConnectionClosed, PayloadTooBig
+
+from harbor_gym import errors
+from harbor_gym.adapters.openenv.client import HarborTerminalClient
+from harbor_gym.adapters.openenv.models import TerminalAction, TerminalObservation
+from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxThrottledError, UsageError
+from harbor_gym.outcomes import classify
+from harbor_gym.types import ActionFormat, EndReason, EpisodeInfo, StepResult
+
+_CODE = re.compile(r"Server error: (?P<message>.*) \(code: (?P<code>\w+)\)", re.DOTALL)
+_MISUSES = ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
+
+_BY_KIND = {
+    classify(error(kind)).failure_kind: error
+    for kind, error in vars(errors).items()
+    if isinstance(error, type) and issubclass(error, HarborGymError) and error.is_infrastructure
+}
+
+
+@dataclass(frozen=True)
+class RemoteConfig:
+    """What is known here of the server's configuration."""
+
+    action_format: ActionFormat = ActionFormat.TERMINUS_JSON
+    """How messages are written."""
+
+
+class RemoteTerminalEnv:
+    """Episodes of a server, with the methods of :class:`harbor_gym.AsyncTerminalGymEnv` that the token loop calls.
+
+    ``TokenTerminalEnv(RemoteTerminalEnv(client), codec, …)`` plays a served task token by token. A failure of the
+    infrastructure raises the error that the server's episode ended with; a connection that broke is
+    ``SandboxLostError``, a full server ``SandboxThrottledError``.
+
+    Args:
+        client: Connected at the first ``reset``. This object owns it, and closes it.
+        split: The task's split.
+        index: Its place there; None leaves the choice to ``seed``.
+        seed: Chooses a task where there is no ``index``.
+    """
+
+    def __init__(
+        self,
+        client: HarborTerminalClient,
+        *,
+        split: str | None = None,
+        index: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.config = RemoteConfig()
+        chosen = {"split": split, "index": index, "seed": seed}
+        self._client = client
+        self._chosen = {name: value for name, value in chosen.items() if value is not None}
+
+    async def reset(self) -> tuple[str, EpisodeInfo]:
+        """Start an episode.
+
+        Raises:
+            HarborGymError: As :meth:`AsyncTerminalGymEnv.reset`; ``SandboxLostError`` where the server can't be
+                reached, ``SandboxThrottledError`` where it has no session free.
+        """
+        observation = await self._call(self._client.reset(**self._chosen))
+        if observation.action_format is not None:
+            self.config = RemoteConfig(observation.action_format)
+        return observation.text, _info(observation)
+
+    async def step(self, action: str) -> StepResult:
+        """Send one message.
+
+        Raises:
+            HarborGymError: As :meth:`AsyncTerminalGymEnv.step`.
+        """
+        return await self._step(TerminalAction(message=action))
+
+    async def truncate(self, reason: EndReason) -> StepResult:
+        """End the episode for a reason that only the caller sees, and have it verified.
+
+        Raises:
+            HarborGymError: As :meth:`AsyncTerminalGymEnv.truncate`.
+        """
+        return await self._step(TerminalAction.model_validate({"end": reason.value}))
+
+    async def close(self) -> None:
+        """End the session. Idempotent."""
+        await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _step(self, action: TerminalAction) -> StepResult:
+        observation = await self._call(self._client.step(action))
+        reward = 0.0 if observation.reward is None else float(observation.reward)
+        return StepResult(observation.text, reward, observation.done, _info(observation))
+
+    async def _call(self, answer: Awaitable[WireResult[TerminalObservation]]) -> TerminalObservation:
+        try:
+            observation = (await answer).observation
+        except (ConnectionClosed, PayloadTooBig, OSError, TimeoutError) as exc:
+            raise SandboxLostError(f"the server of the sandbox can't be reached: {exc}") from exc
+        except RuntimeError as exc:
+            raise _refusal(exc) from exc
+        if observation.failure_kind is not None:
+            error = _BY_KIND.get(observation.failure_kind, SandboxLostError)
+            raise error(observation.error or observation.failure_kind)
+        return observation
+
+
+def _refusal(error: RuntimeError) -> Exception:
+    """Return a server's refusal as an error of ours; what is none stays as it is."""
+    match = _CODE.fullmatch(str(error))
+    if match is None:
+        return error
+    if match["code"] == "CAPACITY_REACHED":
+        return SandboxThrottledError(match["message"])
+    return (UsageError if match["code"] in _MISUSES else SandboxLostError)(match["message"])
+
+
+def _info(observation: TerminalObservation) -> EpisodeInfo:
+    wanted = set(type(observation).model_fields) & EpisodeInfo.__annotations__.keys()
+    found: dict[str, Any] = observation.model_dump(include=wanted, exclude_defaults=True)
+    return cast("EpisodeInfo", {"turn": 0, "metrics": {}, **found})

@@ -1,0 +1,221 @@
+"""The server: OpenEnv's application behind the guard, on an address."""
+
+import contextlib
+import functools
+import ipaddress
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Generator
+from types import FrameType, TracebackType
+from typing import NoReturn, Self
+
+import uvicorn
+from openenv.core.env_server.http_server import create_fastapi_app
+from openenv.core.env_server.types import ServerMode
+
+from harbor_gym._runtime.portal import get_portal
+from harbor_gym.adapters.openenv.config import TOKEN_VARIABLE, ServerConfig, find_token
+from harbor_gym.adapters.openenv.environment import HarborTerminalEnvironment
+from harbor_gym.adapters.openenv.episodes import Episodes
+from harbor_gym.adapters.openenv.guard import Guard
+from harbor_gym.adapters.openenv.models import TerminalAction, TerminalObservation, TerminalState
+from harbor_gym.adapters.openenv.suite import TaskSuite
+from harbor_gym.errors import UsageError
+from harbor_gym.sandboxes import environment_config
+from harbor_gym.sandboxes.registry import preflight
+
+ENV_NAME = "harbor_terminal"
+"""The environment's name in the paths of OpenEnv's task API."""
+
+_SHUTDOWN_SEC = 60
+"""How long an ending server waits for sandboxes to stop."""
+
+_SPARE_CONNECTIONS = 64
+"""Connections beside the sessions: those are answered, further ones are refused unread."""
+
+_SIGTERM_STATUS = 128 + signal.SIGTERM
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(config: ServerConfig, token: str) -> Guard:
+    """Return the ASGI application, for a server of your own. Reads the tasks and checks the sandbox; blocks.
+
+    Give that server the same limit on a message's size as ``max_request_bytes``: this application sees a message only
+    once it is whole.
+
+    Args:
+        config: What to serve. Its address is not used.
+        token: What clients must send.
+
+    Raises:
+        UsageError: A task's source or a setting is wrong.
+        TaskError: A directory is not a usable Harbor task.
+        MissingDependencyError: The sandbox needs a program, a package or a key that is not there.
+    """
+    suite = TaskSuite.resolve(
+        config.tasks,
+        where=config.where,
+        test_fraction=config.test_fraction,
+        test_tasks=config.test_tasks,
+        seed=config.seed,
+    )
+    preflight(environment_config(config.env.sandbox, options=config.env.sandbox_options))
+    episodes = Episodes()
+    app = create_fastapi_app(
+        functools.partial(HarborTerminalEnvironment, suite, config.episodes, episodes),
+        TerminalAction,
+        TerminalObservation,
+        max_concurrent_envs=config.max_sessions,
+        env_name=ENV_NAME,
+        state_cls=TerminalState,
+        mode=ServerMode.PRODUCTION,  # without /reset and /step, which start sandboxes outside the limit of sessions
+    )
+    app.add_exception_handler(UsageError, _answer_misuse)
+    return Guard(
+        app,
+        token=token,
+        max_request_bytes=config.max_request_bytes,
+        idle_timeout_sec=config.idle_timeout_sec,
+        on_shutdown=functools.partial(get_portal().run, episodes.close),
+    )
+
+
+async def _answer_misuse(request: object, error: Exception) -> object:
+    from fastapi.responses import JSONResponse
+
+    return JSONResponse({"detail": str(error)}, status_code=400)
+
+
+class TerminalServer:
+    """A server of Harbor tasks in this process: a context manager on a thread of its own, or :meth:`serve`.
+
+    Args:
+        config: What to serve, and where.
+
+    Raises:
+        HarborGymError: As :func:`create_app`, or it can't listen on its address.
+
+    Example::
+
+        with TerminalServer(ServerConfig(env=env, tasks=("tasks",), port=0)) as server:
+            client = HarborTerminalClient(server.url, token=server.token)
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.token, self.is_token_generated = find_token(config)
+        self._app = create_app(config, self.token)
+        logging.getLogger("uvicorn.error").addFilter(_is_no_refusal)
+        self._config = config
+        self._socket = _listen(config)
+        self._address: tuple[str, int] = self._socket.getsockname()[:2]
+        self._server = uvicorn.Server(self._settings())
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self._address
+        scheme = "http" if self._config.ssl_certfile is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def serve(self) -> None:
+        """Serve until SIGINT or SIGTERM, then stop every sandbox. Blocks; in the main thread.
+
+        Raises:
+            SystemExit: After SIGTERM, with status 143.
+            KeyboardInterrupt: After SIGINT.
+        """
+        with self._socket, _exit_on_sigterm():
+            self._server.run(sockets=[self._socket])
+
+    def __enter__(self) -> Self:
+        """Serve on a thread. The socket listens already: a client that comes at once is answered."""
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="harbor-gym-openenv")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close every session and stop every sandbox."""
+        self._server.should_exit = True
+        assert self._thread is not None
+        self._thread.join()
+        self._socket.close()
+
+    def _settings(self) -> uvicorn.Config:
+        config = self._config
+        return uvicorn.Config(
+            self._app,
+            log_config=None,  # the process's logging is its owner's
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ws_max_size=config.max_request_bytes,
+            ws_per_message_deflate=False,
+            limit_concurrency=config.max_sessions + _SPARE_CONNECTIONS,
+            timeout_graceful_shutdown=_SHUTDOWN_SEC,
+            ssl_certfile=config.ssl_certfile,
+            ssl_keyfile=config.ssl_keyfile,
+        )
+
+
+def serve(config: ServerConfig, show: Callable[[str], object]) -> None:
+    """Serve until SIGINT or SIGTERM. Blocks; in the main thread.
+
+    Args:
+        config: What to serve, and where.
+        show: Gets the lines for whoever started it: the address, and a generated token, once.
+
+    Raises:
+        HarborGymError: As :class:`TerminalServer`.
+    """
+    server = TerminalServer(config)
+    if not _is_loopback(config.host) and config.ssl_certfile is None:
+        logger.warning("listening on %s without TLS: the token can be read on the way", config.host)
+    if server.is_token_generated:
+        show(f"{TOKEN_VARIABLE}={server.token}")
+    show(f"serving at {server.url}")
+    server.serve()
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    # uvicorn logs an error for each handshake that is answered with a status: anybody could fill a disk with them.
+    return record.getMessage() != "ASGI callable returned without completing handshake."
+
+
+def _listen(config: ServerConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=128)
+    except OSError as exc:
+        raise UsageError(f"can't listen on {config.host} port {config.port}: {exc}") from exc
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@contextlib.contextmanager
+def _exit_on_sigterm() -> Generator[None]:
+    """Turn SIGTERM, which uvicorn raises again at its end, into an exit that closes what is left."""
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(_SIGTERM_STATUS)

@@ -1,0 +1,247 @@
+"""Sessions for TRL's ``HarnessRolloutWorker``: the episode's own loop samples, and the tokens are read back."""
+
+import concurrent.futures
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, cast, override
+
+from openenv.core.env_server.mcp_types import Tool
+from openenv.core.harness.rollout import ResourceSession, ResourceSessionFactory, ToolResult, VerifyResult
+from openenv.core.harness.training import TrainingTrace
+
+from harbor_gym._runtime.portal import get_portal
+from harbor_gym.adapters.openenv.sources import LocalTasks, ServedTasks
+from harbor_gym.adapters.openenv.traces import training_trace
+from harbor_gym.codecs import HFCodec
+from harbor_gym.errors import MissingDependencyError, UsageError
+from harbor_gym.formats import prompts
+from harbor_gym.outcomes import classify
+from harbor_gym.rollout import run_with_retries
+from harbor_gym.samplers import CompletionsSampler
+from harbor_gym.tokens import TokenTerminalEnv
+from harbor_gym.types import ChatCodec, Rollout, Turn
+
+type Played = tuple[Rollout, Sequence[Turn], str | None]
+"""An episode, its text, and the system prompt before it."""
+
+_EXIT_CODES = {True: 0, False: 1}
+
+
+class _Losses:
+    """Counts the episodes that were lost in a row, from any thread."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit, self._lock, self._in_a_row = limit, threading.Lock(), 0
+
+    def check(self, rollout: Rollout) -> None:
+        """Count an episode.
+
+        Raises:
+            UsageError: It was lost, and so were too many before it.
+        """
+        with self._lock:
+            self._in_a_row = 0 if rollout.error is None else self._in_a_row + 1
+            if rollout.error is None or self._limit is None or self._in_a_row < self._limit:
+                return
+        error = rollout.error
+        raise UsageError(
+            f"{self._in_a_row} episodes in a row were lost (max_lost_in_a_row), the last as "
+            f"{classify(error).failure_kind}: {error}"
+        ) from error
+
+
+class HarborTerminalSession(ResourceSession):
+    """One episode that runs from its making on. A ``TrainableSession`` of OpenEnv's; it has no tools.
+
+    A lost episode has no reward and no trained token. What no retry repairs (a wrong task, a bug, every episode lost)
+    raises from :meth:`fetch_training_trace`, where TRL's worker stops the training instead of skipping it for ever.
+
+    Args:
+        running: The episode on the portal's loop.
+        losses: The factory's count.
+    """
+
+    def __init__(self, running: concurrent.futures.Future[Played], losses: _Losses) -> None:
+        self._running, self._losses = running, losses
+        self._played: Played | None = None
+        self._error: Exception | None = None
+
+    def wait_for_completion(self, timeout_s: float | None = None) -> int:
+        """Wait for the end of the episode, and of its verification.
+
+        Args:
+            timeout_s: Longest wait in seconds; None waits as long as the episode takes.
+
+        Returns:
+            0; 1 for an episode without a verdict.
+
+        Raises:
+            TimeoutError: The episode still runs.
+            concurrent.futures.CancelledError: The session was closed.
+        """
+        if self._played is None and self._error is None:
+            done, _ = concurrent.futures.wait((self._running,), timeout_s)
+            if not done:
+                raise TimeoutError(f"the episode still runs after {timeout_s} s")
+            try:
+                self._played = self._running.result()
+                self._losses.check(self._played[0])
+            except concurrent.futures.CancelledError:
+                raise
+            except Exception as exc:  # raised again by fetch_training_trace: here TRL would skip it
+                self._error = exc
+        return _EXIT_CODES[self._error is None and self._reward is not None]
+
+    def fetch_training_trace(self) -> TrainingTrace:
+        """Return the episode's tokens; none while it still runs.
+
+        Raises:
+            ValueError: The episode ended with an error that no retry repairs, or can't be trained on.
+        """
+        if self._error is not None:
+            raise ValueError(f"{type(self._error).__name__}: {self._error}") from self._error
+        if self._played is None:
+            return TrainingTrace(turns=[])
+        rollout, turns, system_prompt = self._played
+        return training_trace(rollout, turns, system_prompt=system_prompt)
+
+    @override
+    def verify(self, transcript: list[dict[str, Any]], final_state: Any = None) -> VerifyResult:
+        """Return the verifier's reward; None for an episode without a verdict."""
+        metrics: dict[str, Any] = {}
+        if self._played is not None:
+            rollout = self._played[0]
+            metrics = {"end_reason": rollout.end_reason.value, "turns": len(rollout.transitions)}
+            if rollout.error is not None:
+                metrics["failure_kind"] = classify(rollout.error).failure_kind
+        return VerifyResult(env_reward=self._reward, done=self._played is not None, metrics=metrics)
+
+    @override
+    def close(self) -> None:
+        """Cancel the episode if it still runs; its sandbox is stopped in the background. Idempotent."""
+        self._running.cancel()
+
+    @override
+    def initial_messages(self) -> list[dict[str, Any]]:
+        """Return none: the episode makes its own prompt."""
+        return []
+
+    @override
+    def list_tools(self) -> list[Tool]:
+        """Return none: the policy writes messages in the ``action_format``."""
+        return []
+
+    @override
+    def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
+        """Refuse: the episode runs its own loop.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(f"this session has no tool {name!r}: its episode runs by itself; pass no harness_adapter")
+
+    @property
+    def _reward(self) -> float | None:
+        return None if self._played is None else self._played[0].reward
+
+
+class HarborTerminalSessionFactory(ResourceSessionFactory[HarborTerminalSession]):
+    """Plays episodes against the trainer's engine, token by token.
+
+    Pass it to TRL's ``HarnessRolloutWorker`` as a partial, which pickles; TRL adds ``sampling``::
+
+        factory = functools.partial(
+            HarborTerminalSessionFactory,
+            LocalTasks(suite, config),
+            tokenizer="Qwen/Qwen3-4B",
+            engine_url="http://127.0.0.1:8000",
+            model="Qwen/Qwen3-4B",
+            max_tokens=1024,
+        )
+        worker = HarnessRolloutWorker(harness_session_factory=factory, …)
+
+    Args:
+        tasks: Where the episodes run.
+        tokenizer: A tokenizer with a chat template, or its name or directory for ``AutoTokenizer``.
+        engine_url: Address of an engine that serves token-id completions, as vLLM does.
+        model: Model name, as the engine serves it.
+        max_tokens: Longest message, in tokens.
+        max_context_tokens: The model's context window, in tokens; None checks nothing.
+        max_retries: Attempts that may follow one that the infrastructure failed, of each episode.
+        max_lost_in_a_row: Lost episodes in a row that end the training; None is no limit. Twice the episodes at once
+            is a good value.
+        chat_template_kwargs: Further arguments of the chat template, such as ``enable_thinking``.
+        sampling: The training policy, as OpenEnv's ``training_sampling`` returns it.
+
+    Raises:
+        UsageError: A setting or the chat template can't be used.
+        MissingDependencyError: ``tokenizer`` is a name, and transformers is not installed.
+    """
+
+    def __init__(
+        self,
+        tasks: LocalTasks | ServedTasks,
+        *,
+        tokenizer: Any,
+        engine_url: str,
+        model: str,
+        max_tokens: int,
+        max_context_tokens: int | None = None,
+        max_retries: int = 1,
+        max_lost_in_a_row: int | None = 64,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, value in {"max_tokens": max_tokens, "max_lost_in_a_row": max_lost_in_a_row}.items():
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, got {value}")
+        loaded = _load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        codec = HFCodec(loaded, **(chat_template_kwargs or {}))
+        policy = dict(sampling or {})
+        self._tasks, self._codec = tasks, cast("ChatCodec", codec)
+        self._max_tokens, self._max_context_tokens, self._max_retries = max_tokens, max_context_tokens, max_retries
+        self._losses = _Losses(max_lost_in_a_row)
+        self._engine: dict[str, Any] = {
+            "base_url": engine_url,
+            "model": model,
+            "max_tokens": max_tokens,
+            "temperature": policy.pop("temperature", 1.0),
+            "stop_token_ids": codec.stop,
+            "extra_body": policy,
+        }
+
+    @override
+    def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> HarborTerminalSession:
+        """Start an episode and return at once.
+
+        Args:
+            task: A prompt of :meth:`TaskSuite.rows`, or anything that :meth:`LocalTasks.bind` takes.
+            seed: Chooses the task where ``task`` names none; TRL gives a group's number.
+            episode_id: Not used.
+        """
+        return HarborTerminalSession(get_portal().submit(self._play, task, seed), self._losses)
+
+    async def _play(self, task: Any, seed: int | None) -> Played:
+        make_env = self._tasks.bind(task, seed)
+        made: list[TokenTerminalEnv] = []
+
+        def attempt() -> TokenTerminalEnv:
+            made.append(
+                TokenTerminalEnv(
+                    make_env(), self._codec, max_tokens=self._max_tokens, max_context_tokens=self._max_context_tokens
+                )
+            )
+            return made[-1]
+
+        async with CompletionsSampler(**self._engine) as sample:
+            rollout = await run_with_retries(attempt, sample, max_retries=self._max_retries)
+        last = made[-1]
+        return rollout, last.transcript.turns, prompts.system_prompt(last.env.config.action_format)
+
+
+def _load_tokenizer(name: str) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as exc:
+        raise MissingDependencyError('a tokenizer by name needs transformers: pip install "harbor-gym[trl]"') from exc
+    return AutoTokenizer.from_pretrained(name)

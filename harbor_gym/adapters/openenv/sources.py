@@ -1,0 +1,89 @@
+"""Where a trainer's episodes run: in sandboxes of its own process, or on a server."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from harbor_gym.adapters.openenv.client import HarborTerminalClient
+from harbor_gym.adapters.openenv.remote import RemoteTerminalEnv
+from harbor_gym.adapters.openenv.suite import TRAIN, TaskSuite
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.env import AsyncTerminalGymEnv
+from harbor_gym.pool import shared_pool
+
+
+@dataclass(frozen=True)
+class LocalTasks:
+    """Tasks in sandboxes that this process starts. Plain data: it pickles."""
+
+    suite: TaskSuite
+    """The tasks."""
+
+    config: TerminalEnvConfig
+    """The sandbox and the budgets. Its ``task_dir`` is replaced by the episode's."""
+
+    split: str = TRAIN
+    """Which of the tasks."""
+
+    pool_size: int | None = None
+    """Sandboxes that a warm pool keeps ready for each task; None starts one per episode."""
+
+    def bind(self, task: object, seed: int | None = None) -> Callable[[], AsyncTerminalGymEnv]:
+        """Return what makes environments of one task, on the portal's loop.
+
+        Args:
+            task: A prompt of :meth:`TaskSuite.rows`, a row, or a place in the split; else ``seed`` decides.
+            seed: Chooses the task at ``seed`` modulo their number; None draws one at random.
+
+        Raises:
+            UsageError: There is no such task.
+        """
+        chosen = self.suite.choose(self.split, index_in(task), None, seed).task
+        config = self.config.model_copy(update={"task_dir": chosen.path})
+        return functools.partial(_make_env, config, self.pool_size)
+
+
+@dataclass(frozen=True)
+class ServedTasks:
+    """Tasks of a server (``recipes/openenv_server.py``). Plain data: it pickles."""
+
+    url: str
+    """The server's address."""
+
+    token: str | None = field(default=None, repr=False)
+    """Its token; None takes the environment variable ``HARBOR_GYM_OPENENV_TOKEN``."""
+
+    split: str = TRAIN
+    """Which of its tasks."""
+
+    def bind(self, task: object, seed: int | None = None) -> Callable[[], RemoteTerminalEnv]:
+        """Return what makes sessions of one task, for any event loop.
+
+        Args:
+            task: As for :meth:`LocalTasks.bind`; the server refuses what it does not have.
+            seed: Chooses the task at ``seed`` modulo their number; None has the server draw one for each session.
+        """
+
+        def make_env() -> RemoteTerminalEnv:
+            client = HarborTerminalClient(self.url, token=self.token)
+            return RemoteTerminalEnv(client, split=self.split, index=index_in(task), seed=seed)
+
+        return make_env
+
+
+def index_in(task: object) -> int | None:
+    """Return the place of a task that a prompt, a row or a number names; None where it names none."""
+    match task:
+        case bool():
+            return None
+        case int():
+            return task
+        case {"task_index": int(index)} | [{"task_index": int(index)}, *_]:
+            return index
+        case _:
+            return None
+
+
+def _make_env(config: TerminalEnvConfig, pool_size: int | None) -> AsyncTerminalGymEnv:
+    pool = None if pool_size is None else shared_pool(config, size=pool_size)
+    return AsyncTerminalGymEnv(config, pool=pool)

@@ -1,0 +1,66 @@
+"""Rollouts as OpenEnv's training traces."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openenv.core.harness.training import TrainingTrace, TrainingTurn
+
+from harbor_gym.errors import UsageError
+from harbor_gym.types import Rollout, TokenTransition, Turn
+
+_ROUNDING = 1e-6
+"""Log-probabilities of nearly certain tokens come out this far above 0 from some engines."""
+
+
+def training_trace(rollout: Rollout, turns: Sequence[Turn] = (), *, system_prompt: str | None = None) -> TrainingTrace:
+    """Return an episode as a trace that OpenEnv's validators accept: a turn per sampled message, token by token.
+
+    The loss mask is 1 for what was sampled and 0 for the prompt; 0 throughout for a lost episode, whose tokens must not
+    be trained. Rewards are no part of a trace: OpenEnv takes them from the session.
+
+    Args:
+        rollout: An episode of :func:`harbor_gym.run_episode`; its sampler must return log-probabilities.
+        turns: The episode as text (``TokenTerminalEnv.transcript.turns``), for logs and for reward functions that read
+            messages; without it the trace holds tokens alone.
+        system_prompt: The system message before that text.
+
+    Raises:
+        UsageError: A sampled message has no log-probability for each of its tokens.
+    """
+    messages: list[dict[str, str]] = []
+    if system_prompt is not None:
+        messages.append({"role": "system", "content": system_prompt})
+    traced: list[TrainingTurn] = []
+    for number, transition in enumerate(rollout.transitions):
+        text: dict[str, Any] = {}
+        if number < len(turns):
+            messages.append({"role": "user", "content": turns[number].observation})
+            answer = {"role": "assistant", "content": turns[number].action}
+            text = {"request": {"messages": list(messages)}, "response": {"choices": [{"message": answer}]}}
+            messages.append(answer)
+        traced.append(_turn(number, transition, text, is_trained=rollout.reward is not None))
+    return TrainingTrace(turns=traced)
+
+
+def _turn(number: int, transition: TokenTransition, text: Mapping[str, Any], *, is_trained: bool) -> TrainingTurn:
+    prompt, sampled = list(transition.prompt), list(transition.sample.tokens)
+    return TrainingTurn(
+        node_id=f"turn-{number}",
+        prompt_token_ids=prompt,
+        completion_token_ids=sampled,
+        per_token_logps=_logprobs(number, transition),
+        loss_mask=[0] * len(prompt) + [int(is_trained)] * len(sampled),
+        metadata={"stop_reason": transition.sample.stop_reason},
+        **text,
+    )
+
+
+def _logprobs(number: int, transition: TokenTransition) -> list[float]:
+    given, length = transition.sample.logprobs, len(transition.sample.tokens)
+    if given is None or len(given) != length or not all(map(math.isfinite, given)):
+        raise UsageError(
+            f"turn {number}: {length} sampled tokens need as many finite log-probabilities to be trained on; use a "
+            "sampler that returns them"
+        )
+    return [0.0 if 0 < value <= _ROUNDING else float(value) for value in given]

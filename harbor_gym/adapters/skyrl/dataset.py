@@ -1,0 +1,61 @@
+"""Datasets as SkyRL reads them: a JSON line for each task."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from harbor_gym._runtime.portal import get_portal
+from harbor_gym.adapters.skyrl.text_env import ENV_ID
+from harbor_gym.errors import UsageError
+from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
+
+type TaskSource = str | Path | SourcedTask
+
+
+def write_dataset(
+    tasks: TaskSource | Sequence[TaskSource], path: Path | str, *, data_source: str = "harbor", min_rows: int = 1
+) -> Path:
+    """Write a suite of tasks as a dataset for ``data.train_data`` or ``data.val_data``. Blocks.
+
+    A row has ``prompt`` (the instruction as the user's message, for SkyRL's check of lengths), ``env_class``,
+    ``data_source``, and what becomes ``env_extras``: ``task_dir`` and ``task``.
+
+    Args:
+        tasks: Directories of tasks, or other sources as :func:`harbor_gym.tasks.resolve_tasks` reads them.
+        path: The file, which is replaced; its name ends with ``.jsonl``.
+        data_source: Under which name SkyRL reports an evaluation of these tasks.
+        min_rows: The suite is repeated until there are that many: SkyRL groups the samples of a row, and refuses fewer
+            rows than groups in a batch.
+
+    Returns:
+        The path.
+
+    Raises:
+        UsageError: The name does not end with ``.jsonl``, or ``min_rows`` is not positive.
+        TaskError: A directory is not a usable Harbor task.
+    """
+    target = Path(path)
+    if target.suffix != ".jsonl":
+        raise UsageError(f"SkyRL recognises a dataset by its name: {target.name} must end with .jsonl")
+    if min_rows < 1:
+        raise UsageError(f"min_rows must be at least 1, got {min_rows}")
+    sources = [tasks] if isinstance(tasks, str | Path | SourcedTask) else list(tasks)
+    rows = [_row(task, data_source) for task in get_portal().call(_resolve, sources)]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("".join(f"{json.dumps(row)}\n" for row in rows) * math.ceil(min_rows / len(rows)))
+    return target
+
+
+async def _resolve(sources: Sequence[TaskSource]) -> list[SourcedTask]:
+    return list(await resolve_tasks(sources))
+
+
+def _row(task: SourcedTask, data_source: str) -> dict[str, object]:
+    return {
+        "prompt": [{"role": "user", "content": read_instruction(task)}],
+        "env_class": ENV_ID,
+        "data_source": data_source,
+        "task_dir": str(task.path.resolve()),
+        "task": task.name,
+    }

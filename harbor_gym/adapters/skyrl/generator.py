@@ -1,0 +1,246 @@
+"""SkyRL's ``GeneratorInterface``: whole episodes in Harbor sandboxes, token by token, on the trainer's own engine."""
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast, override
+from uuid import uuid4
+
+from harbor.models.trial.config import TaskConfig
+from skyrl.train.config import GeneratorConfig
+from skyrl.train.generators.base import (
+    TRAINING_PHASE_EVAL,
+    GeneratorInput,
+    GeneratorInterface,
+    GeneratorOutput,
+    TrajectoryID,
+)
+from skyrl.train.generators.utils import build_vllm_cache_salt, get_custom_chat_template, get_rollout_metrics
+
+from harbor_gym.adapters.harbor import RolloutInterface, Strategy, TokenRollout
+from harbor_gym.adapters.skyrl.rows import RowSettings, Trajectory, make_columns, make_rows, summarise
+from harbor_gym.adapters.skyrl.settings import HarborSettings, check_settings
+from harbor_gym.codecs import HFCodec
+from harbor_gym.errors import HarborGymError, SamplerError, UsageError
+from harbor_gym.gateway import SessionLimits
+from harbor_gym.sandboxes import environment_config
+from harbor_gym.sandboxes.registry import preflight
+from harbor_gym.types import Sample
+
+
+class Engine(Protocol):
+    """What a generator asks of SkyRL's inference client."""
+
+    async def generate(self, input_batch: Any, model: str | None = None) -> Any:
+        """Sample one message for each prompt."""
+        ...
+
+    async def finish_session(self, session_id: str) -> None:
+        """Release what the engine keeps for a conversation."""
+        ...
+
+
+class HarborTerminalGenerator(GeneratorInterface):
+    """Play each row's task and return what the policy sampled, as SkyRL's trainers take it.
+
+    A row names its task in ``env_extras["task_dir"]``; its prompt is not sampled from, for the episode has a prompt of
+    its own. With ``generator.step_wise_trajectories`` every message is a row, else every episode. An episode that the
+    infrastructure lost runs again in a fresh sandbox, and then moves no gradient (:mod:`harbor_gym.adapters.skyrl.rows`).
+
+    Args:
+        generator_cfg: SkyRL's section ``generator``.
+        inference_engine_client: SkyRL's client, which samples token ids.
+        tokenizer: The policy's, with a chat template.
+        settings: Sandbox, agent and retries.
+        policy_model_name: The policy's name in the engine; None is the client's own.
+
+    Raises:
+        UsageError: A setting can't be used, or the chat template can't be continued token by token.
+        MissingDependencyError: The sandbox needs a program, a package or a key that is not there.
+    """
+
+    def __init__(
+        self,
+        generator_cfg: GeneratorConfig,
+        *,
+        inference_engine_client: Engine,
+        tokenizer: Any,
+        settings: HarborSettings | None = None,
+        policy_model_name: str | None = None,
+    ) -> None:
+        self._cfg, self._settings = generator_cfg, settings or HarborSettings()
+        check_settings(self._settings, generator_cfg)
+        preflight(environment_config(self._settings.sandbox, options=self._settings.sandbox_options))
+        template = get_custom_chat_template(generator_cfg.chat_template)
+        self._codec = HFCodec(tokenizer, template, **generator_cfg.chat_template_kwargs)
+        self._engine, self._model = inference_engine_client, policy_model_name
+        self._filler_token = int(tokenizer.eos_token_id)
+        self._slots = asyncio.Semaphore(self._settings.n_concurrent)
+        self._lost_calls = 0
+
+    @override
+    async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
+        """Play a batch.
+
+        Args:
+            input_batch: SkyRL's. ``trajectory_ids`` tell which rows form a group; without them all do.
+
+        Returns:
+            A row per input row, in order; with step-wise rows one per message, those of a trajectory together.
+
+        Raises:
+            TaskError: A task is wrong, or a row names none.
+            HarborGymError: ``harbor.max_lost_calls`` calls in a row brought no verdict; this is the last error.
+        """
+        params = input_batch.get("sampling_params")
+        trajectories = await self._play_all(input_batch, params, self._cache_salt())
+        self._count_lost(trajectories)
+        metadata = input_batch.get("batch_metadata")
+        settings = RowSettings(
+            step_wise=self._cfg.step_wise_trajectories,
+            is_training=metadata is None or metadata.training_phase != TRAINING_PHASE_EVAL,
+            zero_reward_on_non_stop=self._cfg.zero_reward_on_non_stop,
+            apply_overlong_filtering=self._cfg.apply_overlong_filtering,
+            filler_token=self._filler_token,
+        )
+        columns = make_columns(make_rows(trajectories, settings), settings, has_logprobs=self._has_logprobs(params))
+        metrics = {**_standard_metrics(columns, trajectories), **summarise(trajectories)}
+        return cast("GeneratorOutput", {**columns, "rollout_metrics": metrics})
+
+    async def _play_all(
+        self, batch: GeneratorInput, params: Mapping[str, Any] | None, cache_salt: str | None
+    ) -> list[Trajectory]:
+        ids = batch.get("trajectory_ids") or [None] * len(batch["prompts"])
+        extras = batch["env_extras"] or [{}] * len(ids)
+        if self._cfg.step_wise_trajectories and None in ids:
+            raise UsageError("step-wise rows need trajectory_ids, which SkyRL's prepare_generator_input makes")
+        try:
+            async with asyncio.TaskGroup() as group:
+                playing = [
+                    group.create_task(self._play(_task_dir(extra), trajectory_id, params, cache_salt))
+                    for extra, trajectory_id in zip(extras, ids, strict=True)
+                ]
+        except BaseExceptionGroup as failures:
+            # The first failure cancelled the rest; it is the one to know of.
+            raise failures.exceptions[0] from None
+        return [task.result() for task in playing]
+
+    async def _play(
+        self, task_dir: Path, trajectory_id: TrajectoryID | None, params: Mapping[str, Any] | None, salt: str | None
+    ) -> Trajectory:
+        session_id = trajectory_id.to_string() if trajectory_id is not None else uuid4().hex
+        sampler = _EngineSampler(self._engine, self._model, params, session_id, salt, self._has_logprobs(params))
+        async with self._slots:
+            started = time.monotonic()
+            try:
+                (rollout,) = await self._interface(sampler, params).run([TaskConfig(path=task_dir)])
+            finally:
+                await self._engine.finish_session(session_id)
+        group = trajectory_id.instance_id if trajectory_id is not None else ""
+        return Trajectory(group, trajectory_id, rollout, time.monotonic() - started, sampler.seconds)
+
+    def _interface(self, sampler: "_EngineSampler", params: Mapping[str, Any] | None) -> RolloutInterface:
+        own, max_tokens = self._settings, self._max_tokens(params)
+        input_length = self._cfg.max_input_length
+        assert input_length is not None
+        return RolloutInterface(
+            sampler=sampler,
+            codec=self._codec,
+            agent=own.agent,
+            strategy=Strategy.ENV if own.agent is None else Strategy.GATEWAY,
+            sandbox=own.sandbox,
+            sandbox_options=own.sandbox_options,
+            limits=SessionLimits(
+                max_turns=self._cfg.max_turns,
+                time_limit_sec=own.time_limit_sec,
+                max_context_tokens=input_length + max_tokens,
+                max_answer_tokens=max_tokens,
+            ),
+            env_settings=own.env,
+            max_retries=own.max_retries,
+            reward_key=own.reward_key,
+        )
+
+    def _max_tokens(self, params: Mapping[str, Any] | None) -> int:
+        """Return the limit of one message, which is the evaluation's own where that is set."""
+        return int((params or {}).get("max_tokens") or self._cfg.sampling_params.max_generate_length)
+
+    def _has_logprobs(self, params: Mapping[str, Any] | None) -> bool:
+        asked = self._cfg.sampling_params.logprobs if params is None else params.get("logprobs")
+        return asked is not None
+
+    def _cache_salt(self) -> str | None:
+        version = getattr(self._engine, "weight_version", None) if self._cfg.use_cache_salt else None
+        return None if version is None else build_vllm_cache_salt(version, self._model)
+
+    def _count_lost(self, trajectories: Sequence[Trajectory]) -> None:
+        errors = [item.rollout.error for item in trajectories if item.is_lost]
+        self._lost_calls = self._lost_calls + 1 if len(errors) == len(trajectories) else 0
+        if self._lost_calls >= self._settings.max_lost_calls and isinstance(errors[-1], HarborGymError):
+            errors[-1].add_note(f"every episode of {self._lost_calls} calls of generate in a row was lost")
+            raise errors[-1]
+
+
+@dataclass
+class _EngineSampler:
+    """The policy of one trajectory."""
+
+    engine: Engine
+    model: str | None
+    params: Mapping[str, Any] | None
+    session_id: str
+    cache_salt: str | None
+    has_logprobs: bool
+    seconds: float = field(default=0.0, init=False)
+    """Spent in the engine so far."""
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        request = {
+            "prompts": None,
+            "prompt_token_ids": [list(prompt)],
+            "sampling_params": None if self.params is None else dict(self.params),
+            "session_ids": [self.session_id],
+            "cache_salt": self.cache_salt,
+        }
+        started = time.monotonic()
+        try:
+            output = await self.engine.generate(request, model=self.model)
+        except Exception as exc:  # whatever a foreign client raises: here it becomes an engine that failed
+            raise SamplerError(f"SkyRL's inference engine failed: {type(exc).__name__}: {exc}") from exc
+        finally:
+            self.seconds += time.monotonic() - started
+        return self._read(output)
+
+    def _read(self, output: Mapping[str, Any]) -> Sample:
+        tokens, reason = list(output["response_ids"][0]), output["stop_reasons"][0]
+        if reason not in ("stop", "length"):
+            raise SamplerError(f"SkyRL's inference engine ended a message with {reason!r}, neither stop nor length")
+        if not self.has_logprobs:
+            return Sample(tokens, None, reason)
+        logprobs = (output.get("response_logprobs") or [None])[0]
+        if logprobs is None or len(logprobs) != len(tokens) or any(map(math.isnan, logprobs)):
+            raise SamplerError(f"SkyRL's inference engine returned no log-probability for each of {len(tokens)} tokens")
+        return Sample(tokens, list(logprobs), reason)
+
+
+def _task_dir(extras: Mapping[str, Any]) -> Path:
+    if not (task_dir := extras.get("task_dir")):
+        raise UsageError("a row of the dataset has no task_dir: write it with harbor_gym.adapters.skyrl.write_dataset")
+    return Path(task_dir)
+
+
+def _standard_metrics(columns: Mapping[str, Any], trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Return what SkyRL computes of a batch, over the rows of verified episodes where there are any."""
+    live = [number for number, reason in enumerate(columns["stop_reasons"]) if reason != "error"]
+    chosen = live or range(len(columns["stop_reasons"]))
+    responses, rewards, masks = (
+        [columns[name][number] for number in chosen] for name in ("response_ids", "rewards", "loss_masks")
+    )
+    times = [item.seconds for item in trajectories]
+    return get_rollout_metrics(responses, rewards, None, None, masks, trajectory_completion_times=times)
+
+
+__all__ = ["Engine", "HarborTerminalGenerator", "TokenRollout"]

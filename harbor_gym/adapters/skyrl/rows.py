@@ -1,0 +1,223 @@
+"""Rollouts as the rows of SkyRL's ``GeneratorOutput``, and what becomes of those that the infrastructure lost.
+
+SkyRL knows no missing reward. A lost episode's row is one token with a zero mask, so that no loss comes from it; what is
+left is its part in the group's baseline:
+
+* *One row per episode*: the row must stay, and its reward is the mean of the group's verdicts, which leaves that mean as
+  it is. An estimator that divides by a standard deviation or by the number of rows (GRPO's ``grpo_norm_by_std``, RLOO)
+  still counts the row: the group's advantages shrink then.
+* *Step-wise rows*: a trajectory may be missing, so a lost one is left out and every estimator sees the group without it.
+  One row is kept where a group has fewer than two verdicts: SkyRL counts prompts, and takes the reward of a single
+  trajectory for its advantage.
+
+A group id of its own for the lost row would be exact for the estimators too, but SkyRL refuses a batch with more groups
+than prompts.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harbor_gym.adapters.harbor import TokenRollout
+from harbor_gym.sequences import split
+from harbor_gym.types import EndReason, TokenSequence
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One row of the input, played."""
+
+    group: str
+    """Which rows are compared with each other."""
+
+    trajectory_id: Any
+    """SkyRL's id of it, or None."""
+
+    rollout: TokenRollout
+    """What came of it."""
+
+    seconds: float
+    """How long it took, with every attempt."""
+
+    sampling_sec: float
+    """How much of that the engine took."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there is no verdict."""
+        return self.rollout.reward is None
+
+    @property
+    def stop_reason(self) -> str:
+        """SkyRL's word for the end: ``stop``, ``length`` for what a budget cut short, ``error`` for what was lost."""
+        if self.rollout.end_reason is EndReason.INFRASTRUCTURE_ERROR:
+            return "error"
+        return "length" if self.rollout.end_reason.is_truncation else "stop"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the output."""
+
+    sequence: TokenSequence
+    reward: float
+    """Of the trajectory on its last row, 0.0 on the others."""
+
+    is_last: bool
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """How rows are made, in SkyRL's terms."""
+
+    step_wise: bool
+    is_training: bool
+    zero_reward_on_non_stop: bool
+    apply_overlong_filtering: bool
+    filler_token: int
+    """The token of a row that has none of its own."""
+
+
+def make_rows(trajectories: Sequence[Trajectory], settings: RowSettings) -> list[Row]:
+    """Return the rows of a batch, in the order of its trajectories.
+
+    Args:
+        trajectories: The batch. Without step-wise rows each of them has one row.
+        settings: How rows are made.
+    """
+    rewards = _rewards(trajectories, settings)
+    left_out = _left_out(trajectories, settings) if settings.step_wise else set[int]()
+    rows: list[Row] = []
+    for number, trajectory in enumerate(trajectories):
+        if number not in left_out:
+            sequences = _sequences(trajectory, settings)
+            last = len(sequences) - 1
+            rows += [
+                Row(sequence, rewards[number] if place == last else 0.0, place == last, trajectory)
+                for place, sequence in enumerate(sequences)
+            ]
+    return rows
+
+
+def make_columns(rows: Sequence[Row], settings: RowSettings, *, has_logprobs: bool) -> dict[str, Any]:
+    """Return SkyRL's columns of some rows; ``rollout_metrics`` is not among them.
+
+    Args:
+        rows: Made by :func:`make_rows`.
+        settings: How they were made.
+        has_logprobs: Whether the engine was asked for log-probabilities.
+    """
+    ids = [row.trajectory.trajectory_id for row in rows]
+    return {
+        "prompt_token_ids": [row.sequence.prompt for row in rows],
+        "response_ids": [row.sequence.completion for row in rows],
+        "rewards": [_per_token(row) if settings.step_wise else row.reward for row in rows],
+        "loss_masks": [row.sequence.mask for row in rows],
+        "stop_reasons": [row.trajectory.stop_reason if row.is_last else "stop" for row in rows],
+        "rollout_logprobs": [row.sequence.logprobs for row in rows] if has_logprobs else None,
+        "trajectory_ids": None if None in ids else ids,
+        "trajectory_generation_times": [row.trajectory.seconds for row in rows],
+        "trajectory_time_splits": {
+            "llm": [row.trajectory.sampling_sec for row in rows],
+            "env": [max(0.0, row.trajectory.seconds - row.trajectory.sampling_sec) for row in rows],
+        },
+        "is_last_step": [row.is_last for row in rows] if settings.step_wise else None,
+        "env_metrics": [_env_metrics(row.trajectory) for row in rows],
+        "rollout_expert_indices": None,
+        "rollout_sample_support": None,
+        "pixel_values": None,
+        "image_grid_thw": None,
+    }
+
+
+def _rewards(trajectories: Sequence[Trajectory], settings: RowSettings) -> list[float]:
+    """Return the reward of each trajectory; of a lost one the mean of its group's, or else of the batch's verdicts."""
+    scored = [_scored(trajectory, settings) for trajectory in trajectories]
+    groups: defaultdict[str, list[float]] = defaultdict(list)
+    for trajectory, reward in zip(trajectories, scored, strict=True):
+        if reward is not None:
+            groups[trajectory.group].append(reward)
+    of_batch = _mean([reward for reward in scored if reward is not None])
+    return [
+        reward if reward is not None else _mean(groups.get(trajectory.group, []), default=of_batch)
+        for trajectory, reward in zip(trajectories, scored, strict=True)
+    ]
+
+
+def _scored(trajectory: Trajectory, settings: RowSettings) -> float | None:
+    if trajectory.is_lost:
+        return None
+    is_zeroed = settings.zero_reward_on_non_stop and trajectory.stop_reason != "stop"
+    return 0.0 if is_zeroed else trajectory.rollout.reward
+
+
+def _mean(values: Sequence[float], *, default: float = 0.0) -> float:
+    return math.fsum(values) / len(values) if values else default
+
+
+def _left_out(trajectories: Sequence[Trajectory], settings: RowSettings) -> set[int]:
+    """Return the numbers of the trajectories that have no row."""
+    groups: defaultdict[str, list[int]] = defaultdict(list)
+    for number, trajectory in enumerate(trajectories):
+        groups[trajectory.group].append(number)
+    left_out: set[int] = set()
+    for numbers in groups.values():
+        lost = [number for number in numbers if trajectories[number].is_lost]
+        has_baseline = len(numbers) - len(lost) >= 2 or not settings.is_training
+        left_out.update(lost if has_baseline else lost[1:])
+    # An evaluation of which nothing is left still needs a row.
+    return left_out - {0} if len(left_out) == len(trajectories) else left_out
+
+
+def _sequences(trajectory: Trajectory, settings: RowSettings) -> list[TokenSequence]:
+    filler = TokenSequence([settings.filler_token], [settings.filler_token], [0], [0.0])
+    segments = [segment for segment in trajectory.rollout.segments if any(segment.mask)]
+    if trajectory.is_lost or not segments:
+        return [filler]
+    if settings.step_wise:
+        sequences = [turn for segment in segments for turn in split(segment)]
+    else:
+        sequences = [max(segments, key=lambda segment: sum(segment.mask))]
+    is_masked = settings.apply_overlong_filtering and trajectory.stop_reason != "stop"
+    return [_masked(sequence) for sequence in sequences] if is_masked else sequences
+
+
+def _masked(sequence: TokenSequence) -> TokenSequence:
+    return TokenSequence(sequence.prompt, sequence.completion, [0] * len(sequence.mask), sequence.logprobs)
+
+
+def _per_token(row: Row) -> list[float]:
+    return [0.0] * (len(row.sequence.completion) - 1) + [row.reward]
+
+
+def _env_metrics(trajectory: Trajectory) -> dict[str, float]:
+    return {**trajectory.rollout.metrics, f"end/{trajectory.rollout.end_reason.value}": 1.0}
+
+
+def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the batch's own metrics. Their names tell SkyRL how to combine those of several batches: a name with
+    ``avg`` is averaged, any other is added up.
+    """
+    live = [trajectory.rollout for trajectory in trajectories if not trajectory.is_lost]
+    metrics = {
+        "harbor/lost": float(len(trajectories) - len(live)),
+        "harbor/failed_attempts": sum(item.rollout.metrics.get("infra/failed_attempts", 0.0) for item in trajectories),
+        "harbor/untrained_segments": float(sum(max(0, len(rollout.segments) - 1) for rollout in live)),
+    }
+    if live:
+        metrics["harbor/avg_reward"] = _mean([rollout.reward or 0.0 for rollout in live])
+        metrics |= {f"harbor/avg_{name}": value for name, value in _averages(rollout.metrics for rollout in live)}
+    for reason in {rollout.end_reason for rollout in live}:
+        metrics[f"harbor/end/{reason.value}"] = float(sum(rollout.end_reason is reason for rollout in live))
+    return metrics
+
+
+def _averages(metrics: Iterable[Mapping[str, float]]) -> list[tuple[str, float]]:
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for item in metrics:
+        for name, value in item.items():
+            values[name].append(float(value))
+    return [(name, _mean(items)) for name, items in values.items()]

@@ -1,0 +1,117 @@
+"""An environment for skyrl-gym, for those who keep SkyRL's own generator."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, override
+
+import skyrl_gym
+from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+from skyrl_gym.envs.registration import registry
+
+from harbor_gym._runtime.portal import get_portal
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.env import AsyncTerminalGymEnv
+from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.formats import prompts
+from harbor_gym.outcomes import RetryBudget, classify
+
+ENV_ID = "harbor"
+"""The id in skyrl-gym's registry."""
+
+
+def register(env_id: str = ENV_ID, **settings: Any) -> None:
+    """Register :class:`HarborTextEnv` in skyrl-gym; a registration under the same id is replaced.
+
+    Args:
+        env_id: What a dataset's ``env_class`` names.
+        settings: Fields of :class:`harbor_gym.TerminalEnvConfig` but for the task, and ``max_retries``.
+    """
+    registry.pop(env_id, None)
+    skyrl_gym.register(id=env_id, entry_point=f"{__name__}:HarborTextEnv", kwargs={"settings": settings})
+
+
+class HarborTextEnv(BaseTextEnv):
+    """One episode behind skyrl-gym's interface. Blocks; call it from threads.
+
+    skyrl-gym has no place for an episode without a verdict. A start that fails is repeated in a fresh sandbox; a sandbox
+    or a verifier that is lost later raises, which ends SkyRL's run: it must not become a reward of 0.
+    :class:`HarborTerminalGenerator` leaves such an episode out instead. An episode that SkyRL's generator cuts by length
+    is never verified either, and pays 0 there.
+
+    Args:
+        env_config: SkyRL's section of the environment; not read.
+        extras: The row: ``task_dir``, and SkyRL's ``max_turns``.
+        settings: Fields of :class:`harbor_gym.TerminalEnvConfig` but for the task, and ``max_retries``.
+
+    Raises:
+        UsageError: The row names no task.
+    """
+
+    def __init__(
+        self, env_config: Any = None, extras: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        row, own = dict(extras or {}), dict(settings or {})
+        if not row.get("task_dir"):
+            raise UsageError(
+                "a row of the dataset has no task_dir: write it with harbor_gym.adapters.skyrl.write_dataset"
+            )
+        self._max_retries = int(own.pop("max_retries", 1))
+        limits = {"max_turns": row["max_turns"]} if row.get("max_turns") else {}
+        self._env = AsyncTerminalGymEnv(TerminalEnvConfig(task_dir=Path(row["task_dir"]), **{**own, **limits}))
+        self._portal = get_portal()
+        self._disown = self._portal.own(self, self._env.close)
+        self._metrics: dict[str, float] = {}
+
+    @override
+    def init(self, prompt: Any) -> tuple[list[dict[str, str]], dict[str, Any]]:
+        """Start the sandbox; return the system prompt, the instruction and the terminal. ``prompt`` is not read."""
+        screen, info = self._portal.call(_reset, self._env, self._max_retries)
+        return [
+            {"role": "system", "content": prompts.system_prompt(self._env.config.action_format)},
+            {"role": "user", "content": prompts.first_message(info.get("instruction", ""), screen)},
+        ], dict(info)
+
+    @override
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        """Act on one message.
+
+        Raises:
+            HarborGymError: The infrastructure failed; there is no verdict.
+        """
+        self.turns += 1
+        result = self._portal.call(self._env.step, action)
+        self._metrics["turns"] = float(self.turns)
+        if result.done:
+            self._metrics |= {name: float(value) for name, value in result.info["metrics"].items()}
+            self._metrics[f"end/{result.info.get('end_reason', 'completed')}"] = 1.0
+        return BaseTextEnvStepOutput(
+            observations=[] if result.done else [{"role": "user", "content": result.observation}],
+            reward=result.reward,
+            done=result.done,
+            metadata=dict(result.info["metrics"]),
+            postprocessed_action=None,
+        )
+
+    @override
+    def get_metrics(self) -> dict[str, Any]:
+        """Return the finished episode's numbers."""
+        return dict(self._metrics)
+
+    @override
+    def close(self) -> None:
+        """Stop the sandbox. Idempotent."""
+        self._portal.call(self._env.close)
+        self._disown()
+
+
+async def _reset(env: AsyncTerminalGymEnv, max_retries: int) -> tuple[str, Any]:
+    """Start an episode, again in a fresh sandbox while the start fails and retries last."""
+    budget, attempt = RetryBudget(max_retries), 0
+    while True:
+        try:
+            return await env.reset()
+        except HarborGymError as exc:
+            if not classify(exc).is_retryable or not await budget.allows(exc, attempt):
+                raise
+        attempt += 1

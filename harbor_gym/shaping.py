@@ -1,0 +1,55 @@
+"""Hooks of training into an episode: an environment of one's own, and a reward over the whole trajectory."""
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from harbor_gym._runtime.imports import import_named
+from harbor_gym.env import AsyncTerminalGymEnv
+from harbor_gym.errors import UsageError
+from harbor_gym.tokens import Transcript
+from harbor_gym.wrappers import MakeEnv
+
+TrajectoryReward = Callable[[Transcript], float | Awaitable[float]]
+"""Returns what is added to the reward of a verified episode; plain or asynchronous. ``transcript.turns[-1].info`` has
+the end reason and the verifier's rewards. It is not called for an episode that the infrastructure broke off."""
+
+
+def find_make_env(hook: MakeEnv | str | None) -> MakeEnv:
+    """Return what makes an episode's environment.
+
+    Args:
+        hook: It itself, its name as ``module.path:name``, or None for ``AsyncTerminalGymEnv``.
+
+    Raises:
+        UsageError: It can't be imported, or is nothing to call.
+    """
+    if hook is None:
+        return AsyncTerminalGymEnv
+    return cast(MakeEnv, import_named(hook, what="make_env")) if isinstance(hook, str) else hook
+
+
+def find_trajectory_reward(hook: TrajectoryReward | str | None) -> TrajectoryReward | None:
+    """Return the reward over a trajectory; None where there is none.
+
+    Args:
+        hook: It itself, or its name as ``module.path:name``.
+
+    Raises:
+        UsageError: It can't be imported, or is nothing to call.
+    """
+    return cast(TrajectoryReward, import_named(hook, what="trajectory_reward")) if isinstance(hook, str) else hook
+
+
+async def trajectory_reward(hook: TrajectoryReward, transcript: Transcript) -> float:
+    """Return what the hook adds to an episode's reward.
+
+    Raises:
+        UsageError: It is no finite number.
+    """
+    found = hook(transcript)
+    value = await found if inspect.isawaitable(found) else found
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(f"trajectory_reward returned {value!r}; expected a finite number")
+    return float(value)

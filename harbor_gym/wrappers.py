@@ -1,0 +1,97 @@
+"""Environments around an environment: what training needs of one, and a base class for wrappers."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.env import Action
+from harbor_gym.pool import WarmPool
+from harbor_gym.types import EndReason, EpisodeInfo, StepResult
+
+
+class TerminalEnv(Protocol):
+    """What :class:`harbor_gym.TokenTerminalEnv` drives: :class:`harbor_gym.AsyncTerminalGymEnv`, or one around it."""
+
+    @property
+    def config(self) -> TerminalEnvConfig:
+        """The task, the sandbox and the budgets."""
+        ...
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, EpisodeInfo]:
+        """Start an episode."""
+        ...
+
+    async def step(self, action: Action) -> StepResult:
+        """Take one action."""
+        ...
+
+    async def truncate(self, reason: EndReason) -> StepResult:
+        """End the episode because of a limit that only the caller sees."""
+        ...
+
+    async def finish(self, reason: EndReason = EndReason.COMPLETED) -> StepResult:
+        """End the policy's work because the caller's loop saw it end."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything."""
+        ...
+
+
+class MakeEnv(Protocol):
+    """Makes the environment of one episode: a subclass of ``AsyncTerminalGymEnv``, or a function with wrappers."""
+
+    def __call__(self, config: TerminalEnvConfig, *, pool: WarmPool | None = None) -> TerminalEnv:
+        """Return a new environment of this configuration, which takes its sandboxes from ``pool`` if one is given."""
+        ...
+
+
+class TerminalEnvWrapper:
+    """Pass every call on to another environment; override what shall be different.
+
+    Args:
+        env: The environment. This object owns it from now on.
+
+    Example::
+
+        class StepCost(TerminalEnvWrapper):
+            async def step(self, action):
+                result = await super().step(action)
+                return result._replace(reward=result.reward - 0.01)
+
+
+        def make_env(config, *, pool=None):
+            return StepCost(AsyncTerminalGymEnv(config, pool=pool))
+    """
+
+    def __init__(self, env: TerminalEnv) -> None:
+        self.env = env
+
+    @property
+    def config(self) -> TerminalEnvConfig:
+        """The configuration of the wrapped environment."""
+        return self.env.config
+
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, EpisodeInfo]:
+        """As :meth:`harbor_gym.AsyncTerminalGymEnv.reset`."""
+        return await self.env.reset(seed=seed, options=options)
+
+    async def step(self, action: Action) -> StepResult:
+        """As :meth:`harbor_gym.AsyncTerminalGymEnv.step`."""
+        return await self.env.step(action)
+
+    async def truncate(self, reason: EndReason) -> StepResult:
+        """As :meth:`harbor_gym.AsyncTerminalGymEnv.truncate`."""
+        return await self.env.truncate(reason)
+
+    async def finish(self, reason: EndReason = EndReason.COMPLETED) -> StepResult:
+        """As :meth:`harbor_gym.AsyncTerminalGymEnv.finish`."""
+        return await self.env.finish(reason)
+
+    async def close(self) -> None:
+        """As :meth:`harbor_gym.AsyncTerminalGymEnv.close`."""
+        await self.env.close()

@@ -1,0 +1,58 @@
+"""Agents by name or class: what there is, where it runs, and what it needs, before a sandbox starts."""
+
+import pytest
+from harbor.agents.factory import AgentFactory
+from harbor.agents.installed.base import BaseInstalledAgent
+from harbor.models.agent.name import AgentName
+from harbor.models.trial.config import AgentConfig
+
+from harbor_gym.adapters.harbor.agents import URL_MARK, agent_of, require_terminus_json, runs_in_sandbox
+from harbor_gym.errors import UsageError
+from harbor_gym.gateway.agents import AGENTS
+
+FORMAT_AGENT = "tests.helpers.gateway.format_agent:FormatAgent"
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_listed_agent_is_one_of_harbors_and_runs_where_it_says(name: str) -> None:
+    assert name in AgentName.values()
+    assert agent_of(name) == AgentConfig(name=name)
+    is_installed = name != "terminus-2" and issubclass(
+        AgentFactory.get_agent_class_from_config(AgentConfig(name=name)), BaseInstalledAgent
+    )
+    assert AGENTS[name].runs_in_sandbox is is_installed
+
+
+def test_other_agents_name_the_place_of_their_address() -> None:
+    options = {"base_url": URL_MARK, "tries": 3}
+    own = agent_of(FORMAT_AGENT, options)
+    assert own == AgentConfig(import_path=FORMAT_AGENT, kwargs=options)
+    assert not runs_in_sandbox(own)
+    assert runs_in_sandbox(agent_of("opencode", {"base_url": [URL_MARK]}))
+    for name in (FORMAT_AGENT, "opencode"):
+        with pytest.raises(UsageError, match="gateway_url"):
+            agent_of(name, {"tries": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("terminus2", "did you mean terminus-2"),
+        ("qwen-code", "did you mean qwen-coder"),
+        ("zzz", "those that ran here are .*terminus-2"),
+        ("tests.nowhere:Agent", "tests.nowhere"),
+        ("tests.helpers.tasks:Nothing", "Nothing"),
+        ("tests.helpers.tasks:DONE", "must be a class"),
+    ],
+)
+def test_what_is_no_agent_is_named(name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        agent_of(name, {"base_url": URL_MARK})
+
+
+def test_the_embedded_policy_is_for_terminus_2_and_for_agents_of_ones_own() -> None:
+    require_terminus_json("terminus-2")
+    require_terminus_json(AgentConfig(import_path=FORMAT_AGENT))
+    for name in AGENTS.keys() - {"terminus-2"}:
+        with pytest.raises(UsageError, match=f"{name} does not read"):
+            require_terminus_json(AgentConfig(name=name))

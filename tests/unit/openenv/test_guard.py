@@ -1,0 +1,255 @@
+"""The guard by itself, around applications of a few lines: who enters, how much, how long, and what is cancelled."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
+
+from harbor_gym.adapters.openenv.guard import Guard
+
+TOKEN = "a-token-of-many-characters"
+BEARER = [(b"authorization", f"Bearer {TOKEN}".encode())]
+
+type Scope = dict[str, Any]
+
+
+async def nothing() -> None:
+    pass
+
+
+def guard(app: Any, *, idle_sec: float = 60.0, on_shutdown: Callable[[], Awaitable[None]] = nothing) -> Guard:
+    return Guard(app, token=TOKEN, max_request_bytes=1000, idle_timeout_sec=idle_sec, on_shutdown=on_shutdown)
+
+
+class Client:
+    """One connection: what it sends, and what comes back."""
+
+    def __init__(self, *messages: dict[str, Any]) -> None:
+        self.inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self.answers: list[dict[str, Any]] = []
+        for message in messages:
+            self.inbox.put_nowait(message)
+
+    async def send(self, message: Any) -> None:
+        self.answers.append(message)
+
+    async def call(self, app: Guard, scope: Scope) -> list[dict[str, Any]]:
+        await asyncio.wait_for(app(scope, self.inbox.get, self.send), 10)
+        return self.answers
+
+
+def http(path: str, headers: Any = BEARER) -> Scope:
+    return {"type": "http", "path": path, "headers": headers, "query_string": b""}
+
+
+def websocket(path: str = "/ws", headers: Any = BEARER, query: bytes = b"", *, can_answer: bool = True) -> Scope:
+    extensions = {"websocket.http.response": {}} if can_answer else {}
+    return {"type": "websocket", "path": path, "headers": headers, "query_string": query, "extensions": extensions}
+
+
+def body(text: bytes, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": text, "more_body": more}
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"type": "websocket.receive", "text": content}
+
+
+CONNECT, GONE = {"type": "websocket.connect"}, {"type": "websocket.disconnect", "code": 1006}
+
+
+class Echo:
+    """An application that records what reaches it."""
+
+    def __init__(self) -> None:
+        self.received: list[Any] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        while True:
+            message = await receive()
+            self.received.append(message)
+            if message["type"] == "http.request":
+                await send({"type": "http.response.start", "status": 200})
+                return
+            if message["type"] == "websocket.disconnect":
+                return
+            await send({"type": "websocket.send", "text": message.get("text", "accepted")})
+
+
+WRONG = {
+    "none": [],
+    "another": [(b"authorization", b"Bearer another-token-of-many-chars")],
+    "empty": [(b"authorization", b"Bearer ")],
+    "a prefix": [(b"authorization", f"Bearer {TOKEN[:-1]}".encode())],
+    "no scheme": [(b"authorization", TOKEN.encode())],
+    "basic": [(b"authorization", f"Basic {TOKEN}".encode())],
+    "two": [*BEARER, (b"authorization", b"Bearer x")],
+    "not ascii": [(b"authorization", b"Bearer \xff\xfe")],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_without_the_token_nothing_reaches_the_application(name: str) -> None:
+    app = Echo()
+    answers = await Client(body(b"{}")).call(guard(app), http("/metadata", WRONG[name]))
+    assert (answers[0]["status"], (b"www-authenticate", b"Bearer") in answers[0]["headers"]) == (401, True)
+    answers = await Client(CONNECT).call(guard(app), websocket(headers=WRONG[name]))
+    assert answers[0] == {"type": "websocket.http.response.start", "status": 401, "headers": answers[0]["headers"]}
+    (refused,) = await Client(CONNECT).call(guard(app), websocket(headers=WRONG[name], can_answer=False))
+    assert (refused["type"], refused["code"]) == ("websocket.close", 1008)
+    assert app.received == []
+
+
+async def test_health_needs_no_token_but_only_over_http() -> None:
+    app = Echo()
+    assert (await Client(body(b"")).call(guard(app), http("/health", [])))[0]["status"] == 200
+    assert (await Client(CONNECT).call(guard(app), websocket("/health", [])))[0]["status"] == 401
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/reset", "/step", "/state", "/step/"])
+async def test_paths_that_start_sandboxes_beside_the_sessions_are_refused(path: str) -> None:
+    app = Echo()
+    (start, answer) = await Client(body(b"{}")).call(guard(app), http(path))
+    assert start["status"] == 404
+    assert "/ws" in json.loads(answer["body"])["detail"]
+    assert app.received == []
+
+
+@pytest.mark.parametrize("scope", [websocket("/mcp"), websocket("/harness"), websocket(query=b"session_id=1")])
+async def test_other_sockets_and_other_sessions_are_refused(scope: Scope) -> None:
+    app = Echo()
+    assert (await Client(CONNECT).call(guard(app), scope))[0]["status"] == 404
+    assert app.received == []
+
+
+async def test_bodies_are_bounded_whole_and_in_parts() -> None:
+    app = Echo()
+    assert (await Client(body(b"x" * 1000)).call(guard(app), http("/a")))[0]["status"] == 200
+    parts = [body(b"x" * 400, more=True), body(b"x" * 400, more=True), body(b"x" * 400)]
+    assert (await Client(*parts).call(guard(app), http("/a")))[0]["status"] == 413
+    assert (await Client(*parts[1:]).call(guard(app), http("/a")))[0]["status"] == 200
+    assert [len(message["body"]) for message in app.received] == [1000, 800]
+    gone = [body(b"x", more=True), {"type": "http.disconnect"}]
+    assert (await Client(*gone).call(guard(app), http("/a")))[0]["status"] == 400
+
+
+@pytest.mark.parametrize("content", ["x" * 1001, "ä" * 501])
+async def test_a_message_that_is_too_long_ends_the_session(content: str) -> None:
+    app = Echo()
+    client = Client(CONNECT, text(content[: len(content) // 3]), text(content))
+    answers = await client.call(guard(app), websocket())
+    assert answers[-1]["type"] == "websocket.close"
+    assert answers[-1]["code"] == 1009
+    assert [message["type"] for message in app.received][-1] == "websocket.disconnect"
+    assert all(message.get("text") != content for message in app.received)
+
+
+async def test_a_client_may_not_send_ahead_without_end() -> None:
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await asyncio.sleep(60)
+
+    answers = await Client(CONNECT, *[text("x")] * 20).call(guard(slow), websocket())
+    assert answers[-1]["code"] == 1008
+
+
+async def test_an_idle_session_is_closed_but_not_one_that_works() -> None:
+    done: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await asyncio.sleep(0.5)  # a reset, longer than the time-out
+        done.append("worked")
+        done.append((await receive())["type"])
+
+    answers = await Client(CONNECT).call(guard(app, idle_sec=0.1), websocket())
+    assert done == ["worked", "websocket.disconnect"]
+    assert (answers[-1]["code"], answers[-1]["reason"]) == (4008, "no message for 0.1 s")
+
+
+async def test_a_client_that_vanishes_cancels_the_work_and_its_cleanup_ends() -> None:
+    steps: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            steps.append("cleaned up")
+            await send({"type": "websocket.close"})
+
+    answers = await Client(CONNECT, text("reset"), text("step"), GONE).call(guard(app), websocket())
+    assert steps == ["cleaned up"]
+    assert answers == [], "nothing is sent to a connection that is over"
+
+
+async def test_messages_behind_a_disconnect_are_not_acted_on() -> None:
+    app = Echo()
+    client = Client(CONNECT, GONE, text("reset"))
+    await client.call(guard(app), websocket())
+    assert [message["type"] for message in app.received][-1] == "websocket.disconnect"
+    assert len(app.received) <= 2
+
+
+async def test_an_error_of_the_application_is_raised() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise LookupError("a bug")
+
+    with pytest.raises(LookupError):
+        await Client(CONNECT).call(guard(app), websocket())
+
+
+async def test_a_cancelled_connection_waits_for_the_cleanup() -> None:
+    began, steps = asyncio.Event(), list[str]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await receive()
+            began.set()
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            steps.append("cleaned up")
+
+    client = Client(CONNECT)
+    task = asyncio.ensure_future(guard(app)(websocket(), client.inbox.get, client.send))
+    await began.wait()
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0.01)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert steps == ["cleaned up"]
+
+
+async def test_a_connection_that_fails_ends_the_application() -> None:
+    app = Echo()
+
+    async def receive() -> Any:
+        raise OSError("broken")
+
+    with pytest.raises(OSError, match="broken"):
+        await guard(app)(websocket(), receive, Client().send)
+    assert [message["type"] for message in app.received] == ["websocket.disconnect"]
+
+
+async def test_the_end_of_the_server_closes_the_episodes_first() -> None:
+    order: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while True:
+            order.append((await receive())["type"])
+            if order[-1] == "lifespan.shutdown":
+                return
+
+    async def close() -> None:
+        order.append("closed")
+
+    client = Client({"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
+    await client.call(guard(app, on_shutdown=close), {"type": "lifespan"})
+    assert order == ["lifespan.startup", "closed", "lifespan.shutdown"]
