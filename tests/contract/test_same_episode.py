@@ -35,7 +35,6 @@ from harbor_gym.outcomes import classify
 from harbor_gym.testing import FakeEnvironment
 from harbor_gym.types import TokenSequence
 from tests.helpers.chat_templates import QWEN3
-from tests.helpers.engines import require_engine
 from tests.helpers.policies.completions_server import completions_server
 from tests.helpers.policies.token_policies import RENDERER
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
@@ -300,6 +299,36 @@ async def by_openenv_server(episode: Episode) -> Played:
     return lost(rollout.error) if rollout.error is not None else _played(rollout)
 
 
+async def by_nemo_gym(episode: Episode) -> Played:
+    return await _by_nemo_gym(episode, None)
+
+
+async def by_nemo_gym_agent(episode: Episode) -> Played:
+    return await _by_nemo_gym(episode, _agent())
+
+
+async def _by_nemo_gym(episode: Episode, agent: Any) -> Played:
+    """All of the adapter but NeMo Gym's own types, which its environment's tests put around it."""
+    from harbor_gym.adapters.nemo_gym.model_server import ModelServer
+    from harbor_gym.adapters.nemo_gym.play import play
+    from harbor_gym.adapters.nemo_gym.rows import make_row
+    from harbor_gym.adapters.nemo_gym.settings import EpisodePlan
+    from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
+
+    engine = ModelServerDouble(
+        episode.sampler, episode.codec(), max_tokens=MAX_TOKENS, max_context_tokens=episode.max_context_tokens
+    )
+    plan = EpisodePlan("alias::task", episode.config, agent, max_retries=0)
+    played = await play(plan, lambda: ModelServer(engine.post, {}, require_token_ids=True))
+    row = make_row(played, require_token_ids=True)
+    sequence = read_as_trainer(row.output)
+    if played.error is not None:
+        assert row.is_masked
+        return lost(played.error)
+    assert not row.is_masked
+    return Played(row.fields["reward"], EndReason(row.fields["end_reason"]), sequence=sequence)
+
+
 async def by_trl(episode: Episode) -> Played:
     """TRL's own trainer, to the tensors that it trains on."""
     pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
@@ -377,6 +406,8 @@ async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
         assert not any(trace.rewards.values())
         return Played(None, EndReason.INFRASTRUCTURE_ERROR, error.message.partition(":")[0])
     return Played(trace.reward, end_reason_of(trace), sequence=sequence_of(trace))
+
+
 async def by_skyrl(episode: Episode) -> Played:
     return await _by_skyrl(episode, env={"confirm_task_complete": False})
 
@@ -431,6 +462,8 @@ ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "harbor-gateway": by_harbor_gateway,
     "openenv-session": by_openenv_session,
     "openenv-server": by_openenv_server,
+    "nemo-gym": by_nemo_gym,
+    "nemo-gym-agent": by_nemo_gym_agent,
     "trl": by_trl,
     "verifiers": by_verifiers,
     "verifiers-agent": by_verifiers_agent,
@@ -477,7 +510,7 @@ EPISODES: Mapping[str, tuple[Script, Mapping[str, int], Played]] = {
 
 AGENTS_OWN_WORDS = {
     (name, "session ended"): EndReason.COMPLETED
-    for name in ("harbor-gateway", "skyrl-agent", "tinker-agent", "verifiers-agent")
+    for name in ("harbor-gateway", "nemo-gym-agent", "skyrl-agent", "tinker-agent", "verifiers-agent")
 }
 """Ends that only the loop knows, where a foreign agent is the loop: it simply ends."""
 

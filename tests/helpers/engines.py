@@ -15,6 +15,7 @@ _HOW_TO_ENABLE = {
     "docker": "install Docker with Compose v2 and start the daemon (`make engines` does both on Debian)",
     "local": "run as root on Linux with slirp4netns, buildah, mmdebstrap, tmux (`make engines` gets them)",
     "server": "install the embedded training server (`make setup`)",
+    "nemo_gym": "run `$(.ci/environment.sh nemo_gym)/bin/python -m pytest tests/integration/nemo_gym`",
     "tinker": 'pip install "harbor-gym[tinker]"',
     "prime_rl": "it is a git checkout beside verifiers: docs/verifiers.md has the commands",
     "verifiers": "it has an environment of its own: `.ci/environment.sh verifiers` makes it, and "
@@ -38,6 +39,8 @@ def _has(engine: str) -> bool:
             return os.geteuid() == 0 and all(shutil.which(tool) for tool in tools)
         case "server":
             return importlib.util.find_spec("skyrl") is not None and importlib.util.find_spec("jax") is not None
+        case "nemo_gym":
+            return importlib.util.find_spec("nemo_gym") is not None
         case "tinker":
             return importlib.util.find_spec("tinker_cookbook") is not None
         case "prime_rl":

@@ -1,0 +1,143 @@
+"""The agent server. This module alone imports NeMo Gym."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from fastapi import HTTPException
+from nemo_gym.base_resources_server import BaseRunRequest, BaseVerifyResponse
+from nemo_gym.base_responses_api_agent import BaseResponsesAPIAgentConfig, SimpleResponsesAPIAgent
+from nemo_gym.config_types import ModelServerRef
+from nemo_gym.openai_utils import NeMoGymResponse, NeMoGymResponseCreateParamsNonStreaming
+from pydantic import ConfigDict, Field, PrivateAttr
+
+from harbor_gym.adapters.nemo_gym.datasets import Datasets
+from harbor_gym.adapters.nemo_gym.model_server import ModelServer
+from harbor_gym.adapters.nemo_gym.play import play
+from harbor_gym.adapters.nemo_gym.rows import Row, make_row
+from harbor_gym.adapters.nemo_gym.settings import RequestOverrides, RolloutSettings, plan_episode
+from harbor_gym.errors import HarborGymError, SamplerError
+
+_UNPROCESSABLE = 422
+
+
+class HarborGymAgentConfig(RolloutSettings, BaseResponsesAPIAgentConfig):
+    """The server's block in a configuration file."""
+
+    model_server: ModelServerRef
+    """The policy's model server."""
+
+
+class HarborGymRunRequest(BaseRunRequest):
+    """One row of the input."""
+
+    model_config = ConfigDict(extra="allow", populate_by_name=True)
+
+    instance_id: str
+    """``alias::task``."""
+
+    harbor_gym: RequestOverrides = Field(default_factory=RequestOverrides)
+    """What is different for this row."""
+
+
+class HarborGymVerifyResponse(BaseVerifyResponse):
+    """One row of the output."""
+
+    model_config = ConfigDict(extra="allow")
+
+    instance_id: str
+    """The input's."""
+
+
+class HarborGymAgent(SimpleResponsesAPIAgent):
+    """Play Harbor tasks for NeMo Gym: one row in, one verified and possibly masked rollout out.
+
+    A failure of the infrastructure is a masked row. A row that no retry can repair (an unknown task, a wrong setting)
+    is answered with status 422.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    root: ClassVar[Path] = Path()
+    """Where relative paths of the configuration begin."""
+
+    ray_enabled: ClassVar[bool] = False
+    config: HarborGymAgentConfig
+    _places: asyncio.Semaphore = PrivateAttr()
+    _datasets: Datasets = PrivateAttr()
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Make what episodes share."""
+        super().model_post_init(context)
+        self._places = asyncio.Semaphore(self.config.concurrency)
+        self._datasets = Datasets(self.config.harbor_datasets, root=self.root)
+
+    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:
+        """Refuse: an episode needs a task, which only ``/run`` has."""
+        raise HTTPException(_UNPROCESSABLE, "this agent plays whole episodes of tasks: use /run")
+
+    async def run(self, body: HarborGymRunRequest) -> HarborGymVerifyResponse:
+        """Play the row's episode.
+
+        Raises:
+            HTTPException: The row can't be played.
+        """
+        async with self._places:
+            try:
+                return self._response(body, await self._play(body))
+            except HarborGymError as exc:
+                detail = f"{body.instance_id}: {type(exc).__name__}: {exc}"
+                raise HTTPException(_UNPROCESSABLE, detail) from exc
+
+    async def _play(self, body: HarborGymRunRequest) -> Row:
+        config = self.config
+        task_dir = await self._datasets.find(body.instance_id)
+        plan = plan_episode(config, body.instance_id, task_dir, body.harbor_gym, root=self.root)
+        params = body.responses_create_params.model_dump(mode="json", exclude_unset=True)
+
+        def make_server() -> ModelServer:
+            return ModelServer(self._poster(body), params, require_token_ids=config.require_token_ids)
+
+        return make_row(await play(plan, make_server), require_token_ids=config.require_token_ids)
+
+    def _poster(self, body: HarborGymRunRequest) -> Any:
+        cookies: Any = None  # a session's requests go to one engine, which has their prefix cached
+
+        async def post(request: dict[str, Any]) -> tuple[int, bytes]:
+            nonlocal cookies
+            try:
+                async with asyncio.timeout(self.config.model_timeout_sec):
+                    response = await self.server_client.post(
+                        server_name=self.config.model_server.name,
+                        url_path=self.url_path_for_run("/v1/responses", body),
+                        json=request,
+                        cookies=cookies,
+                    )
+                    cookies = response.cookies
+                    return response.status, await response.read()
+            except TimeoutError:
+                name, limit = self.config.model_server.name, self.config.model_timeout_sec
+                raise SamplerError(f"the model server {name!r} did not answer within {limit:g} seconds") from None
+
+        return post
+
+    def _response(self, body: HarborGymRunRequest, row: Row) -> HarborGymVerifyResponse:
+        params = body.responses_create_params.model_dump(mode="json", exclude_unset=True)
+        response = {
+            "id": f"resp_{uuid4().hex}",
+            "created_at": 0,
+            "object": "response",
+            "model": params.get("model") or "policy",
+            "output": row.output,
+            "parallel_tool_calls": False,
+            "tool_choice": "none",
+            "tools": [],
+        }
+        return HarborGymVerifyResponse.model_validate(
+            {
+                "responses_create_params": {**params, "input": row.input},
+                "response": response,
+                "instance_id": body.instance_id,
+                **row.fields,
+            }
+        )

@@ -1,0 +1,171 @@
+"""NeMo Gym's model server as a chat endpoint of ours, with every call recorded as NeMo Gym returns it."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harbor_gym.errors import SamplerError, UsageError
+from harbor_gym.formats.tool_text import ToolCall, write_calls
+from harbor_gym.samplers.chat import ChatAnswer, ContextOverflowError
+
+type Item = dict[str, Any]
+"""An item of the Responses API, as JSON."""
+
+type Post = Callable[[dict[str, Any]], Awaitable[tuple[int, bytes]]]
+"""Sends a body to the model server's ``/v1/responses``; returns the answer's status and body."""
+
+CALL = "model_call"
+"""Key of a message that the model server answered with: the number of the call, whose items go back as they came."""
+
+TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+
+_OVERFLOWS = ("context length", "max_tokens")
+"""As NeMo Gym tells an overflow from another status 400."""
+
+_SHOWN_CHARACTERS = 500
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """One answered call."""
+
+    items: Sequence[Item]
+    """The output items, as the server returned them."""
+
+    prompt: Sequence[int] | None
+    """The prompt's token ids; None where the server returns none."""
+
+    sampled: Sequence[int]
+    """The sampled token ids."""
+
+
+class ModelServer:
+    """Ask the model server for the answers of one episode. Earlier answers go back item by item, token ids included.
+
+    So a server that knows ``required_prefix_token_ids`` prompts with what was sampled, and not with a new rendering.
+
+    Args:
+        post: Sends a request.
+        params: The row's ``responses_create_params``; ``input`` is replaced.
+        require_token_ids: Refuse answers without token ids.
+    """
+
+    def __init__(self, post: Post, params: Mapping[str, Any], *, require_token_ids: bool = False) -> None:
+        self._post, self._params = post, {name: value for name, value in params.items() if name != "input"}
+        self._require_token_ids = require_token_ids
+        self.calls: list[ModelCall] = []
+        """Every answered call, in order."""
+        self.misuse: UsageError | None = None
+        """Why no further call can succeed, if so."""
+
+    async def __call__(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> ChatAnswer:
+        """Return the answer to a chat.
+
+        Raises:
+            ContextOverflowError: The chat does not fit the context window.
+            SamplerError: The server fails, or does not answer with one message.
+            UsageError: Token ids are required and the server returns none.
+        """
+        body = {**self._params, "input": as_items(messages, self.calls)}
+        if tools:
+            body["tools"] = [_tool(tool) for tool in tools]
+        status, content = await self._post(body)
+        output, is_cut = _read(status, content)
+        trained = next((item for item in reversed(output) if item.get("generation_token_ids") is not None), None)
+        if trained is None and self._require_token_ids:
+            self.misuse = UsageError(
+                "the model server returns no token ids, and require_token_ids is set: start it with "
+                "return_token_id_information: true"
+            )
+            raise self.misuse
+        prompt = None if trained is None else trained["prompt_token_ids"]
+        sampled = [] if trained is None else trained["generation_token_ids"]
+        self.calls.append(ModelCall(output, prompt, sampled))
+        return self._answer(output, is_cut, len(prompt or ()), len(sampled))
+
+    def _answer(self, output: Sequence[Item], is_cut: bool, prompt_tokens: int, sampled_tokens: int) -> ChatAnswer:
+        text, calls = _text(output), [item for item in output if item["type"] == "function_call"]
+        message: dict[str, Any] = {"role": "assistant", "content": text, CALL: len(self.calls) - 1}
+        if reasoning := _reasoning(output):
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = [
+                {"id": item["call_id"], "type": "function", "function": _function(item)} for item in calls
+            ]
+        written = write_calls(text, [ToolCall(item["name"], item["arguments"]) for item in calls])
+        return ChatAnswer(written, message, "length" if is_cut else "stop", prompt_tokens, sampled_tokens)
+
+
+def as_items(messages: Sequence[Mapping[str, Any]], calls: Sequence[ModelCall]) -> list[Item]:
+    """Return a chat as input items; an answer's are those of its call."""
+    return [item for message in messages for item in _items_of(message, calls)]
+
+
+def _items_of(message: Mapping[str, Any], calls: Sequence[ModelCall]) -> Sequence[Item]:
+    if (number := message.get(CALL)) is not None:
+        return calls[number].items
+    role, content = message["role"], message.get("content") or ""
+    if role == "tool":
+        return [{"type": "function_call_output", "call_id": message.get("tool_call_id", ""), "output": content}]
+    items = [{"type": "message", "role": role, "content": content}] if content or role != "assistant" else []
+    return items + [
+        {"type": "function_call", "call_id": call["id"], **call["function"]} for call in message.get("tool_calls") or ()
+    ]
+
+
+def _read(status: int, content: bytes) -> tuple[list[Item], bool]:
+    """Return the output items, and whether the answer was cut at the token limit.
+
+    Raises:
+        ContextOverflowError, SamplerError: As the model server's call does.
+    """
+    shown = content[:_SHOWN_CHARACTERS].decode(errors="replace")
+    if status == 400 and any(words in content.decode(errors="replace") for words in _OVERFLOWS):
+        raise ContextOverflowError(f"the model server refuses the chat: {shown}")
+    if status != 200:
+        raise SamplerError(f"the model server answered with status {status}: {shown}")
+    try:
+        response = json.loads(content)
+        output, reason = list(response["output"]), (response.get("incomplete_details") or {}).get("reason")
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise SamplerError(f"the model server did not answer with a response: {shown}") from exc
+    if reason not in (None, "max_output_tokens"):
+        raise SamplerError(f"the model server ended a message with {reason!r}")
+    if reason and not _holds_anything(output):
+        # What NeMo Gym's vLLM server makes of an engine's refusal, unless it propagates that.
+        raise ContextOverflowError(
+            "the model server returned an empty answer: the chat does not fit its context window"
+        )
+    return output, reason is not None
+
+
+def _holds_anything(output: Sequence[Item]) -> bool:
+    return any(item["type"] != "message" or item.get("generation_token_ids") for item in output) or bool(_text(output))
+
+
+def _text(output: Sequence[Item]) -> str:
+    messages = [item for item in output if item["type"] == "message" and item.get("role") == "assistant"]
+    return "".join(part.get("text") or part.get("refusal") or "" for item in messages for part in item["content"])
+
+
+def _reasoning(output: Sequence[Item]) -> str:
+    thinking = [item for item in output if item["type"] == "reasoning"]
+    return "\n".join(part["text"] for item in thinking for part in item.get("summary") or ())
+
+
+def _function(item: Item) -> dict[str, str]:
+    return {"name": item["name"], "arguments": item["arguments"]}
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = tool["function"]
+    return {
+        "type": "function",
+        "name": function["name"],
+        "description": function.get("description") or "",
+        "parameters": function.get("parameters") or {},
+        "strict": False,
+    }

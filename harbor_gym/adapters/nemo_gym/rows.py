@@ -1,0 +1,172 @@
+"""What a finished episode looks like in NeMo Gym: input, output items, and why a row must not be trained on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from harbor_gym.adapters.nemo_gym.model_server import CALL, TOKEN_FIELDS, Item, as_items
+from harbor_gym.adapters.nemo_gym.play import Played
+from harbor_gym.outcomes import classify
+from harbor_gym.types import EndReason
+
+_NEMO_KINDS = {
+    "sandbox_throttled": "provider_quota_exhausted",
+    "sandbox_start": "provider_unavailable",
+    "sandbox_memory": "provider_oom_killed",
+    "sandbox_lost": "session_lost",
+    "verifier_memory": "provider_oom_killed",
+    "verifier_error": "verifier_error",
+}
+"""Our words that NeMo Gym has a word for; others are ``harbor_gym:WORD``."""
+
+_MAX_REASON_CHARACTERS = 2000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong with a row."""
+
+    kind: str
+    """One of NeMo Gym's words, or ``harbor_gym:`` and one of ours."""
+
+    reason: str
+    """For people."""
+
+    is_masked: bool
+    """Whether the row says nothing about the policy, or can't be trained on."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An episode, ready for NeMo Gym's types."""
+
+    input: list[Item]
+    """What the first answer was shown."""
+
+    output: list[Item]
+    """Answers with their token ids, and what was shown between them. Never empty."""
+
+    is_contiguous: bool
+    """Whether each prompt begins with the last prompt and its sample."""
+
+    failure: Failure | None
+    """What went wrong, if anything."""
+
+    fields: dict[str, Any]
+    """Further fields of the row."""
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether the row is masked."""
+        return self.failure is not None and self.failure.is_masked
+
+
+def make_row(played: Played, *, require_token_ids: bool) -> Row:
+    """Return an episode's row.
+
+    Token ids stay as far as they are contiguous: NeMo RL refuses a row whose prompts do not extend one another, and
+    one without any sampled token. The first loses the ids behind the break, the second gets one item with one token;
+    both are masked.
+
+    Args:
+        played: The episode.
+        require_token_ids: Whether the row is to be trained on.
+    """
+    first = next((place for place, message in enumerate(played.conversation) if CALL in message), None)
+    shown = played.conversation[:first]
+    behind = [] if first is None else played.conversation[first:]
+    output, broken_at = _output(behind, played)
+    failure = _failure(played, broken_at, has_sampled=first is not None)
+    if failure is None and require_token_ids and not _is_trainable(output):
+        failure = Failure("harbor_gym:nothing_sampled", "the policy sampled no token", is_masked=True)
+    if not output or (require_token_ids and not _is_trainable(output)):
+        output.append(_degenerate())
+    return Row(as_items(shown, played.calls), output, broken_at is None, failure, _fields(played, failure, broken_at))
+
+
+def _output(messages: Sequence[dict[str, Any]], played: Played) -> tuple[list[Item], int | None]:
+    """Return the items, and the number of the first answer, from 1, whose prompt does not extend the last one."""
+    output: list[Item] = []
+    seen: list[int] = []
+    broken_at, turn = None, 0
+    for message in messages:
+        if CALL not in message:
+            output += as_items([message], played.calls)
+            continue
+        turn += 1
+        call = played.calls[message[CALL]]
+        if broken_at is None and call.prompt is not None:
+            if list(call.prompt[: len(seen)]) == seen:
+                seen = [*call.prompt, *call.sampled]
+            else:
+                broken_at = turn
+        output += call.items if broken_at is None else [_without_tokens(item) for item in call.items]
+    return output, broken_at
+
+
+def _failure(played: Played, broken_at: int | None, *, has_sampled: bool) -> Failure | None:
+    error, reason = played.error, played.end_reason
+    if error is not None:
+        word = classify(error).failure_kind
+        text = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS]
+        return Failure(_NEMO_KINDS.get(word, f"harbor_gym:{word}"), text, is_masked=True)
+    if broken_at is not None:
+        text = (
+            f"the prompt of answer {broken_at} does not begin with the last prompt and its sample: the chat template "
+            "rewrites earlier answers, and the engine knows no required_prefix_token_ids"
+        )
+        return Failure("harbor_gym:tokens_not_contiguous", text, is_masked=True)
+    if reason is EndReason.CONTEXT_OVERFLOW:
+        when = "a later" if has_sampled else "the first"
+        text = f"the prompt of {when} answer does not fit the context window"
+        return Failure("harbor_gym:context_overflow", text, is_masked=not has_sampled)
+    if reason is EndReason.TIME_LIMIT:
+        return Failure("agent_timeout", "the episode's time ran out; it was verified", is_masked=not has_sampled)
+    if not has_sampled:
+        return Failure("harbor_gym:nothing_sampled", f"it ended ({reason}) before the first answer", is_masked=True)
+    return None
+
+
+def _fields(played: Played, failure: Failure | None, broken_at: int | None) -> dict[str, Any]:
+    is_masked = failure is not None and failure.is_masked
+    diagnostics = played.error.diagnostics if played.error is not None else {}
+    return {
+        "reward": played.reward or 0.0,
+        "mask_sample": is_masked,
+        # Where NeMo RL looks for the mask.
+        "instance_config": {"mask_sample": is_masked},
+        "failure_kind": None if failure is None else failure.kind,
+        "failure_reason": None if failure is None else failure.reason,
+        "end_reason": played.end_reason.value,
+        "turns": sum(CALL in message for message in played.conversation),
+        "attempts": played.attempts,
+        "truncated": int(played.end_reason.is_truncation),
+        "tokens_contiguous": int(broken_at is None),
+        "context_length_exceeded_error": int(played.end_reason is EndReason.CONTEXT_OVERFLOW),
+        "agent_timeout_error": int(played.end_reason is EndReason.TIME_LIMIT),
+        "trial_dir": None if played.trial_dir is None else str(played.trial_dir),
+        "verifier_output": diagnostics.get("verifier_output"),
+        **{f"verifier/{name}": value for name, value in played.rewards.items()},
+    }
+
+
+def _without_tokens(item: Item) -> Item:
+    return {name: value for name, value in item.items() if name not in (*TOKEN_FIELDS, "routed_experts")}
+
+
+def _is_trainable(output: Sequence[Item]) -> bool:
+    return any(item.get("generation_token_ids") for item in output)
+
+
+def _degenerate() -> Item:
+    return {
+        "type": "message",
+        "id": f"msg_{uuid4().hex}",
+        "role": "assistant",
+        "status": "incomplete",
+        "content": [{"type": "output_text", "text": "", "annotations": []}],
+        "prompt_token_ids": [0],
+        "generation_token_ids": [0],
+        "generation_log_probs": [0.0],
+    }

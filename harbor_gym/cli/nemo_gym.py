@@ -1,0 +1,61 @@
+"""``harbor-gym nemo-gym``: the server folder for NeMo Gym, and the failed rollouts of a run."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harbor_gym import __version__
+from harbor_gym.cli.shared import one_line_errors
+
+nemo_gym = typer.Typer(help="Play Harbor tasks in NeMo Gym.", no_args_is_help=True)
+
+
+@nemo_gym.command("init")
+def nemo_gym_init(
+    directory: Annotated[Path, typer.Argument(help="Where NeMo Gym's commands will run.")],
+    tasks: Annotated[
+        Path, typer.Option(help="A directory of tasks, or one task; a relative path begins at DIRECTORY.")
+    ] = Path("tasks"),
+    alias: Annotated[str, typer.Option(help="The dataset's name in instance_id.")] = "tasks",
+    env: Annotated[
+        str, typer.Option("--env", help="Sandbox: local, docker, any Harbor environment type, or module.path:Class.")
+    ] = "docker",
+    requirement: Annotated[
+        str, typer.Option(help="How pip finds harbor_gym for the server: a version, or -e /a/checkout.")
+    ] = f"harbor-gym=={__version__}",
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+) -> None:
+    """Write the agent server's folder, with configurations for rollouts and for training and an example input."""
+    from harbor_gym.adapters.nemo_gym.server import write_server_folder
+
+    with one_line_errors():
+        written = write_server_folder(
+            directory, tasks, alias=alias, sandbox=env, requirement=requirement, overwrite=force
+        )
+    for file in written:
+        typer.echo(file)
+
+
+@nemo_gym.command("failures")
+def nemo_gym_failures(
+    run: Annotated[Path, typer.Argument(help="The rollouts' .jsonl file, or the directory that it is in.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object per row.")] = False,
+) -> None:
+    """List the failed rollouts of a run: reason, trial's folder, and the end of the verifier's output."""
+    from harbor_gym.adapters.nemo_gym.failures import failed_rows
+
+    with one_line_errors():
+        rows = failed_rows(run)
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2, default=str))
+        return
+    for row in rows:
+        typer.echo(f"{row.instance_id}  {row.kind}  {'masked' if row.is_masked else 'counted'}")
+        typer.echo(f"  {row.reason}")
+        typer.echo(f"  trial: {row.trial_dir or 'not kept'}")
+        for line in row.verifier_output.splitlines():
+            typer.echo(f"  | {line}")
+    typer.echo(f"{len(rows)} failed, {sum(row.is_masked for row in rows)} of them masked")

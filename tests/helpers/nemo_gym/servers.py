@@ -1,0 +1,127 @@
+"""NeMo Gym's own commands, in the environment that the tests run in."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+HEAD_PORT = 11000
+"""Where NeMo Gym's commands look for its head server."""
+
+START_TIMEOUT_SEC, RUN_TIMEOUT_SEC, STOP_TIMEOUT_SEC = 300.0, 240.0, 60.0
+_READY = "servers ready"
+_SERVERS = (
+    "responses_api_agents/harbor_gym_agent",
+    "responses_api_models/vllm_model",
+    "environment_servers/legacy_agent",
+)
+
+
+def command(name: str, *settings: str) -> list[str]:
+    """Return the arguments of one of NeMo Gym's commands."""
+    return [str(BIN / name), *settings]
+
+
+def environment(project: Path) -> dict[str, str]:
+    """Return the environment of NeMo Gym's processes: no calls home, and files below the project only."""
+    return {
+        **os.environ,
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "PYTHONUNBUFFERED": "1",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TMPDIR": str(project / "ray"),
+        "WANDB_MODE": "disabled",
+        "HF_HUB_OFFLINE": "1",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
+
+
+def require_head_port() -> None:
+    """Fail where another NeMo Gym, or whatever else, listens on the head server's port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", HEAD_PORT))
+
+
+def use_this_environment(project: Path) -> str:
+    """Return the setting with which every server runs in the tests' environment, and not in one that uv makes."""
+    for server in _SERVERS:
+        folder = project / "environments" / server
+        folder.mkdir(parents=True)
+        (folder / ".venv").symlink_to(BIN.parent)
+    return f"+uv_venv_dir={project / 'environments'}"
+
+
+@asynccontextmanager
+async def ng_run(project: Path, config_paths: Sequence[str], *settings: str) -> AsyncGenerator[Path]:
+    """Start NeMo Gym's servers and wait until all of them answer; yield the log. SIGTERM at the end."""
+    require_head_port()
+    log = project / "ng_run.log"
+    arguments = command("ng_run", f"+config_paths=[{','.join(config_paths)}]", "+skip_venv_if_present=true", *settings)
+    with log.open("wb") as output:
+        servers = await asyncio.create_subprocess_exec(
+            *arguments, cwd=project, env=environment(project), stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        await _wait_until_ready(servers, log)
+        yield log
+    finally:
+        await _stop(servers)
+
+
+async def ng_collect_rollouts(project: Path, rows: Path, output: Path, *settings: str) -> list[dict[str, Any]]:
+    """Play every row, and return the rows that came back."""
+    arguments = command("ng_collect_rollouts", f"+input_jsonl_fpath={rows}", f"+output_jsonl_fpath={output}", *settings)
+    process = await asyncio.create_subprocess_exec(
+        *arguments,
+        cwd=project,
+        env=environment(project),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(RUN_TIMEOUT_SEC):
+            text, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    assert process.returncode == 0, text.decode()[-6000:]
+    return [json.loads(line) for line in (await _read(output)).splitlines()]
+
+
+async def _wait_until_ready(servers: asyncio.subprocess.Process, log: Path) -> None:
+    try:
+        async with asyncio.timeout(START_TIMEOUT_SEC):
+            while _READY not in (text := await _read(log)):
+                assert servers.returncode is None, f"ng_run ended:\n{text[-6000:]}"
+                await asyncio.sleep(0.25)
+    except TimeoutError:
+        raise AssertionError(f"ng_run was not ready in time:\n{(await _read(log))[-6000:]}") from None
+
+
+async def _read(file: Path) -> str:
+    return await asyncio.to_thread(file.read_text, errors="replace")
+
+
+async def _stop(servers: asyncio.subprocess.Process) -> None:
+    if servers.returncode is None:
+        servers.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_SEC):
+            await servers.wait()
+    finally:
+        # A group of its own: nothing that it started outlives the test.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(servers.pid, signal.SIGKILL)
+        await servers.wait()

@@ -1,0 +1,1 @@
+"""In NeMo Gym's own environment: see docs/nemo_gym.md."""

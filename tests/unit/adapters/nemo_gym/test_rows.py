@@ -1,0 +1,168 @@
+"""Rows: token ids, masks, kinds and reasons, on episodes in memory."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harbor_gym import Sample
+from harbor_gym.adapters.nemo_gym.model_server import TOKEN_FIELDS, ModelServer
+from harbor_gym.adapters.nemo_gym.play import Played, play
+from harbor_gym.adapters.nemo_gym.rows import Row, make_row
+from harbor_gym.adapters.nemo_gym.settings import EpisodePlan
+from harbor_gym.errors import UsageError, VerifierError
+from harbor_gym.types import EndReason
+from tests.helpers.character_codec import END, CharacterCodec
+from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
+from tests.helpers.tasks import DONE
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+ANSWERS = (message("pwd\n"), message(DONE), COMPLETE)
+
+
+class Script:
+    """Answers one after the other, and the last one again."""
+
+    def __init__(self, *answers: str) -> None:
+        self._answers, self._turn = answers, 0
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        answer = self._answers[min(self._turn, len(self._answers) - 1)]
+        self._turn += 1
+        tokens = [*map(ord, answer), END]
+        return Sample(tokens, [-0.5] * len(tokens))
+
+
+class Forgetful(CharacterCodec):
+    """A template that writes the number of messages first: no prompt extends another."""
+
+    def prompt(self, messages: Any) -> list[int]:
+        return [*map(ord, str(len(messages))), *super().prompt(messages)]
+
+
+def double(*answers: str, codec: Any = None, max_context_tokens: int = 100_000) -> ModelServerDouble:
+    script = Script(*(answers or ANSWERS))
+    return ModelServerDouble(script, codec or CharacterCodec(), max_tokens=10, max_context_tokens=max_context_tokens)
+
+
+def without_ids() -> ModelServerDouble:
+    engine = double()
+    engine.returns_token_ids = False
+    return engine
+
+
+def plan(tmp_path: Path, **settings: Any) -> EpisodePlan:
+    settings.setdefault("solved_when", {"/srv/answer": "done"})
+    return EpisodePlan("a::task", fake_config(tmp_path / "task", **settings), None, max_retries=0)
+
+
+async def row_of(planned: EpisodePlan, engine: ModelServerDouble, **params: Any) -> Row:
+    played = await play(planned, lambda: ModelServer(engine.post, params, require_token_ids=True))
+    return make_row(played, require_token_ids=True)
+
+
+def verdict(row: Row) -> tuple[float, bool, str | None]:
+    assert row.fields["mask_sample"] is row.fields["instance_config"]["mask_sample"] is row.is_masked
+    return row.fields["reward"], row.fields["mask_sample"], row.fields["failure_kind"]
+
+
+async def test_a_solved_episode(tmp_path: Path) -> None:
+    engine = double()
+    row = await row_of(plan(tmp_path), engine, input=[{"role": "user", "content": "not this"}], temperature=0.7)
+    assert verdict(row) == (1.0, False, None)
+    assert (row.fields["end_reason"], row.fields["turns"], row.fields["verifier/reward"]) == ("completed", 3, 1.0)
+    assert [item["role"] for item in row.input] == ["system", "user"]
+    assert [item["role"] for item in row.output] == ["assistant", "user"] * 2 + ["assistant"]
+    # Each answer goes back as it came, with its ids; and the row's parameters go along.
+    assert engine.requests[2]["input"] == [*row.input, *row.output[:-1]]
+    assert {request["temperature"] for request in engine.requests} == {0.7}
+    sequence = read_as_trainer(row.output)
+    sampled = [token for token, own in zip(sequence.completion, sequence.mask, strict=True) if own]
+    assert "".join(map(chr, sampled)) == "".join(answer + chr(END) for answer in ANSWERS)
+
+
+async def test_a_break_masks_and_ends_the_token_ids(tmp_path: Path) -> None:
+    engine = double(codec=Forgetful())
+    engine.knows_prefix = False
+    row = await row_of(plan(tmp_path), engine)
+    assert verdict(row) == (1.0, True, "harbor_gym:tokens_not_contiguous")
+    assert not row.is_contiguous
+    assert "answer 2" in row.fields["failure_reason"]
+    # NeMo RL asserts that prompts extend one another, masked or not.
+    assert sum(read_as_trainer(row.output).mask) == len(ANSWERS[0]) + 1
+    answers = [item for item in row.output if item["role"] == "assistant"]
+    assert [name in item for item in answers for name in TOKEN_FIELDS] == [True] * 3 + [False] * 6
+    assert [item["content"][0]["text"] for item in answers] == list(ANSWERS)
+
+
+@pytest.mark.parametrize("propagates", [True, False])
+async def test_a_first_prompt_that_does_not_fit(propagates: bool, tmp_path: Path) -> None:
+    engine = double(max_context_tokens=100)
+    engine.propagates_overflow = propagates
+    row = await row_of(plan(tmp_path), engine)
+    assert verdict(row) == (0.0, True, "harbor_gym:context_overflow")
+    assert row.fields["context_length_exceeded_error"] == 1
+    assert [item["role"] for item in row.input] == ["system", "user"]
+    assert len(row.output) == 1
+    assert sum(read_as_trainer(row.output).mask) == 1
+
+
+@pytest.mark.parametrize("propagates", [True, False])
+async def test_a_later_prompt_that_does_not_fit_keeps_the_turns(propagates: bool, tmp_path: Path) -> None:
+    engine = double(message(DONE), message("echo " + "x" * 3000 + "\n"), max_context_tokens=6000)
+    engine.propagates_overflow = propagates
+    row = await row_of(plan(tmp_path), engine)
+    assert verdict(row) == (1.0, False, "harbor_gym:context_overflow")
+    assert (row.fields["turns"], row.fields["truncated"]) == (2, 1)
+    assert len([item for item in row.output if item.get("generation_token_ids")]) == 2
+
+
+async def test_a_spent_time_limit_keeps_the_turns(tmp_path: Path) -> None:
+    row = await row_of(plan(tmp_path, time_limit_sec=1e-9), double(message(DONE)))
+    assert verdict(row) == (1.0, False, "agent_timeout")
+    assert (row.fields["turns"], row.fields["agent_timeout_error"]) == (1, 1)
+
+
+async def test_a_broken_verifier_keeps_the_turns_and_says_why(tmp_path: Path) -> None:
+    planned = plan(tmp_path, trials_dir=tmp_path / "trials", fail={"verifier": 1})
+    row = await row_of(planned, double())
+    assert verdict(row) == (0.0, True, "verifier_error")
+    assert row.fields["turns"] == 3
+    assert sum(read_as_trainer(row.output).mask) == sum(len(answer) + 1 for answer in ANSWERS)
+    assert row.fields["failure_reason"].startswith("VerifierError: ")
+    assert Path(row.fields["trial_dir"]).parent == tmp_path / "trials"
+
+
+async def test_a_failing_model_server_is_run_again_and_then_masked(tmp_path: Path) -> None:
+    engine = double()
+    engine.statuses = [200, 500]
+    row = await row_of(plan(tmp_path), engine)
+    assert verdict(row) == (0.0, True, "harbor_gym:sampler_error")
+    assert (row.fields["turns"], row.fields["attempts"]) == (1, 1)
+    engine = double()
+    engine.statuses = [500]
+    assert verdict(row := await row_of(replace(plan(tmp_path), max_retries=1), engine)) == (1.0, False, None)
+    assert row.fields["attempts"] == 2
+
+
+async def test_a_model_server_without_token_ids_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="return_token_id_information: true"):
+        await row_of(plan(tmp_path), without_ids())
+    played = await play(plan(tmp_path), lambda: ModelServer(without_ids().post, {}))
+    row = make_row(played, require_token_ids=False)
+    assert verdict(row) == (1.0, False, None)
+    assert not any(name in item for item in row.output for name in TOKEN_FIELDS)
+
+
+def test_an_error_without_a_turn_still_has_an_item() -> None:
+    error = VerifierError("it wrote nothing").attach({"verifier_output": "boom"}, trial_dir=None)
+    lost = Played([], [], None, EndReason.INFRASTRUCTURE_ERROR, error)
+    for is_training in (True, False):
+        row = make_row(lost, require_token_ids=is_training)
+        assert verdict(row) == (0.0, True, "verifier_error")
+        assert row.fields["verifier_output"] == "boom"
+        assert sum(read_as_trainer(row.output).mask) == 1
