@@ -2,6 +2,7 @@
 # Installs the programs that sandboxes need, only where they are missing.
 #   engines.sh local    tmux, slirp4netns, buildah, mmdebstrap, libnftables: the local sandbox; bubblewrap, its benchmark's peer
 #   engines.sh docker   Docker with Compose v2 and BuildKit, and a running daemon
+#   engines.sh apptainer   Apptainer, unpacked into build/engines; nothing where it or Singularity is installed
 # Without root or apt it prints what to install and fails.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -136,8 +137,25 @@ docker_daemon() {
   die "no Docker daemon answers after $((waited / 2)) s"
 }
 
+# squashfuse goes through this device, which udev gives to everybody. Where no udev ran, root sees to it.
+fuse_device() {
+  local device=/dev/fuse
+  modprobe fuse 2>/dev/null || true
+  [ -e "$device" ] || mknod "$device" c 10 229 2>/dev/null || true
+  chmod 666 "$device" 2>/dev/null || true
+  { true <>"$device"; } 2>/dev/null \
+    || say "$device can't be had: apptainer sandboxes do not start (inside a container, start that with --device $device)"
+}
+
+apptainer_engine() {
+  ! is_root || fuse_device
+  if has apptainer || has singularity; then return 0; fi
+  "$here/apptainer.sh"
+}
+
 case ${1:-} in
   local) local_engine ;;
   docker) docker_client; docker_daemon; docker_plugins ;;
-  *) die 'usage: engines.sh local|docker' ;;
+  apptainer) apptainer_engine ;;
+  *) die 'usage: engines.sh local|docker|apptainer' ;;
 esac

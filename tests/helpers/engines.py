@@ -8,9 +8,15 @@ import subprocess
 
 import pytest
 
+from harbor_gym.errors import MissingDependencyError
+from harbor_gym.sandboxes.apptainer.programs import require_all
+from tests.helpers.paths import ROOT
+
+_UNPACKED = ROOT / "build" / "engines" / "apptainer" / "bin"
 _HOW_TO_ENABLE = {
     "docker": "install Docker with Compose v2 and start the daemon (`make engines` does both on Debian)",
     "local": "run as root on Linux with slirp4netns, buildah, mmdebstrap, tmux (`make engines` gets them)",
+    "apptainer": "install apptainer with squashfuse, and open /dev/fuse (`make engines-apptainer` does it on Debian)",
     "server": "install the embedded training server (`make setup`)",
     "tinker": 'pip install "harbor-gym[tinker]"',
 }
@@ -30,12 +36,28 @@ def _has(engine: str) -> bool:
         case "local":
             tools = ("buildah", "mmdebstrap", "slirp4netns", "tmux")
             return os.geteuid() == 0 and all(shutil.which(tool) for tool in tools)
+        case "apptainer":
+            return _runs_apptainer()
         case "server":
             return importlib.util.find_spec("skyrl") is not None and importlib.util.find_spec("jax") is not None
         case "tinker":
             return importlib.util.find_spec("tinker_cookbook") is not None
         case _:
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(_HOW_TO_ENABLE)}")
+
+
+def _runs_apptainer() -> bool:
+    try:
+        require_all()
+    except MissingDependencyError:
+        return False
+    return shutil.which("buildah") is not None
+
+
+def use_unpacked_engines() -> None:
+    """Have programs found that `make engines-apptainer` unpacked, after those of the machine."""
+    if str(_UNPACKED) not in os.environ["PATH"].split(os.pathsep):
+        os.environ["PATH"] = f"{os.environ['PATH']}{os.pathsep}{_UNPACKED}"
 
 
 def require_engine(engine: str) -> None:
