@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from harbor_gym import __version__
-from harbor_gym.cli import base, bench, cache, check, check_sandbox, doctor, reap, report, watch
+from harbor_gym.cli import base, bench, cache, check, check_sandbox, doctor, reap, report, sif, watch
 
 app = typer.Typer(
     name="harbor-gym",
@@ -22,6 +22,7 @@ app.command()(reap.reap)
 app.command()(report.report)
 app.command()(watch.watch)
 app.add_typer(cache.cache, name="cache")
+app.add_typer(sif.sif, name="sif")
 app.add_typer(bench.bench, name="bench")
 
 

@@ -118,8 +118,6 @@ class ApptainerEnvironment(BaseEnvironment):
         self._watchdog: Watchdog | None = None
         self._ending: asyncio.Future[None] | None = None
         self._is_started = False
-        self.image_substitutions: tuple[str, ...] = ()
-        """Base images that could not be had, and what stands in for each, where this start has built the image."""
         super().__init__(*args, **kwargs)
 
     @staticmethod
@@ -143,6 +141,11 @@ class ApptainerEnvironment(BaseEnvironment):
         """Behaviours that don't hold."""
         lacking = {"system_calls_are_filtered": _NO_FILTER} if seccomp.missing_profile() else {}
         return {"a_verifier_sees_the_image_and_what_counts": _NO_VIEW, **lacking}
+
+    @property
+    def image_substitutions(self) -> tuple[str, ...]:
+        """Base images that could not be had, and what stands in for each. Empty before :meth:`start`."""
+        return self._image.substitutions if self._image is not None else ()
 
     @property
     def shares_setup(self) -> bool:
@@ -196,7 +199,7 @@ class ApptainerEnvironment(BaseEnvironment):
                 force=force_build or self._options.force_pull,
                 registry_path=self._options.registry,
             )
-            self._image, self.image_substitutions = stored.image, stored.substitutions
+            self._image = stored.image
             self._container = Container()
             await self._container.start(self._image, programs, self._container_options())
             self._watch_memory()

@@ -64,9 +64,12 @@ def _prepare(folder: Path, image: Image) -> None:
         (folder / str(number)).symlink_to(layer)
     for name in ("merged", "empty"):
         (folder / name).mkdir(mode=0o755)
-    labels = {"harbor_gym.image": image.digest}
     text = config_document(
-        env=image.env, workdir=image.workdir, user=image.user, entrypoint=image.entrypoint, labels=labels
+        env=image.env,
+        workdir=image.workdir,
+        user=image.user,
+        entrypoint=image.entrypoint,
+        substitutions=image.substitutions,
     )
     (folder / CONFIG_NAME).write_text(text)
 

@@ -16,6 +16,7 @@ from harbor_gym.errors import SandboxStartError
 CONFIG_NAME = "oci-config.json"
 """The data object with the ``config`` of the OCI image; Apptainer writes one where it converts such an image."""
 
+_SUBSTITUTIONS_LABEL = "harbor_gym.substitutions"
 _HEADER = struct.Struct("<32s10s3s3s16s8q")
 _DESCRIPTOR = struct.Struct("<i?III7q128s384s")
 _MAGIC = b"SIF_MAGIC\0"
@@ -41,6 +42,8 @@ class SifImage:
     workdir: str = "/"
     user: str = "0"
     entrypoint: tuple[str, ...] = ()
+    substitutions: tuple[str, ...] = ()
+    """Base images that could not be had when it was built, and what stands in for each."""
 
 
 def read_sif(path: Path) -> SifImage:
@@ -115,11 +118,12 @@ def _of_config(document: object) -> dict[str, Any]:
         "workdir": config.get("WorkingDir") or "/",
         "user": config.get("User") or "0",
         "entrypoint": tuple(config.get("Entrypoint") or ()),
+        "substitutions": tuple(json.loads((config.get("Labels") or {}).get(_SUBSTITUTIONS_LABEL, "[]"))),
     }
 
 
 def config_document(
-    *, env: dict[str, str], workdir: str, user: str, entrypoint: tuple[str, ...], labels: dict[str, str]
+    *, env: dict[str, str], workdir: str, user: str, entrypoint: tuple[str, ...], substitutions: tuple[str, ...]
 ) -> str:
     """Return the ``config`` of an OCI image with these settings, for a SIF file's :data:`CONFIG_NAME`."""
     config = {
@@ -127,6 +131,6 @@ def config_document(
         "WorkingDir": workdir,
         "User": user,
         "Entrypoint": list(entrypoint),
-        "Labels": labels,
+        "Labels": {_SUBSTITUTIONS_LABEL: json.dumps(substitutions)},
     }
     return json.dumps(config, sort_keys=True)

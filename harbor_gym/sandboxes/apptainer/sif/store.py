@@ -70,9 +70,6 @@ class Stored:
     """A SIF file that is there."""
 
     image: SifImage
-    substitutions: tuple[str, ...] = ()
-    """Base images that could not be had and what stands in for them, where this call has built it."""
-
     is_new: bool = False
 
 
@@ -120,22 +117,20 @@ async def provide_sif(
             if target.is_file() and not force:  # the lock's last holder has made it
                 return Stored(await asyncio.to_thread(read_sif, target))
             named = None if registry_path is None or force else reference_in(registry_path, key)
-            substitutions = await _make(source, target, named, build_timeout_sec, force=force)
+            await _make(source, target, named, build_timeout_sec, force=force)
     except TimeoutError:
         if not scope.expired():
             raise
         raise SandboxStartError(
             f"the image of {source} was not ready within {build_timeout_sec:g} s (build_timeout_sec)"
         ) from None
-    return Stored(await asyncio.to_thread(read_sif, target), substitutions, is_new=True)
+    return Stored(await asyncio.to_thread(read_sif, target), is_new=True)
 
 
-async def _make(
-    source: SifSource, target: Path, named: str | None, build_timeout_sec: float, *, force: bool
-) -> tuple[str, ...]:
+async def _make(source: SifSource, target: Path, named: str | None, build_timeout_sec: float, *, force: bool) -> None:
     if source.docker_image is not None and registry.is_reference(source.docker_image):
         await registry.pull(source.docker_image, target)
-        return ()
+        return
     missing: SandboxStartError | None = None
     if named is not None:
         try:
@@ -143,7 +138,7 @@ async def _make(
         except SandboxStartError as exc:
             missing = exc
         else:
-            return ()
+            return
     try:
         image, held = await hold_image(source.image_source, build_timeout_sec=build_timeout_sec, force_build=force)
     except MissingDependencyError as exc:
@@ -154,7 +149,6 @@ async def _make(
         await build_sif(image, target)
     finally:
         held.release()
-    return image.substitutions
 
 
 @asynccontextmanager
