@@ -3,6 +3,7 @@
 #   engines.sh local    tmux, slirp4netns, buildah, mmdebstrap, libnftables: the local sandbox; bubblewrap, its benchmark's peer
 #   engines.sh docker   Docker with Compose v2 and BuildKit, and a running daemon
 #   engines.sh agents   the programs of Harbor's agents that tests run on this machine, below build/agents
+#   engines.sh apptainer   Apptainer, unpacked into build/engines; nothing where it or Singularity is installed
 # Without root or apt it prints what to install and fails.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -170,9 +171,26 @@ node_arch() {
   esac
 }
 
+# squashfuse goes through this device, which udev gives to everybody. Where no udev ran, root sees to it.
+fuse_device() {
+  local device=/dev/fuse
+  modprobe fuse 2>/dev/null || true
+  [ -e "$device" ] || mknod "$device" c 10 229 2>/dev/null || true
+  chmod 666 "$device" 2>/dev/null || true
+  { true <>"$device"; } 2>/dev/null \
+    || say "$device can't be had: apptainer sandboxes do not start (inside a container, start that with --device $device)"
+}
+
+apptainer_engine() {
+  ! is_root || fuse_device
+  if has apptainer || has singularity; then return 0; fi
+  "$here/apptainer.sh"
+}
+
 case ${1:-} in
   agents) agents ;;
   local) local_engine ;;
   docker) docker_client; docker_daemon; docker_plugins ;;
-  *) die 'usage: engines.sh local|docker|agents' ;;
+  apptainer) apptainer_engine ;;
+  *) die 'usage: engines.sh local|docker|apptainer|agents' ;;
 esac

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from harbor_gym import __version__
-from harbor_gym.cli import bench, nemo_gym
+from harbor_gym.cli import bench, nemo_gym, sif
 from harbor_gym.cli.exits import run_and_exit
 from harbor_gym.cli.lazy import LAZY, CommandsGroup, LazyCommand
 from harbor_gym.cli.machine import base, cache, doctor, reap, server
@@ -42,6 +42,7 @@ app.command("sweep", cls=PlainCommand, short_help="Train for each rate and seed.
 )
 app.add_typer(server.server, name="server")
 app.add_typer(cache.cache, name="cache")
+app.add_typer(sif.sif, name="sif")
 app.add_typer(bench.bench, name="bench")
 app.add_typer(nemo_gym.nemo_gym, name="nemo-gym")
 

@@ -9,11 +9,15 @@ from typing import NoReturn
 
 import pytest
 
+from harbor_gym.errors import MissingDependencyError
+from harbor_gym.sandboxes.apptainer.programs import require_all
 from tests.helpers.paths import ROOT
 
+_UNPACKED = ROOT / "build" / "engines" / "apptainer" / "bin"
 _HOW_TO_ENABLE = {
     "docker": "install Docker with Compose v2 and start the daemon (`make engines` does both on Debian)",
     "local": "run as root on Linux with slirp4netns, buildah, mmdebstrap, tmux (`make engines` gets them)",
+    "apptainer": "install apptainer with squashfuse, and open /dev/fuse (`make engines-apptainer` does it on Debian)",
     "server": "install the embedded training server (`make setup`)",
     "nemo_gym": "run `$(.ci/environment.sh nemo_gym)/bin/python -m pytest tests/integration/nemo_gym`",
     "tinker": 'pip install "harbor-gym[tinker]"',
@@ -37,6 +41,8 @@ def _has(engine: str) -> bool:
         case "local":
             tools = ("buildah", "mmdebstrap", "slirp4netns", "tmux")
             return os.geteuid() == 0 and all(shutil.which(tool) for tool in tools)
+        case "apptainer":
+            return _runs_apptainer()
         case "server":
             return importlib.util.find_spec("skyrl") is not None and importlib.util.find_spec("jax") is not None
         case "nemo_gym":
@@ -57,6 +63,20 @@ def find_agent(program: str) -> str:
     if (path := shutil.which(program, path=places)) is not None:
         return path
     return _miss("agents", f"{program} is not on the PATH: install it, or all of them with `.ci/engines.sh agents`")
+
+
+def _runs_apptainer() -> bool:
+    try:
+        require_all()
+    except MissingDependencyError:
+        return False
+    return shutil.which("buildah") is not None
+
+
+def use_unpacked_engines() -> None:
+    """Have programs found that `make engines-apptainer` unpacked, after those of the machine."""
+    if str(_UNPACKED) not in os.environ["PATH"].split(os.pathsep):
+        os.environ["PATH"] = f"{os.environ['PATH']}{os.pathsep}{_UNPACKED}"
 
 
 def require_engine(engine: str) -> None:
