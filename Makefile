@@ -1,6 +1,6 @@
 # A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
 .DEFAULT_GOAL := help
-.PHONY: help setup engines engines-local engines-docker train learn test check fmt lock mutants clean
+.PHONY: help setup engines engines-local engines-docker engines-browser train learn test check fmt lock mutants clean
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -20,13 +20,16 @@ engines-local: ## Install what the local sandbox needs: tmux, buildah, slirp4net
 engines-docker: ## Install Docker with Compose v2 and start it where nothing else does
 	.ci/engines.sh docker
 
-engines: engines-local engines-docker ## Both of the above
+engines-browser: ## Install Chromium, for the tests of the page
+	.ci/engines.sh browser
+
+engines: engines-local engines-docker engines-browser ## All of the above
 
 train: setup engines-local ## Train on tasks/devops_task here, on the CPU (ARGS= adds flags)
-	$(PY) recipes/train.py --task-dir tasks/devops_task --env local --backend local --zero-reward-on-limit $(ARGS)
+	.venv/bin/harbor-gym train --task-dir tasks/devops_task --env local --backend local --zero-reward-on-limit $(ARGS)
 
 learn: setup engines-local ## Show that it learns: 3 learning rates x 3 seeds here, hours; a table and a figure (ARGS= adds flags)
-	$(PY) recipes/sweep.py --task-dir tasks/devops_task --sweep-path runs/learn --env local --backend local \
+	.venv/bin/harbor-gym sweep --task-dir tasks/devops_task --sweep-path runs/learn --env local --backend local \
 		--num-batches 25 --save-every 5 --zero-reward-on-limit $(ARGS)
 
 test: setup engines-local ## Run the tests, those on Docker where it can be had (ARGS= adds pytest's flags)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the programs that sandboxes need, only where they are missing.
 #   engines.sh local    tmux, slirp4netns, buildah, mmdebstrap, libnftables: the local sandbox; bubblewrap, its benchmark's peer
+#   engines.sh browser  Chromium, which the tests of the page of a run drive
 #   engines.sh docker   Docker with Compose v2 and BuildKit, and a running daemon
 # Without root or apt it prints what to install and fails.
 set -euo pipefail
@@ -136,8 +137,17 @@ docker_daemon() {
   die "no Docker daemon answers after $((waited / 2)) s"
 }
 
+browser_engine() {
+  has chromium && return 0
+  can_apt || die 'the page of a run is tested in Chromium. Install it as root: apt-get install chromium'
+  say 'installing chromium'
+  apt_update
+  apt_install chromium fonts-dejavu-core
+}
+
 case ${1:-} in
+  browser) browser_engine ;;
   local) local_engine ;;
   docker) docker_client; docker_daemon; docker_plugins ;;
-  *) die 'usage: engines.sh local|docker' ;;
+  *) die 'usage: engines.sh local|docker|browser' ;;
 esac

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 _HOW_TO_ENABLE = {
+    "browser": "install Chromium (`make engines` gets it; apt-get install chromium)",
     "docker": "install Docker with Compose v2 and start the daemon (`make engines` does both on Debian)",
     "local": "run as root on Linux with slirp4netns, buildah, mmdebstrap, tmux (`make engines` gets them)",
     "server": "install the embedded training server (`make setup`)",
@@ -22,6 +23,8 @@ ENGINES = tuple(_HOW_TO_ENABLE)
 @functools.cache
 def _has(engine: str) -> bool:
     match engine:
+        case "browser":
+            return shutil.which("chromium") is not None
         case "docker":
             commands = (["docker", "info"], ["docker", "compose", "version"])
             return shutil.which("docker") is not None and all(
