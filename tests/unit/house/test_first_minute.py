@@ -158,7 +158,7 @@ def test_an_install_that_fails_says_with_what(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_wheel_has_what_a_newcomer_needs(tmp_path: Path) -> None:
-    command: list[Any] = [
+    command = [
         sys.executable,
         "-m",
         "uv",
