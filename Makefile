@@ -1,6 +1,6 @@
 # A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
 .DEFAULT_GOAL := help
-.PHONY: help setup engines engines-local engines-docker engines-browser train learn test check fmt lock mutants clean
+.PHONY: help setup engines engines-local engines-docker engines-browser train learn test docs check fmt lock mutants clean
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -34,6 +34,9 @@ learn: setup engines-local ## Show that it learns: 3 learning rates x 3 seeds he
 
 test: setup engines-local ## Run the tests, those on Docker where it can be had (ARGS= adds pytest's flags)
 	.ci/test.sh $(ARGS)
+
+docs: setup ## Build the site into build/site, strictly: no broken link
+	.ci/docs.sh
 
 check: setup ## Lint, format check, types, shell scripts, leaked addresses
 	.ci/check.sh

@@ -20,7 +20,7 @@ class Termination:
 def sigterm_as_interrupt() -> Generator[Termination]:
     """Turn a SIGTERM during the block into a SIGINT: an event loop cancels its main task then, and all is closed.
 
-    A process that was started deaf to SIGINT, as a shell's background job is, gets a ``KeyboardInterrupt`` all the same.
+    A process that was started deaf to SIGINT, as a shell's background job is, gets a ``KeyboardInterrupt`` as well.
     Does nothing outside the main thread, where signals are not handled.
     """
     termination = Termination()

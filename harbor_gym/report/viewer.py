@@ -155,8 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
         runs = [{"name": run.folder.name, "files": f"files/{number}"} for number, run in enumerate(self._runs)]
         pictures = [f"api/runs/{n}/curve?number={m}" for n, run in enumerate(self._runs) for m in _curves_of(run)]
         data: dict[str, Any] = {"live": True, "runs": runs, "episodes": {}}
-        facts = {f"run {n}" if len(names) > 1 else "run": str(run.folder) for n, run in enumerate(self._runs, start=1)}
-        page = render(" and ".join(names), data=data, facts=facts, pictures=pictures, is_live=True)
+        page = render(" and ".join(names), data=data, facts={}, pictures=pictures, is_live=True)
         return "text/html; charset=utf-8", page.encode()
 
     def _of_run(self, parts: Sequence[str], query: Mapping[str, str]) -> tuple[str, bytes] | None:
