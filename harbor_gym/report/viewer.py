@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -94,7 +95,7 @@ class Viewer:
                 raise UsageError(f"{folder} is not a directory: name the folder of a run (--log-path of train)")
         runs = [_Run(folder.resolve()) for folder in run_dirs]
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), lambda *args: _Handler(runs, *args))
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, runs))
         except OSError as exc:
             raise UsageError(f"port {port} can't be used: {exc.strerror}; choose another one (--port)") from exc
         self._server.daemon_threads = True

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from harbor_gym import bench  # noqa: F401  # its commands are in the blocks
 from harbor_gym.cli.lazy import LAZY
 from harbor_gym.cli.main import app
 from harbor_gym.testing import check_env
@@ -88,7 +87,7 @@ def test_every_page_is_in_the_sites_navigation() -> None:
 def test_every_command_line_is_one_that_the_program_takes(words: list[str], tmp_path: Path) -> None:
     group: Any = get_command(app)
     name, arguments = words[1], words[2:]
-    command = get_command(LAZY[name].app()) if name in LAZY else group.commands[name]
+    command: Any = get_command(LAZY[name].app()) if name in LAZY else group.commands[name]
     while hasattr(command, "commands") and arguments:
         command, arguments = command.commands[arguments[0]], arguments[1:]
     flags = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
