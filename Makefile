@@ -1,6 +1,6 @@
 # A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
 .DEFAULT_GOAL := help
-.PHONY: help setup engines engines-local engines-docker engines-apptainer train learn test check fmt lock mutants clean
+.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-browser train learn test docs check fmt lock mutants clean
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -23,17 +23,23 @@ engines-docker: ## Install Docker with Compose v2 and start it where nothing els
 engines-apptainer: ## Unpack Apptainer into build/engines where it is not installed
 	.ci/engines.sh apptainer
 
-engines: engines-local engines-docker engines-apptainer ## All of the above
+engines-browser: ## Install Chromium, for the tests of the page
+	.ci/engines.sh browser
+
+engines: engines-local engines-docker engines-apptainer engines-browser ## All of the above
 
 train: setup engines-local ## Train on tasks/devops_task here, on the CPU (ARGS= adds flags)
-	$(PY) recipes/train.py --task-dir tasks/devops_task --env local --backend local --zero-reward-on-limit $(ARGS)
+	.venv/bin/harbor-gym train --task-dir tasks/devops_task --env local --backend local --zero-reward-on-limit $(ARGS)
 
 learn: setup engines-local ## Show that it learns: 3 learning rates x 3 seeds here, hours; a table and a figure (ARGS= adds flags)
-	$(PY) recipes/sweep.py --task-dir tasks/devops_task --sweep-path runs/learn --env local --backend local \
+	.venv/bin/harbor-gym sweep --task-dir tasks/devops_task --sweep-path runs/learn --env local --backend local \
 		--num-batches 25 --save-every 5 --zero-reward-on-limit $(ARGS)
 
 test: setup engines-local ## Run the tests, those on Docker where it can be had (ARGS= adds pytest's flags)
 	.ci/test.sh $(ARGS)
+
+docs: setup ## Build the site into build/site, strictly: no broken link
+	.ci/docs.sh
 
 check: setup ## Lint, format check, types, shell scripts, leaked addresses
 	.ci/check.sh

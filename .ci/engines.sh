@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the programs that sandboxes need, only where they are missing.
 #   engines.sh local    tmux, slirp4netns, buildah, mmdebstrap, libnftables: the local sandbox; bubblewrap, its benchmark's peer
+#   engines.sh browser  Chromium, which the tests of the page of a run drive
 #   engines.sh docker   Docker with Compose v2 and BuildKit, and a running daemon
 #   engines.sh agents   the programs of Harbor's agents that tests run on this machine, below build/agents
 #   engines.sh apptainer   Apptainer, unpacked into build/engines; nothing where it or Singularity is installed
@@ -187,10 +188,19 @@ apptainer_engine() {
   "$here/apptainer.sh"
 }
 
+browser_engine() {
+  has chromium && return 0
+  can_apt || die 'the page of a run is tested in Chromium. Install it as root: apt-get install chromium'
+  say 'installing chromium'
+  apt_update
+  apt_install chromium fonts-dejavu-core
+}
+
 case ${1:-} in
-  agents) agents ;;
   local) local_engine ;;
   docker) docker_client; docker_daemon; docker_plugins ;;
   apptainer) apptainer_engine ;;
-  *) die 'usage: engines.sh local|docker|apptainer|agents' ;;
+  browser) browser_engine ;;
+  agents) agents ;;
+  *) die 'usage: engines.sh local|docker|apptainer|browser|agents' ;;
 esac

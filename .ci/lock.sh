@@ -64,3 +64,14 @@ cp "$server" "$new"
   grep -v '^#' "$new"
 } >"$server"
 say "wrote $(grep -c == "$server") pins to $server"
+
+# The site's builder, in an environment of its own, see environment.sh.
+docs=.requirements/docs.txt
+[ ! -f "$docs" ] || cp "$docs" "$new"
+.venv/bin/uv pip compile --group docs --universal --python-version 3.12 \
+  --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file "$new" "$@" >/dev/null
+{
+  echo '# What builds the site, pinned. Made by: make lock. Installed by: .ci/environment.sh docs'
+  grep -v '^#' "$new"
+} >"$docs"
+say "wrote $(grep -c == "$docs") pins to $docs"

@@ -388,7 +388,7 @@ class AsyncTerminalGymEnv:
         info["metrics"]["time/terminal_sec"] = self._terminal_sec
         trajectory, self._trajectory = self._trajectory, None
         if trajectory is not None and info["trial_dir"] is not None:
-            await asyncio.to_thread(trajectory.write, info["trial_dir"], info)
+            await asyncio.to_thread(trajectory.write, info["trial_dir"], info, self._episode.step_names)
         await self._release()
 
     def _keeps_processes(self, episode: "Episode") -> bool:

@@ -27,7 +27,7 @@ def main(
             action = terminal.action_space.sample()
             observation, reward, terminated, truncated, info = terminal.step(action)
             typer.echo(f"turn {info['turn']:>2}: typed {action!r}, saw {str(observation)[-60:]!r}")
-        typer.echo(f"episode {episode}: {info['end_reason']}, reward {reward}")
+        typer.echo(f"episode {episode + 1}: {info['end_reason']}, reward {reward}")
     terminal.close()
 
 

@@ -20,6 +20,7 @@ class Termination:
 def sigterm_as_interrupt() -> Generator[Termination]:
     """Turn a SIGTERM during the block into a SIGINT: an event loop cancels its main task then, and all is closed.
 
+    A process that was started deaf to SIGINT, as a shell's background job is, gets a ``KeyboardInterrupt`` as well.
     Does nothing outside the main thread, where signals are not handled.
     """
     termination = Termination()
@@ -29,6 +30,8 @@ def sigterm_as_interrupt() -> Generator[Termination]:
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         termination.arrived = True
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
     before = signal.signal(signal.SIGTERM, interrupt)

@@ -167,6 +167,11 @@ class Episode:
         return self._task.config.metadata.get("keep_agent_processes") is True
 
     @property
+    def step_names(self) -> list[str]:
+        """The names of a multi-step task's steps, in order; none for another task."""
+        return [step.name for step in self._task.config.steps or ()]
+
+    @property
     def sandbox_start_sec(self) -> float:
         """Seconds that building and starting the sandbox took."""
         return _seconds(self._trial.result.environment_setup) if self._trial is not None else 0.0

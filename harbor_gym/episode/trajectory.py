@@ -53,12 +53,13 @@ class Trajectory:
             step["tool_calls"] = calls
         self._phases[-1].append(step)
 
-    def write(self, trial_dir: Path, info: EpisodeInfo) -> None:
+    def write(self, trial_dir: Path, info: EpisodeInfo, steps: Sequence[str] = ()) -> None:
         """Write the whole episode into the trial's folder, and each step of a task with steps into its own.
 
         Args:
             trial_dir: The trial's folder, whose sandbox is down or can't write beside its own folders.
             info: The last transition's.
+            steps: Names of the task's steps, in order.
         """
         end: dict[str, Any] = {
             "end_reason": str(info.get("end_reason", "")),
@@ -66,9 +67,8 @@ class Trajectory:
             "episode_reward": info.get("episode_reward"),
         }
         self._write(trial_dir / "agent", [step for phase in self._phases for step in phase], end)
-        folders = sorted((trial_dir / "steps").iterdir(), key=_made) if (trial_dir / "steps").is_dir() else []
-        for folder, phase in zip(folders, self._phases, strict=False):
-            self._write(folder / "agent", phase, {})
+        for name, phase in zip(steps, self._phases, strict=False):
+            self._write(trial_dir / "steps" / name / "agent", phase, {})
 
     def _write(self, folder: Path, steps: Sequence[dict[str, Any]], extra: dict[str, Any]) -> None:
         # A sandbox may mount this folder: replacing a name in it follows no link that the policy made of it.
@@ -86,11 +86,6 @@ class Trajectory:
     @staticmethod
     def _step(source: str, **fields: Any) -> dict[str, Any]:
         return {"source": source, "timestamp": datetime.now(UTC).isoformat(), **fields}
-
-
-def _made(folder: Path) -> float:
-    config = folder / "verifier"
-    return (config if config.exists() else folder).stat().st_mtime
 
 
 def _version() -> str:

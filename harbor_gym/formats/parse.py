@@ -1,6 +1,6 @@
 """From what the policy says to what is typed: never an exception for anything a model can write."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from harbor_gym.errors import UsageError
 from harbor_gym.formats.keystrokes import parse_keystrokes
@@ -30,9 +30,11 @@ def parse_action(
         if len(action) > MAX_MESSAGE_CHARS:
             return failure(f"The message has {len(action)} characters; at most {MAX_MESSAGE_CHARS} are read")
         return _PARSERS[ActionFormat(format)](action)
-    if not isinstance(action, Iterable):
-        raise UsageError(f"an action is text, or a list of (keystrokes, duration_sec); found {action!r}")
-    pairs = [_as_pair(item, number) for number, item in enumerate(action, start=1)]
+    try:
+        items = list(action)
+    except TypeError:
+        raise UsageError(f"an action is text, or a list of (keystrokes, duration_sec); found {action!r}") from None
+    pairs = [_as_pair(item, number) for number, item in enumerate(items, start=1)]
     commands, problem = check_commands(pairs)
     return ParsedAction(commands, task_complete=False, error=problem, warning=None, analysis="", plan="")
 

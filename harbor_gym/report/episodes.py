@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import Any
 
 _MAX_CAST_BYTES = 2 << 20
 """A longer recording is left out of a page; its file stays."""
+
+_SUMMARY = ("name", "task", "split", "batch", "group", "episode", "reward", "end_reason", "error", "seconds", "started")
 
 _PLACE = re.compile(r"(?:(?P<split>\w+)/)?batch_(?P<batch>\d+)/(?P<group>[^/]+)/episode_(?P<episode>\d+)\.json")
 
@@ -49,6 +51,32 @@ def choose_episodes(run_dir: Path, *, most: int, max_bytes: int) -> Chosen:
         key=lambda item: (item["split"] == "test", item["split"], item["batch"], item["group"], item["episode"])
     )
     return Chosen(chosen, len(paths))
+
+
+def read_episode(path: Path, run_dir: Path) -> dict[str, Any] | None:
+    """Return one episode with its place in the run and its recording; None for what is no whole transcript."""
+    return _read(path, run_dir)
+
+
+def summarize_episode(episode: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a list of episodes shows of one."""
+    turns = episode["turns"]
+    tokens = [turn["sampled_tokens"] for turn in turns if isinstance(turn.get("sampled_tokens"), int)]
+    return {
+        **{key: episode.get(key) for key in _SUMMARY},
+        "turns": len(turns),
+        "tokens": sum(tokens) if tokens else None,
+        "number": f"{str(episode['group']).rpartition('_')[2]}.{episode['episode']}",
+    }
+
+
+def contains(episode: Mapping[str, Any], text: str) -> bool:
+    """Return whether a text stands anywhere in what was shown, answered or printed in an episode, whatever its case."""
+    wanted = text.casefold()
+    verifier = episode.get("verifier") or {}
+    parts = [episode.get("final_observation"), episode.get("error"), verifier.get("output"), episode.get("name")]
+    parts += [turn.get(key) for turn in episode["turns"] for key in ("observation", "action", "parse_error")]
+    return any(wanted in part.casefold() for part in parts if isinstance(part, str))
 
 
 def _in_turn(paths: Sequence[Path], most: int) -> Iterable[Path]:

@@ -7,7 +7,8 @@ script writes it as text only, and the page's own policy runs no other script th
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,7 +18,7 @@ from jinja2 import Environment, StrictUndefined
 
 from harbor_gym._runtime.files import replace_text
 from harbor_gym.errors import UsageError
-from harbor_gym.report.episodes import Chosen, choose_episodes
+from harbor_gym.report.episodes import Chosen, choose_episodes, summarize_episode
 from harbor_gym.report.live import outcomes, phases
 from harbor_gym.report.metrics import METRICS_NAME, REWARD_KEYS, TURNS_KEYS, read_metrics, run_config
 from harbor_gym.report.svg import curve
@@ -29,6 +30,7 @@ MAX_EPISODES = 400
 MAX_BYTES = 64 << 20
 """Text and recordings on a page, in bytes: what a browser still opens quickly."""
 
+SCRIPTS = ("player.js", "elements.js", "list.js", "detail.js", "page.js")
 _BATCH_TITLES = ("batch", "reward", "turns", "episodes", "tokens sampled", "seconds", "of these", "ended")
 
 
@@ -65,27 +67,77 @@ def write_page(
     if not records and not chosen.found:
         raise UsageError(f"{run_dir} is no training run: it has neither {METRICS_NAME} with a batch nor transcripts")
     path = path or run_dir / PAGE_NAME
-    replace_text(path, _document(run_dir, records, chosen))
+    replace_text(path, _document(run_dir, path, records, chosen))
     return Page(path, len(chosen.episodes), chosen.found)
 
 
-def _document(run_dir: Path, records: Sequence[dict[str, Any]], chosen: Chosen) -> str:
-    style, script = _static("page.css"), _static("player.js") + _static("page.js")
+def _document(run_dir: Path, path: Path, records: Sequence[dict[str, Any]], chosen: Chosen) -> str:
+    places = _links(run_dir, path)
+    data = {
+        "runs": [{"name": run_dir.resolve().name, "files": places, "list": [*map(summarize_episode, chosen.episodes)]}],
+        "episodes": {episode["name"]: episode for episode in chosen.episodes},
+    }
+    return render(
+        run_dir.resolve().name,
+        data=data,
+        facts=_facts(run_dir, records, chosen),
+        curves=_curves(records),
+        batches=[_batch(record) for record in records],
+    )
+
+
+def render(
+    name: str,
+    *,
+    data: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    curves: Sequence[str] = (),
+    batches: Sequence[Sequence[str]] = (),
+    pictures: Sequence[str] = (),
+    is_live: bool = False,
+) -> str:
+    """Return the page's HTML.
+
+    Args:
+        name: The page's title.
+        data: What the script gets.
+        facts: Title → fact, above everything; None is left out.
+        curves: Drawings of ours.
+        batches: Rows of the table of batches.
+        pictures: Addresses of drawings that the server has.
+        is_live: Whether the script may ask the server that the page came from.
+    """
+    style, script = _static("page.css"), "".join(map(_static, SCRIPTS))
+    live = "; connect-src 'self'; img-src 'self'" if is_live else ""
     # Whatever is filled in is escaped, but what the template names as safe: our own files, drawings and JSON.
     template = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True).from_string(
         _static("page.html.jinja")
     )
     return template.render(
-        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'",
-        name=run_dir.resolve().name,
+        policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'{live}; base-uri 'none'",
+        name=name,
         style=style,
         script=script,
-        facts=_facts(run_dir, records, chosen),
-        curves=_curves(records),
+        facts=facts,
+        curves=curves,
+        pictures=pictures,
         batch_titles=_BATCH_TITLES,
-        batches=[_batch(record) for record in records],
-        data=_data(chosen.episodes),
+        batches=batches,
+        data=_data(data),
     )
+
+
+def run_curves(run_dir: Path) -> list[str]:
+    """Return the drawings of a run's curves."""
+    return _curves(read_metrics(run_dir / METRICS_NAME))
+
+
+def _links(run_dir: Path, path: Path) -> str | None:
+    """Return how the page's folder reaches the run's transcripts; None where no relative address does."""
+    try:
+        return Path(os.path.relpath(run_dir.resolve() / "transcripts", path.resolve().parent)).as_posix()
+    except ValueError:
+        return None
 
 
 def _static(name: str) -> str:
@@ -96,9 +148,9 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _data(episodes: Sequence[dict[str, Any]]) -> str:
+def _data(data: Mapping[str, Any]) -> str:
     """Return JSON that can't end the block it lies in."""
-    text = json.dumps({"episodes": episodes}, separators=(",", ":"))  # ASCII: no lone surrogate, no U+2028
+    text = json.dumps(data, separators=(",", ":"))  # ASCII: no lone surrogate, no U+2028
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

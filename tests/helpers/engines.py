@@ -15,6 +15,7 @@ from tests.helpers.paths import ROOT
 
 _UNPACKED = ROOT / "build" / "engines" / "apptainer" / "bin"
 _HOW_TO_ENABLE = {
+    "browser": "install Chromium (`make engines` gets it; apt-get install chromium)",
     "docker": "install Docker with Compose v2 and start the daemon (`make engines` does both on Debian)",
     "local": "run as root on Linux with slirp4netns, buildah, mmdebstrap, tmux (`make engines` gets them)",
     "apptainer": "install apptainer with squashfuse, and open /dev/fuse (`make engines-apptainer` does it on Debian)",
@@ -33,6 +34,8 @@ ENGINES = tuple(_HOW_TO_ENABLE)
 @functools.cache
 def _has(engine: str) -> bool:
     match engine:
+        case "browser":
+            return shutil.which("chromium") is not None
         case "docker":
             commands = (["docker", "info"], ["docker", "compose", "version"])
             return shutil.which("docker") is not None and all(

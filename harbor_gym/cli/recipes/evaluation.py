@@ -26,6 +26,7 @@ from harbor_gym.evaluation import (
     summarize,
 )
 from harbor_gym.samplers import ChatEndpoint
+from harbor_gym.samplers.endpoints import require_endpoint
 from harbor_gym.tasks import find_tasks
 
 
@@ -37,6 +38,8 @@ def evaluate_policy(config: EvalConfig) -> Report:
             the policy failed.
     """
     sandboxes.preflight(sandboxes.environment_config(config.env.sandbox))
+    if config.base_url is not None:
+        asyncio.run(require_endpoint(config.base_url))
     tasks = [config.env.model_copy(update={"task_dir": task}) for task in find_tasks(list(config.paths))]
     if config.model is None:
         _require_policy_of_a_run(config)

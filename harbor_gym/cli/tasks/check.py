@@ -7,7 +7,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,16 +94,33 @@ def check(
 async def _check_all(
     tasks: Sequence[SourcedTask], plan: CheckPlan, concurrency: int, *, table: bool
 ) -> list[TaskCheck]:
+    from rich.console import Console
+
     from harbor_gym.checking import check_tasks
     from harbor_gym.checking.report import remarks, table_head, table_row
+    from harbor_gym.cli.progress import progress
 
     width = max(len("task"), *(len(task.name) for task in tasks))
     if not table:
         return await check_tasks(tasks, plan, concurrency=concurrency)
     typer.echo(table_head(width))
-    checks = await check_tasks(
-        tasks, plan, concurrency=concurrency, on_checked=lambda item: typer.echo(table_row(item, width))
-    )
+    console = Console()
+    with progress(console) if console.is_terminal else nullcontext(None) as shown:
+        done = 0
+
+        def show(item: TaskCheck) -> None:
+            nonlocal done
+            done += 1
+            row = table_row(item, width)
+            if shown is None:
+                typer.echo(row)
+            else:
+                shown.line(row)
+                shown.bar("tasks", done, len(tasks))
+
+        if shown is not None:
+            shown.bar("tasks", 0, len(tasks))
+        checks = await check_tasks(tasks, plan, concurrency=concurrency, on_checked=show)
     for line in (line for item in checks for line in remarks(item)):
         typer.echo(line, err=True)
     return checks

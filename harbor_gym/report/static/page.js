@@ -1,153 +1,136 @@
-// The list of episodes, and one of them turn by turn. Text reaches the page through textContent only.
+// The page: one run or two side by side, from the data in it or from the server that it came from.
 
-const run = JSON.parse(document.getElementById("run").textContent);
+const data = JSON.parse(document.getElementById("run").textContent);
+const POLL_MS = 1000;
+const KEYS = [["j or ↓", "next episode"], ["k or ↑", "episode before"], ["n and p", "next turn, turn before"], ["space", "play or stop"], ["/", "search"], ["Tab", "to the other run"], ["d", "dark or light"], ["?", "this list"]];
 
-function element(name, className, ...children) {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  for (const child of children) if (child !== null && child !== undefined) made.append(child instanceof Node ? child : String(child));
-  return made;
-}
-
-const figure = (value, digits) => (typeof value === "number" ? value.toFixed(digits) : "–");
-
-function outcome(episode) {
-  if (episode.error) return "error";
-  return episode.reward > 0 ? "good" : "bad";
-}
-
-function sampled(episode) {
-  const counts = episode.turns.map((turn) => turn.sampled_tokens).filter((count) => typeof count === "number");
-  return counts.length ? counts.reduce((a, b) => a + b, 0) : undefined;
-}
-
-function listEpisodes(show) {
-  const body = element("tbody");
-  run.episodes.forEach((episode, index) => {
-    const row = element("tr", outcome(episode),
-      element("td", "", `${episode.split === "test" ? "eval " : ""}${episode.batch + 1}`),
-      element("td", "", `${episode.group.split("_").pop()}.${episode.episode}`),
-      element("td", "number", figure(episode.reward, 2)),
-      element("td", "number", episode.turns.length),
-      element("td", "number", figure(sampled(episode), 0)),
-      element("td", "number", figure(episode.seconds, 1)),
-      element("td", "", episode.end_reason || "–"));
-    row.tabIndex = 0;
-    row.addEventListener("click", () => show(index));
-    row.addEventListener("keydown", (event) => { if (event.key === "Enter") show(index); });
-    body.append(row);
-  });
-  const head = element("tr", "", ...["batch", "episode", "reward", "turns", "tokens", "seconds", "ended"].map((name) => element("th", "", name)));
-  return element("table", "list", element("thead", "", head), body);
-}
-
-// A message of the policy: its parts where it is the JSON that was asked for, and always as it was sampled.
-function message(action) {
-  let parsed = null;
-  try { parsed = JSON.parse(action); } catch { /* shown as it stands */ }
-  if (parsed === null || typeof parsed !== "object" || Array.isArray(parsed)) return element("pre", "raw", action);
-  const parts = element("div", "message");
-  for (const name of ["analysis", "plan"]) if (parsed[name]) parts.append(element("p", "", element("b", "", name), " ", parsed[name]));
-  for (const command of Array.isArray(parsed.commands) ? parsed.commands : []) {
-    const keys = command && typeof command === "object" ? command.keystrokes : command;
-    const wait = command && typeof command.duration === "number" ? `${command.duration} s` : "";
-    parts.append(element("div", "command", element("code", "", JSON.stringify(keys)), element("span", "wait", wait)));
+class EmbeddedRun {
+  constructor(run) { this.files = run.files; this.list = run.list; }
+  async episodes() { return this.list; }
+  async episode(name) { return data.episodes[name]; }
+  async search(text) {
+    const wanted = text.toLowerCase();
+    const texts = (one) => [one.name, one.final_observation, one.error, one.verifier && one.verifier.output, ...one.turns.flatMap((turn) => [turn.observation, turn.action, turn.parse_error])];
+    return this.list.map((one) => one.name).filter((name) => texts(data.episodes[name]).some((part) => typeof part === "string" && part.toLowerCase().includes(wanted)));
   }
-  if (parsed.task_complete) parts.append(element("p", "complete", "task complete"));
-  parts.append(element("details", "", element("summary", "", "JSON"), element("pre", "raw", JSON.stringify(parsed, null, 2))));
-  return parts;
 }
 
-function turnCard(turn, index, jump) {
-  const metrics = turn.metrics || {};
-  const facts = [
-    ["reward", figure(turn.reward, 2)],
-    ["prompt tokens", turn.prompt_tokens],
-    ["sampled tokens", turn.sampled_tokens],
-    ["step", metrics["time/step_sec"] === undefined ? undefined : `${figure(metrics["time/step_sec"], 2)} s`],
-    ["verifier", metrics["time/verifier_sec"] === undefined ? undefined : `${figure(metrics["time/verifier_sec"], 2)} s`],
-    ["exit code", turn.exit_code],
-    ["waits", (turn.waits || []).join(", ") || undefined],
-  ].filter(([, value]) => value !== undefined && value !== null);
-  const number = element("button", "turn-number", `turn ${index + 1}`);
-  number.title = "show this turn in the recording";
-  number.addEventListener("click", () => jump(index));
-  return element("article", "turn",
-    element("h3", "", number, ...facts.map(([name, value]) => element("span", "fact", element("i", "", name), ` ${value}`))),
-    element("div", "sides", element("pre", "screen", turn.observation), message(turn.action)),
-    turn.parse_error ? element("p", "error", `not read: ${turn.parse_error}`) : null);
+class LiveRun {
+  constructor(run, number) { this.files = run.files; this.base = `api/runs/${number}`; this.revision = null; }
+  async ask(path) {
+    const answer = await fetch(`${this.base}/${path}`);
+    if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
+    return answer.json();
+  }
+  // Resolves to null where nothing is new.
+  async episodes() {
+    const found = await this.ask(`episodes?since=${encodeURIComponent(this.revision ?? "")}`);
+    if (found.revision === this.revision) return null;
+    this.revision = found.revision;
+    return found.episodes;
+  }
+  episode(name) { return this.ask(`episode?name=${encodeURIComponent(name)}`); }
+  search(text) { return this.ask(`search?text=${encodeURIComponent(text)}`); }
 }
 
-function player(text) {
-  if (typeof text !== "string") return { node: element("p", "quiet", "No recording is in this page."), jump() {}, stop() {} };
-  let cast;
-  try { cast = readCast(text); } catch { return { node: element("p", "error", "The recording can't be read."), jump() {}, stop() {} }; }
-  const view = element("pre", "screen player");
-  view.style.width = `${cast.columns}ch`;
-  view.style.height = `${Math.max(6, cast.usedRows) * 1.25}em`;
-  const slider = element("input");
-  Object.assign(slider, { type: "range", min: 0, max: cast.events.length, value: cast.events.length });
-  const label = element("span", "quiet");
-  const button = element("button", "", "Play");
-  const speed = element("select");
-  for (const factor of [1, 0.25, 0.1]) speed.append(Object.assign(element("option", "", `${factor}×`), { value: factor }));
-  let timer = null;
-  const show = (count) => {
-    slider.value = count;
-    view.textContent = screenAfter(cast, count);
-    const marker = cast.events.slice(0, count).findLast((event) => event.kind === "m");
-    const at = count ? cast.events[count - 1].at : 0;
-    label.textContent = `${at.toFixed(2)} of ${cast.seconds.toFixed(2)} s   ${marker ? marker.data : ""}`;
-  };
-  const stop = () => { clearTimeout(timer); timer = null; button.textContent = "Play"; };
-  const advance = () => {
-    const count = Number(slider.value);
-    if (count >= cast.events.length) return stop();
-    show(count + 1);
-    const pause = count + 1 < cast.events.length ? cast.events[count + 1].at - cast.events[count].at : 0;
-    timer = setTimeout(advance, (pause * 1000) / Number(speed.value));
-  };
-  button.addEventListener("click", () => {
-    if (timer !== null) return stop();
-    if (Number(slider.value) >= cast.events.length) show(0);
-    button.textContent = "Pause";
-    advance();
+class Pane {
+  constructor(source, place, remember) {
+    this.source = source;
+    this.remember = remember;
+    this.player = null;
+    this.turn = -1;
+    this.list = new EpisodeList((text) => source.search(text), (name) => this.show(name));
+    this.detail = element("section", "detail", element("p", "quiet", "There are no transcripts of episodes here."));
+    this.detail.tabIndex = -1;
+    this.node = element("section", "pane", this.list.node, this.detail);
+    this.node.addEventListener("focusin", () => { Pane.active = this; });
+    this.node.addEventListener("pointerdown", () => { Pane.active = this; });
+    place.append(this.node);
+  }
+
+  async show(name) {
+    this.remember(name);
+    const episode = await this.source.episode(name);
+    if (name !== this.list.chosen) return;
+    if (this.player) this.player.stop();
+    this.turn = -1;
+    this.player = showEpisode(this.detail, episode, this.source.files);
+  }
+
+  async refresh(wanted) {
+    const episodes = await this.source.episodes();
+    if (episodes === null) return;
+    this.list.update(episodes);
+    for (const picture of document.querySelectorAll("img.curve")) picture.src = picture.src.replace(/&v=.*$/, "") + `&v=${encodeURIComponent(this.source.revision)}`;
+    if (this.list.chosen === null && episodes.length) this.list.pick(episodes.some((one) => one.name === wanted) ? wanted : this.list.rows[0].name);
+  }
+
+  moveTurn(by) {
+    const turns = [...this.detail.querySelectorAll("article.turn .turn-number")];
+    if (!turns.length) return;
+    this.turn = Math.min(Math.max(this.turn + by, 0), turns.length - 1);
+    if (this.player) this.player.jump(this.turn);
+    turns[this.turn].focus({ preventScroll: true });
+    turns[this.turn].closest("article").scrollIntoView({ block: "nearest" });
+  }
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  document.getElementById("theme").textContent = theme === "dark" ? "light" : "dark";
+  try { localStorage.setItem("harbor-gym-theme", theme); } catch { /* a page from a file may not */ }
+}
+
+function firstTheme() {
+  try { if (localStorage.getItem("harbor-gym-theme")) return localStorage.getItem("harbor-gym-theme"); } catch { /* likewise */ }
+  return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+}
+
+const switchTheme = () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+
+function listen(panes, help) {
+  document.addEventListener("keydown", (event) => {
+    const inField = event.target.closest && event.target.closest("input, select, textarea, dialog");
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (inField) {
+      if (event.key === "Escape" && event.target.type === "search") event.target.blur();
+      return;
+    }
+    const pane = Pane.active || panes[0];
+    const acts = {
+      j: () => pane.list.move(1), ArrowDown: () => pane.list.move(1), k: () => pane.list.move(-1), ArrowUp: () => pane.list.move(-1),
+      n: () => pane.moveTurn(1), p: () => pane.moveTurn(-1), d: switchTheme, "?": () => help.showModal(), "/": () => pane.list.input.focus(),
+      " ": () => { if (pane.player && event.target.tagName !== "BUTTON" && event.target.tagName !== "SUMMARY") pane.player.toggle(); else return false; return true; },
+      Tab: () => { if (panes.length < 2 || event.target !== document.body) return false; Pane.active = panes[(panes.indexOf(pane) + (event.shiftKey ? panes.length - 1 : 1)) % panes.length]; Pane.active.detail.focus(); return true; },
+    };
+    if (Object.hasOwn(acts, event.key) && acts[event.key]() !== false) event.preventDefault();
   });
-  slider.addEventListener("input", () => { stop(); show(Number(slider.value)); });
-  const jump = (turn) => {
-    stop();
-    const starts = cast.events.flatMap((event, index) => (event.kind === "m" ? [index] : []));
-    show(turn + 2 < starts.length ? starts[turn + 2] : cast.events.length);
-  };
-  show(cast.events.length);
-  return { node: element("div", "", view, element("div", "controls", button, slider, speed, label)), jump, stop };
 }
 
-function openEpisodes() {
+async function open() {
+  setTheme(firstTheme());
+  const help = document.getElementById("help");
+  for (const [key, meaning] of KEYS) help.querySelector("dl").append(element("dt", "", key), element("dd", "", meaning));
+  document.getElementById("theme").addEventListener("click", switchTheme);
+  document.getElementById("keys").addEventListener("click", () => help.showModal());
   const place = document.getElementById("episodes");
-  if (!run.episodes.length) return place.append(element("p", "quiet", "There are no transcripts of episodes in this page."));
-  const detail = element("section", "detail");
-  let current = null;
-  let list = null;
-  const show = (index) => {
-    if (current) current.stop();
-    const episode = run.episodes[index];
-    current = player(episode.cast);
-    const rewards = Object.entries(episode.rewards || {}).map(([name, value]) => `${name} ${value}`).join(", ");
-    detail.replaceChildren(
-      element("h2", "", episode.name),
-      element("p", outcome(episode), [episode.end_reason, `reward ${figure(episode.reward, 2)}`, rewards && `verifier: ${rewards}`, `${figure(episode.seconds, 1)} s`].filter(Boolean).join(" · ")),
-      episode.error ? element("p", "error", episode.error) : "",
-      current.node,
-      ...episode.turns.map((turn, number) => turnCard(turn, number, (turnIndex) => { current.jump(turnIndex); detail.scrollIntoView(); })),
-      episode.final_observation ? element("article", "turn", element("h3", "", "final screen"), element("pre", "screen", episode.final_observation)) : "");
-    list.querySelectorAll("tbody tr").forEach((row, number) => row.classList.toggle("chosen", number === index));
-    history.replaceState(null, "", `#${index}`);
+  const wanted = decodeURIComponent(location.hash.slice(1)).split("|");
+  const remember = (number) => (name) => { wanted[number] = name; history.replaceState(null, "", `#${encodeURIComponent(wanted.join("|"))}`); };
+  const panes = data.runs.map((run, number) => {
+    const source = data.live ? new LiveRun(run, number) : new EmbeddedRun(run);
+    const pane = new Pane(source, place, remember(number));
+    if (data.runs.length > 1) pane.node.prepend(element("h2", "run-name", run.name));
+    return pane;
+  });
+  place.classList.toggle("beside", panes.length > 1);
+  Pane.active = panes[0];
+  listen(panes, help);
+  const refresh = async () => {
+    document.body.classList.toggle("lost", false);
+    try { await Promise.all(panes.map((pane, number) => pane.refresh(wanted[number]))); } catch { document.body.classList.toggle("lost", true); }
+    if (data.live) setTimeout(refresh, POLL_MS);
   };
-  list = listEpisodes(show);
-  place.append(element("div", "scroll", list), detail);
-  const wanted = Number(location.hash.slice(1));
-  show(Number.isInteger(wanted) && wanted >= 0 && wanted < run.episodes.length ? wanted : 0);
+  await refresh();
 }
 
-openEpisodes();
+open();

@@ -38,7 +38,7 @@ def test_a_recipe_fits_on_a_page(recipe: str) -> None:
 def test_the_random_agent_types_and_is_graded() -> None:
     lines = run("random_agent", "--max-turns", "3").splitlines()
     assert [line[:7] for line in lines[:3]] == ["turn  1", "turn  2", "turn  3"]
-    assert lines[-1] == "episode 0: max_turns, reward 0.0"
+    assert lines[-1] == "episode 1: max_turns, reward 0.0"
 
 
 def test_the_scripted_agent_solves_the_task() -> None:

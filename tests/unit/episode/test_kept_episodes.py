@@ -1,7 +1,6 @@
 """What is kept of an episode to see why it failed: its transcript, and the trial in Harbor's own format."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any, override
 
@@ -109,7 +108,7 @@ async def test_a_link_that_a_policy_made_of_the_trajectory_is_replaced(tmp_path:
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / "trial" / "agent").mkdir(parents=True)
-    os.symlink(victim, tmp_path / "trial" / "agent" / "trajectory.json")
+    (tmp_path / "trial" / "agent" / "trajectory.json").symlink_to(victim)
     recorded = Recorded(sandbox="local", action_format="keystrokes")
     recorded.open_phase("Do it.", "$")
     recorded.write(tmp_path / "trial", {"turn": 0, "metrics": {}})

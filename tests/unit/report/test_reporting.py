@@ -200,7 +200,8 @@ def test_nothing_that_a_terminal_shows_becomes_part_of_the_page(tmp_path: Path) 
     assert not {"img", "iframe", "link", "object"} & set(names)
     assert not [attribute for _, attributes in page.tags for attribute in attributes if attribute.startswith("on")]
     data, script = page.bodies["script"]
-    assert [episode["turns"][0]["observation"] for episode in json.loads(data)["episodes"]] == [HOSTILE] * 2
+    episodes = json.loads(data)["episodes"].values()
+    assert [episode["turns"][0]["observation"] for episode in episodes] == [HOSTILE] * 2
     assert not re.search("[<>&\u2028]", data)
     policy = next(a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
@@ -215,7 +216,7 @@ def test_a_large_run_gives_some_of_every_batch_and_says_what_is_left_out(tmp_pat
     page = report.write_page(tmp_path, tmp_path / "some.html", max_episodes=8)
     assert (page.shown, page.found) == (8, 20)
     text = page.path.read_text()
-    shown = json.loads(_Page(text).bodies["script"][0])["episodes"]
+    shown = json.loads(_Page(text).bodies["script"][0])["runs"][0]["list"]
     assert [(one["batch"], one["episode"]) for one in shown] == [(b, e) for b in range(4) for e in (0, 1)]
     assert "8 of 20; 12 left out of this page" in text
     assert report.write_page(tmp_path, max_bytes=3000).shown < 8

@@ -56,6 +56,8 @@ def test_the_interpreters_own_end_would_have_aborted() -> None:
 
 SLEEPS = """\
 import asyncio, os, signal, sys
+if len(sys.argv) > 1:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 from harbor_gym.cli.exits import run_and_exit
 
 async def work():
@@ -76,9 +78,13 @@ run_and_exit(program)
 """
 
 
-@pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_sigterm_cleans_up_as_ctrl_c_does(sent: signal.Signals, status: int) -> None:
-    with subprocess.Popen([sys.executable, "-c", SLEEPS], stdout=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize(
+    ("sent", "status", "options"),
+    [(signal.SIGTERM, 143, []), (signal.SIGINT, 130, []), (signal.SIGTERM, 143, ["deaf"])],
+    ids=["SIGTERM", "SIGINT", "SIGTERM in the background"],
+)
+def test_sigterm_cleans_up_as_ctrl_c_does(sent: signal.Signals, status: int, options: list[str]) -> None:
+    with subprocess.Popen([sys.executable, "-c", SLEEPS, *options], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         process.send_signal(sent)

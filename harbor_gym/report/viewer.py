@@ -1,0 +1,227 @@
+"""A live page of runs: a server for this machine that reads their folders anew whenever the page asks.
+
+It listens on loopback, answers GET only, and only where the request names this machine as its host: a page of somebody
+else's, whose name was made to resolve to loopback, reads nothing. What it gives away are the runs' own transcripts,
+looked up by their names.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self, override
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from harbor_gym.errors import UsageError
+from harbor_gym.report.episodes import contains, read_episode, summarize_episode
+from harbor_gym.report.page import render, run_curves
+
+DEFAULT_PORT = 8765
+_HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_KINDS = {".json": "application/json", ".cast": "application/x-asciicast"}
+_STANDALONE = '<svg xmlns="http://www.w3.org/2000/svg" width="720" '
+_STYLE = (
+    "><style>text{font:11px sans-serif;fill:#5d6672}.label{font:600 13px sans-serif;fill:#1d232b}"
+    ".grid{stroke:#d9dee4}.line{fill:none;stroke:#0072b2;stroke-width:2}.dot{fill:#0072b2}</style>"
+)
+
+
+@dataclass
+class _Run:
+    """One run's folder, and what was read of it."""
+
+    folder: Path
+    summaries: dict[Path, tuple[int, dict[str, Any]]] = field(default_factory=dict[Path, tuple[int, dict[str, Any]]])
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def transcripts(self) -> Path:
+        return self.folder / "transcripts"
+
+    def episodes(self) -> list[dict[str, Any]]:
+        """Return a summary of every episode, by place; transcripts that have not changed are not read again."""
+        with self.lock:
+            known: dict[Path, tuple[int, dict[str, Any]]] = {}
+            for path in sorted(self.transcripts.rglob("*.json")):
+                changed = path.stat().st_mtime_ns
+                before = self.summaries.get(path)
+                if before is not None and before[0] == changed:
+                    known[path] = before
+                elif (episode := read_episode(path, self.folder)) is not None:
+                    known[path] = changed, summarize_episode(episode)
+            self.summaries = known
+        found = [summary for _, summary in known.values()]
+        return sorted(found, key=lambda one: (one["split"] == "test", one["split"], one["batch"], one["name"]))
+
+    def revision(self) -> str:
+        """Return what changes whenever an episode does."""
+        return f"{len(self.summaries)}-{max((changed for changed, _ in self.summaries.values()), default=0)}"
+
+    def file_of(self, name: str, suffix: str) -> Path | None:
+        """Return an episode's file by the episode's name; None where there is no such episode."""
+        path = self.transcripts / f"{name}.json"
+        with self.lock:
+            is_known = path in self.summaries
+        return path.with_suffix(suffix) if is_known else None
+
+    def search(self, text: str) -> list[str]:
+        """Return the names of the episodes that hold a text."""
+        with self.lock:
+            paths = list(self.summaries)
+        read = (read_episode(path, self.folder) for path in paths)
+        return [episode["name"] for episode in read if episode is not None and contains(episode, text)]
+
+
+class Viewer:
+    """Serve the live page. Use it as a context manager, or call :meth:`start` and :meth:`stop`.
+
+    Args:
+        run_dirs: One run's folder, or two to see side by side; finished or not.
+        port: Port on loopback; 0 is any free one.
+
+    Raises:
+        UsageError: A folder is missing, there are more than two, or the port is taken.
+    """
+
+    def __init__(self, run_dirs: Sequence[Path], *, port: int = DEFAULT_PORT) -> None:
+        if not 1 <= len(run_dirs) <= 2:
+            raise UsageError(f"the page shows one run, or two side by side; got {len(run_dirs)}")
+        for folder in run_dirs:
+            if not folder.is_dir():
+                raise UsageError(f"{folder} is not a directory: name the folder of a run (--log-path of train)")
+        runs = [_Run(folder.resolve()) for folder in run_dirs]
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, runs))
+        except OSError as exc:
+            raise UsageError(f"port {port} can't be used: {exc.strerror}; choose another one (--port)") from exc
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="harbor-gym-viewer", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The page's address."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}/"
+
+    def start(self) -> None:
+        """Begin to answer, in a thread."""
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Block until the server is stopped."""
+        self._thread.join()
+
+    def stop(self) -> None:
+        """Stop answering, and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def __init__(self, runs: Sequence[_Run], *args: Any) -> None:
+        self._runs = runs
+        super().__init__(*args)
+
+    @override
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: the terminal is the user's."""
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        host = self.headers.get("Host", "")
+        if host.rpartition(":")[0] not in _HOSTS and host not in _HOSTS:
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", b"this page is for this machine only")
+            return
+        address = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(address.query).items()}
+        parts = [unquote(part) for part in address.path.strip("/").split("/") if part]
+        answer = self._page() if not parts else self._of_run(parts, query)
+        if answer is None:
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such thing")
+        else:
+            self._send(HTTPStatus.OK, *answer)
+
+    def _page(self) -> tuple[str, bytes]:
+        names = [run.folder.name for run in self._runs]
+        runs = [{"name": run.folder.name, "files": f"files/{number}"} for number, run in enumerate(self._runs)]
+        pictures = [f"api/runs/{n}/curve?number={m}" for n, run in enumerate(self._runs) for m in _curves_of(run)]
+        data: dict[str, Any] = {"live": True, "runs": runs, "episodes": {}}
+        page = render(" and ".join(names), data=data, facts={}, pictures=pictures, is_live=True)
+        return "text/html; charset=utf-8", page.encode()
+
+    def _of_run(self, parts: Sequence[str], query: Mapping[str, str]) -> tuple[str, bytes] | None:
+        match parts:
+            case ["api", "runs", number, what] if (run := self._run(number)) and what in _ANSWERS:
+                return _ANSWERS[what](run, query)
+            case ["favicon.ico"]:
+                return "image/svg+xml", b'<svg xmlns="http://www.w3.org/2000/svg"/>'
+            case ["files", number, *name] if name and (run := self._run(number)):
+                path = Path("/".join(name))
+                kind = _KINDS.get(path.suffix)
+                file = run.file_of(str(path.with_suffix("")), path.suffix) if kind else None
+                return (kind, file.read_bytes()) if kind and file is not None and file.is_file() else None
+            case _:
+                return None
+
+    def _run(self, number: str) -> _Run | None:
+        return self._runs[int(number)] if number.isdecimal() and int(number) < len(self._runs) else None
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", kind),
+            ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+type _Answer = Callable[[_Run, Mapping[str, str]], tuple[str, bytes] | None]
+
+
+def _json(value: object) -> tuple[str, bytes]:
+    return "application/json", json.dumps(value).encode()
+
+
+def _episodes(run: _Run, query: Mapping[str, str]) -> tuple[str, bytes]:
+    episodes = run.episodes()
+    revision = run.revision()
+    return _json({"revision": revision, "episodes": [] if query.get("since") == revision else episodes})
+
+
+def _episode(run: _Run, query: Mapping[str, str]) -> tuple[str, bytes] | None:
+    path = run.file_of(query.get("name", ""), ".json")
+    episode = read_episode(path, run.folder) if path is not None else None
+    return _json(episode) if episode is not None else None
+
+
+def _search(run: _Run, query: Mapping[str, str]) -> tuple[str, bytes]:
+    return _json(run.search(query.get("text", "")))
+
+
+def _curve(run: _Run, query: Mapping[str, str]) -> tuple[str, bytes] | None:
+    drawings, number = run_curves(run.folder), query.get("number", "")
+    if not number.isdecimal() or int(number) >= len(drawings):
+        return None
+    return "image/svg+xml", drawings[int(number)].replace("<svg ", _STANDALONE, 1).replace(">", _STYLE, 1).encode()
+
+
+def _curves_of(run: _Run) -> range:
+    return range(len(run_curves(run.folder)))
+
+
+_ANSWERS: dict[str, _Answer] = {"episodes": _episodes, "episode": _episode, "search": _search, "curve": _curve}

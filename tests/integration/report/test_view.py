@@ -1,0 +1,232 @@
+"""The page of a run in a real browser, by keyboard alone, live and as a file."""
+
+import asyncio
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harbor_gym.errors import UsageError
+from harbor_gym.report import write_page
+from harbor_gym.report.viewer import Viewer
+from tests.helpers.browser import Page, browser
+
+HOSTILE = "</script><img src=x onerror=\"document.title='taken'\">"
+
+
+def write_episode(run: Path, batch: int, number: int, *, reward: float | None, **more: Any) -> None:
+    path = run / "transcripts" / "train" / f"batch_{batch:04d}" / "group_1" / f"episode_{number:03d}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    turns = [
+        {
+            "observation": f"$ screen {turn} {HOSTILE}",
+            "action": json.dumps({"analysis": "a", "plan": "p", "commands": [{"keystrokes": "ls\n", "duration": 1}]}),
+            "reward": reward or 0.0,
+            "prompt_tokens": 100 + turn,
+            "sampled_tokens": 10 * number,
+            "logprobs": [-0.5, -1.5, None],
+            "thinking_sec": 0.25,
+            "metrics": {"time/step_sec": 0.05},
+            "exit_code": 0,
+        }
+        for turn in range(2)
+    ]
+    document: dict[str, Any] = {
+        "format": 2,
+        "task": "devops_task",
+        "end_reason": "completed" if reward else "max_turns",
+        "reward": reward,
+        "rewards": {"reward": reward or 0.0},
+        "verifier": {"output": f"FAIL: number {number} {HOSTILE}", "files": {"reward.txt": 2}},
+        "system_prompt": "You are an agent.",
+        "start": {"sandbox": "local", "metrics": {"time/sandbox_start_sec": 0.1}},
+        "seconds": float(number),
+        "turns": turns,
+        "final_observation": "the end",
+        **more,
+    }
+    path.write_text(json.dumps(document))
+    events = [[0.0, "m", "start"], [0.0, "o", "first"], [0.5, "m", "turn 1"], [0.5, "o", "\r\nsecond"]]
+    events += [[1.0, "m", "turn 2"], [1.0, "o", "\r\nthird"]]
+    lines = [json.dumps({"version": 2, "width": 40, "height": 5}), *map(json.dumps, events)]
+    path.with_suffix(".cast").write_text("\n".join(lines) + "\n")
+
+
+def write_run(folder: Path, rewards: list[float | None]) -> Path:
+    for number, reward in enumerate(rewards, start=1):
+        write_episode(folder, 1 + (number > 2), number, reward=reward)
+    records = [{"step": step, "env/all/reward/total": 0.5, "env/all/turns_per_episode": 2.0} for step in range(2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", [1.0, 0.0, 0.5, None])
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncGenerator[Page]:
+    async with browser(tmp_path / "profile") as tab:
+        yield tab
+        assert tab.errors == []
+
+
+ROWS = "[...document.querySelectorAll('.list tbody tr')].map(row => row.cells[1].textContent)"
+CHOSEN = "document.querySelector('tr.chosen td:nth-child(2)')?.textContent"
+TITLE = "document.querySelector('.detail h2')?.textContent"
+
+
+async def opened(page: Page, url: str, rows: int) -> None:
+    await page.open(url)
+    await page.wait_for(f"{ROWS}.length === {rows} && {TITLE}")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("kind", ["live", "file"])
+async def test_a_run_is_read_with_the_keyboard_alone(page: Page, run_dir: Path, kind: str) -> None:
+    with Viewer([run_dir], port=0) as viewer:
+        url = viewer.url if kind == "live" else write_page(run_dir).path.as_uri()
+        await opened(page, url, 4)
+        assert await page.run(CHOSEN) == "1.1"
+        await page.press("j", "ArrowDown")
+        await page.wait_for(f"{TITLE}.endsWith('episode_003')")
+        await page.press("k")
+        await page.wait_for(f"{TITLE}.endsWith('episode_002')")
+        text: str = await page.run("document.querySelector('.detail').innerText")
+        for word in ("max_turns", "FAIL: number 2", "reward.txt", "mean -1.000, least -1.50", "system prompt", "local"):
+            assert word in text, word
+        assert HOSTILE in text, "what a terminal showed is text"
+        assert await page.run("document.title") == ("run · harbor-gym"), "and no markup"
+        # Search, by / and back by Escape.
+        await page.press("/")
+        await page.press(*"number 3")
+        await page.wait_for(f"{ROWS}.join() === '1.3'")
+        await page.press("Escape")
+        await page.press("j")
+        await page.wait_for(f"{TITLE}.endsWith('episode_003')")
+        # The player: play is a key, and turns are stepped through.
+        await page.press("p")
+        await page.wait_for("document.querySelector('.player').textContent === 'first\\nsecond'")
+        await page.press("n")
+        await page.wait_for("document.querySelector('.player').textContent.includes('third')")
+        assert await page.run("document.activeElement.className") == "turn-number"
+        await page.press("?")
+        await page.wait_for("document.getElementById('help').open")
+        await page.press("Escape")
+        await page.wait_for("!document.getElementById('help').open")
+        before = await page.run("getComputedStyle(document.body).backgroundColor")
+        await page.press("d")
+        assert await page.run("getComputedStyle(document.body).backgroundColor") != before
+
+
+@pytest.mark.browser
+async def test_filters_order_links_and_speeds(page: Page, run_dir: Path) -> None:
+    with Viewer([run_dir], port=0) as viewer:
+        await opened(page, viewer.url, 4)
+        choose = (
+            "(label, value) => {{const box = document.querySelector(`[aria-label='${{label}}']`); box.value = value; "
+        )
+        choose += "box.dispatchEvent(new Event('change')); return {rows}.join()}}"
+        pick = choose.format(rows=ROWS)
+        assert await page.run(f"({pick})('reward', '+')") == "1.1,1.3"
+        assert await page.run(f"({pick})('reward', '-')") == "1.4"
+        await page.run(f"({pick})('reward', '')")
+        assert await page.run(f"({pick})('end reason', 'max_turns')") == "1.2,1.4"
+        await page.run(f"({pick})('end reason', '')")
+        assert await page.run(f"({pick})('batch', '2')") == "1.3,1.4"
+        await page.run(f"({pick})('batch', '')")
+        assert await page.run(f"({pick})('task', 'devops_task')") == "1.1,1.2,1.3,1.4"
+        click = "document.querySelector('[title=\"sort by reward\"]').click()"
+        assert await page.run(f"{click}, {ROWS}.join()") == "1.1,1.3,1.2,1.4"
+        assert await page.run(f"{click}, {ROWS}.join()") == "1.4,1.2,1.3,1.1"
+        assert await page.run("document.querySelector('th[aria-sort=ascending]').textContent") == "reward"
+        assert float(await page.run("[...document.querySelector('[aria-label=speed]').options].at(-1).value")) > 1
+        links = await page.run("[...document.querySelectorAll('.links a')].map(a => a.href)")
+        kinds = [await asyncio.to_thread(kind_of, link) for link in links]
+        assert kinds == ["application/json", "application/x-asciicast"]
+        assert await page.run("[...document.querySelectorAll('img.curve')].every(one => one.naturalWidth > 0)")
+
+
+@pytest.mark.browser
+async def test_new_episodes_appear_and_what_was_chosen_stays(page: Page, run_dir: Path) -> None:
+    with Viewer([run_dir], port=0) as viewer:
+        await opened(page, viewer.url, 4)
+        await page.press("j")
+        write_episode(run_dir, 3, 9, reward=1.0)
+        await page.wait_for(f"{ROWS}.length === 5")
+        assert await page.run(CHOSEN) == "1.2"
+        address = await page.run("location.hash")
+        await page.open(f"{viewer.url}{address}")
+        await page.wait_for(f"{TITLE}?.endsWith('episode_002')")
+
+
+@pytest.mark.browser
+async def test_two_runs_stand_side_by_side(page: Page, run_dir: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", [0.0, 1.0])
+    with Viewer([run_dir, other], port=0) as viewer:
+        await opened(page, viewer.url, 6)
+        titles = "[...document.querySelectorAll('.detail h2')].map(one => one.textContent.slice(-3)).join()"
+        await page.wait_for(f"{titles} === '001,001'")
+        boxes = await page.run("[...document.querySelectorAll('.pane')].map(one => one.getBoundingClientRect().left)")
+        assert boxes[0] < boxes[1]
+        await page.press("j")
+        await page.wait_for(f"{titles} === '002,001'")
+        await page.press("Tab", "j")
+        await page.wait_for(f"{titles} === '002,002'")
+        if folder := os.environ.get("HARBOR_GYM_SCREENSHOTS"):
+            await page.screenshot(Path(folder) / "two_runs.png")
+
+
+def kind_of(url: str) -> str:
+    with urllib.request.urlopen(url) as answer:
+        return answer.headers["Content-Type"]
+
+
+def get(url: str, **headers: str) -> int:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_the_server_gives_away_its_runs_and_nothing_else(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text('{"turns": []}')
+    with Viewer([run_dir], port=0) as viewer:
+        assert get(viewer.url) == 200
+        listed = f"{viewer.url}api/runs/0/episodes"
+        assert get(listed) == 200
+        assert get(f"{viewer.url}files/0/train/batch_0001/group_1/episode_001.json") == 200
+        for path in (
+            "files/0/..%2f..%2fsecret.json",
+            "files/0/../../secret.json",
+            "files/0/%2e%2e/%2e%2e/secret.json",
+            "files/0/metrics.jsonl",
+            "files/1/train/batch_0001/group_1/episode_001.json",
+            "api/runs/0/episode?name=../../secret",
+            "api/runs/²/episodes",
+            "api/runs/0/curve?number=9",
+            "etc/passwd",
+        ):
+            assert get(viewer.url + urllib.parse.quote(path, safe="/%?=.")) == 404, path
+        assert get(listed, Host="evil.example:80") == 403, "a name made to resolve to loopback reads nothing"
+        with pytest.raises(UsageError, match="can't be used"):
+            Viewer([run_dir], port=int(viewer.url.rsplit(":", 1)[1].strip("/")))
+    with pytest.raises(UsageError, match="is not a directory"):
+        Viewer([tmp_path / "absent"], port=0)
+
+
+def test_a_large_run_is_listed_from_what_is_known(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Viewer([run_dir], port=0) as viewer:
+        get(f"{viewer.url}api/runs/0/episodes")
+        monkeypatch.setattr("harbor_gym.report.viewer.read_episode", lambda *_: pytest.fail("read again"))  # pyright: ignore[reportUnknownLambdaType]
+        with urllib.request.urlopen(f"{viewer.url}api/runs/0/episodes") as answer:
+            assert len(json.load(answer)["episodes"]) == 4

@@ -1,0 +1,136 @@
+"""README and pages: short, without dead links, and every code block in them does what it says."""
+
+import ast
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from harbor_gym.cli.lazy import LAZY
+from harbor_gym.cli.main import app
+from harbor_gym.testing import check_env
+from tests.helpers.paths import ROOT
+from tests.helpers.sandboxes.fake_episodes import FAKE
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
+
+
+def blocks(language: str) -> list[Any]:
+    """Return every fenced block of a language, named by its page and place."""
+    found: list[Any] = []
+    for page in PAGES:
+        texts = [text for name, text in _BLOCK.findall(page.read_text()) if name == language]
+        found += [pytest.param(text, id=f"{page.stem}-{number}") for number, text in enumerate(texts, start=1)]
+    return found
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Yield the words of every command line in a text, without what follows a # and with broken lines joined."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words and "=" in words[0]:
+            words.pop(0)
+        if words:
+            yield words
+
+
+def harbor_gym_lines() -> list[Any]:
+    """Return every command line of ours, in fenced and in indented blocks."""
+    lines: dict[str, list[str]] = {}
+    for page in PAGES:
+        text = page.read_text()
+        fenced = [block for name, block in _BLOCK.findall(text) if name in ("shell", "bash", "sh")]
+        indented = [match[0] for match in _INDENTED.finditer(_BLOCK.sub("", text)) if "harbor-gym " in match[0]]
+        for block in (*fenced, *indented):
+            for words in commands(block):
+                if words[0] == "harbor-gym":
+                    lines.setdefault(" ".join(words), words)
+    return [pytest.param(words, id=line) for line, words in lines.items()]
+
+
+def test_the_readme_is_one_page() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 90
+    assert max(map(len, lines)) <= 125
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if not re.match(r"https?://", target):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    text = re.sub(r"!!python/name:\S+", "''", (ROOT / "mkdocs.yml").read_text())
+
+    def paths(item: Any) -> Iterator[str]:
+        if isinstance(item, str):
+            yield item
+        else:
+            for value in item.values() if isinstance(item, dict) else item:  # pyright: ignore[reportUnknownVariableType]
+                yield from paths(value)
+
+    listed = set(paths(yaml.safe_load(text)["nav"]))
+    assert listed == {page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]}
+
+
+@pytest.mark.parametrize("words", harbor_gym_lines())
+def test_every_command_line_is_one_that_the_program_takes(words: list[str], tmp_path: Path) -> None:
+    group: Any = get_command(app)
+    name, arguments = words[1], words[2:]
+    command: Any = get_command(LAZY[name].app()) if name in LAZY else group.commands[name]
+    while hasattr(command, "commands") and arguments:
+        command, arguments = command.commands[arguments[0]], arguments[1:]
+    flags = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    given = [word.partition("=")[0] for word in arguments if re.match(r"--?[a-z]", word)]
+    unknown = [flag for flag in given if flag not in {*flags, "--help", "-h"}]
+    assert not unknown or command.context_settings.get("ignore_unknown_options"), f"{name} takes no {unknown}"
+
+
+@pytest.mark.parametrize("text", blocks("python"))
+def test_every_python_block_is_python_and_imports_what_there_is(text: str) -> None:
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    tree = compile(text, "block", "exec", ast.PyCF_ONLY_AST | flags)
+    assert isinstance(tree, ast.Module)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(("harbor_gym", "harbor.")):
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
+
+
+def block_with(page: str, words: str) -> str:
+    (found,) = (text for name, text in _BLOCK.findall((ROOT / page).read_text()) if name == "python" and words in text)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("README.md", "gym.make"),
+        ("docs/guide/quick-start.md", "gym.make"),
+        ("docs/guide/quick-start.md", "AsyncTerminalGymEnv"),
+    ],
+)
+@pytest.mark.parametrize("sandbox", ["fake", pytest.param("local", marks=[pytest.mark.local, pytest.mark.slow])])
+def test_the_first_blocks_run(page: str, words: str, sandbox: str) -> None:
+    text = block_with(page, words)
+    assert 'task_dir="task:devops_task"' in text
+    if sandbox == "fake":
+        text = text.replace('task_dir="task:devops_task"', f'task_dir="task:devops_task", sandbox="{FAKE}"')
+    exec(compile(text, page, "exec"), {"__name__": "block"})
+
+
+async def test_the_example_of_shaping_keeps_the_contract() -> None:
+    block: dict[str, Any] = {}
+    exec(compile(block_with("docs/training.md", "StepCost"), "training", "exec"), block)
+    (await check_env(block["make_env"])).raise_for_failures()
