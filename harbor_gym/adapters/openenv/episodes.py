@@ -112,8 +112,9 @@ class EpisodeSlot:
 
     async def _in_time[T](self, work: Awaitable[T], what: str) -> T:
         longest_sec = self._settings.call_timeout_sec
+        deadline = asyncio.timeout(longest_sec)
         try:
-            async with asyncio.timeout(longest_sec) as deadline:
+            async with deadline:
                 return await work
         except TimeoutError as exc:
             if not deadline.expired():

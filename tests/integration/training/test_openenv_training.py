@@ -67,7 +67,8 @@ def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, *, steps: in
     """Train with TRL's classes, and return the trainer and the engine."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+    from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
     from trl.experimental.async_grpo.openenv_harness import HarnessRolloutWorker
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
@@ -104,7 +105,7 @@ def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, *, steps: in
             max_retries=0,
             **settings,
         )
-        worker = HarnessRolloutWorker(
+        worker: Any = HarnessRolloutWorker(
             harness_session_factory=factory,
             model_name=str(model_dir),
             dataset=rows,
