@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from harbor_gym.adapters.openenv.sources import LocalTasks, ServedTasks
     from harbor_gym.adapters.openenv.suite import TaskSuite
     from harbor_gym.adapters.openenv.traces import training_trace
+    from harbor_gym.adapters.openenv.worker import TerminalRolloutWorker
 
 _HOMES = {
     "HarborTerminalClient": "client",
@@ -36,6 +37,7 @@ _HOMES = {
     "TerminalAction": "models",
     "TerminalCommand": "models",
     "TerminalObservation": "models",
+    "TerminalRolloutWorker": "worker",
     "TerminalServer": "server",
     "TerminalState": "models",
     "create_app": "server",
@@ -59,6 +61,7 @@ __all__ = [
     "TerminalAction",
     "TerminalCommand",
     "TerminalObservation",
+    "TerminalRolloutWorker",
     "TerminalServer",
     "TerminalState",
     "create_app",

@@ -20,7 +20,8 @@ from harbor_gym.types import EndReason, EpisodeInfo, StepResult
 _ERROR_CHARACTERS = 4000
 """An error's message may quote a build's output; this much of it is sent."""
 
-_INFO_FIELDS = set(TerminalObservation.model_fields) & EpisodeInfo.__annotations__.keys()
+INFO_FIELDS = set(TerminalObservation.model_fields) & EpisodeInfo.__annotations__.keys()
+"""What an observation has of an episode's ``info``, under the same names."""
 
 
 class HarborTerminalEnvironment(Environment[TerminalAction, TerminalObservation, TerminalState]):
@@ -195,7 +196,7 @@ async def _apply(action: TerminalAction, env: AsyncTerminalGymEnv) -> StepResult
 
 
 def _observe(text: str, info: EpisodeInfo, **rest: Any) -> TerminalObservation:
-    shown = {name: value for name, value in cast("dict[str, Any]", info).items() if name in _INFO_FIELDS}
+    shown = {name: value for name, value in cast("dict[str, Any]", info).items() if name in INFO_FIELDS}
     return TerminalObservation.model_validate({**shown, "waits": list(info.get("waits", ())), "text": text, **rest})
 
 

@@ -112,13 +112,13 @@ class EpisodeSlot:
 
     async def _in_time[T](self, work: Awaitable[T], what: str) -> T:
         longest_sec = self._settings.call_timeout_sec
+        deadline = asyncio.timeout(longest_sec)  # what it cuts off stops its sandbox
         try:
-            async with asyncio.timeout(longest_sec) as deadline:
+            async with deadline:
                 return await work
         except TimeoutError as exc:
             if not deadline.expired():
                 raise
-            await self._release()
             raise SandboxTimeoutError(f"{what} took longer than {longest_sec:g} s (call_timeout_sec)") from exc
 
     async def _release(self) -> None:

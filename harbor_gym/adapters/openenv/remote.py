@@ -11,6 +11,7 @@ from websockets.exceptions import ConnectionClosed, PayloadTooBig
 
 from harbor_gym import errors
 from harbor_gym.adapters.openenv.client import HarborTerminalClient
+from harbor_gym.adapters.openenv.environment import INFO_FIELDS
 from harbor_gym.adapters.openenv.models import TerminalAction, TerminalObservation
 from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxThrottledError, UsageError
 from harbor_gym.outcomes import classify
@@ -130,6 +131,5 @@ def _refusal(error: RuntimeError) -> Exception:
 
 
 def _info(observation: TerminalObservation) -> EpisodeInfo:
-    wanted = set(type(observation).model_fields) & EpisodeInfo.__annotations__.keys()
-    found: dict[str, Any] = observation.model_dump(include=wanted, exclude_defaults=True)
+    found: dict[str, Any] = observation.model_dump(include=INFO_FIELDS, exclude_defaults=True)
     return cast("EpisodeInfo", {"turn": 0, "metrics": {}, **found})

@@ -13,6 +13,8 @@ from types import FrameType, TracebackType
 from typing import NoReturn, Self
 
 import uvicorn
+from fastapi import Request
+from fastapi.responses import JSONResponse
 from openenv.core.env_server.http_server import create_fastapi_app
 from openenv.core.env_server.types import ServerMode
 
@@ -84,9 +86,7 @@ def create_app(config: ServerConfig, token: str) -> Guard:
     )
 
 
-async def _answer_misuse(request: object, error: Exception) -> object:
-    from fastapi.responses import JSONResponse
-
+async def _answer_misuse(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": str(error)}, status_code=400)
 
 

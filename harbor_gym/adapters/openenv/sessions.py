@@ -157,7 +157,7 @@ class HarborTerminalSessionFactory(ResourceSessionFactory[HarborTerminalSession]
             model="Qwen/Qwen3-4B",
             max_tokens=1024,
         )
-        worker = HarnessRolloutWorker(harness_session_factory=factory, …)
+        worker = TerminalRolloutWorker(harness_session_factory=factory, …)
 
     Args:
         tasks: Where the episodes run.

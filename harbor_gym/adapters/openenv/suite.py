@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.errors import UsageError
@@ -19,7 +19,8 @@ TASK_KEY = "task_index"
 """Names the task in a row's prompt and among a row's columns."""
 
 
-class Choice(NamedTuple):
+@dataclass(frozen=True)
+class Choice:
     """One task of a suite."""
 
     split: str
@@ -111,9 +112,9 @@ class TaskSuite:
         Raises:
             UsageError: There is no such task.
         """
-        _, place, task = self.choose(split, index)
+        task = self.choose(split, index).task
         instruction = self.instructions[task.path]
-        return {"id": task.name, "index": place, "split": split, "instruction": instruction, "digest": task.digest}
+        return {"id": task.name, "index": index, "split": split, "instruction": instruction, "digest": task.digest}
 
     def rows(self, split: str = TRAIN) -> list[dict[str, Any]]:
         """Return a split as rows of a trainer's data set: ``prompt``, ``task`` (its name), ``task_index``.

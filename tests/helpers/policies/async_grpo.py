@@ -82,8 +82,12 @@ def without_gpu(patch: pytest.MonkeyPatch) -> None:
     import trl.experimental.async_grpo.packing as packing
 
     patch.setattr(packing, "_flash_attn", lambda: SimpleNamespace(flash_attn_varlen_func=_varlen_attention))
-    patch.setattr(trainer, "get_peak_flops_per_device", lambda *_, **__: None)
+    patch.setattr(trainer, "get_peak_flops_per_device", _unknown)
     patch.setattr(worker, "is_vllm_available", lambda: True)
+
+
+def _unknown(*_: object, **__: object) -> None:
+    pass
 
 
 def _varlen_attention(

@@ -1,4 +1,4 @@
-"""TRL's own HarnessRolloutWorker and AsyncGRPOTrainer on the CPU with sessions of ours, token by token."""
+"""TRL's HarnessRolloutWorker and AsyncGRPOTrainer on the CPU with sessions of ours, token by token."""
 
 import functools
 from multiprocessing import resource_tracker
@@ -67,8 +67,10 @@ def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, *, steps: in
     """Train with TRL's classes, and return the trainer and the engine."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
-    from trl.experimental.async_grpo.openenv_harness import HarnessRolloutWorker
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+    from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
+
+    from harbor_gym.adapters.openenv import TerminalRolloutWorker
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
     engine = TinyEngine(AutoModelForCausalLM.from_pretrained(model_dir), [tokenizer.eos_token_id], MAX_TOKENS)
@@ -104,7 +106,7 @@ def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, *, steps: in
             max_retries=0,
             **settings,
         )
-        worker = HarnessRolloutWorker(
+        worker: Any = TerminalRolloutWorker(
             harness_session_factory=factory,
             model_name=str(model_dir),
             dataset=rows,

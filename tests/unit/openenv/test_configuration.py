@@ -41,7 +41,11 @@ def run(*arguments: str | Path) -> Result:
 
 def test_the_command_line_is_the_configuration(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[ServerConfig] = []
-    monkeypatch.setattr(server, "serve", lambda config, show: seen.append(config))
+
+    def keep(config: ServerConfig, show: object) -> None:
+        seen.append(config)
+
+    monkeypatch.setattr(server, "serve", keep)
     done = run(
         *("--task", task, "--task", "org/suite@1", "--env", "local", "--max-turns", "7", "--where", "difficulty=easy"),
         *("--test-task", "beta", "--token", TOKEN, "--host", "::1", "--max-sessions", "3", "--pool-size", "2"),
@@ -102,7 +106,11 @@ def test_a_generated_token_is_shown_once_and_an_open_address_warned_of(
     if host == "::1" and not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
     shown: list[str] = []
-    monkeypatch.setattr(server.TerminalServer, "serve", lambda self: self._socket.close())
+
+    def close(self: Any) -> None:
+        self._socket.close()
+
+    monkeypatch.setattr(server.TerminalServer, "serve", close)
     with caplog.at_level(logging.WARNING, logger="harbor_gym"):
         server.serve(config(task, host=host, port=0), shown.append)
         server.serve(config(task, host=host, port=0, token=TOKEN), shown.append)

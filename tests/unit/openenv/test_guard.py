@@ -227,6 +227,27 @@ async def test_a_cancelled_connection_waits_for_the_cleanup() -> None:
     assert steps == ["cleaned up"]
 
 
+async def test_a_server_that_ends_does_not_cut_a_cleanup_short() -> None:
+    cleaning, steps = asyncio.Event(), list[str]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaning.set()
+            await asyncio.sleep(0.1)
+            steps.append("cleaned up")
+
+    client = Client(CONNECT, GONE)
+    task = asyncio.ensure_future(guard(app)(websocket(), client.inbox.get, client.send))
+    await cleaning.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert steps == ["cleaned up"]
+
+
 async def test_a_connection_that_fails_ends_the_application() -> None:
     app = Echo()
 
