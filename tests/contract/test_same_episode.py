@@ -389,10 +389,11 @@ async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
     from tests.helpers.verifiers.episodes import end_reason_of, env_config, run_episodes, sequence_of
     from tests.helpers.verifiers.token_server import TokenServer
 
+    own = {} if "agent" in settings else {"confirm_task_complete": False}
     harness = {
         "sandbox": episode.sandbox,
         "sandbox_options": dict(episode.sandbox_options),
-        "terminal_env": {"max_turns": episode.max_turns, "confirm_task_complete": False},
+        "terminal_env": {"max_turns": episode.max_turns, **own},
         **settings,
     }
     env = env_config([episode.task_dir], harness, {"retries": {"rules": []}})

@@ -25,6 +25,9 @@ from harbor_gym.sandboxes.registry import preflight
 _OWN_FIELDS = {"task_dir", "sandbox", "sandbox_options", "step_rewards"}
 """Fields of ``TerminalEnvConfig`` that the task or this configuration sets."""
 
+_AGENTS_FIELDS = {"max_turns", "time_limit_sec", "reward_key", "trials_dir"}
+"""Fields that mean something where a foreign agent is the loop."""
+
 
 class HarborHarnessConfig(vf.HarnessConfig):
     """The sandbox, and who works in it."""
@@ -47,8 +50,9 @@ class HarborHarnessConfig(vf.HarnessConfig):
 
     agent: dict[str, Any] | None = None
     """One of Harbor's agents works instead of our loop: Harbor's ``AgentConfig``, such as ``{ name = "terminus-2" }``.
-    One that :data:`harbor_gym.gateway.agents.AGENTS` does not list has ``{gateway_url}`` where its base URL belongs. Of
-    ``terminal_env`` only the budgets and ``reward_key`` apply then."""
+    One that :data:`harbor_gym.gateway.agents.AGENTS` does not list has ``{gateway_url}`` where its base URL belongs.
+    ``terminal_env`` takes ``max_turns``, ``time_limit_sec``, ``reward_key`` and ``trials_dir`` then, and there is no
+    pool."""
 
     agent_in_sandbox: bool | None = None
     """Whether that agent runs in the sandbox, for one that is not listed."""
@@ -57,6 +61,10 @@ class HarborHarnessConfig(vf.HarnessConfig):
     def _check(self) -> Self:
         if unfit := _OWN_FIELDS & set(self.terminal_env):
             raise ValueError(f"terminal_env can't set {', '.join(sorted(unfit))}: the task or the harness does")
+        if self.agent is not None and (unfit := set(self.terminal_env) - _AGENTS_FIELDS):
+            raise ValueError(f"with an agent of Harbor's terminal_env can't set {', '.join(sorted(unfit))}")
+        if self.agent is not None and self.pool_size is not None:
+            raise ValueError("an agent of Harbor's starts its own sandbox: leave pool_size out")
         try:
             self.env_config(Path())
             self.harbor_agent()

@@ -210,7 +210,7 @@ def _sandbox(source: Source) -> str:
     loaders = importlib.import_module("verifiers.v1.utils.loaders")
 
     env: Any = loaders.resolve_env_config(dict(source["env"]))
-    harness = env.agent.harness
+    harness = env.agent_harnesses()["agent"]
     if not isinstance(harness, HarborHarnessConfig):
         raise UsageError(f"the harness is {harness.id!r}: write env.agent.harness.id = {PLUGIN_ID!r}")
     preflight(environment_config(harness.sandbox, options=harness.sandbox_options))

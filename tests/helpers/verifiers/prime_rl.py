@@ -32,7 +32,7 @@ def read_older_branches() -> None:
 
 
 def orchestrator_config(path: Path, **changes: Any) -> Any:
-    """Return the orchestrator's part of a recipe with fields replaced; ``env`` has those of the source's environment."""
+    """Return the orchestrator's part of a recipe with fields replaced; ``env`` has those of its environment."""
     import tomllib
 
     from prime_rl.configs.orchestrator import OrchestratorConfig

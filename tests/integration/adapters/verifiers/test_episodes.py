@@ -12,7 +12,7 @@ from harbor_gym.testing import FakeEnvironment
 from tests.helpers.chat_templates import QWEN3
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
 from tests.helpers.tokenizers import byte_level_tokenizer
-from tests.helpers.verifiers.episodes import Script, env_config, run_episodes
+from tests.helpers.verifiers.episodes import PLUGIN, Script, env_config, run_episodes
 from tests.helpers.verifiers.token_server import TokenServer
 
 pytestmark = [pytest.mark.verifiers, pytest.mark.usefixtures("nothing_left")]
@@ -44,8 +44,10 @@ async def play(
 ) -> Any:
     """Play one episode of a tiny task in a fake sandbox and return its trace."""
     task = fake_config(tmp_path / "task", steps=steps).task_dir
-    own = {"sandbox": FAKE, "sandbox_options": dict(options or {}), "terminal_env": {**TERMINAL, **(terminal or {})}}
-    env = env_config([task], {**own, **(harness or {})}, agent)
+    harness = harness or {}
+    terminal = {**({} if "agent" in harness else TERMINAL), **(terminal or {})}
+    own = {"sandbox": FAKE, "sandbox_options": dict(options or {}), "terminal_env": terminal}
+    env = env_config([task], {**own, **harness}, agent)
     (episode,) = await run_episodes(server, env, model_dir=model_dir, **settings)
     assert not episode.errors or not episode.ok
     (trace,) = episode.traces
@@ -245,3 +247,29 @@ async def test_a_foreign_agent_is_graded_when_its_budget_is_spent(
     agent = {"import_path": "tests.helpers.gateway.format_agent:FormatAgent", "kwargs": kwargs}
     trace = await play(tmp_path, model_dir, TokenServer(ENDLESS), harness={"agent": agent}, **limits)
     assert (trace.ok, trace.reward, trace.num_turns, trace.stop_condition) == (True, 1.0, 2, "max_turns")
+
+
+@pytest.mark.parametrize(
+    ("harness", "words"),
+    [
+        ({"terminal_env": {"max_turn": 3}}, "max_turn: Extra inputs are not permitted"),
+        ({"terminal_env": {"step_rewards": True}}, "terminal_env can't set step_rewards"),
+        ({"agent": {"name": "terminus-2"}, "terminal_env": {"action_format": "bash-tool"}}, "can't set action_format"),
+        ({"agent": {"name": "terminus-2"}, "pool_size": 2}, "leave pool_size out"),
+    ],
+)
+def test_settings_that_can_not_be_used_are_refused_when_they_are_read(harness: dict[str, Any], words: str) -> None:
+    from verifiers.v1.utils.loaders import resolve_env_config
+
+    with pytest.raises(ValueError, match=words):
+        resolve_env_config(env_config(["task"], harness))
+
+
+def test_the_harness_is_ours_unless_it_is_named() -> None:
+    from verifiers.v1.utils.loaders import resolve_env_config
+
+    for agent in ({}, {"max_turns": 3}, {"harness": {"sandbox": "local"}}):
+        config: Any = resolve_env_config({"taskset": {"id": PLUGIN, "tasks": ["task"]}, "agent": agent})
+        assert config.agent_harnesses()["agent"].id == PLUGIN
+        assert config.agent.runtime.type == "subprocess"
+        assert config.agent.retries.rules
