@@ -17,7 +17,9 @@ _QUIET = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "RAY_raylet_start_wait_time_s": "120",
+    # A raylet ends if its agent has not come up by then; here everything shares two cores.
+    "RAY_raylet_start_wait_time_s": "240",
+    "RAY_agent_register_timeout_ms": "240000",
     "PYTHONPATH": str(ROOT),
 }
 
