@@ -84,7 +84,7 @@ async def bench_concurrency(
             tasks = [group.create_task(_live(number, run)) for number in range(terminals)]
             await run.barrier.wait()
             start_sec, started = time.perf_counter() - started, time.perf_counter()
-            watch = group.create_task(_watch_loop(lags))
+            watch = group.create_task(watch_loop(lags))
             await run.barrier.wait()
             wall_sec = time.perf_counter() - started
             watch.cancel()
@@ -150,7 +150,7 @@ async def _take(terminal: Terminal, number: int, step: int) -> _Result:
     return _Result(seconds, is_right, turn.transport)
 
 
-async def _watch_loop(lags: list[float]) -> None:
+async def watch_loop(lags: list[float]) -> None:
     """Note how late the loop runs a timer, until cancelled."""
     while True:
         started = time.perf_counter()

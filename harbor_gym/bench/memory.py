@@ -2,10 +2,100 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 
-from harbor_gym._runtime.procfs import PROC, process_ids
+from harbor_gym._runtime.procfs import PROC, descendants, process_ids
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.episode.prepared import PreparedEpisode
+
+_FILES_COMMAND = "df -k / | tail -n 1 | awk '{print $3}'"
+"""A local sandbox's overlay lies on a tmpfs of its own, whose use this prints in KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleMemory:
+    """What one more idle sandbox with an open terminal holds, in bytes: the mean of ``count`` beside a first one.
+
+    The first one is not counted, for it pays what all share: imports, the fork server, the pages of programs. Sizes of
+    processes are proportional (PSS), so a page that n processes share counts 1/n for each.
+    """
+
+    count: int
+    host_bytes: float
+    """In this process."""
+
+    below_bytes: float
+    """In processes of the sandbox on this machine: below this one, or in the container."""
+
+    files_bytes: float
+    """In files of the sandbox that lie in memory."""
+
+    @property
+    def sandbox_bytes(self) -> float:
+        """What is not in this process."""
+        return self.below_bytes + self.files_bytes
+
+
+async def measure_idle_memory(config: TerminalEnvConfig, *, count: int) -> IdleMemory:
+    """Start so many sandboxes beside a first one, and return what each of them holds on this machine.
+
+    Args:
+        config: The task and the sandbox.
+        count: Sandboxes to average over. The more, the less a page that all share weighs in the figure.
+
+    Raises:
+        SandboxError: One of them did not start.
+    """
+    async with _prepared(config, 1):
+        before = await asyncio.to_thread(_sizes)
+        async with _prepared(config, count) as prepared:
+            after = await asyncio.to_thread(_sizes)
+            containers = [await _container_bytes(item, config.sandbox) for item in prepared]
+            files = [await _file_bytes(item) for item in prepared] if config.sandbox == "local" else [0]
+    host, below = ((now - then) / count for now, then in zip(after, before, strict=True))
+    return IdleMemory(count, host, below + fmean(containers), fmean(files))
+
+
+@contextlib.asynccontextmanager
+async def _prepared(config: TerminalEnvConfig, count: int) -> AsyncGenerator[Sequence[PreparedEpisode]]:
+    episodes = [PreparedEpisode(config) for _ in range(count)]
+    try:
+        async with asyncio.TaskGroup() as group:
+            for episode in episodes:
+                group.create_task(_open(episode))
+        yield episodes
+    finally:
+        async with asyncio.TaskGroup() as group:
+            for episode in episodes:
+                group.create_task(episode.close())
+
+
+async def _open(episode: PreparedEpisode) -> None:
+    await episode.prepare()
+    await episode.look()
+
+
+def _sizes() -> tuple[int, int]:
+    """Return the bytes that this process holds, and those below it."""
+    return pss_bytes([os.getpid()]), pss_bytes(descendants(os.getpid()))
+
+
+async def _container_bytes(episode: PreparedEpisode, sandbox: str) -> int:
+    if sandbox != "docker":
+        return 0
+    name = await episode.phase.environment.exec("cat /etc/hostname")
+    return await asyncio.to_thread(lambda: pss_bytes(processes_of_container((name.stdout or "").strip())))
+
+
+async def _file_bytes(episode: PreparedEpisode) -> int:
+    answer = await episode.phase.environment.exec(_FILES_COMMAND)
+    return int((answer.stdout or "0").strip() or 0) << 10
 
 
 def processes_of_container(container: str) -> set[int]:

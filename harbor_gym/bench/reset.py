@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import shutil
 import tempfile
 import time
@@ -16,9 +15,8 @@ from typing import Any
 
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.processes import start_process
-from harbor_gym._runtime.procfs import descendants
 from harbor_gym._runtime.tables import plain_table
-from harbor_gym.bench.memory import processes_of_container, pss_bytes
+from harbor_gym.bench.memory import measure_idle_memory
 from harbor_gym.bench.report import percentile
 from harbor_gym.bench.sandbox import started_environment, write_bench_task
 from harbor_gym.config import PoolLimits, TerminalEnvConfig
@@ -32,6 +30,7 @@ HARBORS_DOCKER = "harbor.environments.docker.docker:DockerEnvironment"
 OURS, POOL, PEERS_RUN, HARBOR = "reset", "reset from a warm pool", "raw", "Harbor's DockerEnvironment"
 
 _POOL_SIZE = 4
+_IDLE_SANDBOXES = 16
 _RAW_IMAGE = "debian:bookworm-slim"
 
 
@@ -64,7 +63,7 @@ class ResetReport:
     env: str
     rows: list[ResetRow]
     idle_bytes: int | None
-    """Memory of one idle sandbox: its processes' PSS and what it wrote into memory."""
+    """Memory of one more idle sandbox beside others, see :class:`harbor_gym.bench.memory.IdleMemory`."""
 
     unavailable: dict[str, str]
     """Peers that could not be run here, and why."""
@@ -269,36 +268,12 @@ async def _harbors_docker(config: TerminalEnvConfig) -> AsyncGenerator[_Sample]:
         yield _Sample(time.perf_counter() - started)
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
-
-
 async def _idle_bytes(config: TerminalEnvConfig) -> int | None:
-    """Return what one idle sandbox with an open terminal holds; None where that is not on this machine."""
-    before = await asyncio.to_thread(descendants, os.getpid())
-    async with _prepared(config) as prepared:
-        environment = prepared.phase.environment
-        if config.sandbox == "docker":
-            name = await environment.exec("cat /etc/hostname")
-            pids = await asyncio.to_thread(processes_of_container, (name.stdout or "").strip())
-            pids |= await asyncio.to_thread(descendants, os.getpid()) - before
-            return await asyncio.to_thread(pss_bytes, pids) if pids else None
-        if config.sandbox != "local":
-            return None
-        used = await environment.exec("df -k / | tail -n 1 | awk '{print $3}'")
-        pids = await asyncio.to_thread(descendants, os.getpid()) - before
-        written = int((used.stdout or "0").strip() or 0) << 10
-        return await asyncio.to_thread(pss_bytes, pids) + written
-
-
-@contextlib.asynccontextmanager
-async def _prepared(config: TerminalEnvConfig) -> AsyncGenerator[PreparedEpisode]:
-    prepared = PreparedEpisode(config)
-    try:
-        await prepared.prepare()
-        await prepared.look()
-        yield prepared
-    finally:
-        await prepared.close()
+    """Return what one idle sandbox holds; None where that is not on this machine."""
+    if config.sandbox not in ("local", "docker"):
+        return None
+    idle = await measure_idle_memory(config, count=_IDLE_SANDBOXES)
+    return round(idle.sandbox_bytes)
 
 
 def format_reset(report: ResetReport) -> str:

@@ -177,3 +177,51 @@ def bench_gateway(
     typer.echo(json.dumps(report.as_object(), indent=2) if as_json else benchmark.format_gateway(report))
     if not report.is_right:
         raise typer.Exit(FAILED)
+
+
+@bench.command("scale")
+def bench_scale(
+    env: _BenchEnv = "local",
+    sandboxes: Annotated[int, typer.Option(min=1, help="Sandboxes that are live at the same time.")] = 64,
+    starts_at_once: Annotated[int, typer.Option(min=1, help="Sandboxes that start at the same time.")] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Hold many live sandboxes: time to the first prompt, event-loop lag, memory, time to close, none lost."""
+    from harbor_gym.bench.scale import fleet
+
+    with one_line_errors(), quiet_harbor():
+        preflight_by_name(env)
+        report = asyncio.run(fleet.bench_scale(env, sandboxes=sandboxes, starts_at_once=starts_at_once))
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else fleet.format_scale(report))
+    if not report.is_right:
+        raise typer.Exit(FAILED)
+
+
+@bench.command("soak")
+def bench_soak(
+    env: _BenchEnv = "local",
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes, one after the other.")] = 500,
+    at_once: Annotated[int, typer.Option(min=1, help="Episodes that run at the same time.")] = 16,
+    trouble: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share that is cancelled, killed, or fills its disk.")
+    ] = 0.1,
+    seed: Annotated[int, typer.Option(help="Chooses them.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Run short episodes with failures thrown in: each accounted for, and nothing left at the end."""
+    from harbor_gym.bench.scale import soak
+
+    def show_progress(done: int) -> None:
+        if sys.stderr.isatty():
+            typer.echo(f"\r{done}/{episodes} episodes", err=True, nl=done == episodes)
+
+    with one_line_errors(), quiet_harbor():
+        preflight_by_name(env)
+        report = asyncio.run(
+            soak.bench_soak(
+                env, episodes=episodes, at_once=at_once, trouble_share=trouble, seed=seed, on_progress=show_progress
+            )
+        )
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else soak.format_soak(report))
+    if not report.is_right:
+        raise typer.Exit(FAILED)

@@ -12,6 +12,7 @@ from typing import Any, override
 
 import cloudpickle
 
+from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.cluster.task_store import PackedTask, pack_task, task_path
 from harbor_gym.config import TerminalEnvConfig
 
@@ -109,7 +110,7 @@ def run_call(call: PackedCall) -> PackedResult:
     Raises:
         BaseException: What is no ``Exception``.
     """
-    scratch = Path(tempfile.mkdtemp(prefix="harbor-gym-call-"))
+    scratch = Path(tempfile.mkdtemp(prefix=temporary_prefix("call")))
     try:
         function, args, kwargs = _Unpickler(io.BytesIO(call.payload), scratch).load()
         is_error, outcome = False, None

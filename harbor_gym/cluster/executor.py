@@ -256,10 +256,8 @@ class ClusterExecutor(Executor):
         running = {worker.reference: worker for worker in self._workers if worker.job is not None}
         if not running:
             with self._changed:
-                if not self._pending and not self._is_closed:
-                    self._changed.wait(_REFRESH_SEC)
-                elif not self._nodes:
-                    self._changed.wait(_POLL_SEC)
+                if not self._is_closed or self._pending:
+                    self._changed.wait(_POLL_SEC if self._pending else _REFRESH_SEC)
             return
         ready, _ = self._ray.wait(list(running), num_returns=1, timeout=_POLL_SEC)
         for reference in ready:

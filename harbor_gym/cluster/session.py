@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import signal
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ def connect(limits: ClusterLimits, *, output_dir: Path | None = None) -> Generat
     """Yield an executor over a Ray cluster, and end it with the block.
 
     The cluster is the one that this process is connected to, or else the one that ``RAY_ADDRESS`` names, or else one
-    that is started on this machine. Calls that are under way when the block ends are interrupted; they close their
-    sandboxes first.
+    that is started on this machine. Calls that are under way when the block ends are interrupted and close their
+    sandboxes; SIGTERM ends the block as Ctrl-C does.
 
     Args:
         limits: How much of the cluster to take.
@@ -31,11 +33,29 @@ def connect(limits: ClusterLimits, *, output_dir: Path | None = None) -> Generat
         ray.init(log_to_driver=False, **({} if "RAY_ADDRESS" in os.environ else _local(limits)))
     executor = ClusterExecutor(ray, limits, output_dir=output_dir)
     try:
-        yield executor
+        with sigterm_as_interrupt():
+            yield executor
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
         if is_ours:
             ray.shutdown()
+
+
+@contextlib.contextmanager
+def sigterm_as_interrupt() -> Generator[None]:
+    """Have SIGTERM end the block as Ctrl-C does, so that what it holds is closed.
+
+    Only in the main thread, and only where SIGTERM would have ended the process at once.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _local(limits: ClusterLimits) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Ray nodes on this machine, each with a cache and a temporary folder of its own."""
 
 import contextlib
+import functools
 import os
+import shutil
 import signal
 import tempfile
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,17 @@ from typing import Any
 from tests.helpers.paths import ROOT
 
 SANDBOXES = 16
+_START_SEC = 240
+"""A machine that is busy with other tests starts a node in minutes; Ray itself gives up after 30 seconds."""
+
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 _QUIET = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # A raylet ends if its agent has not come up by then.
+    "RAY_agent_register_timeout_ms": f"{_START_SEC}000",
     "PYTHONPATH": str(ROOT),
 }
 
@@ -53,26 +61,44 @@ class Nodes:
             os.kill(info.process.pid, signal.SIGKILL)
 
 
+def _wait_for(get_node: Callable[..., Any], *args: Any) -> Any:
+    """Ask for a node's registration until it is there."""
+    deadline = time.monotonic() + _START_SEC
+    while True:
+        try:
+            return get_node(*args)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
+
+
 @contextlib.contextmanager
 def two_nodes(folder: Path) -> Generator[Nodes]:
     """Yield a cluster with the nodes ``first`` and ``second``, and this process connected to it."""
     import ray
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
+    get_node = services.get_node
+    services.get_node = functools.partial(_wait_for, get_node)
     before = {name: os.environ.get(name) for name in _QUIET}
     os.environ.update(_QUIET)
     # The paths of Ray's sockets must be short.
     session = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     head = {"num_cpus": 1, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": session, "env_vars": _QUIET})
+    cluster = Cluster()
     nodes = Nodes(cluster, folder)
     try:
+        cluster.add_node(**head, temp_dir=session, env_vars=_QUIET)
         nodes.add("first")
         nodes.add("second")
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
         yield nodes
     finally:
+        services.get_node = get_node
         ray.shutdown()
         cluster.shutdown()
+        shutil.rmtree(session, ignore_errors=True)
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})

@@ -1,0 +1,55 @@
+"""What this process has on its machine at one moment."""
+
+import gc
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from harbor_gym._runtime.procfs import PROC, descendants
+from harbor_gym.bench.memory import pss_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Counts of what episodes must give back."""
+
+    host_bytes: int
+    """Proportional set size of this process."""
+
+    below_bytes: int
+    """Of the processes below it."""
+
+    descriptors: int
+    threads: int
+    processes: int
+    """Below this one."""
+
+    mounts: int
+    """Of harbor_gym's, visible from here."""
+
+    folders: int
+    """Temporary ones of harbor_gym's."""
+
+    def exceeds(self, other: "Holdings") -> list[str]:
+        """Return what there is more of here than in ``other``, a line each, memory aside."""
+        names = ("descriptors", "threads", "processes", "mounts", "folders")
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
+        return [f"{now} {name}, were {then}" for name, now, then in pairs if now > then]
+
+
+def take_holdings() -> Holdings:
+    """Return what this process holds now, after a garbage collection. Blocks for some hundredths of a second."""
+    gc.collect()
+    own = PROC / "self"
+    below = descendants(os.getpid())
+    mounts = [line for line in (own / "mounts").read_text().splitlines() if "harbor" in line]
+    return Holdings(
+        host_bytes=pss_bytes([os.getpid()]),
+        below_bytes=pss_bytes(below),
+        descriptors=len(list((own / "fd").iterdir())),
+        threads=len(list((own / "task").iterdir())),
+        processes=len(below),
+        mounts=len(mounts),
+        folders=len(list(Path(tempfile.gettempdir()).glob("harbor-gym*"))),
+    )

@@ -1,0 +1,48 @@
+"""The page on scale shows the reports that lie beside it."""
+
+import importlib.util
+import json
+from types import ModuleType
+
+import pytest
+
+from tests.helpers.paths import ROOT
+
+SCALE = {
+    "env": "local",
+    "cpus": 2,
+    "sandboxes": 10,
+    "live_sec": 3.0,
+    "first_prompt_p99_sec": 1.234,
+    "answer_p99_ms": 12.0,
+    "lag_p99_ms": 4.0,
+    "host_mib": 0.2,
+    "below_mib": 4.7,
+    "close_sec": 1.0,
+    "lost": 0,
+}
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("scale_page", ROOT / ".ci" / "scale_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_script_draws(script: ModuleType) -> None:
+    page = (ROOT / "docs" / "scale.md").read_text()
+    assert script.draw(page, json.loads((ROOT / "docs" / "scale.json").read_text())) == page
+
+
+def test_a_report_becomes_a_row(script: ModuleType) -> None:
+    page = script.draw(f"before {script.BEGIN} old {script.END} after", {script.key_of(SCALE): SCALE})
+    assert "old" not in page
+    assert page.startswith("before ")
+    assert page.endswith(" after")
+    assert "| local | 10 | 2 | 3.0 | 1.23 | 12 | 4.0 | 0.20 | 4.70 | 1.0 | 0 |" in page
+    with pytest.raises(SystemExit, match="figures"):
+        script.draw("no marks", {})
