@@ -112,7 +112,13 @@ def test_importing_is_light(module: str) -> None:
 
 
 # Where the package that is imported has another name than what is installed.
-_DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "pydantic_core": "pydantic", "tinker_cookbook": "tinker-cookbook", "nemo_gym": "nemo-gym"}
+_DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "yaml": "pyyaml",
+    "pydantic_core": "pydantic",
+    "tinker_cookbook": "tinker-cookbook",
+    "nemo_gym": "nemo-gym",
+}
 
 
 def test_what_is_imported_is_declared() -> None:
