@@ -1,6 +1,6 @@
 # A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
 .DEFAULT_GOAL := help
-.PHONY: help setup engines engines-local engines-docker train learn test check fmt lock mutants clean
+.PHONY: help setup engines engines-local engines-docker engines-apptainer train learn test check fmt lock mutants clean
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -20,7 +20,10 @@ engines-local: ## Install what the local sandbox needs: tmux, buildah, slirp4net
 engines-docker: ## Install Docker with Compose v2 and start it where nothing else does
 	.ci/engines.sh docker
 
-engines: engines-local engines-docker ## Both of the above
+engines-apptainer: ## Unpack Apptainer into build/engines where it is not installed
+	.ci/engines.sh apptainer
+
+engines: engines-local engines-docker engines-apptainer ## All of the above
 
 train: setup engines-local ## Train on tasks/devops_task here, on the CPU (ARGS= adds flags)
 	$(PY) recipes/train.py --task-dir tasks/devops_task --env local --backend local --zero-reward-on-limit $(ARGS)

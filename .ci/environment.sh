@@ -19,7 +19,7 @@ case $name in
   *) python=${2:-.venv/bin/python} ;;
 esac
 # The installed package is this checkout: another one with the same environment installs itself anew.
-wanted="$(sha256sum <"$pins") $("$python" --version) $PWD"
+wanted="$(cat "$pins" pyproject.toml | sha256sum) $("$python" --version) $PWD"
 if [ "$(cat "$environment/.installed" 2>/dev/null)" != "$wanted" ]; then
   say "making $environment (a few minutes the first time)"
   .venv/bin/uv venv -q --clear --seed --python "$python" "$environment"

@@ -42,19 +42,21 @@ apt_major() {
 }
 
 # Prepare apt for a newer suite of this distribution, at the mirror that this machine's own sources name, with lists of
-# its own under the directory $1. Fills the array newer_suite with apt's options. $2 is deb or deb-src, $3 another suite of
-# Debian's.
+# its own under the directory $1. Fills the array newer_suite with apt's options. $2 is deb or deb-src. $3 is a suite of
+# Debian's, taken wherever this is, from HARBOR_GYM_DEBIAN_MIRROR where the sources name no mirror of Debian.
 apt_newer_suite() {
-  local work=$1 kind=$2 label suite keyring mirror
+  local work=$1 kind=$2 named=${3:-} label suite keyring mirror distribution
+  distribution=${named:+debian}
   # shellcheck disable=SC1091  # the system's own description of itself
-  case $(. /etc/os-release && echo "$ID") in
-    debian) label=Debian suite=${3:-trixie} keyring=/usr/share/keyrings/debian-archive-keyring.gpg ;;
+  case ${distribution:=$(. /etc/os-release && echo "$ID")} in
+    debian) label=Debian suite=${named:-trixie} keyring=/usr/share/keyrings/debian-archive-keyring.gpg ;;
     ubuntu) label=Ubuntu suite=noble keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg ;;
     *) return 1 ;;
   esac
   # shellcheck disable=SC2016  # apt expands the fields, not the shell
   mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' "Origin: $label" | sed -n "s/^$label //p")
   mirror=${mirror%%$'\n'*}
+  [ -z "$named" ] || mirror=${HARBOR_GYM_DEBIAN_MIRROR:-$mirror}
   [ -n "$mirror" ] || return 1
   mkdir -p "$work"/{lists/partial,cache/archives/partial}
   echo "$kind [signed-by=$keyring] $mirror $suite main" >"$work/sources.list"

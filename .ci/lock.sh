@@ -12,7 +12,7 @@ trap 'rm -f "$new"' EXIT
 [ ! -f "$pins" ] || cp "$pins" "$new"
 # Every extra but those that need an environment of their own.
 extras=(tinker server trl openenv skyrl ray plot render)
-.venv/bin/uv pip compile pyproject.toml "${extras[@]/#/--extra=}" --group dev \
+.venv/bin/uv pip compile pyproject.toml "${extras[@]/#/--extra=}" --group dev --group engine \
   --universal --python-version 3.12 --overrides .requirements/overrides.txt \
   --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file "$new" "$@" >/dev/null
 {
@@ -53,3 +53,14 @@ alone=.requirements/nemo_gym.txt
   grep -v '^#' "$new"
 } >"$alone"
 say "wrote $(grep -c == "$alone") pins to $alone"
+# The embedded training server alone, for `harbor-gym server install`: it ships with the package.
+server=harbor_gym/embedded/server_requirements.txt
+cp "$server" "$new"
+.venv/bin/uv pip compile --group engine --constraint "$pins" --overrides .requirements/overrides.txt \
+  --universal --python-version 3.12 \
+  --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file "$new" "$@" >/dev/null
+{
+  echo '# The embedded training server, pinned. Made by: make lock. Installed by: harbor-gym server install, with --no-deps.'
+  grep -v '^#' "$new"
+} >"$server"
+say "wrote $(grep -c == "$server") pins to $server"

@@ -14,6 +14,7 @@ from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.episode.grading.rewards import reward_function
 from harbor_gym.episode.guarded_turn import PATIENCE_SEC, longest_wait_sec, take_turn
 from harbor_gym.episode.prepared import PreparedEpisode, open_phase_terminal
+from harbor_gym.episode.trajectory import Trajectory
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.parsed import ParsedAction
@@ -79,6 +80,7 @@ class AsyncTerminalGymEnv:
         self._time_limit_sec: float | None = None
         self._limited_from_sec = 0.0
         self._recorder: CastRecorder | None = None
+        self._trajectory: Trajectory | None = None
         self._started = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self.screen: Screen | None = None
@@ -144,7 +146,7 @@ class AsyncTerminalGymEnv:
                 reward; ``reset`` starts a new one.
         """
         parsed = parse_action(action, format=self.config.action_format)
-        return await self._transition("step", lambda: self._step(parsed))
+        return await self._transition("step", lambda: self._step(parsed, action if isinstance(action, str) else ""))
 
     async def close(self) -> None:
         """Stop the sandbox and remove everything that was not asked to be kept. Idempotent, at any time.
@@ -179,6 +181,8 @@ class AsyncTerminalGymEnv:
         self._started = time.monotonic()
         if (path := self._recording_path(prepared.episode)) is not None:
             await asyncio.to_thread(self._start_recording, path, prepared.task.name)
+        if self.config.trials_dir is not None:
+            self._trajectory = Trajectory(sandbox=self.config.sandbox, action_format=self.config.action_format)
         turn = await prepared.look()
         self._prepared, self._episode, self._terminal = None, prepared.episode, prepared.terminal
         await self._look(prepared.terminal)
@@ -218,6 +222,8 @@ class AsyncTerminalGymEnv:
     def _show(self, phase: "AgentPhase", turn: TerminalTurn) -> EpisodeInfo:
         self._confirmation_pending = False
         self._record("", turn)
+        if self._trajectory is not None:
+            self._trajectory.open_phase(phase.instruction, turn.text)
         info = EpisodeInfo(
             instruction=phase.instruction,
             sandbox=self.config.sandbox,
@@ -232,7 +238,7 @@ class AsyncTerminalGymEnv:
             info["mcp_servers"] = tuple(server.model_dump() for server in phase.resources.mcp_servers)
         return info
 
-    async def _step(self, parsed: ParsedAction) -> StepResult:
+    async def _step(self, parsed: ParsedAction, message: str) -> StepResult:
         assert self._terminal is not None
         language = self.config.action_format
         self._turn += 1
@@ -255,6 +261,8 @@ class AsyncTerminalGymEnv:
                 self._confirmation_pending = False
                 observation = prompts.with_warning(parsed.warning, observation)
         info["confirmation_pending"] = self._confirmation_pending
+        if self._trajectory is not None:
+            self._trajectory.turn(message, parsed.commands, observation, info)
         reason = reason or self._exhausted_budget()
         if reason is None:
             return StepResult(observation, 0.0, False, info)
@@ -345,6 +353,8 @@ class AsyncTerminalGymEnv:
             leavings = self._terminal.leavings
         end = await self._episode.end_phase(keep_processes=keep, is_last=is_last, terminal=leavings)
         info["rewards"] = dict(end.rewards)
+        if end.verifier is not None:
+            info["verifier_output"], info["verifier_files"] = end.verifier.output, dict(end.verifier.files)
         info["metrics"]["time/verifier_sec"] = end.verifier_sec
         info["metrics"]["stopped_processes"] = end.stopped_processes
         if end.oom_kills is not None:
@@ -376,6 +386,9 @@ class AsyncTerminalGymEnv:
         info["episode_reward"] = episode_reward
         info["trial_dir"] = self._episode.trial_dir if self.config.trials_dir is not None else None
         info["metrics"]["time/terminal_sec"] = self._terminal_sec
+        trajectory, self._trajectory = self._trajectory, None
+        if trajectory is not None and info["trial_dir"] is not None:
+            await asyncio.to_thread(trajectory.write, info["trial_dir"], info)
         await self._release()
 
     def _keeps_processes(self, episode: "Episode") -> bool:

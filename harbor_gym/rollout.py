@@ -31,7 +31,7 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
         while not step.done:
             prompt = step.observation
             sampled = await sample(prompt)
-            step = await env.step(sampled.tokens, stop_reason=sampled.stop_reason)
+            step = await env.step(sampled.tokens, stop_reason=sampled.stop_reason, logprobs=sampled.logprobs)
             transitions.append(TokenTransition(prompt, sampled, step.reward, step.info))
     except HarborGymError as exc:
         if not exc.is_infrastructure:

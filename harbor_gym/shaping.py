@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any, cast
 
 from harbor_gym._runtime.imports import import_named
 from harbor_gym.env import AsyncTerminalGymEnv
@@ -48,8 +48,8 @@ async def trajectory_reward(hook: TrajectoryReward, transcript: Transcript) -> f
     Raises:
         UsageError: It is no finite number.
     """
-    found = hook(transcript)
-    value = await found if inspect.isawaitable(found) else found
+    found: Any = hook(transcript)
+    value: Any = await found if inspect.isawaitable(found) else found
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise UsageError(f"trajectory_reward returned {value!r}; expected a finite number")
     return float(value)

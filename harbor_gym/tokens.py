@@ -77,6 +77,11 @@ class Transcript:
     turns: list[Turn] = field(default_factory=list)
     final_observation: str = ""
     started: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+
+    system_prompt: str = ""
+    start_info: EpisodeInfo | None = None
+    """What ``reset`` reported; None where it failed."""
 
 
 class TokenTerminalEnv:
@@ -105,6 +110,8 @@ class TokenTerminalEnv:
         self._prompt: list[int] = []
         self._shown = ""
         self._lengths = 0, 0
+        self._shown_at = 0.0
+        self._sampled: tuple[Sequence[float] | None, float] = None, 0.0
         self._off_template_turns = 0
 
     async def reset(self) -> TokenStep:
@@ -113,26 +120,35 @@ class TokenTerminalEnv:
         Raises:
             HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset` does.
         """
+        self.transcript = Transcript(system_prompt=prompts.system_prompt(self.env.config.action_format))
         screen, info = await self.env.reset()
-        self.transcript = Transcript()
+        self.transcript.start_info = info
         self._off_template_turns = 0
         self._shown = prompts.first_message(info.get("instruction", ""), screen)
         messages = [
-            ChatMessage(role="system", content=prompts.system_prompt(self.env.config.action_format)),
+            ChatMessage(role="system", content=self.transcript.system_prompt),
             ChatMessage(role="user", content=self._shown),
         ]
         self._prompt = await asyncio.to_thread(self._codec.prompt, messages)
         if not self._fits(self._prompt):
             return await self._truncated(EndReason.CONTEXT_OVERFLOW)
+        self._shown_at = time.monotonic()
         return TokenStep(list(self._prompt), 0.0, False, info)
 
-    async def step(self, sampled: Sequence[int], *, stop_reason: StopReason = "stop") -> TokenStep:
+    async def step(
+        self,
+        sampled: Sequence[int],
+        *,
+        stop_reason: StopReason = "stop",
+        logprobs: Sequence[float] | None = None,
+    ) -> TokenStep:
         """Act on one sampled message.
 
         Args:
             sampled: The tokens as they were sampled, with the stop token if the sampler returns it.
             stop_reason: ``"length"`` means the message was cut at the token limit: nothing of it is executed, and
                 the episode ends truncated and verified.
+            logprobs: Log-probability of each of the tokens, in nats; kept in the transcript.
 
         Raises:
             HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.step` does.
@@ -140,6 +156,7 @@ class TokenTerminalEnv:
         if not self._prompt:
             raise UsageError("step can't be called before reset")
         self._lengths = len(self._prompt), len(sampled)
+        self._sampled = logprobs, time.monotonic() - self._shown_at
         action = await asyncio.to_thread(self._codec.text, sampled)
         if stop_reason == "length":
             return self._record(action, await self._truncated(EndReason.MAX_TOKENS))
@@ -158,6 +175,7 @@ class TokenTerminalEnv:
         self._prompt = extended
         result = self._record(action, TokenStep(list(extended), reward, False, info))
         self._shown = observation
+        self._shown_at = time.monotonic()
         return result
 
     async def close(self) -> None:
@@ -179,5 +197,5 @@ class TokenTerminalEnv:
     def _record(self, action: str, step: TokenStep) -> TokenStep:
         if step.done and isinstance(self._codec, ComparesTemplate):
             step.info["metrics"]["off_template_turns"] = self._off_template_turns
-        self.transcript.turns.append(Turn(self._shown, action, step.info, step.reward, *self._lengths))
+        self.transcript.turns.append(Turn(self._shown, action, step.info, step.reward, *self._lengths, *self._sampled))
         return step

@@ -1,17 +1,25 @@
 """Episodes as files: one JSON document each."""
 
 import json
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from harbor_gym._runtime.files import replace_text
 from harbor_gym.tokens import Transcript, Turn
+from harbor_gym.types import EpisodeInfo
 
-TRANSCRIPT_FORMAT = 1
+TRANSCRIPT_FORMAT = 2
 """Version of the documents below."""
 
-_KEPT_INFO = ("parse_error", "exit_code", "waits", "confirmation_pending", "metrics")
+_KEPT_INFO = (
+    *("parse_error", "exit_code", "waits", "omitted_bytes", "confirmation_pending", "metrics", "instruction"),
+    *("rewards", "verifier_output", "verifier_files"),
+)
+_KEPT_START = ("task", "sandbox", "instruction", "transport", "image_substitutions", "setup", "metrics")
+_LOGPROB_DIGITS = 4
 
 
 def write_transcript(path: Path, transcript: Transcript, *, labels: dict[str, Any], error: str | None = None) -> None:
@@ -31,6 +39,11 @@ def write_transcript(path: Path, transcript: Transcript, *, labels: dict[str, An
         "error": error,
         "reward": None if error else sum(turn.reward for turn in transcript.turns),
         "rewards": last.get("rewards") if last else None,
+        "breakage": last.get("breakage") if last else None,
+        "verifier": _verifier(last),
+        "system_prompt": transcript.system_prompt,
+        "start": _kept(transcript.start_info, _KEPT_START),
+        "started": round(transcript.started, 3),
         "seconds": round(time.time() - transcript.started, 3),
         "turns": [_turn(turn) for turn in transcript.turns],
         "final_observation": transcript.final_observation,
@@ -39,13 +52,46 @@ def write_transcript(path: Path, transcript: Transcript, *, labels: dict[str, An
     replace_text(path, json.dumps(document, ensure_ascii=False, indent=1))
 
 
+def add_logprobs(path: Path, logprobs: Sequence[Sequence[float] | None]) -> None:
+    """Add to a transcript what was known only when its whole group had been played.
+
+    Args:
+        path: The transcript; where there is none, nothing happens.
+        logprobs: Of each turn in order, the log-probability of each sampled token; None where it is not known.
+    """
+    if not path.is_file():
+        return
+    document = json.loads(path.read_text(encoding="utf-8"))
+    for turn, values in zip(document["turns"], logprobs, strict=False):
+        if values is not None:
+            turn["logprobs"] = _rounded(values)
+    replace_text(path, json.dumps(document, ensure_ascii=False, indent=1))
+
+
+def _verifier(info: EpisodeInfo | None) -> dict[str, Any] | None:
+    """Return what the last verifier left."""
+    if info is None or "rewards" not in info:
+        return None
+    return {"output": info.get("verifier_output", ""), "files": info.get("verifier_files", {})}
+
+
+def _kept(info: EpisodeInfo | None, keys: Sequence[str]) -> dict[str, Any]:
+    known = cast(dict[str, Any], info or {})
+    return {key: known[key] for key in keys if key in known}
+
+
+def _rounded(values: Sequence[float]) -> list[float | None]:
+    return [round(value, _LOGPROB_DIGITS) if math.isfinite(value) else None for value in values]
+
+
 def _turn(turn: Turn) -> dict[str, Any]:
-    info = cast(dict[str, Any], turn.info)
     return {
         "observation": turn.observation,
         "action": turn.action,
         "reward": turn.reward,
         "prompt_tokens": turn.prompt_tokens,
         "sampled_tokens": turn.sampled_tokens,
-        **{key: info[key] for key in _KEPT_INFO if key in info},
+        "thinking_sec": None if turn.thinking_sec is None else round(turn.thinking_sec, 3),
+        "logprobs": None if turn.logprobs is None else _rounded(turn.logprobs),
+        **_kept(turn.info, _KEPT_INFO),
     }

@@ -14,6 +14,9 @@ from typing import Any, Literal, NamedTuple, Protocol, Required, TypedDict
 
 from harbor_gym.errors import HarborGymError
 
+DEFAULT_SANDBOX = "local"
+"""The sandbox where none is named, in every command and adapter: the one that needs no daemon."""
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -143,6 +146,12 @@ class EpisodeInfo(TypedDict, total=False):
     rewards: dict[str, float]
     """When graded: every key of the verifier's reward; in a multi-step task of the step that just ended."""
 
+    verifier_output: str
+    """When graded, and the verifier printed something: the end of it."""
+
+    verifier_files: dict[str, int]
+    """When graded: the files in the verifier's folder, path → size in bytes."""
+
     episode_reward: float
     """When done: the task's reward as Harbor reports it, for a multi-step task by its own strategy (mean or final) over
     the steps that were graded. An episode that a budget cuts in a middle step is reported as Harbor reports one that a
@@ -267,6 +276,12 @@ class Turn:
 
     sampled_tokens: int = 0
     """Length of the answer, in tokens."""
+
+    logprobs: Sequence[float] | None = None
+    """Log-probability of each sampled token under the sampling policy, in nats, where it is known."""
+
+    thinking_sec: float | None = None
+    """Seconds from showing the observation to receiving the answer."""
 
 
 # -- rollouts --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Train a policy on Harbor tasks, one or many, with tinker-cookbook's RL loop.
+"""Train a policy on Harbor tasks, one or many, with tinker-cookbook's RL loop: ``harbor-gym train`` with your defaults.
 
 The same loop runs against the Tinker service (``--backend tinker``) and against the embedded server on this machine
 (``--backend local``); only the address differs.
@@ -11,9 +11,8 @@ The same loop runs against the Tinker service (``--backend tinker``) and against
         --groups-per-batch 4 --epochs 3 --env docker
 """
 
-from exits import run_and_exit
-
 from harbor_gym.adapters.tinker.training import TrainConfig
+from harbor_gym.cli.exits import run_and_exit
 from harbor_gym.cli.recipes.train import train_app
 
 

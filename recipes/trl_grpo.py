@@ -16,11 +16,12 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from harbor_gym.adapters.trl import HarborSpec
 from harbor_gym.cli.recipes.common import one_line_errors
+from harbor_gym.types import DEFAULT_SANDBOX
 
 
 def main(
     tasks: Annotated[Path, typer.Option(help="A Harbor task, or a directory of tasks.")],
-    env: Annotated[str, typer.Option(help="Sandbox: local, docker, daytona, …")] = "docker",
+    env: Annotated[str, typer.Option(help="Sandbox: local, docker, daytona, …")] = DEFAULT_SANDBOX,
     agent: Annotated[str, typer.Option(help="bash, terminal, or module.path:Class.")] = "bash",
     model_name: Annotated[str, typer.Option(help="Model on the Hub, or a directory.")] = "Qwen/Qwen3-4B",
     output_dir: Annotated[str, typer.Option(help="Checkpoints and logs.")] = "runs/trl",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.helpers.engines import ENGINES, require_engine
+from tests.helpers.engines import ENGINES, require_engine, use_unpacked_engines
 from tests.helpers.tasks import write_task
 
 pytest_plugins = ["harbor_gym.testing.pytest_plugin"]
@@ -31,6 +31,7 @@ settings.load_profile("harbor-gym")
 
 def pytest_configure() -> None:
     """Hear SIGINT, and have programs that tests start hear it: a shell's background job is started deaf to it."""
+    use_unpacked_engines()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -42,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.stem, len(_LONGEST)))
     for item in items:
         parameters = callspec.id if (callspec := getattr(item, "callspec", None)) else ""
-        engine = next((name for name in ("docker", "local") if name in parameters), "")
+        engine = next((name for name in ("docker", "local", "apptainer") if name in parameters), "")
         item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {engine}"))
 
 

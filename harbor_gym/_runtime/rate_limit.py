@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from typing import Protocol
 
 _JITTER = 0.25
 """Waits are lengthened by up to this share, so that processes that were refused together don't come back together."""
@@ -38,6 +39,39 @@ class TokenBucket:
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._per_sec)
         self._filled_at = now
         return max((1 - self._tokens) / self._per_sec, self._not_before - now)
+
+
+class StartGate(Protocol):
+    """Lets starts through that other processes share a limit with."""
+
+    async def acquire(self) -> None:
+        """Wait until a start is allowed, and count it."""
+        ...
+
+    def back_off(self, seconds: float) -> None:
+        """Allow no start for at least so long. Returns at once."""
+        ...
+
+
+_gate: StartGate | None = None
+
+
+def set_start_gate(gate: StartGate | None) -> None:
+    """Have every start of a sandbox in this process ask first; None starts them at once."""
+    global _gate
+    _gate = gate
+
+
+async def pass_start_gate() -> None:
+    """Wait until this process may start one more sandbox."""
+    if _gate is not None:
+        await _gate.acquire()
+
+
+def back_off_starts(seconds: float) -> None:
+    """Report to the gate that a provider wants later starts."""
+    if _gate is not None:
+        _gate.back_off(seconds)
 
 
 def _jittered(seconds: float) -> float:

@@ -53,11 +53,16 @@ def build_environment() -> dict[str, str]:
 
 
 @functools.cache
-def refusal() -> tuple[str, str]:
-    """Return why this user can't make sandboxes here, and what root can do about it; both empty where they can."""
+def refusal(min_linux: tuple[int, int] = _MIN_LINUX) -> tuple[str, str]:
+    """Return why this user can't make sandboxes here, and what root can do about it; both empty where they can.
+
+    Args:
+        min_linux: The oldest version of Linux that will do; by default the first with user attributes on tmpfs.
+    """
     release = platform.release()
-    if tuple(map(int, re.findall(r"\d+", release)[:2])) < _MIN_LINUX:
-        return f"Linux {release} has no user attributes on tmpfs", "boot Linux 6.6 or newer"
+    if tuple(map(int, re.findall(r"\d+", release)[:2])) < min_linux:
+        newest = ".".join(map(str, min_linux))
+        return f"Linux {release} is too old for sandboxes of an ordinary user", f"boot Linux {newest} or newer"
     if (switched := switch_refusal())[0]:
         return switched
     if shutil.which("newuidmap") is None or shutil.which("newgidmap") is None:

@@ -1,43 +1,75 @@
 """The console command ``harbor-gym``: its commands, one file each. They parse and print, and compute nothing."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from harbor_gym import __version__
-from harbor_gym.cli import base, bench, cache, check, check_sandbox, doctor, nemo_gym, reap, report, watch
+from harbor_gym.cli import bench, nemo_gym, sif
+from harbor_gym.cli.exits import run_and_exit
+from harbor_gym.cli.lazy import LAZY, CommandsGroup, LazyCommand
+from harbor_gym.cli.machine import base, cache, doctor, reap, server
+from harbor_gym.cli.plain_help import HELP_NAMES, PlainCommand
+from harbor_gym.cli.results import plot, report, sweep, watch
+from harbor_gym.cli.tasks import check, check_sandbox, demo, init, play
 
 app = typer.Typer(
     name="harbor-gym",
+    cls=CommandsGroup,
     help="Harbor tasks as reinforcement-learning environments.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings=HELP_NAMES,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
-app.command()(check.check)
-app.command("check-sandbox")(check_sandbox.check_sandbox)
-app.command()(doctor.doctor)
-app.command()(base.base)
-app.command()(reap.reap)
-app.command()(report.report)
-app.command()(watch.watch)
+for _name, _function, _summary in (
+    ("demo", demo.demo, "Play an episode now, without any setup."),
+    ("init", init.init, "Write a new task to start from."),
+    ("play", play.play, "Play a task in your own terminal."),
+    ("plot", plot.plot, "Draw the curves of runs, by learning rate."),
+    ("report", report.report, "Write a run as one HTML file."),
+    ("watch", watch.watch, "Show a run's episodes live, in tmux."),
+    ("check", check.check, "Check that tasks grade as they should."),
+    ("check-sandbox", check_sandbox.check_sandbox, "Check a kind of sandbox against the contract."),
+    ("doctor", doctor.doctor, "Show what can be used on this machine."),
+    ("base", base.base, "Build a base image without a registry."),
+    ("reap", reap.reap, "Remove what killed processes left."),
+):
+    app.command(_name, cls=PlainCommand, short_help=_summary)(_function)
+app.command("sweep", cls=PlainCommand, short_help="Train for each rate and seed.", context_settings=sweep.SETTINGS)(
+    sweep.sweep
+)
+app.add_typer(server.server, name="server")
 app.add_typer(cache.cache, name="cache")
+app.add_typer(sif.sif, name="sif")
 app.add_typer(bench.bench, name="bench")
 app.add_typer(nemo_gym.nemo_gym, name="nemo-gym")
 
 
-@app.command("eval", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def _eval(context: typer.Context) -> None:
-    """Play episodes of each task with a policy, and show how many it solves."""
-    # Its flags are made from its configuration, which costs a second that other commands should not pay.
+def _train() -> typer.Typer:
+    from harbor_gym.cli.recipes.train import train_app
+
+    return train_app(program="harbor-gym train")
+
+
+def _eval() -> typer.Typer:
     from harbor_gym.cli.recipes.evaluate import eval_app
 
-    eval_app(program="harbor-gym eval")(context.args, prog_name="harbor-gym eval")
+    return eval_app(program="harbor-gym eval")
 
 
-def main() -> None:
-    """Run the command line; the console script's entry point."""
-    app(prog_name="harbor-gym")
+LAZY["train"] = LazyCommand("Train a policy on Harbor tasks.", _train)
+LAZY["eval"] = LazyCommand("Show how many episodes a policy solves.", _eval)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and end the process; the console script's entry point.
+
+    Args:
+        arguments: What comes after the program's name; None is the process's own.
+    """
+    run_and_exit(lambda: app(None if arguments is None else list(arguments), prog_name="harbor-gym"))
 
 
 def _print_version(is_asked: bool) -> None:

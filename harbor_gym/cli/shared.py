@@ -14,6 +14,9 @@ FAILED = 1
 MISUSED = 2
 """Exit code: wrong arguments or something missing; nothing was started."""
 
+INTERRUPTED = 130
+"""Exit code: ended by SIGINT."""
+
 
 def preflight_by_name(env: str) -> None:
     """Check that sandboxes of this kind can start here.

@@ -5,8 +5,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.config.verify_paths import VerifyPaths, check_paths
-from harbor_gym.types import ActionFormat
+from harbor_gym.errors import UsageError
+from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
 
 
 def describe_problems(error: ValidationError) -> str:
@@ -56,9 +58,10 @@ class TerminalEnvConfig(_Config):
     """Everything an :class:`harbor_gym.AsyncTerminalGymEnv` needs to know."""
 
     task_dir: Path
-    """Harbor task directory (``task.toml``, ``instruction.md``, ``environment/``, ``tests/``)."""
+    """Harbor task directory (``task.toml``, ``instruction.md``, ``environment/``, ``tests/``), or ``task:NAME`` of one
+    that is shipped with the package."""
 
-    sandbox: str = "docker"
+    sandbox: str = DEFAULT_SANDBOX
     """``local``, a Harbor environment type by name (``docker``, ``daytona``, …), or ``module.path:Class``."""
 
     sandbox_options: dict[str, Any] = Field(default_factory=dict)
@@ -134,6 +137,14 @@ class TerminalEnvConfig(_Config):
 
     stop_timeout_sec: float = Field(default=60.0, gt=0)
     """Seconds that ``close`` gives Harbor to stop the sandbox before it gives up and raises."""
+
+    @field_validator("task_dir")
+    @classmethod
+    def _find_shipped(cls, value: Path) -> Path:
+        try:
+            return resolve_shipped(value)
+        except UsageError as exc:
+            raise ValueError(str(exc)) from exc
 
     @field_validator("verify_paths")
     @classmethod

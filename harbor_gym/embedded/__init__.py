@@ -77,7 +77,7 @@ async def ensure_policy(
         MissingDependencyError: An extra is not installed.
         HarborGymError: The sandbox failed again and again.
     """
-    key = await asyncio.to_thread(_key, task_dir, renderer_name, agent, seed)
+    key = await asyncio.to_thread(policy_key, task_dir, renderer_name, agent, seed)
     folder = cache_dir() / "policies" / key
     async with locked(f"policy-{key}"):
         if rebuild:
@@ -151,7 +151,8 @@ def _quickest(sandbox: str) -> str:
     return sandboxes.LOCAL
 
 
-def _key(task_dir: Path, renderer_name: str, agent: AgentConfig | str | None, seed: int) -> str:
+def policy_key(task_dir: Path, renderer_name: str, agent: AgentConfig | str | None, seed: int) -> str:
+    """Return the name of a task's policy in the cache: a digest of all that decides it."""
     if not (task_dir / "task.toml").is_file():
         raise TaskError(f"{task_dir} is not a Harbor task directory: it has no task.toml")
     digest = hashlib.sha256()

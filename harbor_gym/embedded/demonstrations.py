@@ -97,9 +97,36 @@ def summary(played: Sequence[Demonstration]) -> str:
     return f"{len(played)} episodes, {solved:.0%} solved, {fmean(item.turns for item in played):.2f} turns; {counts}"
 
 
+async def play_in_env(config: TerminalEnvConfig, demonstrator: Demonstrator) -> Demonstration:
+    """Play one episode in our own loop.
+
+    Args:
+        config: The task, the sandbox and ``max_turns``.
+        demonstrator: A fresh one.
+
+    Raises:
+        HarborGymError: The sandbox or the verifier failed.
+    """
+    async with AsyncTerminalGymEnv(config) as env:
+        observation, info = await env.reset()
+        messages = [
+            {"role": "system", "content": prompts.system_prompt()},
+            {"role": "user", "content": prompts.first_message(info.get("instruction", ""), observation)},
+        ]
+        turns, reward, done = 0, 0.0, False
+        while not done:
+            text = demonstrator.answer(observation).text()
+            messages.append({"role": "assistant", "content": text})
+            observation, reward, done, info = await env.step(text)
+            turns += 1
+            if not done:
+                messages.append({"role": "user", "content": observation})
+        return Demonstration(tuple(messages), reward, turns, info.get("end_reason", EndReason.COMPLETED))
+
+
 def _player(agent: "AgentConfig | str | None") -> _Play:
     if agent is None:
-        return _play
+        return play_in_env
     from harbor_gym.adapters.harbor.agents import require_terminus_json
     from harbor_gym.embedded.agent_demonstrations import play_with_agent
 
@@ -117,21 +144,3 @@ async def _play_surviving(play: _Play, config: TerminalEnvConfig, script: Script
                 raise
             _log.warning("demonstration %s, attempt %d of %d: %s", seed, attempt, _ATTEMPTS, exc)
     raise AssertionError("the last attempt returns or raises")
-
-
-async def _play(config: TerminalEnvConfig, demonstrator: Demonstrator) -> Demonstration:
-    async with AsyncTerminalGymEnv(config) as env:
-        observation, info = await env.reset()
-        messages = [
-            {"role": "system", "content": prompts.system_prompt()},
-            {"role": "user", "content": prompts.first_message(info.get("instruction", ""), observation)},
-        ]
-        turns, reward, done = 0, 0.0, False
-        while not done:
-            text = demonstrator.answer(observation).text()
-            messages.append({"role": "assistant", "content": text})
-            observation, reward, done, info = await env.step(text)
-            turns += 1
-            if not done:
-                messages.append({"role": "user", "content": observation})
-        return Demonstration(tuple(messages), reward, turns, info.get("end_reason", EndReason.COMPLETED))

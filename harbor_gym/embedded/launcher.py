@@ -128,6 +128,7 @@ def _own_options() -> argparse.ArgumentParser:
     parser.add_argument("--listen-fd", type=int, help="an inherited socket to listen on, instead of --host and --port")
     parser.add_argument("--ready-file", type=Path, help="file made when the engine has loaded the model")
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help="end when this parent process ends")
+    parser.add_argument("--verify", action="store_true", help="only look whether this SkyRL can be started")
     parser.add_argument("--engine", action="store_true", help="be the engine process (used by the server itself)")
     return parser
 
@@ -316,6 +317,8 @@ def main(argv: list[str] | None = None) -> None:
         die_with_parent(own.die_with_parent)
     if problems := verify_skyrl():
         raise SystemExit("cannot start the embedded training server:\n  " + "\n  ".join(problems))
+    if own.verify:
+        return
     from skyrl.tinker.config import EngineConfig, add_model
 
     parser = argparse.ArgumentParser(parents=[_own_options()], allow_abbrev=False)

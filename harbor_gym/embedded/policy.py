@@ -155,5 +155,5 @@ def training_stack() -> Generator[None]:
             raise
         raise MissingDependencyError(
             f"the embedded backend needs {package}, which is not installed: "
-            'run `make setup`, or pip install "harbor-gym[tinker,server]"'
+            'pip install "harbor-gym[tinker,server]", then run `harbor-gym server install`'
         ) from error

@@ -2,18 +2,23 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harbor_gym._runtime.progress import ShowBar, show_no_bar
 from harbor_gym.adapters.tinker.policies import EvaluatedPolicy
 from harbor_gym.adapters.tinker.training.config import Backend
 from harbor_gym.adapters.tinker.training.preparation import TrainRun
 from harbor_gym.adapters.tinker.training.service import ModelService, OpenService, cancelled_with, tinker_service
 from harbor_gym.embedded import ensure_policy
+from harbor_gym.embedded.interpreter import server_python
+from harbor_gym.embedded.policy import training_stack
 from harbor_gym.embedded.server import TrainingServer, export_adapter
 
 if TYPE_CHECKING:
@@ -41,33 +46,58 @@ class EmbeddedService:
         await asyncio.to_thread(export_adapter, self.state_dir, checkpoint.sampler_path or "", folder)
 
 
-def service_of(backend: Backend, show: Show) -> OpenService:
+def require_backend(backend: Backend) -> None:
+    """Look whether a backend is installed; nothing is started or imported.
+
+    Raises:
+        MissingDependencyError: A part of it is not.
+    """
+    needed = ("tinker", "tinker_cookbook") + (("torch", "transformers") if backend is Backend.LOCAL else ())
+    with training_stack():
+        for name in needed:
+            if importlib.util.find_spec(name) is None:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    if backend is Backend.LOCAL:
+        server_python()
+
+
+def service_of(backend: Backend, show: Show, bar: ShowBar = show_no_bar) -> OpenService:
     """Return what opens the service of a run with this backend.
 
     Args:
         backend: The Tinker service, or a server on this machine.
         show: Receives each line about the start of the server.
+        bar: Receives how far its preparation and its start are.
     """
     if backend is Backend.TINKER:
         return tinker_service
 
     def open_service(run: TrainRun) -> contextlib.AbstractAsyncContextManager[ModelService]:
-        return embedded_service(run, show)
+        return embedded_service(run, show, bar)
 
     return open_service
 
 
 @contextlib.asynccontextmanager
-async def embedded_service(run: TrainRun, show: Show) -> AsyncGenerator[ModelService]:
+async def embedded_service(run: TrainRun, show: Show, bar: ShowBar = show_no_bar) -> AsyncGenerator[ModelService]:
     """Yield a server of the run's model, built first where the run names none; a server that ends cancels the block.
 
     Raises:
         TrainingServerError: The server did not start, or ended while the block ran.
     """
-    model_dir = await _model_dir(run, show)
+    model_dir = await _model_dir(run, show, bar)
     show("starting the embedded training server")
     state_dir = run.log_path / "server"
-    async with TrainingServer(model_dir, state_dir, max_lora_rank=run.config.lora_rank) as server:
+    server = TrainingServer(
+        model_dir,
+        state_dir,
+        max_lora_rank=run.config.lora_rank,
+        startup_timeout_sec=run.config.server_timeout_sec,
+        python=server_python(),
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        async with _ticking(bar, "embedded training server", run.config.server_timeout_sec):
+            await stack.enter_async_context(server)
         os.environ.update(server.client_environment())
         async with cancelled_with(server.monitor()):
             yield EmbeddedService(str(model_dir), server.base_url, state_dir)
@@ -81,7 +111,9 @@ async def sampling_client(policy: EvaluatedPolicy, show: Show) -> AsyncGenerator
         if policy.is_served_here:
             state = policy.server_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
             show("starting the embedded server")
-            server = TrainingServer(Path(policy.model_name), state, max_lora_rank=policy.max_lora_rank)
+            server = TrainingServer(
+                Path(policy.model_name), state, max_lora_rank=policy.max_lora_rank, python=server_python()
+            )
             await stack.enter_async_context(server)
             os.environ.update(server.client_environment())
             base_url = server.base_url
@@ -97,14 +129,31 @@ async def sampling_client(policy: EvaluatedPolicy, show: Show) -> AsyncGenerator
             yield await service.create_sampling_client(model_path=policy.checkpoint, base_model=base)
 
 
-async def _model_dir(run: TrainRun, show: Show) -> Path:
+@contextlib.asynccontextmanager
+async def _ticking(bar: ShowBar, phase: str, limit_sec: float) -> AsyncGenerator[None]:
+    """Show every second how long the block has been running."""
+    begun = time.monotonic()
+
+    async def tick() -> None:
+        while True:
+            bar(phase, round(time.monotonic() - begun), None, f"of at most {limit_sec:g} s")
+            await asyncio.sleep(1)
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        ticking.cancel()
+        await asyncio.wait((ticking,))
+    bar(phase, 1, 1, f"ready after {time.monotonic() - begun:.0f} s")
+
+
+async def _model_dir(run: TrainRun, show: Show, bar: ShowBar) -> Path:
     if run.config.model_name is not None:
         return await asyncio.to_thread(Path(run.config.model_name).resolve)
 
     def show_preparation(phase: str, done: int, total: int, loss: float | None) -> None:
-        """Show every tenth part of a preparation."""
-        if done * 10 // total > (done - 1) * 10 // total:
-            show(f"{phase} {done}/{total}" + (f"  loss {loss:.2f}" if loss is not None else ""))
+        bar(phase, done, total, f"loss {loss:.2f}" if loss is not None else "")
 
     show("preparing the embedded policy (once; it is cached)")
     return await ensure_policy(

@@ -1,8 +1,11 @@
 """What a failed trial leaves for whoever wants to know why, read before its folder goes."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 _MAX_BYTES = 4000
+_MAX_FILES = 50
 _FILES = {
     "exception": ("exception.txt",),
     "verifier_output": ("verifier/test-stdout.txt", "steps/*/verifier/test-stdout.txt"),
@@ -23,6 +26,33 @@ def read_diagnostics(trial_dir: Path) -> dict[str, str]:
         if files and (text := _tail(max(files, key=lambda file: file.stat().st_mtime))):
             found[name] = text
     return found
+
+
+@dataclass(frozen=True)
+class VerifierReport:
+    """What a verifier left besides its rewards."""
+
+    output: str
+    """The end of what it printed."""
+
+    files: Mapping[str, int]
+    """Path in its folder → size in bytes, of the first few by name."""
+
+
+def read_verifier(trial_dir: Path, step: str | None) -> VerifierReport:
+    """Return what the verifier of a trial, or of one of its steps, left.
+
+    Args:
+        trial_dir: The trial's folder.
+        step: The step's name; None where the task has none.
+    """
+    folder = trial_dir / "verifier" if step is None else trial_dir / "steps" / step / "verifier"
+    output = folder / "test-stdout.txt"
+    sizes: dict[str, int] = {}
+    for path in sorted(folder.rglob("*"))[:_MAX_FILES]:
+        if _is_plain(path):
+            sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
+    return VerifierReport(_tail(output) if _is_plain(output) else "", sizes)
 
 
 def _is_plain(file: Path) -> bool:

@@ -27,7 +27,7 @@ from harbor_gym._runtime.portal import current_portal
 from harbor_gym._runtime.shielded import cancel_and_wait, shielded
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode import _harbor_patches, agent, failures
-from harbor_gym.episode.diagnostics import read_diagnostics
+from harbor_gym.episode.diagnostics import VerifierReport, read_diagnostics, read_verifier
 from harbor_gym.episode.grading import cleanup
 from harbor_gym.episode.grading.breakage import find_breakage, interpreter_of
 from harbor_gym.episode.grading.process_watch import ProcessWatch
@@ -104,6 +104,9 @@ class PhaseEnd:
 
     breakage: str | None = None
     """How the policy broke the sandbox so that there is no verdict any more, which counts as 0."""
+
+    verifier: VerifierReport | None = None
+    """What the verifier left besides its rewards; None where it left nothing."""
 
 
 class Episode:
@@ -274,7 +277,11 @@ class Episode:
         self._phases_ended += 1
         if next_phase is None:
             self._finished_result(run)
-        return self._verdict(next_phase)
+        verdict = self._verdict(next_phase)
+        steps = self._trial.task.config.steps
+        step = steps[self._phases_ended - 1].name if steps else None
+        report = await asyncio.to_thread(read_verifier, self._trial.paths.trial_dir, step)
+        return replace(verdict, verifier=report if report.files else None)
 
     async def find_breakage(self, terminal: Leavings | None = None, *, answers_nonsense: bool = False) -> str | None:
         """Return how the policy broke the sandbox of the running phase; None where nothing shows that it did.

@@ -10,7 +10,9 @@ import time
 from typing import TYPE_CHECKING
 
 from harbor_gym import sandboxes
-from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym._runtime.rate_limit import back_off_starts, pass_start_gate
+from harbor_gym.errors import HarborGymError, SandboxThrottledError, UsageError
+from harbor_gym.outcomes import pause_sec
 from harbor_gym.sandboxes.setup_command import require_success
 from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
@@ -68,7 +70,7 @@ class PreparedEpisode:
             verifier=config.verifier,
             verify_paths=config.verify_paths,
         )
-        self._phase = await self._episode.start()
+        self._phase = await _start(self._episode)
         if config.setup_command is not None and not is_taken:
             await _set_up(self._phase, config.setup_command, self._task.config.environment.build_timeout_sec)
         started = time.monotonic()
@@ -170,6 +172,16 @@ async def open_phase_terminal(phase: AgentPhase, config: TerminalEnvConfig) -> T
 
 
 @functools.cache
+async def _start(episode: Episode) -> AgentPhase:
+    """Start an episode when the limit that its process shares with others allows it."""
+    await pass_start_gate()
+    try:
+        return await episode.start()
+    except SandboxThrottledError as exc:
+        back_off_starts(pause_sec(exc, 0))
+        raise
+
+
 def _preflight(sandbox: str) -> None:
     """Check once per process that a sandbox type can run here; failures are not remembered."""
     sandboxes.preflight(sandboxes.environment_config(sandbox))

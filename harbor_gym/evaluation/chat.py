@@ -9,6 +9,7 @@ from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError
 from harbor_gym.evaluation.episodes import EpisodeResult, error_text, with_recording
+from harbor_gym.formats.prompts import system_prompt
 from harbor_gym.samplers import ChatEndpoint, run_chat_episode
 from harbor_gym.samplers.chat import ChatAnswer, Messages
 from harbor_gym.tokens import Transcript
@@ -45,8 +46,8 @@ class ChatPlayer:
         rollout = await run_chat_episode(AsyncTerminalGymEnv(config), ask)
         seconds = time.monotonic() - started
         if path is not None:
-            labels = {"task": name, "group": name, "episode": number}
-            transcript = Transcript(turns=list(rollout.turns))
+            labels = {"task": name, "group": name, "episode": number + 1}
+            transcript = Transcript(turns=list(rollout.turns), system_prompt=system_prompt(config.action_format))
             await asyncio.to_thread(write_transcript, path, transcript, labels=labels, error=error_text(rollout.error))
         result = EpisodeResult(
             task=name,

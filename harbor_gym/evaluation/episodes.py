@@ -95,7 +95,7 @@ class Player:
         rollout = await run_episode(env, timed)
         seconds = time.monotonic() - started
         if path is not None:
-            labels = {"task": name, "group": name, "episode": number}
+            labels = {"task": name, "group": name, "episode": number + 1}
             error = error_text(rollout.error)
             await asyncio.to_thread(write_transcript, path, env.transcript, labels=labels, error=error)
         return _result(name, number, rollout, seconds, timed.seconds), rollout.error
@@ -114,7 +114,7 @@ class EpisodePlayer(Protocol):
 
         Args:
             config: The task, its sandbox and budgets.
-            number: The episode's number among the task's.
+            number: The episode's place among the task's, from 0.
 
         Raises:
             HarborGymError: What no retry can repair.
@@ -131,11 +131,11 @@ def with_recording(
         config: The task, its sandbox and budgets.
         transcripts_dir: Where transcripts are kept; None keeps none.
         name: The task's name.
-        number: The episode's number.
+        number: The episode's place, from 0; its file counts from 1.
     """
     if transcripts_dir is None:
         return config, None
-    path = transcripts_dir / "test" / "batch_0000" / name / f"episode_{number:03d}.json"
+    path = transcripts_dir / "test" / "batch_0000" / name / f"episode_{number + 1:03d}.json"
     return config.model_copy(update={"recording_path": path.with_suffix(".cast")}), path
 
 

@@ -1,6 +1,7 @@
 """What a training run shows: lines while it runs, curves, tables over a sweep, and a page of its episodes."""
 
 from harbor_gym.report.curves import draw_curve, draw_rates
+from harbor_gym.report.frame import episodes
 from harbor_gym.report.live import describe_batch, live_progress, quiet_console
 from harbor_gym.report.metrics import Curves, find_runs, forget_batches, load_curves, read_metrics
 from harbor_gym.report.page import write_page
@@ -11,6 +12,7 @@ __all__ = [
     "describe_batch",
     "draw_curve",
     "draw_rates",
+    "episodes",
     "find_runs",
     "forget_batches",
     "format_summary",

@@ -63,7 +63,18 @@ def _in_turn(paths: Sequence[Path], most: int) -> Iterable[Path]:
 
 
 def _read(path: Path, run_dir: Path) -> dict[str, Any] | None:
-    """Return one episode, or None for what is no transcript."""
+    """Return one episode with its recording, or None for what is no transcript."""
+    episode = read_transcript(path, run_dir)
+    return None if episode is None else {**episode, "cast": _cast(path.with_suffix(".cast"))}
+
+
+def read_transcript(path: Path, run_dir: Path) -> dict[str, Any] | None:
+    """Return one episode's document with its place in the run, or None for what is no whole transcript.
+
+    Args:
+        path: The transcript.
+        run_dir: The run's folder.
+    """
     with contextlib.suppress(OSError, ValueError):
         document = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(document, dict) and isinstance(document.get("turns"), list):
@@ -76,7 +87,6 @@ def _read(path: Path, run_dir: Path) -> dict[str, Any] | None:
                 "batch": int(place["batch"]) if place else 0,
                 "group": place["group"] if place else str(document.get("group", "")),
                 "episode": int(place["episode"]) if place else document.get("episode", 0),
-                "cast": _cast(path.with_suffix(".cast")),
             }
     return None
 

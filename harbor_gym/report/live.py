@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.progress import ShowBar, show_no_bar
 from harbor_gym.errors import MissingDependencyError
 from harbor_gym.report.curves import draw_curve
-from harbor_gym.report.metrics import METRICS_NAME, read_records
+from harbor_gym.report.metrics import METRICS_NAME, read_metrics, read_records
 
 POLL_SEC = 0.5
 """How often a run's metrics are looked at, in seconds."""
@@ -92,7 +93,9 @@ def _duration(seconds: float) -> str:
 
 
 @contextlib.asynccontextmanager
-async def live_progress(log_path: Path, *, total: int, show: Callable[[str], None], title: str) -> AsyncGenerator[None]:
+async def live_progress(
+    log_path: Path, *, total: int, show: Callable[[str], None], title: str, bar: ShowBar = show_no_bar
+) -> AsyncGenerator[None]:
     """Show a line for each new batch and redraw ``curve.png`` while the block runs, to the last batch.
 
     A curve that can't be drawn is logged once; it never ends the block.
@@ -102,17 +105,21 @@ async def live_progress(log_path: Path, *, total: int, show: Callable[[str], Non
         total: Batches in the whole run.
         show: Takes each line.
         title: The curve's title.
+        bar: Takes the number of batches that are done, with the time that is left.
     """
     metrics_path = log_path / METRICS_NAME
     shown = len(read_records(metrics_path))
     picture = _Picture(metrics_path, log_path / "curve.png", title)
     stop = asyncio.Event()
+    bar("batches", len(read_metrics(metrics_path)), total, "")
 
     async def look() -> None:
         nonlocal shown
         records = await asyncio.to_thread(read_records, metrics_path)
         for number, record in enumerate(records[shown:], start=shown + 1):
-            show(describe_batch(record, total=total, left_sec=seconds_left(records[:number], total=total)))
+            left_sec = seconds_left(records[:number], total=total)
+            show(describe_batch(record, total=total, left_sec=left_sec))
+            bar("batches", record["step"] + 1, total, f"ETA {_duration(left_sec)}" if left_sec else "")
         if len(records) > shown:
             shown = len(records)
             await asyncio.to_thread(picture.draw)

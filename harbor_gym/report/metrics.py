@@ -57,7 +57,7 @@ def forget_batches(run_dir: Path, *, first: int) -> None:
 
     Args:
         run_dir: The run's folder.
-        first: The batch at which the run continues.
+        first: The batch at which the run continues, counted from 0 as in its metrics.
     """
     for name in (METRICS_NAME, "timing_spans.jsonl"):
         path = run_dir / name
@@ -68,7 +68,9 @@ def forget_batches(run_dir: Path, *, first: int) -> None:
         if kept != lines:
             replace_text(path, "".join(kept))
     for folder in (run_dir / "transcripts").glob("*/batch_*"):
-        if int(folder.name.removeprefix("batch_")) >= first:
+        number = int(folder.name.removeprefix("batch_"))
+        # Folders of batches count from 1; an evaluation's has the number of the batches trained before it.
+        if number > first or (number == first and folder.parent.name == "test"):
             shutil.rmtree(folder)
 
 

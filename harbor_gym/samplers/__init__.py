@@ -3,6 +3,7 @@
 from harbor_gym.samplers.batch import BatchSampler
 from harbor_gym.samplers.chat import BudgetSpentError, ChatAnswer, ChatEndpoint, ChatRollout, run_chat_episode
 from harbor_gym.samplers.completions import CompletionsSampler
+from harbor_gym.samplers.sglang import SGLangSampler
 
 __all__ = [
     "BatchSampler",
@@ -11,5 +12,6 @@ __all__ = [
     "ChatEndpoint",
     "ChatRollout",
     "CompletionsSampler",
+    "SGLangSampler",
     "run_chat_episode",
 ]

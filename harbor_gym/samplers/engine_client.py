@@ -62,9 +62,8 @@ class EngineClient:
         self._headers: dict[str, str] = {}
         if api_key is not None and api_key_env is not None:
             raise UsageError("an engine takes one key: give api_key or api_key_env")
-        if api_key_env is not None:
-            if not (api_key := os.environ.get(api_key_env)):
-                raise UsageError(f"the environment variable {api_key_env} is not set: it should hold the engine's key")
+        if api_key_env is not None and not (api_key := os.environ.get(api_key_env)):
+            raise UsageError(f"the environment variable {api_key_env} is not set: it should hold the engine's key")
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._session: aiohttp.ClientSession | None = None

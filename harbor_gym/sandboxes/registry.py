@@ -24,23 +24,31 @@ LOCAL = "local"
 
 _LOCAL_IMPORT_PATH = "harbor_gym.sandboxes.local.environment:LocalEnvironment"
 _DOCKER_IMPORT_PATH = "harbor_gym.sandboxes.docker.environment:DockerEnvironment"
-_NAMES = {_LOCAL_IMPORT_PATH: LOCAL, _DOCKER_IMPORT_PATH: "docker"}
+APPTAINER = "apptainer"
+"""Name of the sandbox for machines without Docker and users without root."""
+
+_APPTAINER_IMPORT_PATH = "harbor_gym.sandboxes.apptainer.environment:ApptainerEnvironment"
+_OWN = {LOCAL: _LOCAL_IMPORT_PATH, "docker": _DOCKER_IMPORT_PATH, APPTAINER: _APPTAINER_IMPORT_PATH}
+"""Name → our own class."""
+
+_NAMES = {path: name for name, path in _OWN.items()}
 _PROBE_TIMEOUT_SEC = 20
 """Generous for ``docker compose version``: a daemon that starts many containers answers slowly."""
 
 
 def sandbox_names() -> list[str]:
-    """Return every name that :func:`environment_config` accepts, ``local`` first, then Harbor's own."""
+    """Return every name that :func:`environment_config` accepts, our own first, then Harbor's."""
     from harbor.models.environment_type import EnvironmentType
 
-    return [LOCAL, *sorted(kind.value for kind in EnvironmentType)]
+    return [LOCAL, APPTAINER, *sorted(kind.value for kind in EnvironmentType)]
 
 
 def environment_config(name: str, *, options: Mapping[str, Any] | None = None) -> EnvironmentConfig:
     """Translate a sandbox's name into Harbor's configuration of it. Starts and checks nothing.
 
     Args:
-        name: ``local``, a Harbor environment type (``docker``, ``daytona``, …), or ``module.path:Class``.
+        name: ``local``, ``apptainer``, a Harbor environment type (``docker``, ``daytona``, …), or
+            ``module.path:Class``.
         options: Keyword arguments for the sandbox's class (Harbor's ``environment.kwargs``).
 
     Raises:
@@ -50,18 +58,15 @@ def environment_config(name: str, *, options: Mapping[str, Any] | None = None) -
     from harbor.models.trial.config import EnvironmentConfig
 
     kwargs = dict(options or {})
-    if name in (LOCAL, "docker"):
+    if name in _OWN:
         _check_options(name, kwargs)
-    if name == LOCAL:
-        return EnvironmentConfig(import_path=_LOCAL_IMPORT_PATH, kwargs=kwargs)
+        return EnvironmentConfig(import_path=_OWN[name], kwargs=kwargs)
     if ":" in name:
         return EnvironmentConfig(import_path=name, kwargs=kwargs)
     try:
         kind = EnvironmentType(name)
     except ValueError:
         raise UsageError(_unknown_name(name)) from None
-    if kind is EnvironmentType.DOCKER:
-        return EnvironmentConfig(import_path=_DOCKER_IMPORT_PATH, kwargs=kwargs)
     return EnvironmentConfig(type=kind, kwargs=kwargs)
 
 
@@ -90,7 +95,7 @@ def parse_options(texts: Iterable[str]) -> dict[str, Any]:
 
 def takes_setup(name: str) -> bool:
     """Tell whether a sandbox's class takes a ``setup_command``, to run it once for many sandboxes where it can."""
-    return name in (LOCAL, "docker", *_NAMES)
+    return name in _OWN or name in _NAMES
 
 
 def shares_setup(name: str, started: BaseEnvironment) -> bool:
@@ -149,7 +154,7 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
     """Raise where an option is none of the class's: Harbor's base class accepts and ignores whatever it is given."""
     if not options:
         return
-    path, _, class_name = (_LOCAL_IMPORT_PATH if name == LOCAL else _DOCKER_IMPORT_PATH).partition(":")
+    path, _, class_name = _OWN[name].partition(":")
     kind = getattr(importlib.import_module(path), class_name)
     known = {
         parameter.name

@@ -5,6 +5,7 @@ import contextlib
 import os
 import shutil
 import signal
+from collections.abc import Mapping
 
 from harbor_gym._runtime.processes import start_process
 from harbor_gym._runtime.rootless import USER_NAMESPACE, build_environment
@@ -33,22 +34,29 @@ _found: dict[tuple[str, str], str] = {}
 """Name and PATH → where the program is."""
 
 
-async def run_tool(*argv: str, timeout_sec: float | None = None) -> tuple[int, str]:
+async def run_tool(
+    *argv: str, timeout_sec: float | None = None, environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
     """Run ``argv`` and return its exit status and its output, stdout and stderr together.
 
     A call that is cancelled or out of time kills the tool with all its children before it returns.
+
+    Args:
+        argv: The program and its arguments.
+        timeout_sec: None is no limit.
+        environment: Variables on top of this process's.
 
     Returns:
         ``(124, …)`` when the time was up, as timeout(1) has it.
     """
     # buildah: chroot isolation needs no runtime; overlay unless the machine's own configuration chose otherwise.
-    environment = {"STORAGE_DRIVER": "overlay", **os.environ, "BUILDAH_ISOLATION": "chroot", **build_environment()}
+    chosen = {"STORAGE_DRIVER": "overlay", **os.environ, "BUILDAH_ISOLATION": "chroot", **build_environment()}
     process = await start_process(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env=environment,
+        env={**chosen, **(environment or {})},
         start_new_session=True,
     )
     try:

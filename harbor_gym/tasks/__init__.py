@@ -1,5 +1,7 @@
 """Where tasks come from, and which of them to take: directories, git repositories, Harbor's registry."""
 
+from harbor_gym._runtime.shipped import resolve_shipped as task_path
+from harbor_gym._runtime.shipped import shipped_tasks
 from harbor_gym.tasks.directories import find_tasks
 from harbor_gym.tasks.instructions import read_instruction
 from harbor_gym.tasks.order import TaskOrder
@@ -18,5 +20,7 @@ __all__ = [
     "parse_spec",
     "read_instruction",
     "resolve_tasks",
+    "shipped_tasks",
     "split_tasks",
+    "task_path",
 ]

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.errors import UsageError
 
 
 def find_tasks(paths: list[Path]) -> list[Path]:
     """Return the task directories at ``paths``: each one itself, or those directly inside it, by name; none twice.
+
+    ``task:NAME`` is a task that is shipped.
 
     Raises:
         UsageError: There is no such directory, or no task in it.
@@ -15,6 +18,7 @@ def find_tasks(paths: list[Path]) -> list[Path]:
 
 
 def _tasks_at(path: Path) -> list[Path]:
+    path = resolve_shipped(path)
     if not path.is_dir():
         raise UsageError(f"{path} is not a directory; give a task directory or a directory of tasks")
     if (path / "task.toml").is_file():

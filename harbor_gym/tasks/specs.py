@@ -4,9 +4,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from harbor_gym._runtime.shipped import is_shipped, resolve_shipped
 from harbor_gym.errors import UsageError
 
-GRAMMAR = "a directory, git+URL@COMMIT#path/in/the/repository, or a registry's org/name@ref"
+GRAMMAR = (
+    "a directory, task:NAME of one that is shipped, git+URL@COMMIT#path/in/the/repository, or a registry's org/name@ref"
+)
 
 _GIT_PREFIX = "git+"
 # Not git's remote helpers: "ext::" runs what follows as a command.
@@ -56,6 +59,8 @@ def parse_spec(text: str | Path) -> Spec:
     Raises:
         UsageError: It is none of these.
     """
+    if is_shipped(text):
+        return DirectorySpec(resolve_shipped(text))
     if isinstance(text, Path):
         return DirectorySpec(text.expanduser())
     if text.startswith(_GIT_PREFIX):

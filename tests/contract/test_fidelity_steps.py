@@ -250,6 +250,6 @@ async def test_what_a_steps_own_setup_starts_runs_on(tmp_path: Path) -> None:
     task_dir = write_two_steps(tmp_path / "served", of_the_first="", test_sh=judge)
     (task_dir / "steps/two/workdir").mkdir()
     (task_dir / "steps/two/workdir/setup.sh").write_text("setsid sleep 1010 >/dev/null 2>&1 &\n")
-    ends, _ = await run_episode(task_dir, ["true", "setsid sleep 1011 &"], sandbox="local")
+    ends, _ = await run_episode(task_dir, ["true", "setsid --fork sleep 1011"], sandbox="local")
     assert [info.get("rewards") for _, _, info in ends] == [{"reward": 0.0}, {"reward": 1.0}]
     assert [info["metrics"]["stopped_processes"] for _, _, info in ends] == [0, 1]

@@ -1,11 +1,14 @@
 """One episode, any trainer: whoever drives it, the same tokens, mask, reward, end and outcome of a lost sandbox.
 
 An adapter joins by a function in ``ADAPTERS`` that plays an :class:`Episode` through the adapter's own rollout code.
+One whose framework has an environment of its own says so in ``ENGINES``: it runs there, against the same reference.
 """
 
 import asyncio
+import copy
 import dataclasses
 import functools
+import importlib.util
 import math
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,21 +18,39 @@ from typing import Any, override
 
 import pytest
 
-from harbor_gym import AsyncTerminalGymEnv, EndReason, Sample, TerminalEnvConfig, TokenTerminalEnv, flatten, run_episode
+from harbor_gym import (
+    AsyncTerminalGymEnv,
+    EndReason,
+    Rollout,
+    Sample,
+    TerminalEnvConfig,
+    TokenTerminalEnv,
+    flatten,
+    merge,
+    run_episode,
+)
+from harbor_gym.codecs import HFCodec
 from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import classify
 from harbor_gym.testing import FakeEnvironment
 from harbor_gym.types import TokenSequence
-from tests.helpers.engines import require_engine
+from tests.helpers.chat_templates import QWEN3
+from tests.helpers.policies.completions_server import completions_server
 from tests.helpers.policies.token_policies import RENDERER
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, write_task
 from tests.helpers.tokenizers import byte_level_tokenizer
 
-pytestmark = [pytest.mark.tinker, pytest.mark.usefixtures("nothing_left")]
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 MAX_TOKENS = 500
 VANISH = "vanish"
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""What the renderer writes, as a chat template."""
 
 
 class Vanishing(FakeEnvironment):
@@ -86,6 +107,8 @@ class Episode:
         )
 
     def codec(self) -> Any:
+        if importlib.util.find_spec("tinker_cookbook") is None:
+            return HFCodec(byte_level_tokenizer(), QWEN3)
         from harbor_gym.adapters.tinker.sampling import codec_for
 
         return codec_for(RENDERER, self.model_dir)
@@ -125,6 +148,10 @@ async def by_run_episode(episode: Episode) -> Played:
     if rollout.error is not None:
         assert rollout.reward is None
         return lost(rollout.error)
+    return _played(rollout)
+
+
+def _played(rollout: Rollout) -> Played:
     return Played(rollout.reward, rollout.end_reason, sequence=flatten(rollout))
 
 
@@ -224,6 +251,54 @@ async def _by_harbor(episode: Episode, **settings: Any) -> Played:
     return Played(rollout.reward, rollout.end_reason, sequence=segment)
 
 
+async def by_openenv_session(episode: Episode) -> Played:
+    """A session as TRL's worker drives it: what OpenEnv's trace holds is what it trains."""
+    pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
+    from harbor_gym.adapters.openenv import HarborTerminalSessionFactory, LocalTasks, TaskSuite
+
+    tokenizer = copy.deepcopy(byte_level_tokenizer())
+    tokenizer.chat_template = CHATML
+    tasks = LocalTasks(await asyncio.to_thread(TaskSuite.resolve, episode.task_dir), episode.config)
+    async with completions_server(episode.sampler) as url:
+        factory = HarborTerminalSessionFactory(
+            tasks,
+            tokenizer=tokenizer,
+            engine_url=url,
+            model="policy",
+            max_tokens=MAX_TOKENS,
+            max_context_tokens=episode.max_context_tokens,
+            max_retries=0,
+        )
+        session = factory.create(0)
+        await asyncio.to_thread(session.wait_for_completion)
+    trace, verdict = session.fetch_training_trace(), session.verify([])
+    end = EndReason(verdict.metrics["end_reason"])
+    if verdict.env_reward is None:
+        assert not any(mask for turn in trace.turns for mask in turn.loss_mask)
+        return Played(None, end, verdict.metrics["failure_kind"])
+    assert all(sum(turn.loss_mask) == len(turn.completion_token_ids) for turn in trace.turns)
+    turns = [(turn.prompt_token_ids, Sample(turn.completion_token_ids, turn.per_token_logps)) for turn in trace.turns]
+    (sequence,) = merge(turns)
+    return Played(verdict.env_reward, end, sequence=sequence)
+
+
+async def by_openenv_server(episode: Episode) -> Played:
+    """The token loop here, the episode on a server, and a WebSocket in between."""
+    pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
+    from harbor_gym.adapters.openenv import HarborTerminalClient, RemoteTerminalEnv, ServerConfig, TerminalServer
+
+    config = ServerConfig(env=episode.config, tasks=(str(episode.task_dir),), port=0, max_retries=0)
+    with await asyncio.to_thread(TerminalServer, config) as server:
+        env = TokenTerminalEnv(
+            RemoteTerminalEnv(HarborTerminalClient(server.url, token=server.token)),
+            episode.codec(),
+            max_tokens=MAX_TOKENS,
+            max_context_tokens=episode.max_context_tokens,
+        )
+        rollout = await run_episode(env, episode.sampler)
+    return lost(rollout.error) if rollout.error is not None else _played(rollout)
+
+
 async def by_nemo_gym(episode: Episode) -> Played:
     return await _by_nemo_gym(episode, None)
 
@@ -300,17 +375,113 @@ def _shown(values: Any, mask: Any) -> list[Any]:
     return values[0][mask[0].bool()].tolist()
 
 
+async def by_verifiers(episode: Episode) -> Played:
+    return await _by_verifiers(episode)
+
+
+async def by_verifiers_agent(episode: Episode) -> Played:
+    agent = {"import_path": _agent().import_path, "kwargs": _agent().kwargs}
+    return await _by_verifiers(episode, agent=agent)
+
+
+async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
+    """verifiers' own environment and train client, over HTTP, to the branch that becomes a sample."""
+    from tests.helpers.verifiers.episodes import end_reason_of, env_config, run_episodes, sequence_of
+    from tests.helpers.verifiers.token_server import TokenServer
+
+    harness = {
+        "sandbox": episode.sandbox,
+        "sandbox_options": dict(episode.sandbox_options),
+        "terminal_env": {"max_turns": episode.max_turns, "confirm_task_complete": False},
+        **settings,
+    }
+    env = env_config([episode.task_dir], harness, {"retries": {"rules": []}})
+    # The client refuses a prompt that is longer than the model's context: what an answer may take is left free.
+    window = episode.max_context_tokens - MAX_TOKENS
+    server = TokenServer(episode.sampler, model=f"policy-{window}", max_model_len=window)
+    (finished,) = await run_episodes(server, env, model_dir=episode.model_dir)
+    (trace,) = finished.traces
+    if not trace.ok:
+        (error,) = trace.errors
+        assert not any(trace.rewards.values())
+        return Played(None, EndReason.INFRASTRUCTURE_ERROR, error.message.partition(":")[0])
+    return Played(trace.reward, end_reason_of(trace), sequence=sequence_of(trace))
+
+
+async def by_skyrl(episode: Episode) -> Played:
+    return await _by_skyrl(episode, env={"confirm_task_complete": False})
+
+
+async def by_skyrl_step_wise(episode: Episode) -> Played:
+    return await _by_skyrl(episode, step_wise=True, env={"confirm_task_complete": False})
+
+
+async def by_skyrl_agent(episode: Episode) -> Played:
+    agent = _agent()
+    return await _by_skyrl(episode, step_wise=True, agent=agent.import_path, agent_kwargs=agent.kwargs)
+
+
+async def _by_skyrl(episode: Episode, *, step_wise: bool = False, **own: Any) -> Played:
+    """SkyRL's own validation and merging around our generator."""
+    from skyrl.train.config import SamplingParams
+    from skyrl.train.generators.utils import merge_stepwise_output
+    from skyrl.train.utils.trainer_utils import validate_generator_output
+
+    from tests.helpers.skyrl.batches import make_generator, make_input
+    from tests.helpers.skyrl.engine import SamplerEngine
+
+    settings = {"sandbox": episode.sandbox, "sandbox_options": dict(episode.sandbox_options), "max_retries": 0, **own}
+    generator = make_generator(
+        SamplerEngine(episode.sampler),
+        {"env": {}, **settings},
+        max_turns=episode.max_turns,
+        max_input_length=episode.max_context_tokens - MAX_TOKENS,
+        sampling_params=SamplingParams(max_generate_length=MAX_TOKENS),
+        step_wise_trajectories=step_wise,
+    )
+    batch, _ = make_input(episode.task_dir, size=1)
+    output: Any = await generator.generate(batch)
+    output.pop("rollout_metrics")
+    validate_generator_output(1, output, step_wise=step_wise)
+    (end,) = (name for name in output["env_metrics"][-1] if name.startswith(("end/", "lost/")))
+    output = merge_stepwise_output(output) if step_wise else output
+    (prompt,), (response,), (mask,) = (output[n] for n in ("prompt_token_ids", "response_ids", "loss_masks"))
+    if output["stop_reasons"] == ["error"]:
+        assert mask == [0]
+        return Played(None, EndReason.INFRASTRUCTURE_ERROR, end.removeprefix("lost/"))
+    (reward,) = (sum(reward) if step_wise else reward for reward in output["rewards"])
+    end_reason = EndReason(end.removeprefix("end/"))
+    return Played(reward, end_reason, sequence=TokenSequence(prompt, response, mask, output["rollout_logprobs"][0]))
+
+
 ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "run_episode": by_run_episode,
     "tinker": by_tinker,
     "tinker-agent": by_tinker_agent,
     "harbor-env": by_harbor_env,
     "harbor-gateway": by_harbor_gateway,
+    "openenv-session": by_openenv_session,
+    "openenv-server": by_openenv_server,
     "nemo-gym": by_nemo_gym,
     "nemo-gym-agent": by_nemo_gym_agent,
     "trl": by_trl,
+    "verifiers": by_verifiers,
+    "verifiers-agent": by_verifiers_agent,
+    "skyrl": by_skyrl,
+    "skyrl-step-wise": by_skyrl_step_wise,
+    "skyrl-agent": by_skyrl_agent,
 }
 """Every way to play an episode, by name."""
+
+ENGINES = {"run_episode": "", "verifiers": "verifiers", "verifiers-agent": "verifiers"}
+"""The mark of an adapter's engine, where it is not ``tinker``: that of an environment of its own, or none."""
+
+
+def adapters(*, but: str = "") -> list[Any]:
+    """Return the adapters as parameters, each with its engine's mark."""
+    marks = {name: getattr(pytest.mark, engine) for name in ADAPTERS if (engine := ENGINES.get(name, "tinker"))}
+    return [pytest.param(name, marks=marks.get(name, ())) for name in ADAPTERS if name != but]
+
 
 SOLVED = Script((message("pwd\n"), message(DONE), COMPLETE))
 EPISODES: Mapping[str, tuple[Script, Mapping[str, int], Played]] = {
@@ -338,7 +509,8 @@ EPISODES: Mapping[str, tuple[Script, Mapping[str, int], Played]] = {
 """Sampler, budgets, and what comes of it."""
 
 AGENTS_OWN_WORDS = {
-    (name, "session ended"): EndReason.COMPLETED for name in ("harbor-gateway", "tinker-agent", "nemo-gym-agent")
+    (name, "session ended"): EndReason.COMPLETED
+    for name in ("harbor-gateway", "nemo-gym-agent", "skyrl-agent", "tinker-agent", "verifiers-agent")
 }
 """Ends that only the loop knows, where a foreign agent is the loop: it simply ends."""
 
@@ -346,14 +518,13 @@ AGENTS_OWN_WORDS = {
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A directory that holds a tokenizer and nothing else."""
-    require_engine("tinker")
     path = tmp_path_factory.mktemp("tokenizer")
     byte_level_tokenizer().save_pretrained(path)
     return str(path)
 
 
 @pytest.mark.parametrize("name", EPISODES)
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", adapters())
 async def test_in_memory(adapter: str, name: str, model_dir: str, tmp_path: Path) -> None:
     script, budgets, expected = EPISODES[name]
     options = {"solved_when": {"/srv/answer": "done"}}
@@ -367,7 +538,7 @@ async def test_in_memory(adapter: str, name: str, model_dir: str, tmp_path: Path
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("adapter", [name for name in ADAPTERS if name != "run_episode"])
+@pytest.mark.parametrize("adapter", adapters(but="run_episode"))
 async def test_in_a_real_sandbox(adapter: str, model_dir: str, tmp_path: Path) -> None:
     episode = Episode(write_task(tmp_path / "task"), model_dir, SOLVED, "local", {})
     played, reference = await ADAPTERS[adapter](episode), await by_run_episode(episode)
@@ -376,7 +547,7 @@ async def test_in_a_real_sandbox(adapter: str, model_dir: str, tmp_path: Path) -
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", adapters())
 async def test_a_real_sandbox_that_is_lost_when_it_is_graded(adapter: str, model_dir: str, tmp_path: Path) -> None:
     sandbox = "tests.helpers.sandboxes.failing:LostAtGrading"
     episode = Episode(write_task(tmp_path / "task"), model_dir, SOLVED, sandbox, {})

@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 import tinker
@@ -73,7 +72,6 @@ def main(base_url: str, model: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
-    from exits import run_and_exit  # pyright: ignore[reportMissingImports]  # beside the recipes, which are scripts
+    from harbor_gym.cli.exits import run_and_exit
 
     run_and_exit(lambda: sys.stdout.write(json.dumps(main(*sys.argv[1:]))))

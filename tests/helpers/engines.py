@@ -5,15 +5,25 @@ import importlib.util
 import os
 import shutil
 import subprocess
+from typing import NoReturn
 
 import pytest
 
+from harbor_gym.errors import MissingDependencyError
+from harbor_gym.sandboxes.apptainer.programs import require_all
+from tests.helpers.paths import ROOT
+
+_UNPACKED = ROOT / "build" / "engines" / "apptainer" / "bin"
 _HOW_TO_ENABLE = {
     "docker": "install Docker with Compose v2 and start the daemon (`make engines` does both on Debian)",
     "local": "run as root on Linux with slirp4netns, buildah, mmdebstrap, tmux (`make engines` gets them)",
+    "apptainer": "install apptainer with squashfuse, and open /dev/fuse (`make engines-apptainer` does it on Debian)",
     "server": "install the embedded training server (`make setup`)",
     "nemo_gym": "run `$(.ci/environment.sh nemo_gym)/bin/python -m pytest tests/integration/nemo_gym`",
     "tinker": 'pip install "harbor-gym[tinker]"',
+    "prime_rl": "it is a git checkout beside verifiers: docs/verifiers.md has the commands",
+    "verifiers": "it has an environment of its own: `.ci/environment.sh verifiers` makes it, and "
+    "`build/environments/verifiers/bin/python -m pytest -m verifiers` runs its tests",
 }
 
 ENGINES = tuple(_HOW_TO_ENABLE)
@@ -31,21 +41,52 @@ def _has(engine: str) -> bool:
         case "local":
             tools = ("buildah", "mmdebstrap", "slirp4netns", "tmux")
             return os.geteuid() == 0 and all(shutil.which(tool) for tool in tools)
+        case "apptainer":
+            return _runs_apptainer()
         case "server":
             return importlib.util.find_spec("skyrl") is not None and importlib.util.find_spec("jax") is not None
         case "nemo_gym":
             return importlib.util.find_spec("nemo_gym") is not None
         case "tinker":
             return importlib.util.find_spec("tinker_cookbook") is not None
+        case "prime_rl":
+            return all(importlib.util.find_spec(name) is not None for name in ("prime_rl", "msgspec", "torch"))
+        case "verifiers":
+            return importlib.util.find_spec("verifiers") is not None
         case _:
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(_HOW_TO_ENABLE)}")
+
+
+def find_agent(program: str) -> str:
+    """Return the path of an agent's program; skip the calling test without it, or fail it when that is required."""
+    places = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{ROOT / 'build/agents/bin'}"
+    if (path := shutil.which(program, path=places)) is not None:
+        return path
+    return _miss("agents", f"{program} is not on the PATH: install it, or all of them with `.ci/engines.sh agents`")
+
+
+def _runs_apptainer() -> bool:
+    try:
+        require_all()
+    except MissingDependencyError:
+        return False
+    return shutil.which("buildah") is not None
+
+
+def use_unpacked_engines() -> None:
+    """Have programs found that `make engines-apptainer` unpacked, after those of the machine."""
+    if str(_UNPACKED) not in os.environ["PATH"].split(os.pathsep):
+        os.environ["PATH"] = f"{os.environ['PATH']}{os.pathsep}{_UNPACKED}"
 
 
 def require_engine(engine: str) -> None:
     """Skip the calling test when ``engine`` is missing; fail it when HARBOR_GYM_REQUIRE names the engine."""
     if _has(engine):
         return
-    message = f"{engine} is not available here: {_HOW_TO_ENABLE[engine]}"
+    _miss(engine, f"{engine} is not available here: {_HOW_TO_ENABLE[engine]}")
+
+
+def _miss(engine: str, message: str) -> NoReturn:
     if engine in os.environ.get("HARBOR_GYM_REQUIRE", "").split(","):
         pytest.fail(message)
     pytest.skip(message)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from harbor_gym.errors import UsageError
-from harbor_gym.tasks import find_tasks
+from harbor_gym.tasks import find_tasks, task_path
 
 type PathLike = str | Path
 
@@ -32,6 +32,7 @@ class TaskSet:
             paths = find_tasks([Path(task_dirs)])
         else:
             paths = [Path(path) for path in task_dirs or ()]
+        paths = [task_path(path) for path in paths]
         self._paths = {path.resolve().name: path for path in paths}
         if not paths or len(self._paths) < len(paths):
             raise UsageError(f"task_dirs must be tasks with different directory names, got {[str(p) for p in paths]}")

@@ -62,7 +62,8 @@ def require_terminus_json(agent: "AgentConfig | str") -> None:
         UsageError: The agent is listed in :data:`harbor_gym.gateway.agents.AGENTS` with another format.
     """
     name = agent if isinstance(agent, str) else _listed_name(agent)
-    if name in AGENTS and AGENTS[name].action_format is not ActionFormat.TERMINUS_JSON:
+    connection = AGENTS.get(name or "")
+    if connection is not None and connection.action_format is not ActionFormat.TERMINUS_JSON:
         raise UsageError(
             f"the embedded policy is taught terminus-json-plain, which the agent {name} does not read: "
             "bring a policy with --model-name MODEL_DIRECTORY"

@@ -20,7 +20,7 @@ from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
 from harbor_gym.outcomes import RetryBudget
 from harbor_gym.sandboxes import environment_config
-from harbor_gym.types import ChatCodec, Sampler
+from harbor_gym.types import DEFAULT_SANDBOX, ChatCodec, Sampler
 
 MODEL = "policy"
 """The policy's model name in the gateway."""
@@ -63,7 +63,7 @@ class RolloutInterface:
         codec: ChatCodec | ConversationCodec,
         agent: AgentConfig | str | None = None,
         strategy: Strategy | str = Strategy.GATEWAY,
-        sandbox: str = "docker",
+        sandbox: str = DEFAULT_SANDBOX,
         sandbox_options: Mapping[str, Any] | None = None,
         n_concurrent: int = 8,
         limits: SessionLimits | None = None,

@@ -1,6 +1,7 @@
 """Sessions for TRL's ``HarnessRolloutWorker``: the episode's own loop samples, and the tokens are read back."""
 
 import concurrent.futures
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, override
@@ -24,7 +25,7 @@ from harbor_gym.types import ChatCodec, Rollout, Turn
 type Played = tuple[Rollout, Sequence[Turn], str | None]
 """An episode, its text, and the system prompt before it."""
 
-_EXIT_CODES = {True: 0, False: 1}
+logger = logging.getLogger(__name__)
 
 
 class _Losses:
@@ -73,24 +74,22 @@ class HarborTerminalSession(ResourceSession):
             timeout_s: Longest wait in seconds; None waits as long as the episode takes.
 
         Returns:
-            0; 1 for an episode without a verdict.
+            0; 1 for an episode without a verdict, because it was lost or the session was closed.
 
         Raises:
             TimeoutError: The episode still runs.
-            concurrent.futures.CancelledError: The session was closed.
         """
         if self._played is None and self._error is None:
-            done, _ = concurrent.futures.wait((self._running,), timeout_s)
-            if not done:
-                raise TimeoutError(f"the episode still runs after {timeout_s} s")
             try:
-                self._played = self._running.result()
+                self._played = self._running.result(timeout_s)
                 self._losses.check(self._played[0])
             except concurrent.futures.CancelledError:
-                raise
-            except Exception as exc:  # raised again by fetch_training_trace: here TRL would skip it
-                self._error = exc
-        return _EXIT_CODES[self._error is None and self._reward is not None]
+                logger.debug("the session was closed before its episode ended")
+            except Exception as exc:
+                if not self._running.done():
+                    raise TimeoutError(f"the episode still runs after {timeout_s} s") from exc
+                self._error = exc  # raised again by fetch_training_trace: here TRL would skip it
+        return 0 if self._error is None and self._reward is not None else 1
 
     def fetch_training_trace(self) -> TrainingTrace:
         """Return the episode's tokens; none while it still runs.

@@ -34,6 +34,21 @@ class HarborTrainConfig(SkyRLTrainConfig):
     """Tasks, sandbox, agent and retries."""
 
 
+class SimulatedTrainer(FullyAsyncTrainerSim):
+    """SkyRL's simulated trainer, which needs no GPU.
+
+    Source: SkyRL 0.4.0. The stand-in of its weight sync lacks two methods that the loop calls.
+    """
+
+    @override
+    def init_weight_sync_state(self) -> None:
+        """Install the stand-in, and complete it."""
+        super().init_weight_sync_state()
+        dispatch: Any = self.dispatch
+        dispatch.get_timing_metrics = dict
+        dispatch.finalize_pending_saves = lambda model: None
+
+
 class HarborExp(BasePPOExp):
     """An experiment on Harbor tasks: synchronous, fully asynchronous (``trainer.fully_async.enabled``), or with a
     simulated trainer (``trainer.fully_async.simulate_training``).
@@ -80,7 +95,7 @@ class HarborExp(BasePPOExp):
     def get_trainer(self, cfg: Any, *args: Any, **kwargs: Any) -> RayPPOTrainer:
         """Return the trainer that the configuration asks for."""
         if cfg.trainer.fully_async.simulate_training:
-            return FullyAsyncTrainerSim(cfg, *args, **kwargs)
+            return SimulatedTrainer(cfg, *args, **kwargs)
         trainer = FullyAsyncRayPPOTrainer if cfg.trainer.fully_async.enabled else RayPPOTrainer
         return trainer(cfg, *args, **kwargs)
 
@@ -91,15 +106,15 @@ class HarborExp(BasePPOExp):
             datasets=[str(path)],
             tokenizer=self.tokenizer,
             max_prompt_length=self.cfg.trainer.max_prompt_length,
-            num_workers=1,
+            num_workers=0,
         )
 
 
 def check_config(cfg: HarborTrainConfig) -> None:
     """Refuse what can't be used, before anything starts.
 
-    With one row per episode a lost one keeps its row, at the mean of its group: an estimator that counts rows, or divides
-    by their standard deviation, would scale the others. Step-wise rows leave it out.
+    With one row per episode a lost one keeps its row, at the mean of its group: an estimator that counts rows, or
+    divides by their standard deviation, would scale the others. Step-wise rows leave it out.
 
     Raises:
         UsageError: A setting can't be used, or a lost episode would scale its group's advantages.

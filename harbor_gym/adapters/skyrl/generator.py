@@ -20,9 +20,9 @@ from skyrl.train.generators.base import (
 )
 from skyrl.train.generators.utils import build_vllm_cache_salt, get_custom_chat_template, get_rollout_metrics
 
-from harbor_gym.adapters.harbor import RolloutInterface, Strategy, TokenRollout
+from harbor_gym.adapters.harbor import RolloutInterface, Strategy
 from harbor_gym.adapters.skyrl.rows import RowSettings, Trajectory, make_columns, make_rows, summarise
-from harbor_gym.adapters.skyrl.settings import HarborSettings, check_settings
+from harbor_gym.adapters.skyrl.settings import HarborSettings, agent_config, check_settings
 from harbor_gym.codecs import HFCodec
 from harbor_gym.errors import HarborGymError, SamplerError, UsageError
 from harbor_gym.gateway import SessionLimits
@@ -48,7 +48,8 @@ class HarborTerminalGenerator(GeneratorInterface):
 
     A row names its task in ``env_extras["task_dir"]``; its prompt is not sampled from, for the episode has a prompt of
     its own. With ``generator.step_wise_trajectories`` every message is a row, else every episode. An episode that the
-    infrastructure lost runs again in a fresh sandbox, and then moves no gradient (:mod:`harbor_gym.adapters.skyrl.rows`).
+    infrastructure lost runs again in a fresh sandbox; one that stays lost moves no gradient, see
+    :mod:`harbor_gym.adapters.skyrl.rows`.
 
     Args:
         generator_cfg: SkyRL's section ``generator``.
@@ -77,6 +78,7 @@ class HarborTerminalGenerator(GeneratorInterface):
         template = get_custom_chat_template(generator_cfg.chat_template)
         self._codec = HFCodec(tokenizer, template, **generator_cfg.chat_template_kwargs)
         self._engine, self._model = inference_engine_client, policy_model_name
+        self._agent = agent_config(self._settings)
         self._filler_token = int(tokenizer.eos_token_id)
         self._slots = asyncio.Semaphore(self._settings.n_concurrent)
         self._lost_calls = 0
@@ -149,8 +151,8 @@ class HarborTerminalGenerator(GeneratorInterface):
         return RolloutInterface(
             sampler=sampler,
             codec=self._codec,
-            agent=own.agent,
-            strategy=Strategy.ENV if own.agent is None else Strategy.GATEWAY,
+            agent=self._agent,
+            strategy=Strategy.ENV if self._agent is None else Strategy.GATEWAY,
             sandbox=own.sandbox,
             sandbox_options=own.sandbox_options,
             limits=SessionLimits(
@@ -241,6 +243,3 @@ def _standard_metrics(columns: Mapping[str, Any], trajectories: Sequence[Traject
     )
     times = [item.seconds for item in trajectories]
     return get_rollout_metrics(responses, rewards, None, None, masks, trajectory_completion_times=times)
-
-
-__all__ = ["Engine", "HarborTerminalGenerator", "TokenRollout"]

@@ -1,13 +1,13 @@
 """Rollouts as the rows of SkyRL's ``GeneratorOutput``, and what becomes of those that the infrastructure lost.
 
-SkyRL knows no missing reward. A lost episode's row is one token with a zero mask, so that no loss comes from it; what is
-left is its part in the group's baseline:
+SkyRL knows no missing reward. A lost episode's row is one token with a zero mask, so that no loss comes from it; what
+is left is its part in the group's baseline:
 
-* *One row per episode*: the row must stay, and its reward is the mean of the group's verdicts, which leaves that mean as
-  it is. An estimator that divides by a standard deviation or by the number of rows (GRPO's ``grpo_norm_by_std``, RLOO)
-  still counts the row: the group's advantages shrink then.
-* *Step-wise rows*: a trajectory may be missing, so a lost one is left out and every estimator sees the group without it.
-  One row is kept where a group has fewer than two verdicts: SkyRL counts prompts, and takes the reward of a single
+* *One row per episode*: the row must stay, and its reward is the mean of the group's verdicts, which leaves that mean
+  as it is. An estimator that divides by a standard deviation or by the number of rows (GRPO's ``grpo_norm_by_std``,
+  RLOO) still counts the row: the group's advantages shrink then.
+* *Step-wise rows*: a trajectory may be missing, so a lost one is left out and every estimator sees the group without
+  it. One row is kept where a group has fewer than two verdicts: SkyRL counts prompts, and takes the reward of a single
   trajectory for its advantage.
 
 A group id of its own for the lost row would be exact for the estimators too, but SkyRL refuses a batch with more groups
@@ -15,12 +15,13 @@ than prompts.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harbor_gym.adapters.harbor import TokenRollout
+from harbor_gym.outcomes import classify
 from harbor_gym.sequences import split
 from harbor_gym.types import EndReason, TokenSequence
 
@@ -194,7 +195,13 @@ def _per_token(row: Row) -> list[float]:
 
 
 def _env_metrics(trajectory: Trajectory) -> dict[str, float]:
-    return {**trajectory.rollout.metrics, f"end/{trajectory.rollout.end_reason.value}": 1.0}
+    return {**trajectory.rollout.metrics, _end(trajectory.rollout): 1.0}
+
+
+def _end(rollout: TokenRollout) -> str:
+    if rollout.error is not None:
+        return f"lost/{classify(rollout.error).failure_kind}"
+    return f"end/{rollout.end_reason.value}"
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -210,9 +217,8 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     if live:
         metrics["harbor/avg_reward"] = _mean([rollout.reward or 0.0 for rollout in live])
         metrics |= {f"harbor/avg_{name}": value for name, value in _averages(rollout.metrics for rollout in live)}
-    for reason in {rollout.end_reason for rollout in live}:
-        metrics[f"harbor/end/{reason.value}"] = float(sum(rollout.end_reason is reason for rollout in live))
-    return metrics
+    ends = Counter(_end(trajectory.rollout) for trajectory in trajectories)
+    return metrics | {f"harbor/{end}": float(count) for end, count in ends.items()}
 
 
 def _averages(metrics: Iterable[Mapping[str, float]]) -> list[tuple[str, float]]:

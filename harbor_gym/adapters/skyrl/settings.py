@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harbor.models.trial.config import AgentConfig
 from pydantic import ValidationError
 from skyrl.train.config import BaseConfig, GeneratorConfig
 
@@ -19,8 +20,8 @@ class HarborSettings(BaseConfig):
     """
 
     tasks: list[str] = field(default_factory=list[str])
-    """Task sources of the training set, as :func:`harbor_gym.tasks.resolve_tasks` reads them. Empty: ``data.train_data``
-    is read, as :func:`write_dataset` writes it."""
+    """Task sources of the training set, as :func:`harbor_gym.tasks.resolve_tasks` reads them. Empty:
+    ``data.train_data`` is read, as :func:`write_dataset` writes it."""
 
     eval_tasks: list[str] = field(default_factory=list[str])
     """Task sources of the evaluation set. Empty: ``data.val_data`` is read."""
@@ -32,8 +33,11 @@ class HarborSettings(BaseConfig):
     """Keyword arguments of the sandbox's class."""
 
     agent: str | None = None
-    """A name of :data:`harbor_gym.gateway.agents.AGENTS`, which then speaks to the gateway. None: the policy writes
-    messages in ``env.action_format``."""
+    """A name of :data:`harbor_gym.gateway.agents.AGENTS`, or the ``module.path:Class`` of any agent of Harbor's, which
+    then speaks to the gateway. None: the policy writes messages in ``env.action_format``."""
+
+    agent_kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Keyword arguments of the agent. One that is not listed has ``{gateway_url}`` where its base URL belongs."""
 
     env: dict[str, Any] = field(default_factory=dict[str, Any])
     """Further fields of :class:`harbor_gym.TerminalEnvConfig`. Only without an agent."""
@@ -55,6 +59,16 @@ class HarborSettings(BaseConfig):
     without learning, or wait for ever."""
 
 
+def agent_config(settings: HarborSettings) -> AgentConfig | None:
+    """Return Harbor's configuration of the agent; None for the policy's own loop."""
+    if settings.agent is None:
+        return None
+    kwargs = dict(settings.agent_kwargs)
+    if ":" in settings.agent:
+        return AgentConfig(import_path=settings.agent, kwargs=kwargs)
+    return AgentConfig(name=settings.agent, kwargs=kwargs)
+
+
 def check_settings(settings: HarborSettings, generator: GeneratorConfig) -> None:
     """Refuse what can't be used, before anything starts.
 
@@ -67,6 +81,8 @@ def check_settings(settings: HarborSettings, generator: GeneratorConfig) -> None
             raise UsageError(f"harbor.{name} must be at least {least}, got {getattr(settings, name)}")
     if settings.agent is not None and settings.env:
         raise UsageError("harbor.env configures the policy's own loop, and harbor.agent replaces that: set one of them")
+    if settings.agent is None and settings.agent_kwargs:
+        raise UsageError("harbor.agent_kwargs are for harbor.agent, which is not set")
     _check_env(settings)
     engine = generator.inference_engine
     refused: Mapping[str, bool] = {
@@ -87,7 +103,7 @@ def check_settings(settings: HarborSettings, generator: GeneratorConfig) -> None
 def _check_env(settings: HarborSettings) -> None:
     if "task_dir" in settings.env:
         raise UsageError("harbor.env.task_dir can't be set: each row of the dataset has its own")
-    own = {"sandbox": settings.sandbox, "sandbox_options": settings.sandbox_options, **settings.env}
+    own: dict[str, Any] = {"sandbox": settings.sandbox, "sandbox_options": settings.sandbox_options, **settings.env}
     try:
         TerminalEnvConfig(task_dir=Path(), **own)
     except ValidationError as exc:

@@ -33,10 +33,9 @@ def register(env_id: str = ENV_ID, **settings: Any) -> None:
 class HarborTextEnv(BaseTextEnv):
     """One episode behind skyrl-gym's interface. Blocks; call it from threads.
 
-    skyrl-gym has no place for an episode without a verdict. A start that fails is repeated in a fresh sandbox; a sandbox
-    or a verifier that is lost later raises, which ends SkyRL's run: it must not become a reward of 0.
-    :class:`HarborTerminalGenerator` leaves such an episode out instead. An episode that SkyRL's generator cuts by length
-    is never verified either, and pays 0 there.
+    skyrl-gym has no place for an episode without a verdict. A start that fails is repeated in a fresh sandbox; what is
+    lost later raises, which ends SkyRL's run: it must not become a reward of 0. :class:`HarborTerminalGenerator` leaves
+    such an episode out instead. Nor is an episode verified that SkyRL's generator cuts by length: it pays 0 there.
 
     Args:
         env_config: SkyRL's section of the environment; not read.

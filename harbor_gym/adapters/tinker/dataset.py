@@ -64,7 +64,7 @@ class HarborRLDataset(RLDataset):
         return [
             dataclasses.replace(
                 self._templates[task],
-                label=f"{self._split}/batch_{index:04d}/group_{number}",
+                label=f"{self._split}/batch_{index + 1:04d}/group_{number + 1}",
                 warm_sandboxes=stock[task],
                 warm_next=warm_next,
                 is_last=task not in next_stock,

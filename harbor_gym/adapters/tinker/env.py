@@ -17,13 +17,14 @@ from tinker_cookbook.rl.types import (
     Metrics,
     StepResult,
     StopReason,
+    Trajectory,
 )
 
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.errors import HarborGymError
 from harbor_gym.shaping import TrajectoryReward, trajectory_reward
 from harbor_gym.tokens import TokenStep, TokenTerminalEnv
-from harbor_gym.transcripts import write_transcript
+from harbor_gym.transcripts import add_logprobs, write_transcript
 from harbor_gym.types import EndReason, EpisodeInfo
 
 logger = logging.getLogger(__name__)
@@ -145,6 +146,12 @@ class HarborTerminalTinkerEnv(Env):
     async def close(self) -> None:
         """Stop the sandbox. Idempotent, at any time."""
         await self._token_env.close()
+
+    async def note_logprobs(self, trajectory: Trajectory) -> None:
+        """Add the sampled tokens' log-probabilities, which the loop keeps to itself until then, to the transcript."""
+        if self._transcript_path is not None:
+            known = [transition.ac.maybe_logprobs for transition in trajectory.transitions]
+            await asyncio.to_thread(add_logprobs, self._transcript_path, known)
 
     def _metrics(self, step: TokenStep) -> Metrics:
         metrics: Metrics = {**self._sums, **step.info["metrics"]}

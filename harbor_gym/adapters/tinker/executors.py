@@ -10,23 +10,35 @@ import signal
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from typing import Any, Literal, cast, override
+from pathlib import Path
+from typing import Any, Literal, override
 
 from harbor_gym.adapters.tinker.strategy import RetryThenMask
-from harbor_gym.errors import MissingDependencyError, UsageError
+from harbor_gym.errors import UsageError
 
 
 @contextlib.contextmanager
-def rollout_executor(kind: Literal["process", "ray"], workers: int, strategy: RetryThenMask) -> Generator[Executor]:
+def rollout_executor(
+    kind: Literal["process", "ray"],
+    workers: int,
+    strategy: RetryThenMask,
+    *,
+    output_dir: Path | None = None,
+    group_size: int = 1,
+    starts_per_sec: float | None = None,
+) -> Generator[Executor]:
     """Yield an executor with so many workers, and end them with the block.
 
     A block that fails interrupts the groups that are under way; they close their sandboxes first.
 
     Args:
-        kind: What the workers are: processes of this machine, or actors of a Ray cluster, of the one that
-            ``RAY_ADDRESS`` names or else of one on this machine.
+        kind: What the workers are: processes of this machine, or actors of a Ray cluster
+            (:mod:`harbor_gym.cluster`), of the one that ``RAY_ADDRESS`` names or else of one on this machine.
         workers: How many.
         strategy: The run's. It records what fails in a worker, which has a copy.
+        output_dir: With Ray: what groups write below it is brought back from the nodes.
+        group_size: With Ray: sandboxes that a group holds at once, of a node's ``harbor_sandbox``.
+        starts_per_sec: With Ray: starts of sandboxes of all nodes together; None is no limit.
 
     Raises:
         UsageError: There are to be no workers.
@@ -34,7 +46,14 @@ def rollout_executor(kind: Literal["process", "ray"], workers: int, strategy: Re
     """
     if workers < 1:
         raise UsageError(f"rollouts need at least 1 worker, got {workers}")
-    with (_processes if kind == "process" else _actors)(workers) as executor:
+    with contextlib.ExitStack() as stack:
+        if kind == "process":
+            executor = stack.enter_context(_processes(workers))
+        else:
+            from harbor_gym.cluster import ClusterLimits, connect
+
+            limits = ClusterLimits(max_workers=workers, sandboxes_per_worker=group_size, starts_per_sec=starts_per_sec)
+            executor = stack.enter_context(connect(limits, output_dir=output_dir))
         yield _Watched(executor, strategy)
 
 
@@ -111,57 +130,3 @@ def _call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise InterruptedError("the run ended while this group was played") from None
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-@contextlib.contextmanager
-def _actors(workers: int) -> Generator[Executor]:
-    try:
-        import ray  # pyright: ignore[reportMissingImports]  # an extra that the development environment lacks
-    except ModuleNotFoundError as exc:
-        raise MissingDependencyError('rollouts on Ray need it: pip install "harbor-gym[ray]"') from exc
-    library = cast(Any, ray)
-    is_ours = not library.is_initialized()
-    if is_ours:
-        is_local = "RAY_ADDRESS" not in os.environ
-        library.init(**({"num_cpus": workers, "include_dashboard": False} if is_local else {}), log_to_driver=False)
-    executor = _RayExecutor(library, workers)
-    try:
-        yield executor
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)
-        if is_ours:
-            library.shutdown()
-
-
-class _RayExecutor(Executor):
-    """Ray actors as an executor: each call goes to the one with the least to do."""
-
-    def __init__(self, ray: Any, workers: int) -> None:
-        class Worker:
-            def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-                return fn(*args, **kwargs)
-
-        self._ray = ray
-        self._actors = [ray.remote(Worker).options(num_cpus=1).remote() for _ in range(workers)]
-        self._waiting = [0] * workers
-        self._lock = threading.Lock()
-
-    @override
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        with self._lock:
-            chosen = min(range(len(self._actors)), key=self._waiting.__getitem__)
-            self._waiting[chosen] += 1
-        future: Future[Any] = self._actors[chosen].call.remote(fn, args, kwargs).future()
-        future.add_done_callback(lambda _: self._done(chosen))
-        return future
-
-    @override
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Kill the actors. What a group of theirs has open ends with them, or is reaped as that of any dead process."""
-        actors, self._actors = self._actors, []
-        for actor in actors:
-            self._ray.kill(actor)
-
-    def _done(self, actor: int) -> None:
-        with self._lock:
-            self._waiting[actor] -= 1

@@ -65,7 +65,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     """The model's context window in tokens; None checks nothing."""
 
     label: str = ""
-    """Names the group in transcripts: a relative path such as ``train/batch_0003/group_0``."""
+    """Names the group in transcripts: a relative path such as ``train/batch_0003/group_1``."""
 
     transcripts_dir: Path | None = None
     """Where to write transcripts and, beside each, the terminal's recording; None writes none."""
@@ -115,6 +115,9 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         One of them also carries what the group lost, which the cookbook's mean makes numbers per group: ``infra/lost``
         of its episodes, ``infra/retried`` in fresh sandboxes, ``infra/masked`` (left out), and the losses by error.
         """
+        for trajectory, env in zip(trajectory_group, env_group, strict=True):
+            if isinstance(env, HarborTerminalTinkerEnv):
+                await env.note_logprobs(trajectory)
         rewards: list[tuple[float, Metrics]] = [
             (0.0, {f"ended/{reason}": float(trajectory.stop_reason == reason) for reason in STOP_REASONS})
             for trajectory in trajectory_group
@@ -167,10 +170,10 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     def _transcript_path(self, index: int) -> Path | None:
         if self.transcripts_dir is None:
             return None
-        return self.transcripts_dir / self.label / f"episode_{index:03d}.json"
+        return self.transcripts_dir / self.label / f"episode_{index + 1:03d}.json"
 
     def _labels(self, index: int) -> dict[str, Any]:
-        return {"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index}
+        return {"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index + 1}
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_envs": []}

@@ -25,6 +25,7 @@ from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.registry import preflight
 from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
+from harbor_gym.types import DEFAULT_SANDBOX
 
 type TaskSource = str | Path | SourcedTask
 
@@ -67,7 +68,7 @@ class HarborSpec:
         tasks: TaskSource | Sequence[TaskSource],
         *,
         agent: str | type[ToolHarness] = "bash",
-        sandbox: str = "docker",
+        sandbox: str = DEFAULT_SANDBOX,
         pool_size: int | None = None,
         indices: Sequence[int] | None = None,
         max_retries: int = 1,

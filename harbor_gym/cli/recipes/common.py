@@ -8,13 +8,16 @@ from typing import Any
 import typer
 
 from harbor_gym import sandboxes
+from harbor_gym.cli.plain_help import HELP_NAMES, PlainCommand
 from harbor_gym.cli.recipes.flags import Parser, Spelling
-from harbor_gym.cli.shared import FAILED, MISUSED
+from harbor_gym.cli.shared import FAILED, INTERRUPTED, MISUSED
 from harbor_gym.config.verify_paths import parse_verify_paths
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
 
-INTERRUPTED = 130
-"""Exit code: ended by SIGINT."""
+__all__ = ["COMMAND", "INTERRUPTED", "new_app", "one_line_errors", "spelling"]
+
+COMMAND: dict[str, Any] = {"cls": PlainCommand, "context_settings": HELP_NAMES}
+"""Keyword arguments of ``app.command``."""
 
 _EPISODES, _TERMINAL = "Episodes", "Terminal"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -53,8 +56,8 @@ def spelling(
 
 
 def new_app() -> typer.Typer:
-    """Return an application of one command."""
-    return typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    """Return an application of one command, whose help shows whole names of flags on any terminal."""
+    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @contextlib.contextmanager
@@ -66,5 +69,6 @@ def one_line_errors(program: str) -> Generator[None]:
         typer.echo(f"{program}: {exc}", err=True)
         raise typer.Exit(MISUSED) from exc
     except HarborGymError as exc:
-        typer.echo(f"{program}: {type(exc).__name__}: {exc}", err=True)
+        notes = "".join(f"; {note}" for note in getattr(exc, "__notes__", ()))
+        typer.echo(f"{program}: {type(exc).__name__}: {exc}{notes}", err=True)
         raise typer.Exit(FAILED) from exc

@@ -28,7 +28,7 @@ def eval_app(*, program: str) -> typer.Typer:
         program: What its error messages begin with.
     """
     app = common.new_app()
-    app.command(help=HELP)(eval_command(program=program))
+    app.command(help=HELP, **common.COMMAND)(eval_command(program=program))
     return app
 
 

@@ -1,18 +1,23 @@
 """The command behind ``recipes/train.py``."""
 
 import asyncio
+import contextlib
 import dataclasses
+import inspect
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, TASKS, Backend, TrainConfig
+from harbor_gym.adapters.tinker.training.folder import as_written, changed_settings, read_run_config, resumed_config
+from harbor_gym.cli.progress import progress
 from harbor_gym.cli.recipes import common
-from harbor_gym.cli.recipes.flags import add_flags, flags_of, given_values, make_config
-from harbor_gym.errors import UsageError
+from harbor_gym.cli.recipes.flags import Flag, add_flags, flags_of, given_values, make_config
+from harbor_gym.errors import HarborGymError, UsageError
 
 
 def train(config: TrainConfig) -> Path:
@@ -28,14 +33,17 @@ def train(config: TrainConfig) -> Path:
     os.environ.setdefault("TQDM_DISABLE", "1")
     from harbor_gym.adapters.tinker.training.preparation import claim_folder, prepare
     from harbor_gym.adapters.tinker.training.run import train as train_run
-    from harbor_gym.embedded.service import service_of
+    from harbor_gym.embedded.service import require_backend, service_of
 
+    require_backend(config.backend)
     run = asyncio.run(prepare(config))
     claim_folder(run)
     try:
-        asyncio.run(train_run(run, service_of(config.backend, typer.echo), show=typer.echo))
-    except KeyboardInterrupt as exc:
-        exc.add_note(f"resume with --log-path {run.log_path} --log-dir-exists resume")
+        with progress() as shown:
+            service = service_of(config.backend, shown.line, shown.bar)
+            asyncio.run(train_run(run, service, show=shown.line, bar=shown.bar))
+    except (KeyboardInterrupt, HarborGymError) as exc:
+        exc.add_note(_how_to_resume(run.log_path))
         raise
     return run.log_path
 
@@ -49,20 +57,72 @@ def train_app(model: type[TrainConfig] = TrainConfig, *, program: str) -> typer.
     """
     flags = flags_of(model, _SPELLING)
 
-    def command(context: typer.Context, **values: Any) -> None:
+    def command(context: typer.Context, resume: Path | None, **values: Any) -> None:
         try:
             with common.one_line_errors(program):
-                folder = train(make_config(model, _complete(given_values(flags, context, values)), flags))
+                given = given_values(flags, context, values)
+                if resume is not None:
+                    config = _resumed(model, resume, given, flags)
+                else:
+                    config = make_config(model, _complete(given), flags)
+                folder = train(config)
         except KeyboardInterrupt as exc:
             notes = "; ".join(["interrupted", *getattr(exc, "__notes__", ())])
             typer.echo(f"{program}: {notes}", err=True)
             raise typer.Exit(common.INTERRUPTED) from None
         typer.echo(f"run folder: {folder}")
 
-    add_flags(command, flags)
+    option = typer.Option("--resume", metavar="RUN", help="Continue the run in this folder, with all its flags.")
+    kind = Annotated[Path | None, option]
+    parameter = inspect.Parameter("resume", inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None)
+    add_flags(command, flags, first=[parameter])
     app = common.new_app()
-    app.command(help="Train a policy on Harbor tasks.")(command)
+    app.command(help="Train a policy on Harbor tasks.", **common.COMMAND)(command)
     return app
+
+
+def _resumed(model: type[TrainConfig], folder: Path, given: Mapping[str, Any], flags: Sequence[Flag]) -> TrainConfig:
+    """Return the run's own settings; what the command line gives besides must be the same.
+
+    Raises:
+        UsageError: The folder holds no run, or a flag differs from the run's.
+    """
+    own = {name for name in ("log_path", "log_dir_exists") if name in given}
+    if own:
+        named = ", ".join(f"--{flag.name}" for flag in flags if flag.dotted in own)
+        raise UsageError(f"--resume RUN names the run's folder: leave out {named}")
+    config = resumed_config(model, folder)
+    written = read_run_config(folder)
+    asked = make_config(model, _merged({**written, "log_path": folder}, given), flags)
+    if changed := changed_settings(written, as_written(asked)):
+        words = (f"{_flag_name(item.name, flags)} {item.before}, not {item.now}" for item in changed)
+        raise UsageError(f"{folder} was started with {'; '.join(words)}: leave such flags out, or start another run")
+    return config
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for name, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(name), dict)
+        merged[name] = _merged(merged[name], value) if both and name in ("env", "terminal") else value
+    return merged
+
+
+def _flag_name(setting: str, flags: Sequence[Flag]) -> str:
+    """Return the flag of a setting; one of a table's entries is the table's."""
+    for flag in flags:
+        if setting == flag.dotted or setting.startswith(f"{flag.dotted}."):
+            return f"--{flag.name}"
+    return setting
+
+
+def _how_to_resume(folder: Path) -> str:
+    """Return what continues a run that broke off."""
+    with contextlib.suppress(OSError):
+        saved = [json.loads(line) for line in (folder / "checkpoints.jsonl").read_text().splitlines()]
+        if saved:
+            return f"resume with --resume {folder} (from checkpoint {saved[-1]['name']})"
+    return f"no checkpoint was saved yet; --resume {folder} starts its first batch again"
 
 
 def _complete(values: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,9 @@ from harbor_gym.gateway.wires.wire import Body, Event, http_status, mapping, new
 # codex repeats every other status but this one.
 _ENDED_STATUS = 400
 
+_STORED = ("previous_response_id", "conversation", "prompt", "background")
+"""Fields that refer to what a provider stores."""
+
 _TEXT_TYPES = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -28,8 +31,9 @@ class ResponsesWire:
 
     def read(self, body: Body) -> ChatRequest:
         """Return the request that ``body`` is."""
-        if body.get("previous_response_id"):
-            raise InvalidRequestError("previous_response_id is not supported: responses are not stored")
+        for field in _STORED:
+            if body.get(field):
+                raise InvalidRequestError(f"{field} is not supported: nothing is stored, send the whole input")
         messages: list[Message] = []
         if instructions := string(body.get("instructions"), "instructions", ""):
             messages.append(Message("system", instructions))

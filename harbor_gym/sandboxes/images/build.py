@@ -149,7 +149,7 @@ async def build_image(source: ImageSource, *, build_timeout_sec: float = 600.0, 
 
 async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
     with _naming_dockerfile(source):
-        content = await asyncio.to_thread(_content_hash, source)
+        content = await asyncio.to_thread(content_hash, source)
     known = _built.get(content)
     if known is not None and not force_build and known.is_there:
         return known
@@ -280,8 +280,12 @@ def _read_dockerfile(environment_dir: Path) -> str:
         ) from None
 
 
-def _content_hash(source: ImageSource) -> str:
-    """Hash everything that the image is made from; of a build context names, kinds, modes, link targets and bytes."""
+def content_hash(source: ImageSource) -> str:
+    """Hash everything that the image is made from; of a build context names, kinds, modes, link targets and bytes.
+
+    Raises:
+        SandboxStartError: What is named is not there.
+    """
     if source.rootfs is not None:
         return sources.fingerprint(source.rootfs)
     total = hashlib.sha256(json.dumps(source.docker_image).encode())

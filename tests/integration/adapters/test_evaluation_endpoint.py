@@ -80,7 +80,7 @@ async def test_our_own_loop(tmp_path: Path) -> None:
         (result,) = await evaluate([fake_task(tmp_path / "task")], player, episodes=1)
     assert (result.reward, result.end_reason, result.turns) == (1.0, EndReason.COMPLETED, 2)
     assert (result.prompt_tokens, result.sampled_tokens) == (101, 14)
-    assert list((tmp_path / "transcripts").rglob("episode_000.json"))
+    assert list((tmp_path / "transcripts").rglob("episode_001.json"))
 
 
 @pytest.mark.parametrize("agent", [AGENT])

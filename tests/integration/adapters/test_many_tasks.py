@@ -93,7 +93,7 @@ async def test_an_epoch_is_every_task_in_full_batches(tasks_dir: Path) -> None:
     again, _ = await builder(tasks_dir, epochs=2, groups_per_batch=3)()
     assert [names(again.get_batch(index)) for index in (3, 0, 3, 1)] == [batches[i] for i in (3, 0, 3, 1)]
     group = pickle.loads(pickle.dumps(again.get_batch(1)[0]))
-    assert (group.label, group.logging_tags()) == ("train/batch_0001/group_0", [group.config.task_dir.name])
+    assert (group.label, group.logging_tags()) == ("train/batch_0002/group_1", [group.config.task_dir.name])
     with pytest.raises(IndexError):
         train.get_batch(4)
 

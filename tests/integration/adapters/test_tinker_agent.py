@@ -52,9 +52,9 @@ def make_builder(task_dir: Path, model_dir: str, *, sandbox: str = FAKE, agent: 
     from harbor_gym.adapters.tinker import HarborAgentEnvGroupBuilder
 
     options = settings.pop("options", SOLVED if sandbox == FAKE else {})
-    kept = {"transcripts_dir": task_dir.parent / "transcripts", "label": "train/batch_0000/group_0"}
+    kept: Any = {"transcripts_dir": task_dir.parent / "transcripts", "label": "train/batch_0000/group_0"}
     config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, sandbox_options=options, **settings)
-    sizes = {"group_size": 2, "max_tokens": 500}
+    sizes: Any = {"group_size": 2, "max_tokens": 500}
     return HarborAgentEnvGroupBuilder(
         config=config, agent=agent, model_name=model_dir, renderer_name=RENDERER, **sizes, **kept
     )

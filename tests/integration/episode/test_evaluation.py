@@ -102,7 +102,7 @@ async def test_every_task_is_played_and_told_apart(tmp_path: Path) -> None:
     assert results[4].error is not None
     assert "VerifierError" in results[4].error
     assert results[0].turns == 2
-    transcript = json.loads((kept / "test/batch_0000/open/episode_000.json").read_text())
+    transcript = json.loads((kept / "test/batch_0000/open/episode_001.json").read_text())
     turns = transcript["turns"]
     assert results[0].sampled_tokens == sum(turn["sampled_tokens"] for turn in turns) > 0
     assert (

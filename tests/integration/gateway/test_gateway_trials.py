@@ -17,6 +17,7 @@ from harbor_gym.gateway.trials import end_agent_on_limit, open_tunnel_for_agent,
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.types import EndReason, Sample
 from tests.helpers.character_codec import END, CharacterCodec
+from tests.helpers.engines import find_agent
 from tests.helpers.gateway.clients import ThinkingCodec, text_of, tool_call, trained_text
 from tests.helpers.gateway.inner_agent import INNER_AGENT
 from tests.helpers.paths import ROOT
@@ -118,8 +119,7 @@ async def test_an_agent_in_a_sandbox_without_a_network(sandbox: str, tmp_path: P
 @pytest.mark.slow
 async def test_claude_code_in_a_sandbox_without_a_network(tmp_path: Path) -> None:
     """Harbor's agent unmodified; its program is the machine's, which is one file."""
-    if (program := shutil.which("claude")) is None:
-        pytest.skip("needs claude on the PATH: install claude-code")
+    program = find_agent("claude")
     answers = [THOUGHT + tool_call("Bash", command=DONE.strip(), description="write"), f"{THOUGHT}Done."]
     dockerfile = "FROM debian:bookworm-slim\nCOPY claude /usr/local/bin/claude\nWORKDIR /srv\n"
     no_network = '[environment]\nnetwork_mode = "no-network"\n'

@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.gateway.agents import AGENTS, agent_config
 from harbor_gym.types import Sample
 from tests.helpers.character_codec import END
+from tests.helpers.engines import find_agent
 from tests.helpers.gateway.clients import ThinkingCodec, text_of, tool_call
 
 COMMANDS = ("echo hello > hello.txt && ls", "cat hello.txt")
@@ -85,7 +85,7 @@ async def run(argv: Sequence[str], directory: Path, env: Mapping[str, str]) -> s
         *argv, cwd=directory, env=env, stdin=null, stdout=pipe, stderr=asyncio.subprocess.STDOUT
     )
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), 120)
+        output, _ = await asyncio.wait_for(process.communicate(), 300)
     finally:
         if process.returncode is None:
             process.kill()
@@ -94,22 +94,22 @@ async def run(argv: Sequence[str], directory: Path, env: Mapping[str, str]) -> s
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", [name for name in AGENTS if AGENTS[name].program])
 async def test_one_conversation_is_one_segment(name: str, tmp_path: Path) -> None:
-    if shutil.which(AGENTS[name].program) is None:
-        pytest.skip(f"needs {AGENTS[name].program} on the PATH: install {name}")
+    program = find_agent(AGENTS[name].program)
     commands = (*COMMANDS, SUBMIT) if name == "mini-swe-agent" else COMMANDS
     work, home = tmp_path / "work", tmp_path / "home"
     work.mkdir()
     home.mkdir()
     async with Gateway(Policy(commands), ThinkingCodec(), model="policy") as gateway:
-        session = gateway.open_session(name=name, limits=SessionLimits(max_turns=12, time_limit_sec=100))
+        session = gateway.open_session(name=name, limits=SessionLimits(max_turns=12, time_limit_sec=250))
         argv = prepare(name, session, home)
         kept = {key: os.environ[key] for key in ("PATH", "LANG", "TERM") if key in os.environ}
         quiet = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "IS_SANDBOX": "1"}
         quiet |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "PI_OFFLINE": "1"}
         env = {**kept, **quiet, **agent_config(name, session.base_url).env, "HOME": str(home)}
-        output = await run(argv, work, env)
+        output = await run([program, *argv[1:]], work, env)
     assert (work / "hello.txt").is_file(), output[-2000:]
     (segment,) = session.trained_segments
     assert len(segment.calls) >= 3

@@ -27,8 +27,9 @@ async def sandbox(tmp_path: Path) -> AsyncGenerator[LocalEnvironment]:
 
 
 async def processes(sandbox: LocalEnvironment) -> list[str]:
-    """Return what runs, the first process and the command that looks left out."""
-    return sorted((await output(sandbox, "exec ps -e --no-headers -o args")).splitlines()[1:-1])
+    """Return what runs, without the first process, the command that looks, and who has ended but is still listed."""
+    lines = (await output(sandbox, "exec ps -e --no-headers -o stat,args")).splitlines()[1:-1]
+    return sorted(args for state, args in (line.split(maxsplit=1) for line in lines) if state[0] not in "ZX")
 
 
 _SERVICE = "setsid sleep 1000 >/dev/null 2>&1 &"

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from harbor.models.trial.config import AgentConfig
 
-import harbor_gym.embedded as embedded
 from harbor_gym import TerminalEnvConfig
-from harbor_gym.embedded import demonstrations
+from harbor_gym.embedded import policy_key
 from harbor_gym.embedded.agent_demonstrations import ChatLines, play_with_agent
-from harbor_gym.embedded.demonstrations import play_demonstrations
+from harbor_gym.embedded.demonstrations import play_demonstrations, play_in_env
 from harbor_gym.embedded.demonstrator import Demonstration, Demonstrator, Script
 from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.types import ChatMessage, EndReason
@@ -46,7 +45,7 @@ def solvable(folder: Path, **settings: Any) -> TerminalEnvConfig:
 
 
 async def in_our_loop(config: TerminalEnvConfig) -> Demonstration:
-    return await demonstrations._play(config, demonstrator())
+    return await play_in_env(config, demonstrator())
 
 
 async def test_an_agent_with_our_prompts_records_our_conversation(tmp_path: Path) -> None:
@@ -93,7 +92,7 @@ def test_each_agent_has_a_policy_of_its_own(tmp_path: Path) -> None:
     task = write_task(tmp_path / "task")
     other = AGENT.model_copy(update={"kwargs": {**AGENT.kwargs, "more": 1}})
     agents = (None, "terminus-2", AgentConfig(name="terminus-2"), AGENT, other)
-    assert len({embedded._key(task, "qwen3", agent, 0) for agent in agents}) == len(agents)
+    assert len({policy_key(task, "qwen3", agent, 0) for agent in agents}) == len(agents)
 
 
 @pytest.mark.tinker
@@ -115,14 +114,16 @@ async def test_the_warm_start_sees_the_tokens_of_an_episode(tmp_path: Path) -> N
 
     env = HarborAgentTinkerEnv(config, AGENT, RendererCodec(get_renderer("qwen3_instruct", tokenizer)), max_tokens=500)
     (end,) = tokenizer.encode("<|im_end|>", add_special_tokens=False)
-    prompt = (await env.initial_observation())[0].to_ints()
+    first = await env.initial_observation()
+    assert isinstance(first, tuple)
+    prompt, whole, is_done = first[0].to_ints(), list[int](), False
     answers = [message["content"] for message in played.messages if message["role"] == "assistant"]
     for answer in answers:
         sampled = [*tokenizer.encode(answer, add_special_tokens=False), end]
         whole = [*prompt, *sampled]
         step = await env.step(sampled)
-        prompt = step.next_observation.to_ints()
-    assert step.episode_done
+        prompt, is_done = step.next_observation.to_ints(), step.episode_done
+    assert is_done
     assert row.tokens == whole
 
 

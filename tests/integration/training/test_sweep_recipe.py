@@ -39,13 +39,12 @@ if (folder.parent / "break").exists() and seed == 1:
 (folder / "checkpoints.jsonl").write_text(json.dumps({"name": "final", "final": True}) + "\\n")
 """
 
-RUN_IT = "import pathlib, sys; sys.path.insert(0, {recipes!r}); import sweep; {stand_in}sweep.app()"
+RUN_IT = "import sys; from harbor_gym.cli.results import sweep; from harbor_gym.cli.main import main; {stand_in}main()"
 
 
 def command(*arguments: str, trainer: Path | None = None) -> list[str]:
-    stand_in = f"sweep.TRAIN = pathlib.Path({str(trainer)!r}); " if trainer else ""
-    code = RUN_IT.format(recipes=str(ROOT / "recipes"), stand_in=stand_in)
-    return [sys.executable, "-c", code, "--task-dir", str(TASK), *arguments]
+    stand_in = f"sweep.TRAIN = (sys.executable, {str(trainer)!r}); " if trainer else ""
+    return [sys.executable, "-c", RUN_IT.format(stand_in=stand_in), "sweep", "--task-dir", str(TASK), *arguments]
 
 
 def sweep(*arguments: str, trainer: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -124,7 +123,7 @@ def test_the_real_recipe_takes_what_the_sweep_gives_it(tmp_path: Path) -> None:
     done = sweep("--learning-rates", "1e-3", "--seeds", "0", "--sweep-path", str(tmp_path), "--env", "dokcer")
     assert done.returncode == 1
     assert "ended with exit code 2" in done.stderr
-    assert "train.py: " in done.stderr
+    assert "harbor-gym train: " in done.stderr
     assert "docker" in done.stderr
 
 

@@ -186,7 +186,11 @@ def test_gymnasiums_processes_work_as_they_stand(tmp_path: Path, observation: st
 def test_a_picture_is_advertised_where_it_can_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rendering.render_modes() == ("ansi", "human", "rgb_array")
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "pyte" else found(name, *rest))
+
+    def find(name: str, package: str | None = None) -> Any:
+        return None if name == "pyte" else found(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
     assert rendering.render_modes() == ("ansi", "human")
     with pytest.raises(MissingDependencyError, match=r"harbor-gym\[render\]"):
         HarborTerminalEnv(write_task(tmp_path / "task"), render_mode="rgb_array")

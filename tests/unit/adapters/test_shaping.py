@@ -105,7 +105,7 @@ async def test_an_addition_is_a_metric_of_its_own_and_stands_in_the_transcript(t
     builder = group_of(tmp_path, model_dir, trajectory_reward=praise, transcripts_dir=tmp_path / "kept", label="x")
     group = await do_group_rollout(builder, scripted(DONE, COMPLETE))
     assert group.trajectories_G[0].transitions[-1].metrics["trajectory_reward"] == 0.5
-    document = json.loads((tmp_path / "kept/x/episode_000.json").read_text())
+    document = json.loads((tmp_path / "kept/x/episode_001.json").read_text())
     assert (document["reward"], document["trajectory_reward"]) == (1.0, 0.5)
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
 from harbor_gym.adapters.tinker.policies import EvalConfig
-from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, Backend, TrainConfig
+from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, Backend, LossFn, TrainConfig
 from harbor_gym.cli.recipes import evaluate, train
 from harbor_gym.cli.recipes.flags import Flag, Spelling, add_flags, flags_of, given_values, make_config
 from harbor_gym.config import TerminalConfig, TerminalEnvConfig
@@ -107,6 +107,13 @@ def test_repeated_flags_and_both_kinds_of_sources_add_up(monkeypatch: pytest.Mon
     assert (config.test_tasks, config.env.zero_reward_on_limit, config.remove_constant_groups) == (("b",), True, False)
 
 
+def test_the_losses_are_those_of_the_service_that_need_no_targets() -> None:
+    from tinker.types import LossFnType
+
+    known = set(get_args(LossFnType)) - {"cross_entropy", "custom"}
+    assert set(get_args(LossFn.__value__)) == known
+
+
 @pytest.mark.parametrize("backend", Backend)
 def test_what_is_not_given_is_the_backends(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     config, defaults = parse(monkeypatch, *SOME_TASK, "--backend", backend.value), BACKEND_DEFAULTS[backend]
@@ -154,7 +161,9 @@ def test_several_problems_are_one_line_with_the_flags_names() -> None:
     assert "--terminal-columns" in done.stderr
 
 
-def test_an_interrupted_run_exits_with_130_and_names_what_resumes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_exits_with_130_and_names_what_resumes_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     async def prepared(config: TrainConfig) -> SimpleNamespace:
         return SimpleNamespace(config=config, log_path=Path("runs/x"))
 
@@ -166,7 +175,14 @@ def test_an_interrupted_run_exits_with_130_and_names_what_resumes_it(monkeypatch
     monkeypatch.setattr("harbor_gym.adapters.tinker.training.run.train", interrupted)
     done = CliRunner().invoke(train.train_app(program="train.py"), SOME_TASK)
     assert done.exit_code == 130
-    assert done.stderr == "train.py: interrupted; resume with --log-path runs/x --log-dir-exists resume\n"
+    assert done.stderr == (
+        "train.py: interrupted; no checkpoint was saved yet; --resume runs/x starts its first batch again\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/x").mkdir(parents=True)
+    (tmp_path / "runs/x/checkpoints.jsonl").write_text('{"name": "000002"}\n{"name": "000004"}\n')
+    done = CliRunner().invoke(train.train_app(program="train.py"), SOME_TASK)
+    assert done.stderr == "train.py: interrupted; resume with --resume runs/x (from checkpoint 000004)\n"
 
 
 class Small(BaseModel):

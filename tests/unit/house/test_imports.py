@@ -32,6 +32,7 @@ OWNERS = {
     "torch": {"embedded"},
     "trl": {"adapters.trl"},
     "datasets": {"adapters.trl"},
+    "verifiers": {"adapters.verifiers"},
     "jax": {"embedded"},
     "skyrl": {"embedded"},
     "transformers": {"embedded", "adapters.trl"},

@@ -1,16 +1,16 @@
 """The end of a program: its status, its last words, what it registered, and nothing of the interpreter's own end."""
 
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from tests.helpers.paths import ROOT
-
 ABORTS_LATE = """\
-import atexit, os, sys
-sys.path.insert(0, {recipes!r})
-from exits import run_and_exit
+import atexit, os, sys, types
+from harbor_gym.cli.exits import run_and_exit
+
+sys.modules["tinker"] = types.ModuleType("tinker")  # whose thread has no end
 
 class Late:
     def __del__(self, abort=os.abort):
@@ -28,7 +28,7 @@ def program():
 
 
 def run(end: str, call: str = "run_and_exit(program)") -> subprocess.CompletedProcess[str]:
-    code = ABORTS_LATE.format(end=end, recipes=str(ROOT / "recipes")) + call
+    code = ABORTS_LATE.format(end=end) + call
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
@@ -52,3 +52,35 @@ def test_status_and_last_words_are_kept(end: str, status: int, said: str) -> Non
 
 def test_the_interpreters_own_end_would_have_aborted() -> None:
     assert run("return", "program()").returncode < 0
+
+
+SLEEPS = """\
+import asyncio, os, signal, sys
+from harbor_gym.cli.exits import run_and_exit
+
+async def work():
+    try:
+        print("begun", flush=True)
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0.01)
+        print("cleaned up")
+
+def program():
+    try:
+        asyncio.run(work())
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+run_and_exit(program)
+"""
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_sigterm_cleans_up_as_ctrl_c_does(sent: signal.Signals, status: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", SLEEPS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(sent)
+        assert process.stdout.read() == "cleaned up\n"
+        assert process.wait() == status

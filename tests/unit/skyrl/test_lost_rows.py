@@ -1,5 +1,6 @@
 """A lost episode moves no gradient: shown with SkyRL's own merging, batching and advantage estimators."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from harbor_gym.types import TokenSequence
 
 ESTIMATORS: dict[str, Any] = {
     "grpo": compute_grpo_outcome_advantage,
-    "grpo without std": lambda *args: compute_grpo_outcome_advantage(*args, grpo_norm_by_std=False),
+    "grpo without std": functools.partial(compute_grpo_outcome_advantage, grpo_norm_by_std=False),
     "rloo": compute_rloo_outcome_advantage,
     "maxrl": compute_maxrl_advantage,
 }

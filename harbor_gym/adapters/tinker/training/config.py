@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,6 +23,10 @@ class RolloutExecutor(StrEnum):
 
     PROCESS = "process"
     RAY = "ray"
+
+
+type LossFn = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"]
+"""The service's losses that reinforcement learning can use."""
 
 
 class LogDirExists(StrEnum):
@@ -135,6 +139,9 @@ class TrainConfig(BaseModel):
     base_url: str | None = _field(HOW)
     """Address of a Tinker-compatible server."""
 
+    server_timeout_sec: float = _field(HOW, 300.0, gt=0)
+    """Seconds that the embedded server may take to load its model."""
+
     model_name: str | None = _by_backend("model_name", HOW)
     """Base model: a name, or a directory for the local backend; there, none is the embedded policy."""
 
@@ -171,8 +178,8 @@ class TrainConfig(BaseModel):
     lora_rank: int = _field(HOW, 32, ge=1)
     """Rank of the LoRA adapter."""
 
-    loss_fn: str = _field(HOW, "importance_sampling")
-    """importance_sampling, ppo, cispo, …"""
+    loss_fn: LossFn = _field(HOW, "importance_sampling")
+    """The loss of a step, by the service's name for it."""
 
     kl_penalty_coef: float = _field(HOW, 0.0, ge=0)
     """Weight of the KL penalty against the base model; 0 is none."""
@@ -212,6 +219,9 @@ class TrainConfig(BaseModel):
 
     rollout_workers: int = _field(ROLLOUTS, 2, ge=1)
     """Number of those processes; each plays a group at a time."""
+
+    rollout_starts_per_sec: float | None = _field(ROLLOUTS, gt=0)
+    """With Ray: starts of sandboxes per second, over all nodes."""
 
     log_path: Path | None = _field(OUTPUT)
     """Folder of the run."""

@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from tinker_cookbook.rl import train as loop
 
 from harbor_gym import report
+from harbor_gym._runtime.progress import ShowBar, show_no_bar
 from harbor_gym.adapters.tinker.dataset import HarborRLDatasetBuilder
 from harbor_gym.adapters.tinker.evaluator import HarborEvaluator
 from harbor_gym.adapters.tinker.executors import rollout_executor
@@ -21,7 +22,9 @@ from harbor_gym.pool import close_shared_pools
 _FAULT_POLL_SEC = 1.0
 
 
-async def run_loop(run: TrainRun, service: ModelService, show: Callable[[str], None]) -> None:
+async def run_loop(
+    run: TrainRun, service: ModelService, show: Callable[[str], None], bar: ShowBar = show_no_bar
+) -> None:
     """Train to the last batch, evaluate it where the run has a test set, and export the best checkpoint."""
     strategy = RetryThenMask(max_retries=run.config.max_rollout_retries, seed=run.config.seed)
     evaluator = await _evaluator(run, service, strategy)
@@ -30,7 +33,7 @@ async def run_loop(run: TrainRun, service: ModelService, show: Callable[[str], N
     # The loop sets up logging before it first waits; the console is made quiet right after that.
     asyncio.get_running_loop().call_soon(report.quiet_console)
     total = run.config.num_batches or count_batches(run)
-    async with report.live_progress(run.log_path, total=total, show=show, title=run.title):
+    async with report.live_progress(run.log_path, total=total, show=show, title=run.title, bar=bar):
         try:
             async with cancelled_with(_watch_for_fault(strategy)):
                 with _workers(run, strategy) as executor:
@@ -91,7 +94,14 @@ def _workers(run: TrainRun, strategy: RetryThenMask) -> Generator[Executor | Non
     if kind is None:
         yield None
         return
-    with rollout_executor(kind.value, run.config.rollout_workers, strategy) as executor:
+    with rollout_executor(
+        kind.value,
+        run.config.rollout_workers,
+        strategy,
+        output_dir=run.log_path,
+        group_size=run.config.group_size,
+        starts_per_sec=run.config.rollout_starts_per_sec,
+    ) as executor:
         yield executor
 
 
@@ -130,7 +140,7 @@ def _loop_config(
         temperature=config.temperature,
         learning_rate=config.learning_rate,
         lora_rank=config.lora_rank,
-        loss_fn=config.loss_fn,  # pyright: ignore[reportArgumentType]  # the service knows the names and checks them
+        loss_fn=config.loss_fn,
         kl_penalty_coef=config.kl_penalty_coef,
         kl_reference_config=loop.KLReferenceConfig(base_model=service.model_name)
         if config.kl_penalty_coef > 0

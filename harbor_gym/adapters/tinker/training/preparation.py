@@ -3,16 +3,17 @@
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from harbor_gym import sandboxes
-from harbor_gym.adapters.tinker.training.config import Backend, LogDirExists, TrainConfig
+from harbor_gym.adapters.tinker.training.config import Backend, RolloutExecutor, TrainConfig
+from harbor_gym.adapters.tinker.training.folder import settle_folder, write_run_config
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
+from harbor_gym.samplers.endpoints import require_endpoint
 from harbor_gym.shaping import find_make_env, find_trajectory_reward
 from harbor_gym.tasks import SourcedTask, filter_tasks, resolve_tasks, split_tasks
 
@@ -85,6 +86,8 @@ async def prepare(config: TrainConfig) -> TrainRun:
         _check_batches(run)
     await asyncio.to_thread(sandboxes.preflight, sandboxes.environment_config(run.env.sandbox))
     _check_service(config)
+    if config.base_url is not None:
+        await require_endpoint(config.base_url)
     return run
 
 
@@ -98,15 +101,15 @@ def default_log_path(config: TrainConfig) -> Path:
 
 
 def claim_folder(run: TrainRun) -> None:
-    """Make the run's folder and write ``tasks.json``: what is trained on, and where it came from.
+    """Make the run's folder and write ``run.json``, its settings, and ``tasks.json``: its tasks and their sources.
 
     Blocks; asks on the terminal where the folder exists and ``log_dir_exists`` is ``ask``.
 
     Raises:
-        UsageError: The folder exists and may not be used, or its run had other tasks: the batches of a resumed run
-            would not continue where they were.
+        UsageError: The folder exists and may not be used, or its run had other settings or tasks: the batches of a
+            resumed run would not continue where they were.
     """
-    _settle_log_path(run.log_path, run.config.log_dir_exists)
+    settle_folder(run.log_path, run.config)
     path = run.log_path / "tasks.json"
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))["tasks"]
@@ -120,18 +123,7 @@ def claim_folder(run: TrainRun) -> None:
     ]
     document = {"format": TASKS_FORMAT, "tasks": rows, "test_tasks": run.test_tasks}
     path.write_text(json.dumps(document, indent=1), encoding="utf-8")
-
-
-def _settle_log_path(log_path: Path, behavior: LogDirExists) -> None:
-    if behavior is LogDirExists.ASK and log_path.exists() and not sys.stdin.isatty():
-        raise UsageError(f"{log_path} exists; give --log-dir-exists delete, resume or raise")
-    if behavior is LogDirExists.RAISE and log_path.exists():
-        raise UsageError(f"{log_path} exists and --log-dir-exists is raise")
-    if log_path.exists():
-        from tinker_cookbook.cli_utils import check_log_dir
-
-        check_log_dir(str(log_path), behavior.value)
-    log_path.mkdir(parents=True, exist_ok=True)
+    write_run_config(run.log_path, run.config)
 
 
 def _check_rollouts(run: TrainRun) -> None:
@@ -143,6 +135,8 @@ def _check_rollouts(run: TrainRun) -> None:
         raise UsageError("--warm-sandboxes belong to this process, and --rollout-executor plays in others: give one")
     find_make_env(config.make_env)
     find_trajectory_reward(config.trajectory_reward)
+    if config.rollout_starts_per_sec is not None and config.rollout_executor is not RolloutExecutor.RAY:
+        raise UsageError("--rollout-starts-per-sec is shared by Ray's nodes: it needs --rollout-executor ray")
     if config.agent is not None:
         _check_agent(config, config.agent)
     elif config.agent_options:

@@ -4,17 +4,21 @@ import random
 import warnings
 from collections.abc import Callable
 
+from harbor_gym._runtime.progress import ShowBar, show_no_bar
 from harbor_gym.adapters.tinker.training.preparation import TrainRun
 from harbor_gym.adapters.tinker.training.service import OpenService
 
 
-async def train(run: TrainRun, open_service: OpenService, *, show: Callable[[str], None]) -> None:
+async def train(
+    run: TrainRun, open_service: OpenService, *, show: Callable[[str], None], bar: ShowBar = show_no_bar
+) -> None:
     """Train to the last batch, evaluate it where the run evaluates at all, and export the best checkpoint.
 
     Args:
         run: What :func:`harbor_gym.adapters.tinker.training.preparation.prepare` returned; its folder exists.
         open_service: Opens what samples and trains.
         show: Receives each line about the run's progress.
+        bar: Receives how many batches are done.
 
     Raises:
         HarborGymError: The infrastructure failed in a way that retries did not cure, or a task can't be used.
@@ -27,4 +31,4 @@ async def train(run: TrainRun, open_service: OpenService, *, show: Callable[[str
         # Imports the SDK, which must find the variables that the service has set.
         from harbor_gym.adapters.tinker.training.loop import run_loop
 
-        await run_loop(run, service, show)
+        await run_loop(run, service, show, bar)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from harbor_gym.adapters.tinker.training.preparation import TrainRun
 from harbor_gym.errors import UsageError
+from harbor_gym.samplers.endpoints import watch_endpoint
 
 if TYPE_CHECKING:
     from tinker_cookbook.checkpoint_utils import CheckpointRecord
@@ -70,14 +71,20 @@ class TinkerService:
 
 @contextlib.asynccontextmanager
 async def tinker_service(run: TrainRun) -> AsyncGenerator[ModelService]:
-    """Yield the Tinker service of a run; nothing is started.
+    """Yield the Tinker service of a run; nothing is started. A server at ``base_url`` that goes away cancels the block.
 
     Raises:
         UsageError: The run names no model.
+        ServiceLostError: The server stopped answering while the block ran.
     """
     if run.config.model_name is None:
         raise UsageError("--backend tinker needs a --model-name")
-    yield TinkerService(run.config.model_name, run.config.base_url)
+    service = TinkerService(run.config.model_name, run.config.base_url)
+    if service.base_url is None:
+        yield service
+        return
+    async with cancelled_with(watch_endpoint(service.base_url)):
+        yield service
 
 
 @contextlib.asynccontextmanager

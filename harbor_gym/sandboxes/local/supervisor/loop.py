@@ -36,7 +36,6 @@ from grading import cleanup, view
 from grading.view import View, ViewError
 from kernel import cgroups, programs, system_calls
 from kernel.calls import (
-    NAMESPACES,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     MemoryKills,
@@ -46,7 +45,7 @@ from kernel.calls import (
 )
 from kernel.ids import Ids
 from kernel.procfs import is_exiting, start_time
-from messages import CommandSpec, MessageError, SupervisorConfig, Target, parse
+from messages import NAMESPACES, CommandSpec, MessageError, SupervisorConfig, Target, parse
 from namespaces import NamespaceBuild, NamespaceBuildError
 from network import UserNetwork
 from trees.records import LOST, Stream
@@ -374,10 +373,10 @@ def enter(request: dict[str, Any]) -> int:
     user_namespace = -1
     if target.is_ordinary:
         # At once: outside its own namespaces an ordinary user may enter none of them alone.
-        os.setns(pidfd, NAMESPACES | os.CLONE_NEWNS | os.CLONE_NEWUSER)
+        os.setns(pidfd, target.namespaces | os.CLONE_NEWNS | os.CLONE_NEWUSER)
         become_root()
     else:
-        os.setns(pidfd, NAMESPACES | os.CLONE_NEWNS)
+        os.setns(pidfd, target.namespaces | os.CLONE_NEWNS)
         user_namespace = pidfd
     try:
         command = resolve(spec, first)

@@ -4,8 +4,12 @@ Named tuples and not data classes: that module's imports would lengthen each sta
 """
 
 import json
+import os
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, cast, get_args, get_origin
+
+NAMESPACES = os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWNET | os.CLONE_NEWCGROUP
+"""Those of a sandbox's own, beside the mounts' and the user's."""
 
 
 class CgroupLimits(NamedTuple):
@@ -77,6 +81,45 @@ class Target(NamedTuple):
     cgroups: dict[str, tuple[int, str]]
     is_ordinary: bool
     filters: tuple[str, ...]
+    namespaces: int = NAMESPACES
+    """Which of :data:`NAMESPACES` are its own; an ordinary user may not enter the machine's."""
+
+
+class ContainerConfig(NamedTuple):
+    """One sandbox that a container runtime makes: what its launcher does before that."""
+
+    parent: int
+    """The caller's process: the sandbox ends with it."""
+
+    is_ordinary: bool
+    """Whether the caller is an ordinary user, and the launcher in a user namespace already."""
+
+    has_network: bool
+    """Whether it has the machine's network."""
+
+    place: str
+    """An empty directory: memory is mounted there, with all of the sandbox's files in it."""
+
+    storage_bytes: int
+    """What may be written."""
+
+    mount_image: tuple[str, ...]
+    """Mounts the image at ``lower``."""
+
+    overlay: str
+    """``kernel``, ``fuse``, or ``auto``: the first that can be had."""
+
+    mount_overlay: tuple[str, ...]
+    """Mounts a FUSE overlay at ``root``; empty where there is no such program."""
+
+    etc: dict[str, str]
+    """File of /etc → its content."""
+
+    runtime: tuple[str, ...]
+    runtime_config: str
+    """What ``runtime.conf`` is to hold."""
+
+    runtime_environment: dict[str, str]
 
 
 class CommandSpec(NamedTuple):

@@ -41,11 +41,11 @@ from kernel.calls import (
 from kernel.ids import Ids
 from messages import SupervisorConfig
 
-_READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
+READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
 """Settings of the whole machine."""
-_OF_INIT = ("1/oom_score_adj", "1/oom_adj")
+OF_INIT = ("1/oom_score_adj", "1/oom_adj")
 """Root inside could have the first process killed before all others, and the sandbox lost with it."""
-_HIDDEN_PROC = (
+HIDDEN_PROC = (
     "kcore", "keys", "timer_list", "sched_debug", "kmsg", "kpagecount", "kpageflags", "kpagecgroup", "slabinfo",
     "vmallocinfo",
 )  # fmt: skip
@@ -59,7 +59,7 @@ _DEVICE_LINKS = {
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
-_TTY_GROUP, _MAX_TERMINALS = 5, 64
+_TTY_GROUP, MAX_TERMINALS = 5, 64
 """The machine has some thousand pseudo-terminals for all its sandboxes."""
 _SHM_BYTES = 64 << 20
 """Docker's own default for /dev/shm."""
@@ -274,8 +274,8 @@ def dress(root: str, cgroup_mounts: list[tuple[str, str]]) -> None:
             raise NamespaceBuildError(f"the image's /{name} is not a directory")
     _mount_devices(f"{root}/dev")
     mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    covers = [(f"{root}/proc/{name}", f"{root}/proc/{name}") for name in (*_READ_ONLY_PROC, *_OF_INIT)]
-    covers += [("/dev/null", f"{root}/proc/{name}") for name in _HIDDEN_PROC]
+    covers = [(f"{root}/proc/{name}", f"{root}/proc/{name}") for name in (*READ_ONLY_PROC, *OF_INIT)]
+    covers += [("/dev/null", f"{root}/proc/{name}") for name in HIDDEN_PROC]
     for source, target in covers:
         if os.path.exists(target):  # noqa: PTH110  # pathlib would cost 20 ms of imports at every start
             bind_read_only(source, target, MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -294,7 +294,7 @@ def _mount_devices(directory: str) -> None:
         bind_read_only(f"/dev/{name}", f"{directory}/{name}", MS_NOSUID | MS_NOEXEC)
     for name in ("pts", "shm"):
         os.mkdir(f"{directory}/{name}", 0o755)  # noqa: PTH102  # as above
-    terminals = f"newinstance,ptmxmode=0666,mode=0620,gid={_TTY_GROUP},max={_MAX_TERMINALS}"
+    terminals = f"newinstance,ptmxmode=0666,mode=0620,gid={_TTY_GROUP},max={MAX_TERMINALS}"
     mount("devpts", f"{directory}/pts", "devpts", MS_NOSUID | MS_NOEXEC, terminals)
     mount("shm", f"{directory}/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={_SHM_BYTES}")
     for name, target in _DEVICE_LINKS.items():

@@ -29,7 +29,6 @@ _ATTR_RDONLY, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x4, 0x100000
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 """The same numbers on every architecture since Linux 5.1."""
-NAMESPACES = os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWNET | os.CLONE_NEWCGROUP
 _libc = ctypes.CDLL(None, use_errno=True)
 _DROPPED_CAPABILITIES = [
     capability

@@ -10,7 +10,7 @@ from kernel.machine_code import PROGRAMS
 _MFD_EXEC = 0x10
 _F_SEAL_EXEC = 0x20
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-_MODE = 0o711
+MODE = 0o711
 """Not readable for a sandbox's root where that is not the owner: the kernel then keeps the process's memory closed."""
 NAME = "launch"
 
@@ -32,7 +32,7 @@ def open_first() -> int:
             raise
         handle = os.memfd_create(NAME, flags)
     os.write(handle, base64.b64decode(PROGRAMS[machine]))
-    os.fchmod(handle, _MODE)
+    os.fchmod(handle, MODE)
     try:
         # Executable for good: a sandbox's root that is the owner could break its own sandbox by a change of mode.
         fcntl.fcntl(handle, fcntl.F_ADD_SEALS, _SEALS | _F_SEAL_EXEC)

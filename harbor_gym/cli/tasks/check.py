@@ -16,6 +16,7 @@ import typer
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.cli.shared import FAILED, one_line_errors, quiet_harbor
 from harbor_gym.errors import UsageError
+from harbor_gym.types import DEFAULT_SANDBOX
 
 if TYPE_CHECKING:
     from harbor_gym.checking import CheckPlan, TaskCheck
@@ -33,7 +34,7 @@ def check(
     registry_path: Annotated[Path | None, typer.Option(help="registry.json to look names up in.")] = None,
     env: Annotated[
         str, typer.Option("--env", help="Sandbox: local, docker, any Harbor environment type, or module.path:Class.")
-    ] = "docker",
+    ] = DEFAULT_SANDBOX,
     repeat: Annotated[int, typer.Option(min=1, help="Runs of the oracle and of doing nothing: do they agree?")] = 2,
     forge: Annotated[bool, typer.Option(help="Also try to be rewarded without doing the task.")] = True,
     reward_key: Annotated[str | None, typer.Option(help="Which of the verifier's rewards counts.")] = None,

@@ -1,0 +1,158 @@
+"""A run's folder: what is written there before the run starts, and what may be deleted or continued."""
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from harbor_gym._runtime.files import replace_text
+from harbor_gym.adapters.tinker.training.config import LogDirExists, TrainConfig
+from harbor_gym.config import describe_problems
+from harbor_gym.errors import UsageError
+
+RUN_NAME = "run.json"
+RUN_FORMAT = 1
+_TASKS_NAME = "tasks.json"
+_NOT_OF_THE_RUN = ("log_path", "log_dir_exists")
+"""Fields that say where the run is, and may differ when it is resumed."""
+
+
+@dataclass(frozen=True)
+class ChangedSetting:
+    """A setting with which a run would not be the run that it was."""
+
+    name: str
+    """The field, with dots between."""
+
+    before: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.before}, not {self.now}"
+
+
+def settle_folder(log_path: Path, config: TrainConfig) -> None:
+    """Make the folder of a run, or settle what to do with one that is there. Blocks, and may ask on the terminal.
+
+    Raises:
+        UsageError: It exists and may not be used, is to be deleted and is no run, or holds a run with other settings.
+    """
+    action = config.log_dir_exists
+    if action is LogDirExists.ASK and log_path.exists():
+        if not sys.stdin.isatty():
+            raise UsageError(f"{log_path} exists; give --log-dir-exists delete, resume or raise")
+        action = _ask(log_path)
+    if action is LogDirExists.RAISE and log_path.exists():
+        raise UsageError(f"{log_path} exists and --log-dir-exists is raise")
+    if action is LogDirExists.DELETE and log_path.exists():
+        _delete_run(log_path, config)
+    elif (log_path / RUN_NAME).is_file():
+        require_same(read_run_config(log_path), config)
+    log_path.mkdir(parents=True, exist_ok=True)
+
+
+def write_run_config(log_path: Path, config: TrainConfig) -> None:
+    """Write every setting of a run into its folder, whole or not at all."""
+    document = {"format": RUN_FORMAT, "config": as_written(config)}
+    replace_text(log_path / RUN_NAME, json.dumps(document, indent=1) + "\n")
+
+
+def read_run_config(log_path: Path) -> dict[str, Any]:
+    """Return the settings that a run was started with, as they are written.
+
+    Raises:
+        UsageError: The folder holds no run, or one of another version.
+    """
+    path = log_path / RUN_NAME
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"{log_path} is no run that can be resumed: {path.name} can't be read: {exc}") from exc
+    if not isinstance(document, dict) or document.get("format") != RUN_FORMAT:
+        raise UsageError(f"{path} has not the format {RUN_FORMAT}, which this version reads")
+    return cast(dict[str, Any], document["config"])
+
+
+def resumed_config[Config: TrainConfig](model: type[Config], log_path: Path) -> Config:
+    """Return the settings of a run to resume it with.
+
+    Raises:
+        UsageError: The folder holds no run, or its settings don't fit this version.
+    """
+    written = {**read_run_config(log_path), "log_path": log_path, "log_dir_exists": LogDirExists.RESUME}
+    try:
+        return model.model_validate(written)
+    except ValidationError as exc:
+        raise UsageError(f"{log_path / RUN_NAME}: {describe_problems(exc)}") from exc
+
+
+def require_same(before: Mapping[str, Any], config: TrainConfig) -> None:
+    """Refuse to continue a run with other settings than it began with.
+
+    Raises:
+        UsageError: A setting differs; the message names each.
+    """
+    if changed := changed_settings(before, as_written(config)):
+        raise UsageError(f"the run began with other settings: {'; '.join(map(str, changed))}")
+
+
+def as_written(config: TrainConfig) -> dict[str, Any]:
+    """Return the settings as JSON, with absolute paths: a run may be resumed from another directory."""
+    written = config.model_dump(mode="json", exclude=set(_NOT_OF_THE_RUN))
+    written["task_dirs"] = [str(path.resolve()) for path in config.task_dirs]
+    if config.registry_path is not None:
+        written["registry_path"] = str(config.registry_path.resolve())
+    written["env"]["task_dir"] = str(config.env.task_dir.resolve())
+    return written
+
+
+def changed_settings(
+    before: Mapping[str, Any], now: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> list[ChangedSetting]:
+    """Return the settings that differ, as :func:`as_written` returns them."""
+    found: list[ChangedSetting] = []
+    for name in dict.fromkeys((*before, *now)):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += changed_settings(cast(dict[str, Any], old), cast(dict[str, Any], new), (*path, name))
+        elif old != new and (*path, name) != ("env", "task_dir"):  # the first of the tasks
+            found.append(ChangedSetting(".".join((*path, name)), _shown(old), _shown(new)))
+    return found
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value) if isinstance(value, str | int | float) else json.dumps(value)
+
+
+def _ask(log_path: Path) -> LogDirExists:
+    """Ask on the terminal what to do with a folder that exists.
+
+    Raises:
+        UsageError: Nothing is to be done.
+    """
+    while True:
+        answer = input(f"{log_path} exists. Delete it, resume its run, or exit? [delete, resume, exit] ").strip()
+        if answer in (LogDirExists.DELETE, LogDirExists.RESUME):
+            return LogDirExists(answer)
+        if answer == "exit":
+            raise UsageError(f"{log_path} exists; nothing was started")
+
+
+def _delete_run(log_path: Path, config: TrainConfig) -> None:
+    if log_path.is_symlink() or not log_path.is_dir():
+        raise UsageError(f"{log_path} is not a folder: --log-dir-exists delete removes runs only")
+    has_run = any((log_path / name).is_file() for name in (RUN_NAME, _TASKS_NAME))
+    if not has_run and any(log_path.iterdir()):
+        raise UsageError(
+            f"{log_path} is no training run, for it has no {RUN_NAME}: --log-dir-exists delete removes runs only"
+        )
+    folder = log_path.resolve()
+    inside = [path for path in (*config.task_dirs, Path.cwd()) if path.resolve().is_relative_to(folder)]
+    if inside:
+        raise UsageError(f"{log_path} holds {inside[0]}, which --log-dir-exists delete would remove with the run")
+    shutil.rmtree(log_path)

@@ -1,0 +1,68 @@
+"""The environment: one policy, one Harbor task, one episode."""
+
+from typing import Any, override
+
+import verifiers.v1 as vf
+from pydantic import model_validator
+from verifiers.v1.configs.retries import RetryConfig, RetryRule
+from verifiers.v1.runtimes import SubprocessConfig
+
+from harbor_gym.adapters.verifiers import PLUGIN_ID
+from harbor_gym.adapters.verifiers.harness import HarborTerminalHarness
+
+_RETRIES = RetryConfig(
+    max_retries=0,
+    rules=[
+        RetryRule(type="SandboxError", max_retries=1),
+        RetryRule(type="TaskError", message="^verifier_", max_retries=1),
+        RetryRule(type="HarnessError", message="^agent_failed", max_retries=1),
+    ],
+)
+"""One fresh sandbox after a failure of the infrastructure, as everywhere else in the package."""
+
+
+class HarborEnvConfig(vf.EnvConfig):
+    """The policy's seat."""
+
+    agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig(), retries=_RETRIES)
+    """The policy under evaluation or training. Its ``retries`` allow one fresh attempt after a failure of sandbox,
+    terminal, verifier or agent; an episode without a verdict after that is an error, which training leaves out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_harness(cls, data: Any) -> Any:
+        """Take settings of a harness without an id for those of ours; verifiers' own default is another one."""
+        match data:
+            case {"agent": {"harness": {**harness}, **agent}, **rest} if not harness.get("id"):
+                return {**rest, "agent": {**agent, "harness": {**harness, "id": PLUGIN_ID}}}
+            case _:
+                return data
+
+
+class HarborTerminalEnv(vf.Env[HarborEnvConfig]):
+    """Plays a Harbor task with one policy. Checks the sandbox before the first episode, and closes its warm pools."""
+
+    @override
+    async def run(self, task: vf.Task, agents: vf.Agents) -> None:
+        """Play one episode."""
+        await agents.agent.run(task)
+
+    @override
+    async def start(self) -> None:
+        """Check that sandboxes can start here.
+
+        Raises:
+            MissingDependencyError: A package, a program or a daemon is missing.
+            UsageError: A setting is missing or wrong.
+        """
+        for harness in self._ours():
+            await harness.preflight()
+
+    @override
+    async def stop(self) -> None:
+        """Close the warm pools."""
+        for harness in self._ours():
+            await harness.close_pools()
+
+    def _ours(self) -> list[HarborTerminalHarness]:
+        return [harness for harness in self._harnesses.values() if isinstance(harness, HarborTerminalHarness)]

@@ -1,0 +1,157 @@
+"""The harness: our own loop over verifiers' endpoint, or any of Harbor's agents in front of it."""
+
+import asyncio
+import weakref
+from pathlib import Path
+from typing import Any, Self, override
+
+import verifiers.v1 as vf
+from harbor.models.trial.config import AgentConfig
+from pydantic import Field, ValidationError, model_validator
+from verifiers.v1.clients import ModelContext
+from verifiers.v1.errors import TaskError
+from verifiers.v1.runtimes import ProgramResult, Runtime
+
+from harbor_gym.adapters.verifiers.outcome import as_rollout_error
+from harbor_gym.adapters.verifiers.players import Endpoint, play_agent, play_terminal
+from harbor_gym.adapters.verifiers.taskset import HarborTaskData
+from harbor_gym.config import TerminalEnvConfig, describe_problems
+from harbor_gym.errors import HarborGymError, SandboxThrottledError
+from harbor_gym.outcomes import pause_sec
+from harbor_gym.pool import WarmPool, shared_pool
+from harbor_gym.sandboxes import environment_config
+from harbor_gym.sandboxes.registry import preflight
+
+_OWN_FIELDS = {"task_dir", "sandbox", "sandbox_options", "step_rewards"}
+"""Fields of ``TerminalEnvConfig`` that the task or this configuration sets."""
+
+
+class HarborHarnessConfig(vf.HarnessConfig):
+    """The sandbox, and who works in it."""
+
+    sandbox: str = "docker"
+    """``local``, a Harbor environment type by name (``docker``, ``modal``, …), or ``module.path:Class``."""
+
+    sandbox_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for the sandbox class."""
+
+    terminal_env: dict[str, Any] = Field(default_factory=dict)
+    """Every other field of :class:`harbor_gym.TerminalEnvConfig`: ``action_format``, ``max_turns``, ``time_limit_sec``,
+    ``reward_key``, ``setup_command``, … ``step_rewards`` is off: verifiers would add the steps' rewards up."""
+
+    pool_size: int | None = Field(default=None, ge=1)
+    """Sandboxes that a warm pool keeps ready for each task in each process; None starts one per episode."""
+
+    ends_without_tool_call: bool = False
+    """With ``action_format = "bash-tool"``: take an answer without a tool call for the end of the policy's work."""
+
+    agent: dict[str, Any] | None = None
+    """One of Harbor's agents works instead of our loop: Harbor's ``AgentConfig``, such as ``{ name = "terminus-2" }``.
+    One that :data:`harbor_gym.gateway.agents.AGENTS` does not list has ``{gateway_url}`` where its base URL belongs. Of
+    ``terminal_env`` only the budgets and ``reward_key`` apply then."""
+
+    agent_in_sandbox: bool | None = None
+    """Whether that agent runs in the sandbox, for one that is not listed."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if unfit := _OWN_FIELDS & set(self.terminal_env):
+            raise ValueError(f"terminal_env can't set {', '.join(sorted(unfit))}: the task or the harness does")
+        try:
+            self.env_config(Path())
+            self.harbor_agent()
+        except ValidationError as exc:
+            raise ValueError(describe_problems(exc)) from exc
+        return self
+
+    def env_config(self, task_dir: Path) -> TerminalEnvConfig:
+        """Return the configuration of a task's episodes."""
+        return TerminalEnvConfig(
+            task_dir=task_dir,
+            sandbox=self.sandbox,
+            sandbox_options=self.sandbox_options,
+            step_rewards=False,
+            **self.terminal_env,
+        )
+
+    def harbor_agent(self) -> AgentConfig | None:
+        """Return the foreign agent; None is our own loop."""
+        return None if self.agent is None else AgentConfig.model_validate(self.agent)
+
+
+class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
+    """Play a Harbor task in a Harbor sandbox, and have Harbor verify it. verifiers records the tokens at its endpoint.
+
+    verifiers' own runtime stays unused and is best ``subprocess``, as in :class:`HarborEnvConfig`.
+    """
+
+    NEEDS_CONTAINER = False
+    EXECUTES_CODE = False
+    SUPPORTS_MCP = False
+
+    def __init__(self, config: HarborHarnessConfig) -> None:
+        super().__init__(config)
+        self._pools: weakref.WeakSet[WarmPool] = weakref.WeakSet()
+
+    async def preflight(self) -> None:
+        """Check that a sandbox can start here.
+
+        Raises:
+            MissingDependencyError: A package, a program or a daemon is missing.
+            UsageError: A setting is missing or wrong.
+        """
+        config = environment_config(self.config.sandbox, options=self.config.sandbox_options)
+        await asyncio.to_thread(preflight, config)
+
+    async def close_pools(self) -> None:
+        """Close the warm pools that this harness opened."""
+        async with asyncio.TaskGroup() as group:
+            for pool in list(self._pools):
+                group.create_task(pool.close())
+
+    @override
+    async def launch(
+        self,
+        ctx: ModelContext,
+        trace: vf.Trace,
+        runtime: Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: vf.TaskData,
+    ) -> ProgramResult:
+        """Play one episode and leave its verdict on the trace.
+
+        Raises:
+            RolloutError: The infrastructure failed, or the task or a setting is wrong. There is no reward then.
+        """
+        if not isinstance(data, HarborTaskData):
+            raise TaskError(f"the harness plays tasks of its own taskset, not {type(data).__name__}")
+        config = self.config.env_config(Path(data.task_dir))
+        address = Endpoint(endpoint, secret, ctx.model, trace, data.system_prompt)
+        agent = self.config.harbor_agent()
+        try:
+            if agent is not None:
+                outcome = await play_agent(config, address, agent, in_sandbox=self.config.agent_in_sandbox)
+            else:
+                pool = self._pool(config)
+                ends = self.config.ends_without_tool_call
+                outcome = await play_terminal(config, address, pool=pool, ends_without_tool_call=ends)
+        except HarborGymError as exc:
+            await _wait_for_provider(exc)
+            raise as_rollout_error(exc) from exc
+        outcome.record(trace)
+        return ProgramResult(exit_code=0, stdout="", stderr="")
+
+    def _pool(self, config: TerminalEnvConfig) -> WarmPool | None:
+        if self.config.pool_size is None:
+            return None
+        pool = shared_pool(config, size=self.config.pool_size)
+        self._pools.add(pool)
+        return pool
+
+
+async def _wait_for_provider(error: HarborGymError) -> None:
+    """Wait as long as a provider that throttles asks: verifiers' own retry comes within seconds."""
+    if isinstance(error, SandboxThrottledError):
+        await asyncio.sleep(pause_sec(error, 0))

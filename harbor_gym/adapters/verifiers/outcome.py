@@ -1,0 +1,156 @@
+"""What an episode means to verifiers: its stop word, its rewards and metrics, and the error of a lost one."""
+
+from collections.abc import Mapping, Sequence
+
+import verifiers.v1 as vf
+from pydantic import BaseModel, ConfigDict, Field
+from verifiers.v1.errors import HarnessError, InterceptionError, RolloutError, SandboxError, TaskError
+
+from harbor_gym.adapters.harbor import TokenRollout
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.errors import (
+    AgentFailedError,
+    HarborGymError,
+    SamplerError,
+    TerminalError,
+    VerifierError,
+)
+from harbor_gym.errors import SandboxError as OurSandboxError
+from harbor_gym.errors import TaskError as OurTaskError
+from harbor_gym.outcomes import classify
+from harbor_gym.samplers import ChatRollout
+from harbor_gym.types import EndReason, EpisodeInfo
+
+DEFAULT_REWARD = "reward"
+"""Name of the reward where the verifier writes several keys and none is chosen."""
+
+_INFO_KEY = "harbor_gym"
+"""Where the outcome stands in ``Trace.info``."""
+
+_STOP_WORDS = {
+    EndReason.MAX_TURNS: "max_turns",
+    EndReason.CONTEXT_OVERFLOW: "max_total_tokens",
+    EndReason.MAX_TOKENS: "max_output_tokens",
+}
+"""verifiers' words for a spent budget, which ``Trace.is_truncated`` knows. The time limit is its ``agent_timeout``."""
+
+_BUDGETS = {
+    "max_turns": EndReason.MAX_TURNS,
+    "max_input_tokens": EndReason.CONTEXT_OVERFLOW,
+    "max_total_tokens": EndReason.CONTEXT_OVERFLOW,
+    "max_output_tokens": EndReason.MAX_TOKENS,
+}
+
+_ORDINARY_ENDS = (EndReason.COMPLETED, EndReason.NO_TOOL_CALL)
+
+_ERRORS: Sequence[tuple[type[HarborGymError], type[RolloutError]]] = (
+    (OurSandboxError, SandboxError),
+    (TerminalError, SandboxError),
+    (VerifierError, TaskError),
+    (OurTaskError, TaskError),
+    (SamplerError, InterceptionError),
+    (AgentFailedError, HarnessError),
+)
+"""verifiers' boundary for each kind of failure; a rule of ``retries`` names it. The rest is the harness's own."""
+
+
+class Outcome(BaseModel):
+    """What became of a verified episode; plain data that travels on the trace."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    end_reason: EndReason
+    """Why it ended."""
+
+    reward: float
+    """The task's reward; of a multi-step task by its own strategy."""
+
+    reward_name: str
+    """The verifier's key that is the reward; ``reward`` where a function makes it of several."""
+
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """The verifier's other keys as ``verifier/…``, also of each step of a multi-step task, and what was measured."""
+
+    @classmethod
+    def of_chat(cls, rollout: ChatRollout, config: TerminalEnvConfig) -> "Outcome":
+        """Return the outcome of an episode of our own loop, which has no error."""
+        graded = [rewards for info in rollout.infos if (rewards := info.get("rewards"))]
+        steps = {
+            f"step_{number}/{key}": value
+            for number, rewards in enumerate(graded, start=1)
+            for key, value in rewards.items()
+            if len(graded) > 1
+        }
+        return cls._of(rollout, graded[-1] if graded else {}, steps, _sums(rollout.infos), config)
+
+    @classmethod
+    def of_agent(cls, rollout: TokenRollout, config: TerminalEnvConfig) -> "Outcome":
+        """Return the outcome of a foreign agent's trial, which has no error."""
+        return cls._of(rollout, rollout.rewards, {}, rollout.metrics, config)
+
+    @classmethod
+    def _of(
+        cls,
+        rollout: ChatRollout | TokenRollout,
+        rewards: Mapping[str, float],
+        steps: Mapping[str, float],
+        measured: Mapping[str, float],
+        config: TerminalEnvConfig,
+    ) -> "Outcome":
+        assert rollout.reward is not None
+        name = _reward_name(rewards, config)
+        is_combined = config.reward_function is not None
+        others = {key: value for key, value in rewards.items() if key != name or is_combined}
+        verdicts = {f"verifier/{key}": value for key, value in {**others, **steps}.items()}
+        return cls(
+            end_reason=rollout.end_reason,
+            reward=rollout.reward,
+            reward_name=name,
+            metrics={**verdicts, **measured},
+        )
+
+    @classmethod
+    def of_trace(cls, trace: vf.Trace) -> "Outcome | None":
+        """Return what :meth:`record` put on a trace; None where the episode was never verified."""
+        found = trace.info.get(_INFO_KEY)
+        return None if found is None else cls.model_validate(found)
+
+    def record(self, trace: vf.Trace) -> None:
+        """Put the outcome on the trace and stop it with verifiers' word; a word that stands there already stays."""
+        trace.info[_INFO_KEY] = self.model_dump(mode="json")
+        if trace.stop_condition is not None or self.end_reason in _ORDINARY_ENDS:
+            return
+        if self.end_reason is EndReason.TIME_LIMIT:
+            trace.record_timeout("agent")
+        else:
+            trace.stop(_STOP_WORDS.get(self.end_reason, self.end_reason.value))
+
+
+def budget_of(stop_condition: str) -> EndReason:
+    """Return what verifiers' refusal of a turn means; a stop condition of a task's own is an end of the turns."""
+    return _BUDGETS.get(stop_condition, EndReason.MAX_TURNS)
+
+
+def as_rollout_error(error: HarborGymError) -> RolloutError:
+    """Return an error as verifiers records it: at its boundary, with our word for it at the message's beginning.
+
+    A rule of ``retries`` can match the type (``SandboxError``) or the word (``message = "^sandbox_lost"``).
+    """
+    ours = classify(error).failure_kind
+    kind = next((theirs for kind, theirs in _ERRORS if isinstance(error, kind)), HarnessError)
+    return kind(f"{ours}: {type(error).__name__}: {error}")
+
+
+def _reward_name(rewards: Mapping[str, float], config: TerminalEnvConfig) -> str:
+    if config.reward_key is not None or config.reward_function is not None or len(rewards) != 1:
+        return config.reward_key or DEFAULT_REWARD
+    (only,) = rewards
+    return only
+
+
+def _sums(infos: Sequence[EpisodeInfo]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for info in infos:
+        for name, value in info["metrics"].items():
+            sums[name] = sums.get(name, 0.0) + value
+    return sums

@@ -1,0 +1,128 @@
+"""Who plays an episode against verifiers' endpoint, where every model call is recorded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import verifiers.v1 as vf
+from harbor.models.trial.config import AgentConfig, TaskConfig
+
+from harbor_gym.adapters.harbor import RolloutInterface
+from harbor_gym.adapters.verifiers.outcome import Outcome, budget_of
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.env import AsyncTerminalGymEnv
+from harbor_gym.formats.tool_call import TERMINAL_TOOLS
+from harbor_gym.formats.tool_text import tool_schema
+from harbor_gym.gateway import SessionLimits
+from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
+from harbor_gym.pool import WarmPool
+from harbor_gym.samplers import BudgetSpentError, ChatAnswer, ChatEndpoint, run_chat_episode
+from harbor_gym.samplers.engine_client import StatusError
+from harbor_gym.types import ActionFormat
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """verifiers' interception endpoint of one rollout."""
+
+    url: str
+    """Its address."""
+
+    secret: str
+    """The bearer token that names the rollout."""
+
+    model: str
+    """The model's name."""
+
+    trace: vf.Trace
+    """The rollout's record, which has the reason of a refused call."""
+
+    system_prompt: str | None = None
+    """What stands behind our system prompt, for instance one that an optimiser of prompts wrote."""
+
+    def open(self) -> ChatEndpoint:
+        """Return a client for it, without limits: those are verifiers'."""
+        return ChatEndpoint(self.url, self.model, max_tokens=None, timeout_sec=None, api_key=self.secret)
+
+
+class _Asker:
+    """Asks an endpoint, and reads its refusal of a turn as the end of a budget."""
+
+    def __init__(self, endpoint: ChatEndpoint, address: Endpoint, tools: Sequence[dict[str, Any]] = ()) -> None:
+        self._endpoint, self._address, self._tools = endpoint, address, tools
+
+    async def __call__(self, messages: Sequence[Any], *, tools: Sequence[Any] = ()) -> ChatAnswer:
+        if (suffix := self._address.system_prompt) is not None:
+            messages = [_extended(message, suffix) for message in messages]
+        try:
+            return await self._endpoint(messages, tools=tools or self._tools)
+        except StatusError as exc:
+            stopped = self._address.trace.stop_condition
+            if stopped is None:
+                raise
+            spent = BudgetSpentError(f"verifiers stopped the rollout: {stopped}")
+            spent.reason = budget_of(stopped)
+            raise spent from exc
+
+
+async def play_terminal(
+    config: TerminalEnvConfig, address: Endpoint, *, pool: WarmPool | None, ends_without_tool_call: bool
+) -> Outcome:
+    """Play an episode in our own loop.
+
+    Args:
+        config: The task, the sandbox and the budgets.
+        address: Where to ask the policy.
+        pool: Where to take the sandbox from.
+        ends_without_tool_call: As :func:`harbor_gym.samplers.run_chat_episode` has it.
+
+    Raises:
+        HarborGymError: The infrastructure failed, or the task or a setting is wrong.
+    """
+    # A client of verifiers parses tool calls, and drops those of tools that the request does not declare.
+    tools = TERMINAL_TOOLS if config.action_format is ActionFormat.BASH_TOOL else ()
+    async with address.open() as endpoint:
+        asker = _Asker(endpoint, address, [tool_schema(tool) for tool in tools])
+        env = AsyncTerminalGymEnv(config, pool=pool)
+        rollout = await run_chat_episode(env, asker, ends_without_tool_call=ends_without_tool_call)
+    if rollout.error is not None:
+        raise rollout.error
+    return Outcome.of_chat(rollout, config)
+
+
+async def play_agent(
+    config: TerminalEnvConfig, address: Endpoint, agent: AgentConfig, *, in_sandbox: bool | None
+) -> Outcome:
+    """Play a trial with one of Harbor's agents behind the gateway.
+
+    Args:
+        config: The task, the sandbox, ``max_turns``, ``time_limit_sec`` and ``reward_key``.
+        address: Where the gateway asks the policy, in chat completions whatever the agent speaks.
+        agent: The agent.
+        in_sandbox: Whether it runs in the sandbox; None is known of listed agents.
+
+    Raises:
+        HarborGymError: The infrastructure or the agent failed, or the task or a setting is wrong.
+    """
+    async with address.open() as endpoint:
+        interface = RolloutInterface(
+            sampler=ProxySampler(_Asker(endpoint, address)),
+            codec=ProxyCodec(),
+            agent=agent,
+            agent_in_sandbox=in_sandbox,
+            sandbox=config.sandbox,
+            sandbox_options=config.sandbox_options,
+            limits=SessionLimits(max_turns=config.max_turns, time_limit_sec=config.time_limit_sec),
+            reward_key=config.reward_key,
+            trials_dir=config.trials_dir,
+        )
+        (rollout,) = await interface.run([TaskConfig(path=config.task_dir)])
+    if rollout.error is not None:
+        raise rollout.error
+    return Outcome.of_agent(rollout, config)
+
+
+def _extended(message: dict[str, Any], suffix: str) -> dict[str, Any]:
+    if message["role"] != "system":
+        return message
+    return {**message, "content": f"{message['content']}\n\n{suffix}"}

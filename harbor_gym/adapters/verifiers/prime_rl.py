@@ -1,0 +1,242 @@
+"""Training with Prime-RL: what must be there before it starts, and its command line. Prime-RL itself is not imported.
+
+Prime-RL is a git checkout with an environment of its own (Python 3.12, CUDA). What is checked takes seconds here and
+minutes there, after its trainer and its inference have loaded the model.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from harbor_gym.adapters.verifiers import PLUGIN_ID
+from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
+
+OLDEST_COMMIT = date(2026, 8, 22)
+"""Prime-RL must be newer: until then it read a field that verifiers 0.4 has dropped."""
+
+_LOOK_TIMEOUT_SEC = 30.0
+
+type Source = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found."""
+
+    what: str
+    """What was checked."""
+
+    found: str
+    """What is there; or the problem and what to do."""
+
+    is_ok: bool = True
+    """Whether training can start."""
+
+
+def check_run(config: Path, *, needs_gpu: bool = True) -> Iterator[Finding]:
+    """Check versions, tasks, sandboxes and GPUs of a training run, one after the other. Starts nothing; blocks.
+
+    Args:
+        config: The TOML of Prime-RL's ``rl``.
+        needs_gpu: Whether to look for GPUs; a dry run needs none.
+
+    Raises:
+        UsageError: The file can't be read, or trains on no Harbor tasks.
+    """
+    settings = read_config(config)
+    sources = harbor_sources(settings)
+    yield _check("versions", _versions)
+    yield _check("Prime-RL", _prime_rl)
+    for split, source in sources:
+        name = source.get("name", PLUGIN_ID)
+        yield _check(f"tasks of {split} source {name!r}", lambda source=source: _tasks(source))
+        yield _check(f"sandbox of {split} source {name!r}", lambda source=source: _sandbox(source))
+    if needs_gpu:
+        yield _check("GPUs", lambda: _gpus(settings))
+
+
+def command(config: Path, arguments: Sequence[str] = ()) -> list[str]:
+    """Return Prime-RL's command line for a configuration.
+
+    Args:
+        config: The TOML.
+        arguments: Further arguments of ``rl``, such as ``--max-steps 20``.
+
+    Raises:
+        MissingDependencyError: There is no ``rl`` beside this Python or on the PATH.
+    """
+    beside = Path(sys.executable).with_name("rl")
+    program = str(beside) if beside.is_file() else shutil.which("rl")
+    if program is None:
+        raise MissingDependencyError(
+            f"Prime-RL's command `rl` is neither beside {sys.executable} nor on the PATH: run this with the Python of "
+            "Prime-RL's environment (docs/verifiers.md)"
+        )
+    return [program, "@", str(config), *arguments]
+
+
+def read_config(config: Path) -> Mapping[str, Any]:
+    """Return the settings of a TOML file.
+
+    Raises:
+        UsageError: It is missing, or no TOML.
+    """
+    try:
+        return tomllib.loads(config.read_text())
+    except FileNotFoundError as exc:
+        raise UsageError(
+            f"{config} does not exist: give a TOML file such as recipes/prime_rl/qwen3_8b_docker.toml"
+        ) from exc
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise UsageError(f"{config} can't be read as TOML: {exc}") from exc
+
+
+def harbor_sources(settings: Mapping[str, Any]) -> list[tuple[str, Source]]:
+    """Return the sources with our taskset, each with its split.
+
+    Args:
+        settings: Of Prime-RL's ``rl``.
+
+    Raises:
+        UsageError: There is none.
+    """
+    orchestrator: Mapping[str, Any] = settings.get("orchestrator", {})
+    if "env" in orchestrator:
+        raise UsageError("[[orchestrator.env]] is gone from Prime-RL: write [[orchestrator.train.source]]")
+    found = [
+        (split, cast("Source", source))
+        for split in ("train", "eval")
+        for source in orchestrator.get(split, {}).get("source", ())
+        if source.get("env", {}).get("taskset", {}).get("id") == PLUGIN_ID
+    ]
+    if not any(split == "train" for split, _ in found):
+        raise UsageError(
+            f"no [[orchestrator.train.source]] has a taskset of Harbor tasks: write env.taskset.id = {PLUGIN_ID!r}"
+        )
+    return found
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """Return the variables of a file with lines ``NAME=value``; blank lines, comments, ``export`` and quotes are known.
+
+    Raises:
+        UsageError: It can't be read, or a line is none of these.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as exc:
+        raise UsageError(f"the environment file {path} can't be read: {exc}") from exc
+    variables: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.strip().removeprefix("export ").strip()
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise UsageError(f"{path}, line {number}: expected NAME=value")
+        value = value.strip()
+        is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+        variables[name.strip()] = value[1:-1] if is_quoted else value
+    return variables
+
+
+def _check(what: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, look())
+    except (HarborGymError, ValueError) as exc:
+        return Finding(what, str(exc), is_ok=False)
+
+
+def _versions() -> str:
+    try:
+        version = importlib.metadata.version("verifiers")
+    except importlib.metadata.PackageNotFoundError as exc:
+        raise MissingDependencyError('verifiers is not installed: pip install "harbor-gym[verifiers]"') from exc
+    if not version.startswith("0.4."):
+        raise MissingDependencyError(f"verifiers is {version}, and 0.4 is needed: uv pip install 'verifiers>=0.4,<0.5'")
+    return f"verifiers {version}, harbor {importlib.metadata.version('harbor')}"
+
+
+def _prime_rl() -> str:
+    spec = importlib.util.find_spec("prime_rl")
+    places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
+    if not places:
+        raise MissingDependencyError("Prime-RL is not installed for this Python: clone it (docs/verifiers.md)")
+    committed = next((day for place in places if (day := _commit_date(place)) is not None), None)
+    if committed is None:
+        return f"version {importlib.metadata.version('prime-rl')}; no git checkout, so its date is unknown"
+    if committed <= OLDEST_COMMIT:
+        raise MissingDependencyError(
+            f"Prime-RL's checkout is of {committed}, and one newer than {OLDEST_COMMIT} is needed: git pull, and "
+            "install it again"
+        )
+    return f"checkout of {committed}"
+
+
+def _commit_date(place: Path) -> date | None:
+    git = ["git", "-C", str(place), "log", "-1", "--format=%ct"]
+    try:
+        done = subprocess.run(git, capture_output=True, text=True, check=True, timeout=_LOOK_TIMEOUT_SEC)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return datetime.fromtimestamp(int(done.stdout), UTC).date()
+
+
+def _tasks(source: Source) -> str:
+    from harbor_gym.adapters.verifiers import HarborTasksetConfig, HarborTerminalTaskset
+
+    tasks = list(HarborTerminalTaskset(HarborTasksetConfig.model_validate(source["env"]["taskset"])))
+    if not tasks:
+        raise TaskError("the sources hold no tasks")
+    names = ", ".join(task.data.name or "" for task in tasks[:3])
+    return f"{len(tasks)}: {names}{', …' if len(tasks) > 3 else ''}"
+
+
+def _sandbox(source: Source) -> str:
+    from harbor_gym.adapters.verifiers import HarborHarnessConfig
+    from harbor_gym.sandboxes import environment_config
+    from harbor_gym.sandboxes.registry import preflight
+
+    loaders = importlib.import_module("verifiers.v1.utils.loaders")
+
+    env: Any = loaders.resolve_env_config(dict(source["env"]))
+    harness = env.agent.harness
+    if not isinstance(harness, HarborHarnessConfig):
+        raise UsageError(f"the harness is {harness.id!r}: write env.agent.harness.id = {PLUGIN_ID!r}")
+    preflight(environment_config(harness.sandbox, options=harness.sandbox_options))
+    return harness.sandbox
+
+
+def _gpus(settings: Mapping[str, Any]) -> str:
+    deployment: Mapping[str, Any] = settings.get("deployment", {})
+    if deployment.get("type", "single_node") != "single_node":
+        return f"not looked at: the deployment is {deployment['type']}"
+    inference = int(deployment.get("num_infer_gpus", 1)) if "inference" in settings else 0
+    wanted = int(deployment.get("num_train_gpus", 1)) + inference
+    there = visible_gpus()
+    if there < wanted:
+        raise UsageError(f"the deployment wants {wanted} and {there} can be seen: nvidia-smi, CUDA_VISIBLE_DEVICES")
+    return f"{wanted} of {there}"
+
+
+def visible_gpus() -> int:
+    """Return how many GPUs of NVIDIA's a process of this environment would see."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=_LOOK_TIMEOUT_SEC
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    there = sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+    return there if visible is None else min(there, len([item for item in visible.split(",") if item.strip()]))

@@ -1,0 +1,48 @@
+"""How a command ends: SIGTERM cleans up as Ctrl-C does, and a library's thread can't change the status."""
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from harbor_gym._runtime.interrupts import TERMINATED, sigterm_as_interrupt
+
+_RESTLESS = "tinker"
+"""A package whose thread has no end of its own."""
+
+
+def run_and_exit(program: Callable[[], object]) -> NoReturn:
+    """Run a command's ``main`` and end the process with its status; 143 after SIGTERM.
+
+    The Tinker SDK's thread has no end of its own: on a busy machine 2 of 84 processes that had used it were aborted by
+    it (SIGABRT) while the interpreter was ending, after all their work. Where it was imported, the process ends without
+    the interpreter's own end: what is registered with ``atexit`` runs, and what was printed is flushed.
+
+    Args:
+        program: Returns, or raises ``SystemExit``, as ``typer.Typer`` does; anything else that it raises is shown.
+    """
+    status = _run(program)
+    if _RESTLESS not in sys.modules:
+        sys.exit(status)
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # the interpreter's own end begins with it
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # whoever read it has gone
+            stream.flush()
+    os._exit(status)
+
+
+def _run(program: Callable[[], object]) -> int:
+    status = 1
+    with sigterm_as_interrupt() as termination:
+        try:
+            program()
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if isinstance(end.code, str):
+                sys.stderr.write(f"{end.code}\n")
+        except BaseException as exc:  # the end of the process: nobody is left to hear of it
+            sys.excepthook(type(exc), exc, exc.__traceback__)
+    return TERMINATED if termination.arrived and status else status

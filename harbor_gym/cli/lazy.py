@@ -1,0 +1,54 @@
+"""Commands whose flags cost a second to make: they are made when such a command runs, or its own help is asked for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, override
+
+import typer
+from typer.main import get_command
+
+from harbor_gym.cli.plain_help import PlainCommand, PlainGroup
+
+
+@dataclass(frozen=True)
+class LazyCommand:
+    """A command that is known by its name alone."""
+
+    help: str
+    """One line for the list of commands."""
+
+    app: Callable[[], typer.Typer]
+    """Makes it: an application of one command."""
+
+
+LAZY: dict[str, LazyCommand] = {}
+"""Name → command, in the order of the list."""
+
+
+class CommandsGroup(PlainGroup):
+    """The console command's group: what is registered with typer, and :data:`LAZY`."""
+
+    @override
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, those that are made late first."""
+        return [*LAZY, *super().list_commands(ctx)]
+
+    @override
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; one of the late ones as something that makes it when it is used."""
+        if cmd_name in LAZY:
+            return _Late(cmd_name, LAZY[cmd_name])
+        return super().get_command(ctx, cmd_name)
+
+
+class _Late(PlainCommand):
+    def __init__(self, name: str, lazy: LazyCommand) -> None:
+        super().__init__(name=name, help=lazy.help, short_help=lazy.help)
+        self._lazy = lazy
+
+    @override
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Make the command and return its context, which knows it."""
+        command = get_command(self._lazy.app())
+        command.name = self.name
+        return command.make_context(info_name, args, parent=parent, **extra)

@@ -1,0 +1,35 @@
+"""``harbor-gym server``: the embedded training server's environment."""
+
+import typer
+
+from harbor_gym.cli.shared import one_line_errors
+
+server = typer.Typer(help="Install the embedded training server, for `train --backend local`.", no_args_is_help=True)
+
+
+@server.command("install")
+def install() -> None:
+    """Make an environment of its own for the training server: SkyRL pins packages against tinker-cookbook's."""
+    from harbor_gym.embedded import interpreter
+
+    with one_line_errors():
+        python = interpreter.install(lambda line: typer.echo(line, err=True))
+    typer.echo(python)
+
+
+@server.command("remove")
+def remove() -> None:
+    """Remove what `install` made."""
+    from harbor_gym.embedded import interpreter
+
+    for folder in interpreter.remove():
+        typer.echo(f"removed {folder}")
+
+
+@server.command("path")
+def path() -> None:
+    """Print the interpreter that would run the training server."""
+    from harbor_gym.embedded import interpreter
+
+    with one_line_errors():
+        typer.echo(interpreter.server_python())

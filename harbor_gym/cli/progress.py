@@ -1,0 +1,107 @@
+"""Progress of long work: bars with rich on a terminal, plain lines without colour codes elsewhere."""
+
+import contextlib
+import time
+from collections.abc import Callable, Generator
+from typing import Protocol, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+_TENTHS = 10
+_LINE_SEC = 10.0
+"""Seconds between two lines about work of unknown length, where there are no bars."""
+
+
+class ShowsProgress(Protocol):
+    """What long work reports to."""
+
+    def line(self, text: str) -> None:
+        """Show one line that stays."""
+        ...
+
+    def bar(self, phase: str, done: int, total: int | None, detail: str = "") -> None:
+        """Show how far a phase is; the phase is over when ``done`` is ``total``.
+
+        Args:
+            phase: Its name.
+            done: What is done. Where ``total`` is None: seconds so far.
+            total: All that there is to do; None is not known.
+            detail: What else is known of it.
+        """
+        ...
+
+
+class PlainProgress:
+    """Lines: every tenth of a phase, and one in ten seconds of a phase whose length is not known."""
+
+    def __init__(self, echo: Callable[[str], object] = typer.echo) -> None:
+        self._echo = echo
+        self._shown: dict[str, float] = {}
+
+    def line(self, text: str) -> None:
+        """Print it."""
+        self._echo(text)
+
+    def bar(self, phase: str, done: int, total: int | None, detail: str = "") -> None:
+        """Print a line where enough has happened since the last one of this phase."""
+        if total is None:
+            now = time.monotonic()
+            if now - self._shown.setdefault(phase, now) < _LINE_SEC:
+                return
+            self._shown[phase] = now
+            self._echo(f"{phase}: {done} s" + (f"  {detail}" if detail else ""))
+            return
+        part = done * _TENTHS // total if total else _TENTHS
+        if part > self._shown.get(phase, 0):
+            self._shown[phase] = part
+            self._echo(f"{phase} {done}/{total}" + (f"  {detail}" if detail else ""))
+
+
+class RichProgress:
+    """Bars under the lines that stay. Use it as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[detail]}"),
+            console=console,
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def line(self, text: str) -> None:
+        """Print it above the bars."""
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def bar(self, phase: str, done: int, total: int | None, detail: str = "") -> None:
+        """Draw it; a phase that is over leaves a line."""
+        if phase not in self._tasks:
+            self._tasks[phase] = self._progress.add_task(phase, total=total, detail=detail)
+        self._progress.update(self._tasks[phase], completed=done, total=total, detail=detail)
+        if total is not None and done >= total:
+            self._progress.remove_task(self._tasks.pop(phase))
+            self.line(f"{phase} {done}/{total}" + (f"  {detail}" if detail else ""))
+
+
+@contextlib.contextmanager
+def progress(console: Console | None = None) -> Generator[ShowsProgress]:
+    """Yield what suits standard output: bars on a terminal, plain lines elsewhere."""
+    console = console or Console()
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield PlainProgress()
+        return
+    with RichProgress(console) as shown:
+        yield shown

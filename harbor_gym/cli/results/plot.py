@@ -1,0 +1,31 @@
+"""``harbor-gym plot``: curves of runs, by learning rate."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harbor_gym.cli.shared import one_line_errors
+
+
+def plot(
+    paths: Annotated[list[Path], typer.Argument(help="Runs, or folders of runs.")],
+    output: Annotated[Path | None, typer.Option(help="Picture. [default: curves.png in the first folder]")] = None,
+    title: Annotated[str | None, typer.Option(help="Above the picture. [default: the first folder's name]")] = None,
+    reward_key: Annotated[str | None, typer.Option(help="Metric that is the reward; found by itself.")] = None,
+    turns_key: Annotated[str | None, typer.Option(help="Metric that is the turns per episode; likewise.")] = None,
+) -> None:
+    """Draw total reward and turns per episode against the batch, for each learning rate: mean and range over its runs.
+
+    Takes runs and folders of runs, ours or any of tinker-cookbook's, and prints where each began and ended.
+    """
+    from harbor_gym.report import draw_rates, find_runs, format_summary, load_curves
+
+    with one_line_errors():
+        runs = [load_curves(run, reward_key=reward_key, turns_key=turns_key) for run in find_runs(paths)]
+        folder = paths[0] if paths[0].is_dir() else paths[0].parent
+        picture = output or folder / "curves.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        draw_rates(runs, picture, title=title or folder.resolve().name)
+    typer.echo(format_summary(runs))
+    typer.echo(f"picture: {picture}")

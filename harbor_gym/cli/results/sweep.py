@@ -1,0 +1,177 @@
+"""``harbor-gym sweep``: one training run for each learning rate and seed, in one folder."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harbor_gym.cli.plain_help import HELP_NAMES
+from harbor_gym.cli.shared import INTERRUPTED, one_line_errors
+from harbor_gym.errors import UsageError
+
+SWEEP_FORMAT = 1
+TRAIN = (sys.executable, "-m", "harbor_gym", "train")
+"""What trains; flags come behind it."""
+
+TAIL_LINES = 15
+GRACE_SEC = 20.0
+"""What an interrupted run gets to stop its server and sandboxes, in seconds."""
+
+OWNED = ("--learning-rate", "--seed", "--log-path", "--log-dir-exists", "--task-dir")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One point of the grid."""
+
+    rate: float
+    seed: int
+    folder: Path
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the cookbook saved the checkpoint that it saves at the end."""
+        with contextlib.suppress(OSError, ValueError):
+            lines = (self.folder / "checkpoints.jsonl").read_text(encoding="utf-8").splitlines()
+            return any(record.get("final") or record["name"] == "final" for record in map(json.loads, lines))
+        return False
+
+
+SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, **HELP_NAMES}
+"""Of the command: what it does not know goes to ``harbor-gym train``."""
+
+
+def sweep(
+    context: typer.Context,
+    task_dir: Annotated[Path, typer.Option(help="Harbor task directory, or task:NAME of one that is shipped.")],
+    learning_rates: Annotated[str, typer.Option(help="With commas between.")] = "1e-3,2e-4,5e-5",
+    seeds: Annotated[str, typer.Option(help="With commas between.")] = "0,1,2",
+    sweep_path: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/sweep-TASK]")] = None,
+    parallel: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
+) -> None:
+    """Train for each learning rate and seed, then draw the curves and print the table.
+
+    Flags that are not listed here go to `harbor-gym train` as they stand. The same command continues an unfinished
+    sweep: finished runs are left alone, a broken one resumes from its last checkpoint, more rates or seeds are added.
+    """
+    from harbor_gym.tasks import task_path
+
+    with one_line_errors():
+        task_dir = task_path(task_dir)
+        folder = (sweep_path or Path("runs") / f"sweep-{task_dir.resolve().name}").resolve()
+        if taken := [flag for flag in context.args if flag.split("=")[0] in OWNED]:
+            raise UsageError(f"{', '.join(taken)} is for the sweep to set; see --help")
+        flags = ["--task-dir", str(task_dir.resolve()), *context.args]
+        rates, numbers = numbers_of(learning_rates, float), numbers_of(seeds, int)
+        runs = settle(folder, rates=rates, seeds=numbers, flags=flags)
+    try:
+        failures = asyncio.run(train_all(runs, flags, parallel))
+    except KeyboardInterrupt:
+        typer.echo("sweep: interrupted; the same command continues it", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    show(runs, folder, title=f"{task_dir.resolve().name}: {len(rates)} learning rates, {len(numbers)} seeds")
+    for failure in failures:
+        typer.echo(f"sweep: {failure}", err=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def numbers_of[Number: (int, float)](text: str, kind: type[Number]) -> list[Number]:
+    """Read numbers with commas between them."""
+    try:
+        return list(dict.fromkeys(kind(part) for part in text.split(",") if part.strip()))
+    except ValueError:
+        raise UsageError(f"expected numbers with commas between them, got {text!r}") from None
+
+
+def settle(folder: Path, *, rates: Sequence[float], seeds: Sequence[int], flags: Sequence[str]) -> list[Run]:
+    """Write the grid down and return its runs, those of an earlier call of the same sweep too."""
+    if not (rates and seeds):
+        raise UsageError("a sweep needs at least one learning rate and one seed")
+    file = folder / "sweep.json"
+    if file.is_file():
+        known = json.loads(file.read_text(encoding="utf-8"))
+        if known["train_flags"] != list(flags):
+            raise UsageError(f"{file} is a sweep with other flags, {known['train_flags']}; choose another --sweep-path")
+        rates, seeds = sorted({*rates, *known["learning_rates"]}, reverse=True), sorted({*seeds, *known["seeds"]})
+    folder.mkdir(parents=True, exist_ok=True)
+    grid = {"format": SWEEP_FORMAT, "learning_rates": list(rates), "seeds": list(seeds), "train_flags": list(flags)}
+    file.write_text(json.dumps(grid, indent=1) + "\n", encoding="utf-8")
+    # Seed by seed: a sweep that is cut short has something of every rate.
+    return [Run(rate, seed, folder / f"lr_{rate:g}_seed_{seed}") for seed in seeds for rate in rates]
+
+
+async def train_all(runs: Sequence[Run], flags: Sequence[str], parallel: int) -> list[str]:
+    """Train what is not finished and return what failed, a line each."""
+    slots = asyncio.Semaphore(parallel)
+
+    async def item(run: Run) -> str | None:
+        async with slots:
+            return await train(run, flags)
+
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(item(run)) for run in runs if not run.is_finished]
+        typer.echo(f"{len(waiting)} runs to train, {len(runs) - len(waiting)} finished already")
+    return [failure for task in waiting if (failure := task.result()) is not None]
+
+
+async def train(run: Run, flags: Sequence[str]) -> str | None:
+    """Train to the end; return None or what went wrong. What is printed is shown, and kept beside the run's folder."""
+    log = run.folder.with_name(f"{run.folder.name}.log")
+    own = ["--learning-rate", f"{run.rate:g}", "--seed", str(run.seed), "--log-path", str(run.folder)]
+    with log.open("ab", buffering=0) as file:
+        process = await asyncio.create_subprocess_exec(
+            *(*TRAIN, *flags, *own, "--log-dir-exists", "resume"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=file,
+            limit=1 << 20,
+            process_group=0,  # Ctrl-C reaches this process alone, which passes it on once
+        )
+        try:
+            assert process.stdout is not None
+            async for line in process.stdout:
+                file.write(line)
+                typer.echo(f"{run.folder.name}  {line.decode(errors='replace').rstrip()}")
+            code = await process.wait()
+        finally:
+            await stop(process)
+    if code == 0:
+        return None
+    tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+    return f"{run.folder.name} ended with exit code {code}; the end of {log}:\n" + "\n".join(tail)
+
+
+async def stop(process: asyncio.subprocess.Process) -> None:
+    """Interrupt a run that is still there, and kill it if that does not end it."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), GRACE_SEC)
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def show(runs: Sequence[Run], folder: Path, *, title: str) -> None:
+    """Draw and print what there is, finished or not."""
+    from harbor_gym.report import draw_rates, format_summary, load_curves
+
+    curves = []
+    for run in runs:
+        with contextlib.suppress(UsageError):  # a run without a batch
+            curves.append(load_curves(run.folder))
+    if not curves:
+        return
+    draw_rates(curves, folder / "curves.png", title=title)
+    typer.echo(format_summary(curves))
+    typer.echo(f"picture: {folder / 'curves.png'}")

@@ -1,0 +1,25 @@
+"""``harbor-gym init``: a new task to start from."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.tasks.new import TaskKind, write_task
+
+
+def init(
+    name: Annotated[Path, typer.Argument(help="The task's folder, which is made; its last part is the task's name.")],
+    kind: Annotated[
+        TaskKind,
+        typer.Option(help="single; steps: two steps; service: what it starts is kept; separate: a verifier apart."),
+    ] = TaskKind.SINGLE,
+    org: Annotated[str, typer.Option(help="What stands before the name in task.toml.")] = "example",
+) -> None:
+    """Write a small task that `harbor-gym check` finds ok, to be changed into one of your own."""
+    with one_line_errors():
+        folder = write_task(name, kind, org=org)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        typer.echo(f"  {path.relative_to(folder.parent)}")
+    typer.echo(f"Check it: harbor-gym check {folder}\nPlay it: harbor-gym play {folder}")

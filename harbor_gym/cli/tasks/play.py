@@ -1,0 +1,67 @@
+"""``harbor-gym play``: a task in one's own terminal."""
+
+import codecs
+import contextlib
+import os
+import select
+import sys
+import termios
+import tty
+from collections.abc import Generator
+from typing import Annotated, Any
+
+import typer
+
+from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.types import DEFAULT_SANDBOX
+
+HAND_IN = "\x1d"  # C-]
+TICK_SEC = 0.05
+
+
+def play(
+    task: Annotated[str, typer.Argument(help="Task directory, or task:NAME of a task that is shipped.")] = "",
+    task_dir: Annotated[str, typer.Option(help="Task directory, instead of the argument.")] = "",
+    env: Annotated[str, typer.Option("--env", help="Sandbox: local, docker, …")] = DEFAULT_SANDBOX,
+) -> None:
+    """Play a task in your own terminal: every key goes into the sandbox, C-] hands in, and the verifier scores you."""
+    from harbor_gym.tasks import task_path
+
+    with one_line_errors():
+        end = _play(str(task_path(task_dir or task or "task:devops_task")), env)
+    typer.echo(f"\x1b[2J\x1b[H{end}")
+
+
+def _play(task_dir: str, env: str) -> str:
+    from harbor_gym.adapters.gymnasium import HarborTerminalEnv, terminus_message
+    from harbor_gym.config import TerminalConfig
+
+    size = os.get_terminal_size()
+    terminal = TerminalConfig(columns=max(size.columns, 20), rows=max(size.lines, 5), min_wait_sec=0)
+    budgets: dict[str, Any] = {"max_turns": None, "time_limit_sec": 86_400, "confirm_task_complete": False}
+    interface: dict[str, Any] = {"action": "message", "render_mode": "human", "terminal": terminal}
+    game = HarborTerminalEnv(task_dir, sandbox=env, **interface, **budgets)
+    with contextlib.closing(game):
+        _, info = game.reset()
+        typer.prompt(f"\x1b[2J\x1b[H{info['instruction']}\nC-] hands in. Enter starts", default="", show_default=False)
+        over, reward, decoder = False, 0.0, codecs.getincrementaldecoder("utf-8")("replace")
+        with _raw_keyboard() as keyboard:
+            while not over:
+                ready, _, _ = select.select([keyboard], [], [], TICK_SEC)
+                keys = decoder.decode(os.read(keyboard, 4096)) if ready else ""
+                typed, handed_in, _ = keys.partition(HAND_IN)
+                action = terminus_message(typed, duration_sec=TICK_SEC, task_complete=bool(handed_in))
+                _, reward, terminated, truncated, info = game.step(action)
+                over = terminated or truncated
+    return f"{info['end_reason']}, reward {reward}"
+
+
+@contextlib.contextmanager
+def _raw_keyboard() -> Generator[int]:
+    """Pass on every key as it is, also C-c."""
+    keyboard = sys.stdin.fileno()
+    saved = tty.setraw(keyboard)
+    try:
+        yield keyboard
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, saved)

@@ -1,0 +1,11 @@
+"""Calls played by the nodes of a Ray cluster (extra ``ray``): any function over environments, with its tasks and files.
+
+:class:`ClusterExecutor` is a ``concurrent.futures.Executor``. What a call holds is translated on the way: a task
+directory travels once to each node, by the hash of its content; paths below the driver's output folder are written on
+the node and brought back with the result.
+"""
+
+from harbor_gym.cluster.executor import ClusterExecutor, ClusterLimits
+from harbor_gym.cluster.session import connect
+
+__all__ = ["ClusterExecutor", "ClusterLimits", "connect"]

@@ -1,0 +1,139 @@
+"""A call on its way to another machine and its result on the way back."""
+
+import io
+import pickle
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, override
+
+import cloudpickle
+
+from harbor_gym.cluster.task_store import PackedTask, pack_task, task_path
+from harbor_gym.config import TerminalEnvConfig
+
+_CONFIG, _OUTPUT = "config", "output"
+
+
+@dataclass(frozen=True)
+class PackedCall:
+    """A function and its arguments."""
+
+    payload: bytes
+    digests: frozenset[str]
+    """The tasks that must be in the node's cache before it is unpacked."""
+
+
+@dataclass(frozen=True)
+class PackedResult:
+    """What came of a call."""
+
+    payload: bytes
+    """What it returned, or the exception that it raised."""
+
+    is_error: bool
+    files: bytes
+    """A tar of what was written below the output folder; empty if nothing was."""
+
+
+class CallPacker:
+    """Packs the calls of one executor. A task is read once: later changes of its directory are not seen.
+
+    Args:
+        output_dir: The driver's folder whose paths are written on the node and brought back; None has none.
+    """
+
+    def __init__(self, output_dir: Path | None) -> None:
+        self._output_dir = output_dir
+        self._digests: dict[Path, str] = {}
+        self.tasks: dict[str, PackedTask] = {}
+        """Every task of the calls so far, by digest."""
+
+    def pack(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PackedCall:
+        """Pack a call.
+
+        Raises:
+            TaskError: One of its tasks is not a directory of this machine.
+        """
+        buffer, digests = io.BytesIO(), set[str]()
+        _Pickler(buffer, self._digest, digests, self._output_dir).dump((function, args, dict(kwargs)))
+        return PackedCall(buffer.getvalue(), frozenset(digests))
+
+    def _digest(self, task_dir: Path) -> str:
+        key = task_dir.resolve()
+        if key not in self._digests:
+            task = pack_task(key)
+            self._digests[key], self.tasks[task.digest] = task.digest, task
+        return self._digests[key]
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(
+        self, file: io.BytesIO, digest: Callable[[Path], str], digests: set[str], output_dir: Path | None
+    ) -> None:
+        super().__init__(file)
+        self._digest, self._digests, self._output_dir = digest, digests, output_dir
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, TerminalEnvConfig):
+            digest = self._digest(obj.task_dir)
+            self._digests.add(digest)
+            return _CONFIG, digest, {name: value for name, value in obj if name != "task_dir"}
+        if self._output_dir is not None and isinstance(obj, PurePath) and obj.is_relative_to(self._output_dir):
+            return _OUTPUT, obj.relative_to(self._output_dir).as_posix()
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, scratch: Path) -> None:
+        super().__init__(file)
+        self._scratch = scratch
+
+    @override
+    def persistent_load(self, pid: Any) -> Any:
+        match pid:
+            case (kind, str(digest), dict(fields)) if kind == _CONFIG:
+                return TerminalEnvConfig(task_dir=task_path(digest), **fields)
+            case (kind, str(relative)) if kind == _OUTPUT:
+                return self._scratch / PurePosixPath(relative)
+            case _:
+                raise pickle.UnpicklingError(f"an unknown reference: {pid!r}")
+
+
+def run_call(call: PackedCall) -> PackedResult:
+    """Run a call whose tasks are in this node's cache. Its own exceptions come back with the result.
+
+    Raises:
+        BaseException: What is no ``Exception``.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix="harbor-gym-call-"))
+    try:
+        function, args, kwargs = _Unpickler(io.BytesIO(call.payload), scratch).load()
+        is_error, outcome = False, None
+        try:
+            outcome = function(*args, **kwargs)
+        except Exception as exc:  # the driver raises it: the boundary between two machines
+            is_error, outcome = True, exc
+        return PackedResult(cloudpickle.dumps(outcome), is_error, _pack_files(scratch))
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def accept_files(result: PackedResult, output_dir: Path | None) -> None:
+    """Write what a call left into the driver's output folder."""
+    if output_dir is not None and result.files:
+        with tarfile.open(fileobj=io.BytesIO(result.files)) as archive:
+            archive.extractall(output_dir, filter="data")
+
+
+def _pack_files(folder: Path) -> bytes:
+    if not any(folder.iterdir()):
+        return b""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path in sorted(folder.iterdir()):
+            archive.add(path, arcname=path.name)
+    return buffer.getvalue()

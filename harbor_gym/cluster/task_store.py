@@ -1,0 +1,81 @@
+"""Task directories by the hash of their content."""
+
+import hashlib
+import io
+import shutil
+import tarfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from harbor_gym._runtime.cache import cache_dir
+from harbor_gym.errors import TaskError
+
+_STORE = "tasks"
+
+
+@dataclass(frozen=True)
+class PackedTask:
+    """A task directory as one archive. Equal directories of equal names have equal digests, wherever they lie."""
+
+    digest: str
+    """Of the archive, hexadecimal."""
+
+    archive: bytes
+    """A tar without times, users or groups, whose only folder has the task's name."""
+
+
+def pack_task(task_dir: Path) -> PackedTask:
+    """Return a task directory as an archive.
+
+    Raises:
+        TaskError: There is no such directory.
+    """
+    if not task_dir.is_dir():
+        raise TaskError(f"{task_dir} is not a directory; a task that a node shall play must be one on this machine")
+    buffer = io.BytesIO()
+    root = task_dir.resolve()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path in sorted([root, *root.rglob("*")]):
+            inside = Path(root.name) / path.relative_to(root)
+            archive.add(path, arcname=inside.as_posix(), recursive=False, filter=_anonymous)
+    content = buffer.getvalue()
+    return PackedTask(hashlib.sha256(content).hexdigest(), content)
+
+
+def has_task(digest: str) -> bool:
+    """Return whether this node's cache holds a task."""
+    return _home(digest).is_dir()
+
+
+def task_path(digest: str) -> Path:
+    """Return where this node's cache holds a task."""
+    (path,) = _home(digest).iterdir()
+    return path
+
+
+def unpack_task(task: PackedTask) -> Path:
+    """Put a task into this node's cache, whole or not at all, and return where it is. Safe for several processes."""
+    home = _home(task.digest)
+    if not home.is_dir():
+        partial = home.with_name(f".{task.digest}-{uuid.uuid4().hex}")
+        partial.mkdir(parents=True)
+        try:
+            with tarfile.open(fileobj=io.BytesIO(task.archive)) as archive:
+                archive.extractall(partial, filter="tar")
+            partial.rename(home)
+        except OSError:
+            if not home.is_dir():  # nobody else was first
+                raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return task_path(task.digest)
+
+
+def _home(digest: str) -> Path:
+    return cache_dir() / _STORE / digest
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.mtime, member.uid, member.gid, member.uname, member.gname = 0, 0, 0, "", ""
+    return member

@@ -1,0 +1,129 @@
+"""The interpreter that runs the training server: this one where it has SkyRL, else one in an environment of its own.
+
+SkyRL pins packages against the cookbook's, so no resolver puts both into one environment without being overridden.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+
+from harbor_gym._runtime.cache import cache_dir
+from harbor_gym.embedded.launcher import SKYRL_VERSION
+from harbor_gym.errors import HarborGymError, MissingDependencyError
+
+REQUIREMENTS = "server_requirements.txt"
+"""Every package of the environment, pinned."""
+
+_COMPLETE = ".installed"
+_TAIL_LINES = 12
+
+
+class ServerInstallError(HarborGymError):
+    """The environment of the training server could not be made."""
+
+
+def server_python() -> str:
+    """Return the interpreter to start the training server with.
+
+    Raises:
+        MissingDependencyError: There is none.
+    """
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        if importlib.metadata.version("skyrl") == SKYRL_VERSION and _is_importable("jax"):
+            return sys.executable
+    if (python := installed_python()) is not None:
+        return str(python)
+    raise MissingDependencyError(
+        "the embedded training server is not installed: run `harbor-gym server install` (once; some GB)"
+    )
+
+
+def installed_python() -> Path | None:
+    """Return the interpreter of the server's environment, if that was made for these pins."""
+    folder = environment_dir()
+    python = folder / "bin" / "python"
+    return python if (folder / _COMPLETE).is_file() and python.exists() else None
+
+
+def environment_dir() -> Path:
+    """Return where the environment of these pins and this Python lies, made or not."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    key = hashlib.sha256(f"{version}\n{_pins()}".encode()).hexdigest()[:12]
+    return cache_dir() / "server" / f"skyrl-{SKYRL_VERSION}-{key}"
+
+
+def install(show: Callable[[str], object]) -> Path:
+    """Make the environment of the training server, unless it is there; return its interpreter. Blocks for minutes.
+
+    Packages come from where pip, or uv if it is there, is configured to take them.
+
+    Args:
+        show: Receives a line about each step.
+
+    Raises:
+        ServerInstallError: A step failed; the message has the end of what it printed.
+    """
+    if (known := installed_python()) is not None:
+        return known
+    folder = environment_dir()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    uv = shutil.which("uv")
+    show(f"making {folder}")
+    _run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)] if uv else _venv(folder))
+    python = folder / "bin" / "python"
+    with resources.as_file(resources.files(__package__).joinpath(REQUIREMENTS)) as pins:
+        show(f"installing {_count()} pinned packages (some GB the first time)")
+        installer = [uv, "pip", "install", "--quiet", "--python", str(python)] if uv else _pip(python)
+        _run([*installer, "--no-deps", "-r", str(pins)])
+    show("looking whether the server can start")
+    _run([str(python), "-P", str(Path(__file__).with_name("launcher.py")), "--verify"])
+    (folder / _COMPLETE).touch()
+    return python
+
+
+def remove() -> list[Path]:
+    """Remove every environment of the training server; return what was removed."""
+    found = sorted((cache_dir() / "server").glob("skyrl-*"))
+    for folder in found:
+        shutil.rmtree(folder)
+    return found
+
+
+def _venv(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "venv", str(folder)]
+
+
+def _pip(python: Path) -> list[str]:
+    return [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+
+
+def _run(command: Sequence[str | None]) -> None:
+    # PYTHONPATH would put this environment's packages before the new one's.
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    argv = [part for part in command if part is not None]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-_TAIL_LINES:])
+        raise ServerInstallError(f"{Path(argv[0]).name} ended with exit code {done.returncode}:\n{tail}")
+
+
+def _pins() -> str:
+    return resources.files(__package__).joinpath(REQUIREMENTS).read_text(encoding="utf-8")
+
+
+def _count() -> int:
+    return sum("==" in line for line in _pins().splitlines())
+
+
+def _is_importable(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None

@@ -1,0 +1,99 @@
+"""A kept trial's episode in Harbor's own format (ATIF), so that `harbor view` shows it."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harbor_gym._runtime.files import replace_text
+from harbor_gym.types import Command, EpisodeInfo
+
+ATIF_VERSION = "ATIF-v1.8"
+"""Source: harbor/models/trajectories/trajectory.py."""
+
+_TOOL = "terminal"
+_KEPT = ("turn", "exit_code", "waits", "parse_error", "omitted_bytes", "confirmation_pending")
+
+
+class Trajectory:
+    """The steps of one episode, as they happen.
+
+    Args:
+        sandbox: The sandbox, for the record.
+        action_format: How the policy writes its messages, for the record.
+    """
+
+    def __init__(self, *, sandbox: str, action_format: str) -> None:
+        self._agent = {
+            "name": "harbor-gym",
+            "version": _version(),
+            "extra": {"sandbox": sandbox, "action_format": str(action_format)},
+        }
+        self._phases: list[list[dict[str, Any]]] = []
+
+    def open_phase(self, instruction: str, screen: str) -> None:
+        """Begin the task, or a step of a multi-step one."""
+        self._phases.append([self._step("user", message=f"{instruction.rstrip()}\n\n{screen}".strip())])
+
+    def turn(self, message: str, commands: Sequence[Command], observation: str, info: EpisodeInfo) -> None:
+        """Add what the policy did and what it saw then."""
+        calls = [
+            {
+                "tool_call_id": f"turn-{info['turn']}-{number}",
+                "function_name": _TOOL,
+                "arguments": {"keystrokes": command.keystrokes, "duration_sec": command.duration_sec},
+            }
+            for number, command in enumerate(commands, start=1)
+        ]
+        known: dict[str, Any] = {**info}
+        extra = {key: known[key] for key in _KEPT if known.get(key) is not None}
+        step = self._step("agent", message=message, observation={"results": [{"content": observation}]}, extra=extra)
+        if calls:
+            step["tool_calls"] = calls
+        self._phases[-1].append(step)
+
+    def write(self, trial_dir: Path, info: EpisodeInfo) -> None:
+        """Write the whole episode into the trial's folder, and each step of a task with steps into its own.
+
+        Args:
+            trial_dir: The trial's folder, whose sandbox is down or can't write beside its own folders.
+            info: The last transition's.
+        """
+        end: dict[str, Any] = {
+            "end_reason": str(info.get("end_reason", "")),
+            "rewards": info.get("rewards", {}),
+            "episode_reward": info.get("episode_reward"),
+        }
+        self._write(trial_dir / "agent", [step for phase in self._phases for step in phase], end)
+        folders = sorted((trial_dir / "steps").iterdir(), key=_made) if (trial_dir / "steps").is_dir() else []
+        for folder, phase in zip(folders, self._phases, strict=False):
+            self._write(folder / "agent", phase, {})
+
+    def _write(self, folder: Path, steps: Sequence[dict[str, Any]], extra: dict[str, Any]) -> None:
+        # A sandbox may mount this folder: replacing a name in it follows no link that the policy made of it.
+        folder.mkdir(parents=True, exist_ok=True)
+        document = {
+            "schema_version": ATIF_VERSION,
+            "session_id": folder.parent.name,
+            "agent": self._agent,
+            "steps": [{**step, "step_id": number} for number, step in enumerate(steps, start=1)],
+            "final_metrics": {"total_steps": len(steps)},
+            "extra": extra,
+        }
+        replace_text(folder / "trajectory.json", json.dumps(document, indent=1) + "\n")
+
+    @staticmethod
+    def _step(source: str, **fields: Any) -> dict[str, Any]:
+        return {"source": source, "timestamp": datetime.now(UTC).isoformat(), **fields}
+
+
+def _made(folder: Path) -> float:
+    config = folder / "verifier"
+    return (config if config.exists() else folder).stat().st_mtime
+
+
+def _version() -> str:
+    from harbor_gym import __version__
+
+    return __version__

@@ -1,0 +1,68 @@
+"""Whether a server answers at all: looked at before a run, and while it runs.
+
+Clients try again for minutes, which is right for a service under load and wrong for a dead one.
+"""
+
+import asyncio
+
+import aiohttp
+
+from harbor_gym.errors import HarborGymError, UsageError
+
+ANSWER_SEC = 5.0
+"""How long a server may take to answer a look."""
+
+POLL_SEC = 5.0
+LOOKS = 3
+"""Looks in a row without an answer after which a server counts as gone."""
+
+
+class ServiceLostError(HarborGymError):
+    """The server that samples and trains does not answer any more."""
+
+    is_infrastructure = True
+
+
+async def find_silence(base_url: str, *, timeout_sec: float = ANSWER_SEC) -> str | None:
+    """Return why a server does not answer; None where it does, with whatever status.
+
+    Args:
+        base_url: Its address. Proxies of the process's environment are used.
+        timeout_sec: How long it may take.
+    """
+    timeout = aiohttp.ClientTimeout(total=timeout_sec)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, trust_env=True) as client,
+            client.get(f"{base_url.rstrip('/')}/api/v1/healthz", allow_redirects=False),
+        ):
+            return None
+    except TimeoutError:
+        return f"no answer in {timeout_sec:g} s"
+    except (aiohttp.ClientError, ValueError, OSError) as exc:
+        return str(exc) or type(exc).__name__
+
+
+async def require_endpoint(base_url: str) -> None:
+    """Look once.
+
+    Raises:
+        UsageError: Nothing answers at that address.
+    """
+    if (silence := await find_silence(base_url)) is not None:
+        raise UsageError(f"--base-url {base_url}: {silence}")
+
+
+async def watch_endpoint(base_url: str) -> None:
+    """Look again and again, until the server is gone or this is cancelled.
+
+    Raises:
+        ServiceLostError: It did not answer several times in a row.
+    """
+    silent = 0
+    while True:
+        await asyncio.sleep(POLL_SEC)
+        silence = await find_silence(base_url)
+        silent = silent + 1 if silence is not None else 0
+        if silent == LOOKS:
+            raise ServiceLostError(f"the server at {base_url} is gone: {silence}")

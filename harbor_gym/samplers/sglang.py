@@ -1,0 +1,114 @@
+"""A sampler over SGLang's own endpoint, which takes and returns token ids."""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+from harbor_gym.errors import SamplerError
+from harbor_gym.samplers.engine_client import EngineClient
+from harbor_gym.types import Sample, StopReason
+
+
+class SGLangSampler:
+    """Sample from SGLang's ``POST /generate`` with a prompt of token ids.
+
+    The sampled ids are those of ``output_token_logprobs``, so each has its log-probability. These are of the
+    distribution that was sampled from, unless the engine runs with ``SGLANG_RETURN_ORIGINAL_LOGPROB``; then only at a
+    temperature of 1.
+
+    Use it as a context manager; one sampler serves any number of episodes at once.
+
+    Source: https://docs.sglang.io/basic_usage/sampling_params.html
+
+    Args:
+        base_url: The engine's address.
+        max_tokens: Longest answer, in tokens.
+        temperature: Sampling temperature.
+        api_key_env: Name of the environment variable that holds the engine's key; None sends no key.
+        stop_token_ids: Tokens that end an answer, beside the model's own.
+        timeout_sec: Longest wait for one answer, in seconds, queueing in the engine included.
+        max_attempts: How often a request is sent when the engine can't be reached or is overloaded.
+        sampling_params: Further sampling parameters, such as ``top_p``.
+        extra_body: Further fields of the request, such as ``lora_path``.
+
+    Raises:
+        UsageError: ``api_key_env`` names a variable that is not set.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        max_tokens: int,
+        temperature: float = 1.0,
+        api_key_env: str | None = None,
+        stop_token_ids: Sequence[int] = (),
+        timeout_sec: float = 600.0,
+        max_attempts: int = 4,
+        sampling_params: Mapping[str, Any] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._client = EngineClient(
+            base_url, "/generate", api_key_env=api_key_env, timeout_sec=timeout_sec, max_attempts=max_attempts
+        )
+        params: dict[str, Any] = {
+            "max_new_tokens": max_tokens,
+            "temperature": temperature,
+            # What is trained on must be all that was sampled, the stop token included.
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+            **({"stop_token_ids": list(stop_token_ids)} if stop_token_ids else {}),
+            **(sampling_params or {}),
+        }
+        self._body: dict[str, Any] = {"sampling_params": params, "return_logprob": True, **(extra_body or {})}
+
+    async def __aenter__(self) -> Self:
+        """Open the connections."""
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the connections."""
+        await self._client.__aexit__(kind, error, traceback)
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        """Sample one message.
+
+        Raises:
+            SamplerError: The engine can't be reached, refuses the request, or returns no token ids.
+            UsageError: The sampler is not open.
+        """
+        return _read_sample(await self._client.post({**self._body, "input_ids": list(prompt)}))
+
+
+def _read_sample(answer: object) -> Sample:
+    """Return the sample in the engine's answer.
+
+    Raises:
+        SamplerError: There is none.
+    """
+    match answer:
+        case {
+            "meta_info": {"finish_reason": {"type": ("stop" | "length") as reason}, "output_token_logprobs": sampled}
+        }:
+            pairs = [_pair(item) for item in cast("list[object]", sampled)] if isinstance(sampled, list) else None
+        case {"meta_info": {"finish_reason": {"type": ("stop" | "length")}}}:
+            pairs, reason = None, "stop"
+        case {"meta_info": {"finish_reason": reason}}:
+            raise SamplerError(f"the engine ended a message with {reason!r:.200}, which is neither stop nor length")
+        case _:
+            raise SamplerError("the engine's answer holds no single message with its meta_info")
+    if pairs is None:
+        raise SamplerError("the engine returned no output_token_logprobs: return_logprob had no effect")
+    return Sample([token for _, token in pairs], [value for value, _ in pairs], cast("StopReason", reason))
+
+
+def _pair(item: object) -> tuple[float, int]:
+    """Return log-probability and id of a sampled token."""
+    match item:
+        case [(int() | float()) as value, int() as token, *_]:
+            return float(value), token
+        case _:
+            raise SamplerError(f"the engine returned a token without log-probability and id: {item!r:.100}")

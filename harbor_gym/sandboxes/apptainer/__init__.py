@@ -1,0 +1,1 @@
+"""Sandboxes by Apptainer or Singularity, for machines without Docker and users without root."""

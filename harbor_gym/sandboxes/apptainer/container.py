@@ -1,0 +1,345 @@
+"""One container: started as a child of this process, entered from outside, ended with everything in it.
+
+Apptainer starts a container once and is asked nothing more: commands and transfers enter its namespaces by the program
+that enters local sandboxes (``local/supervisor``), which takes 20 ms where ``apptainer exec`` takes 90.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harbor_gym._runtime.cache import cache_dir
+from harbor_gym._runtime.processes import start_process
+from harbor_gym._runtime.procfs import PROC, descendants, read_stat
+from harbor_gym._runtime.rootless import USER_NAMESPACE, is_rootless
+from harbor_gym._runtime.shielded import shielded
+from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError
+from harbor_gym.sandboxes.apptainer.programs import Programs
+from harbor_gym.sandboxes.apptainer.sif.format import SifImage
+from harbor_gym.sandboxes.archive.transfers import Work
+from harbor_gym.sandboxes.archive.trees.records import StreamEndedError
+from harbor_gym.sandboxes.local import seccomp
+from harbor_gym.sandboxes.local.carrier import Carrier
+from harbor_gym.sandboxes.local.forkserver_client import supervisor_argv, supervisor_environment
+from harbor_gym.sandboxes.local.supervisor.messages import (
+    NAMESPACES,
+    CommandSpec,
+    ContainerConfig,
+    Target,
+    as_object,
+    to_json,
+)
+
+_READY_TIMEOUT_SEC = 120.0
+"""A machine that starts 64 at once on two cores takes a while for each."""
+_STOP_TIMEOUT_SEC = 10.0
+_UP = b"up"
+_OUTPUT_TAIL_BYTES = 4000
+_FIRST = "/.harbor-gym-init"
+"""As ``local/supervisor/container.py`` writes it."""
+_LOOPBACK_HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+_NO_RESOLVER = "# This sandbox has no network.\n"
+
+_RUNTIME_CONFIG = """\
+allow setuid = no
+allow pid ns = yes
+config passwd = no
+config group = no
+config resolv_conf = no
+mount proc = yes
+mount sys = no
+mount dev = minimal
+mount devpts = yes
+mount home = no
+mount tmp = no
+mount hostfs = no
+mount slave = no
+user bind control = yes
+enable overlay = try
+enable underlay = no
+sessiondir max size = 64
+memory fs type = tmpfs
+"""
+"""Nothing of the machine is mounted, and no account file of the image is covered: useradd works."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerOptions:
+    """What one container is to have."""
+
+    storage_bytes: int
+    has_network: bool
+    directories: Mapping[str, int | None]
+    """Made in it where they are missing, root's, and given their mode; None leaves theirs."""
+
+    no_mount: Sequence[str]
+    extra_args: Sequence[str]
+    overlay: str
+
+
+class Container:
+    """One running container. Made by :meth:`start`, ended by :meth:`stop`, bound to the loop that started it."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._target: Target | None = None
+        self.loss = ""
+        """Why it is gone, where that is known."""
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self, image: SifImage, programs: Programs, options: ContainerOptions) -> None:
+        """Mount the image, have Apptainer make the container, and close what that leaves open.
+
+        After any failure, call :meth:`stop`.
+
+        Raises:
+            SandboxStartError: The image is for another machine, Apptainer or the kernel refused, or there was no
+                answer in time.
+        """
+        if image.machine != platform.machine():
+            raise SandboxStartError(f"{image.path} is for {image.machine or 'another machine'}, not for this one")
+        config = _config(image, programs, options)
+        with tempfile.TemporaryFile() as log:
+            await shielded(self._start_launcher(to_json(config), log.fileno()))
+            try:
+                async with asyncio.timeout(_READY_TIMEOUT_SEC):
+                    is_up = await self._report()
+            except TimeoutError:
+                raise SandboxStartError(
+                    f"the apptainer sandbox did not come up within {_READY_TIMEOUT_SEC:g} s"
+                ) from None
+            if not is_up:
+                raise SandboxStartError(f"the apptainer sandbox could not be made: {_tail(log.fileno())}")
+        await self._adopt(options)
+
+    async def _start_launcher(self, config: str, log: int) -> None:
+        namespace = ("unshare", *USER_NAMESPACE) if is_rootless() else ()
+        self._process = await start_process(
+            *namespace,
+            *supervisor_argv("launch", config),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            env=supervisor_environment(),
+            start_new_session=True,
+        )
+
+    async def _report(self) -> bool:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            return await self._process.stdout.readexactly(len(_UP)) == _UP
+        return False
+
+    async def _adopt(self, options: ContainerOptions) -> None:
+        assert self._process is not None
+        init = await asyncio.to_thread(_first_process, self._process.pid)
+        stat = None if init is None else read_stat(init)
+        if init is None or stat is None:
+            raise SandboxStartError("the apptainer sandbox ended at once")
+        filters = () if seccomp.missing_profile() else seccomp.filters(platform.machine())
+        own = NAMESPACES & ~(os.CLONE_NEWNET if options.has_network else 0)
+        target = Target(init, str(stat.start_time), 0, {}, is_rootless(), filters, own)
+        answer = await _run_program("prepare", target, {"directories": dict(options.directories)})
+        if "error" in answer:
+            raise SandboxStartError(f"the apptainer sandbox could not be set up: {answer['error']}")
+        self._target = target
+
+    async def stop(self) -> None:
+        """Kill everything inside and wait until it is gone. Idempotent.
+
+        Raises:
+            SandboxTimeoutError: It did not end in time; the kernel still takes it down.
+        """
+        self._target = None
+        process = self._process
+        if process is None:
+            return
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()  # its children die with it, and the container with these
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_SEC):
+                await process.communicate()
+        except TimeoutError:
+            raise SandboxTimeoutError(f"the apptainer sandbox did not end within {_STOP_TIMEOUT_SEC:g} s") from None
+
+    @property
+    def first_process(self) -> int:
+        """The container's first process, as this machine numbers it.
+
+        Raises:
+            SandboxLostError: It is gone.
+        """
+        return self.target.init
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether the container's first process is there."""
+        if self._target is None or self._process is None or self._process.returncode is not None:
+            return False
+        stat = read_stat(self._target.init)
+        return stat is not None and not stat.has_exited and str(stat.start_time) == self._target.start_time
+
+    @property
+    def target(self) -> Target:
+        """The container, for what enters it.
+
+        Raises:
+            SandboxLostError: It is gone.
+        """
+        if self._target is None or not self.is_running:
+            raise self.lost("the apptainer sandbox is not running")
+        return self._target
+
+    def lost(self, what: str) -> SandboxLostError:
+        """Return the error that says that it is gone, and why where that is known."""
+        return SandboxLostError(f"{what}: {self.loss}" if self.loss else what)
+
+    # --- what enters it -------------------------------------------------------------------------------------------
+
+    def enter_argv(self, spec: CommandSpec) -> list[str]:
+        """Return an argument vector that runs a command with the stdio of whoever starts it.
+
+        Raises:
+            SandboxLostError: It is gone.
+        """
+        return supervisor_argv("enter", to_json({"target": self.target, "spec": spec}))
+
+    def enter_request(self, spec: CommandSpec) -> bytes:
+        """Return the same as a request for ``enter-by``, of any length."""
+        return json.dumps(as_object({"target": self.target, "spec": spec})).encode()
+
+    async def carry(self, spec: Mapping[str, Any], work: Work) -> None:
+        """Move files, by a process that sees the container's and by ``work`` on this machine's side of the stream.
+
+        Raises:
+            SandboxLostError: It is gone.
+            SandboxTimeoutError: It took too long.
+            Exception: What ``work`` raises.
+        """
+        carrier = Carrier()
+        try:
+            await shielded(carrier.start(self.target, spec))
+            await carrier.run(work)
+        except StreamEndedError as exc:
+            if self.is_running:
+                raise
+            raise self.lost(f"the apptainer sandbox's transfer was cut off ({exc})") from exc
+        finally:
+            await shielded(carrier.end())
+
+    async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
+        """Do one of the works of the supervisor's ``cleanup`` module, by no program of the container's.
+
+        Raises:
+            SandboxError: It failed.
+            SandboxLostError: The container is gone.
+            SandboxTimeoutError: The time was up.
+        """
+        target = self.target
+        request = {"work": work, "arguments": dict(arguments)}
+        try:
+            async with asyncio.timeout(timeout_sec):
+                answer = await _run_program("clean-up", target, request)
+        except TimeoutError:
+            raise SandboxTimeoutError(
+                f"the apptainer sandbox was not cleaned up ({work}) in {timeout_sec:g} s"
+            ) from None
+        if "error" in answer:
+            if not self.is_running:
+                raise self.lost(f"the apptainer sandbox went away while it was cleaned up ({work})")
+            raise SandboxError(f"the apptainer sandbox can't be cleaned up ({work}): {answer['error']}")
+        return answer
+
+
+def _config(image: SifImage, programs: Programs, options: ContainerOptions) -> ContainerConfig:
+    place = cache_dir() / "mountpoint"
+    place.mkdir(exist_ok=True)
+    mount = f"ro,allow_other,offset={image.offset}"
+    overlay = "allow_other,lowerdir=lower,upperdir=upper,workdir=work"
+    left_out = [word for name in options.no_mount for word in ("--no-mount", name)]
+    resolver = Path("/etc/resolv.conf").read_text() if options.has_network else _NO_RESOLVER
+    return ContainerConfig(
+        parent=os.getpid(),
+        is_ordinary=is_rootless(),
+        has_network=options.has_network,
+        place=str(place),
+        storage_bytes=options.storage_bytes,
+        mount_image=(programs.squashfuse, "-o", mount, str(image.path.resolve()), "lower"),
+        overlay=options.overlay,
+        mount_overlay=(programs.fuse_overlayfs, "-o", overlay, "root") if programs.fuse_overlayfs else (),
+        etc={"resolv.conf": resolver, "hosts": f"{_LOOPBACK_HOSTS}127.0.0.1\tsandbox\n"},
+        runtime=(
+            programs.runtime, "--silent", "--config", f"{place}/runtime.conf", "exec", "--containall", "--no-init",
+            "--writable", *left_out, *options.extra_args, f"{place}/root", _FIRST,
+        ),
+        runtime_config=_RUNTIME_CONFIG,
+        runtime_environment=_runtime_environment(place),
+    )  # fmt: skip
+
+
+def _runtime_environment(place: Path) -> dict[str, str]:
+    """Return where Apptainer may write: nowhere but in the container's own memory."""
+    folders = {"CONFIGDIR": place / "home", "CACHEDIR": place / "home", "TMPDIR": place / "tmp"}
+    named = {f"{owner}_{name}": str(path) for name, path in folders.items() for owner in ("APPTAINER", "SINGULARITY")}
+    return {**named, "HOME": str(place / "home")}
+
+
+def _first_process(launcher: int) -> int | None:
+    """Return the process below the launcher that is the first of two PID namespaces within this one."""
+    depth = len(_numbers(os.getpid())) + 2
+    for pid in sorted(descendants(launcher)):
+        numbers = _numbers(pid)
+        if len(numbers) == depth and numbers[-1] == 1:
+            return pid
+    return None
+
+
+def _numbers(pid: int) -> list[int]:
+    """Return a process's ids, in this PID namespace first, in its own last."""
+    with contextlib.suppress(OSError):
+        for line in (PROC / str(pid) / "status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return [int(number) for number in line.split()[1:]]
+    return []
+
+
+async def _run_program(work: str, target: Target, request: Mapping[str, Any]) -> dict[str, Any]:
+    process = await start_process(
+        *supervisor_argv(work, json.dumps({"target": as_object(target), **request})),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=supervisor_environment(),
+        start_new_session=True,
+    )
+    try:
+        output, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await shielded(process.communicate())
+    with contextlib.suppress(ValueError):
+        return json.loads(output)
+    return {"error": errors.decode("utf-8", "replace").strip()[-_OUTPUT_TAIL_BYTES:] or "its process was killed"}
+
+
+def _tail(log: int) -> str:
+    size = os.fstat(log).st_size
+    text = os.pread(log, _OUTPUT_TAIL_BYTES, max(0, size - _OUTPUT_TAIL_BYTES)).decode("utf-8", "replace").strip()
+    return text or "its launcher ended without a reason"

@@ -1,0 +1,118 @@
+"""The programs that Apptainer sandboxes need, where they lie, and what else of this machine they take."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from harbor_gym._runtime import rootless
+from harbor_gym.errors import MissingDependencyError
+from harbor_gym.sandboxes.tools import find_program
+
+RUNTIMES = ("apptainer", "singularity")
+"""What may run containers, the first that is there."""
+
+FUSE = Path("/dev/fuse")
+_LIBRARIES = ("libexec", "lib", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
+"""Where a runtime keeps its own copies of FUSE programs, below its prefix."""
+
+_MIN_LINUX = (4, 18)
+"""FUSE mounts in user namespaces."""
+HOW_TO_INSTALL = (
+    "install Apptainer (apptainer.org/docs/admin/main/installation.html); in a checkout of harbor_gym "
+    "`make engines-apptainer` unpacks one"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Paths of programs."""
+
+    runtime: str
+    squashfuse: str
+    fuse_overlayfs: str | None
+    """None where the kernel's overlay is all there is."""
+
+
+def find_programs() -> Programs:
+    """Return where the programs are.
+
+    Raises:
+        MissingDependencyError: One is missing; the message says how to get it.
+    """
+    runtime = find_runtime()
+    squashfuse = _beside("squashfuse_ll", runtime) or _beside("squashfuse", runtime)
+    if squashfuse is None:
+        raise MissingDependencyError("apptainer sandboxes need squashfuse to mount images: apt-get install squashfuse")
+    return Programs(runtime, squashfuse, _beside("fuse-overlayfs", runtime))
+
+
+def find_runtime() -> str:
+    """Return the path of Apptainer, or of Singularity.
+
+    Raises:
+        MissingDependencyError: There is neither.
+    """
+    for name in RUNTIMES:
+        if (path := find_program(name)) is not None:
+            return path
+    raise MissingDependencyError(f"apptainer sandboxes need apptainer or singularity: {HOW_TO_INSTALL}")
+
+
+def find_mksquashfs() -> str:
+    """Return the path of mksquashfs, which writes the root file system of a SIF file.
+
+    Raises:
+        MissingDependencyError: It is missing.
+    """
+    if (path := find_program("mksquashfs")) is None:
+        raise MissingDependencyError("SIF files are built by mksquashfs: apt-get install squashfs-tools")
+    return path
+
+
+def _beside(name: str, runtime: str) -> str | None:
+    """Return a program's path: a runtime brings some that PATH does not lead to."""
+    if (path := find_program(name)) is not None:
+        return path
+    prefix = Path(runtime).resolve().parent.parent
+    owner = Path(runtime).name
+    for library in _LIBRARIES:
+        candidate = prefix / library / owner / "bin" / name
+        if os.access(candidate, os.X_OK):
+            return str(candidate)
+    return None
+
+
+def refusal() -> tuple[str, str]:
+    """Return why this machine makes no Apptainer sandboxes, and what changes that; both empty where it does.
+
+    Programs apart: :func:`find_programs`.
+    """
+    if sys.platform != "linux":
+        return "Apptainer needs Linux", "use --env docker"
+    try:
+        os.close(os.open(FUSE, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as exc:
+        return f"{FUSE} can't be opened ({exc.strerror})", _OPEN_FUSE
+    if rootless.is_rootless():
+        return rootless.refusal(min_linux=_MIN_LINUX)
+    refused = rootless.namespace_refusal("--user")
+    return (refused, "inside a container: start that with --privileged") if refused else ("", "")
+
+
+_OPEN_FUSE = f"as root: modprobe fuse; chmod 666 {FUSE} (inside a container, start that with --device {FUSE})"
+
+
+def require_all() -> Programs:
+    """Return the programs where sandboxes can be made on this machine.
+
+    Raises:
+        MissingDependencyError: They can't.
+    """
+    programs = find_programs()
+    refused, fix = refusal()
+    if refused:
+        raise MissingDependencyError(f"apptainer sandboxes: {refused}: {fix}")
+    return programs

@@ -1,0 +1,163 @@
+"""Make the SIF files of many tasks, in parallel, and write down which task has which file.
+
+What is there already is not made again, so a run that was cut off goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from harbor_gym._runtime.files import replace_text
+from harbor_gym.errors import HarborGymError
+from harbor_gym.sandboxes.apptainer.sif import registry
+from harbor_gym.sandboxes.apptainer.sif.format import SifImage
+from harbor_gym.sandboxes.apptainer.sif.store import SifSource, provide_sif, reference_in
+
+MANIFEST = "manifest.json"
+MANIFEST_FORMAT = 1
+"""Version of the manifest's layout."""
+
+
+@dataclass(frozen=True, slots=True)
+class SifTask:
+    """One task whose image is wanted."""
+
+    name: str
+    source: SifSource
+    build_timeout_sec: float
+
+
+@dataclass(frozen=True, slots=True)
+class SifEntry:
+    """One task's line of the manifest."""
+
+    file: str
+    """Name in the manifest's folder; a path where the task brings a file of its own."""
+
+    key: str
+    made_from: str
+    """The image's name, or the build context."""
+
+    size_bytes: int
+    sha256: str
+    substitutions: tuple[str, ...] = ()
+    """Base images that could not be had, and what stands in for them."""
+
+    pushed: str | None = None
+    """Its name in the registry that it was last pushed to."""
+
+
+@dataclass(frozen=True, slots=True)
+class SifResult:
+    """What became of one task."""
+
+    task: str
+    entry: SifEntry | None
+    is_new: bool
+    seconds: float
+    error: str = ""
+    """Why there is no file, or why it could not be pushed."""
+
+
+async def build_all(
+    tasks: Sequence[SifTask],
+    directory: Path,
+    *,
+    concurrency: int = 4,
+    force: bool = False,
+    push_to: str | None = None,
+    on_result: Callable[[SifResult], None] = lambda _: None,
+) -> list[SifResult]:
+    """Make the SIF file of every task, and push those that the registry has not got from here yet.
+
+    A task that fails stops no other. The manifest is written after each, beside the files.
+
+    Args:
+        tasks: Tasks of the same image share a file.
+        directory: The folder, made if absent: what sandboxes take as ``image_cache_dir``.
+        concurrency: So many at once.
+        force: Make all anew.
+        push_to: A registry, as ``oras://HOST/PATH``.
+        on_result: Called with each result as it comes.
+
+    Returns:
+        The results, in the order of the tasks.
+    """
+    await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+    manifest = await asyncio.to_thread(_Manifest, directory / MANIFEST)
+    room = asyncio.Semaphore(concurrency)
+
+    async def make(task: SifTask) -> SifResult:
+        async with room:
+            result = await _make(task, directory, manifest, force=force, push_to=push_to)
+        on_result(result)
+        return result
+
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(make(task)) for task in tasks]
+    return [one.result() for one in running]
+
+
+async def _make(task: SifTask, directory: Path, manifest: _Manifest, *, force: bool, push_to: str | None) -> SifResult:
+    started = time.monotonic()
+    entry: SifEntry | None = None
+    is_new = False
+    error = ""
+    try:
+        stored = await provide_sif(
+            task.source, directory, build_timeout_sec=task.build_timeout_sec, force=force, registry_path=None
+        )
+        is_new = stored.is_new
+        known = None if is_new else manifest.entry(task.name)
+        entry = await asyncio.to_thread(_describe, task.source, stored.image, known)
+        manifest.put(task.name, entry)
+        if push_to is not None and task.source.own_file is None:
+            reference = reference_in(push_to, entry.key)
+            if is_new or entry.pushed != reference:
+                await registry.push(stored.image.path, reference)
+                entry = replace(entry, pushed=reference)
+                manifest.put(task.name, entry)
+    except HarborGymError as exc:
+        error = str(exc)
+    return SifResult(task.name, entry, is_new, time.monotonic() - started, error)
+
+
+def _describe(source: SifSource, image: SifImage, known: SifEntry | None) -> SifEntry:
+    """Return a file's entry; the known one, checksum included, where nothing points to another file. Blocks."""
+    own, path = source.own_file, image.path
+    name, key = (path.name, source.key()) if own is None else (str(own), "")
+    size = path.stat().st_size
+    if known is not None and (known.file, known.key, known.size_bytes) == (name, key, size):
+        return known
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return SifEntry(name, key, str(source), size, digest, image.substitutions)
+
+
+class _Manifest:
+    """The file that says which task has which image. One process writes it; what others wrote before stays."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._images: dict[str, dict[str, Any]] = {}
+        if path.is_file():
+            document = cast("dict[str, Any]", json.loads(path.read_text()))
+            if document.get("format") == MANIFEST_FORMAT:
+                self._images = document["images"]
+
+    def entry(self, task: str) -> SifEntry | None:
+        found = self._images.get(task)
+        return None if found is None else SifEntry(**{**found, "substitutions": tuple(found["substitutions"])})
+
+    def put(self, task: str, entry: SifEntry) -> None:
+        self._images[task] = asdict(entry)
+        document = {"format": MANIFEST_FORMAT, "machine": platform.machine(), "images": self._images}
+        replace_text(self._path, json.dumps(document, indent=2, sort_keys=True))

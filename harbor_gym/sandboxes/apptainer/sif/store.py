@@ -1,0 +1,167 @@
+"""The folder of SIF files: which one a task has, made once by whoever needs it first, shared by machines.
+
+A file is named by what its image is made from, so a machine without a builder finds what another one has put there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import platform
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+
+from harbor_gym.errors import MissingDependencyError, SandboxStartError
+from harbor_gym.sandboxes.apptainer.sif import registry
+from harbor_gym.sandboxes.apptainer.sif.build import build_sif
+from harbor_gym.sandboxes.apptainer.sif.format import SifImage, read_sif
+from harbor_gym.sandboxes.images.build import ImageSource, content_hash, hold_image
+
+_FORMAT = 1
+"""Version of the names. A change makes old files unreachable."""
+_LOCK_POLL_SEC = 0.1
+_KEY_DIGITS = 32
+_NAME = "harbor-gym"
+"""Of the images in a registry; their tags are the keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class SifSource:
+    """What a task's SIF file is made from."""
+
+    environment_dir: Path
+    docker_image: str | None
+    """As the task writes it; None where its Dockerfile counts."""
+
+    @property
+    def own_file(self) -> Path | None:
+        """The file itself, where the task names one: absolute, or beside the Dockerfile."""
+        name = self.docker_image
+        if name is None or not name.endswith(".sif") or registry.is_reference(name):
+            return None
+        return self.environment_dir / Path(name).expanduser()
+
+    def key(self) -> str:
+        """Return what the file is named by: a hash of the build context, or of the image's name. Blocks.
+
+        Raises:
+            SandboxStartError: An archive that the task names is not there.
+        """
+        text = f"{_FORMAT} {self.docker_image}"
+        if self.docker_image is None or not registry.is_reference(self.docker_image):
+            text = f"{_FORMAT} {content_hash(self.image_source)}"
+        return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
+
+    @property
+    def image_source(self) -> ImageSource:
+        """The same for the image store."""
+        return ImageSource(self.environment_dir, docker_image=self.docker_image)
+
+    def __str__(self) -> str:
+        return self.docker_image or str(self.environment_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A SIF file that is there."""
+
+    image: SifImage
+    is_new: bool = False
+
+
+def file_name(key: str) -> str:
+    """Return the name in the folder of the file with this key, for this machine's architecture."""
+    return f"{key}.{platform.machine()}.sif"
+
+
+def reference_in(registry_path: str, key: str) -> str:
+    """Return the name in a registry (``oras://HOST/PATH``) of the file with this key."""
+    return f"{registry_path.rstrip('/')}/{_NAME}:{key}-{platform.machine()}"
+
+
+async def provide_sif(
+    source: SifSource,
+    directory: Path,
+    *,
+    build_timeout_sec: float,
+    force: bool = False,
+    registry_path: str | None = None,
+) -> Stored:
+    """Return a task's SIF file, pulled or built where the folder has none. Safe to call from several machines at once.
+
+    Args:
+        source: What to make it from.
+        directory: The folder, made if absent.
+        build_timeout_sec: Ceiling on the build, in seconds, the wait for another builder included.
+        force: Pull or build anew, in place of what is there.
+        registry_path: Where to look before building, as ``oras://HOST/PATH``.
+
+    Raises:
+        MissingDependencyError: A program is missing.
+        SandboxStartError: The image can't be built or pulled, or the time was up.
+    """
+    if (own := source.own_file) is not None:
+        return Stored(await asyncio.to_thread(read_sif, own))
+    key = await asyncio.to_thread(source.key)
+    target = directory / file_name(key)
+    await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+    if target.is_file() and not force:
+        return Stored(await asyncio.to_thread(read_sif, target))
+    scope = asyncio.timeout(build_timeout_sec)
+    try:
+        async with scope, _locked(target):
+            if target.is_file() and not force:  # the lock's last holder has made it
+                return Stored(await asyncio.to_thread(read_sif, target))
+            named = None if registry_path is None or force else reference_in(registry_path, key)
+            await _make(source, target, named, build_timeout_sec, force=force)
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise SandboxStartError(
+            f"the image of {source} was not ready within {build_timeout_sec:g} s (build_timeout_sec)"
+        ) from None
+    return Stored(await asyncio.to_thread(read_sif, target), is_new=True)
+
+
+async def _make(source: SifSource, target: Path, named: str | None, build_timeout_sec: float, *, force: bool) -> None:
+    if source.docker_image is not None and registry.is_reference(source.docker_image):
+        await registry.pull(source.docker_image, target)
+        return
+    missing: SandboxStartError | None = None
+    if named is not None:
+        try:
+            await registry.pull(named, target)
+        except SandboxStartError as exc:
+            missing = exc
+        else:
+            return
+    try:
+        image, held = await hold_image(source.image_source, build_timeout_sec=build_timeout_sec, force_build=force)
+    except MissingDependencyError as exc:
+        if missing is None:
+            raise
+        raise MissingDependencyError(f"{missing}; and nothing here can build it: {exc}") from exc
+    try:
+        await build_sif(image, target)
+    finally:
+        held.release()
+
+
+@asynccontextmanager
+async def _locked(target: Path) -> AsyncGenerator[None]:
+    """Hold a file's lock against every machine that shares its folder. Waiting is polled, so it can be cancelled."""
+    lock = filelock.FileLock(target.with_name(f"{target.name}.lock"), thread_local=False)
+    while True:
+        try:
+            lock.acquire(blocking=False)
+            break
+        except filelock.Timeout:
+            await asyncio.sleep(_LOCK_POLL_SEC)
+    try:
+        yield
+    finally:
+        lock.release()

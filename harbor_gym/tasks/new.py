@@ -1,0 +1,55 @@
+"""A new task from a template."""
+
+import re
+import shutil
+from enum import StrEnum
+from importlib import resources
+from pathlib import Path
+
+from harbor_gym.errors import UsageError
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+
+
+class TaskKind(StrEnum):
+    """What a new task shows."""
+
+    SINGLE = "single"
+    """One instruction, one verifier in the policy's sandbox."""
+
+    STEPS = "steps"
+    """Two steps, each with its instruction and reward."""
+
+    SERVICE = "service"
+    """What the policy starts runs on while it is graded."""
+
+    SEPARATE = "separate"
+    """The verifier has a sandbox of its own."""
+
+
+def write_task(folder: Path, kind: TaskKind = TaskKind.SINGLE, *, org: str = "example") -> Path:
+    """Write a small task that can be run, checked and changed; return its folder.
+
+    Args:
+        folder: Where to write it. Its name is the task's; it must not exist, or be empty.
+        kind: What the task shows.
+        org: What stands before the name in ``task.toml``.
+
+    Raises:
+        UsageError: The folder holds something, or a name can't be a task's.
+    """
+    name = folder.resolve().name
+    for word in (name, org):
+        if not _NAME.fullmatch(word):
+            raise UsageError(f"{word!r} can't be a task's name: use small letters, digits, - and _")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and is not empty; choose another name")
+    with resources.as_file(resources.files(__package__).joinpath("templates", kind.value)) as template:
+        # An installer may have compiled what lies there, and need not have kept the modes.
+        shutil.copytree(template, folder, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"), dirs_exist_ok=True)
+    for script in folder.rglob("*.sh"):
+        script.chmod(0o755)
+    config = folder / "task.toml"
+    text = config.read_text(encoding="utf-8").replace("@ORG@", org).replace("@NAME@", name.replace("_", "-"))
+    config.write_text(text, encoding="utf-8")
+    return folder

@@ -1,0 +1,2 @@
+#!/bin/bash
+grep -c q /home/agent/words.txt >/home/agent/answer.txt

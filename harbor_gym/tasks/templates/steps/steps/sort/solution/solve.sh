@@ -1,0 +1,2 @@
+#!/bin/bash
+LC_ALL=C sort /home/agent/words.txt >/home/agent/sorted.txt

@@ -1,0 +1,13 @@
+"""Train on Harbor tasks with Prime-RL: check first, then start ``rl``.
+
+    python recipes/prime_rl/train.py --config recipes/prime_rl/qwen3_8b_docker.toml
+    python recipes/prime_rl/train.py --config recipes/prime_rl/qwen3_8b_modal.toml --env-file .env --max-steps 20
+    python recipes/prime_rl/train.py --config recipes/prime_rl/qwen3_8b_docker.toml --check
+
+Run it with the Python of Prime-RL's environment; what follows our flags goes to ``rl`` as it is.
+"""
+
+from harbor_gym.cli.recipes.prime_rl import app
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""Two Ray nodes on this machine, and groups of episodes to play on them."""

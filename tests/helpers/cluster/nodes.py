@@ -1,0 +1,78 @@
+"""Ray nodes on this machine, each with a cache and a temporary folder of its own."""
+
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.helpers.paths import ROOT
+
+SANDBOXES = 16
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024
+_QUIET = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_raylet_start_wait_time_s": "120",
+    "PYTHONPATH": str(ROOT),
+}
+
+
+@dataclass
+class Nodes:
+    """A cluster whose head has no sandboxes."""
+
+    cluster: Any
+    folder: Path
+    living: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def tmp(self, name: str) -> Path:
+        """Return a node's temporary folder."""
+        return self.folder / name / "tmp"
+
+    def add(self, name: str, *, sandboxes: int = SANDBOXES) -> None:
+        """Start a node."""
+        for part in ("tmp", "cache"):
+            (self.folder / name / part).mkdir(parents=True, exist_ok=True)
+        self.living[name] = self.cluster.add_node(
+            num_cpus=2,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            resources={"harbor_sandbox": sandboxes},
+            env_vars={**_QUIET, "TMPDIR": str(self.tmp(name)), "HARBOR_GYM_CACHE": str(self.folder / name / "cache")},
+        )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a node's raylet."""
+        node = self.living.pop(name)
+        for info in node.all_processes["raylet"]:
+            os.kill(info.process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def two_nodes(folder: Path) -> Generator[Nodes]:
+    """Yield a cluster with the nodes ``first`` and ``second``, and this process connected to it."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    before = {name: os.environ.get(name) for name in _QUIET}
+    os.environ.update(_QUIET)
+    # The paths of Ray's sockets must be short.
+    session = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    head = {"num_cpus": 1, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": session, "env_vars": _QUIET})
+    nodes = Nodes(cluster, folder)
+    try:
+        nodes.add("first")
+        nodes.add("second")
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        yield nodes
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})

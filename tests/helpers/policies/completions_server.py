@@ -1,0 +1,35 @@
+"""Any sampler behind vLLM's token-id completions, for what brings its own client of an engine."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from harbor_gym.types import Sampler
+
+
+@asynccontextmanager
+async def completions_server(sampler: Sampler) -> AsyncGenerator[str]:
+    """Serve a sampler on the running loop; yield the address."""
+
+    async def complete(request: web.Request) -> web.Response:
+        body = await request.json()
+        sample = await sampler(body["prompt"])
+        choice = {
+            "index": 0,
+            "text": "",
+            "finish_reason": sample.stop_reason,
+            "token_ids": list(sample.tokens),
+            "logprobs": {"token_logprobs": list(sample.logprobs or ())},
+        }
+        return web.json_response({"model": body["model"], "choices": [choice]})
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", complete)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,248 @@
+"""A server process of its own, over real WebSockets: episodes at once, limits, the door, and every way to end."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
+
+from websockets.exceptions import ConnectionClosed
+
+from harbor_gym._runtime.procfs import descendants
+from harbor_gym.adapters.openenv import HarborTerminalClient, TerminalAction, TerminalCommand, TerminalObservation
+from harbor_gym.testing import write_tiny_task
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
+from tests.helpers.served import Served, served
+from tests.helpers.tasks import write_task
+from tests.integration.episode.test_kill import contents, mounts
+from tests.unit.house.test_cli import run
+
+AT_ONCE = 8
+SOLVE = TerminalAction(commands=[TerminalCommand(keystrokes="echo done > /srv/answer\n", duration_sec=10.0)])
+IDLE = TerminalAction(commands=[TerminalCommand(keystrokes="true\n", duration_sec=10.0)])
+FINISH = TerminalAction(message=COMPLETE)
+SETTLE_SEC = 30.0
+
+
+def client_of(server: Served, **settings: Any) -> HarborTerminalClient:
+    return HarborTerminalClient(server.url, token=settings.pop("token", server.token), **settings)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
+    """A server of two tasks in fake sandboxes with three sessions."""
+    suite = tmp_path_factory.mktemp("suite")
+    for name in ("alpha", "beta"):
+        write_tiny_task(suite / name)
+    limits = ["--max-sessions", 3, "--max-request-bytes", 2000, "--idle-timeout-sec", 1.0, "--call-timeout-sec", 20]
+    how = ["--no-confirm-task-complete", "--sandbox-option", 'solved_when={"/srv/answer": "done"}']
+    with served("--task", suite, "--env", FAKE, "--test-task", "beta", *map(str, [*how, *limits])) as found:
+        yield found
+
+
+async def eventually(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + SETTLE_SEC
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {SETTLE_SEC} s: {what}"
+        await asyncio.sleep(0.05)
+
+
+async def play(server: Served, action: TerminalAction) -> list[TerminalObservation]:
+    async with client_of(server) as client:
+        first = await client.reset(index=0)
+        middle = await client.step(action)
+        last = await client.step(FINISH)
+    return [result.observation for result in (first, middle, last)]
+
+
+# -- the door --------------------------------------------------------------------------------------------------------
+
+
+def test_the_token_is_printed_once_and_nothing_else_is(server: Served) -> None:
+    assert [line.split("=")[0].split(" ")[0] for line in server.printed] == ["HARBOR_GYM_OPENENV_TOKEN", "serving"]
+    assert len(server.token) >= 32
+    assert server.url.startswith("http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("token", ["", "another-token-of-many-characters"])
+async def test_without_the_token_nothing_is_served(server: Served, token: str) -> None:
+    headers = {"Authorization": "Bearer another-token-of-many-characters"} if token else {}
+    with pytest.raises(ConnectionError, match="HTTP 401"):
+        async with HarborTerminalClient(server.url, headers=headers) as client:
+            await client.reset(index=0)
+    async with aiohttp.ClientSession(headers=headers) as http:
+        for path in ("/docs", "/openapi.json", "/schema", "/metadata", "/harbor_terminal/splits"):
+            async with http.get(server.url + path) as answer:
+                assert answer.status == 401, path
+        async with http.get(server.url + "/health") as answer:
+            assert await answer.json() == {"status": "healthy"}
+
+
+async def test_what_is_oversized_is_refused_and_the_server_goes_on(server: Served) -> None:
+    async with client_of(server) as client:
+        await client.reset(index=0)
+        with pytest.raises(ConnectionClosed) as refused:
+            await client.step(TerminalAction(message="x" * 3000))
+        assert refused.value.rcvd is not None
+        assert refused.value.rcvd.code == 1009
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {server.token}"}) as http,
+        http.post(server.url + "/harbor_terminal/tasks", json={"split": "x" * 3000}) as answer,
+    ):
+        assert answer.status == 413
+    assert (await play(server, SOLVE))[-1].reward == 1.0
+
+
+async def test_wrong_messages_are_answered_and_the_session_goes_on(server: Served) -> None:
+    async with client_of(server) as client:
+        for wrong, code in (
+            ({"type": "reset", "data": {"indx": 1}}, "got indx .*EXECUTION_ERROR"),
+            ({"type": "reset", "data": {"split": "eval"}}, "there are train, test"),
+            ({"type": "step", "data": {"message": "x", "end": "completed"}}, "VALIDATION_ERROR"),
+            ({"type": "step", "data": {"message": "x"}}, "before reset"),
+            ({"type": "nonsense"}, "UNKNOWN_TYPE"),
+        ):
+            with pytest.raises(RuntimeError, match=code):
+                await client._send_and_receive(wrong)
+        assert (await client.reset(index=0)).observation.instruction
+
+
+async def test_the_task_api_lists_both_splits(server: Served) -> None:
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {server.token}"}) as http:
+
+        async def ask(path: str, **body: Any) -> Any:
+            async with http.post(f"{server.url}/harbor_terminal/{path}", json=body) as answer:
+                return await answer.json()
+
+        assert await ask("num_tasks", split="train") == {"num_tasks": 1}
+        assert (await ask("task", split="test", index=0))["task"]["id"] == "beta"
+        assert "there are train, test" in (await ask("tasks", split="eval"))["detail"]
+        for path in ("/reset", "/step", "/mcp", "/state"):
+            async with http.post(server.url + path, json={}) as answer:
+                assert answer.status == 404, path
+
+
+# -- sessions --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_full_server_refuses_clearly_and_a_closed_session_makes_room(server: Served) -> None:
+    clients = [client_of(server) for _ in range(4)]
+    try:
+        for client in clients[:3]:
+            await client.connect()
+            await client.state()
+        with pytest.raises(RuntimeError, match=r"3/3 sessions active.*CAPACITY_REACHED"):
+            await clients[3].reset(index=0)
+        await clients[0].close()
+        await asyncio.sleep(0.2)
+        assert not (await clients[3].reset(index=0)).done
+    finally:
+        for client in clients:
+            await client.close()
+
+
+async def test_an_idle_session_expires(server: Served) -> None:
+    async with client_of(server) as client:
+        await client.reset(index=0)
+        socket: Any = client._ws
+        await asyncio.wait_for(socket.wait_closed(), 20)
+        assert (socket.close_code, socket.close_reason) == (4008, "no message for 1 s")
+
+
+# -- real sandboxes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def local_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
+    """A server of one task in local sandboxes."""
+    with served(*local_arguments(tmp_path_factory.mktemp("local"))) as found:
+        yield found
+
+
+def local_arguments(directory: Path) -> list[str]:
+    task = write_task(directory / "task", toml='[environment]\nnetwork_mode = "no-network"\n')
+    return ["--task", str(task), "--env", "local", "--no-confirm-task-complete", "--max-sessions", str(AT_ONCE)]
+
+
+@pytest.mark.local
+async def test_eight_episodes_at_once(local_server: Served) -> None:
+    before = mounts()
+    actions = [SOLVE if number % 2 else IDLE for number in range(AT_ONCE)]
+    async with asyncio.TaskGroup() as group:
+        playing = [group.create_task(play(local_server, action)) for action in actions]
+    ends = [task.result()[-1] for task in playing]
+    assert [end.reward for end in ends] == [float(number % 2) for number in range(AT_ONCE)]
+    assert all(end.done and end.end_reason == "completed" for end in ends)
+    assert mounts() == before
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("moment", ["in a step", "in a reset", "between"])
+async def test_a_client_that_vanishes_leaves_nothing(local_server: Served, moment: str) -> None:
+    await play(local_server, IDLE)  # the image is built, and the server has its helpers
+
+    def running() -> set[int]:
+        return set(descendants(local_server.process.pid))
+
+    before, mounted = running(), mounts()
+    client = client_of(local_server)
+    await client.connect()
+    if moment != "in a reset":
+        await client.reset(index=0)
+        assert running() > before
+    if moment != "between":
+        data = SOLVE.model_copy(update={"commands": [TerminalCommand(keystrokes="sleep 50\n", duration_sec=60.0)]})
+        sent = {"type": "step", "data": data.model_dump()} if moment == "in a step" else {"type": "reset", "data": {}}
+        await client._send(sent)
+        await asyncio.sleep(0.1)
+    socket: Any = client._ws
+    socket.transport.abort()
+    await eventually(lambda: running() <= before and mounts() == mounted, "the sandbox is gone")
+    assert (await play(local_server, SOLVE))[-1].reward == 1.0
+
+
+@pytest.mark.local
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+async def test_every_end_of_the_server_stops_its_sandboxes(
+    tmp_path: Path, scratch: Path, number: signal.Signals, status: int
+) -> None:
+    before = mounts()
+    with served(*local_arguments(tmp_path)) as server:
+        clients = [client_of(server) for _ in range(2)]
+        for client in clients:
+            await client.connect()
+            await client.reset(index=0)
+        await clients[0]._send({"type": "step", "data": message_data("sleep 50\n")})
+        await asyncio.sleep(0.2)
+        processes = set(descendants(server.process.pid))
+        assert processes
+        assert await asyncio.to_thread(server.end, number) == status
+        await eventually(lambda: not any(map(_runs, processes)), "its processes are gone")
+        await eventually(lambda: mounts() == before, "its mounts are gone")
+        for client in clients:
+            socket: Any = client._ws
+            await asyncio.wait_for(socket.wait_closed(), 20)
+    if number is signal.SIGKILL:
+        assert run("reap").returncode == 0
+    assert [name for name in contents(scratch) if name.startswith("harbor-gym")] == []
+
+
+def message_data(keystrokes: str) -> dict[str, Any]:
+    return {"message": message(keystrokes, duration=60.0)}
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False

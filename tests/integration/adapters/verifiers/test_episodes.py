@@ -1,0 +1,247 @@
+"""Episodes of our plugin in verifiers' own environment, with real HTTP between its client and a token-id server."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harbor_gym import HFCodec
+from harbor_gym.testing import FakeEnvironment
+from tests.helpers.chat_templates import QWEN3
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
+from tests.helpers.tokenizers import byte_level_tokenizer
+from tests.helpers.verifiers.episodes import Script, env_config, run_episodes
+from tests.helpers.verifiers.token_server import TokenServer
+
+pytestmark = [pytest.mark.verifiers, pytest.mark.usefixtures("nothing_left")]
+
+TERMINAL = {"confirm_task_complete": False}
+ENDLESS = Script((message("true\n"),))
+SOLVED = Script((message("echo hello\n"), COMPLETE))
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that holds a tokenizer and nothing else."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    byte_level_tokenizer().save_pretrained(path)
+    return path
+
+
+async def play(
+    tmp_path: Path,
+    model_dir: Path,
+    server: TokenServer,
+    *,
+    steps: int = 0,
+    terminal: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    harness: Mapping[str, Any] | None = None,
+    agent: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Any:
+    """Play one episode of a tiny task in a fake sandbox and return its trace."""
+    task = fake_config(tmp_path / "task", steps=steps).task_dir
+    own = {"sandbox": FAKE, "sandbox_options": dict(options or {}), "terminal_env": {**TERMINAL, **(terminal or {})}}
+    env = env_config([task], {**own, **(harness or {})}, agent)
+    (episode,) = await run_episodes(server, env, model_dir=model_dir, **settings)
+    assert not episode.errors or not episode.ok
+    (trace,) = episode.traces
+    return trace
+
+
+async def test_a_trace_is_one_branch_of_the_servers_own_tokens(tmp_path: Path, model_dir: Path) -> None:
+    server = TokenServer(SOLVED)
+    trace = await play(tmp_path, model_dir, server, options={"rewards": {"reward": 0.5, "tidy": 1.0}})
+    (branch,) = trace.branches
+    assert (trace.ok, trace.num_turns, trace.stop_condition) == (True, 2, "agent_completed")
+    assert tuple(branch.token_ids) in server.conversations
+    sampled = [token for token, kept in zip(branch.token_ids, branch.sampled_mask, strict=True) if kept]
+    assert sampled == [token for exchange in server.exchanges for token in exchange.sampled]
+    logprobs = [item for item, kept in zip(branch.logprobs, branch.sampled_mask, strict=True) if kept]
+    assert logprobs == [item for exchange in server.exchanges for item in exchange.logprobs]
+    assert {name: reward.value for name, reward in trace.rewards.items()} == {"reward": 0.5}
+    assert trace.metrics["verifier/tidy"] == 1.0
+    assert trace.metrics["time/sandbox_start_sec"] >= 0.0
+
+
+async def test_an_evaluation_has_one_branch_whatever_the_endpoint_sends_beside_the_text(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    codec = HFCodec(byte_level_tokenizer(), QWEN3)
+    details = [{"type": "reasoning.text", "text": "hm", "format": "x", "index": 0}]
+    server = TokenServer(SOLVED, codec=codec, changes={"reasoning_details": details})
+    trace = await play(tmp_path, model_dir, server, client="eval")
+    assert (trace.ok, trace.reward, len(trace.branches)) == (True, 1.0, 1)
+    assert server.requests[1]["messages"][2]["reasoning_details"] == details
+
+
+async def test_thinking_stays_in_the_trace(tmp_path: Path, model_dir: Path) -> None:
+    server = TokenServer(Script((f"<think>\nhm\n</think>\n\n{message('true')}", COMPLETE)))
+    trace = await play(tmp_path, model_dir, server)
+    (branch,) = trace.branches
+    assert trace.assistant_messages[0].reasoning_content == "hm"
+    assert tuple(branch.token_ids) in server.conversations
+
+
+async def test_tools_are_declared_called_and_answered_in_their_role(tmp_path: Path, model_dir: Path) -> None:
+    calls = [{"name": "bash", "arguments": {"command": "echo seen"}}, {"name": "submit", "arguments": {}}]
+    answers = tuple(f"<tool_call>\n{json.dumps(item)}\n</tool_call>" for item in calls)
+    server = TokenServer(Script(answers))
+    trace = await play(tmp_path, model_dir, server, terminal={"action_format": "bash-tool"})
+    (branch,) = trace.branches
+    assert (trace.ok, trace.reward, trace.num_turns) == (True, 1.0, 2)
+    assert [item.role for item in trace.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert "seen" in trace.tool_messages[0].content
+    assert [tool.name for tool in trace.tools] == ["bash", "submit"]
+    assert tuple(branch.token_ids) in server.conversations
+
+
+async def test_a_policy_may_stop_calling_tools(tmp_path: Path, model_dir: Path) -> None:
+    harness = {"ends_without_tool_call": True}
+    server = TokenServer(Script(("I am done.",)))
+    trace = await play(tmp_path, model_dir, server, terminal={"action_format": "bash-tool"}, harness=harness)
+    assert (trace.ok, trace.stop_condition, trace.num_turns) == (True, "agent_completed", 1)
+
+
+SENTENCES = message(f"echo {'x' * 400}\n")
+STOPS: Mapping[str, tuple[Script, dict[str, Any], str, bool]] = {
+    "our turns": (ENDLESS, {"terminal": {"max_turns": 2}}, "max_turns", True),
+    "verifiers' turns": (ENDLESS, {"agent": {"max_turns": 2}}, "max_turns", True),
+    "its sampled tokens": (ENDLESS, {"agent": {"max_output_tokens": 10}}, "max_output_tokens", True),
+    "its prompt's tokens": (ENDLESS, {"agent": {"max_input_tokens": 10}}, "max_input_tokens", True),
+    "its tokens": (ENDLESS, {"agent": {"max_total_tokens": 10}}, "max_total_tokens", True),
+    "a cut message": (Script((message("true\n"),), cut_at=1), {}, "max_output_tokens", True),
+    "our time": (
+        ENDLESS,
+        {"terminal": {"time_limit_sec": 0.01}, "options": {"delay_sec": 0.02}},
+        "agent_timeout",
+        False,
+    ),
+    "unreadable": (Script(("hm",)), {}, "parse_failures", False),
+    "left the shell": (Script((message("exit\n"),)), {}, "session_ended", False),
+    "gave up": (Script((COMPLETE,)), {}, "agent_completed", False),
+}
+"""Sampler, settings, verifiers' word, and whether that counts as truncated."""
+
+
+@pytest.mark.parametrize("name", STOPS)
+async def test_every_end_has_its_stop_word_and_is_graded(name: str, tmp_path: Path, model_dir: Path) -> None:
+    script, settings, word, is_truncated = STOPS[name]
+    options = {"rewards": 0.5, **settings.pop("options", {})}
+    trace = await play(tmp_path, model_dir, TokenServer(script), options=options, **settings)
+    assert (trace.stop_condition, trace.is_truncated) == (word, is_truncated)
+    assert trace.is_timeout is (word == "agent_timeout")
+    assert (trace.ok, trace.reward, len(trace.branches)) == (True, 0.5, 1)
+
+
+async def test_a_context_that_is_full_ends_the_episode(tmp_path: Path, model_dir: Path) -> None:
+    first = TokenServer(Script((SENTENCES, COMPLETE)))
+    await play(tmp_path / "first", model_dir, first)
+    longest = len(first.exchanges[-1].prompt)
+    server = TokenServer(Script((SENTENCES, COMPLETE)), model="smaller", max_model_len=longest - 1)
+    trace = await play(tmp_path / "second", model_dir, server)
+    assert (trace.stop_condition, trace.is_truncated, trace.ok) == ("max_total_tokens", True, True)
+    assert (trace.reward, trace.num_turns) == (1.0, 1)
+
+
+async def test_a_task_of_several_steps_is_paid_once(tmp_path: Path, model_dir: Path) -> None:
+    options = {"rewards": {"reward": 1.0, "tidy": 0.5}}
+    trace = await play(tmp_path, model_dir, TokenServer(Script((COMPLETE,))), steps=3, options=options)
+    assert (trace.ok, trace.reward, trace.num_turns) == (True, 1.0, 3)
+    steps = {name: value for name, value in trace.metrics.items() if name.startswith("verifier/step_")}
+    assert steps == {
+        f"verifier/step_{number}/{key}": value for number in (1, 2, 3) for key, value in options["rewards"].items()
+    }
+    assert [item.role for item in trace.messages].count("user") == 3
+
+
+async def test_a_broken_verifier_is_no_reward_after_one_more_attempt(tmp_path: Path, model_dir: Path) -> None:
+    server = TokenServer(SOLVED)
+    trace = await play(tmp_path, model_dir, server, options={"fail": {"verifier": 1}})
+    assert (trace.ok, trace.has_error, trace.stop_condition) == (False, True, "task_error")
+    assert all(reward is None for reward in trace.rewards.values())
+    assert [error.type for error in trace.errors] == ["TaskError", "TaskError"]
+    assert all(error.message.startswith("verifier_error: VerifierError: ") for error in trace.errors)
+    assert len(server.exchanges) == 4
+
+
+async def test_a_lost_sandbox_is_no_reward_after_one_more_attempt(tmp_path: Path, model_dir: Path) -> None:
+    trace = await play(tmp_path, model_dir, TokenServer(SOLVED), options={"fail": {"exec": 1}})
+    assert (trace.ok, trace.stop_condition, trace.rewards) == (False, "sandbox_error", {})
+    assert [error.type for error in trace.errors] == ["SandboxError", "SandboxError"]
+    assert trace.errors[0].message.startswith("sandbox_lost: ")
+
+
+class FailsOnce(FakeEnvironment):
+    """A sandbox whose first start fails."""
+
+    starts = 0
+
+    async def start(self, force_build: bool) -> None:
+        type(self).starts += 1
+        if type(self).starts == 1:
+            self._fail = {"start": 1}
+        await super().start(force_build)
+
+
+async def test_a_second_sandbox_saves_the_episode(tmp_path: Path, model_dir: Path) -> None:
+    FailsOnce.starts = 0
+    trace = await play(tmp_path, model_dir, TokenServer(SOLVED), harness={"sandbox": f"{__name__}:FailsOnce"})
+    assert (trace.ok, trace.reward) == (True, 1.0)
+    assert [error.message.split(":")[0] for error in trace.errors] == ["sandbox_start"]
+
+
+async def test_no_retry_where_the_rules_allow_none(tmp_path: Path, model_dir: Path) -> None:
+    FailsOnce.starts = 0
+    agent = {"retries": {"rules": []}}
+    harness = {"sandbox": f"{__name__}:FailsOnce"}
+    trace = await play(tmp_path, model_dir, TokenServer(SOLVED), harness=harness, agent=agent)
+    assert (trace.ok, len(trace.errors)) == (False, 1)
+
+
+async def test_an_engine_that_fails_is_its_error_and_no_reward(tmp_path: Path, model_dir: Path) -> None:
+    trace = await play(tmp_path, model_dir, TokenServer(SOLVED, statuses=[400] * 9))
+    assert (trace.ok, trace.stop_condition) == (False, "provider_error")
+    assert trace.errors[-1].status_code == 400
+
+
+async def test_a_timeout_of_verifiers_leaves_no_verdict(tmp_path: Path, model_dir: Path) -> None:
+    agent = {"timeout": {"rollout": 0.2}}
+    trace = await play(tmp_path, model_dir, TokenServer(ENDLESS), terminal={"max_turns": None}, agent=agent)
+    assert (trace.ok, trace.is_timeout, trace.reward) == (False, True, 0.0)
+    assert "no verdict" in trace.errors[-1].message
+
+
+async def test_sandboxes_of_a_pool_are_shared_by_a_group(tmp_path: Path, model_dir: Path) -> None:
+    task = fake_config(tmp_path / "task").task_dir
+    harness = {"sandbox": FAKE, "pool_size": 2, "terminal_env": TERMINAL}
+    episodes = await run_episodes(TokenServer(SOLVED), env_config([task], harness), model_dir=model_dir, episodes=6)
+    traces = [trace for episode in episodes for trace in episode.traces]
+    assert [trace.reward for trace in traces] == [1.0] * 6
+    assert all("pool/wait_sec" in trace.metrics for trace in traces)
+
+
+async def test_a_foreign_agent_plays_through_the_gateway(tmp_path: Path, model_dir: Path) -> None:
+    server = TokenServer(SOLVED)
+    kwargs = {"base_url": "{gateway_url}"}
+    agent = {"import_path": "tests.helpers.gateway.format_agent:FormatAgent", "kwargs": kwargs}
+    trace = await play(
+        tmp_path, model_dir, server, harness={"agent": agent}, options={"rewards": {"reward": 0.5, "b": 1}}
+    )
+    (branch,) = trace.branches
+    assert (trace.ok, trace.reward, trace.stop_condition) == (True, 0.5, "agent_completed")
+    assert trace.metrics["verifier/b"] == 1.0
+    assert tuple(branch.token_ids) in server.conversations
+
+
+@pytest.mark.parametrize("limits", [{"terminal": {"max_turns": 2}}, {"agent": {"max_turns": 2}}])
+async def test_a_foreign_agent_is_graded_when_its_budget_is_spent(
+    limits: dict[str, Any], tmp_path: Path, model_dir: Path
+) -> None:
+    kwargs = {"base_url": "{gateway_url}"}
+    agent = {"import_path": "tests.helpers.gateway.format_agent:FormatAgent", "kwargs": kwargs}
+    trace = await play(tmp_path, model_dir, TokenServer(ENDLESS), harness={"agent": agent}, **limits)
+    assert (trace.ok, trace.reward, trace.num_turns, trace.stop_condition) == (True, 1.0, 2, "max_turns")

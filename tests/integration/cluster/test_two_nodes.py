@@ -1,0 +1,136 @@
+"""Two Ray nodes with caches and temporary folders of their own: every episode once, whatever is killed."""
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
+
+from harbor_gym.cluster import ClusterExecutor, ClusterLimits
+from harbor_gym.errors import SandboxLostError, SandboxStartError
+from harbor_gym.testing import FakeEnvironment
+from tests.helpers.cluster.groups import play_group
+from tests.helpers.cluster.nodes import Nodes, two_nodes
+from tests.helpers.sandboxes.fake_episodes import fake_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SIZE = 8
+SOLVED = {"solved_when": {"/srv/answer": "done"}}
+
+
+class KillsItsWorker(FakeEnvironment):
+    """A sandbox that takes its process with it."""
+
+    async def start(self, force_build: bool) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    with two_nodes(tmp_path_factory.mktemp("nodes")) as nodes:
+        yield nodes
+
+
+def executor(output: Path, **limits: Any) -> ClusterExecutor:
+    import ray
+
+    settings = {"max_workers": 4, "sandboxes_per_worker": SIZE, "interrupt_timeout_sec": 30.0, **limits}
+    return ClusterExecutor(ray, ClusterLimits(**settings), output_dir=output)
+
+
+def expect_each_once(futures: list[Future[Any]], output: Path, groups: int) -> list[dict[str, Any]]:
+    episodes = [episode for future in futures for episode in future.result(timeout=300)]
+    names = Counter((episode["group"], episode["episode"]) for episode in episodes)
+    assert names == {(f"group_{group}", number): 1 for group in range(groups) for number in range(SIZE)}
+    assert all(episode["reward"] == 1.0 for episode in episodes)
+    for future in futures:
+        assert len({episode["process"] for episode in future.result()}) == 1, "a group is played in one place"
+    written = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
+    assert written == {f"transcripts/{group}/episode_{number}.json" for group, number in names}
+    return episodes
+
+
+def leftovers(nodes: Nodes, name: str) -> list[str]:
+    return sorted(path.name for path in nodes.tmp(name).glob("harbor-gym*"))
+
+
+def wait_until(condition: Any, *, timeout_sec: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_sec
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_nodes_share_the_groups_and_have_their_own_tasks(nodes: Nodes, tmp_path: Path) -> None:
+    config = fake_config(tmp_path / "task", **SOLVED, delay_sec=0.05)
+    with executor(tmp_path / "run", starts_per_sec=200.0) as pool:
+        futures = [
+            pool.submit(play_group, config, f"group_{n}", tmp_path / "run" / "transcripts", SIZE) for n in range(8)
+        ]
+        episodes = expect_each_once(futures, tmp_path / "run", 8)
+        assert pool.granted_starts() == 8 * SIZE
+        assert pool.reruns == 0
+    used = {(episode["node"], episode["cache"], episode["task"]) for episode in episodes}
+    assert {node for node, _, _ in used} == {str(nodes.tmp("first")), str(nodes.tmp("second"))}
+    for node, cache, task in used:
+        assert Path(cache) == Path(node).parent / "cache"
+        assert Path(task).is_relative_to(cache)
+    assert len({Path(task).parent.name for _, _, task in used}) == 1
+    assert [leftovers(nodes, name) for name in ("first", "second")] == [[], []]
+
+
+def test_what_is_under_way_at_the_end_closes_its_sandboxes(nodes: Nodes, tmp_path: Path) -> None:
+    config = fake_config(tmp_path / "task", **SOLVED, delay_sec=300.0)
+    pool = executor(tmp_path / "run")
+    futures = [pool.submit(play_group, config, f"group_{n}", tmp_path / "run", SIZE) for n in range(6)]
+    # Four are under way, and have made their folders.
+    wait_until(lambda: sum(len(leftovers(nodes, name)) >= 2 * SIZE for name in ("first", "second")) == 2)
+    pool.shutdown(cancel_futures=True)
+    assert [future.cancelled() for future in futures] == [False] * 4 + [True] * 2
+    assert [type(future.exception()) for future in futures[:4]] == [InterruptedError] * 4
+    assert [leftovers(nodes, name) for name in ("first", "second")] == [[], []]
+
+
+def test_a_call_that_kills_its_workers_fails_in_the_end(nodes: Nodes, tmp_path: Path) -> None:
+    config = fake_config(tmp_path / "task", sandbox=f"{__name__}:KillsItsWorker")
+    with executor(tmp_path / "run", max_attempts=2) as pool:
+        future = pool.submit(play_group, config, "group_0", tmp_path / "run", 1)
+        with pytest.raises(SandboxLostError, match="lost its worker 2 times"):
+            future.result(timeout=120)
+        assert pool.reruns == 1
+    assert [leftovers(nodes, name) for name in ("first", "second")] == [[], []]
+
+
+def test_no_room_is_reported(nodes: Nodes, tmp_path: Path) -> None:
+    config = fake_config(tmp_path / "task")
+    with executor(tmp_path / "run", sandboxes_per_worker=99, node_timeout_sec=1.0) as pool:
+        future = pool.submit(play_group, config, "group_0", tmp_path / "run", 1)
+        with pytest.raises(SandboxStartError, match="harbor_sandbox"):
+            future.result(timeout=60)
+
+
+def test_128_episodes_survive_a_killed_node_once_each(nodes: Nodes, tmp_path: Path) -> None:
+    groups = 128 // SIZE
+    config = fake_config(tmp_path / "task", **SOLVED, delay_sec=0.3)
+    with executor(tmp_path / "run") as pool:
+        futures = [
+            pool.submit(play_group, config, f"group_{n}", tmp_path / "run" / "transcripts", SIZE) for n in range(groups)
+        ]
+        wait_until(lambda: sum(future.done() for future in futures) >= groups // 4)
+        wait_until(lambda: bool(leftovers(nodes, "second")))  # it is in the middle of some
+        nodes.kill("second")
+        episodes = expect_each_once(futures, tmp_path / "run", groups)
+        assert pool.reruns >= 1
+        nodes.add("second")  # the machine returns; what it left is removed before it plays
+        last = [pool.submit(play_group, config, "again", tmp_path / "other", 1) for _ in range(8)]
+        wait_until(lambda: all(future.done() for future in last) and not leftovers(nodes, "second"))
+    assert len(episodes) == 128
+    assert [leftovers(nodes, name) for name in ("first", "second")] == [[], []]

@@ -1,0 +1,156 @@
+"""TRL's own HarnessRolloutWorker and AsyncGRPOTrainer on the CPU with sessions of ours, token by token."""
+
+import functools
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
+
+from harbor_gym import TerminalEnvConfig
+from harbor_gym.adapters.openenv import (
+    HarborTerminalSessionFactory,
+    LocalTasks,
+    ServedTasks,
+    ServerConfig,
+    TaskSuite,
+    TerminalServer,
+)
+from harbor_gym.testing import write_tiny_task
+from tests.helpers.policies.async_grpo import TinyEngine, served_engine, without_gpu
+from tests.helpers.policies.tiny_policies import ANSWER, INSTRUCTION, tiny_policy
+from tests.helpers.sandboxes.fake_episodes import FAKE
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("nothing_left"),
+    pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental'"),
+]
+
+GROUP, MAX_TOKENS = 8, 40
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that writes one of four letters, saved."""
+    resource_tracker.ensure_running()  # TRL spawns its worker, and Python keeps this process until the end
+    path = tmp_path_factory.mktemp("policy")
+    model, tokenizer = tiny_policy("terminal", path)
+    model.save_pretrained(path / "saved")
+    tokenizer.save_pretrained(path / "saved")
+    return path / "saved"
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> TaskSuite:
+    task = write_tiny_task(tmp_path / "pick_letter")
+    (task / "instruction.md").write_text(INSTRUCTION)
+    return TaskSuite.resolve(task)
+
+
+def config_of(suite: TaskSuite, **options: Any) -> TerminalEnvConfig:
+    return TerminalEnvConfig(
+        task_dir=suite.tasks("train")[0].path,
+        sandbox=FAKE,
+        sandbox_options=options or {"solved_when": {ANSWER: "c"}},
+        action_format="keystrokes",  # pyright: ignore[reportArgumentType]  # read by pydantic
+        confirm_task_complete=False,
+        max_turns=3,
+    )
+
+
+def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, *, steps: int = 1, **settings: Any) -> Any:
+    """Train with TRL's classes, and return the trainer and the engine."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+    from trl.experimental.async_grpo.openenv_harness import HarnessRolloutWorker
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
+    engine = TinyEngine(AutoModelForCausalLM.from_pretrained(model_dir), [tokenizer.eos_token_id], MAX_TOKENS)
+    rows = Dataset.from_list(suite.rows())
+    args = AsyncGRPOConfig(
+        output_dir=str(out),
+        optim="sgd",
+        learning_rate=0.25,
+        dtype="float32",
+        per_device_train_batch_size=GROUP,
+        num_generations=GROUP,
+        max_steps=steps,
+        token_budget=-1,
+        max_staleness=0,
+        weight_sync_steps=1,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+    )
+    with pytest.MonkeyPatch.context() as patch, served_engine(engine) as url:
+        without_gpu(patch)
+        factory = functools.partial(
+            HarborTerminalSessionFactory,
+            tasks,
+            tokenizer=str(model_dir),
+            engine_url=url,
+            model="policy",
+            max_tokens=MAX_TOKENS,
+            max_retries=0,
+            **settings,
+        )
+        worker = HarnessRolloutWorker(
+            harness_session_factory=factory,
+            model_name=str(model_dir),
+            dataset=rows,
+            reward_funcs=[],
+            processing_class=tokenizer,
+            eos_token_ids=[tokenizer.eos_token_id],
+            num_generations=GROUP,
+            max_inflight_tasks=GROUP,
+            queue_maxsize=GROUP,
+        )
+        trainer = AsyncGRPOTrainer(
+            model=str(model_dir),
+            args=args,
+            train_dataset=rows,
+            processing_class=tokenizer,
+            rollout_worker=worker,
+            weight_transfer=engine,
+        )
+        trainer.train()
+    return trainer, engine
+
+
+def expect_token_exact(trainer: Any) -> None:
+    (row,) = [row for row in trainer.state.log_history if "ratio" in row]
+    assert abs(row["ratio"] - 1) < 1e-3
+    assert abs(row["kl"]) < 1e-3
+    assert 0 < row["reward"] < 1, "the policy writes all four letters"
+    assert row.get("rollout/realign_frac", 0.0) == 0.0
+    assert row.get("rollout/drift_tokens_mean", 0.0) == 0.0
+
+
+def test_a_step_is_token_exact(suite: TaskSuite, model_dir: Path, tmp_path: Path) -> None:
+    trainer, engine = train(LocalTasks(suite, config_of(suite)), suite, model_dir, tmp_path / "out")
+    expect_token_exact(trainer)
+    assert engine.updates >= 1
+
+
+def test_a_step_on_a_server_is_token_exact(suite: TaskSuite, model_dir: Path, tmp_path: Path) -> None:
+    task = str(suite.tasks("train")[0].path)
+    with TerminalServer(ServerConfig(env=config_of(suite), tasks=(task,), port=0, max_sessions=GROUP)) as server:
+        trainer, _ = train(ServedTasks(server.url, server.token), suite, model_dir, tmp_path / "out")
+    expect_token_exact(trainer)
+
+
+def test_a_training_whose_episodes_are_all_lost_ends(suite: TaskSuite, model_dir: Path, tmp_path: Path) -> None:
+    tasks = LocalTasks(suite, config_of(suite, fail={"start": 1}))
+    with pytest.raises(RuntimeError, match="Rollout worker child has failed") as failed:
+        train(tasks, suite, model_dir, tmp_path / "out", max_lost_in_a_row=2 * GROUP)
+    assert f"{2 * GROUP} episodes in a row were lost" in str(failed.value.__cause__)

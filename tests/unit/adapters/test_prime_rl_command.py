@@ -1,0 +1,133 @@
+"""The command before Prime-RL's: what it reads, what it refuses, and what it starts. verifiers is not needed."""
+
+import os
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from harbor_gym.adapters.verifiers import prime_rl
+from harbor_gym.adapters.verifiers.prime_rl import (
+    check_run,
+    command,
+    harbor_sources,
+    read_config,
+    read_env_file,
+    visible_gpus,
+)
+from harbor_gym.errors import MissingDependencyError, UsageError
+from tests.helpers.paths import ROOT
+
+RECIPES = ROOT / "recipes/prime_rl"
+
+
+@pytest.mark.parametrize("name", ["qwen3_8b_docker", "qwen3_8b_modal", "tiny_cpu"])
+def test_the_recipes_train_on_harbor_tasks_that_are_here(name: str) -> None:
+    settings = read_config(RECIPES / f"{name}.toml")
+    sources = harbor_sources(settings)
+    assert "train" in {split for split, _ in sources}
+    for _, source in sources:
+        assert all((ROOT / task).is_dir() for task in source["env"]["taskset"]["tasks"])
+        assert "step_rewards" not in source["env"]["agent"]["harness"]["terminal_env"]
+    assert settings["orchestrator"]["renderer"] == {"name": "qwen3", "thinking_retention": "all"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[orchestrator.env]]\nid = 'x'\n", "orchestrator.train.source"),
+        ("max_steps = 1\n", "env.taskset.id = 'harbor-gym-verifiers'"),
+        ("[[orchestrator.train.source]]\nenv.taskset.id = 'gsm8k'\n", "env.taskset.id = 'harbor-gym-verifiers'"),
+        ("max_steps =\n", "can't be read as TOML"),
+    ],
+)
+def test_a_configuration_without_harbor_tasks_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "rl.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=words.replace("[", r"\[")):
+        list(check_run(path))
+
+
+def test_a_missing_file_names_an_example(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="qwen3_8b_docker"):
+        read_config(tmp_path / "none.toml")
+
+
+def test_an_environment_file(tmp_path: Path) -> None:
+    path = tmp_path / ".env"
+    path.write_text("# keys\n\nexport WANDB_API_KEY=abc=\nNAME='two words'\nEMPTY=\n")
+    assert read_env_file(path) == {"WANDB_API_KEY": "abc=", "NAME": "two words", "EMPTY": ""}
+    path.write_text("WANDB_API_KEY abc\n")
+    with pytest.raises(UsageError, match="line 1: expected NAME=value"):
+        read_env_file(path)
+
+
+def make_program(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_rl_is_found_on_the_path_and_gets_the_other_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere/python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingDependencyError, match="Prime-RL's environment"):
+        command(Path("x.toml"))
+    rl = make_program(tmp_path, "rl", "true")
+    assert command(Path("x.toml"), ["--max-steps", "3"]) == [str(rl), "@", "x.toml", "--max-steps", "3"]
+
+
+@pytest.mark.parametrize(("visible", "seen"), [(None, 2), ("0", 1), ("", 0), ("0,1,2", 2)])
+def test_gpus_are_those_that_a_process_would_see(
+    visible: str | None, seen: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_program(tmp_path, "nvidia-smi", "echo 'GPU 0: H100'; echo 'GPU 1: H100'; echo '  MIG 1g'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_gpus() == seen
+
+
+@pytest.mark.parametrize(("day", "is_ok"), [(date(2026, 8, 22), False), (date(2026, 8, 23), True)])
+def test_an_older_prime_rl_is_refused(day: date, is_ok: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "src/prime_rl"
+    package.mkdir(parents=True)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    moment = f"{day}T12:00:00+00:00"
+    dates = {**os.environ, "GIT_COMMITTER_DATE": moment, "GIT_AUTHOR_DATE": moment}
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run([*git, *words], check=True, env=dates)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    finding = prime_rl._check("Prime-RL", prime_rl._prime_rl)
+    assert finding.is_ok is is_ok
+    assert str(day) in finding.found
+
+
+def test_every_problem_is_shown_before_anything_starts(tmp_path: Path) -> None:
+    config = tmp_path / "rl.toml"
+    config.write_text(
+        '[[orchestrator.train.source]]\nname = "mine"\n'
+        'env.taskset = { id = "harbor-gym-verifiers", tasks = ["./none"] }\n'
+    )
+    folder = tmp_path / "bin"
+    make_program(folder, "rl", f"touch {tmp_path}/started")
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    script = RECIPES / "train.py"
+    done = subprocess.run(
+        [sys.executable, script, "--config", config],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "problem GPUs" in done.stderr
+    assert "problem tasks of train source 'mine'" in done.stderr
+    assert not (tmp_path / "started").exists()

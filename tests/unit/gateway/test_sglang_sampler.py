@@ -1,0 +1,99 @@
+"""The sampler over SGLang's ``/generate``, against a double that speaks as SGLang documents it."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from harbor_gym.errors import SamplerError, UsageError
+from harbor_gym.gateway import Gateway
+from harbor_gym.samplers import SGLangSampler, engine_client
+from tests.helpers.character_codec import CharacterCodec
+from tests.helpers.gateway.sglang_double import END, SGLangDouble, sglang_double
+
+
+@pytest.fixture
+async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SGLangDouble]:
+    monkeypatch.setattr(engine_client, "_BACKOFF_SEC", 0.001)
+    async with sglang_double() as double:
+        yield double
+
+
+async def test_token_ids_in_and_out(engine: SGLangDouble) -> None:
+    settings: dict[str, Any] = {"stop_token_ids": [END], "extra_body": {"lora_path": "x"}}
+    async with SGLangSampler(engine.base_url, max_tokens=9, sampling_params={"top_p": 0.9}, **settings) as sample:
+        sampled = await sample((5, 6, 7))
+    assert (sampled.tokens, sampled.logprobs, sampled.stop_reason) == (
+        [7, 6, 5, END],
+        [-0.07, -0.06, -0.05, 0.0],
+        "stop",
+    )
+    (body,) = engine.requests
+    assert (body["input_ids"], body["lora_path"], body["return_logprob"]) == ([5, 6, 7], "x", True)
+    assert body["sampling_params"] == {
+        "max_new_tokens": 9,
+        "temperature": 1.0,
+        "top_p": 0.9,
+        "stop_token_ids": [END],
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+    }
+
+
+async def test_a_message_that_was_cut(engine: SGLangDouble) -> None:
+    async with SGLangSampler(engine.base_url, max_tokens=2) as sample:
+        sampled = await sample([5, 6, 7])
+    assert (sampled.tokens, sampled.stop_reason) == ([7, 6], "length")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"output_token_logprobs": None}, "return_logprob"),
+        ({"output_token_logprobs": [[None, 5, None]]}, "without log-probability"),
+        ({"output_token_logprobs": [[-1.0]]}, "without log-probability"),
+        ({"finish_reason": {"type": "abort", "message": "too long"}}, "too long"),
+        ({"finish_reason": None}, "neither stop nor length"),
+    ],
+)
+async def test_answers_that_cannot_be_trained_on(engine: SGLangDouble, changes: dict[str, Any], reason: str) -> None:
+    engine.changes = changes
+    async with SGLangSampler(engine.base_url, max_tokens=9) as sample:
+        with pytest.raises(SamplerError, match=reason):
+            await sample([5, 6, 7])
+
+
+async def test_an_engine_without_log_probabilities(engine: SGLangDouble) -> None:
+    async with SGLangSampler(engine.base_url, max_tokens=9, extra_body={"return_logprob": False}) as sample:
+        with pytest.raises(SamplerError, match="return_logprob had no effect"):
+            await sample([5])
+
+
+async def test_an_overloaded_engine_is_asked_again(engine: SGLangDouble) -> None:
+    engine.statuses = [503, 200, 400]
+    async with SGLangSampler(engine.base_url, max_tokens=9) as sample:
+        assert (await sample([5])).tokens == [5, END]
+        with pytest.raises(SamplerError, match="status 400"):
+            await sample([5])
+    with pytest.raises(UsageError, match="not open"):
+        await sample([5])
+
+
+async def test_the_gateway_in_front_of_it(engine: SGLangDouble) -> None:
+    async with (
+        SGLangSampler(engine.base_url, max_tokens=4) as sample,
+        Gateway(sample, CharacterCodec(), model="policy") as gateway,
+        aiohttp.ClientSession(gateway.url) as client,
+    ):
+        session = gateway.open_session()
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "abc"}]
+        for following in ("def", None):
+            body = {"model": "policy", "messages": messages}
+            async with client.post(f"/s/{session.key}/v1/chat/completions", json=body) as response:
+                message = (await response.json())["choices"][0]["message"]
+            messages += [message, {"role": "user", "content": following}]
+    first, second = engine.requests
+    assert second["input_ids"][: len(first["input_ids"]) + 4] == [*first["input_ids"], *session.calls[0].sampled]
+    (segment,) = session.trained_segments
+    assert sum(segment.mask) == 8

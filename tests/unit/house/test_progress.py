@@ -1,0 +1,107 @@
+"""Progress: bars on a terminal, plain lines elsewhere; help that shows whole flags; commands made late."""
+
+import io
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from harbor_gym.cli.main import app
+from harbor_gym.cli.progress import PlainProgress, RichProgress, progress
+
+
+def test_plain_lines_come_for_every_tenth_and_without_colour() -> None:
+    lines: list[str] = []
+    shown = PlainProgress(lines.append)
+    for done in range(1, 41):
+        shown.bar("demonstrations", done, 40, f"loss {done}")
+    assert len(lines) == 10
+    assert lines[0] == "demonstrations 4/40  loss 4"
+    assert lines[-1] == "demonstrations 40/40  loss 40"
+    shown.line("ready")
+    assert lines[-1] == "ready"
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_phase_of_unknown_length_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    clock = iter([0.0, 1.0, 11.0, 12.0, 22.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    shown = PlainProgress(lines.append)
+    for seconds in (0, 1, 11, 12, 22):
+        shown.bar("server", seconds, None, "of at most 300 s")
+    assert lines == ["server: 11 s  of at most 300 s", "server: 22 s  of at most 300 s"]
+
+
+def test_a_terminal_has_bars_and_lines_that_stay() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100)
+    with progress(console) as shown:
+        assert isinstance(shown, RichProgress)
+        shown.bar("batches", 1, 5, "ETA 3 s")
+        shown.line("batch 1/5 [reward]")
+        shown.bar("batches", 5, 5)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert "batch 1/5 [reward]" in text
+    assert "1/5" in text
+    assert "ETA 3 s" in text
+    assert "batches 5/5" in text
+
+
+def test_a_pipe_has_no_bars() -> None:
+    with progress(Console(file=io.StringIO(), width=100)) as shown:
+        assert isinstance(shown, PlainProgress)
+
+
+COMMANDS = ("train", "eval", "play", "plot", "sweep", "report", "watch", "check", "check-sandbox", "doctor", "reap")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "base"])
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_shows_whole_flags_on_80_columns(command: str, flag: str) -> None:
+    done = CliRunner().invoke(app, [command, flag], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+    assert done.exit_code == 0, done.stderr
+    assert "…-" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    flags = re.findall(r"^  (--?[a-z-]+)", done.stdout, re.MULTILINE)
+    assert "-h" in flags
+    if command == "train":
+        assert "--max-consecutive-parse-failures" in flags
+        assert [line for line in done.stdout.splitlines() if line.endswith(":") and line[0] != " "][:3] == [
+            "What to train on:",
+            "How to train:",
+            "Rollouts:",
+        ]
+
+
+def test_the_list_of_commands_costs_no_framework() -> None:
+    code = "import sys; from harbor_gym.cli.main import app; app(['--help'], standalone_mode=False); "
+    code += "print([name for name in ('pydantic', 'tinker', 'harbor') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert all(f"  {command} " in done.stdout for command in COMMANDS)
+    assert "..." not in done.stdout.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [("harbor-gym tr", "train"), ("harbor-gym train --learning-r", "--learning-rate")]
+)
+def test_the_shell_completes_commands_and_flags(words: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment: dict[str, Any] = {
+        "_HARBOR_GYM_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    code = "from harbor_gym.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**__import__("os").environ, **environment},
+    )
+    assert expected in done.stdout.split(), done

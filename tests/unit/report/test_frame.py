@@ -1,0 +1,71 @@
+"""A run's episodes as a table: one row each, and a missing reward that stays missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harbor_gym import EndReason
+from harbor_gym.errors import UsageError
+from harbor_gym.tokens import Transcript
+from harbor_gym.transcripts import write_transcript
+from harbor_gym.types import EpisodeInfo, Turn
+from tests.helpers.paths import ROOT
+
+
+def write(run: Path, name: str, *, error: str | None = None, reward: float = 1.0) -> None:
+    first: EpisodeInfo = {"turn": 1, "parse_error": "no JSON", "metrics": {"time/step_sec": 0.5}}
+    last: EpisodeInfo = {
+        "turn": 2,
+        "parse_error": None,
+        "end_reason": EndReason.MAX_TURNS,
+        "rewards": {"reward": reward, "speed": 0.25},
+        "metrics": {"time/verifier_sec": 2.5},
+    }
+    turns = [Turn("see", "act", first, 0.0, 10, 3), Turn("next", "end", last, reward, 20, 4)]
+    path = run / "transcripts" / name
+    write_transcript(path, Transcript(turns), labels={"task": "alpha"}, error=error)
+
+
+def test_a_row_per_episode(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    from harbor_gym.report import episodes
+
+    write(tmp_path, "train/batch_000002/alpha_0/episode_1.json")
+    write(tmp_path, "train/batch_000002/alpha_0/episode_0.json", reward=0.0)
+    write(tmp_path, "test/batch_000003/alpha_1/episode_0.json", error="the sandbox went away")
+    (tmp_path / "transcripts/train/broken.json").write_text('{"turns": [')
+    frame = episodes(str(tmp_path))
+    assert list(frame["name"].str[:4]) == ["test", "trai", "trai"]
+    assert frame["split"].tolist() == ["test", "train", "train"]
+    assert frame["batch"].tolist() == [3, 2, 2]
+    assert frame["episode"].tolist() == [0, 0, 1]
+    assert frame["reward"].isna().tolist() == [True, False, False]
+    assert frame["reward"].tolist()[1:] == [0.0, 1.0]
+    assert frame["end_reason"].tolist() == ["infrastructure_error", "max_turns", "max_turns"]
+    assert frame["error"].tolist()[0] == "the sandbox went away"
+    one = frame.iloc[2]
+    assert (one["turns"], one["sampled_tokens"], one["prompt_tokens"], one["parse_errors"]) == (2, 7, 20, 1)
+    assert (one["rewards/speed"], one["time/verifier_sec"], one["task"]) == (0.25, 2.5, "alpha")
+    assert frame.groupby("split")["reward"].mean()["train"] == 0.5
+
+
+def test_a_folder_without_transcripts_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    from harbor_gym.report import episodes
+
+    with pytest.raises(UsageError, match="no transcript"):
+        episodes(tmp_path)
+
+
+def test_pandas_is_named_when_it_is_missing(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['pandas'] = None\n"
+        "from harbor_gym.report import episodes\n"
+        "try: episodes('.')\n"
+        "except ImportError as exc: print(exc)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "harbor_gym.report.episodes needs pandas: pip install pandas"

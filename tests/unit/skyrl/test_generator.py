@@ -1,0 +1,231 @@
+"""HarborTerminalGenerator: SkyRL's inputs in, its outputs out, and what it refuses."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("skyrl.train", reason='pip install "harbor-gym[skyrl]"')
+
+from skyrl.train.config import SamplingParams
+from skyrl.train.generators.utils import merge_stepwise_output
+from skyrl.train.utils.trainer_utils import validate_generator_output
+
+from harbor_gym.adapters.skyrl import HarborSettings, write_dataset
+from harbor_gym.errors import SamplerError, TaskError, UsageError
+from harbor_gym.testing import FakeEnvironment, write_tiny_task
+from harbor_gym.types import Sample
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
+from tests.helpers.skyrl.batches import make_generator, make_input
+from tests.helpers.skyrl.engine import SamplerEngine, chat_tokenizer
+from tests.helpers.tokenizers import byte_level_tokenizer
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+SOLVE = message("echo done > /srv/answer\n")
+SOLVED = {"solved_when": {"/srv/answer": "done"}}
+HERE = __name__
+
+
+class SecondIsLost(FakeEnvironment):
+    """A fake of which every second one crashes its verifier."""
+
+    made = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        SecondIsLost.made += 1
+        super().__init__(*args, **kwargs, fail={"verifier": 1} if SecondIsLost.made % 2 == 0 else {})
+
+
+class AllLost(FakeEnvironment):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, fail={"verifier": 1})
+
+
+def turn_of(prompt: Sequence[int]) -> int:
+    return byte_level_tokenizer().decode(list(prompt)).count("<|im_start|>assistant") - 1
+
+
+def answers(*texts: str) -> Any:
+    """A sampler that answers turn by turn."""
+
+    async def sample(prompt: Sequence[int]) -> Sample:
+        tokenizer = byte_level_tokenizer()
+        tokens = tokenizer.encode(texts[turn_of(prompt)], add_special_tokens=False)
+        tokens.append(tokenizer.eos_token_id)
+        return Sample(tokens, [-0.5] * len(tokens))
+
+    return sample
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    return write_tiny_task(tmp_path / "task")
+
+
+@pytest.mark.parametrize("step_wise", [False, True])
+async def test_a_batch_is_valid_and_token_exact(task: Path, *, step_wise: bool) -> None:
+    engine = SamplerEngine(answers(SOLVE, COMPLETE))
+    generator = make_generator(engine, {"sandbox_options": SOLVED}, step_wise_trajectories=step_wise)
+    batch, uids = make_input(task, groups=2, size=3)
+    output = await generator.generate(batch)
+    metrics: Any = output.pop("rollout_metrics")
+    validate_generator_output(6, output, step_wise=step_wise)
+    assert len(output["response_ids"]) == (12 if step_wise else 6)
+    ids = output["trajectory_ids"]
+    assert ids is not None
+    assert list(dict.fromkeys(item.instance_id for item in ids)) == list(dict.fromkeys(uids))
+    whole = merge_stepwise_output(output) if step_wise else output
+    tokenizer = byte_level_tokenizer()
+    sampled = [token for text in (SOLVE, COMPLETE) for token in [*tokenizer.encode(text), tokenizer.eos_token_id]]
+    for response, mask in zip(whole["response_ids"], whole["loss_masks"], strict=True):
+        assert [token for token, is_sampled in zip(response, mask, strict=True) if is_sampled] == sampled
+    assert metrics["harbor/lost"] == 0
+    assert metrics["harbor/avg_reward"] == 1.0
+    assert metrics["harbor/end/completed"] == 6
+    assert engine.finished == dict.fromkeys((item.to_string() for item in batch["trajectory_ids"]), 1)
+    assert set(engine.sessions.values()) == {2}
+    assert engine.salts == {"0"}
+
+
+async def test_lost_episodes_run_again_before_they_are_masked(task: Path) -> None:
+    for retries, expected in ((1, 0), (0, 2)):
+        SecondIsLost.made = 0
+        own = {"sandbox": f"{HERE}:SecondIsLost", "max_retries": retries, "n_concurrent": 1}
+        generator = make_generator(SamplerEngine(answers(COMPLETE)), own)
+        batch, _ = make_input(task, size=4)
+        output = await generator.generate(batch)
+        metrics: Any = output.pop("rollout_metrics")
+        validate_generator_output(4, output)
+        assert metrics["harbor/lost"] == expected
+        assert sum(not any(mask) for mask in output["loss_masks"]) == expected
+        assert SecondIsLost.made == (7 if retries else 4)
+
+
+async def test_an_engine_that_fails_ends_the_run_only_after_some_calls(task: Path) -> None:
+    async def fail(prompt: Sequence[int]) -> Sample:
+        raise OSError("connection refused")
+
+    generator = make_generator(SamplerEngine(fail), {"max_retries": 0, "max_lost_calls": 2})
+    batch, _ = make_input(task, size=2)
+    output = await generator.generate(batch)
+    assert output["stop_reasons"] == ["error", "error"]
+    with pytest.raises(SamplerError, match="connection refused"):
+        await generator.generate(batch)
+
+
+async def test_a_call_with_a_verdict_resets_the_count(task: Path) -> None:
+    outcomes = iter([True, False, True, False])
+
+    async def sometimes(prompt: Sequence[int]) -> Sample:
+        if next(outcomes):
+            raise OSError("connection refused")
+        return await answers(COMPLETE)(prompt)
+
+    generator = make_generator(SamplerEngine(sometimes), {"max_retries": 0, "max_lost_calls": 2})
+    batch, _ = make_input(task, size=1)
+    for expected in ("error", "stop", "error", "stop"):
+        output = await generator.generate(batch)
+        assert output["stop_reasons"] == [expected]
+
+
+async def test_logprobs_are_required_where_they_are_asked_for(task: Path) -> None:
+    async def without(prompt: Sequence[int]) -> Sample:
+        sample: Sample = await answers(COMPLETE)(prompt)
+        return Sample(sample.tokens)
+
+    generator = make_generator(SamplerEngine(without), {"max_retries": 0})
+    batch, _ = make_input(task, size=1)
+    output = await generator.generate(batch)
+    assert output["stop_reasons"] == ["error"]
+    batch["sampling_params"] = {"max_tokens": 500}
+    output = await generator.generate(batch)
+    assert output["stop_reasons"] == ["stop"]
+    assert output["rollout_logprobs"] is None
+
+
+async def test_an_evaluations_own_limit_of_a_message_counts(task: Path) -> None:
+    engine = SamplerEngine(answers(COMPLETE))
+    generator = make_generator(engine, max_input_length=3000, sampling_params=SamplingParams(max_generate_length=500))
+    batch, _ = make_input(task, size=1, phase="eval")
+    batch["sampling_params"] = {"logprobs": 1, "max_tokens": 7}
+    await generator.generate(batch)
+    assert engine.params == [{"logprobs": 1, "max_tokens": 7}]
+
+
+@pytest.mark.parametrize(
+    ("own", "generator", "problem"),
+    [
+        ({"max_retries": -1}, {}, "harbor.max_retries must be at least 0"),
+        ({"n_concurrent": 0}, {}, "harbor.n_concurrent must be at least 1"),
+        ({"max_lost_calls": 0}, {}, "harbor.max_lost_calls must be at least 1"),
+        ({"env": {"max_turn": 3}}, {}, "harbor.env can't be used: max_turn"),
+        ({"env": {"task_dir": "x"}}, {}, "harbor.env.task_dir can't be set"),
+        ({"agent": "terminus-2"}, {}, "harbor.agent replaces that"),
+        ({"sandbox": "no-such"}, {}, "no-such"),
+        ({}, {"batched": True}, "generator.batched is not supported"),
+        ({}, {"use_conversation_multi_turn": False}, "use_conversation_multi_turn must be true"),
+        ({}, {"max_input_length": None}, "max_input_length is not set"),
+    ],
+)
+def test_what_cant_be_used_is_refused(own: dict[str, Any], generator: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        make_generator(SamplerEngine(answers(COMPLETE)), own, **generator)
+
+
+async def test_a_wrong_row_ends_the_run(task: Path, tmp_path: Path) -> None:
+    generator = make_generator(SamplerEngine(answers(COMPLETE)))
+    batch, _ = make_input(tmp_path / "nowhere", size=2)
+    with pytest.raises((TaskError, UsageError), match="nowhere"):
+        await generator.generate(batch)
+    batch, _ = make_input(task, size=1)
+    batch["env_extras"] = [{}]
+    with pytest.raises(UsageError, match="write_dataset"):
+        await generator.generate(batch)
+
+
+async def test_step_wise_rows_need_ids(task: Path) -> None:
+    generator = make_generator(SamplerEngine(answers(COMPLETE)), step_wise_trajectories=True)
+    batch, _ = make_input(task, size=1)
+    batch["trajectory_ids"] = None
+    with pytest.raises(UsageError, match="trajectory_ids"):
+        await generator.generate(batch)
+
+
+def test_a_dataset_is_read_by_skyrl(task: Path, tmp_path: Path) -> None:
+    from skyrl.train.dataset import PromptDataset
+
+    (task / "instruction.md").write_text("Do it.\n")
+    path = write_dataset([task], tmp_path / "data" / "train.jsonl", min_rows=3)
+    dataset = PromptDataset([str(path)], chat_tokenizer(), max_prompt_length=100, num_workers=0)
+    assert len(dataset) == 3
+    messages, env_class, extra, uid = dataset[1]
+    assert (env_class, uid) == ("harbor", "1")
+    assert messages == [{"role": "user", "content": "Do it.\n"}]
+    assert extra == {"data_source": "harbor", "task_dir": str(task), "task": "task"}
+    with pytest.raises(UsageError, match=r"must end with \.jsonl"):
+        write_dataset([task], tmp_path / "train.parquet.txt")
+    with pytest.raises(UsageError, match="min_rows"):
+        write_dataset([task], path, min_rows=0)
+
+
+def test_settings_are_flags() -> None:
+    from harbor_gym.adapters.skyrl.experiment import HarborTrainConfig, check_config
+
+    flags = [
+        *("harbor.sandbox=local", 'harbor.tasks=["tasks"]', "harbor.env.max_consecutive_parse_failures=2"),
+        *("generator.max_input_length=1000", "generator.max_turns=5", "trainer.algorithm.grpo_norm_by_std=false"),
+    ]
+    cfg: Any = HarborTrainConfig.from_cli_overrides(flags)
+    assert cfg.harbor == HarborSettings(tasks=["tasks"], sandbox="local", env={"max_consecutive_parse_failures": 2})
+    check_config(cfg)
+    cfg.trainer.algorithm.grpo_norm_by_std = True
+    with pytest.raises(UsageError, match="step_wise_trajectories=true"):
+        check_config(cfg)
+    cfg.generator.step_wise_trajectories = True
+    check_config(cfg)
+    cfg.generator.step_wise_trajectories = False
+    cfg.trainer.algorithm.advantage_estimator = "rloo"
+    with pytest.raises(UsageError, match="number of rows"):
+        check_config(cfg)

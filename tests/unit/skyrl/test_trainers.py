@@ -1,0 +1,215 @@
+"""SkyRL's own loops around our generator and environment, without a GPU."""
+
+import asyncio
+import multiprocessing.resource_tracker
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("skyrl.train", reason='pip install "harbor-gym[skyrl]"')
+
+from skyrl.train.config import SkyRLGymConfig
+from skyrl.train.dataset import PromptDataset
+from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
+from skyrl.train.utils.trainer_utils import validate_generator_output
+
+from harbor_gym.adapters.skyrl import HarborExp, HarborTrainConfig, register
+from harbor_gym.adapters.skyrl.experiment import SimulatedTrainer
+from harbor_gym.errors import UsageError, VerifierError
+from harbor_gym.testing import FakeEnvironment, write_tiny_task
+from harbor_gym.types import Sample
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
+from tests.helpers.skyrl.batches import FAKE, generator_config, make_input
+from tests.helpers.skyrl.engine import SamplerEngine, chat_tokenizer
+from tests.helpers.tokenizers import byte_level_tokenizer
+
+pytestmark = [
+    pytest.mark.usefixtures("resource_trackers", "nothing_left"),
+    # torchdata calls it at each start of a loader.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+]
+
+SOLVED = {"solved_when": {"/srv/answer": "done"}}
+SOLVE = message("echo done > /srv/answer\n")
+GROUPS, SIZE, STEPS = 2, 4, 3
+
+
+class SomeAreLost(FakeEnvironment):
+    """A fake of which every fifth one crashes its verifier."""
+
+    made = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        SomeAreLost.made += 1
+        super().__init__(*args, **kwargs, fail={"verifier": 1} if SomeAreLost.made % 5 == 0 else {})
+
+
+class Tracker:
+    """Keeps what a trainer logs."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, Any]] = []
+
+    def log(self, metrics: dict[str, Any], step: int, commit: bool = False) -> None:
+        self.logged.append(dict(metrics))
+
+    def finish(self) -> None: ...
+
+
+class RecordingSim(SimulatedTrainer):
+    """SkyRL's simulated trainer; computes the advantages that a real one would."""
+
+    batches: list[Any]
+
+    async def _run_training(self, training_input: Any) -> Any:
+        training_input["values"] = None
+        self.batches.append(self.compute_advantages_and_returns(training_input))
+        return await super()._run_training(training_input)
+
+
+async def solve_or_not(prompt: Sequence[int]) -> Sample:
+    tokenizer = byte_level_tokenizer()
+    turn = tokenizer.decode(list(prompt)).count("<|im_start|>assistant") - 1
+    text = random.choice([SOLVE, message("true\n")]) if turn == 0 else COMPLETE
+    await asyncio.sleep(0)
+    tokens = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+    return Sample(tokens, [-0.5] * len(tokens))
+
+
+@pytest.fixture(scope="module")
+def resource_trackers() -> None:
+    """Start what loaders of datasets and of torch start once for the life of the process."""
+    import multiprocess.resource_tracker
+
+    multiprocess.resource_tracker.ensure_running()
+    multiprocessing.resource_tracker.ensure_running()
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    for name in ("alpha", "beta"):
+        (write_tiny_task(tmp_path / "suite" / name) / "instruction.md").write_text(f"Do {name}.\n")
+    return tmp_path / "suite"
+
+
+def make_config(suite: Path, out: Path, **harbor: Any) -> Any:
+    flags: dict[str, Any] = {
+        **{f"harbor.{name}": value for name, value in harbor.items()},
+        "harbor.tasks": [str(suite)],
+        "harbor.env": {"confirm_task_complete": False},
+        "generator.step_wise_trajectories": True,
+        "generator.merge_stepwise_output": True,
+        "generator.n_samples_per_prompt": SIZE,
+        "generator.max_turns": 4,
+        "generator.max_input_length": 20_000,
+        "generator.sampling_params.max_generate_length": 500,
+        "trainer.export_path": str(out),
+        "trainer.epochs": 1,
+        "trainer.train_batch_size": GROUPS,
+        "trainer.policy_mini_batch_size": GROUPS,
+        "trainer.eval_interval": -1,
+        "trainer.ckpt_interval": -1,
+        "trainer.hf_save_interval": -1,
+        "trainer.resume_mode": "none",
+        "trainer.placement.colocate_all": False,
+        "trainer.algorithm.policy_loss_type": "rollout_is",
+        "trainer.fully_async.enabled": True,
+        "trainer.fully_async.simulate_training": True,
+        "trainer.fully_async.simulate_training_step_seconds": 0.0,
+        "trainer.fully_async.num_parallel_generation_workers": GROUPS,
+        "trainer.fully_async.max_staleness_steps": 1,
+        "data.dataloader.num_workers": 0,
+        "generator.inference_engine.enable_ray_prometheus_stats": False,
+    }
+    return HarborTrainConfig.from_cli_overrides(flags)
+
+
+async def test_the_fully_asynchronous_loop_runs_on_our_generator(suite: Path, tmp_path: Path) -> None:
+    SomeAreLost.made = 0
+    cfg = make_config(
+        suite, tmp_path, sandbox=f"{__name__}:SomeAreLost", sandbox_options=SOLVED, max_retries=0, max_lost_calls=9
+    )
+    experiment: Any = object.__new__(HarborExp)  # its constructor downloads a model's tokenizer
+    experiment.cfg, experiment.tokenizer = cfg, chat_tokenizer()
+    cfg.trainer.train_batch_size = GROUPS * STEPS
+    dataset = await asyncio.to_thread(experiment.get_train_dataset)
+    cfg.trainer.train_batch_size = GROUPS
+    assert isinstance(dataset, PromptDataset)
+    assert len(dataset) == GROUPS * STEPS
+    engine, tracker = SamplerEngine(solve_or_not), Tracker()
+    trainer: Any = RecordingSim(
+        cfg=cfg,
+        tracker=tracker,  # pyright: ignore[reportArgumentType]  # what a trainer calls of it
+        tokenizer=experiment.tokenizer,
+        train_dataset=dataset,
+        inference_engine_client=engine,
+        generator=experiment.get_generator(cfg, experiment.tokenizer, engine),
+    )
+    trainer.batches = []
+    await trainer.train()
+    assert len(trainer.batches) == STEPS
+    assert engine.weight_version == STEPS + 1
+    assert SomeAreLost.made == GROUPS * STEPS * SIZE
+    lost = sum(row.get("harbor/lost", 0) for row in tracker.logged)
+    assert lost == GROUPS * STEPS * SIZE // 5
+    for batch in trainer.batches:
+        masked = batch["advantages"] * batch["loss_mask"]
+        is_lost = batch["loss_mask"].sum(dim=-1) == 0
+        assert masked[is_lost].abs().sum() == 0
+        assert masked.isfinite().all()
+    assert any(batch["advantages"].abs().sum() > 0 for batch in trainer.batches)
+    assert set(engine.finished.values()) == {1}
+    assert len(engine.finished) == GROUPS * STEPS * SIZE
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+async def test_skyrls_own_generator_runs_on_our_environment(suite: Path, workers: int) -> None:
+    register(sandbox=FAKE, sandbox_options=SOLVED, confirm_task_complete=False)
+    output: Any = await play_with_skyrls_generator(suite / "alpha", workers)
+    validate_generator_output(SIZE, output)
+    rewards = [sum(reward) for reward in output["rewards"]]
+    solved = ["echo done" in byte_level_tokenizer().decode(ids) for ids in output["response_ids"]]
+    assert rewards == [float(item) for item in solved]
+    assert output["rollout_metrics"]["environment/turns"] == 2.0
+    assert output["rollout_metrics"]["environment/end/completed"] == 1.0
+
+
+async def test_a_lost_verdict_is_raised_by_the_environment(suite: Path) -> None:
+    register(sandbox=FAKE, sandbox_options={"fail": {"verifier": 1}}, confirm_task_complete=False)
+    with pytest.raises(VerifierError):
+        await play_with_skyrls_generator(suite / "alpha", 4)
+
+
+async def test_a_failed_start_runs_again(suite: Path) -> None:
+    FailsOnce.made = 0
+    register(sandbox=f"{__name__}:FailsOnce", confirm_task_complete=False)
+    output: Any = await play_with_skyrls_generator(suite / "alpha", 1)
+    assert FailsOnce.made == SIZE + 1
+    assert len(output["response_ids"]) == SIZE
+
+
+class FailsOnce(FakeEnvironment):
+    made = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        FailsOnce.made += 1
+        super().__init__(*args, **kwargs, fail={"start": 1} if FailsOnce.made == 1 else {})
+
+
+def test_a_row_without_a_task_is_refused() -> None:
+    from harbor_gym.adapters.skyrl import HarborTextEnv
+
+    with pytest.raises(UsageError, match="write_dataset"):
+        HarborTextEnv(extras={})
+
+
+async def play_with_skyrls_generator(task: Path, workers: int) -> Any:
+    gym = SkyRLGymConfig()
+    gym.max_env_workers = workers
+    engine = SamplerEngine(solve_or_not)
+    generator = SkyRLGymGenerator(generator_config(), gym, engine, chat_tokenizer())
+    batch, _ = make_input(task, size=SIZE)
+    return await generator.generate(batch, disable_tqdm=True)
