@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.helpers.character_codec import CharacterCodec
@@ -18,34 +17,9 @@ pytestmark = [pytest.mark.nemo_gym, pytest.mark.usefixtures("nothing_left")]
 ANSWERS = (message("pwd\n"), message(DONE), COMPLETE)
 
 
-class Answer:
-    """What NeMo Gym's client returns, as far as it is read."""
+def make(root: Path, model: ModelServerDouble, **settings: Any) -> Any:
+    from tests.helpers.nemo_gym.agent import make_agent
 
-    def __init__(self, status: int, content: bytes) -> None:
-        self.status, self.cookies, self._content = status, {"session": "one"}, content
-
-    async def read(self) -> bytes:
-        return self._content
-
-
-def make_agent(root: Path, engine: ModelServerDouble, **settings: Any) -> Any:
-    from nemo_gym.config_types import BaseServerConfig
-    from nemo_gym.server_utils import ServerClient
-    from omegaconf import OmegaConf
-
-    from harbor_gym.adapters.nemo_gym import HarborGymAgent, HarborGymAgentConfig
-
-    class Client(ServerClient):
-        async def post(self, server_name: str, url_path: str, **kwargs: Any) -> Any:
-            assert (server_name, url_path) == ("policy_model", "/v1/responses")
-            # From the second request on to the engine that has the prompt.
-            assert kwargs["cookies"] == (None if len(engine.requests) == 0 else {"session": "one"})
-            return Answer(*await engine.post(kwargs["json"]))
-
-    class Agent(HarborGymAgent):
-        root = Path()
-
-    Agent.root = root
     own = {
         "harbor_datasets": {"a": {"local_dataset_path": "tasks"}},
         "sandbox": FAKE,
@@ -53,15 +27,14 @@ def make_agent(root: Path, engine: ModelServerDouble, **settings: Any) -> Any:
         "terminal_env": {"confirm_task_complete": False},
         "require_token_ids": True,
         "max_retries": 0,
-        **settings,
     }
-    place = {"host": "127.0.0.1", "port": 1, "entrypoint": "app.py", "name": "harbor_gym_agent"}
-    policy = {"type": "responses_api_models", "name": "policy_model"}
-    config = HarborGymAgentConfig.model_validate({**place, "model_server": policy, **own})
-    client = Client(
-        head_server_config=BaseServerConfig(host="127.0.0.1", port=2), global_config_dict=OmegaConf.create()
-    )
-    return Agent(config=config, server_client=client)
+    return make_agent(root, model, **{**own, **settings})
+
+
+async def post(agent: Any, row: dict[str, Any], path: str = "/run") -> tuple[int, Any]:
+    from tests.helpers.nemo_gym import agent as helper
+
+    return await helper.post(agent, row, path)
 
 
 @pytest.fixture
@@ -75,17 +48,10 @@ def engine(*answers: str, **settings: Any) -> ModelServerDouble:
     return ModelServerDouble(Script(*(answers or ANSWERS)), CharacterCodec(), **settings)
 
 
-async def post(agent: Any, row: dict[str, Any], path: str = "/run") -> tuple[int, Any]:
-    transport = httpx.ASGITransport(agent.setup_webserver())
-    async with httpx.AsyncClient(transport=transport, base_url="http://agent") as client:
-        answer = await client.post(path, json={"responses_create_params": {"input": []}, **row}, timeout=60)
-    return answer.status_code, answer.json()
-
-
 async def test_a_row_in_and_a_verified_row_out(root: Path) -> None:
     model = engine()
     row = {"instance_id": "a::one", "responses_create_params": {"input": [], "temperature": 0.5}}
-    status, answer = await post(make_agent(root, model), row)
+    status, answer = await post(make(root, model), row)
     assert status == 200
     assert (answer["reward"], answer["mask_sample"], answer["failure_kind"]) == (1.0, False, None)
     assert (answer["end_reason"], answer["verifier/reward"]) == ("completed", 1.0)
@@ -109,7 +75,7 @@ async def test_what_the_infrastructure_lost_is_a_masked_row(
 ) -> None:
     model = engine()
     model.statuses = [] if settings else [200, 500]
-    status, answer = await post(make_agent(root, model, **settings), {"instance_id": "a::one"})
+    status, answer = await post(make(root, model, **settings), {"instance_id": "a::one"})
     assert status == 200
     assert (answer["reward"], answer["mask_sample"], answer["failure_kind"]) == (0.0, True, failure_kind)
     assert answer["instance_config"] == {"mask_sample": True}
@@ -117,7 +83,7 @@ async def test_what_the_infrastructure_lost_is_a_masked_row(
 
 
 async def test_what_no_retry_repairs_is_refused(root: Path) -> None:
-    agent = make_agent(root, engine())
+    agent = make(root, engine())
     for row, words in (
         ({"instance_id": "a::two"}, "no task 'two'"),
         ({"instance_id": "b::one"}, "ALIAS::TASK"),
@@ -132,7 +98,7 @@ async def test_what_no_retry_repairs_is_refused(root: Path) -> None:
 
 async def test_the_requests_own_settings(root: Path) -> None:
     row = {"instance_id": "a::one", "harbor_gym": {"max_turns": 1}}
-    status, answer = await post(make_agent(root, engine(message(DONE))), row)
+    status, answer = await post(make(root, engine(message(DONE))), row)
     assert (status, answer["end_reason"], answer["reward"], answer["turns"]) == (200, "max_turns", 1.0, 1)
 
 
