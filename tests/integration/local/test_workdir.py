@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
-from harbor_gym.errors import UsageError
+from harbor_gym.errors import TaskError
 from tests.helpers.tasks import write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -32,5 +32,5 @@ async def test_where_the_shell_opens(toml: str, command: str | None, expected: s
 
 async def test_a_relative_one_is_refused(task_dir: Path) -> None:
     config = TerminalEnvConfig(task_dir=task_dir, sandbox="local", sandbox_options={"workdir": "srv"})
-    with pytest.raises(UsageError, match="no absolute path"):
+    with pytest.raises(TaskError, match="no absolute path"):
         await AsyncTerminalGymEnv(config).reset()
