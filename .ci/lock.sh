@@ -46,7 +46,7 @@ say "wrote $(grep -c == "$alone") pins to $alone"
 # NeMo Gym pins its own openai and a Python of its own: an environment made by environment.sh, on nemo_gym/python.sh's Python.
 alone=.requirements/nemo_gym.txt
 [ ! -f "$alone" ] || cp "$alone" "$new"
-.venv/bin/uv pip compile pyproject.toml --extra nemo-gym --group test --universal --python-version 3.13.14 \
+.venv/bin/uv pip compile pyproject.toml --extra nemo-gym --group test --group contract --universal --python-version 3.13.14 \
   --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file "$new" "$@" >/dev/null
 {
   echo '# NeMo Gym and what it needs, pinned. Made by: make lock. Installed by: .ci/environment.sh nemo_gym'

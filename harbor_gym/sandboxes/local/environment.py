@@ -30,6 +30,7 @@ from harbor_gym.errors import (
     SandboxStartError,
     SandboxTimeoutError,
     TaskError,
+    UsageError,
 )
 from harbor_gym.sandboxes import reaper
 from harbor_gym.sandboxes.archive import transfers
@@ -117,6 +118,7 @@ class LocalEnvironment(BaseEnvironment):
         rootfs: str | Path | None = None,
         setup_command: str | None = None,
         build_dockerfile: bool = False,
+        workdir: str | None = None,
         **kwargs: Any,
     ) -> None:
         """Prepare a sandbox; Harbor's own arguments go to Harbor's base class.
@@ -130,11 +132,15 @@ class LocalEnvironment(BaseEnvironment):
             rootfs: A directory, or a tar, that is the root file system instead. It is copied once.
             setup_command: Shell text that root runs once for all sandboxes of this image.
             build_dockerfile: Build the task's Dockerfile, if it has one, even where it names a ``docker_image``.
+            workdir: Working directory where the task names none, instead of the image's.
             kwargs: Harbor's.
 
         Raises:
             UsageError: An option has no such value.
         """
+        if workdir is not None and not workdir.startswith("/"):
+            raise UsageError(f"sandbox option workdir: {workdir!r} is no absolute path")
+        self._workdir = workdir
         self._options = LocalOptions(max_processes, network, private_network)
         self._image_options = ImageOptions(
             image, None if rootfs is None else Path(rootfs), setup_command, build_dockerfile
@@ -272,7 +278,7 @@ class LocalEnvironment(BaseEnvironment):
         if chosen.setup_command is None:
             return image, held
         try:
-            workdir = config.workdir or image.workdir
+            workdir = config.workdir or self._workdir or image.workdir
             setup = Setup(chosen.setup_command, _directories([workdir]), workdir, _with_path(image.env))
             limits = self._limits()
             return await hold_set_up(image, setup, limits, timeout_sec=timeout_sec)
@@ -338,7 +344,7 @@ class LocalEnvironment(BaseEnvironment):
 
         Args:
             command: Shell text, of any length.
-            cwd: Working directory; None is the task's ``workdir``, else the image's.
+            cwd: Working directory; None is the task's ``workdir``, else the option's, else the image's.
             env: Variables on top of the image's, the task's and the trial's.
             timeout_sec: After so many seconds the command's process group is killed.
             user: Name or uid, with ``:group`` if need be, of the sandbox's own accounts; None is the default user.
@@ -469,7 +475,7 @@ class LocalEnvironment(BaseEnvironment):
         return Request(
             command=command,
             user=self._image.user if resolved is None else str(resolved),
-            cwd=cwd or self.task_env_config.workdir or self._image.workdir,
+            cwd=cwd or self.task_env_config.workdir or self._workdir or self._image.workdir,
             env={**_with_path(self._image.env), **(self._merge_env(env) or {})},
         )
 

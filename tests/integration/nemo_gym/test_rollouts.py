@@ -1,4 +1,4 @@
-"""Real ``ng_run`` and ``ng_collect_rollouts`` on local sandboxes: 32 rollouts, every way to fail among them."""
+"""Real ``ng_run`` and ``ng_collect_rollouts`` on local sandboxes: 36 rollouts, every way to fail among them."""
 
 import json
 import shutil
@@ -34,6 +34,8 @@ REPEATS = 4
 MAX_CONTEXT_TOKENS = 30_000
 LATE = message("sleep 2\n", duration=5.0)
 SECOND = PASS_IF_DONE.replace("answer", "second")
+WORKDIR = "/srv/app"
+PLACED = PASS_IF_DONE.replace("/srv", WORKDIR)
 
 SOLVED = (message(DONE), COMPLETE, COMPLETE)
 STEPS = (message(DONE, complete=True), message("echo done > /srv/second\n", complete=True))
@@ -41,6 +43,7 @@ SCRIPTS = {
     "Solve it.": SOLVED,
     "Do the first step.": STEPS,
     "verifier is broken": SOLVED,
+    "In your directory.": (message("echo done > answer\n"), COMPLETE),
     "takes too long": (message(DONE), LATE),
     "never starts": SOLVED,
     "xxxxxxxxxx": SOLVED,
@@ -52,6 +55,7 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("odd::broken", OWN, {}),
     ("odd::unbuildable", OWN, {}),
     ("odd::long", OWN, {}),
+    ("placed::relative", OWN, {}),
     ("good::late", OWN, {"harbor_gym": {"harbor_agent_timeout": 1.0}}),
     ("good::solved", AGENT, {}),
     ("odd::broken", AGENT, {"harbor_gym": {"max_retries": 0}}),
@@ -75,6 +79,7 @@ class Run:
 def write_tasks(folder: Path) -> None:
     write_task(folder / "good/solved", instruction="Solve it.\n")
     write_task(folder / "good/late", instruction="This takes too long.\n")
+    write_task(folder / "placed/relative", instruction="In your directory.\n", test_sh=PLACED)
     write_task(
         folder / "odd/broken", instruction="Its verifier is broken.\n", test_sh="#!/bin/bash\necho boom\nexit 3\n"
     )
@@ -102,6 +107,7 @@ def write_project(project: Path, engine: EngineDouble) -> list[str]:
     config = yaml.safe_load((project / training).read_text())
     block = config[OWN]["responses_api_agents"][SERVER.name]
     block["harbor_datasets"]["odd"] = {"local_dataset_path": "tasks/odd"}
+    block["harbor_datasets"]["placed"] = {"local_dataset_path": "tasks/placed/relative", "workdir": WORKDIR}
     block["concurrency"] = 8
     agent = {
         **block,
@@ -163,7 +169,7 @@ def said(*answers: str) -> str:
 
 
 async def test_every_row_came_back(run: Run) -> None:
-    assert len(run.rows) == REPEATS * len(ROWS) == 32
+    assert len(run.rows) == REPEATS * len(ROWS) == 36
     assert not (run.folder / "rollouts_failures.jsonl").exists()
     assert all(row["response"]["output"] and row["tokens_contiguous"] == 1 for row in run.rows)
 
@@ -173,6 +179,8 @@ async def test_solved_rows(run: Run) -> None:
         assert verdict(row) == (1.0, False, None, "completed", 2)
         assert sampled(row) == said(*SOLVED[:2])
         assert [item["role"] for item in row["responses_create_params"]["input"]] == ["system", "user"]
+    for row in run.of("placed::relative"):
+        assert verdict(row) == (1.0, False, None, "completed", 2)
     for row in run.of("good::steps"):
         assert verdict(row) == (1.0, False, None, "completed", 2)
         assert sampled(row) == said(*STEPS)

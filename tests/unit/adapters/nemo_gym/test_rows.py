@@ -1,13 +1,11 @@
 """Rows: token ids, masks, kinds and reasons, on episodes in memory."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harbor_gym import Sample
 from harbor_gym.adapters.nemo_gym.model_server import TOKEN_FIELDS, ModelServer
 from harbor_gym.adapters.nemo_gym.play import Played, play
 from harbor_gym.adapters.nemo_gym.rows import Row, make_row
@@ -16,25 +14,13 @@ from harbor_gym.errors import UsageError, VerifierError
 from harbor_gym.types import EndReason
 from tests.helpers.character_codec import END, CharacterCodec
 from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
+from tests.helpers.nemo_gym.scripts import Script
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 from tests.helpers.tasks import DONE
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 ANSWERS = (message("pwd\n"), message(DONE), COMPLETE)
-
-
-class Script:
-    """Answers one after the other, and the last one again."""
-
-    def __init__(self, *answers: str) -> None:
-        self._answers, self._turn = answers, 0
-
-    async def __call__(self, prompt: Sequence[int]) -> Sample:
-        answer = self._answers[min(self._turn, len(self._answers) - 1)]
-        self._turn += 1
-        tokens = [*map(ord, answer), END]
-        return Sample(tokens, [-0.5] * len(tokens))
 
 
 class Forgetful(CharacterCodec):

@@ -1,0 +1,113 @@
+"""The agent server with NeMo Gym's own types, in this process: what goes over its ``/run``, on sandboxes in memory."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.character_codec import CharacterCodec
+from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
+from tests.helpers.nemo_gym.scripts import Script
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
+from tests.helpers.tasks import DONE, write_task
+
+pytestmark = [pytest.mark.nemo_gym, pytest.mark.usefixtures("nothing_left")]
+
+ANSWERS = (message("pwd\n"), message(DONE), COMPLETE)
+
+
+def make(root: Path, model: ModelServerDouble, **settings: Any) -> Any:
+    from tests.helpers.nemo_gym.agent import make_agent
+
+    own = {
+        "harbor_datasets": {"a": {"local_dataset_path": "tasks"}},
+        "sandbox": FAKE,
+        "sandbox_options": {"solved_when": {"/srv/answer": "done"}},
+        "terminal_env": {"confirm_task_complete": False},
+        "require_token_ids": True,
+        "max_retries": 0,
+    }
+    return make_agent(root, model, **{**own, **settings})
+
+
+async def post(agent: Any, row: dict[str, Any], path: str = "/run") -> tuple[int, Any]:
+    from tests.helpers.nemo_gym import agent as helper
+
+    return await helper.post(agent, row, path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_task(tmp_path / "tasks/one")
+    return tmp_path
+
+
+def engine(*answers: str, **settings: Any) -> ModelServerDouble:
+    settings = {"max_tokens": 10, "max_context_tokens": 100_000, **settings}
+    return ModelServerDouble(Script(*(answers or ANSWERS)), CharacterCodec(), **settings)
+
+
+async def test_a_row_in_and_a_verified_row_out(root: Path) -> None:
+    model = engine()
+    row = {"instance_id": "a::one", "responses_create_params": {"input": [], "temperature": 0.5}}
+    status, answer = await post(make(root, model), row)
+    assert status == 200
+    assert (answer["reward"], answer["mask_sample"], answer["failure_kind"]) == (1.0, False, None)
+    assert (answer["end_reason"], answer["verifier/reward"]) == ("completed", 1.0)
+    assert [item["role"] for item in answer["responses_create_params"]["input"]] == ["system", "user"]
+    assert answer["responses_create_params"]["temperature"] == model.requests[0]["temperature"] == 0.5
+    sequence = read_as_trainer(answer["response"]["output"])
+    sampled = [token for token, own in zip(sequence.completion, sequence.mask, strict=True) if own]
+    assert "".join(map(chr, sampled)) == "".join(f"{text}\0" for text in ANSWERS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "failure_kind"),
+    [
+        ({"sandbox_options": {"fail": {"start": 1}}}, "provider_unavailable"),
+        ({"sandbox_options": {"fail": {"verifier": 1}}}, "verifier_error"),
+        ({}, "harbor_gym:sampler_error"),
+    ],
+)
+async def test_what_the_infrastructure_lost_is_a_masked_row(
+    root: Path, settings: dict[str, Any], failure_kind: str
+) -> None:
+    model = engine()
+    model.statuses = [] if settings else [200, 500]
+    status, answer = await post(make(root, model, **settings), {"instance_id": "a::one"})
+    assert status == 200
+    assert (answer["reward"], answer["mask_sample"], answer["failure_kind"]) == (0.0, True, failure_kind)
+    assert answer["instance_config"] == {"mask_sample": True}
+    assert sum(read_as_trainer(answer["response"]["output"]).mask) > 0
+
+
+async def test_what_no_retry_repairs_is_refused(root: Path) -> None:
+    agent = make(root, engine())
+    for row, words in (
+        ({"instance_id": "a::two"}, "no task 'two'"),
+        ({"instance_id": "b::one"}, "ALIAS::TASK"),
+        ({"instance_id": "a::one", "harbor_gym": {"terminal_env": {"no_such": 1}}}, "no_such"),
+        ({"instance_id": "a::one", "harbor_gym": {"no_such": 1}}, "no_such"),
+    ):
+        status, answer = await post(agent, row)
+        assert status == 422
+        assert words in json.dumps(answer)
+    assert (await post(agent, {}, "/v1/responses"))[0] == 422
+
+
+async def test_the_requests_own_settings(root: Path) -> None:
+    row = {"instance_id": "a::one", "harbor_gym": {"max_turns": 1}}
+    status, answer = await post(make(root, engine(message(DONE))), row)
+    assert (status, answer["end_reason"], answer["reward"], answer["turns"]) == (200, "max_turns", 1.0, 1)
+
+
+async def test_every_kind_is_a_word_of_nemo_gyms() -> None:
+    from nemo_gym.failure_kinds import is_namespaced, is_registered
+
+    from harbor_gym.adapters.nemo_gym.rows import nemo_kind
+    from harbor_gym.outcomes import FAILURE_KINDS
+
+    kinds = [nemo_kind(word) for word in FAILURE_KINDS]
+    assert all(is_registered(kind) or is_namespaced(kind) for kind in kinds)
+    assert any(is_registered(kind) for kind in kinds)
