@@ -377,7 +377,7 @@ class ApptainerEnvironment(BaseEnvironment):
     @property
     def memory_kills(self) -> int | None:
         """Processes that were killed for their memory so far; None where the task has no limit."""
-        return None if self._watchdog is None else sum(kill.processes for kill in self._watchdog.kills)
+        return None if self._watchdog is None else self._watchdog.killed_processes
 
     async def is_up(self) -> bool:
         """Tell whether the container's first process is there, whatever runs in it."""
