@@ -79,11 +79,11 @@ async def _start(container: Container, spec: CommandSpec, pipes: list[OutputPipe
         while text:
             text = text[os.write(request, text) :]
         return await start_process(
-            *supervisor_argv("enter-by", str(request)),
+            *supervisor_argv("enter-by", *map(str, (request, *container.view_handles))),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=pipes[0].far_end,
             stderr=pipes[1].far_end,
-            pass_fds=[request],
+            pass_fds=[request, *container.view_handles],
             env=supervisor_environment(),
             start_new_session=True,
         )

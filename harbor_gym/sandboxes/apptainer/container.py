@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import signal
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from harbor_gym.sandboxes.local.supervisor.messages import (
     NAMESPACES,
     CommandSpec,
     ContainerConfig,
+    ContainerSite,
     Target,
     as_object,
     to_json,
@@ -47,7 +49,8 @@ _UP = b"up"
 _OUTPUT_TAIL_BYTES = 4000
 _FIRST = "/.harbor-gym-init"
 """As ``local/supervisor/container.py`` writes it."""
-_LOOPBACK_HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+_VIEW_BYTES = 16
+_HOSTS = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 _NO_RESOLVER = "# This sandbox has no network.\n"
 
 _RUNTIME_CONFIG = """\
@@ -93,6 +96,9 @@ class Container:
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
         self._target: Target | None = None
+        self._site: ContainerSite | None = None
+        self._view: int | None = None
+        self._views = 0
         self.loss = ""
         """Why it is gone, where that is known."""
 
@@ -144,16 +150,18 @@ class Container:
 
     async def _adopt(self, options: ContainerOptions) -> None:
         assert self._process is not None
-        init = await asyncio.to_thread(_first_process, self._process.pid)
+        outer, init = await asyncio.to_thread(_first_processes, self._process.pid)
         stat = None if init is None else read_stat(init)
-        if init is None or stat is None:
+        if outer is None or init is None or stat is None:
             raise SandboxStartError("the apptainer sandbox ended at once")
         filters = () if seccomp.missing_profile() else seccomp.filters(platform.machine())
         own = NAMESPACES & ~(os.CLONE_NEWNET if options.has_network else 0)
         target = Target(init, str(stat.start_time), 0, {}, is_rootless(), filters, own)
-        answer = await _run_program("prepare", target, {"directories": dict(options.directories)})
+        directories = dict(options.directories)
+        answer = await _run_program("prepare", target, {"directories": directories})
         if "error" in answer:
             raise SandboxStartError(f"the apptainer sandbox could not be set up: {answer['error']}")
+        self._site = ContainerSite(outer, str(_place()), directories, _etc(options))
         self._target = target
 
     async def stop(self) -> None:
@@ -163,6 +171,7 @@ class Container:
             SandboxTimeoutError: It did not end in time; the kernel still takes it down.
         """
         self._target = None
+        self._forget_view()
         process = self._process
         if process is None:
             return
@@ -233,7 +242,7 @@ class Container:
         """
         carrier = Carrier()
         try:
-            await shielded(carrier.start(self.target, spec))
+            await shielded(carrier.start(self.target, spec, *self.view_handles))
             await carrier.run(work)
         except StreamEndedError as exc:
             if self.is_running:
@@ -251,10 +260,11 @@ class Container:
             SandboxTimeoutError: The time was up.
         """
         target = self.target
-        request = {"work": work, "arguments": dict(arguments)}
+        handles = self.view_handles
+        request = {"work": work, "arguments": dict(arguments), "view_namespace": handles[0] if handles else -1}
         try:
             async with asyncio.timeout(timeout_sec):
-                answer = await _run_program("clean-up", target, request)
+                answer = await _run_program("clean_up", target, request, *handles)
         except TimeoutError:
             raise SandboxTimeoutError(
                 f"the apptainer sandbox was not cleaned up ({work}) in {timeout_sec:g} s"
@@ -265,24 +275,90 @@ class Container:
             raise SandboxError(f"the apptainer sandbox can't be cleaned up ({work}): {answer['error']}")
         return answer
 
+    # --- the verifier's view --------------------------------------------------------------------------------------
+
+    @property
+    def view_handles(self) -> tuple[int, ...]:
+        """A descriptor of the verifier's view, where there is one: what is passed to whatever enters."""
+        return () if self._view is None else (self._view,)
+
+    async def enter_view(self, paths: Sequence[str]) -> None:
+        """Have commands and transfers from now on see the image as it was, with these paths as they are.
+
+        Raises:
+            SandboxError: The kernel refuses.
+            SandboxLostError: It is gone.
+        """
+        await self.leave_view()
+        self._views += 1
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with near, far:
+            request = {"number": self._views, "paths": list(paths), "control": far.fileno()}
+            await self._at_the_files("view", request, far.fileno())
+            near.setblocking(False)
+            _, handles, *_ = socket.recv_fds(near, _VIEW_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        (self._view,) = handles
+
+    async def leave_view(self) -> None:
+        """Have commands and transfers see the container's own files again, and drop the view. Idempotent.
+
+        Raises:
+            SandboxLostError: It is gone.
+        """
+        if self._view is not None:
+            self._forget_view()
+            await self._at_the_files("drop_view", {"number": self._views})
+
+    async def written_paths(self) -> list[str]:
+        """Return the paths that were written in it since its start, or deleted: some thousand at most.
+
+        Raises:
+            SandboxError: They can't be listed.
+            SandboxLostError: It is gone.
+        """
+        return (await self._at_the_files("written", {}))["paths"]
+
+    async def _at_the_files(self, work: str, request: Mapping[str, Any], *handles: int) -> dict[str, Any]:
+        target = self.target
+        answer = await _run_program(work, target, {"site": as_object(self._site), **request}, *handles)
+        if "error" in answer:
+            if not self.is_running:
+                raise self.lost(f"the apptainer sandbox went away ({work})")
+            raise SandboxError(f"the apptainer sandbox's files can't be reached ({work}): {answer['error']}")
+        return answer
+
+    def _forget_view(self) -> None:
+        if self._view is not None:
+            os.close(self._view)
+            self._view = None
+
+
+def _place() -> Path:
+    """Return where a container's files are mounted, each in a mount namespace of its own."""
+    return cache_dir() / "mountpoint"
+
+
+def _etc(options: ContainerOptions) -> dict[str, str]:
+    resolver = Path("/etc/resolv.conf").read_text() if options.has_network else _NO_RESOLVER
+    return {"resolv.conf": resolver, "hosts": _HOSTS}
+
 
 def _config(image: SifImage, programs: Programs, options: ContainerOptions) -> ContainerConfig:
-    place = cache_dir() / "mountpoint"
+    place = _place()
     place.mkdir(exist_ok=True)
     mount = f"ro,allow_other,offset={image.offset}"
-    overlay = "allow_other,lowerdir=lower,upperdir=upper,workdir=work"
+    overlay = "allow_other,lowerdir=0,upperdir=upper,workdir=work"
     left_out = [word for name in options.no_mount for word in ("--no-mount", name)]
-    resolver = Path("/etc/resolv.conf").read_text() if options.has_network else _NO_RESOLVER
     return ContainerConfig(
         parent=os.getpid(),
         is_ordinary=is_rootless(),
         has_network=options.has_network,
         place=str(place),
         storage_bytes=options.storage_bytes,
-        mount_image=(programs.squashfuse, "-o", mount, str(image.path.resolve()), "lower"),
+        mount_image=(programs.squashfuse, "-o", mount, str(image.path.resolve()), "0"),
         overlay=options.overlay,
         mount_overlay=(programs.fuse_overlayfs, "-o", overlay, "root") if programs.fuse_overlayfs else (),
-        etc={"resolv.conf": resolver, "hosts": f"{_LOOPBACK_HOSTS}127.0.0.1\tsandbox\n"},
+        etc=_etc(options),
         runtime=(
             programs.runtime, "--silent", "--config", f"{place}/runtime.conf", "exec", "--containall", "--no-init",
             "--writable", *left_out, *options.extra_args, f"{place}/root", _FIRST,
@@ -299,14 +375,15 @@ def _runtime_environment(place: Path) -> dict[str, str]:
     return {**named, "HOME": str(place / "home")}
 
 
-def _first_process(launcher: int) -> int | None:
-    """Return the process below the launcher that is the first of two PID namespaces within this one."""
-    depth = len(_numbers(os.getpid())) + 2
+def _first_processes(launcher: int) -> tuple[int | None, int | None]:
+    """Return the first processes of the two PID namespaces below the launcher, the container's last."""
+    depth = len(_numbers(os.getpid()))
+    first: dict[int, int] = {}
     for pid in sorted(descendants(launcher)):
         numbers = _numbers(pid)
-        if len(numbers) == depth and numbers[-1] == 1:
-            return pid
-    return None
+        if numbers[-1:] == [1]:
+            first.setdefault(len(numbers) - depth, pid)
+    return first.get(1), first.get(2)
 
 
 def _numbers(pid: int) -> list[int]:
@@ -318,12 +395,14 @@ def _numbers(pid: int) -> list[int]:
     return []
 
 
-async def _run_program(work: str, target: Target, request: Mapping[str, Any]) -> dict[str, Any]:
+async def _run_program(work: str, target: Target, request: Mapping[str, Any], *handles: int) -> dict[str, Any]:
+    """Run the supervisor's program ``work`` on a container; return its answer, or why there is none as ``error``."""
     process = await start_process(
         *supervisor_argv(work, json.dumps({"target": as_object(target), **request})),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        pass_fds=handles,
         env=supervisor_environment(),
         start_new_session=True,
     )

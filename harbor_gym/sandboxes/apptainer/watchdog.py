@@ -32,7 +32,7 @@ _MAJORITY = 0.5
 class MemoryKill:
     """One branch that was killed."""
 
-    processes: int
+    processes: tuple[Member, ...]
     held_bytes: int
     """Memory of the branch."""
 
@@ -43,17 +43,21 @@ class MemoryKill:
 
     def __str__(self) -> str:
         held, used, limit = (number >> 20 for number in (self.held_bytes, self.used_bytes, self.limit_bytes))
+        count = len(self.processes)
         return (
-            f"its processes held {used} MiB of {limit} (memory_mb), {held} of them in {self.processes} "
-            f"process{'es' if self.processes > 1 else ''}, killed"
+            f"its processes held {used} MiB of {limit} (memory_mb), {held} of them in {count} "
+            f"process{'es' if count > 1 else ''}, killed"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Process:
+class Member:
+    """A process of a container."""
+
     pid: int
     parent: int
     start_time: int
+    """With the pid it names a process beyond doubt."""
 
 
 class Watchdog:
@@ -70,6 +74,12 @@ class Watchdog:
         self._limit = limit_bytes
         self._task: asyncio.Task[None] | None = None
         self.kills: list[MemoryKill] = []
+        self._dying: frozenset[Member] = frozenset()
+
+    @property
+    def killed_processes(self) -> int:
+        """Processes killed so far."""
+        return sum(len(kill.processes) for kill in self.kills)
 
     def start(self) -> None:
         """Begin to watch, in a task of the running loop."""
@@ -85,24 +95,26 @@ class Watchdog:
     async def _watch(self) -> None:
         first = self._find()
         while True:
-            used, kill = await asyncio.to_thread(look, first, self._limit)
+            used, kill = await asyncio.to_thread(look, first, self._limit, self._dying)
             if kill is not None:
+                self._dying |= frozenset(kill.processes)
                 _logger.warning("an apptainer sandbox needed more memory than it has: %s", kill)
                 self.kills.append(kill)
             await asyncio.sleep(_ALERT_SEC if used > _ALERT_AT * self._limit else _CALM_SEC)
 
 
-def look(first: int, limit_bytes: int) -> tuple[int, MemoryKill | None]:
+def look(first: int, limit_bytes: int, dying: frozenset[Member] = frozenset()) -> tuple[int, MemoryKill | None]:
     """Look once at the memory of a container, and kill the branch that holds it where that is too much. Blocks.
 
     Args:
         first: The first process, whose descendants and namespace mates are the container's.
         limit_bytes: What all of them may hold together.
+        dying: Processes that were killed before: what they still hold is on its way back.
 
     Returns:
         What they hold, at most, and what was killed.
     """
-    processes = members(first)
+    processes = [item for item in members(first) if item not in dying]
     resident = sum(_resident_bytes(item.pid) for item in processes)
     if resident <= KILLED_AT * limit_bytes:
         return resident, None
@@ -114,24 +126,24 @@ def look(first: int, limit_bytes: int) -> tuple[int, MemoryKill | None]:
     for item in branch:
         _kill(item)
     total = sum(held[item.pid] for item in branch)
-    return used, MemoryKill(len(branch), total, used, limit_bytes) if branch else None
+    return used, MemoryKill(tuple(branch), total, used, limit_bytes) if branch else None
 
 
-def members(first: int) -> list[_Process]:
+def members(first: int) -> list[Member]:
     """Return the processes of a container: all in the PID namespace of its first one."""
     try:
         namespace = (PROC / str(first) / "ns" / "pid").readlink()
     except OSError:
         return []
-    found: list[_Process] = []
+    found: list[Member] = []
     for stat in all_stats():
         with contextlib.suppress(OSError):
             if (PROC / str(stat.pid) / "ns" / "pid").readlink() == namespace:
-                found.append(_Process(stat.pid, stat.parent, stat.start_time))
+                found.append(Member(stat.pid, stat.parent, stat.start_time))
     return found
 
 
-def heaviest_branch(processes: list[_Process], held: dict[int, int]) -> list[_Process]:
+def heaviest_branch(processes: list[Member], held: dict[int, int]) -> list[Member]:
     """Return the smallest subtree that holds the greater part of the memory: a hog without the shell that started it.
 
     From the heaviest tree it goes down as long as one child's subtree holds more than half of what its parent's does.
@@ -140,14 +152,14 @@ def heaviest_branch(processes: list[_Process], held: dict[int, int]) -> list[_Pr
         processes: Those that may be killed.
         held: Process id → bytes.
     """
-    children: dict[int, list[_Process]] = {}
+    children: dict[int, list[Member]] = {}
     known = {item.pid for item in processes}
     for item in processes:
         children.setdefault(item.parent if item.parent in known else 0, []).append(item)
     weights: dict[int, int] = {}
     _weigh(0, children, held, weights)
     above, weight = 0, weights[0]
-    chosen: _Process | None = None
+    chosen: Member | None = None
     while children.get(above):
         child = max(children[above], key=lambda item: weights[item.pid])
         if chosen is not None and weights[child.pid] <= _MAJORITY * weight:
@@ -156,7 +168,7 @@ def heaviest_branch(processes: list[_Process], held: dict[int, int]) -> list[_Pr
     return [] if chosen is None else _subtree(chosen, children)
 
 
-def _weigh(pid: int, children: dict[int, list[_Process]], held: dict[int, int], weights: dict[int, int]) -> None:
+def _weigh(pid: int, children: dict[int, list[Member]], held: dict[int, int], weights: dict[int, int]) -> None:
     """Fill in what each process's subtree holds, leaves first."""
     order = [pid]
     for at in order:
@@ -165,14 +177,14 @@ def _weigh(pid: int, children: dict[int, list[_Process]], held: dict[int, int], 
         weights[at] = held.get(at, 0) + sum(weights[item.pid] for item in children.get(at, ()))
 
 
-def _subtree(top: _Process, children: dict[int, list[_Process]]) -> list[_Process]:
+def _subtree(top: Member, children: dict[int, list[Member]]) -> list[Member]:
     found = [top]
     for item in found:
         found += children.get(item.pid, ())
     return found
 
 
-def _kill(process: _Process) -> None:
+def _kill(process: Member) -> None:
     """Kill a process, and never another one that has its number by now."""
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(process.pid)

@@ -1,7 +1,4 @@
-"""A sandbox that a container runtime (Apptainer) makes: what is done before it, and to it from outside.
-
-``launch`` makes a user namespace and mounts the image in it, then runs the runtime there. ``prepare`` closes what a
-runtime leaves open. ``clean_up`` does the works of ``grading/cleanup.py``. None of them executes anything of the image.
+"""A sandbox that a container runtime (Apptainer) makes: a user namespace, the image mounted in it, the runtime there.
 
 The runtime gets a PID namespace of its own around the container's: whatever it starts ends with that. That ends with
 the caller, killed or not.
@@ -11,41 +8,32 @@ Source: user_namespaces(7), pid_namespaces(7), the kernel's filesystems/overlayf
 
 import contextlib
 import errno
-import json
 import os
 import signal
-import sys
 from typing import Any, NoReturn
 
-import files
 from child import become_plain
-from children import answer_of, fork_entered
-from grading import cleanup
 from kernel import packet_filter, programs
 from kernel.calls import (
-    MS_BIND,
     MS_NODEV,
     MS_NOEXEC,
     MS_NOSUID,
     MS_PRIVATE,
-    MS_RDONLY,
     MS_REC,
-    MS_REMOUNT,
     PR_SET_PDEATHSIG,
     become_root,
-    bind_read_only,
-    harden_self,
     mount,
     prctl,
     write_file,
 )
-from kernel.ids import COUNT, Ids
-from kernel.procfs import start_time
-from messages import NAMESPACES, ContainerConfig, Target
-from namespaces import HIDDEN_PROC, MAX_TERMINALS, OF_INIT, READ_ONLY_PROC
+from kernel.ids import COUNT
+from messages import NAMESPACES, ContainerConfig
 
 FIRST = "/.harbor-gym-init"
 """Where the container's first process is found; removed from the files once it runs."""
+IMAGE = "0"
+"""Where the image is mounted, named as the only layer of a local sandbox would be."""
+
 FAILED = 1
 _XATTR_PROBE = "user.harbor_gym"
 
@@ -142,7 +130,7 @@ def _be_first(config: ContainerConfig, parent: int) -> int:
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     mount("harbor-gym", config.place, "tmpfs", MS_NODEV, f"mode=0755,size={config.storage_bytes}")
     os.chdir(config.place)
-    for name in ("lower", "upper", "work", "root", "home", "tmp"):
+    for name in (IMAGE, "upper", "work", "root", "home", "tmp"):
         os.mkdir(name, 0o755)  # noqa: PTH102  # pathlib would cost 20 ms of imports at every start
     _run(config.mount_image)
     _mount_overlay(config)
@@ -177,7 +165,7 @@ def _mount_overlay(config: ContainerConfig) -> None:
     Raises:
         OSError: There is neither.
     """
-    options = "lowerdir=lower,upperdir=upper,workdir=work"
+    options = f"lowerdir={IMAGE},upperdir=upper,workdir=work"
     if config.overlay != "fuse":
         try:
             os.setxattr("upper", _XATTR_PROBE, b"")  # tmpfs has user attributes since Linux 6.6
@@ -199,17 +187,26 @@ def _write_files(config: ContainerConfig) -> None:
     for name in ("dev", "proc", "sys", "tmp", "etc"):
         with contextlib.suppress(FileExistsError):
             os.mkdir(f"root/{name}", 0o755)  # noqa: PTH102  # as above
-    place = os.open("root/etc", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        for name, content in config.etc.items():
-            _replace(place, name, content.encode(), 0o644)
-    finally:
-        os.close(place)
+    write_etc("root/etc", config.etc)
     place = os.open("root", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         first = programs.open_first()
         _replace(place, FIRST.lstrip("/"), os.pread(first, os.fstat(first).st_size, 0), programs.MODE)
         os.close(first)
+    finally:
+        os.close(place)
+
+
+def write_etc(path: str, contents: dict[str, str]) -> None:
+    """Write files of a container's /etc, in place of whatever has their names.
+
+    Raises:
+        OSError: The image's /etc is no directory.
+    """
+    place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        for name, content in contents.items():
+            _replace(place, name, content.encode(), 0o644)
     finally:
         os.close(place)
 
@@ -230,85 +227,3 @@ def _become_runtime(config: ContainerConfig) -> NoReturn:
         text.write(config.runtime_config)
     become_plain()
     os.execve(config.runtime[0], config.runtime, {**os.environ, **config.runtime_environment})
-
-
-# --- in the running container ----------------------------------------------------------------------------------------
-
-
-def prepare(target: Target, directories: dict[str, int | None]) -> dict[str, Any]:
-    """Close what the runtime left open, make directories, and look for a shell.
-
-    Returns:
-        The ``error``, if there is one.
-    """
-    try:
-        _enter(target)
-        os.setns(os.pidfd_open(target.init), os.CLONE_NEWNS)
-        os.unlink(FIRST)  # noqa: PTH108  # as above
-        _cover()
-        files.make_directories(directories)
-        files.require_shell()
-    except (ProcessLookupError, FileNotFoundError, OSError) as exc:
-        return {"error": str(exc)}
-    return {}
-
-
-def _cover() -> None:
-    """Cover what is the whole machine's, and bound what is taken from the machine's numbers."""
-    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
-    covers = [(f"/proc/{name}", f"/proc/{name}") for name in (*READ_ONLY_PROC, *OF_INIT)]
-    covers += [("/dev/null", f"/proc/{name}") for name in HIDDEN_PROC]
-    for source, target in covers:
-        if os.path.exists(target):  # noqa: PTH110  # as above
-            bind_read_only(source, target, flags)
-    mount("tmpfs", "/sys", "tmpfs", flags, "mode=0555,size=4k,nr_inodes=4")
-    mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_NODEV)  # setuid programs of the image work
-    mount("none", "/sys", None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
-    mount(
-        "devpts", "/dev/pts", None, MS_REMOUNT | MS_NOSUID | MS_NOEXEC, f"max={MAX_TERMINALS},ptmxmode=0666,mode=0620"
-    )
-
-
-def clean_up(target: Target, work: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Do one of the works of :mod:`grading.cleanup` in a child that has entered the container.
-
-    Returns:
-        What the work found; an ``error`` where it failed.
-    """
-    try:
-        _enter(target)
-        os.setns(os.pidfd_open(target.init), target.namespaces)
-        handle = os.open(f"/proc/{target.init}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-    except (ProcessLookupError, FileNotFoundError):
-        return {"error": "the sandbox is gone"}
-    ids = Ids(is_shifted=False)
-
-    def enter() -> None:
-        os.setns(handle, os.CLONE_NEWNS)
-        ids.become_untouchable()
-
-    pid, read = fork_entered(enter, lambda: cleanup.do(work, arguments, ids))
-    os.waitpid(pid, 0)
-    return answer_of(read)
-
-
-def _enter(target: Target) -> None:
-    """Make sure that the container is the one meant, and enter its user namespace where the caller is not root.
-
-    Raises:
-        ProcessLookupError, FileNotFoundError: It is gone.
-    """
-    if start_time(target.init) != target.start_time:
-        raise ProcessLookupError(errno.ESRCH, "the sandbox is gone")
-    harden_self()
-    become_plain()
-    if target.is_ordinary:
-        os.setns(os.pidfd_open(target.init), os.CLONE_NEWUSER)
-        become_root()
-
-
-def report(answer: dict[str, Any]) -> int:
-    """Print an answer; return an exit status."""
-    print(json.dumps(answer))  # noqa: T201  # a program's own output
-    sys.stdout.flush()
-    return 0

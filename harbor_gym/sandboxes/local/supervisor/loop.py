@@ -353,8 +353,13 @@ def serve(control_fd: int, data: object) -> int:
     return 0
 
 
-def enter(request: dict[str, Any]) -> int:
-    """Run one command in a living sandbox with this process's stdio; return the command's exit status."""
+def enter(request: dict[str, Any], view_namespace: int = -1) -> int:
+    """Run one command in a living sandbox with this process's stdio; return the command's exit status.
+
+    Args:
+        request: The sandbox, and the command.
+        view_namespace: The verifier's view, where that is what the command is to see.
+    """
     target, spec = parse(Target, request["target"]), parse(CommandSpec, request["spec"])
     init = target.init
     try:
@@ -378,6 +383,9 @@ def enter(request: dict[str, Any]) -> int:
     else:
         os.setns(pidfd, target.namespaces | os.CLONE_NEWNS)
         user_namespace = pidfd
+    if view_namespace >= 0:
+        os.setns(view_namespace, os.CLONE_NEWNS)
+        os.close(view_namespace)
     try:
         command = resolve(spec, first)
     except RequestError as exc:

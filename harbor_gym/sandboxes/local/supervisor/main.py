@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import loop
-from messages import ContainerConfig, Target, parse
+from messages import ContainerConfig, ContainerSite, Target, parse
 
 
 def main() -> int:
@@ -23,15 +23,19 @@ def main() -> int:
             return forkserver.run(int(handle), int(caller))
         case ["enter", text]:
             return loop.enter(json.loads(text))
-        case ["enter-by", handle]:
+        case ["enter-by", handle, *view]:
             request = loop.read_spec(int(handle))
             os.close(int(handle))
-            return loop.enter(request)
+            return loop.enter(request, *map(int, view))
         case ["transfer", text, *handles]:
             handle, *further = map(int, handles)
             return loop.transfer(handle, json.loads(text)["transfer"], *further)
-        case ["launch" | "prepare" | "clean-up" as work, text]:
-            return _container(work, json.loads(text))
+        case ["launch", text]:
+            import container
+
+            return container.launch(parse(ContainerConfig, json.loads(text)))
+        case ["prepare" | "clean_up" | "view" | "drop_view" | "written" as work, text]:
+            return _enter_container(work, json.loads(text))
         case ["probe", directory]:
             import probe
 
@@ -39,16 +43,16 @@ def main() -> int:
             return 0
         case _:
             raise SystemExit(
-                "usage: serve FD JSON | forkserver FD PID | enter JSON | enter-by FD | transfer JSON FD... | "
-                "launch JSON | prepare JSON | clean-up JSON | probe DIRECTORY"
+                "usage: serve FD JSON | forkserver FD PID | enter JSON | enter-by FD [FD] | transfer JSON FD... | "
+                "launch JSON | prepare JSON | clean_up JSON | view JSON | drop_view JSON | "
+                "written JSON | probe DIRECTORY"
             )
 
 
-def _container(work: str, request: Any) -> int:
-    import container
+def _enter_container(work: str, request: Any) -> int:
+    import entering
 
-    if work == "launch":
-        return container.launch(parse(ContainerConfig, request))
-    target = parse(Target, request.pop("target"))
-    answer = (container.prepare if work == "prepare" else container.clean_up)(target, **request)
-    return container.report(answer)
+    request["target"] = parse(Target, request["target"])
+    if "site" in request:
+        request["site"] = parse(ContainerSite, request["site"])
+    return entering.report(getattr(entering, work)(**request))

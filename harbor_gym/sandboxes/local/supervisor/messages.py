@@ -104,7 +104,7 @@ class ContainerConfig(NamedTuple):
     """What may be written."""
 
     mount_image: tuple[str, ...]
-    """Mounts the image at ``lower``."""
+    """Mounts the image, at the directory ``0``."""
 
     overlay: str
     """``kernel``, ``fuse``, or ``auto``: the first that can be had."""
@@ -120,6 +120,19 @@ class ContainerConfig(NamedTuple):
     """What ``runtime.conf`` is to hold."""
 
     runtime_environment: dict[str, str]
+
+
+class ContainerSite(NamedTuple):
+    """Where the files of a container are mounted, for processes that go there."""
+
+    outer: int
+    """The first process around the container."""
+
+    place: str
+    directories: dict[str, int | None]
+    """Those of the container, for each view."""
+
+    etc: dict[str, str]
 
 
 class CommandSpec(NamedTuple):

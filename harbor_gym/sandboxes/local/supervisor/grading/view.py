@@ -4,10 +4,12 @@ A mount namespace of its own with a fresh overlay on the image's layers, in whic
 what is bound in from its root. Processes and network are the sandbox's.
 """
 
+import array
 import contextlib
 import os
 import select
 import signal
+import socket
 import stat
 from typing import Any, NoReturn
 
@@ -22,7 +24,7 @@ _DIRECTORY = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _ANYTHING = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _TIMEOUT_SEC = 10.0
 """A service of the policy's that the task keeps running may stop the process that mounts the view."""
-_UP = b"up"
+_UP, _REPORT_BYTES = b"up", 2000
 _MAX_PATHS, _MAX_PATHS_BYTES = 5000, 40_000
 
 
@@ -51,7 +53,7 @@ class View:
         Args:
             paths: What is carried: absolute paths of directories or files, as the policy left them. One that is not
                 there, or to which only a link leads, is not there in the view either.
-            user_namespace: A process of the sandbox.
+            user_namespace: A process of the sandbox; -1 where this process is in its user namespace.
             has_network: Whether it is to find a name server.
 
         Raises:
@@ -116,32 +118,28 @@ class View:
         return place
 
     def _enclose(self, user_namespace: int, has_network: bool) -> None:
-        """Have a process make the mount namespace, as the sandbox's root does; it ends when that is held here."""
-        up, ready = os.pipe()
-        go, held = os.pipe()
+        """Have a process make the mount namespace, as the sandbox's root does, and hand it over."""
+        up, ready = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:
-            os.close(up)
-            os.close(held)
-            self._found(user_namespace, has_network, ready, go)
-        os.close(ready)
-        os.close(go)
-        try:
+            up.close()
+            self._found(user_namespace, has_network, ready)
+        ready.close()
+        with up:
             answered, _, _ = select.select([up], [], [], _TIMEOUT_SEC)
-            output = os.read(up, 2000) if answered else b"it took too long"
-            if output != _UP:
+            output, handles = _received(up) if answered else (b"it took too long", [])
+            if output != _UP or not handles:
                 os.kill(pid, signal.SIGKILL)
                 raise ViewError(output.decode("utf-8", "replace") or "its process ended without a reason")
-            self.namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            os.close(up)
-            os.close(held)
+            (self.namespace,) = handles
 
-    def _found(self, user_namespace: int, has_network: bool, ready: int, go: int) -> NoReturn:
+    def _found(self, user_namespace: int, has_network: bool, ready: socket.socket) -> NoReturn:
         try:
-            os.setns(user_namespace, os.CLONE_NEWUSER)
-            become_root()
+            if user_namespace >= 0:
+                os.setns(user_namespace, os.CLONE_NEWUSER)
+                become_root()
             os.unshare(os.CLONE_NEWNS)
+            own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
             root = f"{self._place}/root"
             mount(root, root, None, MS_BIND | MS_REC)
             namespaces.dress(root, self._cgroup_mounts)
@@ -151,13 +149,22 @@ class View:
                 # It may be one of the carried files, and is the sandbox's own then.
                 with contextlib.suppress(OSError):
                     files.name_server(self._config.name_server)
-            os.write(ready, _UP)
-            os.read(go, 1)
+            socket.send_fds(ready, [_UP], [own])
         except BaseException as exc:  # a forked child must never return into its parent's code
             with contextlib.suppress(OSError):
-                os.write(ready, str(exc).encode("utf-8", "replace")[:2000])
+                ready.send(str(exc).encode("utf-8", "replace")[:_REPORT_BYTES])
         finally:
             os._exit(0)
+
+
+def _received(control: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive a message with at most one descriptor, which no later command inherits."""
+    handles = array.array("i")
+    space = socket.CMSG_LEN(handles.itemsize)
+    message, ancillary, _, _ = control.recvmsg(_REPORT_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    for _, _, data in ancillary:
+        handles.frombytes(data)
+    return message, list(handles)
 
 
 def _reached(place: int, names: list[str]) -> int | None:

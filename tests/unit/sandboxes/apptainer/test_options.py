@@ -1,0 +1,94 @@
+"""Options of Apptainer sandboxes: what is refused and how, and how images are named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harbor_gym.errors import SandboxStartError, UsageError
+from harbor_gym.sandboxes import environment_config, sandbox_names, takes_setup
+from harbor_gym.sandboxes.apptainer.options import checked_options
+from harbor_gym.sandboxes.apptainer.sif.store import SifSource, reference_in
+
+DEFAULTS: dict[str, Any] = {
+    "image_cache_dir": None,
+    "force_pull": False,
+    "registry": None,
+    "no_mount": (),
+    "workdir": None,
+    "extra_args": (),
+    "setup_command": None,
+    "overlay": "auto",
+}
+
+
+def test_the_name_leads_to_our_class() -> None:
+    assert "apptainer" in sandbox_names()
+    assert takes_setup("apptainer")
+    config = environment_config("apptainer", options={"force_pull": True})
+    assert config.import_path == "harbor_gym.sandboxes.apptainer.environment:ApptainerEnvironment"
+    assert config.kwargs == {"force_pull": True}
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_ones() -> None:
+    with pytest.raises(UsageError, match="has no option 'image_cach_dir'; did you mean image_cache_dir"):
+        environment_config("apptainer", options={"image_cach_dir": "/tmp"})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("no_mount", "home,tpm", "'tpm' is none of"),
+        ("no_mount", "proc", "can't do without proc"),
+        ("workdir", "app", "not an absolute path"),
+        ("overlay", "disk", "'disk' is none of"),
+        ("registry", "docker://host/x", "does not begin with oras://"),
+        ("extra_args", "--nv", "no list of words"),
+        ("setup_command", " ", "is empty"),
+    ],
+)
+def test_a_value_that_means_nothing_is_refused(option: str, value: object, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        checked_options(**{**DEFAULTS, option: value})
+
+
+def test_no_mount_takes_harbors_form_and_keeps_ours() -> None:
+    left_out = checked_options(**{**DEFAULTS, "no_mount": " home , cwd"}).no_mount
+    assert {"home", "cwd", "bind-paths", "tmp"} <= set(left_out)
+    assert len(left_out) == len(set(left_out))
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Path:
+    folder = tmp_path / "environment"
+    folder.mkdir()
+    (folder / "Dockerfile").write_text("FROM debian:bookworm-slim\n")
+    return folder
+
+
+def test_a_key_follows_the_content_and_not_the_place(context: Path, tmp_path: Path) -> None:
+    key = SifSource(context, None).key()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "Dockerfile").write_bytes((context / "Dockerfile").read_bytes())
+    assert SifSource(other, None).key() == key
+    (other / "Dockerfile").write_text("FROM debian:bookworm-slim\nENV A=1\n")
+    assert SifSource(other, None).key() != key
+    assert SifSource(context, "debian:bookworm-slim").key() != key
+    assert SifSource(context, "docker://debian:bookworm-slim").key() != SifSource(context, "debian:bookworm-slim").key()
+
+
+def test_a_tasks_own_file_lies_beside_its_dockerfile_or_where_it_is_named(context: Path) -> None:
+    assert SifSource(context, "image.sif").own_file == context / "image.sif"
+    assert SifSource(context, "/images/a.sif").own_file == Path("/images/a.sif")
+    assert SifSource(context, "oras://host/a.sif").own_file is None
+    assert SifSource(context, None).own_file is None
+
+
+def test_an_archive_that_is_not_there_is_named(context: Path) -> None:
+    with pytest.raises(SandboxStartError, match=r"no\.tar"):
+        SifSource(context, "oci-archive:no.tar").key()
+
+
+def test_a_reference_in_a_registry_holds_the_key() -> None:
+    assert reference_in("oras://host/path/", "0123").startswith("oras://host/path/harbor-gym:0123-")
