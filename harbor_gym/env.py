@@ -26,6 +26,7 @@ from harbor_gym.types import Command, EndReason, EpisodeInfo, StepResult
 
 if TYPE_CHECKING:
     from harbor_gym.episode import AgentPhase, Episode
+    from harbor_gym.episode.side_command import SideResult
 
 Action = str | Sequence[Command | tuple[str, float]]
 """Commands (keystrokes, duration in seconds), or the text of one message in the configuration's ``action_format``."""
@@ -72,6 +73,7 @@ class AsyncTerminalGymEnv:
         self._state = _State.IDLE
         self._episode: Episode | None = None
         self._terminal: Terminal | None = None
+        self._phase: AgentPhase | None = None
         self._turn = 0
         self._parse_failures = 0
         self._confirmation_pending = False
@@ -148,6 +150,35 @@ class AsyncTerminalGymEnv:
         parsed = parse_action(action, format=self.config.action_format)
         return await self._transition("step", lambda: self._step(parsed, action if isinstance(action, str) else ""))
 
+    async def exec(self, command: str, *, timeout_sec: float) -> "SideResult":
+        """Run shell text in the sandbox as the policy's user, beside its terminal.
+
+        For adapters whose tools are no keystrokes. It is no turn and no recording has it; its time counts for the
+        episode's time limit, which the next ``step`` enforces.
+
+        Args:
+            command: Text for a shell, up to 128 KiB.
+            timeout_sec: Longest run in seconds; what does not end by then has no ``return_code``.
+
+        Raises:
+            UsageError: There is no running episode.
+            SandboxError: The infrastructure failed, as for ``step``.
+        """
+        from harbor_gym.episode.side_command import run_side_command
+
+        self._require(_State.READY, doing="exec")
+        assert self._phase is not None
+        self._state = _State.STEPPING
+        try:
+            result = await run_side_command(self._phase, command, timeout_sec=timeout_sec)
+        except BaseException as exc:
+            await self._explain(exc)
+            await self._fail()
+            raise
+        self._terminal_sec += result.duration_sec
+        self._become(_State.READY)
+        return result
+
     async def close(self) -> None:
         """Stop the sandbox and remove everything that was not asked to be kept. Idempotent, at any time.
 
@@ -220,7 +251,7 @@ class AsyncTerminalGymEnv:
         return turn.text, info
 
     def _show(self, phase: "AgentPhase", turn: TerminalTurn) -> EpisodeInfo:
-        self._confirmation_pending = False
+        self._phase, self._confirmation_pending = phase, False
         self._record("", turn)
         if self._trajectory is not None:
             self._trajectory.open_phase(phase.instruction, turn.text)
@@ -492,7 +523,7 @@ class AsyncTerminalGymEnv:
 
     async def _release(self) -> None:
         episode, self._episode = self._episode, None
-        terminal, self._terminal = self._terminal, None
+        terminal, self._terminal, self._phase = self._terminal, None, None
         prepared, self._prepared = self._prepared, None
         recorder, self._recorder = self._recorder, None
         if recorder is not None:

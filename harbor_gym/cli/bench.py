@@ -225,3 +225,27 @@ def bench_soak(
     typer.echo(json.dumps(report.as_object(), indent=2) if as_json else soak.format_soak(report))
     if not report.is_right:
         raise typer.Exit(FAILED)
+
+
+@bench.command("trl")
+def bench_trl(
+    slots: Annotated[int, typer.Option(min=1, help="Environments of a training step.")] = 16,
+    start_delay_sec: Annotated[float, typer.Option(min=0.0, help="How much later each local sandbox starts.")] = 2.0,
+    resets: Annotated[int, typer.Option(min=0, help="Then reset so often and count what is left; 0 does not.")] = 640,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Time a training step's calls of TRL's environments, ours and those of TRL's own module for Harbor."""
+    from harbor_gym.bench import trl as benchmark
+
+    with one_line_errors(), quiet_harbor():
+        preflight_by_name("local")
+        step = benchmark.bench_step(slots=slots, start_delay_sec=start_delay_sec)
+        many = benchmark.bench_resets(resets=resets, slots=slots) if resets else None
+    if as_json:
+        typer.echo(json.dumps({"step": step.as_object(), "resets": many and many.as_object()}, indent=2))
+    else:
+        typer.echo(benchmark.format_step(step))
+        if many is not None:
+            typer.echo(f"{many.resets} resets in {many.seconds:.1f} s left {len(many.left)} folders, mounts, processes")
+    if many is not None and many.left:
+        raise typer.Exit(FAILED)

@@ -83,6 +83,10 @@ class HFCodec:
                 "here what was sampled stays in the prompt, so that each observation extends the last one"
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it was made from: the template is probed again where it is unpickled."""
+        return _remake, (self.tokenizer, self._settings, self.stop)
+
     def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Return the tokens that precede the model's first answer."""
         with tokenizer_lock:
@@ -179,6 +183,10 @@ class HFCodec:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+
+def _remake(tokenizer: ChatTokenizer, settings: Mapping[str, Any], stop_token_ids: Sequence[int]) -> HFCodec:
+    return HFCodec(tokenizer, stop_token_ids=stop_token_ids, **settings)
 
 
 def _user(content: str) -> ChatMessage:

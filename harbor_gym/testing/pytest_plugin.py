@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from multiprocessing import resource_tracker
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -119,16 +120,17 @@ def _judge(outcome: Outcome) -> None:
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """Fail the test if it leaves a process, a mount or a temporary folder of harbor_gym behind."""
-    before = find_leftovers(is_exempt=_is_forkserver)
+    before = find_leftovers(is_exempt=_lives_on)
     yield
     deadline = time.monotonic() + _SETTLE_SEC
-    while (left := find_leftovers(is_exempt=_is_forkserver) - before) and time.monotonic() < deadline:
+    while (left := find_leftovers(is_exempt=_lives_on) - before) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left, f"left behind: {sorted(left)}"
 
 
-def _is_forkserver(pid: int) -> bool:
-    """Tell whether a process is the one that starts local sandboxes: it lives as long as this process."""
+def _lives_on(pid: int) -> bool:
+    """Tell whether a process lives as long as this one: what starts local sandboxes, and Python's for semaphores."""
     from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
 
-    return pid == forkserver_pid()
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)  # pyright: ignore[reportPrivateUsage]  # nothing public has it
+    return pid in (forkserver_pid(), tracker)

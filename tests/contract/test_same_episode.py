@@ -329,13 +329,11 @@ async def _by_nemo_gym(episode: Episode, agent: Any) -> Played:
     return Played(row.fields["reward"], EndReason(row.fields["end_reason"]), sequence=sequence)
 
 
-async def by_trl(episode: Episode) -> Played:
-    """TRL's own trainer, to the tensors that it trains on."""
+def _spec(episode: Episode) -> Any:
     pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
     from harbor_gym.adapters.trl import HarborSpec
-    from tests.helpers.policies.trl_trainers import GROUP, ScriptedTrainer
 
-    spec = HarborSpec(
+    return HarborSpec(
         episode.task_dir,
         agent="terminal",
         sandbox=episode.sandbox,
@@ -345,6 +343,15 @@ async def by_trl(episode: Episode) -> Played:
         max_retries=0,
         confirm_task_complete=False,
     )
+
+
+async def by_trl(episode: Episode) -> Played:
+    """TRL's own trainer, to the tensors that it trains on."""
+    pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+    from tests.helpers.policies.trl_trainers import GROUP, ScriptedTrainer, logged
+
+    spec = _spec(episode)
+
     rows = [dict(spec.train_dataset[0]) for _ in range(GROUP)]
     with spec, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You are using .* experimental feature", UserWarning)
@@ -355,7 +362,8 @@ async def by_trl(episode: Episode) -> Played:
             **spec.trainer_arguments,
         )
         batch = await asyncio.to_thread(trainer.score, rows)
-    (reward, twin), (end, twins_end) = trainer._logs["rewards"]["rollout_reward"], trainer._logs["extra"]["harbor_end"]
+    table = logged(trainer)
+    (reward, twin), (end, twins_end) = table["rollout_reward"], table["harbor_end"]
     assert (reward, end) == (twin, twins_end) or reward != reward
     if end not in {reason.value for reason in EndReason}:
         assert math.isnan(reward)
@@ -368,6 +376,46 @@ async def by_trl(episode: Episode) -> Played:
         _shown(batch["sampling_per_token_logps"], batch["completion_mask"]),
     )
     return Played(reward, EndReason(end), sequence=sequence)
+
+
+async def by_trl_async(episode: Episode) -> Played:
+    """What the rollout process does, to the samples that AsyncGRPO trains on."""
+    spec = _spec(episode)
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+
+    from harbor_gym._runtime.portal import get_portal
+    from harbor_gym.adapters.trl.groups import GroupPlayer, ready
+    from tests.helpers.policies.trl_trainers import tokenizer
+
+    args = AsyncGRPOConfig(
+        output_dir=episode.model_dir,
+        num_generations=2,
+        max_completion_length=MAX_TOKENS,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+    )
+    metrics: dict[str, Any] = {}
+
+    async def play() -> list[Any]:
+        worker = spec.rollout_worker(args, tokenizer(), model="policy", sampler=ready(episode.sampler))
+        player = GroupPlayer(worker.plan, emit=asyncio.sleep, report=metrics.update, version=lambda: 7)
+        return await player.play(0, episode.sampler)
+
+    with spec:
+        samples = await get_portal().run(play)
+    (end,) = [key.removeprefix("harbor/").removesuffix("_total") for key in metrics if key.endswith("_total")]
+    if not samples:
+        return Played(None, EndReason.INFRASTRUCTURE_ERROR, end)
+    first, twin = samples
+    assert first.metrics == twin.metrics
+    assert first.input_ids.tolist() == twin.input_ids.tolist()
+    assert (first.advantage, first.model_version, first.group_id) == (0.0, 7, 0)
+    mask = first.completion_mask.tolist()
+    begin = mask.index(1)
+    tokens, logprobs = first.input_ids.tolist(), first.old_log_probs.tolist()
+    sequence = TokenSequence(tokens[:begin], tokens[begin:], mask[begin:], logprobs[begin:])
+    return Played(first.metrics["reward"], EndReason(end), sequence=sequence)
 
 
 def _shown(values: Any, mask: Any) -> list[Any]:
@@ -501,6 +549,7 @@ ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "skyrl": by_skyrl,
     "skyrl-step-wise": by_skyrl_step_wise,
     "skyrl-agent": by_skyrl_agent,
+    "trl-async": by_trl_async,
 }
 """Every way to play an episode, by name."""
 

@@ -10,12 +10,18 @@ from transformers.utils.chat_template_utils import get_json_schema
 
 from harbor_gym.adapters.trl.bash import BashHarness
 from harbor_gym.adapters.trl.harness import ToolHarness
+from harbor_gym.adapters.trl.jupyter import JupyterHarness
+from harbor_gym.adapters.trl.notes import TerminalNotesHarness
 from harbor_gym.errors import UsageError
 
 TERMINAL = "terminal"
 """The harness that writes keystrokes instead of tool calls; it has no class, for the trainer calls no tools."""
 
-_TOOL_HARNESSES: dict[str, type[ToolHarness]] = {"bash": BashHarness}
+_TOOL_HARNESSES: dict[str, type[ToolHarness]] = {
+    "bash": BashHarness,
+    "jupyter": JupyterHarness,
+    "terminal_notes": TerminalNotesHarness,
+}
 
 AGENTS = (*_TOOL_HARNESSES, TERMINAL)
 """Every harness that has a name."""

@@ -1,4 +1,6 @@
-"""The ``bash`` harness: one tool."""
+"""The ``bash`` harness: one tool, and a second one for tasks of several steps."""
+
+from typing import ClassVar
 
 from harbor_gym.adapters.trl.harness import ToolHarness
 from harbor_gym.errors import UsageError
@@ -24,3 +26,21 @@ class BashHarness(ToolHarness):
         if not isinstance(command, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # a policy writes any JSON
             raise UsageError(f"command must be a string, got {type(command).__name__}")
         return self._type(command if command.endswith("\n") or not command else f"{command}\n")
+
+
+class BashStepsHarness(BashHarness):
+    """``bash`` for suites that have a task of several steps: a second tool goes on to the next step.
+
+    A first message without a call ends the episode, as with ``bash``: the steps that are left are verified as they
+    stand.
+    """
+
+    _takes_steps: ClassVar[bool] = True
+
+    def finish_step(self) -> str:
+        """Hand in the work of this step: it is verified, and the next step begins if there is one.
+
+        Returns:
+            What to do next and what the terminal shows, or that the task is over.
+        """
+        return self._finish_step()

@@ -4,12 +4,14 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from harbor_gym._runtime.portal import Portal, get_portal
-from harbor_gym.adapters.trl.slot import EpisodeSlot, is_closed
+from harbor_gym.adapters.trl.slot import EpisodeSlot, Preparation, is_closed
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.formats.parsed import check_commands
+from harbor_gym.terminal.screen.observation import Excerpt, compose
 from harbor_gym.types import EndReason
 
 
@@ -54,7 +56,8 @@ class ToolHarness:
 
     Every public method of a subclass but ``reset`` and ``get_reward`` is a tool; its name, its docstring and its
     annotations are part of the prompt, so each needs a docstring in Google form with every argument. Tools act by
-    :meth:`_type`, which blocks. The constructor must take the settings alone: the object is made by a pickled factory.
+    :meth:`_type` and :meth:`_exec`, which block; an exception of a tool is shown to the policy. The constructor must
+    take the settings alone: the object is made by a pickled factory.
     The sandbox is stopped when the episode is graded, when the object is garbage, when the spec is closed, and at the
     interpreter's exit at the latest.
 
@@ -74,6 +77,14 @@ class ToolHarness:
 
         spec = HarborSpec("tasks", agent=Greeter)
     """
+
+    _preparation: ClassVar[Preparation | None] = None
+    """An async function that takes the :class:`harbor_gym.AsyncTerminalGymEnv` after its reset and before the policy
+    acts, for instance to start a server by ``env.exec``. A ``TaskError`` of it ends the training. As a class attribute
+    it needs ``staticmethod``."""
+
+    _takes_steps: ClassVar[bool] = False
+    """Whether tasks of several steps fit: whether a tool calls :meth:`_finish_step`."""
 
     def __init__(self, settings: HarnessSettings) -> None:
         self._settings = settings
@@ -97,8 +108,13 @@ class ToolHarness:
         if self._portal is None:
             self._portal = get_portal()
             self._disown = self._portal.own(self, self._slot.close)
-        pool_size, max_retries = self._settings.pool_size, self._settings.max_retries
-        self._portal.submit(self._slot.start, config, pool_size=pool_size, max_retries=max_retries)
+        self._portal.submit(
+            self._slot.start,
+            config,
+            pool_size=self._settings.pool_size,
+            max_retries=self._settings.max_retries,
+            prepare=self._preparation,
+        )
 
     def _type(self, keystrokes: str, *, timeout_sec: float | None = None) -> str:
         """Type keystrokes into the episode's terminal, and return what it shows then. Blocks.
@@ -116,13 +132,52 @@ class ToolHarness:
         Raises:
             UsageError: ``reset`` was not called, or the text can't be typed. TRL shows the message to the policy.
         """
-        if self._portal is None:
-            raise UsageError("a tool can't be called before reset")
+        portal = self._require_reset()
         longest_sec = self._settings.config.terminal.max_wait_sec
         commands, problem = check_commands([(keystrokes, longest_sec if timeout_sec is None else timeout_sec)])
         if problem is not None:
             raise UsageError(problem)
-        return self._portal.call(self._slot.run, commands)
+        return portal.call(self._slot.run, commands)
+
+    def _exec(self, command: str, *, timeout_sec: float) -> str:
+        """Run shell text in the sandbox beside the terminal, as the task's user, and return its output. Blocks.
+
+        It counts as a turn of the episode.
+
+        Args:
+            command: Text for a shell, up to 128 KiB.
+            timeout_sec: Longest run in seconds.
+
+        Returns:
+            Standard output and error, cut in the middle as a terminal's text is. After the end of the episode, after a
+            failure of the infrastructure, and where the command did not end, a line in brackets.
+
+        Raises:
+            UsageError: ``reset`` was not called.
+        """
+        output = self._require_reset().call(self._slot.exec, command, timeout_sec=timeout_sec)
+        return compose("", Excerpt(output), max_bytes=self._settings.config.terminal.max_observation_bytes).text
+
+    def _finish_step(self) -> str:
+        """Have the work so far verified and go on to a task's next step. Blocks.
+
+        Returns:
+            The next step's instruction and what the terminal shows, or a line in brackets where there is none.
+
+        Raises:
+            UsageError: ``reset`` was not called.
+        """
+        return self._require_reset().call(self._slot.finish_step)
+
+    def _require_reset(self) -> Portal:
+        """Return the loop of the episodes.
+
+        Raises:
+            UsageError: ``reset`` was not called.
+        """
+        if self._portal is None:
+            raise UsageError("a tool can't be called before reset")
+        return self._portal
 
     async def _finish(self, reason: EndReason) -> float | None:
         """Have the episode verified and return its reward; None where there is no verdict. On the portal's loop."""

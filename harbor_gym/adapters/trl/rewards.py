@@ -40,12 +40,16 @@ def verified_reward(
     reasons = {number: _end_reason(completions[number]) for number in harnesses}
     rewards = get_portal().call(_finish_all, harnesses, reasons)
     for harness in harnesses.values():
-        error = harness._error  # pyright: ignore[reportPrivateUsage]  # public methods of the class would be tools
-        if error is not None and not (isinstance(error, HarborGymError) and error.is_infrastructure):
-            raise error
+        raise_if_not_lost(harness._error)  # pyright: ignore[reportPrivateUsage]  # public methods would be tools
     if log_metric is not None and harnesses:
         log_metric(LOST_METRIC, sum(rewards[number] is None for number in harnesses) / len(harnesses))
     return [rewards.get(number) for number in range(len(environments))]
+
+
+def raise_if_not_lost(error: Exception | None) -> None:
+    """Raise what ended an episode without a reward, unless the infrastructure failed: no retry can repair it."""
+    if error is not None and not (isinstance(error, HarborGymError) and error.is_infrastructure):
+        raise error
 
 
 async def _finish_all(

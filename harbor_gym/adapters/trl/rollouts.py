@@ -6,15 +6,14 @@ from typing import Any
 
 from harbor_gym.adapters.trl.harness import HarnessSettings
 from harbor_gym.adapters.trl.rewards import LOST_METRIC
+from harbor_gym.adapters.trl.slot import make_env
 from harbor_gym.codecs import HFCodec
-from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import UsageError
 from harbor_gym.outcomes import classify
-from harbor_gym.pool import shared_pool
 from harbor_gym.samplers import BatchSampler
 from harbor_gym.sequences import flatten
 from harbor_gym.tokens import TokenTerminalEnv
-from harbor_gym.types import EndReason, Rollout, Sample, TokenSequence
+from harbor_gym.types import Rollout, Sample, TokenSequence
 
 TASK_KEY = "task_index"
 """Names the task in a prompt's first message: ``rollout_func`` is given prompts alone."""
@@ -58,14 +57,12 @@ class TerminalRollouts:
         max_tokens = int(trainer.max_completion_length)
         window = self._max_context_tokens or _context_window(trainer)
 
-        def make_env(number: int) -> TokenTerminalEnv:
-            config, size = configs[number], self._settings.pool_size
-            pool = None if size is None else shared_pool(config, size=size)
-            env = AsyncTerminalGymEnv(config, pool=pool)
+        def make(number: int) -> TokenTerminalEnv:
+            env = make_env(self._settings.run_id, configs[number], pool_size=self._settings.pool_size)
             return TokenTerminalEnv(env, codec, max_tokens=max_tokens, max_context_tokens=window)
 
         sampler = BatchSampler(functools.partial(_generate, trainer))
-        makers = [functools.partial(make_env, number) for number in range(len(prompts))]
+        makers = [functools.partial(make, number) for number in range(len(prompts))]
         rollouts = sampler.run_episodes(makers, max_retries=self._settings.max_retries)
         return _columns(rollouts, tokenizer.pad_token_id)
 
@@ -139,7 +136,7 @@ def _columns(rollouts: Sequence[Rollout], pad_token_id: int) -> dict[str, Any]:
         "logprobs": [sequence.logprobs for sequence in sequences] if has_logprobs else None,
         "env_mask": [sequence.mask for sequence in sequences],
         "harbor_reward": [rollout.reward for rollout in rollouts],
-        "harbor_end": [_end(rollout) for rollout in rollouts],
+        "harbor_end": [end_of(rollout) for rollout in rollouts],
     }
 
 
@@ -152,7 +149,6 @@ def _trainable(sequence: TokenSequence, rollout: Rollout, pad_token_id: int) -> 
     return sequence
 
 
-def _end(rollout: Rollout) -> str:
-    if rollout.end_reason is EndReason.INFRASTRUCTURE_ERROR and rollout.error is not None:
-        return classify(rollout.error).failure_kind
-    return rollout.end_reason.value
+def end_of(rollout: Rollout) -> str:
+    """Return why an episode ended, in one word; of a lost one its ``failure_kind``."""
+    return rollout.end_reason.value if rollout.error is None else classify(rollout.error).failure_kind

@@ -2,34 +2,42 @@
 
 import contextlib
 import difflib
-import signal
-import sys
-import threading
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, NoReturn, Self
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from datasets import Dataset
 from pydantic import ValidationError
 
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.adapters.trl.agents import find_harness
+from harbor_gym.adapters.trl.async_settings import engine_sampler, groups_at_once, queue_size
+from harbor_gym.adapters.trl.async_worker import HarborRolloutWorker
+from harbor_gym.adapters.trl.bash import BashHarness, BashStepsHarness
+from harbor_gym.adapters.trl.groups import GroupPlan
 from harbor_gym.adapters.trl.harness import HarnessSettings, ToolHarness, make_factory
 from harbor_gym.adapters.trl.rewards import verified_reward
 from harbor_gym.adapters.trl.rollouts import TASK_KEY, TerminalRollouts, rollout_reward
+from harbor_gym.adapters.trl.scored import make_scored_factory
+from harbor_gym.adapters.trl.signals import exit_cleanly_on_sigterm
 from harbor_gym.adapters.trl.slot import close_run
+from harbor_gym.codecs import HFCodec
+from harbor_gym.codecs.hf import ChatTokenizer
 from harbor_gym.config import TerminalEnvConfig, describe_problems
 from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.registry import preflight
 from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
-from harbor_gym.types import DEFAULT_SANDBOX
+from harbor_gym.types import DEFAULT_SANDBOX, Sampler
+
+if TYPE_CHECKING:
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig  # seconds to import
 
 type TaskSource = str | Path | SourcedTask
-
-_SIGTERM_STATUS = 128 + signal.SIGTERM
 
 
 class HarborSpec:
@@ -42,8 +50,10 @@ class HarborSpec:
 
     Args:
         tasks: Directories of tasks, or other sources as :func:`harbor_gym.tasks.resolve_tasks` reads them.
-        agent: ``bash``, one tool in one persistent session; ``terminal``, keystrokes in the configuration's
-            ``action_format``; a subclass of :class:`ToolHarness`, or its ``module.path:Class``.
+        agent: ``bash``, one tool in one persistent session, and with a task of several steps a second one that ends a
+            step; ``terminal_notes``, the same with a scratchpad; ``jupyter``, cells of a notebook's kernel;
+            ``terminal``, keystrokes in the configuration's ``action_format``; a subclass of :class:`ToolHarness`, or
+            its ``module.path:Class``.
         sandbox: ``local``, a Harbor environment type by name, or ``module.path:Class``.
         pool_size: Sandboxes that a warm pool keeps ready for each task; None starts one per episode.
         indices: Which tasks to take, counted from 0 in the suite; None takes all. ``task_index`` stays the suite's.
@@ -86,7 +96,7 @@ class HarborSpec:
         self._tasks = _select(get_portal().call(resolve_tasks, sources), indices)
         self._instructions = {index: read_instruction(task) for index, task in self._tasks.items()}
         if self._harness is not None:
-            _require_one_step(self._tasks.values())
+            self._harness = _fit_steps(self._harness, self._tasks.values())
         config = _make_config(next(iter(self._tasks.values())).path, sandbox, settings)
         preflight(environment_config(config.sandbox, options=config.sandbox_options))
         self._settings = HarnessSettings(
@@ -97,6 +107,17 @@ class HarborSpec:
             run_id=uuid.uuid4().hex,
         )
         self._restore_sigterm: Callable[[], object] = lambda: None
+        self._workers: weakref.WeakSet[HarborRolloutWorker] = weakref.WeakSet()
+
+    @property
+    def agent(self) -> type[ToolHarness] | None:
+        """The tool harness; None for ``terminal``."""
+        return self._harness
+
+    @property
+    def settings(self) -> HarnessSettings:
+        """What the environments are made from."""
+        return self._settings
 
     @property
     def train_dataset(self) -> Dataset:
@@ -125,6 +146,65 @@ class HarborSpec:
         return make_factory(self._harness, self._settings)
 
     @property
+    def async_environment_factory(self) -> Callable[[], ToolHarness]:
+        """What makes one environment for ``AsyncGRPOTrainer``'s own worker process: it reports its reward itself.
+
+        That worker renders the chat anew for each turn, and trains no token that it then finds written differently;
+        :meth:`rollout_worker` is exact.
+
+        Raises:
+            UsageError: The agent is ``terminal``.
+        """
+        if self._harness is None:
+            raise UsageError("agent='terminal' calls no tools: pass rollout_worker to the AsyncGRPOTrainer")
+        return make_scored_factory(self._harness, self._settings)
+
+    def rollout_worker(
+        self,
+        args: "AsyncGRPOConfig",
+        tokenizer: ChatTokenizer,
+        *,
+        model: str,
+        max_lost_groups: int = 4,
+        sampler: Callable[[], AbstractAsyncContextManager[Sampler]] | None = None,
+    ) -> HarborRolloutWorker:
+        """Return the rollouts of ``terminal`` for ``AsyncGRPOTrainer(rollout_worker=…)``, exact to the token.
+
+        Args:
+            args: The trainer's: engine, sampling, ``num_generations``, ``max_inflight_tasks`` and ``queue_maxsize`` are
+                read from it. ``max_completion_length`` limits one message.
+            tokenizer: The policy's.
+            model: The policy's name, as the engine serves it.
+            max_lost_groups: So many groups in a row in which everything was lost end the training with an error; the
+                trainer would wait for ever.
+            sampler: Opens what samples instead of ``args.vllm_server_base_url``. It must pickle.
+
+        Raises:
+            UsageError: The agent is a tool harness, ``max_lost_groups`` is out of range, or something can't be pickled.
+        """
+        if self._harness is not None:
+            raise UsageError(
+                "rollout_worker is for agent='terminal' (its action_format may be 'bash-tool'): pass "
+                "async_environment_factory to the AsyncGRPOTrainer as environment_factory"
+            )
+        codec = HFCodec(tokenizer, **dict[str, Any](args.chat_template_kwargs or {}))
+        worker = HarborRolloutWorker(
+            GroupPlan(
+                self._settings,
+                codec,
+                engine_sampler(args, model, codec.stop) if sampler is None else sampler,
+                num_generations=args.num_generations,
+                groups_at_once=groups_at_once(args),
+                max_tokens=args.max_completion_length,
+                max_context_tokens=self._max_context_tokens,
+                max_lost_groups=max_lost_groups,
+            ),
+            queue_size=queue_size(args),
+        )
+        self._workers.add(worker)
+        return worker
+
+    @property
     def rollout_func(self) -> TerminalRollouts:
         """What runs the episodes of ``terminal``; it pickles.
 
@@ -149,14 +229,13 @@ class HarborSpec:
         return {"train_dataset": self.train_dataset, "reward_funcs": self.reward_funcs, name: getattr(self, name)}
 
     def close(self) -> None:
-        """Stop every sandbox and warm pool of this object's episodes in this process. Idempotent; blocks."""
+        """Stop every sandbox and warm pool of this object's episodes, here and in its workers. Idempotent; blocks."""
+        for worker in self._workers:
+            worker.stop()
         get_portal().call(close_run, self._settings.run_id)
 
     def __enter__(self) -> Self:
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _exit_on)
-            self._restore_sigterm = lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._restore_sigterm = exit_cleanly_on_sigterm()
         return self
 
     def __exit__(
@@ -165,10 +244,6 @@ class HarborSpec:
         with contextlib.ExitStack() as stack:
             stack.callback(self._restore_sigterm)
             self.close()
-
-
-def _exit_on(number: int, frame: FrameType | None) -> NoReturn:
-    sys.exit(_SIGTERM_STATUS)
 
 
 def _require_at_least(name: str, value: int | None, least: int) -> None:
@@ -187,15 +262,20 @@ def _select(tasks: Sequence[SourcedTask], indices: Sequence[int] | None) -> dict
     return {index: tasks[index] for index in indices}
 
 
-def _require_one_step(tasks: Iterable[SourcedTask]) -> None:
+def _fit_steps(harness: type[ToolHarness], tasks: Iterable[SourcedTask]) -> type[ToolHarness]:
+    """Return the harness, or ``bash`` for several steps where a task has them."""
     from harbor.models.task.task import Task
 
     for task in tasks:
-        if steps := Task(task.path).config.steps:
-            raise UsageError(
-                f"{task.name} has {len(steps)} steps, and a trainer's tool loop ends with the first: "
-                "use agent='terminal'"
-            )
+        if not (steps := Task(task.path).config.steps) or harness._takes_steps:  # pyright: ignore[reportPrivateUsage]  # public names would be tools
+            continue
+        if harness is BashHarness:
+            return BashStepsHarness
+        raise UsageError(
+            f"{task.name} has {len(steps)} steps, and {harness.__name__} ends with the first: use agent='bash' or "
+            "'terminal', or a harness with a tool that calls _finish_step"
+        )
+    return harness
 
 
 def _make_config(task_dir: Path, sandbox: str, settings: dict[str, Any]) -> TerminalEnvConfig:

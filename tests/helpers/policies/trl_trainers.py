@@ -45,7 +45,7 @@ class ScriptedTrainer(GRPOTrainer):
             gradient_checkpointing=False,
             disable_tqdm=True,
         )
-        super().__init__(_model(), args=args, processing_class=_tokenizer(), **arguments)
+        super().__init__(_model(), args=args, processing_class=tokenizer(), **arguments)
 
     @override
     def _generate_single_turn(self, prompt_ids: Sequence[Sequence[int]], *rest: Any, **settings: Any) -> Any:
@@ -61,14 +61,21 @@ class ScriptedTrainer(GRPOTrainer):
 
 
 @functools.cache
-def _tokenizer() -> Any:
-    tokenizer = copy.deepcopy(byte_level_tokenizer())
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+def tokenizer() -> Any:
+    """Return the tokenizer of the shared scripts, with a chat template."""
+    found = copy.deepcopy(byte_level_tokenizer())
+    found.chat_template = CHAT_TEMPLATE
+    return found
 
 
 @functools.cache
 def _model() -> Any:
-    model = build_model(_tokenizer(), hidden_size=64, layers=1)
-    model.generation_config.eos_token_id = _tokenizer().eos_token_id
+    model = build_model(tokenizer(), hidden_size=64, layers=1)
+    model.generation_config.eos_token_id = tokenizer().eos_token_id
     return model
+
+
+def logged(trainer: GRPOTrainer) -> dict[str, list[Any]]:
+    """Return the columns of the trainer's table of completions, rewards among them."""
+    table: Any = trainer._logs  # pyright: ignore[reportPrivateUsage]  # nothing public holds them
+    return {**table["rewards"], **table["extra"]}

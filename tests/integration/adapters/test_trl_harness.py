@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, override
 
 import pytest
 
@@ -20,7 +20,7 @@ from harbor_gym._runtime.portal import get_portal
 from harbor_gym.adapters.trl import HarborSpec, verified_reward
 from harbor_gym.adapters.trl.slot import EPISODE_OVER, TERMINAL_LOST
 from harbor_gym.errors import UsageError
-from harbor_gym.testing import write_tiny_task
+from harbor_gym.testing import FakeEnvironment, write_tiny_task
 from harbor_gym.testing.leftovers import find_leftovers
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import FAKE
@@ -62,18 +62,41 @@ def test_an_episode_by_tool_calls(fake: Callable[..., HarborSpec]) -> None:
         assert solver.bash("true") == EPISODE_OVER  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_resets_do_not_wait_and_verdicts_come_side_by_side(fake: Callable[..., HarborSpec]) -> None:
-    with fake({**SOLVED, "delay_sec": 0.3}) as spec:
-        environments = [spec.environment_factory() for _ in range(16)]
-        started = time.monotonic()
+class Gated(FakeEnvironment):
+    """Starts once the gate is open and all of a group are starting; is verified once all of them are."""
+
+    GROUP = 16
+    gate: ClassVar[asyncio.Event]
+    starts: ClassVar[asyncio.Barrier]
+    verdicts: ClassVar[asyncio.Barrier]
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        await self.gate.wait()
+        await self.starts.wait()
+        await super().start(force_build)
+
+    @override
+    async def upload_dir(self, source_dir: Any, target_dir: str) -> None:
+        if target_dir == "/tests":
+            await self.verdicts.wait()
+        await super().upload_dir(source_dir, target_dir)
+
+
+async def open_gate() -> None:
+    Gated.gate.set()
+
+
+def test_resets_do_not_wait_and_verdicts_come_side_by_side(tmp_path: Path) -> None:
+    Gated.gate, Gated.starts, Gated.verdicts = asyncio.Event(), *(asyncio.Barrier(Gated.GROUP) for _ in range(2))
+    task = write_tiny_task(tmp_path / "task")
+    with HarborSpec(task, sandbox=f"{__name__}:Gated", sandbox_options=SOLVED) as spec:
+        environments: list[Any] = [spec.environment_factory() for _ in range(Gated.GROUP)]
         for environment in environments:
             environment.reset(task_index=0)
-        resets_sec = time.monotonic() - started
-        rewards = graded(environments)
-        whole_sec = time.monotonic() - started
-    assert rewards == [0.0] * 16
-    assert resets_sec < 0.3
-    assert whole_sec < 16 * 0.3, "one after another, the starts alone take longer"
+        get_portal().call(open_gate)  # no sandbox has started by now: a reset that waited for one would never return
+        environments[0].bash(SOLVE)
+        assert graded(environments) == [1.0, *[0.0] * (Gated.GROUP - 1)]
 
 
 @pytest.mark.parametrize("point", ["start", "exec", "verifier"])

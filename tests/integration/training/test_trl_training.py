@@ -10,10 +10,9 @@ import pytest
 pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
 
 from harbor_gym.adapters.trl import HarborSpec
-from harbor_gym.testing import FakeEnvironment, write_tiny_task
-from tests.helpers.policies.tiny_policies import ANSWER, INSTRUCTION, LETTERS, tiny_policy
+from harbor_gym.embedded.trl.letters import ANSWER, LETTERS, RIGHT, SETTINGS, make_letter_policy, write_letter_task
+from harbor_gym.testing import FakeEnvironment
 from tests.helpers.sandboxes.fake_episodes import FAKE
-from tests.helpers.tasks import write_task
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,8 +22,7 @@ pytestmark = [
 ]
 
 GROUP = 8
-LETTER = {"solved_when": {ANSWER: "c"}}
-KEYSTROKES = {"action_format": "keystrokes", "confirm_task_complete": False}
+LETTER = {"solved_when": {ANSWER: RIGHT}}
 SECOND_IS_LOST = "tests.integration.training.test_trl_training:SecondIsLost"
 
 
@@ -41,14 +39,16 @@ class SecondIsLost(FakeEnvironment):
 @pytest.fixture(scope="module", params=["bash", "terminal"])
 def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Any]:
     """The agent, and a policy for it."""
-    return request.param, *tiny_policy(request.param, tmp_path_factory.mktemp("policy"))
+    folder = tmp_path_factory.mktemp("policy")
+    own = SETTINGS if request.param == "terminal" else {}
+    with HarborSpec(write_letter_task(folder / "task"), agent=request.param, sandbox=FAKE, **own) as spec:
+        _, model, tokenizer = make_letter_policy(spec, folder / "policy")
+    return request.param, model, tokenizer
 
 
 @pytest.fixture
 def letter_task(tmp_path: Path) -> Path:
-    task = write_tiny_task(tmp_path / "pick_letter")
-    (task / "instruction.md").write_text(INSTRUCTION)
-    return task
+    return write_letter_task(tmp_path / "pick_letter")
 
 
 def train(spec: HarborSpec, policy: tuple[str, Any, Any], out: Path, *, steps: int = 1) -> Any:
@@ -83,7 +83,7 @@ def train(spec: HarborSpec, policy: tuple[str, Any, Any], out: Path, *, steps: i
 
 
 def make(task: Path, policy: tuple[str, Any, Any], **settings: Any) -> HarborSpec:
-    own = KEYSTROKES if policy[0] == "terminal" else {}
+    own = SETTINGS if policy[0] == "terminal" else {}
     merged: dict[str, Any] = {"agent": policy[0], "sandbox": FAKE, "max_turns": 3, **own, **settings}
     return HarborSpec(task, **merged)
 
@@ -150,14 +150,12 @@ def test_a_group_that_is_lost_whole_trains_nothing(
 
 @pytest.mark.local
 def test_on_a_real_sandbox(policy: tuple[str, Any, Any], tmp_path: Path) -> None:
-    letter = f'[ "$(cat {ANSWER} 2>/dev/null)" = c ]'
-    any_letter = f'grep -q "^[{LETTERS}]$" {ANSWER}'
-    script = f"#!/bin/bash\nif {letter}; then r=1; elif {any_letter}; then r=0.5; else r=0; fi\n"
-    task = write_task(
-        tmp_path / "pick-letter", test_sh=f"{script}echo $r > /logs/verifier/reward.txt\n", instruction=INSTRUCTION
-    )
+    task = write_letter_task(tmp_path / "pick-letter")
+    # Any letter is worth something, for one alone may be missed by the whole group.
+    any_letter = f'#!/bin/bash\ngrep -cq "^[{LETTERS}]$" {ANSWER} && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n'
+    (task / "tests/test.sh").write_text(any_letter)
     with make(task, policy, sandbox="local") as spec:
         trainer = train(spec, policy, tmp_path / "out")
     (rewards,) = trainer._logs["rewards"].values()
-    assert set(rewards) <= {0.0, 0.5, 1.0}
-    assert max(rewards) >= 0.5, "no episode wrote a letter"
+    assert set(rewards) <= {0.0, 1.0}
+    assert sum(rewards) >= GROUP / 2, "the policy was taught to write a letter"

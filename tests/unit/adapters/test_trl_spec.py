@@ -1,10 +1,11 @@
 """HarborSpec: what it makes, and every mistake that it refuses before anything starts."""
 
+import inspect
 import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +15,8 @@ from harbor_gym.adapters.trl import (
     BashHarness,
     HarborSpec,
     HarnessSettings,
+    JupyterHarness,
+    TerminalNotesHarness,
     ToolHarness,
     rollout_reward,
     verified_reward,
@@ -79,19 +82,57 @@ def test_each_agent_has_its_own_arguments(suite: Path) -> None:
         _ = bash.rollout_func
     with pytest.raises(UsageError, match="rollout_func to the trainer"):
         _ = terminal.environment_factory
+    with pytest.raises(UsageError, match="rollout_worker to the AsyncGRPOTrainer"):
+        _ = terminal.async_environment_factory
+    with pytest.raises(UsageError, match="async_environment_factory to the AsyncGRPOTrainer"):
+        bash.rollout_worker(cast("Any", None), cast("Any", None), model="policy")
 
 
-@pytest.mark.parametrize("agent", ["bash", Counter, f"{__name__}:Counter"])
-def test_factories_pickle(suite: Path, agent: Any) -> None:
-    factory = pickle.loads(pickle.dumps(make(suite, agent=agent, pool_size=2).environment_factory))
-    assert isinstance(factory(), BashHarness if agent == "bash" else Counter)
+@pytest.mark.parametrize(
+    ("agent", "kind"),
+    [
+        ("bash", BashHarness),
+        ("terminal_notes", TerminalNotesHarness),
+        ("jupyter", JupyterHarness),
+        (Counter, Counter),
+        (f"{__name__}:Counter", Counter),
+    ],
+)
+def test_factories_pickle(suite: Path, agent: Any, kind: type[ToolHarness]) -> None:
+    spec = make(suite, agent=agent, pool_size=2)
+    assert spec.agent is kind
+    assert type(pickle.loads(pickle.dumps(spec.environment_factory))()) is kind
+    scored = pickle.loads(pickle.dumps(spec.async_environment_factory))
+    made = scored()
+    assert isinstance(made, kind)
+    assert type(made) is type(scored()), "TRL has a column of rewards for each class"
+    assert inspect.iscoroutinefunction(made.get_reward)  # pyright: ignore[reportAttributeAccessIssue]  # the scored one's
     pickle.loads(pickle.dumps(verified_reward))
     pickle.loads(pickle.dumps(make(suite, agent="terminal").rollout_func))
 
 
-def test_a_harness_shows_its_tools_and_nothing_else() -> None:
-    public = {name for name in dir(BashHarness) if not name.startswith("_")}
-    assert public == {"bash", "reset"}
+@pytest.mark.parametrize(
+    ("harness", "tools"),
+    [
+        (BashHarness, {"bash"}),
+        (TerminalNotesHarness, {"bash", "write_note", "read_notes", "clear_notes"}),
+        (JupyterHarness, {"run_cell", "restart_kernel"}),
+    ],
+)
+def test_a_harness_shows_its_tools_and_nothing_else(harness: type[ToolHarness], tools: set[str]) -> None:
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    assert {name for name in dir(harness) if not name.startswith("_")} == {"reset", *tools}
+    for tool in tools:
+        assert get_json_schema(getattr(harness, tool))["function"]["description"]
+
+
+def test_the_extra_of_a_provider_is_named(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("E2B_API_KEY", "none")
+    monkeypatch.setenv("DAYTONA_API_KEY", "none")
+    for provider in ("e2b", "daytona"):
+        with pytest.raises(MissingDependencyError, match=rf'{provider}.*pip install "harbor\[{provider}\]"'):
+            make(suite, sandbox=provider)
 
 
 def test_the_tools_text_changes_with_its_version() -> None:
@@ -118,8 +159,8 @@ def test_the_tools_text_changes_with_its_version() -> None:
     ("settings", "message"),
     [
         ({"agent": "bsah"}, "did you mean bash"),
-        ({"agent": "jupyter"}, "there are bash, terminal"),
-        ({"agent": "terminal_notes"}, "did you mean terminal"),
+        ({"agent": "fish"}, "there are bash, jupyter, terminal_notes, terminal "),
+        ({"agent": "terminal_note"}, "did you mean terminal_notes or terminal"),
         ({"agent": "no.such.module:Class"}, "no module 'no'"),
         ({"agent": "harbor_gym.adapters.trl.bash:BashHarnes"}, "did you mean BashHarness"),
         ({"agent": dict}, "no subclass"),
@@ -150,11 +191,17 @@ def test_broken_and_missing_tasks_are_refused(suite: Path, tmp_path: Path) -> No
         make(suite)
 
 
-def test_a_task_of_several_steps_needs_the_terminal(suite: Path) -> None:
+def test_a_task_of_several_steps_needs_a_harness_that_takes_them(suite: Path) -> None:
+    assert make(suite).agent is BashHarness
     add_step(suite / "beta", "first")
-    with pytest.raises(UsageError, match="beta has 1 steps"):
-        make(suite)
+    for agent in (Counter, "jupyter", "terminal_notes"):
+        with pytest.raises(UsageError, match="beta has 1 steps"):
+            make(suite, agent=agent)
     assert make(suite, agent="terminal").rollout_func
+    steps: Any = make(suite).agent
+    assert steps is not BashHarness
+    assert {name for name in dir(steps) if not name.startswith("_")} == {"bash", "finish_step", "reset"}
+    assert make(suite, indices=[0, 2]).agent is BashHarness
 
 
 def test_a_row_of_another_dataset_is_refused(suite: Path) -> None:

@@ -1,5 +1,6 @@
 """HFCodec: each prompt extends the last one token by token, or the break is detected, counted and reported."""
 
+import pickle
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -186,6 +187,19 @@ def test_tools_are_declared_by_the_template_and_answered_in_their_role() -> None
         "\n<|im_start|>user\n<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_codec_pickles(name: str) -> None:
+    tools = [{"type": "function", "function": {"name": "bash", "parameters": {}}}]
+    codec = make_codec(name, tools=tools, stop_token_ids=encode("<|im_end|><|endoftext|>"))
+    copied = pickle.loads(pickle.dumps(codec))
+    assert copied.stop == codec.stop
+    chat: list[Any] = [{"role": "system", "content": "s"}, {"role": "user", "content": "task"}]
+    assert copied.prompt(chat) == codec.prompt(chat)
+    tokens = sampled(codec, "<think>\nhm\n</think>\n\nyes")
+    assert copied.next_turn(tokens, "more") == codec.next_turn(tokens, "more")
+    assert copied.text(tokens) == codec.text(tokens)
 
 
 def test_stop_tokens_are_the_ends_that_the_template_and_the_tokenizer_know() -> None:

@@ -22,7 +22,7 @@ TREES = PACKAGE / "sandboxes" / "archive" / "trees"
 
 # Who may import what from outside; everything that is not listed is free.
 OWNERS = {
-    "aiohttp": {"bench", "gateway", "samplers"},
+    "aiohttp": {"bench", "embedded", "gateway", "samplers"},
     "harbor.trial": {"adapters.harbor", "episode", "checking", "bench", "gateway"},
     "harbor.agents": {"adapters.harbor", "episode", "formats", "bench", "checking"},
     "gymnasium": {"adapters.gymnasium"},
@@ -30,7 +30,7 @@ OWNERS = {
     "tinker_cookbook": {"adapters.tinker", "embedded"},
     "chz": {"adapters.tinker"},
     "torch": {"embedded"},
-    "trl": {"adapters.trl"},
+    "trl": {"adapters.trl", "bench", "embedded"},
     "datasets": {"adapters.trl"},
     "verifiers": {"adapters.verifiers"},
     "jax": {"embedded"},

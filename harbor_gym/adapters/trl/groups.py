@@ -1,0 +1,254 @@
+"""Groups of episodes as samples of ``AsyncGRPOTrainer``: played side by side and compared."""
+
+import asyncio
+import functools
+import itertools
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harbor_gym.adapters.trl.harness import HarnessSettings
+from harbor_gym.adapters.trl.rewards import LOST_METRIC
+from harbor_gym.adapters.trl.rollouts import end_of
+from harbor_gym.adapters.trl.slot import make_env
+from harbor_gym.errors import HarborGymError
+from harbor_gym.rollout import run_with_retries
+from harbor_gym.sequences import flatten
+from harbor_gym.tokens import TokenTerminalEnv, Transcript
+from harbor_gym.types import ChatCodec, Rollout, Sampler
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_STD_EPSILON = 1e-8
+"""As TRL's own worker adds it, so that rewards alike give an advantage of 0."""
+
+type Metrics = dict[str, float | tuple[float, float]]
+"""A number, or numerator and denominator of a rate."""
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """What groups are played with. It pickles where its codec and ``open_sampler`` do."""
+
+    settings: HarnessSettings
+    """Tasks, sandbox and budgets."""
+
+    codec: ChatCodec
+    """How the policy's chats are written."""
+
+    open_sampler: Callable[[], AbstractAsyncContextManager[Sampler]]
+    """Makes what samples the policy's messages; called once, where the groups are played."""
+
+    num_generations: int
+    """Episodes of a group."""
+
+    groups_at_once: int
+    """Groups that are played side by side."""
+
+    max_tokens: int
+    """Of one message."""
+
+    max_context_tokens: int | None
+    """Of an episode; None checks nothing."""
+
+    max_lost_groups: int
+    """So many groups in a row with nothing to train on raise."""
+
+
+@dataclass(frozen=True)
+class EpisodeSample:
+    """An episode as the fields of TRL's ``RolloutSample``, which takes seconds to import: only the trainer needs it."""
+
+    prompt: list[dict[str, str]]
+    completion: list[dict[str, str]]
+    input_ids: "np.ndarray"
+    completion_mask: "np.ndarray"
+    old_log_probs: "np.ndarray"
+    advantage: float
+    model_version: int
+    group_id: int
+    metrics: dict[str, float]
+    enqueued_at: float
+
+
+class GroupPlayer:
+    """Plays the tasks' groups, one task after the other and over again, until it is cancelled.
+
+    Args:
+        plan: What is played.
+        emit: Takes each sample; the group's next one waits for it.
+        report: Takes each group's metrics.
+        version: Returns the version of the weights that the engine samples with now.
+    """
+
+    def __init__(
+        self,
+        plan: GroupPlan,
+        *,
+        emit: Callable[[EpisodeSample], Awaitable[None]],
+        report: Callable[[Metrics], None],
+        version: Callable[[], int],
+    ) -> None:
+        self._plan, self._emit, self._report, self._version = plan, emit, report, version
+        self._lost_in_a_row = 0
+
+    async def run(self) -> None:
+        """Play groups without end. On the portal's loop.
+
+        Raises:
+            HarborGymError: ``max_lost_groups`` in a row gave nothing to train on, for which the trainer would wait
+                for ever; or a task or the configuration is wrong, which no retry can repair.
+        """
+        numbers = itertools.count()
+        try:
+            async with self._plan.open_sampler() as sample, asyncio.TaskGroup() as lanes:
+                for _ in range(self._plan.groups_at_once):
+                    lanes.create_task(self._play_on(numbers, sample))
+        except BaseExceptionGroup as exc:
+            raise (error := _first(exc)) from error.__cause__
+
+    async def play(self, number: int, sample: Sampler) -> list[EpisodeSample]:
+        """Play a group and return a sample for each episode that has something to train on.
+
+        Args:
+            number: The group's number, from 0; it decides the task.
+            sample: Asked once a turn of each episode.
+
+        Raises:
+            HarborGymError: As :meth:`run`.
+        """
+        plan, started, version = self._plan, time.monotonic(), self._version()
+        indices = list(plan.settings.task_dirs)
+        episodes = [_Episode(plan, indices[number % len(indices)]) for _ in range(plan.num_generations)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(episode.play(sample)) for episode in episodes]
+        except BaseExceptionGroup as exc:
+            raise (error := _first(exc)) from error.__cause__
+        rollouts = [task.result() for task in tasks]
+        samples = _as_samples(rollouts, [episode.transcript for episode in episodes], version, number)
+        self._report(_metrics(rollouts, time.monotonic() - started))
+        self._count_lost(rollouts, is_lost=not samples)
+        return samples
+
+    async def _play_on(self, numbers: "itertools.count[int]", sample: Sampler) -> None:
+        while True:
+            for item in await self.play(next(numbers), sample):
+                await self._emit(item)
+
+    def _count_lost(self, rollouts: Sequence[Rollout], *, is_lost: bool) -> None:
+        self._lost_in_a_row = self._lost_in_a_row + 1 if is_lost else 0
+        if self._lost_in_a_row >= self._plan.max_lost_groups:
+            ends = Counter(end_of(rollout) for rollout in rollouts)
+            counts = ", ".join(f"{name}: {count}" for name, count in ends.most_common())
+            errors = [rollout.error for rollout in rollouts if rollout.error is not None]
+            raise HarborGymError(
+                f"{self._lost_in_a_row} groups of {self._plan.num_generations} episodes in a row gave nothing to train "
+                f"on (the last one: {counts}); repair that, or raise max_lost_groups"
+                + (f". The last error: {errors[-1]}" if errors else "")
+            ) from (errors[-1] if errors else None)
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the first exception of a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class _Episode:
+    """One episode of a group, with the transcript of its last attempt."""
+
+    def __init__(self, plan: GroupPlan, task_index: int) -> None:
+        self.transcript = Transcript()
+        self._plan, self._config = plan, plan.settings.config_of(task_index)
+        self._env: TokenTerminalEnv | None = None
+
+    async def play(self, sample: Sampler) -> Rollout:
+        rollout = await run_with_retries(self._make_env, sample, max_retries=self._plan.settings.max_retries)
+        if self._env is not None:
+            self.transcript = self._env.transcript
+        return rollout
+
+    def _make_env(self) -> TokenTerminalEnv:
+        plan = self._plan
+        env = make_env(plan.settings.run_id, self._config, pool_size=plan.settings.pool_size)
+        self._env = TokenTerminalEnv(
+            env, plan.codec, max_tokens=plan.max_tokens, max_context_tokens=plan.max_context_tokens
+        )
+        return self._env
+
+
+def _as_samples(
+    rollouts: Sequence[Rollout], transcripts: Sequence[Transcript], version: int, group: int
+) -> list[EpisodeSample]:
+    import numpy as np
+
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    mean, std = (statistics.fmean(rewards), statistics.pstdev(rewards)) if rewards else (math.nan, math.nan)
+    samples: list[EpisodeSample] = []
+    for rollout, transcript in zip(rollouts, transcripts, strict=True):
+        sequence = flatten(rollout)
+        if rollout.reward is None or not any(sequence.mask):
+            continue
+        shown = len(sequence.prompt)
+        prompt, completion = _messages(transcript)
+        samples.append(
+            EpisodeSample(
+                prompt=prompt,
+                completion=completion,
+                input_ids=np.asarray(sequence.prompt + sequence.completion, dtype=np.int64),
+                completion_mask=np.asarray([0] * shown + sequence.mask, dtype=np.int64),
+                old_log_probs=np.asarray([0.0] * shown + sequence.logprobs, dtype=np.float32),
+                advantage=(rollout.reward - mean) / (std + _STD_EPSILON),
+                model_version=version,
+                group_id=group,
+                metrics={"reward": rollout.reward, "reward_std": std, "rewards/rollout_reward": rollout.reward},
+                enqueued_at=time.time(),
+            )
+        )
+    return samples
+
+
+def _messages(transcript: Transcript) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return an episode as the chat that the trainer's logs show: the first message, and what followed."""
+    pairs = [
+        ({"role": "user", "content": turn.observation}, {"role": "assistant", "content": turn.action})
+        for turn in transcript.turns
+    ]
+    chat = [message for pair in pairs for message in pair]
+    return chat[:1], chat[1:]
+
+
+def _metrics(rollouts: Sequence[Rollout], duration_sec: float) -> Metrics:
+    ends = Counter(end_of(rollout) for rollout in rollouts)
+    lost = sum(rollout.reward is None for rollout in rollouts)
+    turns = sum(len(rollout.transitions) for rollout in rollouts)
+    return {
+        LOST_METRIC: (float(lost), float(len(rollouts))),
+        "rollout/turns_mean": (float(turns), float(len(rollouts))),
+        "rollout/duration_s": duration_sec,
+        **{f"harbor/{end}_total": float(count) for end, count in ends.items()},
+    }
+
+
+def ready(sampler: Sampler) -> Callable[[], AbstractAsyncContextManager[Sampler]]:
+    """Return an ``open_sampler`` for a sampler that needs no opening; it pickles if the sampler does."""
+    return functools.partial(_Ready, sampler)
+
+
+class _Ready(AbstractAsyncContextManager[Sampler]):
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    async def __aenter__(self) -> Sampler:
+        return self._sampler
+
+    async def __aexit__(self, *error: Any) -> None:
+        return None

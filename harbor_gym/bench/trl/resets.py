@@ -1,0 +1,61 @@
+"""Many resets of a trainer's environments, and what they leave on the machine."""
+
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harbor_gym._runtime.owners import temporary_prefix
+from harbor_gym.adapters.trl import HarborSpec, verified_reward
+from harbor_gym.bench.sandbox import write_bench_task
+from harbor_gym.testing.leftovers import find_leftovers
+
+_ANSWERED = [{"role": "assistant", "content": "done"}]
+_SETTLE_SEC = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ResetsReport:
+    """What was found."""
+
+    resets: int
+    seconds: float
+    left: tuple[str, ...]
+    """Folders, mounts and processes that are still there, a line each."""
+
+    def as_object(self) -> dict[str, Any]:
+        """Return everything as what JSON can hold."""
+        return asdict(self)
+
+
+def bench_resets(*, resets: int = 640, slots: int = 16, sandbox: str = "local") -> ResetsReport:
+    """Reset environments over and over: each third round is verified, in each third the policy acts, one is untouched.
+
+    Args:
+        resets: How often, of all environments together.
+        slots: Environments.
+        sandbox: As ``TerminalEnvConfig.sandbox``.
+    """
+    from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
+
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
+        task = write_bench_task(Path(folder) / "task")
+        before = find_leftovers(is_exempt=lambda pid: pid == forkserver_pid())
+        started = time.monotonic()
+        with HarborSpec(task, agent="bash", sandbox=sandbox) as spec:
+            environments: list[Any] = [spec.environment_factory() for _ in range(slots)]
+            for number in range(resets):
+                environment = environments[number % slots]
+                environment.reset(task_index=0)
+                if number // slots % 3 == 1:
+                    environment.bash("sleep 1000 &")
+                elif number // slots % 3 == 2 and number % slots == slots - 1:
+                    verified_reward([_ANSWERED] * slots, environments)
+        seconds = time.monotonic() - started
+        deadline = time.monotonic() + _SETTLE_SEC
+        while (left := find_leftovers(is_exempt=lambda pid: pid == forkserver_pid()) - before) and (
+            time.monotonic() < deadline
+        ):
+            time.sleep(0.1)
+    return ResetsReport(resets, seconds, tuple(sorted(left)))

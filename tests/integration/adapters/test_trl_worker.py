@@ -1,0 +1,262 @@
+"""The rollout worker of AsyncGRPO without a trainer: its process, its end, and what it does when everything is lost."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+
+from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+
+from harbor_gym import Sample
+from harbor_gym._runtime.portal import get_portal
+from harbor_gym.adapters.trl import HarborRolloutWorker, HarborSpec
+from harbor_gym.adapters.trl.groups import GroupPlayer, ready
+from harbor_gym.errors import HarborGymError, SandboxStartError, TaskError, UsageError
+from harbor_gym.testing import write_tiny_task
+from tests.helpers.paths import ROOT
+from tests.helpers.policies.trl_trainers import tokenizer
+from tests.helpers.sandboxes.fake_episodes import FAKE
+from tests.helpers.tasks import write_task
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+GROUP = 4
+SETTINGS: dict[str, Any] = {"agent": "terminal", "action_format": "keystrokes", "confirm_task_complete": False}
+SOLVED = {"solved_when": {"/srv/answer": "done"}}
+START_LIMIT_SEC = 90.0
+
+
+@dataclass(frozen=True)
+class Typist:
+    """Writes the answer, or nothing, and ends; every second episode of a group solves its task."""
+
+    solves: bool = True
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        is_first = tokenizer().decode(list(prompt)).count("<|im_start|>assistant") == 1
+        command = "echo done > /srv/answer\n" if self.solves else "true\n"
+        text = command if is_first else "<task_complete/>"
+        tokens = [*tokenizer().encode(text, add_special_tokens=False), tokenizer().eos_token_id]
+        return Sample(tokens, [-0.5] * len(tokens))
+
+
+def config(**settings: Any) -> AsyncGRPOConfig:
+    merged: dict[str, Any] = {"per_device_train_batch_size": GROUP, "num_generations": GROUP, **settings}
+    return AsyncGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, gradient_checkpointing=False, **merged)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Iterator[HarborSpec]:
+    """A suite of two tasks in fake sandboxes."""
+    for name in ("one", "two"):
+        write_tiny_task(tmp_path / "suite" / name)
+    with HarborSpec(tmp_path / "suite", sandbox=FAKE, sandbox_options=SOLVED, **SETTINGS) as made:
+        yield made
+
+
+def make_worker(spec: HarborSpec, sampler: Any = None, **settings: Any) -> HarborRolloutWorker:
+    sampler = ready(sampler or Typist())
+    return spec.rollout_worker(config(), tokenizer(), model="policy", sampler=sampler, **settings)
+
+
+def play(worker: HarborRolloutWorker, groups: int, metrics: list[Any] | None = None, version: int = 1) -> list[Any]:
+    """Play groups in this process, one after the other; return their samples."""
+
+    async def run() -> list[Any]:
+        report = [].append if metrics is None else metrics.append
+        player = GroupPlayer(worker.plan, emit=asyncio.sleep, report=report, version=lambda: version)
+        async with worker.plan.open_sampler() as sampler:
+            return [sample for number in range(groups) for sample in await player.play(number, sampler)]
+
+    return get_portal().call(run)
+
+
+def wait_for(worker: HarborRolloutWorker, count: int) -> list[Any]:
+    """Return so many of the process's samples."""
+    deadline, samples = time.monotonic() + START_LIMIT_SEC, list[Any]()
+    while len(samples) < count:
+        worker.check_health(START_LIMIT_SEC)
+        assert time.monotonic() < deadline, "no sample came"
+        if worker.rollout_buffer.empty():
+            time.sleep(0.05)
+        else:
+            samples.append(worker.rollout_buffer.get())
+    return samples
+
+
+def test_samples_of_the_rollout_process(spec: HarborSpec) -> None:
+    worker = make_worker(spec)
+    worker.update_model_version(3)
+    worker.start()
+    try:
+        samples = wait_for(worker, 2 * GROUP)
+        worker.update_model_version(4)
+        later = wait_for(worker, 8 * GROUP)
+    finally:
+        worker.stop()
+    assert {sample.group_id for sample in samples} == {0, 1}
+    assert {(sample.model_version, sample.metrics["reward"], sample.advantage) for sample in samples} == {(3, 1.0, 0.0)}
+    assert later[-1].model_version == 4
+    for sample in samples:
+        assert sample.completion_mask.sum() > 0
+        assert not sample.old_log_probs[sample.completion_mask == 0].any()
+        assert set(sample.old_log_probs[sample.completion_mask == 1]) == {-0.5}
+        assert [message["role"] for message in sample.completion] == ["assistant", "user", "assistant"]
+        assert tokenizer().decode(sample.input_ids).startswith("<|im_start|>system")
+    assert worker.metrics_queue.get()["harbor/lost"] == (0.0, GROUP)
+    worker.stop()
+
+
+def test_advantages_are_trls(spec: HarborSpec) -> None:
+    class Halves(Typist):
+        asked = 0
+
+        async def __call__(self, prompt: Sequence[int]) -> Sample:
+            Halves.asked += 1
+            return await Typist(solves=Halves.asked % 4 == 1).__call__(prompt)
+
+    worker = make_worker(spec)
+    halves = Halves()
+    plan = worker.plan
+
+    async def run() -> list[Any]:
+        return await GroupPlayer(plan, emit=asyncio.sleep, report=[].append, version=lambda: 1).play(0, halves)
+
+    rewards = {sample.metrics["reward"]: sample for sample in get_portal().call(run)}
+    assert set(rewards) == {0.0, 1.0}
+    assert rewards[1.0].advantage == pytest.approx(3**0.5, rel=1e-6), "one of four: (1 - 1/4) / (sqrt(3) / 4)"
+    assert rewards[0.0].advantage == pytest.approx(-(3**-0.5), rel=1e-6)
+    assert rewards[0.0].metrics["reward_std"] == pytest.approx(3**0.5 / 4)
+
+
+def test_groups_that_are_lost_whole_raise(tmp_path: Path) -> None:
+    task = write_tiny_task(tmp_path / "task")
+    options = {"fail": {"start": 1}}
+    with HarborSpec(task, sandbox=FAKE, sandbox_options=options, max_retries=0, **SETTINGS) as spec:
+        metrics: list[Any] = []
+        assert play(make_worker(spec, max_lost_groups=3), 2, metrics) == []
+        assert metrics[1]["harbor/lost"] == (GROUP, GROUP)
+        assert metrics[1]["harbor/sandbox_start_total"] == GROUP
+        with pytest.raises(HarborGymError, match=r"3 groups of 4 episodes in a row .*sandbox_start: 4") as caught:
+            play(make_worker(spec, max_lost_groups=3), 3)
+        assert isinstance(caught.value.__cause__, SandboxStartError)
+        worker = make_worker(spec, max_lost_groups=1)
+        worker.start()
+        try:
+            with pytest.raises(HarborGymError, match="1 groups of 4 episodes in a row"):
+                wait_for(worker, 1)
+        finally:
+            worker.stop()
+
+
+def test_a_good_group_forgives_the_lost_ones_before_it(spec: HarborSpec) -> None:
+    class Flaky(Typist):
+        group = 0
+
+        async def __call__(self, prompt: Sequence[int]) -> Sample:
+            if Flaky.group % 2:
+                raise SandboxStartError("lost")
+            return await super().__call__(prompt)
+
+    plan, flaky = make_worker(spec, max_lost_groups=2).plan, Flaky()
+
+    async def run() -> list[int]:
+        player = GroupPlayer(plan, emit=asyncio.sleep, report=[].append, version=lambda: 1)
+        sizes: list[int] = []
+        for Flaky.group in range(6):
+            sizes.append(len(await player.play(Flaky.group, flaky)))
+        return sizes
+
+    assert get_portal().call(run) == [GROUP, 0, GROUP, 0, GROUP, 0]
+
+
+def test_a_wrong_task_ends_the_rollouts(spec: HarborSpec, tmp_path: Path) -> None:
+    worker = make_worker(spec)
+    (tmp_path / "suite/one/task.toml").unlink()
+    with pytest.raises(TaskError, match=r"task\.toml"):
+        play(worker, 1)
+
+
+def test_what_cant_be_sent_to_the_process_is_refused(spec: HarborSpec) -> None:
+    with pytest.raises(UsageError, match="must pickle"):
+        make_worker(spec, lambda prompt: None)
+    with pytest.raises(UsageError, match="max_lost_groups must be at least 1"):
+        make_worker(spec, max_lost_groups=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "groups", "queued"),
+    [
+        ({}, 4, 16),
+        ({"max_staleness": 0}, 1, 4),
+        ({"max_staleness": 2, "gradient_accumulation_steps": 3}, 6, 24),
+        ({"max_inflight_tasks": 9}, 2, 16),
+        ({"max_inflight_tasks": 1, "queue_maxsize": 6}, 1, 6),
+    ],
+)
+def test_how_many_at_once_is_the_trainers_setting(settings: dict[str, Any], groups: int, queued: int) -> None:
+    from harbor_gym.adapters.trl.async_settings import groups_at_once, queue_size
+
+    args = config(**settings)
+    assert (groups_at_once(args), queue_size(args)) == (groups, queued)
+
+
+PROGRAM = """\
+import sys, time
+from tests.integration.adapters.test_trl_worker import SETTINGS, HarborSpec, make_worker, wait_for
+if __name__ == "__main__":
+    with HarborSpec(sys.argv[1], sandbox="local", **SETTINGS) as spec:
+        worker = make_worker(spec)
+        worker.start()
+        wait_for(worker, 1)
+        print("running", flush=True)
+        time.sleep(100)
+"""
+
+
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda item: item.name)
+def test_every_end_of_the_trainer_ends_the_process_and_its_sandboxes(
+    tmp_path: Path, scratch: Path, number: signal.Signals
+) -> None:
+    task, file = write_task(tmp_path / "task"), tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    program = subprocess.Popen(
+        [sys.executable, str(file), str(task)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "running\n"
+        (child,) = children(program.pid)
+        program.send_signal(number)
+        assert program.wait(60) in (128 + number, -number)
+    finally:
+        program.kill()
+        program.communicate()
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{child}").exists()
+    assert [path.name for path in scratch.iterdir() if path.name.startswith("harbor-gym")] == []
+
+
+def children(pid: int) -> list[int]:
+    """Return the rollout processes of a program."""
+    found = subprocess.run(
+        ["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    return [int(line.split()[0]) for line in found if "spawn_main" in line]

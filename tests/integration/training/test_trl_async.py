@@ -1,0 +1,189 @@
+"""A real AsyncGRPOTrainer on the CPU: our rollout process and TRL's own, over an engine of this process."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+
+import torch
+from trl.experimental.async_grpo import async_rollout_worker
+from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
+
+from harbor_gym.adapters.trl import HarborSpec
+from harbor_gym.embedded.trl.engine import CompletionsEngine
+from harbor_gym.embedded.trl.letters import ANSWER, RIGHT, SETTINGS, make_letter_policy, write_letter_task
+from harbor_gym.embedded.trl.on_cpu import EngineWeights, async_grpo_on_cpu, attend
+from harbor_gym.embedded.trl.runs import METRICS_NAME, train_letters_async
+from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.samplers import CompletionsSampler
+from harbor_gym.testing import FakeEnvironment
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+GROUP = 8
+LETTER = f"{__name__}:Letter"
+
+
+class Letter(FakeEnvironment):
+    """A fake that grades the letters' task."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, solved_when={ANSWER: RIGHT}, **kwargs)
+
+
+@pytest.mark.parametrize("shared", [0, 5])
+def test_attention_on_the_cpu(shared: int) -> None:
+    torch.manual_seed(0)
+    lengths = [(3, 3 + shared), (1, 1), (4, 9)]
+    query = torch.randn(sum(n for n, _ in lengths), 4, 8)
+    key, value = (torch.randn(sum(m for _, m in lengths), 2, 8) for _ in range(2))
+    ends = [
+        torch.tensor([0, *(n for n, _ in lengths)]).cumsum(0),
+        torch.tensor([0, *(m for _, m in lengths)]).cumsum(0),
+    ]
+    found = attend(query, key, value, ends[0], ends[1], 4, 9, softmax_scale=0.3)
+    at = 0
+    for segment, (queries, keys) in enumerate(lengths):
+        first = int(ends[1][segment])
+        for number in range(queries):
+            seen = keys - queries + number + 1
+            for head in range(4):
+                scores = key[first : first + seen, head // 2] @ query[at, head] * 0.3
+                expected = scores.softmax(0) @ value[first : first + seen, head // 2]
+                torch.testing.assert_close(found[at, head], expected, atol=1e-5, rtol=1e-5)
+            at += 1
+    with pytest.raises(UsageError, match="without a window"):
+        attend(query, key, value, ends[0], ends[1], 4, 9, window_size=(3, 0))
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    folder = tmp_path_factory.mktemp("policy")
+    with HarborSpec(write_letter_task(folder / "task"), agent="bash", sandbox=LETTER, max_turns=3) as spec:
+        return make_letter_policy(spec, folder / "policy")
+
+
+@pytest.fixture
+def engine(policy: tuple[Path, Any, Any]) -> Iterator[CompletionsEngine]:
+    from transformers import AutoModelForCausalLM
+
+    with CompletionsEngine(AutoModelForCausalLM.from_pretrained(policy[0]), policy[2]) as serving:
+        yield serving
+
+
+def arguments(out: Path, engine: CompletionsEngine, **settings: Any) -> AsyncGRPOConfig:
+    merged: dict[str, Any] = {
+        "per_device_train_batch_size": GROUP,
+        "num_generations": GROUP,
+        "max_steps": 2,
+        "optim": "sgd",
+        "learning_rate": 0.25,
+        "max_completion_length": 48,
+        "token_budget": -1,
+        "vllm_server_base_url": engine.url,
+        **settings,
+    }
+    return AsyncGRPOConfig(
+        output_dir=str(out),
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        **merged,
+    )
+
+
+@pytest.mark.slow
+async def test_the_engine_returns_the_models_own_logprobs(
+    policy: tuple[Path, Any, Any], engine: CompletionsEngine
+) -> None:
+    _, _, tokenizer = policy
+    prompts = [tokenizer.encode(text, add_special_tokens=False) for text in ("a", "one of a b c d", "<|im_start|>user")]
+    weights = {name: value.detach() * 0.5 for name, value in engine_model(engine).named_parameters()}
+    for scale, temperature in ((1.0, 1.0), (0.5, 0.7)):
+        if scale != 1.0:
+            engine.load(weights.items())
+        for prompt in prompts:
+            async with CompletionsSampler(engine.url, "x", max_tokens=7, temperature=temperature) as sampler:
+                sample = await sampler(prompt)
+            tokens = [*prompt, *sample.tokens]
+            logits = engine_model(engine)(torch.tensor([tokens])).logits[0, len(prompt) - 1 : -1] / temperature
+            expected = logits.log_softmax(-1).gather(-1, torch.tensor(sample.tokens)[:, None])[:, 0]
+            assert sample.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+            assert (sample.stop_reason == "stop") == (sample.tokens[-1] == tokenizer.eos_token_id)
+    with pytest.raises(UsageError, match="no parameter 'nowhere'"):
+        engine.load([("nowhere", torch.zeros(1))])
+
+
+def engine_model(engine: CompletionsEngine) -> Any:
+    return engine._model  # pyright: ignore[reportPrivateUsage]  # the reference is the model itself
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_ratio_is_one_at_staleness_zero(tmp_path: Path) -> None:
+    rewards = train_letters_async(tmp_path, sandbox=LETTER, steps=3, group_size=GROUP, max_staleness=0)
+    rows = [json.loads(line) for line in (tmp_path / METRICS_NAME).read_text().splitlines()]
+    assert len(rewards) == len(rows) == 3
+    assert all(0 <= reward <= 1 for reward in rewards)
+    assert max(abs(row["ratio"] - 1) for row in rows) < 1e-3
+    assert max(abs(row["kl"]) for row in rows) < 1e-5
+    assert all(row["sample/staleness_max"] == 0 for row in rows)
+    assert all(row["harbor/lost"] == 0 for row in rows if "harbor/lost" in row)
+    assert any(row["grad_norm"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_training_whose_groups_are_all_lost_ends(
+    policy: tuple[Path, Any, Any], engine: CompletionsEngine, tmp_path: Path
+) -> None:
+    task, args = write_letter_task(tmp_path / "task"), arguments(tmp_path / "out", engine)
+    options = {"fail": {"start": 1}}
+    with (
+        HarborSpec(task, agent="terminal", sandbox=LETTER, sandbox_options=options, max_retries=0, **SETTINGS) as spec,
+        async_grpo_on_cpu(),
+    ):
+        trainer: Any = AsyncGRPOTrainer(
+            model=str(policy[0]),
+            args=args,
+            train_dataset=spec.train_dataset,
+            processing_class=policy[2],
+            rollout_worker=spec.rollout_worker(args, policy[2], model="policy", max_lost_groups=2),
+            weight_transfer=EngineWeights(engine),
+        )
+        with pytest.raises(HarborGymError, match=r"2 groups of 8 episodes in a row .*sandbox_start: 8"):
+            trainer.train()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_trls_own_worker_takes_the_async_factory(
+    policy: tuple[Path, Any, Any], engine: CompletionsEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It asks for the package, and speaks to the server alone.
+    monkeypatch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
+    args = arguments(tmp_path / "out", engine, max_tool_calling_iterations=3, max_inflight_tasks=GROUP, max_staleness=4)
+    task = write_letter_task(tmp_path / "task")
+    with HarborSpec(task, agent="bash", sandbox=LETTER, max_turns=3) as spec, async_grpo_on_cpu():
+        trainer: Any = AsyncGRPOTrainer(
+            model=str(policy[0]),
+            args=args,
+            train_dataset=spec.train_dataset,
+            processing_class=policy[2],
+            environment_factory=spec.async_environment_factory,
+            weight_transfer=EngineWeights(engine),
+        )
+        trainer.train()
+    rows = [row for row in trainer.state.log_history if "reward" in row]
+    assert len(rows) == 2
+    assert all(0 <= row["rewards/BashHarness"] <= 1 for row in rows)
+    assert all(row["tools/call_frequency"] > 0 and row["tools/failure_frequency"] == 0 for row in rows)
+    assert 0 < sum(row["reward"] for row in rows) < 2
