@@ -16,7 +16,7 @@ from harbor_gym.errors import UsageError
 if TYPE_CHECKING:
     from harbor_gym.sandboxes.apptainer.sif.bulk import SifResult, SifTask
 
-sif = typer.Typer(help="Make tasks' images as SIF files, for machines without Docker.", no_args_is_help=True)
+sif = typer.Typer(help="Make tasks' images as SIF files, for clusters.", no_args_is_help=True)
 
 
 @sif.callback()

@@ -4,7 +4,7 @@ import typer
 
 from harbor_gym.cli.shared import one_line_errors
 
-server = typer.Typer(help="Install the embedded training server, for `train --backend local`.", no_args_is_help=True)
+server = typer.Typer(help="Install the server of `train --backend local`.", no_args_is_help=True)
 
 
 @server.command("install")

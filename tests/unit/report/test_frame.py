@@ -68,4 +68,4 @@ def test_pandas_is_named_when_it_is_missing(tmp_path: Path) -> None:
         "except ImportError as exc: print(exc)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "harbor_gym.report.episodes needs pandas: pip install pandas"
+    assert done.stdout.strip() == 'harbor_gym.report.episodes needs pandas: pip install "harbor-gym[frame]"'

@@ -40,18 +40,17 @@ ENVIRONMENTS = """
 from harbor_gym import AsyncTerminalGymEnv
 from harbor_gym.testing.pytest_plugin import EnvContract
 
-class Generous(AsyncTerminalGymEnv):
+class Silent(AsyncTerminalGymEnv):
     async def step(self, action):
-        observation, _, done, info = await super().step(action)
-        return observation, 1.0, done, info
+        return (await super().step(action))._replace(observation="")
 
 class TestGood(EnvContract):
     def make_env(self, config):
         return AsyncTerminalGymEnv(config)
 
-class TestGenerous(EnvContract):
+class TestSilent(EnvContract):
     def make_env(self, config):
-        return Generous(config)
+        return Silent(config)
 """
 
 LEFTOVERS = """
@@ -126,8 +125,8 @@ def test_the_contract_of_an_environment(project: pytest.Pytester) -> None:
     project.makepyfile(test_mine=ENVIRONMENTS)
     result = project.runpytest_inprocess(*QUIET, "-rf", "-k", "TestGood")
     result.assert_outcomes(passed=len(ENV_BEHAVIOURS), deselected=len(ENV_BEHAVIOURS))
-    result = project.runpytest_subprocess(*QUIET, "-rf", "-k", "TestGenerous")
-    assert names(result, "FAILED"), "a reward before the end breaks the contract"
+    result = project.runpytest_subprocess(*QUIET, "-rf", "-k", "TestSilent")
+    assert names(result, "FAILED"), "an environment that shows nothing breaks the contract"
 
 
 def test_leftovers_fail_the_test_that_leaves_them(project: pytest.Pytester) -> None:
