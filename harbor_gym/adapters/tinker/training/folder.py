@@ -117,6 +117,8 @@ def changed_settings(
     """Return the settings that differ, as :func:`as_written` returns them."""
     found: list[ChangedSetting] = []
     for name in dict.fromkeys((*before, *now)):
+        if not path and name in _NOT_OF_THE_RUN:
+            continue
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             found += changed_settings(cast(dict[str, Any], old), cast(dict[str, Any], new), (*path, name))
