@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, TASKS, Backend, TrainConfig
+from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, TASKS, Backend, LogDirExists, TrainConfig
 from harbor_gym.adapters.tinker.training.folder import as_written, changed_settings, read_run_config, resumed_config
 from harbor_gym.cli.progress import progress
 from harbor_gym.cli.recipes import common
@@ -91,13 +91,13 @@ def _resumed(model: type[TrainConfig], folder: Path, given: Mapping[str, Any], f
     if own:
         named = ", ".join(f"--{flag.name}" for flag in flags if flag.dotted in own)
         raise UsageError(f"--resume RUN names the run's folder: leave out {named}")
-    config = resumed_config(model, folder)
+    resumed_config(model, folder)
     written = read_run_config(folder)
     asked = make_config(model, _merged({**written, "log_path": folder}, given), flags)
     if changed := changed_settings(written, as_written(asked)):
         words = (f"{_flag_name(item.name, flags)} {item.before}, not {item.now}" for item in changed)
         raise UsageError(f"{folder} was started with {'; '.join(words)}: leave such flags out, or start another run")
-    return config
+    return asked.model_copy(update={"log_path": folder, "log_dir_exists": LogDirExists.RESUME})
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,6 +62,12 @@ def test_a_flag_that_is_the_runs_own_is_no_change(
     assert (done.exit_code, len(seen)) == (0, 1), done.stderr
 
 
+def test_a_time_limit_may_be_another_one(monkeypatch: pytest.MonkeyPatch, run_dir: Path) -> None:
+    done, (config,) = invoke(monkeypatch, "--resume", str(run_dir), "--server-timeout-sec", "900")
+    assert done.exit_code == 0, done.stderr
+    assert (config.server_timeout_sec, config.log_dir_exists) == (900, LogDirExists.RESUME)
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

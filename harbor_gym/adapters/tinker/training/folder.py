@@ -18,8 +18,8 @@ from harbor_gym.errors import UsageError
 RUN_NAME = "run.json"
 RUN_FORMAT = 1
 _TASKS_NAME = "tasks.json"
-_NOT_OF_THE_RUN = ("log_path", "log_dir_exists")
-"""Fields that say where the run is, and may differ when it is resumed."""
+_NOT_OF_THE_RUN = ("log_path", "log_dir_exists", "server_timeout_sec")
+"""Fields that change nothing of what is trained, and may differ when a run is resumed."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,8 @@ def changed_settings(
     """Return the settings that differ, as :func:`as_written` returns them."""
     found: list[ChangedSetting] = []
     for name in dict.fromkeys((*before, *now)):
+        if not path and name in _NOT_OF_THE_RUN:
+            continue
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             found += changed_settings(cast(dict[str, Any], old), cast(dict[str, Any], new), (*path, name))
