@@ -1,6 +1,7 @@
 """A server process of its own, over real WebSockets: episodes at once, limits, the door, and every way to end."""
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import Callable, Generator
@@ -17,6 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from harbor_gym._runtime.procfs import descendants
 from harbor_gym.adapters.openenv import HarborTerminalClient, TerminalAction, TerminalCommand, TerminalObservation
 from harbor_gym.testing import write_tiny_task
+from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
 from tests.helpers.served import Served, served
 from tests.helpers.tasks import write_task
@@ -126,6 +128,22 @@ async def test_the_task_api_lists_both_splits(server: Served) -> None:
         for path in ("/reset", "/step", "/mcp", "/state"):
             async with http.post(server.url + path, json={}) as answer:
                 assert answer.status == 404, path
+
+
+def python_blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/openenv.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_pages_first_blocks_run(
+    server: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    client, own_server = python_blocks()[:2]
+    monkeypatch.setenv("HARBOR_GYM_OPENENV_TOKEN", server.token)
+    exec(compile(client.replace("http://127.0.0.1:8000", server.url), "page", "exec"), {"__name__": "__main__"})
+    assert "True 0.0 completed" in capsys.readouterr().out.replace("EndReason.COMPLETED", "completed")
+    exec(compile(own_server.replace('sandbox="local"', f'sandbox="{FAKE}"'), "page", "exec"), {})
+    assert server.token in capsys.readouterr().out, "the variable holds for every server of the process"
 
 
 # -- sessions --------------------------------------------------------------------------------------------------------

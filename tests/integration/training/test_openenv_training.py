@@ -37,12 +37,28 @@ GROUP, MAX_TOKENS = 8, 40
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy that writes one of four letters, saved."""
-    resource_tracker.ensure_running()  # TRL spawns its worker, and Python keeps this process until the end
     path = tmp_path_factory.mktemp("policy")
-    model, tokenizer = tiny_policy("terminal", path)
-    model.save_pretrained(path / "saved")
-    tokenizer.save_pretrained(path / "saved")
-    return path / "saved"
+    return save(*tiny_policy("terminal", path), path / "saved")
+
+
+@pytest.fixture(scope="module")
+def untrained_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that writes anything, saved."""
+    import trl
+
+    from harbor_gym.embedded.policy import build_model, build_tokenizer
+
+    template = (Path(trl.__file__).parent / "chat_templates/qwen3.jinja").read_text()
+    tokenizer: Any = build_tokenizer([template], 512)
+    tokenizer.chat_template = template
+    return save(build_model(tokenizer, hidden_size=64, layers=2), tokenizer, tmp_path_factory.mktemp("untrained"))
+
+
+def save(model: Any, tokenizer: Any, path: Path) -> Path:
+    resource_tracker.ensure_running()  # TRL spawns its worker, and Python keeps this process until the end
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
 
 
 @pytest.fixture
@@ -151,8 +167,8 @@ def test_a_step_on_a_server_is_token_exact(suite: TaskSuite, model_dir: Path, tm
     expect_token_exact(trainer)
 
 
-def test_a_training_whose_episodes_are_all_lost_ends(suite: TaskSuite, model_dir: Path, tmp_path: Path) -> None:
+def test_a_training_whose_episodes_are_all_lost_ends(suite: TaskSuite, untrained_dir: Path, tmp_path: Path) -> None:
     tasks = LocalTasks(suite, config_of(suite, fail={"start": 1}))
     with pytest.raises(RuntimeError, match="Rollout worker child has failed") as failed:
-        train(tasks, suite, model_dir, tmp_path / "out", max_lost_in_a_row=2 * GROUP)
+        train(tasks, suite, untrained_dir, tmp_path / "out", max_lost_in_a_row=2 * GROUP)
     assert f"{2 * GROUP} episodes in a row were lost" in str(failed.value.__cause__)

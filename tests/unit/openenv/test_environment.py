@@ -193,6 +193,8 @@ async def test_the_servers_end_closes_every_session(make: Maker) -> None:
             await env.step_async(SOLVE)
         with pytest.raises(UsageError, match="closed"):
             await env.reset_async(index=0)
+    with pytest.raises(UsageError, match="closed"):
+        await make(episodes=episodes).reset_async(index=0)
 
 
 @pytest.mark.parametrize(
