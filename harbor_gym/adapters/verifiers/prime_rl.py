@@ -56,7 +56,7 @@ def check_run(config: Path, *, needs_gpu: bool = True) -> Iterator[Finding]:
     settings = read_config(config)
     sources = harbor_sources(settings)
     yield _check("versions", _versions)
-    yield _check("Prime-RL", _prime_rl)
+    yield _check("Prime-RL", prime_rl_version)
     for split, source in sources:
         name = source.get("name", PLUGIN_ID)
         yield _check(f"tasks of {split} source {name!r}", lambda source=source: _tasks(source))
@@ -167,7 +167,12 @@ def _versions() -> str:
     return f"verifiers {version}, harbor {importlib.metadata.version('harbor')}"
 
 
-def _prime_rl() -> str:
+def prime_rl_version() -> str:
+    """Return what is known of the Prime-RL that this Python imports.
+
+    Raises:
+        MissingDependencyError: There is none, or its checkout is too old.
+    """
     spec = importlib.util.find_spec("prime_rl")
     places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
     if not places:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from harbor_gym.adapters.verifiers import prime_rl
 from harbor_gym.adapters.verifiers.prime_rl import (
     check_run,
     command,
     harbor_sources,
+    prime_rl_version,
     read_config,
     read_env_file,
     visible_gpus,
@@ -104,9 +104,11 @@ def test_an_older_prime_rl_is_refused(day: date, is_ok: bool, tmp_path: Path, mo
         subprocess.run([*git, *words], check=True, env=dates)
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "src")
-    finding = prime_rl._check("Prime-RL", prime_rl._prime_rl)
-    assert finding.is_ok is is_ok
-    assert str(day) in finding.found
+    if is_ok:
+        assert prime_rl_version() == f"checkout of {day}"
+    else:
+        with pytest.raises(MissingDependencyError, match=f"is of {day}, and one newer than 2026-08-22 is needed"):
+            prime_rl_version()
 
 
 def test_every_problem_is_shown_before_anything_starts(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from tests.helpers.tasks import write_task
 from tests.helpers.tokenizers import byte_level_tokenizer
 from tests.helpers.verifiers.scripted_process import scripted_process, solving_answers
 
-pytestmark = [pytest.mark.verifiers, pytest.mark.local]
+# Three processes import verifiers, which takes seconds each where the machine is busy with nothing else.
+pytestmark = [pytest.mark.verifiers, pytest.mark.local, pytest.mark.timeout(900)]
 
 CONFIG = """\
 model = "policy"

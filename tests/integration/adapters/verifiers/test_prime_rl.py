@@ -23,7 +23,7 @@ from tests.helpers.tokenizers import byte_level_tokenizer
 from tests.helpers.verifiers.episodes import Script
 from tests.helpers.verifiers.token_server import TokenServer, serve
 
-pytestmark = [pytest.mark.verifiers, pytest.mark.prime_rl, pytest.mark.slow]
+pytestmark = [pytest.mark.verifiers, pytest.mark.prime_rl, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 RECIPES = ROOT / "recipes/prime_rl"
 CONFIGS = sorted(path.stem for path in RECIPES.glob("*.toml"))
