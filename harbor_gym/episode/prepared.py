@@ -171,7 +171,6 @@ async def open_phase_terminal(phase: AgentPhase, config: TerminalEnvConfig) -> T
     return await run_in_phase(phase, open_terminal(phase.environment, config.terminal, user=phase.user))
 
 
-@functools.cache
 async def _start(episode: Episode) -> AgentPhase:
     """Start an episode when the limit that its process shares with others allows it."""
     await pass_start_gate()
@@ -182,6 +181,7 @@ async def _start(episode: Episode) -> AgentPhase:
         raise
 
 
+@functools.cache
 def _preflight(sandbox: str) -> None:
     """Check once per process that a sandbox type can run here; failures are not remembered."""
     sandboxes.preflight(sandboxes.environment_config(sandbox))

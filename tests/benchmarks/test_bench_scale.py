@@ -89,10 +89,10 @@ async def test_idle_memory_is_what_one_more_sandbox_holds(tmp_path: Path) -> Non
 @pytest.mark.local
 @pytest.mark.slow
 def test_local_sandboxes_by_the_command() -> None:
-    code, output, _ = run("bench", "scale", "--env", "local", "--sandboxes", "6", "--json")
-    report = json.loads(output)
-    assert (code, report["lost"], report["left"]) == (0, 0, [])
+    done = run("bench", "scale", "--env", "local", "--sandboxes", "6", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["lost"], report["left"]) == (0, 0, [])
     assert report["below_mib"] > 1
-    code, output, _ = run("bench", "soak", "--episodes", "20", "--at-once", "4", "--trouble", "0.6", "--json")
-    report = json.loads(output)
-    assert (code, report["unaccounted"], report["left"]) == (0, 0, [])
+    done = run("bench", "soak", "--episodes", "20", "--at-once", "4", "--trouble", "0.6", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["unaccounted"], report["left"]) == (0, 0, [])

@@ -15,7 +15,7 @@ from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.bench.concurrency import watch_loop
 from harbor_gym.bench.report import percentile
 from harbor_gym.bench.sandbox import write_bench_task
-from harbor_gym.bench.scale.holdings import Holdings, take_holdings
+from harbor_gym.bench.scale.holdings import Holdings, fill_executor, take_holdings
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.episode.prepared import PreparedEpisode
 from harbor_gym.errors import HarborGymError
@@ -93,6 +93,7 @@ async def bench_scale(
         first = _Member(config)
         await first.start()
         try:
+            await fill_executor()
             before = await asyncio.to_thread(take_holdings)
             fleet = _Fleet([_Member(config) for _ in range(sandboxes)], starts_at_once)
             report = await fleet.run()

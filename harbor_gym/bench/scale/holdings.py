@@ -1,13 +1,18 @@
 """What this process has on its machine at one moment."""
 
+import asyncio
 import gc
 import os
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from harbor_gym._runtime.procfs import PROC, descendants
 from harbor_gym.bench.memory import pss_bytes
+
+_MORE_THAN_ITS_THREADS = 40
+_HOLD_SEC = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,13 @@ class Holdings:
         names = ("descriptors", "threads", "processes", "mounts", "folders")
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return [f"{now} {name}, were {then}" for name, now, then in pairs if now > then]
+
+
+async def fill_executor() -> None:
+    """Start every thread of the loop's executor, which starts them on demand and keeps them."""
+    async with asyncio.TaskGroup() as group:
+        for _ in range(_MORE_THAN_ITS_THREADS):
+            group.create_task(asyncio.to_thread(time.sleep, _HOLD_SEC))
 
 
 def take_holdings() -> Holdings:

@@ -14,7 +14,7 @@ from typing import Any
 
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.bench.sandbox import write_bench_task
-from harbor_gym.bench.scale.holdings import Holdings, take_holdings
+from harbor_gym.bench.scale.holdings import Holdings, fill_executor, take_holdings
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError
@@ -133,6 +133,7 @@ class _Soak:
                 group.create_task(self._episode(Trouble.NONE))
 
     async def run(self, episodes: int, at_once: int) -> SoakReport:
+        await fill_executor()
         before = await asyncio.to_thread(take_holdings)
         started = time.perf_counter()
         plan = [self._choose() for _ in range(episodes)]

@@ -15,7 +15,7 @@ from typing import Any
 from tests.helpers.paths import ROOT
 
 SANDBOXES = 16
-_START_SEC = 240
+_START_SEC = 300
 """A machine that is busy with other tests starts a node in minutes; Ray itself gives up after 30 seconds."""
 
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
@@ -99,6 +99,6 @@ def two_nodes(folder: Path) -> Generator[Nodes]:
         services.get_node = get_node
         ray.shutdown()
         cluster.shutdown()
-        shutil.rmtree(session, ignore_errors=True)
+        pass
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
