@@ -98,17 +98,20 @@ async def _by_agent(plan: EpisodePlan, server: ModelServer) -> Played:
         trials_dir=config.trials_dir,
     )
     (rollout,) = await interface.run([TaskConfig(path=config.task_dir)])
+    reward = rollout.reward
+    if reward is not None and config.zero_reward_on_limit and rollout.end_reason.is_truncation:
+        reward = min(reward, 0.0)
     return Played(
-        _conversation(rollout.segments),
+        conversation(rollout.segments),
         server.calls,
-        rollout.reward,
+        reward,
         rollout.end_reason,
         rollout.error,
         trial_dir=None if config.trials_dir is None else config.trials_dir / rollout.trial_name,
     )
 
 
-def _conversation(segments: Sequence[TokenSequence]) -> Messages:
+def conversation(segments: Sequence[TokenSequence]) -> Messages:
     """Return the chat of the agent's own calls. A segment that repeats an earlier one adds what is new in it."""
     from harbor_gym.gateway.proxy import read_lines
 

@@ -9,9 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from harbor_gym.config import TerminalEnvConfig, describe_problems
 from harbor_gym.errors import UsageError
+from harbor_gym.types import DEFAULT_SANDBOX
 
 if TYPE_CHECKING:
     from harbor.models.trial.config import AgentConfig
+
+
+_FIELDS_WITH_AGENT = frozenset({"max_turns", "time_limit_sec", "reward_key", "trials_dir", "zero_reward_on_limit"})
+"""What a trial with one of Harbor's agents knows of ``TerminalEnvConfig``'s further fields."""
 
 
 class DatasetSettings(BaseModel):
@@ -87,14 +92,14 @@ class RolloutSettings(BaseModel):
     concurrency: int = Field(default=32, ge=1)
     """Episodes at the same time in this server."""
 
-    sandbox: str = "docker"
+    sandbox: str = DEFAULT_SANDBOX
     """As ``TerminalEnvConfig.sandbox``."""
 
     sandbox_options: dict[str, Any] = Field(default_factory=dict)
     """Options of the sandbox's class."""
 
     terminal_env: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of ``TerminalEnvConfig``."""
+    """Further fields of ``TerminalEnvConfig``; with an agent those that a trial knows."""
 
     harbor_agent: str | None = None
     """Which of Harbor's agents plays: a name of ``harbor_gym.gateway.agents.AGENTS``, or ``module.path:Class`` with
@@ -157,6 +162,8 @@ def plan_episode(
     Raises:
         UsageError: They can't be used together.
     """
+    if settings.harbor_agent is not None:
+        _require_fields_of_agents(instance_id, settings, overrides)
     alias = instance_id.partition("::")[0]
     dataset = settings.harbor_datasets[alias]
     options = {**settings.sandbox_options, **dataset.sandbox_options}
@@ -184,6 +191,17 @@ def plan_episode(
     kwargs = {**settings.harbor_agent_kwargs, **overrides.harbor_agent_kwargs}
     retries = settings.max_retries if overrides.max_retries is None else overrides.max_retries
     return EpisodePlan(instance_id, config, _agent(settings.harbor_agent, kwargs), retries)
+
+
+def _require_fields_of_agents(instance_id: str, settings: RolloutSettings, overrides: RequestOverrides) -> None:
+    dataset = settings.harbor_datasets[instance_id.partition("::")[0]]
+    given = {*settings.terminal_env, *dataset.terminal_env, *overrides.terminal_env}
+    if foreign := sorted(given - _FIELDS_WITH_AGENT):
+        known = ", ".join(sorted(_FIELDS_WITH_AGENT))
+        raise UsageError(
+            f"{instance_id}: terminal_env.{foreign[0]} is of our own loop, and {settings.harbor_agent} plays; "
+            f"with an agent there are {known}"
+        )
 
 
 def _chosen(**values: Any) -> Mapping[str, Any]:

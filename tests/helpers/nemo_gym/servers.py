@@ -39,7 +39,6 @@ def environment(project: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_prestart_worker_first_driver": "0",  # no task of this run is Ray's
-        "RAY_raylet_start_wait_time_s": "300",  # on a loaded machine its 30 s are too few
         "RAY_TMPDIR": str(project / "ray"),
         "WANDB_MODE": "disabled",
         "HF_HUB_OFFLINE": "1",

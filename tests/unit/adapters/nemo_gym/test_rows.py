@@ -1,17 +1,19 @@
 """Rows: token ids, masks, kinds and reasons, on episodes in memory."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harbor.models.trial.config import AgentConfig
 
-from harbor_gym.adapters.nemo_gym.model_server import TOKEN_FIELDS, ModelServer
-from harbor_gym.adapters.nemo_gym.play import Played, play
+from harbor_gym.adapters.nemo_gym.model_server import CALL, TOKEN_FIELDS, ModelServer
+from harbor_gym.adapters.nemo_gym.play import Played, conversation, play
 from harbor_gym.adapters.nemo_gym.rows import Row, make_row
 from harbor_gym.adapters.nemo_gym.settings import EpisodePlan
 from harbor_gym.errors import UsageError, VerifierError
-from harbor_gym.types import EndReason
+from harbor_gym.types import EndReason, TokenSequence
 from tests.helpers.character_codec import END, CharacterCodec
 from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
 from tests.helpers.nemo_gym.scripts import Script
@@ -21,6 +23,9 @@ from tests.helpers.tasks import DONE
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 ANSWERS = (message("pwd\n"), message(DONE), COMPLETE)
+FORMAT_AGENT = AgentConfig(
+    import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs={"base_url": "{gateway_url}"}
+)
 
 
 class Forgetful(CharacterCodec):
@@ -69,6 +74,38 @@ async def test_a_solved_episode(tmp_path: Path) -> None:
     sequence = read_as_trainer(row.output)
     sampled = [token for token, own in zip(sequence.completion, sequence.mask, strict=True) if own]
     assert "".join(map(chr, sampled)) == "".join(answer + chr(END) for answer in ANSWERS)
+
+
+async def test_an_agent_that_a_limit_ends(tmp_path: Path) -> None:
+    for zero, reward in ((False, 1.0), (True, 0.0)):
+        planned = plan(tmp_path, max_turns=1, zero_reward_on_limit=zero)
+        engine = double(message(DONE))
+        row = await row_of(replace(planned, agent=FORMAT_AGENT), engine)
+        assert verdict(row) == (reward, False, None)
+        assert (row.fields["end_reason"], row.fields["turns"]) == ("max_turns", 1)
+        assert [item["role"] for item in row.input] == ["system", "user"]
+
+
+async def test_an_agents_first_prompt_that_does_not_fit(tmp_path: Path) -> None:
+    row = await row_of(replace(plan(tmp_path), agent=FORMAT_AGENT), double(max_context_tokens=100))
+    assert verdict(row) == (0.0, True, "harbor_gym:context_overflow")
+
+
+def test_an_agents_second_conversation_adds_what_is_new() -> None:
+    user, first, second = {"role": "user", "content": "a"}, answer(0), answer(1)
+    again = {"role": "user", "content": "c"}
+    edited = [user, {"role": "assistant", "content": "shortened"}, again, second]
+    assert conversation([segment([user, first]), segment(edited)]) == [user, first, again, second]
+    assert conversation([segment([user, first])]) == [user, first]
+
+
+def answer(number: int) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", CALL: number}
+
+
+def segment(lines: list[dict[str, Any]]) -> TokenSequence:
+    tokens = [ord(character) for line in lines for character in f"{json.dumps(line)}\n"]
+    return TokenSequence(tokens[:5], tokens[5:], [0] * len(tokens[5:]), [0.0] * len(tokens[5:]))
 
 
 async def test_a_break_masks_and_ends_the_token_ids(tmp_path: Path) -> None:
