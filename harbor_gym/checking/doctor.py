@@ -16,8 +16,9 @@ from pathlib import Path
 
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import cache_dir
-from harbor_gym.errors import HarborGymError
+from harbor_gym.errors import HarborGymError, MissingDependencyError
 from harbor_gym.sandboxes import environment_config, preflight
+from harbor_gym.sandboxes.apptainer import programs as apptainer
 from harbor_gym.sandboxes.local import cgroups, own_ids, seccomp
 from harbor_gym.sandboxes.local.environment import TOOLS
 from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, PACKET_FILTER_PACKAGE, missing_packages
@@ -35,7 +36,7 @@ class Finding:
     """One thing that was looked for."""
 
     area: str
-    """``local``, ``docker``, another sandbox's name, or ``other``."""
+    """``local``, ``docker``, ``apptainer``, another sandbox's name, or ``other``."""
 
     what: str
     ok: bool
@@ -58,7 +59,11 @@ def examine(env: str | None = None) -> list[Finding]:
     Raises:
         UsageError: There is no such sandbox.
     """
-    areas: dict[str, list[Callable[[], Iterable[Finding]]]] = {"local": [_local], "docker": [_docker, _registry]}
+    areas: dict[str, list[Callable[[], Iterable[Finding]]]] = {
+        "local": [_local],
+        "docker": [_docker, _registry],
+        "apptainer": [_apptainer],
+    }
     if env is None:
         looks = [*areas["local"], *areas["docker"], _others]
     elif env in areas:
@@ -139,6 +144,28 @@ def _docker() -> Iterable[Finding]:
     yield _finding("docker", "daemon", refusal, "systemctl start docker (without systemd: dockerd &)", note=version)
     version, refusal = _ask("docker", "compose", "version", "--short")
     yield _finding("docker", "Compose v2", refusal, _COMPOSE, note=version)
+
+
+def _apptainer() -> Iterable[Finding]:
+    for what, find in (
+        ("apptainer", apptainer.find_runtime),
+        ("squashfuse", lambda: apptainer.find_programs().squashfuse),
+    ):
+        try:
+            yield Finding("apptainer", what, ok=True, note=find())
+        except MissingDependencyError as exc:
+            why, _, fix = str(exc).partition(": ")
+            yield Finding("apptainer", what, ok=False, note=why, fix=fix)
+    user = "an ordinary user" if rootless.is_rootless() else "root"
+    refusal, fix = apptainer.refusal()
+    yield _finding("apptainer", f"FUSE, {user}", refusal, fix)
+    for program, package in (("buildah", "buildah"), ("mksquashfs", "squashfs-tools")):
+        lack = "images are not built here, only found or pulled"
+        yield _program("apptainer", program, package, is_needed=False, lack=lack)
+    yield _program("apptainer", "fuse-overlayfs", "fuse-overlayfs", is_needed=False, lack="only Linux 6.6 or newer")
+    lacking, _, fix = seccomp.missing_profile().partition(": ")
+    note = f"{lacking}: commands run without a filter" if lacking else ""
+    yield _finding("apptainer", "system call profile", note, fix, note=str(seccomp.PROFILES[0]), is_needed=False)
 
 
 def _registry() -> Iterable[Finding]:

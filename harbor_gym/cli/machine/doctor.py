@@ -25,7 +25,7 @@ def doctor(
         for item in findings:
             state = "ok" if item.ok else "MISSING" if item.is_needed else "missing"
             fix = f" -> {item.fix}" if item.fix else ""
-            typer.echo(f"{item.area:<8}{item.what:<32}{state:<9}{item.note}{fix}".rstrip())
+            typer.echo(f"{item.area:<10}{item.what:<32}{state:<9}{item.note}{fix}".rstrip())
         for kind, is_usable in kinds.items():
             typer.echo(f"--env {kind} {'can' if is_usable else 'can NOT'} be used")
     if not any(kinds.values()):

@@ -156,7 +156,9 @@ class Container:
             raise SandboxStartError("the apptainer sandbox ended at once")
         filters = () if seccomp.missing_profile() else seccomp.filters(platform.machine())
         own = NAMESPACES & ~(os.CLONE_NEWNET if options.has_network else 0)
-        target = Target(init, str(stat.start_time), 0, {}, is_rootless(), filters, own)
+        # Nobody from outside of its user namespace may see a FUSE file system, not even root (fuse(4), allow_other).
+        is_ordinary = is_rootless() or await asyncio.to_thread(_has_fuse_root, init)
+        target = Target(init, str(stat.start_time), 0, {}, is_ordinary, filters, own)
         directories = dict(options.directories)
         answer = await _run_program("prepare", target, {"directories": directories})
         if "error" in answer:
@@ -384,6 +386,16 @@ def _first_processes(launcher: int) -> tuple[int | None, int | None]:
         if numbers[-1:] == [1]:
             first.setdefault(len(numbers) - depth, pid)
     return first.get(1), first.get(2)
+
+
+def _has_fuse_root(init: int) -> bool:
+    """Tell whether a process's root directory is a FUSE file system's."""
+    with contextlib.suppress(OSError):
+        for line in (PROC / str(init) / "mountinfo").read_text().splitlines():
+            place, _, source = line.partition(" - ")
+            if place.split()[4] == "/":
+                return source.startswith("fuse")
+    return False
 
 
 def _numbers(pid: int) -> list[int]:

@@ -1,0 +1,174 @@
+"""Sandboxes on the real Apptainer: what is theirs alone, beside the contract that every kind keeps."""
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
+from harbor_gym.errors import SandboxLostError, SandboxStartError
+from harbor_gym.sandboxes.apptainer.options import default_image_dir
+from harbor_gym.sandboxes.apptainer.sif.store import SifSource, file_name
+from tests.helpers.sandboxes.apptainer import make_sandbox, running
+from tests.helpers.sandboxes.local import output
+from tests.helpers.tasks import DONE
+from tests.integration.episode.test_kill import contents, kill_rounds, mounts
+
+pytestmark = [pytest.mark.apptainer, pytest.mark.usefixtures("nothing_left")]
+
+GROW = 'perl -e \'push @x, "x" x (8 << 20) and select undef, undef, undef, 0.01 for 1..40; print "held"\''
+"""Takes 320 MiB in 0.4 s."""
+
+
+def sif_of(directory: Path) -> Path:
+    """Return the SIF file of a test sandbox's Dockerfile, which has been started before."""
+    return default_image_dir() / file_name(SifSource(directory / "environment", None).key())
+
+
+async def test_a_hog_is_killed_and_counted_and_its_shell_lives(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path, config={"memory_mb": 200})) as sandbox:
+        before = await sandbox.clean_up("baseline", {}, timeout_sec=30)
+        result = await sandbox.exec(f"{GROW}; echo status $?", timeout_sec=60)
+        assert (result.return_code, result.stdout) == (0, "status 137\n")
+        after = await sandbox.clean_up("baseline", {}, timeout_sec=30)
+        assert (before["oom_kills"], after["oom_kills"]) == (0, 1)
+        assert await output(sandbox, "echo alive") == "alive"
+
+
+async def test_what_stays_below_the_limit_lives(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path, config={"memory_mb": 600})) as sandbox:
+        assert await output(sandbox, GROW) == "held"
+        assert sandbox.memory_kills == 0
+
+
+async def test_the_machines_files_and_settings_are_not_there(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path)) as sandbox:
+        assert await output(sandbox, "ls -A /sys /tmp /root | grep -v '^/\\|^\\.bashrc$\\|^\\.profile$' || true") == ""
+        for path in ("/proc/sys/kernel/hostname", "/sys/x", "/proc/sysrq-trigger"):
+            assert (await sandbox.exec(f"echo x > {path}")).return_code != 0
+        assert await output(sandbox, "cat /proc/net/dev | tail -n +3 | cut -d: -f1") == "lo"
+        assert await output(sandbox, "cat /etc/resolv.conf") == "# This sandbox has no network."
+        assert (await sandbox.exec("mount -t tmpfs none /mnt")).return_code != 0
+
+
+async def test_setuid_programs_and_accounts_work_as_in_the_image(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path)) as sandbox:
+        assert await output(sandbox, "useradd --create-home new && stat -c %U /home/new") == "new"
+        assert await output(sandbox, "chmod u+s /usr/bin/id && su dev -c 'id -u'") == "0"
+        assert await output(sandbox, "stat -c %U:%G /home/dev") == "dev:dev"
+
+
+@pytest.mark.parametrize("overlay", ["kernel", "fuse"])
+async def test_deleted_and_replaced_files_of_the_image_stay_so(tmp_path: Path, overlay: Any) -> None:
+    if overlay == "fuse" and shutil.which("fuse-overlayfs") is None:
+        pytest.skip("fuse-overlayfs is missing: apt-get install fuse-overlayfs")
+    async with running(make_sandbox(tmp_path, overlay=overlay)) as sandbox:
+        await output(sandbox, "rm -r /usr/share/doc; mkdir /usr/share/doc; mv /etc/passwd /etc/moved; rm /etc/shadow")
+        assert await output(sandbox, "ls -A /usr/share/doc; ls /etc/passwd /etc/shadow 2>/dev/null; wc -l < /etc/moved")
+        assert await output(sandbox, "ls -A /usr/share/doc") == ""
+
+
+async def test_a_sif_file_of_ones_own_with_files_and_a_setup_script(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path / "built")) as first:
+        assert await output(first, "echo $GREETING; pwd") == "hello world\n/app"
+    context = tmp_path / "task" / "environment"
+    (context / "files").mkdir(parents=True)
+    shutil.copy(sif_of(tmp_path / "built"), context / "image.sif")
+    (context / "files" / "data.txt").write_text("brought\n")
+    (context / "files" / "setup.sh").write_text("tr a-z A-Z < data.txt > /etc/set-up; whoami >> /etc/set-up\n")
+    sandbox = make_sandbox(
+        tmp_path / "task", dockerfile=None, config={"docker_image": "image.sif"}, workdir="/opt/work",
+        enable_environment_dir_upload=False,
+    )  # fmt: skip
+    async with running(sandbox):
+        assert await output(sandbox, "pwd; cat data.txt /etc/set-up; echo $GREETING") == (
+            "/opt/work\nbrought\nBROUGHT\nroot\nhello world"
+        )
+
+
+async def test_a_setup_command_runs_at_each_start_and_its_failure_is_the_starts(tmp_path: Path) -> None:
+    sandbox = make_sandbox(tmp_path, setup_command="echo done > /etc/mark")
+    async with running(sandbox):
+        assert await output(sandbox, "cat /etc/mark") == "done"
+        assert not sandbox.shares_setup
+    with pytest.raises(SandboxStartError, match=r"status 3: (?s:.*)no such luck"):
+        await make_sandbox(tmp_path, setup_command="echo no such luck >&2; exit 3").start(force_build=False)
+
+
+async def test_a_task_whose_image_is_for_nobody_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "environment" / "image.sif").write_bytes(b"not an image")
+    sandbox = make_sandbox(tmp_path, dockerfile=None, config={"docker_image": "image.sif"})
+    with pytest.raises(SandboxStartError, match=r"image\.sif is no SIF file"):
+        await sandbox.start(force_build=False)
+    with pytest.raises(SandboxStartError, match="started before"):
+        await sandbox.start(force_build=False)
+
+
+async def test_the_runtimes_refusal_is_the_errors_text(tmp_path: Path) -> None:
+    with pytest.raises(SandboxStartError, match="unknown flag: --no-such-flag"):
+        await make_sandbox(tmp_path, extra_args=["--no-such-flag"]).start(force_build=False)
+
+
+async def test_many_that_need_one_image_build_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="harbor_gym.sandboxes.images.build")
+    dockerfile = f"FROM debian:bookworm-slim\nRUN echo {tmp_path.name}-{tmp_path.parent.name} > /etc/unique\n"
+    directory = tmp_path / "sif"
+    sandboxes = [
+        make_sandbox(tmp_path / str(number), dockerfile=dockerfile, image_cache_dir=directory) for number in range(4)
+    ]
+    try:
+        async with asyncio.TaskGroup() as group:
+            for sandbox in sandboxes:
+                group.create_task(sandbox.start(force_build=False))
+        made = [path.name for path in directory.iterdir() if not path.name.endswith(".lock")]
+        assert len(made) == 1, made
+        assert sum("built the image" in record.message for record in caplog.records) == 1
+    finally:
+        for sandbox in sandboxes:
+            await sandbox.stop(delete=True)
+
+
+async def test_a_sandbox_that_is_killed_from_outside_is_lost(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path)) as sandbox:
+        command = asyncio.ensure_future(sandbox.exec("sleep 1000"))
+        await output(sandbox, "until pgrep -x sleep; do sleep 0.05; done")
+        assert await sandbox.is_up()
+        container = sandbox._container  # pyright: ignore[reportPrivateUsage]  # what nobody but a test kills
+        assert container is not None
+        assert container._process is not None  # pyright: ignore[reportPrivateUsage]  # as above
+        container._process.kill()  # pyright: ignore[reportPrivateUsage]  # as above
+        result = await command
+        assert result.return_code != 0
+        assert not await sandbox.is_up()
+        with pytest.raises(SandboxLostError):
+            await sandbox.exec("true")
+
+
+async def test_an_episode_is_solved_and_graded_in_a_pristine_view(task_dir: Path) -> None:
+    config = task_dir / "task.toml"
+    config.write_text(f'{config.read_text()}[metadata]\nverify_paths = ["/srv/answer"]\n')
+    environment = TerminalEnvConfig(task_dir=task_dir, sandbox="apptainer", confirm_task_complete=False)
+    async with AsyncTerminalGymEnv(environment) as env:
+        await env.reset()
+        cheat = "printf '#!/bin/sh\\necho done\\n' > /usr/local/bin/cat; chmod 755 /usr/local/bin/cat\n"
+        await env.step([(cheat, 5.0)])
+        _, reward, *_ = await env.step('{"analysis": "", "plan": "", "commands": [], "task_complete": true}')
+        assert reward == 0
+        await env.reset()
+        await env.step([(DONE, 5.0)])
+        _, reward, *_ = await env.step('{"analysis": "", "plan": "", "commands": [], "task_complete": true}')
+        assert reward == 1
+
+
+@pytest.mark.slow
+def test_hosts_killed_in_the_midst_of_episodes_leave_nothing(task_dir: Path, scratch: Path) -> None:
+    before = mounts()
+    told = kill_rounds("apptainer", task_dir, count=4, at_once=4, max_sec=2.0)
+    assert told["began"] >= 16
+    assert told["orphans"] == []
+    assert mounts() == before
+    left = [name for name in contents(scratch) if "apptainer" in name or "sif" in name]
+    assert left == []
