@@ -102,7 +102,8 @@ async def test_an_agent_never_sees_the_key(agent: AgentConfig, tmp_path: Path) -
 async def test_terminus_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     config = TerminalEnvConfig(task_dir=write_task(tmp_path / "task"), sandbox="local", max_turns=9)
-    async with serving() as model, endpoint(model) as chat:
+    # Terminus-2 waits out each duration. What is left of the time is litellm's: its import and its first call.
+    async with serving(message(DONE, duration=0.1), COMPLETE, COMPLETE) as model, endpoint(model) as chat:
         (result,) = await evaluate([config], AgentPlayer(chat, "terminus-2"), episodes=1)
     assert (result.reward, result.end_reason, result.turns) == (1.0, EndReason.COMPLETED, 3)
 

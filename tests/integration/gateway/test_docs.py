@@ -1,0 +1,122 @@
+"""The programs and commands of docs/agents.md run as they stand there, but for addresses, the model and the task."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.helpers.chat_templates import QWEN3
+from tests.helpers.engines import require_engine
+from tests.helpers.paths import ROOT
+from tests.helpers.policies.token_policies import message
+from tests.helpers.recipe_runs import run_recipe
+from tests.helpers.tasks import DONE, write_task
+from tests.helpers.tokenizers import byte_level_tokenizer
+from tests.unit.house.test_cli import run
+
+PAGE = (ROOT / "docs/agents.md").read_text()
+PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+ANSWERS = (message(DONE), message(None, complete=True), message(None, complete=True))
+
+
+class Engine:
+    """What vLLM's and SGLang's endpoints sample: a script, by the number of answers in the prompt."""
+
+    def __init__(self) -> None:
+        self.url = ""
+
+    def answer(self, prompt: list[int]) -> list[int]:
+        tokenizer = byte_level_tokenizer()
+        turn = tokenizer.decode(prompt).count("<|im_start|>assistant") - 1
+        return [*tokenizer.encode(ANSWERS[turn], add_special_tokens=False), tokenizer.eos_token_id]
+
+    async def complete(self, request: web.Request) -> web.Response:
+        tokens = self.answer((await request.json())["prompt"])
+        logprobs = {"token_logprobs": [-1.0] * len(tokens)}
+        return web.json_response({"choices": [{"finish_reason": "stop", "token_ids": tokens, "logprobs": logprobs}]})
+
+    async def generate(self, request: web.Request) -> web.Response:
+        pairs = [[-1.0, token, None] for token in self.answer((await request.json())["input_ids"])]
+        return web.json_response({"meta_info": {"finish_reason": {"type": "stop"}, "output_token_logprobs": pairs}})
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    scripted, app = Engine(), web.Application()
+    app.router.add_post("/v1/completions", scripted.complete)
+    app.router.add_post("/generate", scripted.generate)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        scripted.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield scripted
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+async def test_a_program(number: int, engine: Engine, tmp_path: Path) -> None:
+    import asyncio
+
+    require_engine("local")
+    tokenizer: Any = byte_level_tokenizer()
+    tokenizer.chat_template = QWEN3
+    tokenizer.save_pretrained(tmp_path / "model")
+    places = {
+        "http://127.0.0.1:8000": engine.url,
+        "http://127.0.0.1:30000": engine.url,
+        "Qwen/Qwen3-4B": str(tmp_path / "model"),
+        "tasks/devops_task": str(write_task(tmp_path / "task")),
+    }
+    text = PROGRAMS[number]
+    for place, own in places.items():
+        text = text.replace(place, own)
+    (tmp_path / "program.py").write_text(text)
+    quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "program.py"),
+        cwd=tmp_path,
+        env={**os.environ, **quiet},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    output, errors = (stream.decode() for stream in await process.communicate())
+    assert process.returncode == 0, errors[-3000:]
+    sampled = sum(len(tokenizer.encode(answer, add_special_tokens=False)) + 1 for answer in ANSWERS)
+    lines = output.splitlines()
+    if "RolloutInterface" in text:
+        assert [line.split()[:2] for line in lines] == [["1.0", "completed"]] * 2
+        assert [int(line.split()[-1]) for line in lines] == [sampled] * 2
+    else:
+        assert "1.0" in lines[0]
+        assert lines[1].split()[1:] == [str(sampled), "stop"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_the_flags_that_it_names(command: str) -> None:
+    flags = re.findall(r"--[a-z-]+", command)
+    assert flags
+    if command.startswith("python recipes/train.py"):
+        shown = run_recipe("train", "--help", env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).stdout
+    else:
+        assert command.startswith("harbor-gym eval")
+        shown = run("eval", "--help").stdout
+    assert [flag for flag in flags if flag not in shown] == []
+
+
+def test_the_table_lists_the_agents() -> None:
+    from harbor_gym.gateway.agents import AGENTS
+
+    rows = dict(re.findall(r"^\| ([a-z0-9-]+) +\| (?:this process|the sandbox) +\| ([a-z ]+?) +\|", PAGE, re.MULTILINE))
+    assert rows == {name: agent.wire.replace("_", " ") for name, agent in AGENTS.items()}

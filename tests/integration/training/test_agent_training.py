@@ -1,0 +1,64 @@
+"""recipes/train.py --agent, small and real: demonstrations, warm start and two batches through Terminus-2."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harbor_gym import report
+from harbor_gym.embedded.demonstrations import play_demonstrations
+from tests.helpers.engines import require_engine
+from tests.helpers.paths import ROOT
+from tests.helpers.recipe_runs import SECRETS
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.local,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),
+    pytest.mark.usefixtures("nothing_left"),
+]
+
+TASK = ROOT / "tasks" / "devops_task"
+
+
+def test_two_batches_of_terminus_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for engine in ("server", "tinker", "local"):
+        require_engine(engine)
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    from harbor_gym.embedded.warm_start import warm_start
+
+    played = asyncio.run(play_demonstrations(TASK, sandbox="local", agent="terminus-2", episodes=4, concurrency=4))
+    model = warm_start([item.messages for item in played], tmp_path, renderer_name="qwen3_instruct", steps=12)
+    inherited = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    log_path = tmp_path / "run"
+    arguments = ["--task-dir", str(TASK), "--env", "local", "--backend", "local", "--agent", "terminus-2"]
+    arguments += ["--model-name", str(model), "--log-path", str(log_path), "--save-every", "0"]
+    arguments += ["--group-size", "2", "--num-batches", "2", "--max-turns", "3"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "recipes/train.py"), *arguments],
+        env=inherited,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    batches = report.read_metrics(log_path / "metrics.jsonl")
+    assert [batch["step"] for batch in batches] == [0, 1]
+    for batch in batches:
+        assert batch["env/all/total_episodes"] == 2
+        assert batch["env/all/infra/lost"] == 0
+        assert 1 <= batch["env/all/turns_per_episode"] <= 3
+        assert batch["env/all/gateway/calls"] >= 1
+    transcripts = [json.loads(path.read_text()) for path in sorted(log_path.rglob("episode_*.json"))]
+    assert len(transcripts) == 4
+    for transcript in transcripts:
+        assert transcript["turns"][0]["observation"].startswith("You are an AI assistant")
+        assert transcript["reward"] in (0, 1)
+        assert transcript["end_reason"]
