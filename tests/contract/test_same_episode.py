@@ -273,6 +273,10 @@ async def by_trl(episode: Episode) -> Played:
     return Played(reward, EndReason(end), sequence=sequence)
 
 
+async def _ignore(sample: object) -> None:
+    return None
+
+
 async def by_trl_async(episode: Episode) -> Played:
     """What the rollout process does, to the samples that AsyncGRPO trains on."""
     spec = _spec(episode)
@@ -294,7 +298,7 @@ async def by_trl_async(episode: Episode) -> Played:
 
     async def play() -> list[Any]:
         worker = spec.rollout_worker(args, tokenizer(), model="policy", sampler=ready(episode.sampler))
-        player = GroupPlayer(worker.plan, emit=asyncio.sleep, report=metrics.update, version=lambda: 7)
+        player = GroupPlayer(worker.plan, emit=_ignore, report=metrics.update, version=lambda: 7)
         return await player.play(0, episode.sampler)
 
     with spec:

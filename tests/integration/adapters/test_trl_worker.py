@@ -1,6 +1,5 @@
 """The rollout worker of AsyncGRPO without a trainer: its process, its end, and what it does when everything is lost."""
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -69,12 +68,16 @@ def make_worker(spec: HarborSpec, sampler: Any = None, **settings: Any) -> Harbo
     return spec.rollout_worker(config(), tokenizer(), model="policy", sampler=sampler, **settings)
 
 
+async def ignore(sample: object) -> None:
+    return None
+
+
 def play(worker: HarborRolloutWorker, groups: int, metrics: list[Any] | None = None, version: int = 1) -> list[Any]:
     """Play groups in this process, one after the other; return their samples."""
 
     async def run() -> list[Any]:
         report = [].append if metrics is None else metrics.append
-        player = GroupPlayer(worker.plan, emit=asyncio.sleep, report=report, version=lambda: version)
+        player = GroupPlayer(worker.plan, emit=ignore, report=report, version=lambda: version)
         async with worker.plan.open_sampler() as sampler:
             return [sample for number in range(groups) for sample in await player.play(number, sampler)]
 
@@ -130,7 +133,7 @@ def test_advantages_are_trls(spec: HarborSpec) -> None:
     plan = worker.plan
 
     async def run() -> list[Any]:
-        return await GroupPlayer(plan, emit=asyncio.sleep, report=[].append, version=lambda: 1).play(0, halves)
+        return await GroupPlayer(plan, emit=ignore, report=[].append, version=lambda: 1).play(0, halves)
 
     rewards = {sample.metrics["reward"]: sample for sample in get_portal().call(run)}
     assert set(rewards) == {0.0, 1.0}
@@ -171,7 +174,7 @@ def test_a_good_group_forgives_the_lost_ones_before_it(spec: HarborSpec) -> None
     plan, flaky = make_worker(spec, max_lost_groups=2).plan, Flaky()
 
     async def run() -> list[int]:
-        player = GroupPlayer(plan, emit=asyncio.sleep, report=[].append, version=lambda: 1)
+        player = GroupPlayer(plan, emit=ignore, report=[].append, version=lambda: 1)
         sizes: list[int] = []
         for Flaky.group in range(6):
             sizes.append(len(await player.play(Flaky.group, flaky)))
@@ -188,8 +191,11 @@ def test_a_wrong_task_ends_the_rollouts(spec: HarborSpec, tmp_path: Path) -> Non
 
 
 def test_what_cant_be_sent_to_the_process_is_refused(spec: HarborSpec) -> None:
+    async def local(prompt: Sequence[int]) -> Sample:
+        return Sample([])
+
     with pytest.raises(UsageError, match="must pickle"):
-        make_worker(spec, lambda prompt: None)
+        make_worker(spec, local)
     with pytest.raises(UsageError, match="max_lost_groups must be at least 1"):
         make_worker(spec, max_lost_groups=0)
 
