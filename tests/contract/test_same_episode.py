@@ -284,7 +284,7 @@ async def by_trl_async(episode: Episode) -> Played:
 
     from harbor_gym._runtime.portal import get_portal
     from harbor_gym.adapters.trl.groups import GroupPlayer, ready
-    from tests.helpers.policies.trl_trainers import tokenizer
+    from tests.helpers.policies.typists import tokenizer
 
     args = AsyncGRPOConfig(
         output_dir=episode.model_dir,

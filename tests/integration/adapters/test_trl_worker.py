@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from harbor_gym.adapters.trl.groups import GroupPlayer, ready
 from harbor_gym.errors import HarborGymError, SandboxStartError, TaskError, UsageError
 from harbor_gym.testing import write_tiny_task
 from tests.helpers.paths import ROOT
-from tests.helpers.policies.trl_trainers import tokenizer
+from tests.helpers.policies.typists import Typist, tokenizer
 from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.tasks import write_task
 
@@ -32,21 +31,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 GROUP = 4
 SETTINGS: dict[str, Any] = {"agent": "terminal", "action_format": "keystrokes", "confirm_task_complete": False}
 SOLVED = {"solved_when": {"/srv/answer": "done"}}
-START_LIMIT_SEC = 90.0
-
-
-@dataclass(frozen=True)
-class Typist:
-    """Writes the answer, or nothing, and ends; every second episode of a group solves its task."""
-
-    solves: bool = True
-
-    async def __call__(self, prompt: Sequence[int]) -> Sample:
-        is_first = tokenizer().decode(list(prompt)).count("<|im_start|>assistant") == 1
-        command = "echo done > /srv/answer\n" if self.solves else "true\n"
-        text = command if is_first else "<task_complete/>"
-        tokens = [*tokenizer().encode(text, add_special_tokens=False), tokenizer().eos_token_id]
-        return Sample(tokens, [-0.5] * len(tokens))
+START_LIMIT_SEC = 120.0
 
 
 def config(**settings: Any) -> AsyncGRPOConfig:
