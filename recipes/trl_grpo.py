@@ -45,8 +45,14 @@ def main(
         if tiny:
             from harbor_gym.embedded.trl.runs import train_letters
 
-            sizes = {"steps": steps or 15, "group_size": group_size, "pool_size": pool_size}
-            rewards = train_letters(output_dir, agent=agent, sandbox=env, **sizes)
+            rewards = train_letters(
+                output_dir,
+                agent=agent,
+                sandbox=env,
+                steps=steps or 15,
+                group_size=group_size,
+                pool_size=pool_size,
+            )
             typer.echo(f"reward of each step: {' '.join(f'{reward:.2f}' for reward in rewards)}")
             return
         if tasks is None:

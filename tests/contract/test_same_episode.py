@@ -378,6 +378,10 @@ async def by_trl(episode: Episode) -> Played:
     return Played(reward, EndReason(end), sequence=sequence)
 
 
+async def _ignore(sample: object) -> None:
+    return None
+
+
 async def by_trl_async(episode: Episode) -> Played:
     """What the rollout process does, to the samples that AsyncGRPO trains on."""
     spec = _spec(episode)
@@ -385,7 +389,7 @@ async def by_trl_async(episode: Episode) -> Played:
 
     from harbor_gym._runtime.portal import get_portal
     from harbor_gym.adapters.trl.groups import GroupPlayer, ready
-    from tests.helpers.policies.trl_trainers import tokenizer
+    from tests.helpers.policies.typists import tokenizer
 
     args = AsyncGRPOConfig(
         output_dir=episode.model_dir,
@@ -399,7 +403,7 @@ async def by_trl_async(episode: Episode) -> Played:
 
     async def play() -> list[Any]:
         worker = spec.rollout_worker(args, tokenizer(), model="policy", sampler=ready(episode.sampler))
-        player = GroupPlayer(worker.plan, emit=asyncio.sleep, report=metrics.update, version=lambda: 7)
+        player = GroupPlayer(worker.plan, emit=_ignore, report=metrics.update, version=lambda: 7)
         return await player.play(0, episode.sampler)
 
     with spec:

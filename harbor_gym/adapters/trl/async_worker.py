@@ -135,7 +135,7 @@ class HarborRolloutWorker:
         self._context = multiprocessing.get_context("spawn")
         self._wires = _Wires.make(self._context, queue_size)
         self._process: SpawnProcess | None = None
-        self.rollout_buffer = RolloutBuffer(self._wires.rollouts)
+        self.rollout_buffer: Any = RolloutBuffer(self._wires.rollouts)  # TRL's protocol names two classes of queues
         """The samples, for the trainer."""
         self.metrics_queue = self._wires.metrics
         """Each group's metrics, for the trainer."""

@@ -113,7 +113,7 @@ class ToolHarness:
             config,
             pool_size=self._settings.pool_size,
             max_retries=self._settings.max_retries,
-            prepare=self._preparation,
+            prepare=type(self)._preparation,
         )
 
     def _type(self, keystrokes: str, *, timeout_sec: float | None = None) -> str:

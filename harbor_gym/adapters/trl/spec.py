@@ -187,7 +187,8 @@ class HarborSpec:
                 "rollout_worker is for agent='terminal' (its action_format may be 'bash-tool'): pass "
                 "async_environment_factory to the AsyncGRPOTrainer as environment_factory"
             )
-        codec = HFCodec(tokenizer, **dict[str, Any](args.chat_template_kwargs or {}))
+        template_kwargs: Any = args.chat_template_kwargs or {}
+        codec = HFCodec(tokenizer, **template_kwargs)
         worker = HarborRolloutWorker(
             GroupPlan(
                 self._settings,

@@ -157,13 +157,15 @@ def _theirs(task: Path, slots: int, start_delay_sec: float) -> PhaseRow:
 
     with _all_delayed(start_delay_sec):
         environments = [HarborBashEnv() for _ in range(slots)]
-        for _ in range(2):
-            row = _step(
+        _, row = [
+            _step(
                 THEIRS,
                 environments,
                 {"task_dir": str(task)},
                 lambda: [environment.reward for environment in environments],
             )
+            for _ in range(2)
+        ]
         environments.clear()
         gc.collect()  # it stops a sandbox when its object is garbage, and nowhere else
     return row
@@ -182,8 +184,8 @@ def _step(
         times.append(time.monotonic())
     found = [reward or 0.0 for reward in rewards()]
     times.append(time.monotonic())
-    phases = [after - before for before, after in itertools.pairwise(times)]
-    return PhaseRow(name, *phases, sum(found) / len(found))
+    resets, first_tools, second_tools, verdicts = (after - before for before, after in itertools.pairwise(times))
+    return PhaseRow(name, resets, first_tools, second_tools, verdicts, sum(found) / len(found))
 
 
 @contextlib.contextmanager

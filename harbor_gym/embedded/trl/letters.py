@@ -29,7 +29,7 @@ RIGHT = "c"
 ANSWER = "/srv/answer"
 INSTRUCTION = f"Write the right letter, one of a b c d, into {ANSWER}.\n"
 COMMANDS = tuple(f"echo {letter} > {ANSWER}" for letter in LETTERS)
-SETTINGS = {"action_format": "keystrokes", "confirm_task_complete": False, "max_turns": 3}
+SETTINGS: dict[str, Any] = {"action_format": "keystrokes", "confirm_task_complete": False, "max_turns": 3}
 """Settings of a ``HarborSpec`` with ``agent="terminal"`` that the policy is made for."""
 
 _TEST = f"""\

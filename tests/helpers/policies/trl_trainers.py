@@ -1,7 +1,6 @@
 """A real ``GRPOTrainer`` that samples from a script: everything around the model is TRL's own."""
 
 import asyncio
-import copy
 import functools
 from collections.abc import Sequence
 from typing import Any, override
@@ -11,15 +10,10 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from harbor_gym.embedded.policy import build_model
 from harbor_gym.types import Sampler
-from tests.helpers.tokenizers import byte_level_tokenizer
+from tests.helpers.policies.typists import tokenizer
 
 GROUP = 2
 """Episodes of a batch, the fewest that TRL compares."""
-
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 class ScriptedTrainer(GRPOTrainer):
@@ -58,14 +52,6 @@ class ScriptedTrainer(GRPOTrainer):
     def score(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return what the trainer would train on for these rows of its dataset."""
         return self._generate_and_score_completions([dict(row) for row in rows])
-
-
-@functools.cache
-def tokenizer() -> Any:
-    """Return the tokenizer of the shared scripts, with a chat template."""
-    found = copy.deepcopy(byte_level_tokenizer())
-    found.chat_template = CHAT_TEMPLATE
-    return found
 
 
 @functools.cache

@@ -1,13 +1,11 @@
 """The rollout worker of AsyncGRPO without a trainer: its process, its end, and what it does when everything is lost."""
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from harbor_gym.adapters.trl.groups import GroupPlayer, ready
 from harbor_gym.errors import HarborGymError, SandboxStartError, TaskError, UsageError
 from harbor_gym.testing import write_tiny_task
 from tests.helpers.paths import ROOT
-from tests.helpers.policies.trl_trainers import tokenizer
+from tests.helpers.policies.typists import Typist, tokenizer
 from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.tasks import write_task
 
@@ -33,21 +31,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 GROUP = 4
 SETTINGS: dict[str, Any] = {"agent": "terminal", "action_format": "keystrokes", "confirm_task_complete": False}
 SOLVED = {"solved_when": {"/srv/answer": "done"}}
-START_LIMIT_SEC = 90.0
-
-
-@dataclass(frozen=True)
-class Typist:
-    """Writes the answer, or nothing, and ends; every second episode of a group solves its task."""
-
-    solves: bool = True
-
-    async def __call__(self, prompt: Sequence[int]) -> Sample:
-        is_first = tokenizer().decode(list(prompt)).count("<|im_start|>assistant") == 1
-        command = "echo done > /srv/answer\n" if self.solves else "true\n"
-        text = command if is_first else "<task_complete/>"
-        tokens = [*tokenizer().encode(text, add_special_tokens=False), tokenizer().eos_token_id]
-        return Sample(tokens, [-0.5] * len(tokens))
+START_LIMIT_SEC = 120.0
 
 
 def config(**settings: Any) -> AsyncGRPOConfig:
@@ -69,12 +53,16 @@ def make_worker(spec: HarborSpec, sampler: Any = None, **settings: Any) -> Harbo
     return spec.rollout_worker(config(), tokenizer(), model="policy", sampler=sampler, **settings)
 
 
+async def ignore(sample: object) -> None:
+    return None
+
+
 def play(worker: HarborRolloutWorker, groups: int, metrics: list[Any] | None = None, version: int = 1) -> list[Any]:
     """Play groups in this process, one after the other; return their samples."""
 
     async def run() -> list[Any]:
         report = [].append if metrics is None else metrics.append
-        player = GroupPlayer(worker.plan, emit=asyncio.sleep, report=report, version=lambda: version)
+        player = GroupPlayer(worker.plan, emit=ignore, report=report, version=lambda: version)
         async with worker.plan.open_sampler() as sampler:
             return [sample for number in range(groups) for sample in await player.play(number, sampler)]
 
@@ -130,7 +118,7 @@ def test_advantages_are_trls(spec: HarborSpec) -> None:
     plan = worker.plan
 
     async def run() -> list[Any]:
-        return await GroupPlayer(plan, emit=asyncio.sleep, report=[].append, version=lambda: 1).play(0, halves)
+        return await GroupPlayer(plan, emit=ignore, report=[].append, version=lambda: 1).play(0, halves)
 
     rewards = {sample.metrics["reward"]: sample for sample in get_portal().call(run)}
     assert set(rewards) == {0.0, 1.0}
@@ -171,7 +159,7 @@ def test_a_good_group_forgives_the_lost_ones_before_it(spec: HarborSpec) -> None
     plan, flaky = make_worker(spec, max_lost_groups=2).plan, Flaky()
 
     async def run() -> list[int]:
-        player = GroupPlayer(plan, emit=asyncio.sleep, report=[].append, version=lambda: 1)
+        player = GroupPlayer(plan, emit=ignore, report=[].append, version=lambda: 1)
         sizes: list[int] = []
         for Flaky.group in range(6):
             sizes.append(len(await player.play(Flaky.group, flaky)))
@@ -188,8 +176,11 @@ def test_a_wrong_task_ends_the_rollouts(spec: HarborSpec, tmp_path: Path) -> Non
 
 
 def test_what_cant_be_sent_to_the_process_is_refused(spec: HarborSpec) -> None:
+    async def local(prompt: Sequence[int]) -> Sample:
+        return Sample([])
+
     with pytest.raises(UsageError, match="must pickle"):
-        make_worker(spec, lambda prompt: None)
+        make_worker(spec, local)
     with pytest.raises(UsageError, match="max_lost_groups must be at least 1"):
         make_worker(spec, max_lost_groups=0)
 

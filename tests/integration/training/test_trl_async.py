@@ -16,24 +16,16 @@ from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
 from harbor_gym.adapters.trl import HarborSpec
 from harbor_gym.embedded.trl.engine import CompletionsEngine
-from harbor_gym.embedded.trl.letters import ANSWER, RIGHT, SETTINGS, make_letter_policy, write_letter_task
+from harbor_gym.embedded.trl.letters import SETTINGS, make_letter_policy, write_letter_task
 from harbor_gym.embedded.trl.on_cpu import EngineWeights, async_grpo_on_cpu, attend
 from harbor_gym.embedded.trl.runs import METRICS_NAME, train_letters_async
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.samplers import CompletionsSampler
-from harbor_gym.testing import FakeEnvironment
+from tests.helpers.sandboxes.letters import LETTER
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 GROUP = 8
-LETTER = f"{__name__}:Letter"
-
-
-class Letter(FakeEnvironment):
-    """A fake that grades the letters' task."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, solved_when={ANSWER: RIGHT}, **kwargs)
 
 
 @pytest.mark.parametrize("shared", [0, 5])

@@ -1,5 +1,6 @@
 """A real GRPOTrainer on the CPU, with a tiny policy made on the spot: tool calls, keystrokes, lost episodes."""
 
+import json
 import logging
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
 
 from harbor_gym.adapters.trl import HarborSpec
 from harbor_gym.embedded.trl.letters import ANSWER, LETTERS, RIGHT, SETTINGS, make_letter_policy, write_letter_task
+from harbor_gym.embedded.trl.runs import METRICS_NAME, train_letters
 from harbor_gym.testing import FakeEnvironment
 from tests.helpers.sandboxes.fake_episodes import FAKE
 
@@ -40,7 +42,7 @@ class SecondIsLost(FakeEnvironment):
 def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Any]:
     """The agent, and a policy for it."""
     folder = tmp_path_factory.mktemp("policy")
-    own = SETTINGS if request.param == "terminal" else {}
+    own: dict[str, Any] = SETTINGS if request.param == "terminal" else {}
     with HarborSpec(write_letter_task(folder / "task"), agent=request.param, sandbox=FAKE, **own) as spec:
         _, model, tokenizer = make_letter_policy(spec, folder / "policy")
     return request.param, model, tokenizer
@@ -149,13 +151,12 @@ def test_a_group_that_is_lost_whole_trains_nothing(
 
 
 @pytest.mark.local
-def test_on_a_real_sandbox(policy: tuple[str, Any, Any], tmp_path: Path) -> None:
-    task = write_letter_task(tmp_path / "pick-letter")
-    # Any letter is worth something, for one alone may be missed by the whole group.
-    any_letter = f'#!/bin/bash\ngrep -cq "^[{LETTERS}]$" {ANSWER} && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n'
-    (task / "tests/test.sh").write_text(any_letter)
-    with make(task, policy, sandbox="local") as spec:
-        trainer = train(spec, policy, tmp_path / "out")
-    (rewards,) = trainer._logs["rewards"].values()
-    assert set(rewards) <= {0.0, 1.0}
-    assert sum(rewards) >= GROUP / 2, "the policy was taught to write a letter"
+@pytest.mark.parametrize("agent", ["bash", "terminal"])
+def test_on_a_real_sandbox(agent: str, tmp_path: Path) -> None:
+    rewards = train_letters(tmp_path, agent=agent, sandbox="local", steps=2, group_size=GROUP)
+    rows = [json.loads(line) for line in (tmp_path / METRICS_NAME).read_text().splitlines()]
+    assert rewards == [row["reward"] for row in rows]
+    assert len(rows) == 2
+    assert sum(rewards) > 0, "the policy writes the right letter one time in four"
+    assert max(rewards) < 1
+    assert all(row["harbor/lost"] == 0 for row in rows)

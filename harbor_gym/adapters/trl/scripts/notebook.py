@@ -64,7 +64,7 @@ class Notebook:
 
     def _connect(self) -> None:
         self._running: Any = None
-        self._parts: list = []
+        self._parts: list[str] = []
         self._cut = 0
         self._client = self._manager.blocking_client()
         self._client.start_channels()
