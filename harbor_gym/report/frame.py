@@ -44,7 +44,9 @@ def episodes(run: str | Path) -> "pd.DataFrame":
     try:
         import pandas as pd
     except ImportError as exc:
-        raise MissingDependencyError('harbor_gym.report.episodes needs pandas: pip install "harbor-gym[frame]"') from exc
+        raise MissingDependencyError(
+            'harbor_gym.report.episodes needs pandas: pip install "harbor-gym[frame]"'
+        ) from exc
     folder = Path(run)
     read = (read_transcript(path, folder) for path in sorted((folder / "transcripts").rglob("*.json")))
     rows = [_row(document) for document in read if document is not None]
