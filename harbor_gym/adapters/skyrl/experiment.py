@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, override
+from typing import TYPE_CHECKING, Any, cast, override
 
 import ray
 from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name
@@ -21,6 +21,9 @@ from harbor_gym.adapters.skyrl.dataset import write_dataset
 from harbor_gym.adapters.skyrl.generator import HarborTerminalGenerator
 from harbor_gym.adapters.skyrl.settings import HarborSettings, check_settings
 from harbor_gym.errors import UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _COUNTING_ESTIMATORS = {"rloo": "divides by the number of rows", "gae": "whitens over all rows"}
 _COUNTING_ESTIMATORS["reinforce++"] = _COUNTING_ESTIMATORS["gae"]
@@ -46,7 +49,11 @@ class SimulatedTrainer(FullyAsyncTrainerSim):
         super().init_weight_sync_state()
         dispatch: Any = self.dispatch
         dispatch.get_timing_metrics = dict
-        dispatch.finalize_pending_saves = lambda model: None
+        dispatch.finalize_pending_saves = _do_nothing
+
+
+def _do_nothing(model: object) -> None:
+    pass
 
 
 class HarborExp(BasePPOExp):
@@ -104,7 +111,7 @@ class HarborExp(BasePPOExp):
         write_dataset(tasks, path, min_rows=min_rows)
         return PromptDataset(
             datasets=[str(path)],
-            tokenizer=self.tokenizer,
+            tokenizer=cast("PreTrainedTokenizerBase", self.tokenizer),
             max_prompt_length=self.cfg.trainer.max_prompt_length,
             num_workers=0,
         )

@@ -2,8 +2,8 @@
 
 import contextlib
 import functools
+import logging
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -86,19 +86,18 @@ def two_nodes(folder: Path) -> Generator[Nodes]:
     os.environ.update(_QUIET)
     # The paths of Ray's sockets must be short.
     session = tempfile.mkdtemp(prefix="ray", dir="/tmp")
-    head = {"num_cpus": 1, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
+    head: dict[str, Any] = {"num_cpus": 1, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
     cluster = Cluster()
     nodes = Nodes(cluster, folder)
     try:
         cluster.add_node(**head, temp_dir=session, env_vars=_QUIET)
         nodes.add("first")
         nodes.add("second")
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         yield nodes
     finally:
         services.get_node = get_node
         ray.shutdown()
         cluster.shutdown()
-        pass
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})

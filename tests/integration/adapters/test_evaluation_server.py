@@ -25,7 +25,7 @@ from tests.helpers.tasks import DONE, write_task
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left")]
 
-SOLVED = {"solved_when": {"/srv/answer": "done"}}
+SOLVED: dict[str, Any] = {"solved_when": {"/srv/answer": "done"}}
 START_SEC = 240.0
 
 

@@ -23,7 +23,7 @@ from tests.helpers.sandboxes.fake_episodes import fake_config
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SIZE = 8
-SOLVED = {"solved_when": {"/srv/answer": "done"}}
+SOLVED: dict[str, Any] = {"solved_when": {"/srv/answer": "done"}}
 
 
 class KillsItsWorker(FakeEnvironment):
@@ -42,7 +42,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 def executor(output: Path, **limits: Any) -> ClusterExecutor:
     import ray
 
-    settings = {"max_workers": 4, "sandboxes_per_worker": SIZE, "interrupt_timeout_sec": 30.0, **limits}
+    settings: dict[str, Any] = {"max_workers": 4, "sandboxes_per_worker": SIZE, "interrupt_timeout_sec": 30.0, **limits}
     return ClusterExecutor(ray, ClusterLimits(**settings), output_dir=output)
 
 

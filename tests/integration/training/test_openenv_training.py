@@ -19,10 +19,12 @@ from harbor_gym.adapters.openenv import (
     TaskSuite,
     TerminalServer,
 )
+from harbor_gym.adapters.trl import HarborSpec
+from harbor_gym.embedded.trl.letters import ANSWER, INSTRUCTION, SETTINGS, make_letter_policy, write_letter_task
 from harbor_gym.testing import write_tiny_task
 from tests.helpers.policies.async_grpo import TinyEngine, served_engine, without_gpu
-from tests.helpers.policies.tiny_policies import ANSWER, INSTRUCTION, tiny_policy
 from tests.helpers.sandboxes.fake_episodes import FAKE
+from tests.helpers.sandboxes.letters import LETTER
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,7 +40,12 @@ GROUP, MAX_TOKENS = 8, 40
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy that writes one of four letters, saved."""
     path = tmp_path_factory.mktemp("policy")
-    return save(*tiny_policy("terminal", path), path / "saved")
+    with HarborSpec(
+        write_letter_task(path / "task"), agent="terminal", sandbox=LETTER, max_turns=3, **SETTINGS
+    ) as spec:
+        saved, _, _ = make_letter_policy(spec, path / "saved")
+    resource_tracker.ensure_running()  # TRL spawns its worker, and Python keeps this process until the end
+    return saved
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +53,14 @@ def untrained_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy that writes anything, saved."""
     import trl
 
-    from harbor_gym.embedded.policy import build_model, build_tokenizer
+    from harbor_gym.embedded.policy import build_model, build_tokenizer, save_policy
 
     template = (Path(trl.__file__).parent / "chat_templates/qwen3.jinja").read_text()
     tokenizer: Any = build_tokenizer([template], 512)
     tokenizer.chat_template = template
-    return save(build_model(tokenizer, hidden_size=64, layers=2), tokenizer, tmp_path_factory.mktemp("untrained"))
-
-
-def save(model: Any, tokenizer: Any, path: Path) -> Path:
-    resource_tracker.ensure_running()  # TRL spawns its worker, and Python keeps this process until the end
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    path = tmp_path_factory.mktemp("untrained")
+    save_policy(build_model(tokenizer, hidden_size=64, layers=2), tokenizer, path)
+    resource_tracker.ensure_running()
     return path
 
 

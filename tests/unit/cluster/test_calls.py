@@ -89,10 +89,14 @@ def test_a_task_arrives_whole(task: Path) -> None:
     assert [path.name for path in first.parent.parent.iterdir()] == [packed.digest]
 
 
+def both(first: object, second: object) -> tuple[object, object]:
+    return first, second
+
+
 def test_a_configuration_is_the_nodes_own_and_its_task_travels_once(task: Path) -> None:
     packer = CallPacker(None)
     config = TerminalEnvConfig(task_dir=task, sandbox="local", terminal=TerminalConfig(rows=7), max_turns=3)
-    result = run(packer, lambda first, second: (first, second), config, second=config)
+    result = run(packer, both, config, second=config)
     first, second = outcome(result)
     assert first.task_dir == task_path(next(iter(packer.tasks))) != task
     assert first.model_copy(update={"task_dir": task}) == config == second.model_copy(update={"task_dir": task})

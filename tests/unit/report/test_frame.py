@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,8 @@ def test_a_row_per_episode(tmp_path: Path) -> None:
     one = frame.iloc[2]
     assert (one["turns"], one["sampled_tokens"], one["prompt_tokens"], one["parse_errors"]) == (2, 7, 20, 1)
     assert (one["rewards/speed"], one["time/verifier_sec"], one["task"]) == (0.25, 2.5, "alpha")
-    assert frame.groupby("split")["reward"].mean()["train"] == 0.5
+    means: Any = frame.groupby("split")["reward"].mean()
+    assert means["train"] == 0.5
 
 
 def test_a_folder_without_transcripts_is_refused(tmp_path: Path) -> None:

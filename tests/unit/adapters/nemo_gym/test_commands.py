@@ -137,7 +137,11 @@ def test_failures_of_something_else(tmp_path: Path) -> None:
         failed_rows(tmp_path)
 
 
+def _no_spec(name: str) -> None:
+    pass
+
+
 def test_without_nemo_gym_the_agent_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nemo_gym, "find_spec", lambda name: None)
+    monkeypatch.setattr(nemo_gym, "find_spec", _no_spec)
     with pytest.raises(MissingDependencyError, match=r"harbor-gym\[nemo-gym\]"):
         _ = nemo_gym.HarborGymAgent

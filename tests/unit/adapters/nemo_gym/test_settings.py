@@ -69,7 +69,7 @@ def test_what_can_not_be_used_is_refused_with_its_place() -> None:
         plan(settings(harbor_agent="terminus-2"), terminal_env={"terminal": {"rows": 20}})
     assert plan(settings(harbor_agent="terminus-2"), terminal_env={"reward_key": "x"}).config.reward_key == "x"
     with pytest.raises(ValidationError, match="max_turn"):
-        RequestOverrides(max_turn=1)
+        RequestOverrides.model_validate({"max_turn": 1})
     with pytest.raises(ValidationError, match="got none"):
         DatasetSettings()
     with pytest.raises(ValidationError, match="got local_dataset_path and git"):

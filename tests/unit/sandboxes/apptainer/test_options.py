@@ -48,12 +48,14 @@ def test_an_unknown_option_is_refused_with_the_nearest_ones() -> None:
     ],
 )
 def test_a_value_that_means_nothing_is_refused(option: str, value: object, reason: str) -> None:
+    given: dict[str, Any] = {**DEFAULTS, option: value}
     with pytest.raises(UsageError, match=reason):
-        checked_options(**{**DEFAULTS, option: value})
+        checked_options(**given)
 
 
 def test_no_mount_takes_harbors_form_and_keeps_ours() -> None:
-    left_out = checked_options(**{**DEFAULTS, "no_mount": " home , cwd"}).no_mount
+    given: dict[str, Any] = {**DEFAULTS, "no_mount": " home , cwd"}
+    left_out = checked_options(**given).no_mount
     assert {"home", "cwd", "bind-paths", "tmp"} <= set(left_out)
     assert len(left_out) == len(set(left_out))
 

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -57,12 +57,16 @@ def hog() -> Iterator[subprocess.Popen[str]]:
         one.kill()
 
 
+def _returning(found: list[Member]) -> Callable[[int], list[Member]]:
+    return lambda _: found
+
+
 def watched(monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[str]) -> Member:
     """Have the watchdog see one process alone, below a first one."""
     stat = read_stat(process.pid)
     assert stat is not None
     member = Member(process.pid, 1, stat.start_time)
-    monkeypatch.setattr(watchdog, "members", lambda _: [member])
+    monkeypatch.setattr(watchdog, "members", _returning([member]))
     return member
 
 
@@ -94,6 +98,6 @@ def test_a_process_that_got_the_number_of_a_dead_one_is_spared(
     monkeypatch: pytest.MonkeyPatch, hog: subprocess.Popen[str]
 ) -> None:
     member = watched(monkeypatch, hog)
-    monkeypatch.setattr(watchdog, "members", lambda _: [Member(member.pid, 1, member.start_time - 1)])
+    monkeypatch.setattr(watchdog, "members", _returning([Member(member.pid, 1, member.start_time - 1)]))
     look(1, 100 * MIB)
     assert hog.poll() is None
