@@ -133,6 +133,10 @@ class Orchestrator:
             batch = await self._sink.add(episode) or batch
         return batch
 
+    async def close(self) -> None:
+        """Disconnect from the env server."""
+        await self._env.env_client.close()
+
     def pack(self, batch: Any) -> list[Any]:
         """Return a batch's micro batches, of the only trainer that there is."""
         (batches,) = self._packer.pack(batch.samples)

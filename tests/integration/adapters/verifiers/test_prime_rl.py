@@ -110,6 +110,7 @@ async def test_64_rollouts_become_samples_with_advantages(tmp_path: Path) -> Non
         await orchestrator.start()
         assert [task.data.name for task in orchestrator.tasks] == [task.name for task in tasks]
         batches = [await orchestrator.run_group(task) for task in orchestrator.tasks]
+        await orchestrator.close()
     assert batches[:3] == [None, None, None]
     assert len(orchestrator.rewards) == 64
     assert sorted(set(filter(None, orchestrator.rewards))) == [1.0]
@@ -173,5 +174,6 @@ async def test_a_tiny_policy_learns_from_what_is_packed(tmp_path: Path) -> None:
                 ratio = await asyncio.to_thread(policy.train, orchestrator.pack(batch), DefaultLossConfig())
                 assert ratio < 1e-3, "the trainer's log-probabilities are the sampler's: the same tokens, in one order"
             orchestrator.advance()
+        await orchestrator.close()
     assert means[0] <= 0.5
     assert means[-1] >= LEARNT
