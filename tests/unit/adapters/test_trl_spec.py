@@ -159,7 +159,7 @@ def test_the_tools_text_changes_with_its_version() -> None:
     ("settings", "message"),
     [
         ({"agent": "bsah"}, "did you mean bash"),
-        ({"agent": "fish"}, "there are bash, jupyter, terminal_notes, terminal "),
+        ({"agent": "zsh_shell"}, "there are bash, jupyter, terminal_notes, terminal "),
         ({"agent": "terminal_note"}, "did you mean terminal_notes or terminal"),
         ({"agent": "no.such.module:Class"}, "no module 'no'"),
         ({"agent": "harbor_gym.adapters.trl.bash:BashHarnes"}, "did you mean BashHarness"),
