@@ -62,6 +62,15 @@ def test_a_flag_that_is_the_runs_own_is_no_change(
     assert (done.exit_code, len(seen)) == (0, 1), done.stderr
 
 
+def test_a_run_on_a_shipped_task_is_resumed_from_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shipped = Path("task:devops_task")
+    write_run_config(tmp_path, config_of(shipped, backend="local"))
+    monkeypatch.chdir(tmp_path)
+    done, (config,) = invoke(monkeypatch, "--resume", str(tmp_path), "--task-dir", str(shipped))
+    assert done.exit_code == 0, done.stderr
+    assert config.task_dirs == (shipped,)
+
+
 def test_a_time_limit_may_be_another_one(monkeypatch: pytest.MonkeyPatch, run_dir: Path) -> None:
     done, (config,) = invoke(monkeypatch, "--resume", str(run_dir), "--server-timeout-sec", "900")
     assert done.exit_code == 0, done.stderr

@@ -11,6 +11,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from harbor_gym._runtime.files import replace_text
+from harbor_gym._runtime.shipped import is_shipped
 from harbor_gym.adapters.tinker.training.config import LogDirExists, TrainConfig
 from harbor_gym.config import describe_problems
 from harbor_gym.errors import UsageError
@@ -104,7 +105,7 @@ def require_same(before: Mapping[str, Any], config: TrainConfig) -> None:
 def as_written(config: TrainConfig) -> dict[str, Any]:
     """Return the settings as JSON, with absolute paths: a run may be resumed from another directory."""
     written = config.model_dump(mode="json", exclude=set(_NOT_OF_THE_RUN))
-    written["task_dirs"] = [str(path.resolve()) for path in config.task_dirs]
+    written["task_dirs"] = [str(path if is_shipped(path) else path.resolve()) for path in config.task_dirs]
     if config.registry_path is not None:
         written["registry_path"] = str(config.registry_path.resolve())
     written["env"]["task_dir"] = str(config.env.task_dir.resolve())
