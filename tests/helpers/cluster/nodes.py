@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Generator
