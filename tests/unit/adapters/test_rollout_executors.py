@@ -13,6 +13,7 @@ import pytest
 
 from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import UsageError
+from tests.helpers.cluster.nodes import RAY_ENV
 from tests.helpers.policies.token_policies import RENDERER, SamplingClient, message, scripted
 from tests.helpers.tokenizers import byte_level_tokenizer
 
@@ -73,10 +74,12 @@ async def play(executor: Any, builder: Any, strategy: Any, *answers: str, groups
 @pytest.mark.parametrize("kind", ["process", "ray"])
 @pytest.mark.usefixtures("no_executor")
 async def test_workers_play_at_once_until_a_bug_in_one_ends_the_run(
-    kind: Literal["process", "ray"], task_dir: Path, tmp_path: Path
+    kind: Literal["process", "ray"], task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "ray":
         pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
+        for name, value in RAY_ENV.items():
+            monkeypatch.setenv(name, value)
     from harbor_gym.adapters.tinker import RetryThenMask
     from harbor_gym.adapters.tinker.executors import rollout_executor
 
