@@ -171,7 +171,6 @@ class ClusterExecutor(Executor):
                 self._assign()
                 self._collect()
         except Exception as exc:  # the end of the line: whoever waits for a call must learn of it
-            logger.exception("the cluster's dispatcher failed")
             self._fail_all(exc)
         finally:
             self._end_workers()
@@ -332,7 +331,7 @@ class ClusterExecutor(Executor):
         for worker in self._workers:
             worker.job = None
         for job in jobs:
-            if not job.future.cancel():
+            if job.attempts or job.future.set_running_or_notify_cancel():
                 self._end(job, error)
 
     # -- the end ---------------------------------------------------------------------------------------------------

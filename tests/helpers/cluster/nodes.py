@@ -18,7 +18,7 @@ _STARTS = 4
 """Attempts at a node: Ray gives up on one whose helpers do not come up within seconds, as on a busy machine."""
 
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
-_QUIET = {
+RAY_ENV = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -26,6 +26,7 @@ _QUIET = {
     "RAY_agent_register_timeout_ms": "120000",
     "PYTHONPATH": str(ROOT),
 }
+"""Keeps Ray off the network and quiet, and lets its workers import what tests define."""
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Nodes:
             object_store_memory=_OBJECT_STORE_BYTES,
             include_dashboard=False,
             resources={"harbor_sandbox": sandboxes},
-            env_vars={**_QUIET, "TMPDIR": str(self.tmp(name)), "HARBOR_GYM_CACHE": str(self.folder / name / "cache")},
+            env_vars={**RAY_ENV, "TMPDIR": str(self.tmp(name)), "HARBOR_GYM_CACHE": str(self.folder / name / "cache")},
         )
 
     def kill(self, name: str) -> None:
@@ -74,15 +75,15 @@ def two_nodes(folder: Path) -> Generator[Nodes]:
     import ray
     from ray.cluster_utils import Cluster
 
-    before = {name: os.environ.get(name) for name in _QUIET}
-    os.environ.update(_QUIET)
+    before = {name: os.environ.get(name) for name in RAY_ENV}
+    os.environ.update(RAY_ENV)
     # The paths of Ray's sockets must be short.
     session = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     head: dict[str, Any] = {"num_cpus": 1, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
     cluster = Cluster()
     nodes = Nodes(cluster, folder)
     try:
-        _add_node(cluster, **head, temp_dir=session, env_vars=_QUIET)
+        _add_node(cluster, **head, temp_dir=session, env_vars=RAY_ENV)
         nodes.add("first")
         nodes.add("second")
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)

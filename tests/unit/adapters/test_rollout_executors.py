@@ -4,7 +4,6 @@ import asyncio
 import multiprocessing
 import os
 import pickle
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import UsageError
+from tests.helpers.cluster.nodes import RAY_ENV
 from tests.helpers.policies.token_policies import RENDERER, SamplingClient, message, scripted
 from tests.helpers.tokenizers import byte_level_tokenizer
 
@@ -74,17 +74,12 @@ async def play(executor: Any, builder: Any, strategy: Any, *answers: str, groups
 @pytest.mark.parametrize("kind", ["process", "ray"])
 @pytest.mark.usefixtures("no_executor")
 async def test_workers_play_at_once_until_a_bug_in_one_ends_the_run(
-    kind: Literal["process", "ray"],
-    task_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    kind: Literal["process", "ray"], task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "ray":
         pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
-        short = tempfile.TemporaryDirectory(prefix="hg", dir="/tmp")  # Ray's sockets lie deep below it
-        request.addfinalizer(short.cleanup)
-        monkeypatch.setenv("RAY_TMPDIR", short.name)
+        for name, value in RAY_ENV.items():
+            monkeypatch.setenv(name, value)
     from harbor_gym.adapters.tinker import RetryThenMask
     from harbor_gym.adapters.tinker.executors import rollout_executor
 
