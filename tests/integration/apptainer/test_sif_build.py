@@ -15,6 +15,11 @@ pytestmark = pytest.mark.apptainer
 DOCKERFILE = "FROM debian:bookworm-slim\nENV WHERE=here\nWORKDIR /srv\n"
 
 
+def no_program(_name: str) -> str | None:
+    """Find nothing: a machine without buildah."""
+    return None
+
+
 @pytest.fixture
 def tasks(tmp_path: Path) -> Path:
     """Three tasks: two of one image, and one whose Dockerfile fails."""
@@ -46,7 +51,7 @@ async def test_files_are_made_once_and_found_without_a_builder(
     assert file.stat().st_mtime_ns == made
 
     monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "empty"))
-    monkeypatch.setattr("harbor_gym.sandboxes.images.build.find_program", lambda _: None)
+    monkeypatch.setattr("harbor_gym.sandboxes.images.build.find_program", no_program)
     async with running(make_sandbox(tmp_path, dockerfile=DOCKERFILE, image_cache_dir=directory)) as sandbox:
         assert await output(sandbox, "echo $WHERE; pwd") == "here\n/srv"
         assert sandbox.image_substitutions == tuple(manifest["images"]["first"]["substitutions"])

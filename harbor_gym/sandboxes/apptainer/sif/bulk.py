@@ -155,7 +155,10 @@ class _Manifest:
 
     def entry(self, task: str) -> SifEntry | None:
         found = self._images.get(task)
-        return None if found is None else SifEntry(**{**found, "substitutions": tuple(found["substitutions"])})
+        if found is None:
+            return None
+        fields: dict[str, Any] = {**found, "substitutions": tuple(found["substitutions"])}
+        return SifEntry(**fields)
 
     def put(self, task: str, entry: SifEntry) -> None:
         self._images[task] = asdict(entry)
