@@ -157,8 +157,8 @@ class _Manifest:
         found = self._images.get(task)
         if found is None:
             return None
-        values: dict[str, Any] = {**found, "substitutions": tuple(found["substitutions"])}
-        return SifEntry(**values)
+        fields: dict[str, Any] = {**found, "substitutions": tuple(found["substitutions"])}
+        return SifEntry(**fields)
 
     def put(self, task: str, entry: SifEntry) -> None:
         self._images[task] = asdict(entry)

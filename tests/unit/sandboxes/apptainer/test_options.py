@@ -7,7 +7,7 @@ import pytest
 
 from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.sandboxes import environment_config, sandbox_names, takes_setup
-from harbor_gym.sandboxes.apptainer.options import checked_options
+from harbor_gym.sandboxes.apptainer.options import ApptainerOptions, checked_options
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, reference_in
 
 DEFAULTS: dict[str, Any] = {
@@ -20,6 +20,11 @@ DEFAULTS: dict[str, Any] = {
     "setup_command": None,
     "overlay": "auto",
 }
+
+
+def options_with(option: str, value: object) -> ApptainerOptions:
+    chosen: dict[str, Any] = {**DEFAULTS, option: value}
+    return checked_options(**chosen)
 
 
 def test_the_name_leads_to_our_class() -> None:
@@ -48,14 +53,12 @@ def test_an_unknown_option_is_refused_with_the_nearest_ones() -> None:
     ],
 )
 def test_a_value_that_means_nothing_is_refused(option: str, value: object, reason: str) -> None:
-    given: dict[str, Any] = {**DEFAULTS, option: value}
     with pytest.raises(UsageError, match=reason):
-        checked_options(**given)
+        options_with(option, value)
 
 
 def test_no_mount_takes_harbors_form_and_keeps_ours() -> None:
-    given: dict[str, Any] = {**DEFAULTS, "no_mount": " home , cwd"}
-    left_out = checked_options(**given).no_mount
+    left_out = options_with("no_mount", " home , cwd").no_mount
     assert {"home", "cwd", "bind-paths", "tmp"} <= set(left_out)
     assert len(left_out) == len(set(left_out))
 

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -57,8 +57,11 @@ def hog() -> Iterator[subprocess.Popen[str]]:
         one.kill()
 
 
-def _returning(found: list[Member]) -> Callable[[int], list[Member]]:
-    return lambda _: found
+def show(monkeypatch: pytest.MonkeyPatch, member: Member) -> None:
+    def members(_first: int) -> list[Member]:
+        return [member]
+
+    monkeypatch.setattr(watchdog, "members", members)
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[str]) -> Member:
@@ -66,7 +69,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[str]) -> 
     stat = read_stat(process.pid)
     assert stat is not None
     member = Member(process.pid, 1, stat.start_time)
-    monkeypatch.setattr(watchdog, "members", _returning([member]))
+    show(monkeypatch, member)
     return member
 
 
@@ -98,6 +101,6 @@ def test_a_process_that_got_the_number_of_a_dead_one_is_spared(
     monkeypatch: pytest.MonkeyPatch, hog: subprocess.Popen[str]
 ) -> None:
     member = watched(monkeypatch, hog)
-    monkeypatch.setattr(watchdog, "members", _returning([Member(member.pid, 1, member.start_time - 1)]))
+    show(monkeypatch, Member(member.pid, 1, member.start_time - 1))
     look(1, 100 * MIB)
     assert hog.poll() is None

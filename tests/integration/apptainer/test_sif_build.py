@@ -1,0 +1,63 @@
+"""``harbor-gym sif build``: files and a manifest for many tasks, made once and found where nothing can build them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.sandboxes.apptainer import make_sandbox, running
+from tests.helpers.sandboxes.local import output
+from tests.helpers.tasks import write_task
+from tests.unit.house.test_cli import run
+
+pytestmark = pytest.mark.apptainer
+
+DOCKERFILE = "FROM debian:bookworm-slim\nENV WHERE=here\nWORKDIR /srv\n"
+
+
+def no_program(_name: str) -> str | None:
+    """Find nothing: a machine without buildah."""
+    return None
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    """Three tasks: two of one image, and one whose Dockerfile fails."""
+    folder = tmp_path / "tasks"
+    for name in ("first", "second"):
+        write_task(folder / name, dockerfile=DOCKERFILE)
+    write_task(folder / "third", dockerfile="FROM debian:bookworm-slim\nRUN false\n")
+    return folder
+
+
+async def test_files_are_made_once_and_found_without_a_builder(
+    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "sif"
+    done = run("sif", "build", tasks, "--output", directory)
+    assert done.returncode == 1
+    assert "third:" in done.stderr
+    assert "does not build" in done.stderr
+    manifest = json.loads((directory / "manifest.json").read_text())
+    assert manifest["format"] == 1
+    assert set(manifest["images"]) == {"first", "second"}
+    assert manifest["images"]["first"]["sha256"] == manifest["images"]["second"]["sha256"]
+    file = directory / manifest["images"]["first"]["file"]
+    assert [path.name for path in directory.glob("*.sif")] == [file.name]
+    made = file.stat().st_mtime_ns
+
+    again = json.loads(run("sif", "build", tasks / "first", "--output", directory, "--json").stdout)
+    assert [(one["task"], one["is_new"], one["error"]) for one in again] == [("first", False, "")]
+    assert file.stat().st_mtime_ns == made
+
+    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr("harbor_gym.sandboxes.images.build.find_program", no_program)
+    async with running(make_sandbox(tmp_path, dockerfile=DOCKERFILE, image_cache_dir=directory)) as sandbox:
+        assert await output(sandbox, "echo $WHERE; pwd") == "here\n/srv"
+        assert sandbox.image_substitutions == tuple(manifest["images"]["first"]["substitutions"])
+
+
+def test_a_registry_of_another_kind_is_refused(tasks: Path) -> None:
+    done = run("sif", "build", tasks, "--push", "docker://host/path")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "oras://HOST/PATH" in done.stderr
