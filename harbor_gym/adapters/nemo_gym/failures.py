@@ -12,7 +12,7 @@ from harbor_gym.errors import UsageError
 _SIDECAR_KIND = "_ng_failure_class"
 """Where NeMo Gym writes why a row has no result, in ``NAME_failures.jsonl``."""
 
-_OTHER_FILES = ("_materialized_inputs.jsonl", "_reward_profiling.jsonl")
+_OTHER_FILES = ("_materialized_inputs.jsonl", "_reward_profiling.jsonl", "rollout_verdicts.jsonl")
 """Endings of what NeMo Gym writes beside the rows."""
 
 

@@ -170,7 +170,7 @@ def said(*answers: str) -> str:
 
 async def test_every_row_came_back(run: Run) -> None:
     assert len(run.rows) == REPEATS * len(ROWS) == 36
-    assert not (run.folder / "rollouts_failures.jsonl").exists()
+    assert (run.folder / "rollouts_failures.jsonl").read_text() == ""
     assert all(row["response"]["output"] and row["tokens_contiguous"] == 1 for row in run.rows)
 
 
@@ -234,7 +234,8 @@ async def test_aggregates_leave_masked_rows_out_and_count_them(run: Run) -> None
 
 
 async def test_failures_are_found_by_instance_id(run: Run) -> None:
-    found = failed_rows(run.folder / "rollouts.jsonl")
+    found = failed_rows(run.folder)
+    assert found == failed_rows(run.folder / "rollouts.jsonl")
     assert Counter(row.instance_id for row in found) == {
         "good::late": REPEATS,
         "odd::broken": 2 * REPEATS,

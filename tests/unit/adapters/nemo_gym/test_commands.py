@@ -101,6 +101,7 @@ def write_run(folder: Path) -> Path:
     }
     (folder / "rollouts_failures.jsonl").write_text(f"{json.dumps(refused)}\n")
     (folder / "rollouts_materialized_inputs.jsonl").write_text(f"{json.dumps(rows[0])}\n")
+    (folder / "rollout_verdicts.jsonl").write_text('{"rollout_id": "0-0", "verdict": "unobserved"}\n')
     return run
 
 
