@@ -1,5 +1,6 @@
 """The programs and commands of docs/agents.md run as they stand there, but for addresses, the model and the task."""
 
+import asyncio
 import os
 import re
 import subprocess
@@ -64,11 +65,10 @@ async def engine() -> AsyncIterator[Engine]:
 
 @pytest.mark.local
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 async def test_a_program(number: int, engine: Engine, tmp_path: Path) -> None:
-    import asyncio
-
     require_engine("local")
     tokenizer: Any = byte_level_tokenizer()
     tokenizer.chat_template = QWEN3
@@ -91,7 +91,12 @@ async def test_a_program(number: int, engine: Engine, tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    output, errors = (stream.decode() for stream in await process.communicate())
+    try:
+        output, errors = (stream.decode() for stream in await process.communicate())
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     assert process.returncode == 0, errors[-3000:]
     sampled = sum(len(tokenizer.encode(answer, add_special_tokens=False)) + 1 for answer in ANSWERS)
     lines = output.splitlines()
