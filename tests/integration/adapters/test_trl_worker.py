@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,9 @@ def test_samples_of_the_rollout_process(spec: HarborSpec) -> None:
         later = wait_for(worker, 8 * GROUP)
     finally:
         worker.stop()
-    assert {sample.group_id for sample in samples} == {0, 1}
+    groups = Counter(sample.group_id for sample in (*samples, *later))
+    assert set(groups.values()) >= {GROUP}, "a group's samples are complete"
+    assert set(groups) >= {0, 1, 2, 3}
     assert {(sample.model_version, sample.metrics["reward"], sample.advantage) for sample in samples} == {(3, 1.0, 0.0)}
     assert later[-1].model_version == 4
     for sample in samples:
