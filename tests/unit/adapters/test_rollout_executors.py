@@ -4,6 +4,7 @@ import asyncio
 import multiprocessing
 import os
 import pickle
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +75,17 @@ async def play(executor: Any, builder: Any, strategy: Any, *answers: str, groups
 @pytest.mark.parametrize("kind", ["process", "ray"])
 @pytest.mark.usefixtures("no_executor")
 async def test_workers_play_at_once_until_a_bug_in_one_ends_the_run(
-    kind: Literal["process", "ray"], task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Literal["process", "ray"],
+    task_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     if kind == "ray":
         pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
-        for name, value in RAY_ENV.items():
+        short = tempfile.TemporaryDirectory(prefix="hg", dir="/tmp")  # Ray's sockets lie deep below it
+        request.addfinalizer(short.cleanup)
+        for name, value in {**RAY_ENV, "RAY_TMPDIR": short.name}.items():
             monkeypatch.setenv(name, value)
     from harbor_gym.adapters.tinker import RetryThenMask
     from harbor_gym.adapters.tinker.executors import rollout_executor
