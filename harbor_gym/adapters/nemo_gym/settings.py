@@ -185,7 +185,7 @@ def plan_episode(
     if settings.trials_dir is not None:
         given.setdefault("trials_dir", root / settings.trials_dir / alias)
     try:
-        config = TerminalEnvConfig(**{**given, "task_dir": task_dir})
+        config = TerminalEnvConfig.model_validate({**given, "task_dir": task_dir})
     except ValidationError as exc:
         raise UsageError(f"{instance_id}: {describe_problems(exc)}") from exc
     kwargs = {**settings.harbor_agent_kwargs, **overrides.harbor_agent_kwargs}
@@ -213,4 +213,5 @@ def _agent(name: str | None, kwargs: dict[str, Any]) -> "AgentConfig | None":
         return None
     from harbor.models.trial.config import AgentConfig
 
-    return AgentConfig(**({"import_path": name} if ":" in name else {"name": name}), kwargs=kwargs)
+    is_path = ":" in name
+    return AgentConfig(name=None if is_path else name, import_path=name if is_path else None, kwargs=kwargs)
