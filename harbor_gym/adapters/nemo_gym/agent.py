@@ -61,8 +61,8 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
     root: ClassVar[Path] = Path()
     """Where relative paths of the configuration begin."""
 
-    ray_enabled: ClassVar[bool] = False
-    config: HarborGymAgentConfig
+    ray_enabled = False
+    config: HarborGymAgentConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # as NeMo Gym's own agents do
     _places: asyncio.Semaphore = PrivateAttr()
     _datasets: Datasets = PrivateAttr()
 
@@ -72,11 +72,15 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
         self._places = asyncio.Semaphore(self.config.concurrency)
         self._datasets = Datasets(self.config.harbor_datasets, root=self.root)
 
-    async def responses(self, body: NeMoGymResponseCreateParamsNonStreaming) -> NeMoGymResponse:
+    async def responses(  # pyright: ignore[reportIncompatibleMethodOverride]  # FastAPI passes the body by its name
+        self, body: NeMoGymResponseCreateParamsNonStreaming
+    ) -> NeMoGymResponse:
         """Refuse: an episode needs a task, which only ``/run`` has."""
         raise HTTPException(_UNPROCESSABLE, "this agent plays whole episodes of tasks: use /run")
 
-    async def run(self, body: HarborGymRunRequest) -> HarborGymVerifyResponse:
+    async def run(  # pyright: ignore[reportIncompatibleMethodOverride]  # a row has more than the base's
+        self, body: HarborGymRunRequest
+    ) -> HarborGymVerifyResponse:
         """Play the row's episode.
 
         Raises:
