@@ -46,7 +46,10 @@ class SimulatedTrainer(FullyAsyncTrainerSim):
         super().init_weight_sync_state()
         dispatch: Any = self.dispatch
         dispatch.get_timing_metrics = dict
-        dispatch.finalize_pending_saves = lambda model: None
+        dispatch.finalize_pending_saves = _do_nothing
+
+
+def _do_nothing(model: str) -> None: ...
 
 
 class HarborExp(BasePPOExp):
@@ -104,7 +107,7 @@ class HarborExp(BasePPOExp):
         write_dataset(tasks, path, min_rows=min_rows)
         return PromptDataset(
             datasets=[str(path)],
-            tokenizer=self.tokenizer,
+            tokenizer=self.tokenizer,  # pyright: ignore[reportArgumentType]  # SkyRL names the factory's type
             max_prompt_length=self.cfg.trainer.max_prompt_length,
             num_workers=0,
         )

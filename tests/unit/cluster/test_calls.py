@@ -38,6 +38,10 @@ def task(tmp_path: Path) -> Path:
     return path
 
 
+def _both(first: Any, second: Any) -> Any:
+    return first, second
+
+
 @dataclasses.dataclass
 class Group:
     """A builder as an adapter's: a configuration, and where to write."""
@@ -92,7 +96,7 @@ def test_a_task_arrives_whole(task: Path) -> None:
 def test_a_configuration_is_the_nodes_own_and_its_task_travels_once(task: Path) -> None:
     packer = CallPacker(None)
     config = TerminalEnvConfig(task_dir=task, sandbox="local", terminal=TerminalConfig(rows=7), max_turns=3)
-    result = run(packer, lambda first, second: (first, second), config, second=config)
+    result = run(packer, _both, config, second=config)
     first, second = outcome(result)
     assert first.task_dir == task_path(next(iter(packer.tasks))) != task
     assert first.model_copy(update={"task_dir": task}) == config == second.model_copy(update={"task_dir": task})
