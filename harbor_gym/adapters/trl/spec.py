@@ -289,6 +289,8 @@ def _make_config(task_dir: Path, sandbox: str, settings: dict[str, Any]) -> Term
             raise UsageError(f"there is no setting {name!r}; {hint}")
     try:
         # A trainer takes one reward of an episode: that of the task, and not the sum of its steps'.
-        return TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, **{"step_rewards": False, **settings})
+        return TerminalEnvConfig.model_validate(
+            {"task_dir": task_dir, "sandbox": sandbox, "step_rewards": False, **settings}
+        )
     except ValidationError as exc:
         raise UsageError(f"the environments can't be made with these settings: {describe_problems(exc)}") from exc
