@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harbor_gym.errors import MissingDependencyError, UsageError
-from harbor_gym.report.episodes import read_transcript
+from harbor_gym.report.summaries import read_transcript
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,9 +18,9 @@ from jinja2 import Environment, StrictUndefined
 
 from harbor_gym._runtime.files import replace_text
 from harbor_gym.errors import UsageError
-from harbor_gym.report.episodes import Chosen, choose_episodes, summarize_episode
 from harbor_gym.report.live import outcomes, phases
 from harbor_gym.report.metrics import METRICS_NAME, REWARD_KEYS, TURNS_KEYS, read_metrics, run_config
+from harbor_gym.report.summaries import Chosen, choose_episodes, summarize_episode
 from harbor_gym.report.svg import curve
 
 PAGE_NAME = "report.html"

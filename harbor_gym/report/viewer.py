@@ -17,8 +17,8 @@ from typing import Any, Self, override
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from harbor_gym.errors import UsageError
-from harbor_gym.report.episodes import contains, read_episode, summarize_episode
 from harbor_gym.report.page import render, run_curves
+from harbor_gym.report.summaries import contains, read_episode, summarize_episode
 
 DEFAULT_PORT = 8765
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
