@@ -1,0 +1,64 @@
+"""The cookbook's loop."""
+
+import functools
+import math
+from typing import Any
+
+from harbor_gym.errors import HarborGymError
+from harbor_gym.types import TokenSequence
+from tests.contract.players.episode import MAX_TOKENS, Episode, Played, format_agent, lost
+from tests.helpers.policies.token_policies import RENDERER
+
+
+async def by_tinker(episode: Episode) -> Played:
+    """The cookbook's own rollout, and its own making of a datum."""
+    from harbor_gym.adapters.tinker import HarborSingleTaskEnvGroupBuilder
+
+    return await _by_cookbook(episode, HarborSingleTaskEnvGroupBuilder)
+
+
+async def by_tinker_agent(episode: Episode) -> Played:
+    """The same loop of the cookbook's, around a foreign agent."""
+    from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
+
+    return await _by_cookbook(episode, functools.partial(HarborAgentEnvGroupBuilder, agent=format_agent()))
+
+
+async def _by_cookbook(episode: Episode, make_builder: Any) -> Played:
+    from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
+    from tinker_cookbook.rl.data_processing import trajectory_to_data
+    from tinker_cookbook.rl.rollouts import do_single_rollout
+
+    from harbor_gym.adapters.tinker.env import END_REASONS
+
+    class Policy(TokenCompleter):
+        async def __call__(self, model_input: Any, stop: Any, *, max_tokens: int | None = None) -> Any:
+            sample = await episode.sampler(model_input.to_ints())
+            return TokensWithLogprobs(
+                tokens=list(sample.tokens), maybe_logprobs=list(sample.logprobs or ()), stop_reason=sample.stop_reason
+            )
+
+    builder = make_builder(
+        config=episode.config,
+        group_size=1,
+        model_name=episode.model_dir,
+        renderer_name=RENDERER,
+        max_tokens=MAX_TOKENS,
+        max_context_tokens=episode.max_context_tokens,
+    )
+    (env,) = await builder.make_envs()
+    try:
+        trajectory = await do_single_rollout(Policy(), env)
+        await builder.compute_group_rewards([trajectory], [env])
+    except HarborGymError as exc:
+        return lost(exc)
+    finally:
+        await builder.cleanup()
+    (datum,) = trajectory_to_data(trajectory, 1.0)
+    shifted = {name: datum.loss_fn_inputs[name].to_torch().tolist() for name in ("target_tokens", "mask", "logprobs")}
+    tokens = [datum.model_input.to_ints()[0], *map(int, shifted["target_tokens"])]
+    first = trajectory.transitions[0].ob.length
+    mask = [int(item) for item in shifted["mask"]][first - 1 :]
+    sequence = TokenSequence(tokens[:first], tokens[first:], mask, shifted["logprobs"][first - 1 :])
+    reward = math.fsum(transition.reward for transition in trajectory.transitions)
+    return Played(reward, END_REASONS[trajectory.stop_reason or ""], sequence=sequence)

@@ -1,0 +1,139 @@
+"""What is played, what comes of it, and the reference that every adapter is compared with."""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, override
+
+from harbor_gym import (
+    AsyncTerminalGymEnv,
+    EndReason,
+    Rollout,
+    Sample,
+    TerminalEnvConfig,
+    TokenTerminalEnv,
+    flatten,
+    run_episode,
+)
+from harbor_gym.codecs import HFCodec
+from harbor_gym.errors import HarborGymError
+from harbor_gym.outcomes import classify
+from harbor_gym.testing import FakeEnvironment
+from harbor_gym.types import TokenSequence
+from tests.helpers.chat_templates import QWEN3
+from tests.helpers.policies.token_policies import RENDERER
+from tests.helpers.tokenizers import byte_level_tokenizer
+
+MAX_TOKENS = 500
+VANISH = "vanish"
+
+
+class Vanishing(FakeEnvironment):
+    """A sandbox that is lost when the policy types a word."""
+
+    @override
+    def answer(self, command: str) -> str | Sequence[Any] | None:
+        if command.strip() == VANISH:
+            self._gone = "it went away"
+            self.require_running()
+        return super().answer(command)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A sampler that answers turn by turn from a list."""
+
+    answers: tuple[str, ...]
+    cut_at: int | None = None
+    """The turn whose answer is cut at the token limit."""
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        tokenizer = byte_level_tokenizer()
+        turn = tokenizer.decode(list(prompt)).count("<|im_start|>assistant") - 1
+        tokens = tokenizer.encode(self.answers[turn], add_special_tokens=False)
+        is_cut = turn == self.cut_at
+        tokens = tokens if is_cut else [*tokens, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+        logprobs = [-(turn + 1) / (place + 1) for place in range(len(tokens))]
+        return Sample(tokens, logprobs, "length" if is_cut else "stop")
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What is played."""
+
+    task_dir: Path
+    model_dir: str
+    """Holds the tokenizer."""
+
+    sampler: Script
+    sandbox: str
+    sandbox_options: Mapping[str, Any]
+    max_turns: int = 8
+    max_context_tokens: int = 20_000
+
+    @property
+    def config(self) -> TerminalEnvConfig:
+        return TerminalEnvConfig(
+            task_dir=self.task_dir,
+            sandbox=self.sandbox,
+            sandbox_options=dict(self.sandbox_options),
+            max_turns=self.max_turns,
+            confirm_task_complete=False,
+        )
+
+    def codec(self) -> Any:
+        if importlib.util.find_spec("tinker_cookbook") is None:
+            return HFCodec(byte_level_tokenizer(), QWEN3)
+        from harbor_gym.adapters.tinker.sampling import codec_for
+
+        return codec_for(RENDERER, self.model_dir)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came of it."""
+
+    reward: float | None
+    end_reason: EndReason
+    failure_kind: str | None = None
+    sequence: TokenSequence | None = field(default=None, compare=False)
+    """Of an episode that was not lost."""
+
+    @property
+    def trained(self) -> list[tuple[int, int, float]]:
+        """Token, mask and log-probability, one after the other."""
+        assert self.sequence is not None
+        prompt = [(token, 0, 0.0) for token in self.sequence.prompt]
+        behind = zip(self.sequence.completion, self.sequence.mask, self.sequence.logprobs, strict=True)
+        return [*prompt, *((token, mask, round(logprob, 5)) for token, mask, logprob in behind)]
+
+
+def lost(error: HarborGymError) -> Played:
+    return Played(None, EndReason.INFRASTRUCTURE_ERROR, classify(error).failure_kind)
+
+
+def played_of(rollout: Rollout) -> Played:
+    return Played(rollout.reward, rollout.end_reason, sequence=flatten(rollout))
+
+
+async def by_run_episode(episode: Episode) -> Played:
+    env = TokenTerminalEnv(
+        AsyncTerminalGymEnv(episode.config),
+        episode.codec(),
+        max_tokens=MAX_TOKENS,
+        max_context_tokens=episode.max_context_tokens,
+    )
+    rollout = await run_episode(env, episode.sampler)
+    if rollout.error is not None:
+        assert rollout.reward is None
+        return lost(rollout.error)
+    return played_of(rollout)
+
+
+def format_agent() -> Any:
+    """Return a foreign agent that writes our format."""
+    from harbor.models.trial.config import AgentConfig
+
+    kwargs = {"base_url": "{gateway_url}"}
+    return AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs=kwargs)

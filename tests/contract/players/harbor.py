@@ -1,0 +1,41 @@
+"""Harbor's rollout interface."""
+
+from typing import Any
+
+from harbor_gym import EndReason
+from tests.contract.players.episode import MAX_TOKENS, Episode, Played, format_agent, lost
+
+
+async def by_harbor_env(episode: Episode) -> Played:
+    return await _by_harbor(episode, strategy="env", env_settings={"confirm_task_complete": False})
+
+
+async def by_harbor_gateway(episode: Episode) -> Played:
+    return await _by_harbor(episode, strategy="gateway", agent=format_agent())
+
+
+async def _by_harbor(episode: Episode, **settings: Any) -> Played:
+    from harbor.models.trial.config import TaskConfig
+
+    from harbor_gym.adapters.harbor import RolloutInterface
+    from harbor_gym.gateway import SessionLimits
+
+    interface = RolloutInterface(
+        sampler=episode.sampler,
+        codec=episode.codec(),
+        sandbox=episode.sandbox,
+        sandbox_options=episode.sandbox_options,
+        limits=SessionLimits(
+            max_turns=episode.max_turns,
+            max_context_tokens=episode.max_context_tokens,
+            max_answer_tokens=MAX_TOKENS,
+        ),
+        **settings,
+    )
+    (rollout,) = await interface.run([TaskConfig(path=episode.task_dir)])
+    if rollout.error is not None:
+        assert rollout.reward is None
+        assert rollout.end_reason is EndReason.INFRASTRUCTURE_ERROR
+        return lost(rollout.error)
+    (segment,) = rollout.segments
+    return Played(rollout.reward, rollout.end_reason, sequence=segment)

@@ -1,0 +1,66 @@
+"""NeMo Gym: the core of the agent server, and the server."""
+
+from typing import Any
+
+from harbor_gym import EndReason
+from harbor_gym.outcomes import FAILURE_KINDS
+from tests.contract.players.episode import MAX_TOKENS, Episode, Played, format_agent, lost
+
+
+async def by_nemo_gym(episode: Episode) -> Played:
+    return await _by_nemo_gym(episode, None)
+
+
+async def by_nemo_gym_agent(episode: Episode) -> Played:
+    return await _by_nemo_gym(episode, format_agent())
+
+
+async def _by_nemo_gym(episode: Episode, agent: Any) -> Played:
+    """All of the adapter but NeMo Gym's own types, which its environment's tests put around it."""
+    from harbor_gym.adapters.nemo_gym.model_server import ModelServer
+    from harbor_gym.adapters.nemo_gym.play import play
+    from harbor_gym.adapters.nemo_gym.rows import make_row
+    from harbor_gym.adapters.nemo_gym.settings import EpisodePlan
+    from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
+
+    engine = ModelServerDouble(
+        episode.sampler, episode.codec(), max_tokens=MAX_TOKENS, max_context_tokens=episode.max_context_tokens
+    )
+    plan = EpisodePlan("alias::task", episode.config, agent, max_retries=0)
+    played = await play(plan, lambda: ModelServer(engine.post, {}, require_token_ids=True))
+    row = make_row(played, require_token_ids=True)
+    sequence = read_as_trainer(row.output)
+    if played.error is not None:
+        assert row.is_masked
+        return lost(played.error)
+    assert not row.is_masked
+    return Played(row.fields["reward"], EndReason(row.fields["end_reason"]), sequence=sequence)
+
+
+async def by_nemo_gym_server(episode: Episode) -> Played:
+    """The same through ``/run``, with NeMo Gym's own types."""
+    from harbor_gym.adapters.nemo_gym.rows import nemo_kind
+    from tests.helpers.nemo_gym.agent import make_agent, post
+    from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
+
+    engine = ModelServerDouble(
+        episode.sampler, episode.codec(), max_tokens=MAX_TOKENS, max_context_tokens=episode.max_context_tokens
+    )
+    agent = make_agent(
+        episode.task_dir.parent,
+        engine,
+        harbor_datasets={"own": {"local_dataset_path": episode.task_dir}},
+        sandbox=episode.sandbox,
+        sandbox_options=dict(episode.sandbox_options),
+        max_turns=episode.max_turns,
+        terminal_env={"confirm_task_complete": False},
+        require_token_ids=True,
+        max_retries=0,
+    )
+    status, row = await post(agent, {"instance_id": f"own::{episode.task_dir.name}"})
+    assert status == 200, row
+    end_reason, sequence = EndReason(row["end_reason"]), read_as_trainer(row["response"]["output"])
+    if row["mask_sample"]:
+        words = {nemo_kind(word): word for word in FAILURE_KINDS}
+        return Played(None, end_reason, words[row["failure_kind"]])
+    return Played(row["reward"], end_reason, sequence=sequence)

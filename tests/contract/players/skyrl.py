@@ -1,0 +1,53 @@
+"""SkyRL's generator interface."""
+
+from typing import Any
+
+from harbor_gym import EndReason
+from harbor_gym.types import TokenSequence
+from tests.contract.players.episode import MAX_TOKENS, Episode, Played, format_agent
+
+
+async def by_skyrl(episode: Episode) -> Played:
+    return await _by_skyrl(episode, env={"confirm_task_complete": False})
+
+
+async def by_skyrl_step_wise(episode: Episode) -> Played:
+    return await _by_skyrl(episode, step_wise=True, env={"confirm_task_complete": False})
+
+
+async def by_skyrl_agent(episode: Episode) -> Played:
+    agent = format_agent()
+    return await _by_skyrl(episode, step_wise=True, agent=agent.import_path, agent_kwargs=agent.kwargs)
+
+
+async def _by_skyrl(episode: Episode, *, step_wise: bool = False, **own: Any) -> Played:
+    """SkyRL's own validation and merging around our generator."""
+    from skyrl.train.config import SamplingParams
+    from skyrl.train.generators.utils import merge_stepwise_output
+    from skyrl.train.utils.trainer_utils import validate_generator_output
+
+    from tests.helpers.skyrl.batches import make_generator, make_input
+    from tests.helpers.skyrl.engine import SamplerEngine
+
+    settings = {"sandbox": episode.sandbox, "sandbox_options": dict(episode.sandbox_options), "max_retries": 0, **own}
+    generator = make_generator(
+        SamplerEngine(episode.sampler),
+        {"env": {}, **settings},
+        max_turns=episode.max_turns,
+        max_input_length=episode.max_context_tokens - MAX_TOKENS,
+        sampling_params=SamplingParams(max_generate_length=MAX_TOKENS),
+        step_wise_trajectories=step_wise,
+    )
+    batch, _ = make_input(episode.task_dir, size=1)
+    output: Any = await generator.generate(batch)
+    output.pop("rollout_metrics")
+    validate_generator_output(1, output, step_wise=step_wise)
+    (end,) = (name for name in output["env_metrics"][-1] if name.startswith(("end/", "lost/")))
+    output = merge_stepwise_output(output) if step_wise else output
+    (prompt,), (response,), (mask,) = (output[n] for n in ("prompt_token_ids", "response_ids", "loss_masks"))
+    if output["stop_reasons"] == ["error"]:
+        assert mask == [0]
+        return Played(None, EndReason.INFRASTRUCTURE_ERROR, end.removeprefix("lost/"))
+    (reward,) = (sum(reward) if step_wise else reward for reward in output["rewards"])
+    end_reason = EndReason(end.removeprefix("end/"))
+    return Played(reward, end_reason, sequence=TokenSequence(prompt, response, mask, output["rollout_logprobs"][0]))

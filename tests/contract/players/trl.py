@@ -1,0 +1,110 @@
+"""TRL's trainers."""
+
+import asyncio
+import math
+import warnings
+from typing import Any
+
+import pytest
+
+from harbor_gym import EndReason
+from harbor_gym.types import TokenSequence
+from tests.contract.players.episode import MAX_TOKENS, Episode, Played
+
+
+def _spec(episode: Episode) -> Any:
+    pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+    from harbor_gym.adapters.trl import HarborSpec
+
+    return HarborSpec(
+        episode.task_dir,
+        agent="terminal",
+        sandbox=episode.sandbox,
+        sandbox_options=dict(episode.sandbox_options),
+        max_turns=episode.max_turns,
+        max_context_tokens=episode.max_context_tokens,
+        max_retries=0,
+        confirm_task_complete=False,
+    )
+
+
+async def by_trl(episode: Episode) -> Played:
+    """TRL's own trainer, to the tensors that it trains on."""
+    pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
+    from tests.helpers.policies.trl_trainers import GROUP, ScriptedTrainer, logged
+
+    spec = _spec(episode)
+
+    rows = [dict(spec.train_dataset[0]) for _ in range(GROUP)]
+    with spec, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You are using .* experimental feature", UserWarning)
+        trainer = ScriptedTrainer(
+            episode.sampler,
+            max_completion_length=MAX_TOKENS,
+            output_dir=episode.model_dir,
+            **spec.trainer_arguments,
+        )
+        batch = await asyncio.to_thread(trainer.score, rows)
+    table = logged(trainer)
+    (reward, twin), (end, twins_end) = table["rollout_reward"], table["harbor_end"]
+    assert (reward, end) == (twin, twins_end) or reward != reward
+    if end not in {reason.value for reason in EndReason}:
+        assert math.isnan(reward)
+        assert not batch["tool_mask"].any()
+        return Played(None, EndReason.INFRASTRUCTURE_ERROR, end)
+    sequence = TokenSequence(
+        _shown(batch["prompt_ids"], batch["prompt_mask"]),
+        _shown(batch["completion_ids"], batch["completion_mask"]),
+        _shown(batch["tool_mask"], batch["completion_mask"]),
+        _shown(batch["sampling_per_token_logps"], batch["completion_mask"]),
+    )
+    return Played(reward, EndReason(end), sequence=sequence)
+
+
+async def _ignore(sample: object) -> None:
+    return None
+
+
+async def by_trl_async(episode: Episode) -> Played:
+    """What the rollout process does, to the samples that AsyncGRPO trains on."""
+    spec = _spec(episode)
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+
+    from harbor_gym._runtime.portal import get_portal
+    from harbor_gym.adapters.trl.groups import GroupPlayer, ready
+    from tests.helpers.policies.typists import tokenizer
+
+    args = AsyncGRPOConfig(
+        output_dir=episode.model_dir,
+        num_generations=2,
+        max_completion_length=MAX_TOKENS,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+    )
+    metrics: dict[str, Any] = {}
+
+    async def play() -> list[Any]:
+        worker = spec.rollout_worker(args, tokenizer(), model="policy", sampler=ready(episode.sampler))
+        player = GroupPlayer(worker.plan, emit=_ignore, report=metrics.update, version=lambda: 7)
+        return await player.play(0, episode.sampler)
+
+    with spec:
+        samples = await get_portal().run(play)
+    (end,) = [key.removeprefix("harbor/").removesuffix("_total") for key in metrics if key.endswith("_total")]
+    if not samples:
+        return Played(None, EndReason.INFRASTRUCTURE_ERROR, end)
+    first, twin = samples
+    assert first.metrics == twin.metrics
+    assert first.input_ids.tolist() == twin.input_ids.tolist()
+    assert (first.advantage, first.model_version, first.group_id) == (0.0, 7, 0)
+    mask = first.completion_mask.tolist()
+    begin = mask.index(1)
+    tokens, logprobs = first.input_ids.tolist(), first.old_log_probs.tolist()
+    sequence = TokenSequence(tokens[:begin], tokens[begin:], mask[begin:], logprobs[begin:])
+    return Played(first.metrics["reward"], EndReason(end), sequence=sequence)
+
+
+def _shown(values: Any, mask: Any) -> list[Any]:
+    """Return the first sequence of a padded batch."""
+    return values[0][mask[0].bool()].tolist()

@@ -1,0 +1,40 @@
+"""verifiers' environment and train client."""
+
+from typing import Any
+
+from harbor_gym import EndReason
+from tests.contract.players.episode import MAX_TOKENS, Episode, Played, format_agent
+
+
+async def by_verifiers(episode: Episode) -> Played:
+    return await _by_verifiers(episode)
+
+
+async def by_verifiers_agent(episode: Episode) -> Played:
+    agent = {"import_path": format_agent().import_path, "kwargs": format_agent().kwargs}
+    return await _by_verifiers(episode, agent=agent)
+
+
+async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
+    """verifiers' own environment and train client, over HTTP, to the branch that becomes a sample."""
+    from tests.helpers.verifiers.episodes import end_reason_of, env_config, run_episodes, sequence_of
+    from tests.helpers.verifiers.token_server import TokenServer
+
+    own = {} if "agent" in settings else {"confirm_task_complete": False}
+    harness = {
+        "sandbox": episode.sandbox,
+        "sandbox_options": dict(episode.sandbox_options),
+        "terminal_env": {"max_turns": episode.max_turns, **own},
+        **settings,
+    }
+    env = env_config([episode.task_dir], harness, {"retries": {"rules": []}})
+    # The client refuses a prompt that is longer than the model's context: what an answer may take is left free.
+    window = episode.max_context_tokens - MAX_TOKENS
+    server = TokenServer(episode.sampler, model=f"policy-{window}", max_model_len=window)
+    (finished,) = await run_episodes(server, env, model_dir=episode.model_dir)
+    (trace,) = finished.traces
+    if not trace.ok:
+        (error,) = trace.errors
+        assert not any(trace.rewards.values())
+        return Played(None, EndReason.INFRASTRUCTURE_ERROR, error.message.partition(":")[0])
+    return Played(trace.reward, end_reason_of(trace), sequence=sequence_of(trace))
