@@ -39,7 +39,7 @@ test: setup engines-local ## Run the tests, those on Docker where it can be had 
 	.ci/test.sh $(ARGS)
 
 docs: setup ## Build the site into build/site, strictly: no broken link
-	.ci/docs.sh
+	.ci/docs/build.sh
 
 check: setup ## Lint, format check, types, shell scripts, leaked addresses
 	.ci/check.sh
@@ -52,7 +52,7 @@ lock: setup ## Pin every package anew (ARGS=--upgrade moves them to the newest)
 	.ci/lock.sh $(ARGS)
 
 mutants: setup ## See which changes of the core no test notices (MODULES="pool rewards"; all of them take hours)
-	.ci/mutants.sh $(MODULES)
+	.ci/mutants/run.sh $(MODULES)
 
 clean: ## Remove .venv and caches; runs/ and trials/ stay
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist

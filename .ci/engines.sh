@@ -185,7 +185,7 @@ fuse_device() {
 apptainer_engine() {
   ! is_root || fuse_device
   if has apptainer || has singularity; then return 0; fi
-  "$here/apptainer.sh"
+  "$here/apptainer/unpack.sh"
 }
 
 browser_engine() {

@@ -25,7 +25,7 @@ SCALE = {
 
 @pytest.fixture
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("scale_page", ROOT / ".ci" / "scale_page.py")
+    spec = importlib.util.spec_from_file_location("scale_page", ROOT / ".ci" / "docs" / "scale_page.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

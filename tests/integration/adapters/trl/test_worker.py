@@ -207,7 +207,7 @@ def test_how_many_at_once_is_the_trainers_setting(settings: dict[str, Any], grou
 
 PROGRAM = """\
 import sys, time
-from tests.integration.adapters.test_trl_worker import SETTINGS, HarborSpec, make_worker, wait_for
+from tests.integration.adapters.trl.test_worker import SETTINGS, HarborSpec, make_worker, wait_for
 if __name__ == "__main__":
     with HarborSpec(sys.argv[1], sandbox="local", **SETTINGS) as spec:
         worker = make_worker(spec)

@@ -3,8 +3,8 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=.ci/lib.sh
-. "$here/lib.sh"
-cd "$here/.."
+. "$here/../lib.sh"
+cd "$here/../.."
 
 venv=build/mutants/venv
 pins=.requirements/mutants.txt

@@ -2,8 +2,8 @@
 
 harbor-gym bench scale --sandboxes 1000 --json > scale.json
 harbor-gym bench soak --episodes 20000 --json > soak.json
-python .ci/scale_page.py scale.json soak.json      # adds or replaces them, and draws the page
-python .ci/scale_page.py                           # draws the page from what is there
+python .ci/docs/scale_page.py scale.json soak.json      # adds or replaces them, and draws the page
+python .ci/docs/scale_page.py                           # draws the page from what is there
 """
 
 import json
@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parent.parent / "docs"
-BEGIN, END = "<!-- figures: drawn by .ci/scale_page.py -->", "<!-- end of figures -->"
+DOCS = Path(__file__).parents[2] / "docs"
+BEGIN, END = "<!-- figures: drawn by .ci/docs/scale_page.py -->", "<!-- end of figures -->"
 
 
 def main(files: list[str]) -> None:

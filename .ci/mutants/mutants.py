@@ -3,7 +3,7 @@
 Each module is copied with its tests into a folder of its own under build/mutants, where mutmut changes one thing at a
 time and runs the tests that reach it. What is left out is not worth a test: texts, and the words of errors and logs.
 
-    .ci/mutants.sh [MODULE ...]
+    .ci/mutants/run.sh [MODULE ...]
 """
 
 import os
@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutants"
 COPIED = ("harbor_gym", "tests", "tasks", "recipes", "pyproject.toml", "README.md")
 UNTOUCHED = (r"^\s*raise ", r"logger\.", r"warnings\.warn", r"^\s*assert ", r"TYPE_CHECKING", r"\bcast\(")

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Unpacks Apptainer of Debian's unstable suite, with the libraries and FUSE programs of that suite, into a folder that
 # the checkout does not track; nothing of the system is installed or replaced. It needs apt, and no root.
-#   apptainer.sh [DIRECTORY]
+#   unpack.sh [DIRECTORY]
 # HARBOR_GYM_DEBIAN_MIRROR names another mirror than this machine's own sources do.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=.ci/lib.sh
-. "$here/lib.sh"
-cd "$here/.."
+. "$here/../lib.sh"
+cd "$here/../.."
 
 version=1.4.5-2
 directory=${1:-build/engines/apptainer}
