@@ -38,7 +38,7 @@ def evaluate_policy(config: EvalConfig) -> Report:
             the policy failed.
     """
     sandboxes.preflight(sandboxes.environment_config(config.env.sandbox))
-    if config.base_url is not None:
+    if config.base_url is not None and config.model is None:
         asyncio.run(require_endpoint(config.base_url))
     tasks = [config.env.model_copy(update={"task_dir": task}) for task in find_tasks(list(config.paths))]
     if config.model is None:
@@ -89,6 +89,7 @@ async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig])
         temperature=config.temperature,
         api_key_env=config.api_key_env,
     )
+    await require_endpoint(config.base_url)
     journal = Journal(config.output, _settings(config)) if config.output is not None else None
     played = journal.graded if journal is not None else []
     progress = Progress(len(tasks) * config.episodes, config.threshold, played)

@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -55,10 +56,18 @@ class Nodes:
         )
 
     def kill(self, name: str) -> None:
-        """SIGKILL a node's raylet."""
+        """SIGKILL a node's raylet and, as a dead machine would, all that it started."""
         node = self.living.pop(name)
         for info in node.all_processes["raylet"]:
-            os.kill(info.process.pid, signal.SIGKILL)
+            for pid in (info.process.pid, *_descendants(info.process.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes below one."""
+    found = subprocess.run(["pgrep", "--parent", str(pid)], capture_output=True, text=True, check=False).stdout
+    return [item for child in map(int, found.split()) for item in (child, *_descendants(child))]
 
 
 def _add_node(cluster: Any, **settings: Any) -> Any:

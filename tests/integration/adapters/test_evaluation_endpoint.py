@@ -92,7 +92,7 @@ async def test_an_agent_never_sees_the_key(agent: AgentConfig, tmp_path: Path) -
     assert (result.prompt_tokens, result.sampled_tokens) == (101, 14)
     assert [item["role"] for item in model.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
     assert model.requests[1]["messages"][:2] == model.requests[0]["messages"]
-    kept = json.loads((tmp_path / "transcripts/test/batch_0000/task/episode_000.json").read_text())
+    kept = json.loads((tmp_path / "transcripts/test/batch_0000/task/episode_001.json").read_text())
     assert [turn["action"] for turn in kept["turns"]] == [message(DONE), COMPLETE]
     assert (kept["reward"], kept["end_reason"]) == (1.0, "completed")
 

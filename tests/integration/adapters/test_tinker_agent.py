@@ -100,7 +100,7 @@ async def test_side_calls_are_not_trained(model_dir: str, tmp_path: Path) -> Non
         text = byte_level_tokenizer().decode(trajectory.transitions[0].ob.to_ints())
         assert "a title, please" not in text
     kept = transcripts(tmp_path)
-    assert [document["episode"] for document in kept] == [0, 1]
+    assert [document["episode"] for document in kept] == [1, 2]
     for document in kept:
         assert [turn["action"] for turn in document["turns"]] == [message(DONE), COMPLETE]
         assert "a title, please" not in document["turns"][0]["observation"]

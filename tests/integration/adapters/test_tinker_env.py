@@ -155,7 +155,7 @@ async def test_a_transcript_tells_the_episode(task_dir: Path, model_dir: str, tm
     builder = make_builder(task_dir, model_dir, group_size=1, label="a/b", transcripts_dir=tmp_path / "t")
     await run_group(builder, scripted(message(DONE, complete=True), message(None, complete=True)))
     document = json.loads((tmp_path / "t/a/b/episode_001.json").read_text())
-    assert document["format"] == 1
+    assert document["format"] == 2
     assert document["end_reason"] == "completed"
     assert document["reward"] == 1.0
     assert [turn["action"] for turn in document["turns"]] == [

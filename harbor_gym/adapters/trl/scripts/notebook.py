@@ -202,7 +202,7 @@ def ask(directory: Path, request: Any) -> int:
 
 def _write(text: str) -> None:
     # As bytes: the sandbox's locale may not be UTF-8.
-    sys.stdout.buffer.write(text.encode(errors="replace") + b"\n")
+    sys.stdout.buffer.write(text.encode(errors="replace"))
 
 
 def main(arguments: Any) -> int:

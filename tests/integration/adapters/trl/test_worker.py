@@ -251,6 +251,6 @@ def test_every_end_of_the_trainer_ends_the_process_and_its_sandboxes(
 def children(pid: int) -> list[int]:
     """Return the rollout processes of a program."""
     found = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=True
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     return [int(line.split()[0]) for line in found if "spawn_main" in line]
