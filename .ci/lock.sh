@@ -75,3 +75,14 @@ docs=.requirements/docs.txt
   grep -v '^#' "$new"
 } >"$docs"
 say "wrote $(grep -c == "$docs") pins to $docs"
+
+# Agents' programs for tests, see engines.sh agents.
+agents=.requirements/agents.txt
+[ ! -f "$agents" ] || cp "$agents" "$new"
+.venv/bin/uv pip compile --group agents --universal --python-version 3.12 \
+  --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet --output-file "$new" "$@" >/dev/null
+{
+  echo '# Agents from PyPI that tests run, pinned. Made by: make lock. Installed by: .ci/engines.sh agents'
+  grep -v '^#' "$new"
+} >"$agents"
+say "wrote $(grep -c == "$agents") pins to $agents"

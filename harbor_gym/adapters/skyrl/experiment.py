@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, override
+from typing import Any, override
 
 import ray
 from skyrl.backends.skyrl_train.inference_servers.utils import resolve_policy_model_name
@@ -21,9 +21,6 @@ from harbor_gym.adapters.skyrl.dataset import write_dataset
 from harbor_gym.adapters.skyrl.generator import HarborTerminalGenerator
 from harbor_gym.adapters.skyrl.settings import HarborSettings, check_settings
 from harbor_gym.errors import UsageError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _COUNTING_ESTIMATORS = {"rloo": "divides by the number of rows", "gae": "whitens over all rows"}
 _COUNTING_ESTIMATORS["reinforce++"] = _COUNTING_ESTIMATORS["gae"]
@@ -111,7 +108,7 @@ class HarborExp(BasePPOExp):
         write_dataset(tasks, path, min_rows=min_rows)
         return PromptDataset(
             datasets=[str(path)],
-            tokenizer=cast("PreTrainedTokenizerBase", self.tokenizer),
+            tokenizer=self.tokenizer,  # pyright: ignore[reportArgumentType]  # SkyRL names the factory's type
             max_prompt_length=self.cfg.trainer.max_prompt_length,
             num_workers=0,
         )

@@ -30,8 +30,8 @@ class RendererCodec:
 
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
-        self.stop: list[str] | list[int] = renderer.get_stop_sequences()
         with tokenizer_lock:
+            self.stop: list[str] | list[int] = renderer.get_stop_sequences()
             name = f"renderer {type(renderer).__name__}"
             self._tail = ChatTail(self._render, encode=self._encode, decode=self._decode, name=name)
         self.off_template = not renderer.has_extension_property

@@ -40,9 +40,7 @@ GROUP, MAX_TOKENS = 8, 40
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy that writes one of four letters, saved."""
     path = tmp_path_factory.mktemp("policy")
-    with HarborSpec(
-        write_letter_task(path / "task"), agent="terminal", sandbox=LETTER, max_turns=3, **SETTINGS
-    ) as spec:
+    with HarborSpec(write_letter_task(path / "task"), agent="terminal", sandbox=LETTER, **SETTINGS) as spec:
         saved, _, _ = make_letter_policy(spec, path / "saved")
     resource_tracker.ensure_running()  # TRL spawns its worker, and Python keeps this process until the end
     return saved

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 def alive() -> set[int]:
     gc.collect()
-    return {id(item) for item in gc.get_objects() if type(item) is Episode or isinstance(item, Trial)}
+    return {id(item) for item in gc.get_objects() if issubclass(type(item), Episode | Trial)}
 
 
 async def test_an_ended_episode_is_garbage(tmp_path: Path) -> None:
