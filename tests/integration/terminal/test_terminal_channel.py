@@ -136,10 +136,11 @@ async def test_an_answer_that_was_lost_is_given_again(sandbox: Sandbox, keystrok
 
 
 NOTE = (
-    "cd /run/.terminal-*; read -r shell _ <pane; read -r runtime _ </proc/$shell/schedstat; "
+    "cd /run/.terminal-*; read -r shell _ <pane; runtime=; "
+    'until read -r now _ </proc/$shell/schedstat; [ "$now" = "$runtime" ]; do runtime=$now; sleep 0.3; done; '
     'tmux -S socket set-option -p -F -t %0 @typed "{number} {waits}|$shell:$runtime |#{{pane_path}}"'
 )
-"""Notes what a process notes with the keys of a command."""
+"""Notes what a process notes with the keys of a command, once the shell has nothing left to do for the last one."""
 
 
 async def test_what_the_shell_has_not_taken_in_yet_is_waited_for(sandbox: Sandbox) -> None:
