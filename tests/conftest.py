@@ -44,6 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         parameters = callspec.id if (callspec := getattr(item, "callspec", None)) else ""
         engine = next((name for name in ("docker", "local", "apptainer") if name in parameters), "")
+        if item.path.stem == "test_terminal_channel":
+            engine = ""  # side by side its killed channels and their timing disturb each other
         item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {engine}"))
 
 
