@@ -8,7 +8,7 @@ registries='(index-url|registry) *= *"?https?:|https?://[^ "]*(/simple([/" ]|$)|
 
 status=0
 # Inside a task's sandbox /root is the sandbox's own.
-if git grep -nIE "$paths" -- . ':!tasks/*' ':!harbor_gym/tasks/templates/*' ':!tests/*'; then
+if git grep -nIE "$paths" -- . ':!tasks/*' ':!tests/*'; then
   echo 'error: the lines above name a path that exists on one machine only' >&2
   status=1
 fi

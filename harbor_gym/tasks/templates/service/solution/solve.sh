@@ -1,5 +1,5 @@
 #!/bin/bash
-cd /home/agent || exit 1
+cd /srv/agent || exit 1
 cat >reverse.py <<'PROGRAM'
 import socketserver
 

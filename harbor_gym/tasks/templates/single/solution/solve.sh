@@ -1,2 +1,2 @@
 #!/bin/bash
-grep -c q /home/agent/words.txt >/home/agent/answer.txt
+grep -c q /srv/agent/words.txt >/srv/agent/answer.txt

@@ -3,7 +3,7 @@
 PATH=/usr/bin:/bin
 unset BASH_ENV ENV LD_PRELOAD LD_LIBRARY_PATH IFS
 umask 022
-readonly ANSWER=/home/agent/answer.txt EXPECTED=4
+readonly ANSWER=/srv/agent/answer.txt EXPECTED=4
 
 reward=0
 if [ -f "$ANSWER" ] && [ ! -L "$ANSWER" ] && [ "$(head -c 100 "$ANSWER")" = "$EXPECTED" ]; then

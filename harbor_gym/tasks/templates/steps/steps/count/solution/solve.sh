@@ -1,2 +1,2 @@
 #!/bin/bash
-grep -c q /home/agent/sorted.txt >/home/agent/answer.txt
+grep -c q /srv/agent/sorted.txt >/srv/agent/answer.txt

@@ -1,2 +1,2 @@
 #!/bin/bash
-LC_ALL=C sort /home/agent/words.txt >/home/agent/sorted.txt
+LC_ALL=C sort /srv/agent/words.txt >/srv/agent/sorted.txt

@@ -2,7 +2,7 @@
 PATH=/usr/bin:/bin
 unset BASH_ENV ENV LD_PRELOAD LD_LIBRARY_PATH IFS
 umask 022
-readonly RESULT=/home/agent/sorted.txt
+readonly RESULT=/srv/agent/sorted.txt
 
 reward=0
 if [ -f "$RESULT" ] && [ ! -L "$RESULT" ] && cmp -s "$RESULT" /tests/expected.txt; then
