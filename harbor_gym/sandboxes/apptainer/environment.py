@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, override
 
-from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.environments.base import ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.environments.definition import (
     COMPOSE_FILE_NAME,
@@ -26,14 +26,13 @@ from harbor_gym.sandboxes.apptainer.programs import require_all
 from harbor_gym.sandboxes.apptainer.sif.format import SifImage
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, provide_sif
 from harbor_gym.sandboxes.apptainer.watchdog import Watchdog
-from harbor_gym.sandboxes.archive import transfers
-from harbor_gym.sandboxes.archive.trees.records import ALL, Choice
+from harbor_gym.sandboxes.archive.environment import CarriesFiles
+from harbor_gym.sandboxes.archive.transfers import Way
 from harbor_gym.sandboxes.local import seccomp
 from harbor_gym.sandboxes.local.supervisor.messages import CommandSpec
 from harbor_gym.sandboxes.pipes import text_chunks
 from harbor_gym.sandboxes.setup_command import is_of_verifier, require_success, setting_up
 
-_DEFAULT_STORAGE_MB = 2048
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HARBOR_LOGS = "/logs/"
 _FILES, _SET_UP = "files", "setup.sh"
@@ -41,7 +40,7 @@ _NO_VIEW = "the view is made by the kernel's overlay"
 _NO_FILTER = "libseccomp or the OCI seccomp profile is missing on this machine"
 
 
-class ApptainerEnvironment(BaseEnvironment):
+class ApptainerEnvironment(CarriesFiles):
     """Run a task in Apptainer or Singularity, as root or as an ordinary user, on machines without Docker.
 
     The container is a child of this process: when that ends, killed or not, the kernel ends all that is in it.
@@ -222,7 +221,7 @@ class ApptainerEnvironment(BaseEnvironment):
         assert self._image is not None
         shared = self._mount_targets(writable_only=True)
         return ContainerOptions(
-            storage_bytes=(self._effective_storage_mb or _DEFAULT_STORAGE_MB) << 20,
+            storage_bytes=self._storage_mb << 20,
             has_network=self.network_policy.network_mode == NetworkMode.PUBLIC,
             directories={
                 "/tmp": 0o1777,
@@ -410,83 +409,9 @@ class ApptainerEnvironment(BaseEnvironment):
             user_processes=None,
         )
 
-    # --- files ---------------------------------------------------------------------------------------------------
-    # No program of the sandbox takes part: what a policy has made of its tar or its shell changes nothing.
-
     @override
-    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        """Copy a file of the host into the sandbox, owned by root, mode kept; into ``target_path`` if a directory.
-
-        Raises:
-            FileNotFoundError: The host has no such file.
-            SandboxError: It is too large, or the sandbox has no place for it.
-            SandboxLostError: The sandbox is not running.
-        """
-        await transfers.upload_file(self._running().carry, Path(source_path), target_path, self._transfer_limit_bytes)
-
-    @override
-    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        """Copy the contents of a host directory into a directory of the sandbox, made if absent. Owned by root.
-
-        Raises:
-            FileNotFoundError: The host has no such directory.
-            SandboxError: It is too large, or the sandbox has no place for it.
-            SandboxLostError: The sandbox is not running.
-        """
-        await transfers.upload_dir(self._running().carry, Path(source_dir), target_dir, self._transfer_limit_bytes)
-
-    @override
-    async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Copy a file of the sandbox to the host, links followed inside the sandbox.
-
-        Raises:
-            SandboxError: There is no such file, or it is larger than four times the sandbox's storage.
-            SandboxLostError: The sandbox is not running.
-        """
-        await transfers.download_file(self._running().carry, source_path, Path(target_path), self._transfer_limit_bytes)
-
-    @override
-    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Copy the contents of a directory of the sandbox into a host directory, made if absent.
-
-        Links that lead out of the directory, devices, FIFOs and sockets are left out: nothing is written elsewhere.
-
-        Raises:
-            SandboxError: There is no such directory, or it is too large.
-            SandboxLostError: The sandbox is not running.
-        """
-        await self._download_dir(source_dir, target_dir, ALL)
-
-    @override
-    async def download_dir_with_exclusions(
-        self, *, source_dir: str, target_dir: Path | str, exclude: list[str]
-    ) -> None:
-        """Do what :meth:`download_dir` does, without what ``tar --exclude`` leaves out for these patterns."""
-        await self._download_dir(source_dir, target_dir, Choice(without=exclude))
-
-    @override
-    async def download_dir_filtered(
-        self,
-        *,
-        source_dir: str,
-        target_dir: Path | str,
-        include: Sequence[str] | None = None,
-        exclude: Sequence[str] | None = None,
-        protect: Sequence[str] | None = None,
-    ) -> None:
-        """Do what :meth:`download_dir` does for files whose paths match ``include``, or are of ``protect``, and not
-        those that match ``exclude``; without include and exclude for all.
-        """
-        await self._download_dir(source_dir, target_dir, Choice((), include or (), exclude or (), protect or ()))
-
-    async def _download_dir(self, source_dir: str, target_dir: Path | str, choice: Choice) -> None:
-        carry, target = self._running().carry, Path(target_dir)
-        await transfers.download_dir(carry, source_dir, target, self._transfer_limit_bytes, choice)
-
-    @property
-    def _transfer_limit_bytes(self) -> int:
-        # Sparse files and files of the image make a tree larger than what was written.
-        return 4 * ((self._effective_storage_mb or _DEFAULT_STORAGE_MB) << 20)
+    def _way(self) -> Way:
+        return self._running().carry
 
 
 async def _end(container: Container, watchdog: Watchdog | None) -> None:

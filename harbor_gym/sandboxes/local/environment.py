@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, override
 
-from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.environments.base import ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.environments.definition import (
     COMPOSE_FILE_NAME,
@@ -33,8 +33,8 @@ from harbor_gym.errors import (
     UsageError,
 )
 from harbor_gym.sandboxes import reaper
-from harbor_gym.sandboxes.archive import transfers
-from harbor_gym.sandboxes.archive.trees.records import ALL, Choice
+from harbor_gym.sandboxes.archive.environment import CarriesFiles
+from harbor_gym.sandboxes.archive.transfers import Way
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image
 from harbor_gym.sandboxes.local import cgroups, seccomp
 from harbor_gym.sandboxes.local.client import Request, SupervisedSandbox
@@ -46,7 +46,6 @@ from harbor_gym.sandboxes.pipes import text_chunks
 from harbor_gym.sandboxes.setup_command import is_of_verifier
 from harbor_gym.sandboxes.tools import find_program
 
-_DEFAULT_STORAGE_MB = 2048
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HARBOR_LOGS = "/logs/"
 _AUTOGROUP_NICE = -10
@@ -69,7 +68,7 @@ class LocalExecTimeoutError(SandboxTimeoutError, RuntimeError):
     """A command ran out of time and was killed. A ``RuntimeError`` too, as Harbor's own environments raise."""
 
 
-class LocalEnvironment(BaseEnvironment):
+class LocalEnvironment(CarriesFiles):
     """Run a task in namespaces of this machine: no daemon, nothing of the host visible, nothing left behind.
 
     The root file system is the task's image, read-only, under an overlay in memory (``storage_mb``, 2 GiB by default,
@@ -292,7 +291,7 @@ class LocalEnvironment(BaseEnvironment):
 
     def _limits(self) -> Limits:
         return self._options.limits(
-            storage_mb=self._effective_storage_mb or _DEFAULT_STORAGE_MB,
+            storage_mb=self._storage_mb,
             memory_mb=self._effective_memory_mb,
             cpus=self._effective_cpus,
             has_network=self._has_network(self.network_policy),
@@ -479,87 +478,9 @@ class LocalEnvironment(BaseEnvironment):
             env={**_with_path(self._image.env), **(self._merge_env(env) or {})},
         )
 
-    # --- files ---------------------------------------------------------------------------------------------------
-    # No program of the sandbox takes part: what a policy has made of its tar or its shell changes nothing.
-
     @override
-    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        """Copy a file of the host into the sandbox, owned by root, mode kept; into ``target_path`` if a directory.
-
-        Raises:
-            FileNotFoundError: The host has no such file.
-            SandboxError: It is too large, or the sandbox has no place for it.
-            SandboxLostError: The sandbox is not running.
-        """
-        await transfers.upload_file(self._running().carry, Path(source_path), target_path, self._transfer_limit_bytes)
-
-    @override
-    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        """Copy the contents of a host directory into a directory of the sandbox, made if absent. Owned by root.
-
-        Links stay links. What has a file's name there gives way to it.
-
-        Raises:
-            FileNotFoundError: The host has no such directory.
-            SandboxError: It is too large, or the sandbox has no place for it.
-            SandboxLostError: The sandbox is not running.
-        """
-        await transfers.upload_dir(self._running().carry, Path(source_dir), target_dir, self._transfer_limit_bytes)
-
-    @override
-    async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Copy a file of the sandbox to the host, links followed inside the sandbox.
-
-        Raises:
-            SandboxError: There is no such file, or it is larger than four times the sandbox's storage.
-            SandboxLostError: The sandbox is not running.
-        """
-        await transfers.download_file(self._running().carry, source_path, Path(target_path), self._transfer_limit_bytes)
-
-    @override
-    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Copy the contents of a directory of the sandbox into a host directory, made if absent.
-
-        Links that lead out of the directory, devices, FIFOs and sockets are left out, and what changes its kind
-        meanwhile: nothing is written elsewhere. Files get the caller for an owner and are not writable by others.
-
-        Raises:
-            SandboxError: There is no such directory, or it is larger than four times the sandbox's storage, nested
-                deeper than 64 directories, or has more than 200 000 entries.
-            SandboxLostError: The sandbox is not running.
-        """
-        await self._download_dir(source_dir, target_dir, ALL)
-
-    @override
-    async def download_dir_with_exclusions(
-        self, *, source_dir: str, target_dir: Path | str, exclude: list[str]
-    ) -> None:
-        """Do what :meth:`download_dir` does, without what ``tar --exclude`` leaves out for these patterns."""
-        await self._download_dir(source_dir, target_dir, Choice(without=exclude))
-
-    @override
-    async def download_dir_filtered(
-        self,
-        *,
-        source_dir: str,
-        target_dir: Path | str,
-        include: Sequence[str] | None = None,
-        exclude: Sequence[str] | None = None,
-        protect: Sequence[str] | None = None,
-    ) -> None:
-        """Do what :meth:`download_dir` does for files whose paths match ``include``, or are of ``protect``, and not
-        those that match ``exclude``; without include and exclude for all.
-        """
-        await self._download_dir(source_dir, target_dir, Choice((), include or (), exclude or (), protect or ()))
-
-    async def _download_dir(self, source_dir: str, target_dir: Path | str, choice: Choice) -> None:
-        carry, target = self._running().carry, Path(target_dir)
-        await transfers.download_dir(carry, source_dir, target, self._transfer_limit_bytes, choice)
-
-    @property
-    def _transfer_limit_bytes(self) -> int:
-        # Sparse files and files of the image make a tree larger than what was written.
-        return 4 * ((self._effective_storage_mb or _DEFAULT_STORAGE_MB) << 20)
+    def _way(self) -> Way:
+        return self._running().carry
 
 
 def _directories(workdirs: Iterable[str], shared: Iterable[str] = ()) -> dict[str, int | None]:

@@ -1,0 +1,110 @@
+"""File transfers of a Harbor environment in which no program of the sandbox takes part."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import override
+
+from harbor.environments.base import BaseEnvironment
+
+from harbor_gym.sandboxes.archive import transfers
+from harbor_gym.sandboxes.archive.transfers import Way
+from harbor_gym.sandboxes.archive.trees.records import ALL, Choice
+
+_DEFAULT_STORAGE_MB = 2048
+
+
+class CarriesFiles(BaseEnvironment):
+    """Harbor's transfers by a process outside the sandbox: what a policy made of its tar or shell changes nothing."""
+
+    @abstractmethod
+    def _way(self) -> Way:
+        """Return what carries files into the running sandbox and out of it.
+
+        Raises:
+            SandboxLostError: The sandbox is not running.
+        """
+
+    @property
+    def _storage_mb(self) -> int:
+        """What the sandbox may write, in MiB."""
+        return self._effective_storage_mb or _DEFAULT_STORAGE_MB
+
+    @override
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        """Copy a file of the host into the sandbox, owned by root, mode kept; into ``target_path`` if a directory.
+
+        Raises:
+            FileNotFoundError: The host has no such file.
+            SandboxError: It is too large, or the sandbox has no place for it.
+            SandboxLostError: The sandbox is not running.
+        """
+        await transfers.upload_file(self._way(), Path(source_path), target_path, self._transfer_limit_bytes)
+
+    @override
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        """Copy the contents of a host directory into a directory of the sandbox, made if absent. Owned by root.
+
+        Links stay links. What has a file's name there gives way to it.
+
+        Raises:
+            FileNotFoundError: The host has no such directory.
+            SandboxError: It is too large, or the sandbox has no place for it.
+            SandboxLostError: The sandbox is not running.
+        """
+        await transfers.upload_dir(self._way(), Path(source_dir), target_dir, self._transfer_limit_bytes)
+
+    @override
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        """Copy a file of the sandbox to the host, links followed inside the sandbox.
+
+        Raises:
+            SandboxError: There is no such file, or it is larger than four times the sandbox's storage.
+            SandboxLostError: The sandbox is not running.
+        """
+        await transfers.download_file(self._way(), source_path, Path(target_path), self._transfer_limit_bytes)
+
+    @override
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        """Copy the contents of a directory of the sandbox into a host directory, made if absent.
+
+        Links that lead out of the directory, devices, FIFOs and sockets are left out, and what changes its kind
+        meanwhile: nothing is written elsewhere. Files get the caller for an owner and are not writable by others.
+
+        Raises:
+            SandboxError: There is no such directory, or it is larger than four times the sandbox's storage, nested
+                deeper than 64 directories, or has more than 200 000 entries.
+            SandboxLostError: The sandbox is not running.
+        """
+        await self._download_dir(source_dir, target_dir, ALL)
+
+    @override
+    async def download_dir_with_exclusions(
+        self, *, source_dir: str, target_dir: Path | str, exclude: list[str]
+    ) -> None:
+        """Do what :meth:`download_dir` does, without what ``tar --exclude`` leaves out for these patterns."""
+        await self._download_dir(source_dir, target_dir, Choice(without=exclude))
+
+    @override
+    async def download_dir_filtered(
+        self,
+        *,
+        source_dir: str,
+        target_dir: Path | str,
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        protect: Sequence[str] | None = None,
+    ) -> None:
+        """Do what :meth:`download_dir` does for files whose paths match ``include``, or are of ``protect``, and not
+        those that match ``exclude``; without include and exclude for all.
+        """
+        await self._download_dir(source_dir, target_dir, Choice((), include or (), exclude or (), protect or ()))
+
+    async def _download_dir(self, source_dir: str, target_dir: Path | str, choice: Choice) -> None:
+        carry, target = self._way(), Path(target_dir)
+        await transfers.download_dir(carry, source_dir, target, self._transfer_limit_bytes, choice)
+
+    @property
+    def _transfer_limit_bytes(self) -> int:
+        # Sparse files and files of the image make a tree larger than what was written.
+        return 4 * (self._storage_mb << 20)
