@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ async def test_the_runtimes_refusal_is_the_errors_text(tmp_path: Path) -> None:
 
 async def test_many_that_need_one_image_build_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="harbor_gym.sandboxes.images.build")
-    dockerfile = f"FROM debian:bookworm-slim\nRUN echo {tmp_path.name}-{tmp_path.parent.name} > /etc/unique\n"
+    dockerfile = f"FROM debian:bookworm-slim\nRUN echo {uuid.uuid4()} > /etc/unique\n"
     directory = tmp_path / "sif"
     sandboxes = [
         make_sandbox(tmp_path / str(number), dockerfile=dockerfile, image_cache_dir=directory) for number in range(4)
