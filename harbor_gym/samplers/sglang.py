@@ -1,15 +1,14 @@
 """A sampler over SGLang's own endpoint, which takes and returns token ids."""
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from harbor_gym.errors import SamplerError
-from harbor_gym.samplers.engine_client import EngineClient
+from harbor_gym.samplers.engine_client import EngineClient, EngineUser
 from harbor_gym.types import Sample, StopReason
 
 
-class SGLangSampler:
+class SGLangSampler(EngineUser):
     """Sample from SGLang's ``POST /generate`` with a prompt of token ids.
 
     The sampled ids are those of ``output_token_logprobs``, so each has its log-probability. These are of the
@@ -61,17 +60,6 @@ class SGLangSampler:
             **(sampling_params or {}),
         }
         self._body: dict[str, Any] = {"sampling_params": params, "return_logprob": True, **(extra_body or {})}
-
-    async def __aenter__(self) -> Self:
-        """Open the connections."""
-        await self._client.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the connections."""
-        await self._client.__aexit__(kind, error, traceback)
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
         """Sample one message.

@@ -82,7 +82,8 @@ def test_holdings_are_compared_but_for_memory() -> None:
 
 async def test_idle_memory_is_what_one_more_sandbox_holds(tmp_path: Path) -> None:
     idle = await measure_idle_memory(fake_config(tmp_path / "task"), count=20)
-    assert (idle.count, idle.below_bytes, idle.files_bytes) == (20, 0, 0)
+    assert (idle.count, idle.files_bytes) == (20, 0)
+    assert idle.below_bytes < 1 << 20, "a fake sandbox has no process; children of earlier tests change their shares"
     assert idle.host_bytes < 4 << 20
 
 

@@ -1,4 +1,4 @@
-"""Local sandboxes for tests, made without a trial around them."""
+"""Sandboxes for tests, made without a trial around them: local ones, if no other kind is named."""
 
 import contextlib
 from collections.abc import AsyncGenerator
@@ -20,17 +20,23 @@ WORKDIR /app
 
 
 def make_sandbox(directory: Path, *, dockerfile: str = DOCKERFILE, **options: Any) -> LocalEnvironment:
-    """Make a sandbox of a one-file build context in ``directory``, not yet started.
+    """Make a local sandbox, as :func:`make` does."""
+    return make(LocalEnvironment, directory, dockerfile, **options)
+
+
+def make[T: BaseEnvironment](kind: type[T], directory: Path, dockerfile: str | None, **options: Any) -> T:
+    """Make a sandbox with a build context in ``directory``, of one file or none, not yet started.
 
     ``config`` among the options is the task's ``[environment]``; the rest goes to the constructor. Without a policy of
     its own it has no network.
     """
     context = directory / "environment"
     context.mkdir(parents=True, exist_ok=True)
-    (context / "Dockerfile").write_text(dockerfile)
+    if dockerfile is not None:
+        (context / "Dockerfile").write_text(dockerfile)
     config = options.pop("config", {})
     options.setdefault("network_policy", NetworkPolicy(network_mode=NetworkMode.NO_NETWORK))
-    return LocalEnvironment(
+    return kind(
         environment_dir=context,
         environment_name="test",
         session_id="test__env",
@@ -41,7 +47,7 @@ def make_sandbox(directory: Path, *, dockerfile: str = DOCKERFILE, **options: An
 
 
 @contextlib.asynccontextmanager
-async def running(sandbox: LocalEnvironment) -> AsyncGenerator[LocalEnvironment]:
+async def running[T: BaseEnvironment](sandbox: T) -> AsyncGenerator[T]:
     """Start a sandbox and stop it at the end."""
     try:
         await sandbox.start(force_build=False)

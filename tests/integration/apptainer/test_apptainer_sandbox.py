@@ -12,8 +12,8 @@ from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import SandboxLostError, SandboxStartError
 from harbor_gym.sandboxes.apptainer.options import default_image_dir
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, file_name
-from tests.helpers.sandboxes.apptainer import make_sandbox, running
-from tests.helpers.sandboxes.local import output
+from tests.helpers.sandboxes.apptainer import make_sandbox
+from tests.helpers.sandboxes.local import output, running
 from tests.helpers.tasks import DONE
 from tests.integration.episode.test_kill import contents, kill_rounds, mounts
 

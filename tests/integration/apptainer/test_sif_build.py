@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.sandboxes.apptainer import make_sandbox, running
-from tests.helpers.sandboxes.local import output
+from tests.helpers.sandboxes.apptainer import make_sandbox
+from tests.helpers.sandboxes.local import output, running
 from tests.helpers.tasks import write_task
 from tests.unit.house.test_cli import run
 

@@ -20,9 +20,10 @@ from harbor_gym.adapters.openenv import (
     TerminalServer,
 )
 from harbor_gym.adapters.trl import HarborSpec
+from harbor_gym.embedded.trl.engine import CompletionsEngine
 from harbor_gym.embedded.trl.letters import ANSWER, INSTRUCTION, SETTINGS, make_letter_policy, write_letter_task
+from harbor_gym.embedded.trl.on_cpu import EngineWeights, async_grpo_on_cpu
 from harbor_gym.testing import write_tiny_task
-from tests.helpers.policies.async_grpo import TinyEngine, served_engine, without_gpu
 from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.sandboxes.letters import LETTER
 
@@ -84,13 +85,14 @@ def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, *, steps: in
     """Train with TRL's classes, and return the trainer and the engine."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl.experimental.async_grpo import async_rollout_worker
     from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
     from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
     from harbor_gym.adapters.openenv import TerminalRolloutWorker
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir)
-    engine = TinyEngine(AutoModelForCausalLM.from_pretrained(model_dir), [tokenizer.eos_token_id], MAX_TOKENS)
+    engine = CompletionsEngine(AutoModelForCausalLM.from_pretrained(model_dir), tokenizer)
     rows = Dataset.from_list(suite.rows())
     args = AsyncGRPOConfig(
         output_dir=str(out),
@@ -111,13 +113,14 @@ def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, *, steps: in
         logging_steps=1,
         disable_tqdm=True,
     )
-    with pytest.MonkeyPatch.context() as patch, served_engine(engine) as url:
-        without_gpu(patch)
+    with pytest.MonkeyPatch.context() as patch, engine, async_grpo_on_cpu():
+        # It asks for the package, and speaks to the server alone.
+        patch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
         factory = functools.partial(
             HarborTerminalSessionFactory,
             tasks,
             tokenizer=str(model_dir),
-            engine_url=url,
+            engine_url=engine.url,
             model="policy",
             max_tokens=MAX_TOKENS,
             max_retries=0,
@@ -140,7 +143,7 @@ def train(tasks: Any, suite: TaskSuite, model_dir: Path, out: Path, *, steps: in
             train_dataset=rows,
             processing_class=tokenizer,
             rollout_worker=worker,
-            weight_transfer=engine,
+            weight_transfer=EngineWeights(engine),
         )
         trainer.train()
     return trainer, engine
@@ -158,7 +161,7 @@ def expect_token_exact(trainer: Any) -> None:
 def test_a_step_is_token_exact(suite: TaskSuite, model_dir: Path, tmp_path: Path) -> None:
     trainer, engine = train(LocalTasks(suite, config_of(suite)), suite, model_dir, tmp_path / "out")
     expect_token_exact(trainer)
-    assert engine.updates >= 1
+    assert engine.versions >= 1
 
 
 def test_a_step_on_a_server_is_token_exact(suite: TaskSuite, model_dir: Path, tmp_path: Path) -> None:

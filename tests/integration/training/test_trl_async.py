@@ -163,7 +163,8 @@ def test_trls_own_worker_takes_the_async_factory(
 ) -> None:
     # It asks for the package, and speaks to the server alone.
     monkeypatch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
-    args = arguments(tmp_path / "out", engine, max_tool_calling_iterations=3, max_inflight_tasks=GROUP, max_staleness=4)
+    # At the end it plays to their end what it has begun, and is killed after 20 seconds.
+    args = arguments(tmp_path / "out", engine, max_tool_calling_iterations=3, max_inflight_tasks=2, max_staleness=4)
     task = write_letter_task(tmp_path / "task")
     with HarborSpec(task, agent="bash", sandbox=LETTER, max_turns=3) as spec, async_grpo_on_cpu():
         trainer: Any = AsyncGRPOTrainer(
