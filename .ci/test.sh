@@ -13,4 +13,4 @@ if ! { .ci/engines.sh docker && .ci/docker_base.sh; }; then
   esac
 fi
 # Most tests wait for sandboxes: three processes keep two cores busy.
-exec .venv/bin/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder "$@"
+exec .venv/bin/python -m pytest -n 3 --no-loadscope-reorder "$@"

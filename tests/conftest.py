@@ -11,13 +11,25 @@ from hypothesis import settings
 from tests.helpers.engines import ENGINES, require_engine, use_unpacked_engines
 from tests.helpers.tasks import write_task
 
-pytest_plugins = ["harbor_gym.testing.pytest_plugin"]
+pytest_plugins = ["harbor_gym.testing.pytest_plugin", "tests.helpers.sharing"]
 
 _LONGEST = (
-    "test_resumed_run",
-    "test_train_recipe",
-    "test_embedded_server",
+    "test_two_nodes",
     "test_terminal",
+    "test_worker",
+    "test_resumed_run",
+    "test_terminal_channel",
+    "test_agent_training",
+    "test_openenv_training",
+    "test_attacks",
+    "test_rollout_executors",
+    "test_embedded_server",
+    "test_train_recipe",
+    "test_openenv_server",
+    "test_embedded_policy",
+    "test_broken_by_policy",
+    "test_transfers",
+    "test_trl_async",
     "test_demonstrations",
     "test_kill",
 )
@@ -36,17 +48,10 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Share tests among processes by file and engine: a module's sandbox or server is started once."""
+    """Begin with the longest files."""
     rank = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(_LONGEST)))
-    for item in items:
-        parameters = callspec.id if (callspec := getattr(item, "callspec", None)) else ""
-        engine = next((name for name in ("docker", "local", "apptainer") if name in parameters), "")
-        if item.path.stem == "test_terminal_channel":
-            engine = ""  # side by side its killed channels and their timing disturb each other
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {engine}"))
 
 
 @pytest.hookimpl(tryfirst=True)

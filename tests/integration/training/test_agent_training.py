@@ -32,8 +32,8 @@ def test_two_batches_of_terminus_2(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     from harbor_gym.embedded.warm_start import warm_start
 
-    played = asyncio.run(play_demonstrations(TASK, sandbox="local", agent="terminus-2", episodes=4, concurrency=4))
-    model = warm_start([item.messages for item in played], tmp_path, renderer_name="qwen3_instruct", steps=12)
+    played = asyncio.run(play_demonstrations(TASK, sandbox="local", agent="terminus-2", episodes=2, concurrency=2))
+    model = warm_start([item.messages for item in played], tmp_path, renderer_name="qwen3_instruct", steps=4)
     inherited = {name: value for name, value in os.environ.items() if name not in SECRETS}
     log_path = tmp_path / "run"
     arguments = ["--task-dir", str(TASK), "--env", "local", "--backend", "local", "--agent", "terminus-2"]

@@ -1,0 +1,29 @@
+"""How several test processes share the tests: by file and engine, so that a module's sandbox or server starts once."""
+
+from typing import Any
+
+import pytest
+
+_ENGINES = ("docker", "local", "apptainer")
+_WHOLE = ("test_terminal_channel.py",)
+"""Files whose engines are not taken apart: side by side, their killed channels and their timing disturb each other."""
+
+
+def group_of(nodeid: str) -> str:
+    """Return the name of what is run in one process, one after the other."""
+    file, _, name = nodeid.partition("::")
+    parameters = name.partition("[")[2]
+    engine = next((engine for engine in _ENGINES if engine in parameters), "")
+    return file if file.endswith(_WHOLE) else f"{file} {engine}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Share by :func:`group_of`. (xdist's own ``loadgroup`` renames tests, which pytest 9.2 no longer lets it do.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Sharing(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Sharing(config, log)
