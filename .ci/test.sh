@@ -12,5 +12,6 @@ if ! { .ci/engines.sh docker && .ci/docker_base.sh; }; then
     *) say 'going on without Docker: its tests are skipped' ;;
   esac
 fi
-# Most tests wait for sandboxes: three processes keep two cores busy.
-exec .venv/bin/python -m pytest -n 3 --no-loadscope-reorder "$@"
+# Most tests wait for sandboxes: three processes keep two cores busy. One that dies ends the run: xdist would wait for
+# what it had not yet run, for ever.
+exec .venv/bin/python -m pytest -n 3 --max-worker-restart 0 --no-loadscope-reorder "$@"

@@ -29,8 +29,10 @@ def connect(limits: ClusterLimits, *, output_dir: Path | None = None) -> Generat
     """
     ray = _ray()
     is_ours = not ray.is_initialized()
+    before = signal.getsignal(signal.SIGTERM)
     if is_ours:
         ray.init(log_to_driver=False, **({} if "RAY_ADDRESS" in os.environ else _local(limits)))
+        _handle_sigterm(before)
     executor = ClusterExecutor(ray, limits, output_dir=output_dir)
     try:
         with sigterm_as_interrupt():
@@ -45,17 +47,32 @@ def connect(limits: ClusterLimits, *, output_dir: Path | None = None) -> Generat
 def sigterm_as_interrupt() -> Generator[None]:
     """Have SIGTERM end the block as Ctrl-C does, so that what it holds is closed.
 
-    Only in the main thread, and only where SIGTERM would have ended the process at once.
+    Only in the main thread, and only where SIGTERM would have ended the process at once or goes to Ray's own handler,
+    which exits in the middle of whatever runs.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    before = signal.getsignal(signal.SIGTERM)
+    if not _is_main_thread() or not (before is signal.SIG_DFL or _is_of_ray(before)):
         yield
         return
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _handle_sigterm(handler: Any) -> None:
+    """Put a handler back that ``ray.init`` replaced."""
+    if _is_main_thread():
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _is_of_ray(handler: object) -> bool:
+    return getattr(handler, "__module__", "").partition(".")[0] == "ray"
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _local(limits: ClusterLimits) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def two_nodes(folder: Path) -> Generator[Nodes]:
     import ray
     from ray.cluster_utils import Cluster
 
-    before = {name: os.environ.get(name) for name in RAY_ENV}
+    before, handler = {name: os.environ.get(name) for name in RAY_ENV}, signal.getsignal(signal.SIGTERM)
     os.environ.update(RAY_ENV)
     # The paths of Ray's sockets must be short.
     session = tempfile.mkdtemp(prefix="ray", dir="/tmp")
@@ -100,6 +100,7 @@ def two_nodes(folder: Path) -> Generator[Nodes]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+        signal.signal(signal.SIGTERM, handler)  # Ray's connection leaves one that exits
         shutil.rmtree(session, ignore_errors=True)
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})

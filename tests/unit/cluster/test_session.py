@@ -4,6 +4,8 @@ import asyncio
 import json
 import signal
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,26 @@ from tests.helpers.paths import ROOT
 DEPLOY = ROOT / "docs" / "deploy"
 
 
-def test_sigterm_unwinds_an_event_loop() -> None:
+@pytest.fixture
+def sigterm() -> Iterator[None]:
+    """Start with a process that SIGTERM ends, whatever ran in it before."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def of_ray(number: int, frame: Any) -> None:
+    """Exit as the handler does that Ray's connection sets."""
+    sys.exit(number)
+
+
+of_ray.__module__ = "ray._private.worker"
+
+
+@pytest.mark.usefixtures("sigterm")
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, of_ray])
+def test_sigterm_unwinds_an_event_loop(handler: Any) -> None:
+    signal.signal(signal.SIGTERM, handler)
     closed: list[str] = []
 
     async def run() -> None:
@@ -33,18 +54,16 @@ def test_sigterm_unwinds_an_event_loop() -> None:
     with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
         asyncio.run(run())
     assert closed == ["sandbox"]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
+@pytest.mark.usefixtures("sigterm")
 def test_somebody_elses_handler_stays() -> None:
     def own(number: int, frame: Any) -> None: ...
 
-    before = signal.signal(signal.SIGTERM, own)
-    try:
-        with sigterm_as_interrupt():
-            assert signal.getsignal(signal.SIGTERM) is own
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, own)
+    with sigterm_as_interrupt():
+        assert signal.getsignal(signal.SIGTERM) is own
 
 
 @pytest.mark.parametrize("name", ["max_workers", "sandboxes_per_worker", "burst", "max_attempts"])

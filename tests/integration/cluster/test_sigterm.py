@@ -1,0 +1,42 @@
+"""SIGTERM, as a scheduler sends it, to the process that drives a Ray cluster."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
+
+from tests.helpers.cluster.nodes import RAY_ENV
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_sigterm_closes_every_sandbox_first(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="hg", dir="/tmp") as short:  # Ray's sockets lie deep below it
+        temporary = tmp_path / "tmp"
+        temporary.mkdir()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.helpers.cluster.interrupted", str(tmp_path)],
+            env={**os.environ, **RAY_ENV, "RAY_TMPDIR": short, "TMPDIR": str(temporary)},
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            deadline = time.monotonic() + 120
+            while len(list(temporary.glob("harbor-gym*"))) < 4:
+                assert process.poll() is None
+                assert time.monotonic() < deadline, "no sandbox was started"
+                time.sleep(0.05)
+            process.terminate()
+            said, _ = process.communicate(timeout=120)
+        finally:
+            process.kill()
+            process.wait()
+    assert said == "KeyboardInterrupt\n", "the block ends as by Ctrl-C"
+    assert process.returncode == -signal.SIGINT
+    assert list(temporary.glob("harbor-gym*")) == []
