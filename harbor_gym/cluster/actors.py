@@ -4,9 +4,10 @@ Plain classes: :mod:`harbor_gym.cluster.executor` makes actors of them.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from harbor_gym._runtime.rate_limit import TokenBucket, set_start_gate
@@ -86,14 +87,23 @@ class Worker:
             if not has_task(digest):
                 (reference,) = tasks[digest]
                 unpack_task(PackedTask(digest, ray.get(reference)))
-        # asyncio.run cancels its main task on SIGINT where the default handler stands, and what it runs cleans up.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            return run_call(call)
+            with _interruptible():
+                return run_call(call)
         except KeyboardInterrupt:
             raise InterruptedError("the run ended while this call was played") from None
-        finally:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Generator[None]:
+    """Let SIGINT reach the block, in which asyncio.run then cancels its main task; Ray starts workers with it blocked."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class NodeAgent:

@@ -41,3 +41,17 @@ async def _episode(config: TerminalEnvConfig, label: str, transcripts: Path, num
         "cache": str(cache_dir()),
         "task": str(config.task_dir),
     }
+
+
+def wait_and_note(folder: Path) -> None:
+    """Wait for ever in an event loop, and leave a file at the beginning and one at the end."""
+
+    async def wait() -> None:
+        (folder / "began").touch()
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await asyncio.sleep(0)
+            (folder / "ended").touch()
+
+    asyncio.run(wait())

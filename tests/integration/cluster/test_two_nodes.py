@@ -16,7 +16,7 @@ pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
 from harbor_gym.cluster import ClusterExecutor, ClusterLimits
 from harbor_gym.errors import SandboxLostError, SandboxStartError
 from harbor_gym.testing import FakeEnvironment
-from tests.helpers.cluster.groups import play_group
+from tests.helpers.cluster.groups import play_group, wait_and_note
 from tests.helpers.cluster.nodes import Nodes, two_nodes
 from tests.helpers.sandboxes.fake_episodes import fake_config
 
@@ -97,6 +97,14 @@ def test_what_is_under_way_at_the_end_closes_its_sandboxes(nodes: Nodes, tmp_pat
     assert [future.cancelled() for future in futures] == [False] * 4 + [True] * 2
     assert [type(future.exception()) for future in futures[:4]] == [InterruptedError] * 4
     assert [leftovers(nodes, name) for name in ("first", "second")] == [[], []]
+
+
+def test_what_is_under_way_unwinds_by_itself(nodes: Nodes, tmp_path: Path) -> None:
+    with executor(tmp_path / "run") as pool:
+        pool.submit(wait_and_note, tmp_path)
+        wait_until((tmp_path / "began").exists)
+        pool.shutdown(cancel_futures=True)
+    assert (tmp_path / "ended").exists(), "its process was killed"
 
 
 def test_a_call_that_kills_its_workers_fails_in_the_end(nodes: Nodes, tmp_path: Path) -> None:
