@@ -96,7 +96,7 @@ class Worker:
 
 @contextlib.contextmanager
 def _interruptible() -> Generator[None]:
-    """Let SIGINT reach the block, in which asyncio.run then cancels its main task; Ray starts workers with it blocked."""
+    """Let SIGINT, which Ray blocks in its workers, reach the block: asyncio.run then cancels its main task."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:

@@ -19,8 +19,8 @@ LEARNING_RATE = 0.25
 """Of plain SGD. AdamW's steps are as long for a small gradient as for a large one, and destroy so small a policy."""
 
 METRICS_NAME = "metrics.jsonl"
+_MAX_GRAD_NORM = 0.25
 _MAX_TOKENS = 48
-_MAX_EPISODE_TOKENS = 200
 _MAX_CONTEXT_TOKENS = 4096
 
 
@@ -49,7 +49,8 @@ def train_letters(
         _, model, tokenizer = make_letter_policy(spec, out_dir / "policy", seed=seed)
         args = GRPOConfig(
             **_arguments(out_dir, steps, group_size, seed),
-            max_completion_length=_MAX_EPISODE_TOKENS if agent == "bash" else _MAX_TOKENS,
+            max_completion_length=_MAX_TOKENS,
+            mask_truncated_completions=True,
             max_tool_calling_iterations=3,
             beta=0.0,
         )
@@ -117,6 +118,7 @@ def _arguments(out_dir: Path, steps: int, group_size: int, seed: int) -> dict[st
         "optim": "sgd",
         "learning_rate": LEARNING_RATE,
         "lr_scheduler_type": "constant",
+        "max_grad_norm": _MAX_GRAD_NORM,
         "seed": seed,
         "logging_steps": 1,
         "report_to": [],

@@ -16,7 +16,7 @@ def main(folder: Path) -> None:
         try:
             future.result()
         finally:
-            print(type(sys.exc_info()[1]).__name__, flush=True)
+            sys.stdout.write(f"{type(sys.exc_info()[1]).__name__}\n")
 
 
 if __name__ == "__main__":

@@ -59,9 +59,10 @@ async def test_its_service_is_seen_by_healthcheck_and_verifier_and_survives_the_
     task = write_task(
         tmp_path / "task",
         dockerfile=_SERVICE,
-        test_sh="#!/bin/bash\na=$(cat /srv/state/beat); sleep 0.3; b=$(cat /srv/state/beat)\n"
-        "[ $b -gt $a ] && echo 1 >/logs/verifier/reward.txt || echo 0 >/logs/verifier/reward.txt\n",
-        toml='[environment.healthcheck]\ncommand = "test -s /srv/state/beat"\ninterval_sec = 0.1\nretries = 20\n',
+        test_sh="#!/bin/bash\necho 0 >/logs/verifier/reward.txt; a=$(cat /srv/state/beat)\n"
+        "for try in {1..100}; do sleep 0.1; b=$(cat /srv/state/beat)\n"
+        '[ "${b:-0}" -gt "${a:-0}" ] && echo 1 >/logs/verifier/reward.txt && break; done\n',
+        toml='[environment.healthcheck]\ncommand = "test -s /srv/state/beat"\ninterval_sec = 0.1\nretries = 100\n',
     )
     config = TerminalEnvConfig(task_dir=task, sandbox="local")
     async with AsyncTerminalGymEnv(config) as env:
