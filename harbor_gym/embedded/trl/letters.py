@@ -46,8 +46,7 @@ _TASK = {
 _FINAL_ANSWER = "done"
 _COMPLETE = "<task_complete/>"
 _VOCABULARY, _HIDDEN_SIZE, _LAYERS = 1024, 64, 2
-_STEPS, _LEARNING_RATE = 500, 3e-3
-# With fewer steps it writes a wrong word more often, and one such episode's gradient can destroy so small a policy.
+_LEARNING_RATE = 3e-3
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,9 @@ def write_letter_task(directory: Path) -> Path:
     return directory
 
 
-def make_letter_policy(spec: HarborSpec, out_dir: Path, *, seed: int = 0) -> tuple[Path, Qwen3ForCausalLM, Any]:
+def make_letter_policy(
+    spec: HarborSpec, out_dir: Path, *, seed: int = 0, steps: int = 150
+) -> tuple[Path, Qwen3ForCausalLM, Any]:
     """Play four demonstrations with a spec, and return a policy that imitates them. Blocks, for about half a minute.
 
     Args:
@@ -82,6 +83,7 @@ def make_letter_policy(spec: HarborSpec, out_dir: Path, *, seed: int = 0) -> tup
             :data:`SETTINGS`. Its sandboxes play the demonstrations.
         out_dir: Becomes a Hugging Face directory of the policy.
         seed: Decides the first weights.
+        steps: Steps of imitation. With fewer it writes a wrong word more often.
 
     Returns:
         ``out_dir``, the model and the tokenizer.
@@ -99,7 +101,7 @@ def make_letter_policy(spec: HarborSpec, out_dir: Path, *, seed: int = 0) -> tup
     tokenizer = _tokenizer(demonstrations)
     encode = _encode_calls if spec.agent is BashHarness else _encode_keystrokes
     model = build_model(tokenizer, hidden_size=_HIDDEN_SIZE, layers=_LAYERS, seed=seed)
-    _imitate(model, [encode(tokenizer, demonstration) for demonstration in demonstrations])
+    _imitate(model, [encode(tokenizer, demonstration) for demonstration in demonstrations], steps)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     save_policy(model, tokenizer, out_dir)
@@ -190,7 +192,7 @@ def _row(parts: Sequence[tuple[list[int], bool]], last: list[int]) -> _Row:
     return _Row([token for part, _ in whole for token in part], [learnt for part, learnt in whole for _ in part])
 
 
-def _imitate(model: Qwen3ForCausalLM, rows: Sequence[_Row]) -> None:
+def _imitate(model: Qwen3ForCausalLM, rows: Sequence[_Row], steps: int) -> None:
     """Train on all rows at each step, so that each letter is written as often as the others."""
     width = max(len(row.tokens) for row in rows)
     tokens = torch.zeros(len(rows), width, dtype=torch.long)
@@ -200,7 +202,7 @@ def _imitate(model: Qwen3ForCausalLM, rows: Sequence[_Row]) -> None:
         learnt = [token if kept else -100 for token, kept in zip(row.tokens, row.is_learnt, strict=True)]
         labels[number, : len(row.tokens)] = torch.tensor(learnt)
     optimizer = torch.optim.AdamW(model.parameters(), _LEARNING_RATE)
-    for _ in range(_STEPS):
+    for _ in range(steps):
         loss = cast("Any", model)(input_ids=tokens, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -121,7 +121,9 @@ def engine_model(engine: CompletionsEngine) -> Any:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_ratio_is_one_where_no_update_came_between(tmp_path: Path) -> None:
-    rewards = train_letters_async(tmp_path, sandbox=LETTER, steps=3, group_size=GROUP, max_staleness=0)
+    rewards = train_letters_async(
+        tmp_path, sandbox=LETTER, steps=3, group_size=GROUP, max_staleness=0, warm_start_steps=150
+    )
     rows = [json.loads(line) for line in (tmp_path / METRICS_NAME).read_text().splitlines()]
     assert len(rewards) == len(rows) == 3
     assert all(0 <= reward <= 1 for reward in rewards)

@@ -153,7 +153,7 @@ def test_a_group_that_is_lost_whole_trains_nothing(
 @pytest.mark.local
 @pytest.mark.parametrize("agent", ["bash", "terminal"])
 def test_on_a_real_sandbox(agent: str, tmp_path: Path) -> None:
-    rewards = train_letters(tmp_path, agent=agent, sandbox="local", steps=2, group_size=GROUP)
+    rewards = train_letters(tmp_path, agent=agent, sandbox="local", steps=2, group_size=GROUP, warm_start_steps=150)
     rows = [json.loads(line) for line in (tmp_path / METRICS_NAME).read_text().splitlines()]
     assert rewards == [row["reward"] for row in rows]
     assert len(rows) == 2
