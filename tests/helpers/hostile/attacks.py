@@ -239,12 +239,20 @@ def _is_ours(pid: int) -> bool:
 # --- who root is --------------------------------------------------------------------------------------------------
 
 
-def _outside_uid(mark: str) -> int:
+async def _outside_uid(mark: str) -> int:
+    """Return the host's uid of the process with the mark for an argument; one started behind & may come late."""
+    async with asyncio.timeout(20):
+        while (uid := _find_outside_uid(mark)) is None:  # noqa: ASYNC110 - a process that begins sends no event
+            await asyncio.sleep(0.02)
+        return uid
+
+
+def _find_outside_uid(mark: str) -> int | None:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if mark.encode() in path.read_bytes().split(b"\0"):
                 return int(path.with_name("status").read_text().partition("\nUid:\t")[2].split()[0])
-    raise LookupError(mark)
+    return None
 
 
 async def root_inside_is_nobody_outside(sandbox: LocalEnvironment, scratch: Path) -> None:
@@ -261,7 +269,7 @@ async def root_inside_is_nobody_outside(sandbox: LocalEnvironment, scratch: Path
             inside, outside, count = map(int, (await output(one, "cat /proc/self/uid_map")).split())
             assert inside == 0
             assert await output(one, "cat /proc/self/gid_map") == await output(one, "cat /proc/self/uid_map")
-            assert _outside_uid(mark) == outside >= 1 << 20
+            assert await _outside_uid(mark) == outside >= 1 << 20
             ranges.append(range(outside, outside + count))
         assert not range(max(r.start for r in ranges), min(r.stop for r in ranges))
         assert await output(sandbox, "stat -c %u:%g / /etc/passwd /home/dev | sort | uniq -c | wc -l") == "2"
@@ -307,7 +315,7 @@ async def setuid_programs_work_and_give_nothing_outside(sandbox: LocalEnvironmen
     mark = str(_unique())
     await output(sandbox, f"/sh -p -c 'setsid sleep {mark} >/dev/null 2>&1 &'", user="dev")
     if _has_own_ids(sandbox):
-        assert _outside_uid(mark) >= 1 << 20
+        assert await _outside_uid(mark) >= 1 << 20
     for command in (
         "echo 1 > /proc/sys/vm/swappiness",
         "mknod /disk b 254 0",
