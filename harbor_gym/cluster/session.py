@@ -8,6 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.interrupts import sigterm_as_interrupt
 from harbor_gym.cluster.executor import RESOURCE, ClusterExecutor, ClusterLimits
 from harbor_gym.errors import MissingDependencyError
 
@@ -32,10 +33,10 @@ def connect(limits: ClusterLimits, *, output_dir: Path | None = None) -> Generat
     before = signal.getsignal(signal.SIGTERM)
     if is_ours:
         ray.init(log_to_driver=False, **({} if "RAY_ADDRESS" in os.environ else _local(limits)))
-        _handle_sigterm(before)
+        _put_back(before)
     executor = ClusterExecutor(ray, limits, output_dir=output_dir)
     try:
-        with sigterm_as_interrupt():
+        with drain_on_sigterm():
             yield executor
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
@@ -44,35 +45,22 @@ def connect(limits: ClusterLimits, *, output_dir: Path | None = None) -> Generat
 
 
 @contextlib.contextmanager
-def sigterm_as_interrupt() -> Generator[None]:
+def drain_on_sigterm() -> Generator[None]:
     """Have SIGTERM end the block as Ctrl-C does, so that what it holds is closed.
 
     Only in the main thread, and only where SIGTERM would have ended the process at once or goes to Ray's own handler,
     which exits in the middle of whatever runs.
     """
-    before = signal.getsignal(signal.SIGTERM)
-    if not _is_main_thread() or not (before is signal.SIG_DFL or _is_of_ray(before)):
+    handler = signal.getsignal(signal.SIGTERM)
+    is_free = handler is signal.SIG_DFL or getattr(handler, "__module__", "").partition(".")[0] == "ray"
+    with sigterm_as_interrupt() if is_free else contextlib.nullcontext():
         yield
-        return
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
-def _handle_sigterm(handler: Any) -> None:
-    """Put a handler back that ``ray.init`` replaced."""
-    if _is_main_thread():
+def _put_back(handler: Any) -> None:
+    """Handle SIGTERM as before ``ray.init``, which replaces the handler in the main thread; None is none of Python's."""
+    if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
-
-
-def _is_of_ray(handler: object) -> bool:
-    return getattr(handler, "__module__", "").partition(".")[0] == "ray"
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _local(limits: ClusterLimits) -> dict[str, Any]:

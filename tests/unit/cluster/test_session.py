@@ -14,7 +14,7 @@ import yaml
 
 from harbor_gym.cluster import ClusterLimits
 from harbor_gym.cluster.executor import RESOURCE
-from harbor_gym.cluster.session import sigterm_as_interrupt
+from harbor_gym.cluster.session import drain_on_sigterm
 from harbor_gym.errors import UsageError
 from tests.helpers.paths import ROOT
 
@@ -51,7 +51,7 @@ def test_sigterm_unwinds_an_event_loop(handler: Any) -> None:
             await asyncio.sleep(0)
             closed.append("sandbox")
 
-    with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
+    with pytest.raises(KeyboardInterrupt), drain_on_sigterm():
         asyncio.run(run())
     assert closed == ["sandbox"]
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -62,7 +62,7 @@ def test_somebody_elses_handler_stays() -> None:
     def own(number: int, frame: Any) -> None: ...
 
     signal.signal(signal.SIGTERM, own)
-    with sigterm_as_interrupt():
+    with drain_on_sigterm():
         assert signal.getsignal(signal.SIGTERM) is own
 
 
