@@ -58,7 +58,7 @@ def drain_on_sigterm() -> Generator[None]:
 
 
 def _put_back(handler: Any) -> None:
-    """Handle SIGTERM as before ``ray.init``, which replaces the handler in the main thread; None is none of Python's."""
+    """Handle SIGTERM as before ``ray.init``, which replaces the main thread's handler; None is none of Python's."""
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 
