@@ -11,8 +11,6 @@ from harbor_gym.sandboxes.archive import transfers
 from harbor_gym.sandboxes.archive.transfers import Way
 from harbor_gym.sandboxes.archive.trees.records import ALL, Choice
 
-_DEFAULT_STORAGE_MB = 2048
-
 
 class CarriesFiles(BaseEnvironment):
     """Harbor's transfers by a process outside the sandbox: what a policy made of its tar or shell changes nothing."""
@@ -28,7 +26,7 @@ class CarriesFiles(BaseEnvironment):
     @property
     def _storage_mb(self) -> int:
         """What the sandbox may write, in MiB."""
-        return self._effective_storage_mb or _DEFAULT_STORAGE_MB
+        return self._effective_storage_mb or transfers.DEFAULT_STORAGE_MB
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
@@ -106,5 +104,4 @@ class CarriesFiles(BaseEnvironment):
 
     @property
     def _transfer_limit_bytes(self) -> int:
-        # Sparse files and files of the image make a tree larger than what was written.
-        return 4 * (self._storage_mb << 20)
+        return transfers.limit_bytes(self._effective_storage_mb)

@@ -33,8 +33,19 @@ from harbor_gym.sandboxes.archive.trees.sending import Sender
 TIMEOUT_SEC = 600.0
 """As long as Harbor gives its own transfers; the limits of size are reached long before."""
 
+DEFAULT_STORAGE_MB = 2048
+"""What a sandbox may write, in MiB, where its task does not say."""
+
 Work = Callable[[Stream, Callable[[], None]], None]
 """This machine's side of a transfer: takes the stream, and what raises where it is to stop."""
+
+
+def limit_bytes(storage_mb: int | None) -> int:
+    """Return how large a transfer of a sandbox with so much storage, in MiB, may be: four times as large.
+
+    Sparse files and files of the image make a tree larger than what was written.
+    """
+    return 4 * ((storage_mb or DEFAULT_STORAGE_MB) << 20)
 
 
 async def in_thread(work: Callable[[], None], hang_up: Callable[[], None]) -> None:

@@ -21,7 +21,6 @@ from harbor_gym.sandboxes.docker.engine import MAIN, docker
 from harbor_gym.sandboxes.docker.project import DockerProject
 
 _COPY_TIMEOUT_SEC = 600.0
-_DEFAULT_STORAGE_MB = 2048
 
 
 class DockerTransfers(DockerProject):
@@ -163,8 +162,7 @@ class DockerTransfers(DockerProject):
 
     @property
     def _transfer_limit_bytes(self) -> int:
-        # Sparse files and files of the image make a tree larger than what was written.
-        return 4 * ((self._effective_storage_mb or _DEFAULT_STORAGE_MB) << 20)
+        return transfers.limit_bytes(self._effective_storage_mb)
 
     @override
     async def prepare_logs_for_host(self) -> None:
