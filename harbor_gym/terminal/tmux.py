@@ -104,11 +104,14 @@ class TmuxTerminal:
     def _read(self, commands: Sequence[Command], step: Step, capture: frames.Capture, started: float) -> TerminalTurn:
         pane = capture.pane
         if pane is None:
+            self._log_end(capture.loss)
             return self._turn_without_session(commands, None, started)
         new_prompt = capture.exit_code is not None and capture.mark != self._mark
         if new_prompt:
             self._mark = capture.mark
         self._ended = pane.dead or "ended" in capture.waits
+        if self._ended:
+            self._log_end(f"pane dead {pane.dead}, status {pane.dead_status}, signal {pane.dead_signal or None}")
         last = "ended" if self._ended else (capture.waits[-1] if capture.waits else None)
         exit_code = pane.dead_status if self._ended else (capture.exit_code if new_prompt and commands else None)
         header = observation.describe(
@@ -152,6 +155,9 @@ class TmuxTerminal:
         self._ended = True
         header = observation.describe("ended", exit_code=code, waited_sec=0.0, typed_line=False)
         return self._plain_turn(header, ("ended",) * len(commands), started, ended=True)
+
+    def _log_end(self, how: str) -> None:
+        logger.info("terminal session %s of sandbox %s ended: %s", self.directory, self._environment.session_id, how)
 
     def _refuse(self, commands: Sequence[Command], reason: str, started: float) -> TerminalTurn:
         return self._plain_turn(f"[nothing was typed: {reason}]", ("prompt",) * len(commands), started, ended=False)

@@ -19,6 +19,9 @@ class Pane:
 
     dead: bool
     dead_status: int | None
+    dead_signal: str
+    """The signal that ended the shell; empty where none did, and before tmux 3.3."""
+
     alternate: bool
     cursor_row: int
     history_lines: int
@@ -53,6 +56,9 @@ class Capture:
     visible: tuple[str, ...]
     """The screen now, wraps joined; empty under a full-screen program."""
 
+    loss: str = ""
+    """What the script found where ``pane`` is None, for the log."""
+
     @property
     def exit_code(self) -> int | None:
         """Exit code of the last command, where the shell is at its prompt and its mark is a usable one."""
@@ -60,7 +66,7 @@ class Capture:
         return int(match[1]) if match and int(match[1]) <= _MAX_EXIT_CODE else None
 
 
-NO_SESSION = Capture((), "0:0:", None, (), None, 0, 0, ())
+NO_SESSION = Capture((), "0:0:", None, (), None, 0, 0, (), loss="no shell can be started")
 """What there is to see when nothing answers any more."""
 
 
@@ -82,8 +88,8 @@ def _parse(answer: str, nonce: str) -> Capture:
     end = _find(lines, f"{nonce} end", start)
     _, _, waits, mark = lines[start].split(" ")
     known = tuple(wait for wait in waits.split(",") if wait)
-    if lines[start + 1] == f"{nonce} gone":
-        return Capture(known, mark, None, (), None, 0, 0, ())
+    if lines[start + 1].startswith(f"{nonce} gone "):
+        return Capture(known, mark, None, (), None, 0, 0, (), loss=lines[start + 1].removeprefix(f"{nonce} gone "))
     pane = _parse_pane(lines[start + 1])
     body = lines[start + 2 : end]
     cut = next((i for i, line in enumerate(body) if line.startswith(f"{nonce} cut ")), None)
@@ -133,8 +139,8 @@ def _parse_pane(line: str) -> Pane:
     before, _, after = line.partition(" . ")
     _, _, dead, *status = before.split(" ")
     alternate, cursor_row, history, rows = map(int, after.split(" "))
-    code = int(status[0]) if status and status[0] else None
-    return Pane(dead == "1", code, bool(alternate), cursor_row, history, rows)
+    code, signal = (*status, "", "")[:2]
+    return Pane(dead == "1", int(code) if code else None, signal, bool(alternate), cursor_row, history, rows)
 
 
 def _split_visible(lines: list[str], nonce: str) -> tuple[list[str], list[str]]:

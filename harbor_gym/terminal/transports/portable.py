@@ -48,7 +48,7 @@ class PortableTransport:
         result = await run_in_sandbox(
             self._environment,
             f"{self.prefix}[ ! -r {script} ] || exec {call}; "
-            f"printf '%s step , 0:0:\\n%s gone\\n%s end\\n' {nonce} {nonce} {nonce}",
+            f"printf '%s step , 0:0:\\n%s gone its script is removed\\n%s end\\n' {nonce} {nonce} {nonce}",
             timeout_sec=step.wait_sec + MARGIN_SEC,
             user=self._user,
             purpose="take a terminal step",

@@ -183,8 +183,16 @@ def test_a_dead_pane_loses_the_line_that_tmux_wrote() -> None:
     assert frame.pane.dead_status == 7
 
 
+@pytest.mark.parametrize(("status", "expected"), [("7 ", (7, "")), (" KILL", (None, "KILL")), ("", (None, ""))])
+def test_a_dead_pane_has_a_status_or_a_signal(status: str, expected: tuple[int | None, str]) -> None:
+    pane = parse_capture(f"@n step , 0:0:\n@n pane 1 {status} . 0 2 0 5\n@n visible\n@n end\n", "@n").pane
+    assert pane is not None
+    assert (pane.dead_status, pane.dead_signal) == expected
+
+
 def test_a_gone_server_has_no_pane() -> None:
-    assert parse_capture("@n step , 0:0:0\n@n gone\n@n end\n", "@n").pane is None
+    capture = parse_capture("@n step , 0:0:0\n@n gone left of it: tmux socket\n@n end\n", "@n")
+    assert (capture.pane, capture.loss) == (None, "left of it: tmux socket")
 
 
 def test_a_cut_frame_counts_what_it_left_in_the_sandbox() -> None:

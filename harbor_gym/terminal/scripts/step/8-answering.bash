@@ -5,14 +5,26 @@
 # pauses to save a buffer, and a client that dies then takes its further commands along: all that is one breath comes
 # before.
 show_screen() {
-    local turn pane="$nonce pane #{pane_dead} #{pane_dead_status} . #{alternate_on} #{cursor_y} #{history_size} #{pane_height}"
+    local turn pane="$nonce pane #{pane_dead} #{pane_dead_status} #{pane_dead_signal} . #{alternate_on} #{cursor_y} #{history_size} #{pane_height}"
     for turn in 1 2; do
         ask "set-option -p -F -t %0 @frame '$pane|#{pane_path}'" "set-option -p -t %0 @step '$nonce step ${waits:-,}'" \
             "if-shell -F -t %0 '#{alternate_on}' 'capture-pane -b text -t %0 ; capture-pane -b visible -t %0' \
 'capture-pane -b text -J -S - -t %0 ; clear-history -t %0 ; capture-pane -b visible -J -t %0'"
         show_again && return
     done
-    printf '%s step %s 0:0:\n%s gone\n' "$nonce" "${waits:-,}" "$nonce"
+    find_remains
+    printf '%s step %s 0:0:\n%s gone %s\n' "$nonce" "${waits:-,}" "$nonce" "$remains"
+}
+
+# Sets remains to what is left of a session that shows no screen: for the log.
+find_remains() {
+    remains=''
+    [ -x "$tmux" ] && remains+='tmux '
+    [ -e "$dir/socket" ] && remains+='socket '
+    [ -d "/proc/$server" ] && remains+='server '
+    read_stat "$shell" && remains+='shell '
+    [ -n "$to" ] && remains+='client '
+    remains="left of it: ${remains:-nothing}"
 }
 
 # False where tmux holds no answer to this very step.

@@ -68,7 +68,7 @@ serve() {
                 if [ -r "$dir/step" ] && [ -x "$BASH" ]; then
                     take_step "${words[@]:1}"
                 else
-                    printf '%s step , 0:0:\n%s gone\n%s end\n' "${words[1]}" "${words[1]}" "${words[1]}"
+                    printf '%s step , 0:0:\n%s gone its script is removed\n%s end\n' "${words[1]}" "${words[1]}" "${words[1]}"
                 fi
                 ;;
             become)
