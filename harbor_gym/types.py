@@ -94,6 +94,16 @@ class EndReason(StrEnum):
         )
 
 
+class ExecutorKind(StrEnum):
+    """Which processes play episodes beside this one."""
+
+    PROCESS = "process"
+    """Processes of this machine."""
+
+    RAY = "ray"
+    """Workers on the nodes of a Ray cluster."""
+
+
 class EpisodeInfo(TypedDict, total=False):
     """The ``info`` of :class:`harbor_gym.AsyncTerminalGymEnv`. Keys that don't apply to a call are absent."""
 

@@ -4,6 +4,7 @@ from harbor_gym.evaluation.best import Evaluated, note_evaluation, read_best, re
 from harbor_gym.evaluation.chat import ChatPlayer
 from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult, Player, evaluate
 from harbor_gym.evaluation.journal import Journal
+from harbor_gym.evaluation.remote import RemotePlayer
 from harbor_gym.evaluation.report import Progress, Report, TaskReport, describe_episode, format_report, summarize
 from harbor_gym.evaluation.statistics import Estimate, bootstrap, pass_at_k, wilson
 
@@ -16,6 +17,7 @@ __all__ = [
     "Journal",
     "Player",
     "Progress",
+    "RemotePlayer",
     "Report",
     "TaskReport",
     "bootstrap",

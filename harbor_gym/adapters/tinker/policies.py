@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
+from harbor_gym.types import ExecutorKind
 
 MAX_TOKENS, MAX_CONTEXT_TOKENS, MAX_LORA_RANK = 4096, 32_768, 32
 """Of a policy whose run names none, or that comes from no run."""
@@ -65,6 +66,12 @@ class EvalConfig(BaseModel):
 
     concurrency: int = Field(default=8, ge=1)
     """Episodes at the same time."""
+
+    rollout_executor: ExecutorKind | None = None
+    """Play episodes in as many other processes: of this machine, or Ray's."""
+
+    rollout_starts_per_sec: float | None = Field(default=None, gt=0)
+    """With Ray: starts of sandboxes per second, over all nodes."""
 
     retries: int = Field(default=1, ge=0)
     """Fresh attempts after an infrastructure error."""

@@ -1,8 +1,11 @@
 """Play the episodes of an evaluation, by the tinker adapter or against a chat endpoint, and print their outcomes."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from harbor_gym.evaluation import (
     Journal,
     Player,
     Progress,
+    RemotePlayer,
     Report,
     describe_episode,
     evaluate,
@@ -28,6 +32,7 @@ from harbor_gym.evaluation import (
 from harbor_gym.samplers import ChatEndpoint
 from harbor_gym.samplers.endpoints import require_endpoint
 from harbor_gym.tasks import find_tasks
+from harbor_gym.types import ExecutorKind
 
 
 def evaluate_policy(config: EvalConfig) -> Report:
@@ -37,6 +42,8 @@ def evaluate_policy(config: EvalConfig) -> Report:
         HarborGymError: A setting, a task or the sandbox can't be used, before anything is started; or the service of
             the policy failed.
     """
+    if config.rollout_starts_per_sec is not None and config.rollout_executor is not ExecutorKind.RAY:
+        raise UsageError("--rollout-starts-per-sec is shared by Ray's nodes: it needs --rollout-executor ray")
     sandboxes.preflight(sandboxes.environment_config(config.env.sandbox))
     if config.base_url is not None and config.model is None:
         asyncio.run(require_endpoint(config.base_url))
@@ -55,21 +62,55 @@ async def _play(config: EvalConfig, policy: EvaluatedPolicy, tasks: Sequence[Ter
     from harbor_gym.embedded.service import sampling_client
 
     async with sampling_client(policy, typer.echo) as client:
-        from harbor_gym.adapters.tinker.sampling import codec_for, tinker_sampler
+        open_player = partial(
+            _policy_player, client, policy, config.temperature, retries=config.retries, folder=_transcripts(config)
+        )
+        async with _player(config, open_player, len(tasks)) as player:
+            return await evaluate(
+                tasks, player, episodes=config.episodes, concurrency=config.concurrency, on_episode=_show_episode
+            )
 
-        codec = await asyncio.to_thread(codec_for, policy.renderer_name, policy.model_name)
-        sample = tinker_sampler(client, stop=codec.stop, max_tokens=policy.max_tokens, temperature=config.temperature)
-        player = Player(
-            codec=codec,
-            sample=sample,
-            max_tokens=policy.max_tokens,
-            max_context_tokens=policy.max_context_tokens,
-            retries=config.retries,
-            transcripts_dir=config.output / "transcripts" if config.output is not None else None,
-        )
-        return await evaluate(
-            tasks, player, episodes=config.episodes, concurrency=config.concurrency, on_episode=_show_episode
-        )
+
+@contextlib.asynccontextmanager
+async def _policy_player(
+    client: Any, policy: EvaluatedPolicy, temperature: float, *, retries: int, folder: Path | None
+) -> AsyncGenerator[Player]:
+    """Yield what plays a policy of the tinker adapter, in whichever process this runs."""
+    from harbor_gym.adapters.tinker.sampling import codec_for, tinker_sampler
+
+    codec = await asyncio.to_thread(codec_for, policy.renderer_name, policy.model_name)
+    yield Player(
+        codec=codec,
+        sample=tinker_sampler(client, stop=codec.stop, max_tokens=policy.max_tokens, temperature=temperature),
+        max_tokens=policy.max_tokens,
+        max_context_tokens=policy.max_context_tokens,
+        retries=retries,
+        transcripts_dir=folder,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _player(
+    config: EvalConfig, open_player: Callable[[], AbstractAsyncContextManager[EpisodePlayer]], tasks: int
+) -> AsyncGenerator[EpisodePlayer]:
+    """Yield a player of this process, or of the configuration's executor."""
+    if config.rollout_executor is None:
+        async with open_player() as player:
+            yield player
+        return
+    from harbor_gym.cluster import open_executor
+
+    with open_executor(
+        config.rollout_executor,
+        min(config.concurrency, tasks * config.episodes),
+        output_dir=config.output.absolute() if config.output is not None else None,
+        starts_per_sec=config.rollout_starts_per_sec,
+    ) as executor:
+        yield RemotePlayer(executor, open_player, config.retries)
+
+
+def _transcripts(config: EvalConfig) -> Path | None:
+    return config.output.absolute() / "transcripts" if config.output is not None else None
 
 
 def _require_policy_of_a_run(config: EvalConfig) -> None:
@@ -82,13 +123,15 @@ async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig])
     assert config.model is not None
     if config.base_url is None or config.run is not None or config.model_name is not None:
         raise UsageError("--model is evaluated at a chat endpoint: give --base-url, and no --run or --model-name")
-    endpoint = ChatEndpoint(
+    make_endpoint = partial(
+        ChatEndpoint,
         config.base_url,
         config.model,
         max_tokens=config.max_tokens or MAX_TOKENS,
         temperature=config.temperature,
         api_key_env=config.api_key_env,
     )
+    make_endpoint()  # raises where the key is not set
     await require_endpoint(config.base_url)
     journal = Journal(config.output, _settings(config)) if config.output is not None else None
     played = journal.graded if journal is not None else []
@@ -101,10 +144,18 @@ async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig])
             journal.add(result)
         typer.echo(progress.line(result))
 
-    async with endpoint:
+    open_player = partial(
+        _endpoint_player,
+        make_endpoint,
+        config.agent,
+        config.agent_options,
+        retries=config.retries,
+        folder=_transcripts(config),
+    )
+    async with _player(config, open_player, len(tasks)) as player:
         return await evaluate(
             tasks,
-            _endpoint_player(config, endpoint),
+            player,
             episodes=config.episodes,
             concurrency=config.concurrency,
             on_episode=on_episode,
@@ -112,19 +163,30 @@ async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig])
         )
 
 
-def _endpoint_player(config: EvalConfig, endpoint: ChatEndpoint) -> EpisodePlayer:
-    folder = config.output / "transcripts" if config.output is not None else None
-    if config.agent is None:
-        return ChatPlayer(endpoint, config.retries, folder)
-    from harbor_gym.adapters.harbor.agents import agent_of
-    from harbor_gym.adapters.harbor.evaluation import AgentPlayer
+@contextlib.asynccontextmanager
+async def _endpoint_player(
+    make_endpoint: Callable[[], ChatEndpoint],
+    agent: str | None,
+    agent_options: dict[str, Any],
+    *,
+    retries: int,
+    folder: Path | None,
+) -> AsyncGenerator[EpisodePlayer]:
+    """Yield what plays a model behind an endpoint, in whichever process this runs."""
+    async with make_endpoint() as endpoint:
+        if agent is None:
+            yield ChatPlayer(endpoint, retries, folder)
+            return
+        from harbor_gym.adapters.harbor.agents import agent_of
+        from harbor_gym.adapters.harbor.evaluation import AgentPlayer
 
-    return AgentPlayer(endpoint, agent_of(config.agent, config.agent_options), config.retries, folder)
+        yield AgentPlayer(endpoint, agent_of(agent, agent_options), retries, folder)
 
 
 def _settings(config: EvalConfig) -> dict[str, Any]:
     """Return what must be the same for episodes to count together: all but how many, and how they are shown."""
     other = {"paths", "episodes", "attempts", "threshold", "concurrency", "retries", "output"}
+    other |= {"rollout_executor", "rollout_starts_per_sec"}
     settings = config.model_dump(mode="json", exclude=other)
     settings["env"].pop("task_dir")
     return settings

@@ -30,6 +30,13 @@ RAY_ENV = {
 """Keeps Ray off the network and quiet, and lets its workers import what tests define."""
 
 
+@contextlib.contextmanager
+def ray_of_its_own() -> Generator[dict[str, str]]:
+    """Yield the environment of a process that starts Ray on this machine, beside any other."""
+    with tempfile.TemporaryDirectory(prefix="hg", dir="/tmp") as short:  # Ray's sockets lie deep below it
+        yield {**RAY_ENV, "RAY_TMPDIR": short}
+
+
 @dataclass
 class Nodes:
     """A cluster whose head has no sandboxes."""

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import json
+import os
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ from harbor.models.trial.config import AgentConfig
 
 from harbor_gym import EndReason, TerminalEnvConfig
 from harbor_gym.adapters.harbor.evaluation import AgentPlayer
-from harbor_gym.errors import UsageError
-from harbor_gym.evaluation import ChatPlayer, EpisodeResult, Journal, evaluate
+from harbor_gym.errors import SandboxLostError, UsageError
+from harbor_gym.evaluation import ChatPlayer, EpisodePlayer, EpisodeResult, Journal, RemotePlayer, evaluate
 from harbor_gym.samplers import ChatEndpoint
+from tests.helpers.cluster.nodes import ray_of_its_own
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 from tests.helpers.tasks import DONE, write_task
@@ -140,10 +143,11 @@ def test_a_journal_goes_on_and_refuses_other_settings(tmp_path: Path) -> None:
         Journal(tmp_path, {"model": "other", "path": tmp_path})
 
 
-async def run_eval(*args: str) -> tuple[int, str]:
+async def run_eval(*args: str, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "harbor_gym", "eval", *args),
         cwd=ROOT,
+        env={**os.environ, **(environment or {})},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -176,10 +180,55 @@ async def test_the_command_resumes_and_shows_how_it_stands(tmp_path: Path) -> No
     assert json.loads((tmp_path / "out/eval.json").read_text())["overall"]["solved"] == 3
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["process", "ray"])
+@pytest.mark.parametrize("agent", [None, AGENT.import_path], ids=["our own loop", "an agent"])
+async def test_episodes_in_other_processes(kind: str, agent: str | None, tmp_path: Path) -> None:
+    if kind == "ray":
+        pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
+    (place := tmp_path / "place").mkdir()
+    sandbox = ["--env", "tests.helpers.sandboxes.meeting:Meeting", "--sandbox-option", f"place={place}"]
+    played = ["--rollout-executor", kind, "--concurrency", "2", "--episodes", "4", "--output", str(tmp_path / "out")]
+    if agent is not None:
+        played += ["--agent", agent, "--agent-option", "base_url={gateway_url}"]
+    async with serving() as model:
+        where = ["--model", "m", "--base-url", model.url, "--api-key-env", "OWN_KEY"]
+        args = [str(write_task(tmp_path / "task")), *sandbox, "--sandbox-option", "processes=2", *where, *played]
+        with ray_of_its_own() as environment:
+            code, shown = await run_eval(*args, environment=environment)
+    assert code == 0, shown
+    assert "[4/4, solved 4/4]" in shown
+    assert len(list(place.iterdir())) == 2, "two workers shared the episodes"
+    written = sorted(path.name for path in (tmp_path / "out").rglob("episode_*.json"))
+    assert written == [f"episode_00{number}.json" for number in range(1, 5)]
+
+
+async def test_an_episode_whose_workers_die_has_no_result(tmp_path: Path) -> None:
+    config = fake_task(tmp_path / "task")
+    with LosesItsWorkers() as executor:
+        player = RemotePlayer(executor, never_opened, retries=1)
+        (result,) = await evaluate([config], player, episodes=1)
+    assert (result.reward, result.end_reason) == (None, EndReason.INFRASTRUCTURE_ERROR)
+    assert result.failed_attempts == 1
+    assert result.error == "SandboxLostError: a call lost its worker 4 times"
+
+
+def never_opened() -> contextlib.AbstractAsyncContextManager[EpisodePlayer]:
+    raise AssertionError("the worker is lost before it opens a player")
+
+
+class LosesItsWorkers(Executor):
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_exception(SandboxLostError("a call lost its worker 4 times"))
+        return future
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (["--model", "m"], "--base-url"),
+        (["--model", "m", "--rollout-starts-per-sec", "1"], "--rollout-executor ray"),
         (["--model-name", "x", "--agent", "terminus-2"], "--model and --base-url"),
         (["--model", "m", "--base-url", "http://127.0.0.1:1", "--api-key-env", "NOT_SET"], "NOT_SET is not set"),
     ],

@@ -4,17 +4,17 @@ import asyncio
 import multiprocessing
 import os
 import pickle
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import UsageError
-from tests.helpers.cluster.nodes import RAY_ENV
+from harbor_gym.types import ExecutorKind
+from tests.helpers.cluster.nodes import ray_of_its_own
 from tests.helpers.policies.token_policies import RENDERER, SamplingClient, message, scripted
 from tests.helpers.tokenizers import byte_level_tokenizer
 
@@ -41,6 +41,12 @@ def no_executor() -> Iterator[None]:
 
     set_rollout_executor(None)
     assert multiprocessing.active_children() == []
+
+
+@pytest.fixture
+def own_ray() -> Iterator[dict[str, str]]:
+    with ray_of_its_own() as environment:
+        yield environment
 
 
 def make_builder(task_dir: Path, meeting: Path, processes: int) -> Any:
@@ -72,20 +78,18 @@ async def play(executor: Any, builder: Any, strategy: Any, *answers: str, groups
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["process", "ray"])
+@pytest.mark.parametrize("kind", list(ExecutorKind))
 @pytest.mark.usefixtures("no_executor")
 async def test_workers_play_at_once_until_a_bug_in_one_ends_the_run(
-    kind: Literal["process", "ray"],
+    kind: ExecutorKind,
     task_dir: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    if kind == "ray":
+    if kind is ExecutorKind.RAY:
         pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
-        short = tempfile.TemporaryDirectory(prefix="hg", dir="/tmp")  # Ray's sockets lie deep below it
-        request.addfinalizer(short.cleanup)
-        for name, value in {**RAY_ENV, "RAY_TMPDIR": short.name}.items():
+        for name, value in request.getfixturevalue("own_ray").items():
             monkeypatch.setenv(name, value)
     from harbor_gym.adapters.tinker import RetryThenMask
     from harbor_gym.adapters.tinker.executors import rollout_executor
@@ -137,5 +141,8 @@ def test_no_workers_are_refused() -> None:
     from harbor_gym.adapters.tinker import RetryThenMask
     from harbor_gym.adapters.tinker.executors import rollout_executor
 
-    with pytest.raises(UsageError, match="at least 1 worker"), rollout_executor("process", 0, RetryThenMask()):
+    with (
+        pytest.raises(UsageError, match="at least 1 worker"),
+        rollout_executor(ExecutorKind.PROCESS, 0, RetryThenMask()),
+    ):
         pass

@@ -3,6 +3,6 @@
 Importing this package costs little and needs no extra; running needs the extra ``tinker``.
 """
 
-from harbor_gym.adapters.tinker.training.config import Backend, LogDirExists, RolloutExecutor, TrainConfig
+from harbor_gym.adapters.tinker.training.config import Backend, LogDirExists, TrainConfig
 
-__all__ = ["Backend", "LogDirExists", "RolloutExecutor", "TrainConfig"]
+__all__ = ["Backend", "LogDirExists", "TrainConfig"]

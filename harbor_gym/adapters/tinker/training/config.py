@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.types import ExecutorKind
 
 
 class Backend(StrEnum):
@@ -16,13 +17,6 @@ class Backend(StrEnum):
 
     TINKER = "tinker"
     LOCAL = "local"
-
-
-class RolloutExecutor(StrEnum):
-    """Which processes play the groups."""
-
-    PROCESS = "process"
-    RAY = "ray"
 
 
 type LossFn = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"]
@@ -214,7 +208,7 @@ class TrainConfig(BaseModel):
     stream_minibatches: int | None = _field(ROLLOUTS, ge=1)
     """Train on a batch in so many parts, each as soon as it is complete."""
 
-    rollout_executor: RolloutExecutor | None = _field(ROLLOUTS)
+    rollout_executor: ExecutorKind | None = _field(ROLLOUTS)
     """Play groups in other processes: of this machine, or Ray's."""
 
     rollout_workers: int = _field(ROLLOUTS, 2, ge=1)

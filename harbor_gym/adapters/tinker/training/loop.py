@@ -95,11 +95,11 @@ def _workers(run: TrainRun, strategy: RetryThenMask) -> Generator[Executor | Non
         yield None
         return
     with rollout_executor(
-        kind.value,
+        kind,
         run.config.rollout_workers,
         strategy,
         output_dir=run.log_path,
-        group_size=run.config.group_size,
+        sandboxes_per_worker=run.config.group_size,
         starts_per_sec=run.config.rollout_starts_per_sec,
     ) as executor:
         yield executor

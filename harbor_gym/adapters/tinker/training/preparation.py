@@ -9,13 +9,14 @@ from datetime import datetime
 from pathlib import Path
 
 from harbor_gym import sandboxes
-from harbor_gym.adapters.tinker.training.config import Backend, RolloutExecutor, TrainConfig
+from harbor_gym.adapters.tinker.training.config import Backend, TrainConfig
 from harbor_gym.adapters.tinker.training.folder import settle_folder, write_run_config
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.samplers.endpoints import require_endpoint
 from harbor_gym.shaping import find_make_env, find_trajectory_reward
 from harbor_gym.tasks import SourcedTask, filter_tasks, resolve_tasks, split_tasks
+from harbor_gym.types import ExecutorKind
 
 TASKS_FORMAT = 1
 
@@ -135,7 +136,7 @@ def _check_rollouts(run: TrainRun) -> None:
         raise UsageError("--warm-sandboxes belong to this process, and --rollout-executor plays in others: give one")
     find_make_env(config.make_env)
     find_trajectory_reward(config.trajectory_reward)
-    if config.rollout_starts_per_sec is not None and config.rollout_executor is not RolloutExecutor.RAY:
+    if config.rollout_starts_per_sec is not None and config.rollout_executor is not ExecutorKind.RAY:
         raise UsageError("--rollout-starts-per-sec is shared by Ray's nodes: it needs --rollout-executor ray")
     if config.agent is not None:
         _check_agent(config, config.agent)

@@ -1,0 +1,53 @@
+"""Executors by name: processes of this machine, or the nodes of a Ray cluster."""
+
+import contextlib
+from collections.abc import Generator
+from concurrent.futures import Executor
+from pathlib import Path
+
+from harbor_gym.errors import UsageError
+from harbor_gym.types import ExecutorKind
+
+
+@contextlib.contextmanager
+def open_executor(
+    kind: ExecutorKind,
+    workers: int,
+    *,
+    output_dir: Path | None = None,
+    sandboxes_per_worker: int = 1,
+    starts_per_sec: float | None = None,
+) -> Generator[Executor]:
+    """Yield an executor with so many workers, and end them with the block.
+
+    A block that fails interrupts the calls that are under way; they close their sandboxes first. A worker plays one
+    call at a time.
+
+    Args:
+        kind: What the workers are: processes of this machine, or actors of a Ray cluster
+            (:func:`harbor_gym.cluster.connect`), of the one that ``RAY_ADDRESS`` names or else of one on this machine.
+        workers: How many.
+        output_dir: With Ray: what calls write below it is brought back from the nodes.
+        sandboxes_per_worker: With Ray: sandboxes that a call holds at once, of a node's ``harbor_sandbox``.
+        starts_per_sec: With Ray: starts of sandboxes of all nodes together; None is no limit.
+
+    Raises:
+        UsageError: There are to be no workers.
+        MissingDependencyError: Ray is not installed.
+    """
+    if workers < 1:
+        raise UsageError(f"rollouts need at least 1 worker, got {workers}")
+    if kind is ExecutorKind.PROCESS:
+        from harbor_gym.cluster.processes import process_executor
+
+        with process_executor(workers) as executor:
+            yield executor
+        return
+    from harbor_gym.cluster.executor import ClusterLimits
+    from harbor_gym.cluster.session import connect
+
+    limits = ClusterLimits(
+        max_workers=workers, sandboxes_per_worker=sandboxes_per_worker, starts_per_sec=starts_per_sec
+    )
+    with connect(limits, output_dir=output_dir) as executor:
+        yield executor

@@ -1,0 +1,59 @@
+"""Play the episodes of an evaluation in other processes, or on other machines."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.errors import HarborGymError, SandboxError
+from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult, error_text
+from harbor_gym.types import EndReason
+
+
+@dataclass(frozen=True)
+class RemotePlayer:
+    """Each attempt is one call of an executor (:func:`harbor_gym.cluster.open_executor`)."""
+
+    executor: Executor
+    """What plays the calls; as many at once as it has workers."""
+
+    open_player: Callable[[], AbstractAsyncContextManager[EpisodePlayer]]
+    """Opens a player in the worker. It pickles: a function of a module, or a partial of one."""
+
+    retries: int = 1
+    """Fresh attempts at an episode that an infrastructure error ended."""
+
+    async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
+        """Play an episode once; return the infrastructure error too, if that ended it or its workers."""
+        future = self.executor.submit(_attempt, self.open_player, config, number)
+        try:
+            return await asyncio.wrap_future(future)
+        except SandboxError as error:
+            return _lost(config, number, error), error
+
+
+def _attempt(
+    open_player: Callable[[], AbstractAsyncContextManager[EpisodePlayer]], config: TerminalEnvConfig, number: int
+) -> tuple[EpisodeResult, HarborGymError | None]:
+    async def play() -> tuple[EpisodeResult, HarborGymError | None]:
+        async with open_player() as player:
+            return await player.attempt(config, number)
+
+    return asyncio.run(play())
+
+
+def _lost(config: TerminalEnvConfig, number: int, error: HarborGymError) -> EpisodeResult:
+    return EpisodeResult(
+        task=config.task_dir.resolve().name,
+        episode=number,
+        reward=None,
+        end_reason=EndReason.INFRASTRUCTURE_ERROR,
+        turns=0,
+        prompt_tokens=0,
+        sampled_tokens=0,
+        seconds=0.0,
+        sampling_sec=0.0,
+        error=error_text(error),
+    )
