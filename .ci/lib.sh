@@ -1,6 +1,9 @@
 # shellcheck shell=bash
 # What the scripts here share. Source it; it starts nothing.
 
+# Container images often set this: each of the suite's many processes would then compile its imports anew.
+unset PYTHONDONTWRITEBYTECODE
+
 say() { printf '==> %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 has() { command -v "$1" >/dev/null 2>&1; }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from harbor_gym._runtime.portal import current_portal
+from harbor_gym._runtime.portal import current_portal, get_portal
 from harbor_gym._runtime.rate_limit import TokenBucket
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.config import PoolLimits, TerminalEnvConfig
@@ -397,6 +397,24 @@ def shared_pool(config: TerminalEnvConfig, *, size: int, limits: PoolLimits | No
     if (portal := current_portal()) is not None:
         portal.close_at_exit(pool)
     return pool
+
+
+async def portal_pool(config: TerminalEnvConfig, *, size: int) -> WarmPool:
+    """Return the process's pool for ``config``, kept by the portal: for callers whose event loops end before it does.
+
+    What it leases is used on the portal's loop, as :class:`harbor_gym.wrappers.PortalEnv` does. It is closed at the
+    interpreter's exit, or by :func:`close_portal_pools`.
+    """
+
+    async def find() -> WarmPool:
+        return shared_pool(config, size=size)
+
+    return await get_portal().run(find)
+
+
+def close_portal_pools() -> None:
+    """Close every pool of the portal. Blocks until their sandboxes have stopped."""
+    get_portal().call(close_shared_pools)
 
 
 async def close_shared_pools() -> None:

@@ -1,8 +1,9 @@
 """Environments around an environment: what training needs of one, and a base class for wrappers."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, override
 
+from harbor_gym._runtime.portal import get_portal
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import Action
 from harbor_gym.pool import WarmPool
@@ -95,3 +96,33 @@ class TerminalEnvWrapper:
     async def close(self) -> None:
         """As :meth:`harbor_gym.AsyncTerminalGymEnv.close`."""
         await self.env.close()
+
+
+class PortalEnv(TerminalEnvWrapper):
+    """Run another environment on the process's portal, whichever event loop calls.
+
+    Its sandboxes may come from a pool of the portal (:func:`harbor_gym.pool.portal_pool`), which outlives the caller's
+    loop. A cancelled call is cancelled there, too, and has cleaned up when it raises.
+    """
+
+    @override
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, EpisodeInfo]:
+        return await get_portal().run(self.env.reset, seed=seed, options=options)
+
+    @override
+    async def step(self, action: Action) -> StepResult:
+        return await get_portal().run(self.env.step, action)
+
+    @override
+    async def truncate(self, reason: EndReason) -> StepResult:
+        return await get_portal().run(self.env.truncate, reason)
+
+    @override
+    async def finish(self, reason: EndReason = EndReason.COMPLETED) -> StepResult:
+        return await get_portal().run(self.env.finish, reason)
+
+    @override
+    async def close(self) -> None:
+        await get_portal().run(self.env.close)

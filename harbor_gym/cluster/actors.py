@@ -93,6 +93,12 @@ class Worker:
         except KeyboardInterrupt:
             raise InterruptedError("the run ended while this call was played") from None
 
+    def close(self) -> None:
+        """Close the pools that calls left in this process."""
+        from harbor_gym.pool import close_portal_pools
+
+        close_portal_pools()
+
 
 @contextlib.contextmanager
 def _interruptible() -> Generator[None]:

@@ -21,6 +21,8 @@ RESOURCE = "harbor_sandbox"
 
 _POLL_SEC = 0.25
 _REFRESH_SEC = 5.0
+_CLOSE_SEC = 30.0
+"""Longest wait for idle workers to close their pools, in seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -352,6 +354,8 @@ class ClusterExecutor(Executor):
                 self._end(job, _interrupted())
 
     def _end_workers(self) -> None:
+        closing = [worker.actor.close.remote() for worker in self._workers]
+        self._ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SEC) if closing else None
         for node in self._nodes.values():
             for worker in node.workers:
                 self._ray.kill(worker.actor)

@@ -37,7 +37,7 @@ class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
         return await super().compute_group_rewards(trajectory_group, env_group)
 
     @override
-    def warm_pool(self) -> WarmPool | None:
+    async def _pool(self) -> WarmPool | None:
         """Return None: a trial of Harbor's starts its own sandbox."""
         return None
 

@@ -30,7 +30,8 @@ class HarborRLDataset(RLDataset):
         groups_per_batch: Groups in a batch.
         num_batches: Batches in the dataset.
         split: First part of each label, ``train`` or ``test``.
-        warm_sandboxes: Sandboxes to keep ready for the next batch, spread over its groups.
+        warm_sandboxes: Sandboxes to keep ready for the next batch, spread over its groups or the workers.
+        workers: Processes that play the groups; 0 is this one.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class HarborRLDataset(RLDataset):
         num_batches: int,
         split: str,
         warm_sandboxes: int = 0,
+        workers: int = 0,
     ) -> None:
         for name, value in (("groups_per_batch", groups_per_batch), ("num_batches", num_batches)):
             if value < 1:
@@ -54,17 +56,30 @@ class HarborRLDataset(RLDataset):
         self._num_batches = num_batches
         self._split = split
         self._warm_sandboxes = warm_sandboxes
+        self._workers = workers
+        if warm_sandboxes and workers and len(self._templates) > 1:
+            raise UsageError("warm sandboxes of workers need a single task: none knows the task of its next group")
 
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         """Return the group builders of batch ``index``."""
         if not 0 <= index < self._num_batches:
             raise IndexError(f"batch {index} of a dataset of {self._num_batches}")
+        if self._workers and self._warm_sandboxes:
+            return [
+                dataclasses.replace(
+                    self._templates[task],
+                    label=self._label(index, number),
+                    warm_sandboxes=worker_stock(self._warm_sandboxes, self._workers),
+                    is_workers=True,
+                )
+                for number, task in enumerate(self._tasks(index))
+            ]
         stock, next_stock = self._stock(index), self._stock(index + 1)
         warm_next = tuple((self._templates[task].config, size) for task, size in next_stock.items() if size)
         return [
             dataclasses.replace(
                 self._templates[task],
-                label=f"{self._split}/batch_{index + 1:04d}/group_{number + 1}",
+                label=self._label(index, number),
                 warm_sandboxes=stock[task],
                 warm_next=warm_next,
                 is_last=task not in next_stock,
@@ -77,9 +92,14 @@ class HarborRLDataset(RLDataset):
 
     def warm_up(self) -> None:
         """Begin to start the sandboxes of the first batch. Those of later batches start one batch ahead."""
+        if self._workers:
+            return
         for task, size in self._stock(0).items():
             if size:
                 shared_pool(self._templates[task].config, size=size)
+
+    def _label(self, index: int, number: int) -> str:
+        return f"{self._split}/batch_{index + 1:04d}/group_{number + 1}"
 
     def _tasks(self, index: int) -> list[int]:
         first = index * self._groups_per_batch
@@ -95,6 +115,11 @@ class HarborRLDataset(RLDataset):
         return stock
 
 
+def worker_stock(warm_sandboxes: int, workers: int) -> int:
+    """Return how many of so many warm sandboxes each worker keeps: its share, rounded up."""
+    return -(-warm_sandboxes // workers)
+
+
 class HarborSingleTaskRLDataset(HarborRLDataset):
     """Batches of groups, all of the same task.
 
@@ -103,10 +128,17 @@ class HarborSingleTaskRLDataset(HarborRLDataset):
         groups_per_batch: Groups in a batch.
         num_batches: Batches in the dataset.
         split: First part of each label, ``train`` or ``test``.
+        workers: Processes that play the groups; 0 is this one.
     """
 
     def __init__(
-        self, template: HarborSingleTaskEnvGroupBuilder, *, groups_per_batch: int, num_batches: int, split: str
+        self,
+        template: HarborSingleTaskEnvGroupBuilder,
+        *,
+        groups_per_batch: int,
+        num_batches: int,
+        split: str,
+        workers: int = 0,
     ) -> None:
         super().__init__(
             [template],
@@ -115,6 +147,7 @@ class HarborSingleTaskRLDataset(HarborRLDataset):
             num_batches=num_batches,
             split=split,
             warm_sandboxes=template.warm_sandboxes,
+            workers=workers,
         )
 
 
@@ -155,6 +188,9 @@ class _Builder(RLDatasetBuilder):
 
     warm_sandboxes: int = 0
     """Training sandboxes to keep ready, so that a batch's start while the last one trains; 0 keeps none."""
+
+    rollout_workers: int = 0
+    """Processes that play the groups, each with its share of the warm sandboxes; 0 is the process of the loop."""
 
     make_env: MakeEnv | str | None = None
     """Makes each episode's environment, see :class:`HarborSingleTaskEnvGroupBuilder`; test episodes have it too."""
@@ -218,7 +254,11 @@ class HarborSingleTaskRLDatasetBuilder(_Builder):
             self._group(self.env.task_dir, self.group_size), warm_sandboxes=self.warm_sandboxes
         )
         train = HarborSingleTaskRLDataset(
-            template, groups_per_batch=self.groups_per_batch, num_batches=self.num_batches, split="train"
+            template,
+            groups_per_batch=self.groups_per_batch,
+            num_batches=self.num_batches,
+            split="train",
+            workers=self.rollout_workers,
         )
         train.warm_up()
         return train, self._test_set({"": self.env.task_dir})
@@ -286,6 +326,7 @@ class HarborRLDatasetBuilder(_Builder):
             num_batches=self._num_batches(order),
             split="train",
             warm_sandboxes=self.warm_sandboxes,
+            workers=self.rollout_workers,
         )
 
     async def split(self) -> tuple[list[SourcedTask], list[SourcedTask]]:

@@ -106,7 +106,7 @@ class HarborTerminalTinkerEnv(Env):
         if step.done:
             await self._write_transcript()
             return InitialObservationOverflow(reward=step.reward, metrics=metrics)
-        self._sums = {name: value for name, value in metrics.items() if name.startswith("time/")}
+        self._sums = {name: value for name, value in metrics.items() if name.startswith(("time/", "pool/"))}
         return tinker.ModelInput.from_ints(step.observation), self._codec.stop
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:

@@ -18,10 +18,10 @@ from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.env import STOP_REASONS, HarborTerminalTinkerEnv
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError
-from harbor_gym.pool import WarmPool, shared_pool
+from harbor_gym.pool import WarmPool, portal_pool, shared_pool
 from harbor_gym.shaping import TrajectoryReward, find_make_env, find_trajectory_reward
 from harbor_gym.tokens import TokenTerminalEnv
-from harbor_gym.wrappers import MakeEnv
+from harbor_gym.wrappers import MakeEnv, PortalEnv
 
 if TYPE_CHECKING:
     from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
@@ -76,6 +76,10 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     is_last: bool = False
     """Whether the next batch needs no sandbox of this configuration: the stock is then used up and not renewed."""
 
+    is_workers: bool = False
+    """Whether a worker process plays the group, whose event loops end with each group. ``warm_sandboxes`` are kept
+    ready by that process then, for its next group of this configuration."""
+
     warm_next: tuple[tuple[TerminalEnvConfig, int], ...] = ()
     """What the next batch needs: as many sandboxes of each configuration are started while this group runs."""
 
@@ -97,9 +101,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     async def make_envs(self) -> Sequence[Env]:
         """Make ``group_size`` environments. May be called again for retries; ``cleanup`` closes all of them."""
         codec = await asyncio.to_thread(_codec, self.renderer_name, self.model_name)
-        pool = self.warm_pool()
-        if pool is not None and self.is_last:
-            pool.stop_refilling()
+        pool = await self._pool()
         for config, size in self.warm_next:
             shared_pool(config, size=size).refill_to(size)
         envs = [self._make_env(codec, self._made + index, pool) for index in range(self.group_size)]
@@ -140,12 +142,19 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
             for env in envs:
                 tasks.create_task(_close(env))
 
-    def warm_pool(self) -> WarmPool | None:
+    async def _pool(self) -> WarmPool | None:
         """Return the running loop's pool for this configuration, started; None where none is needed.
 
         Close it with :func:`harbor_gym.pool.close_shared_pools` when the training ends; else the loop's end does.
         """
-        return shared_pool(self.config, size=self.warm_sandboxes) if self.warm_sandboxes else None
+        if not self.warm_sandboxes:
+            return None
+        if self.is_workers:
+            return await portal_pool(self.config, size=self.warm_sandboxes)
+        pool = shared_pool(self.config, size=self.warm_sandboxes)
+        if self.is_last:
+            pool.stop_refilling()
+        return pool
 
     def logging_tags(self) -> list[str]:
         """Return the task's name, under which the loop aggregates metrics."""
@@ -157,8 +166,9 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         path, config = self._transcript_path(index), self.config
         if path is not None:
             config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
+        env = find_make_env(self.make_env)(config, pool=pool)
         token_env = TokenTerminalEnv(
-            find_make_env(self.make_env)(config, pool=pool),
+            PortalEnv(env) if pool is not None and self.is_workers else env,
             codec,
             max_tokens=self.max_tokens,
             max_context_tokens=self.max_context_tokens,

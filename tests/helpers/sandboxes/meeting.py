@@ -23,6 +23,17 @@ class Meeting(FakeEnvironment):
         while len(list(self._place.iterdir())) < self._processes:  # noqa: ASYNC110 - other processes send no event
             await asyncio.sleep(0.01)
         await super().start(force_build)
+        self._sign.touch()
+
+    @override
+    async def stop(self, delete: bool) -> None:
+        self._sign.unlink(missing_ok=True)
+        await super().stop(delete)
+
+    @property
+    def _sign(self) -> Path:
+        """Is there as long as this sandbox runs."""
+        return self._place.parent / f"running-{self.session_id}"
 
     @override
     def grade(self) -> Mapping[str, float] | None:

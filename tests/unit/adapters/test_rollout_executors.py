@@ -1,6 +1,7 @@
 """Groups rolled out in other processes, through the cookbook's own executor hook."""
 
 import asyncio
+import dataclasses
 import multiprocessing
 import os
 import pickle
@@ -125,6 +126,52 @@ def expect_two_workers(groups: list[Any]) -> None:
     assert [len(processes) for processes in played_in] == [1, 1]
     assert len(set.union(*played_in)) == 2
     assert float(os.getpid()) not in set.union(*played_in)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", list(ExecutorKind))
+@pytest.mark.usefixtures("no_executor")
+async def test_each_worker_keeps_sandboxes_ready_between_its_groups(
+    kind: ExecutorKind,
+    task_dir: Path,
+    tmp_path: Path,
+    own_ray: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if kind is ExecutorKind.RAY:
+        pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
+    for name, value in own_ray.items():
+        monkeypatch.setenv(name, value)
+    from harbor_gym.adapters.tinker import HarborSingleTaskRLDataset, RetryThenMask
+    from harbor_gym.adapters.tinker.executors import rollout_executor
+
+    (met := tmp_path / "met").mkdir()
+    builder = dataclasses.replace(make_builder(task_dir, met, 2), warm_sandboxes=4)
+    dataset = HarborSingleTaskRLDataset(builder, groups_per_batch=2, num_batches=20, split="train", workers=2)
+    strategy, hits = RetryThenMask(), list[list[float]]()
+    with rollout_executor(kind, 2, strategy, sandboxes_per_worker=4) as executor:
+        while len(hits) < len(dataset) and not (hits and all(hits[-1])):
+            groups = dataset.get_batch(len(hits))
+            answers = [play(executor, group, strategy, GIVE_UP, GIVE_UP, groups=1) for group in groups]
+            trajectories = [group.trajectories_G for (group,) in await asyncio.gather(*answers)]
+            hits.append([t.transitions[0].metrics["pool/hit"] for group in trajectories for t in group])
+        assert all(hits[-1]), hits
+        assert names_in(tmp_path, "running-*"), "a stock outlives the groups"
+    assert names_in(tmp_path, "running-*") == []
+
+
+def names_in(folder: Path, pattern: str) -> list[str]:
+    return [path.name for path in folder.glob(pattern)]
+
+
+def test_workers_keep_no_stock_of_many_tasks(task_dir: Path, tmp_path: Path) -> None:
+    from harbor_gym.adapters.tinker import HarborRLDataset
+    from harbor_gym.tasks import TaskOrder
+
+    builder = make_builder(task_dir, tmp_path, 1)
+    settings: dict[str, Any] = {"groups_per_batch": 1, "num_batches": 1, "split": "train", "workers": 2}
+    with pytest.raises(UsageError, match="single task"):
+        HarborRLDataset([builder] * 2, TaskOrder([1.0] * 2), warm_sandboxes=1, **settings)
 
 
 def test_copies_of_a_strategy_are_one_in_the_process_they_come_to() -> None:

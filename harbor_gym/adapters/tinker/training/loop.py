@@ -10,7 +10,7 @@ from tinker_cookbook.rl import train as loop
 
 from harbor_gym import report
 from harbor_gym._runtime.progress import ShowBar, show_no_bar
-from harbor_gym.adapters.tinker.dataset import HarborRLDatasetBuilder
+from harbor_gym.adapters.tinker.dataset import HarborRLDatasetBuilder, worker_stock
 from harbor_gym.adapters.tinker.evaluator import HarborEvaluator
 from harbor_gym.adapters.tinker.executors import rollout_executor
 from harbor_gym.adapters.tinker.strategy import RetryThenMask
@@ -80,6 +80,7 @@ def _dataset_builder(run: TrainRun, model_name: str, test_episodes: int = 0) -> 
         make_env=config.make_env,
         trajectory_reward=config.trajectory_reward,
         warm_sandboxes=config.warm_sandboxes,
+        rollout_workers=config.rollout_workers if config.rollout_executor is not None else 0,
         num_batches=config.num_batches,
         epochs=config.epochs,
         test_episodes=test_episodes,
@@ -90,17 +91,17 @@ def _dataset_builder(run: TrainRun, model_name: str, test_episodes: int = 0) -> 
 @contextlib.contextmanager
 def _workers(run: TrainRun, strategy: RetryThenMask) -> Generator[Executor | None]:
     """Yield what plays the groups; None is this process."""
-    kind = run.config.rollout_executor
-    if kind is None:
+    config = run.config
+    if config.rollout_executor is None:
         yield None
         return
     with rollout_executor(
-        kind,
-        run.config.rollout_workers,
+        config.rollout_executor,
+        config.rollout_workers,
         strategy,
         output_dir=run.log_path,
-        sandboxes_per_worker=run.config.group_size,
-        starts_per_sec=run.config.rollout_starts_per_sec,
+        sandboxes_per_worker=config.group_size + worker_stock(config.warm_sandboxes, config.rollout_workers),
+        starts_per_sec=config.rollout_starts_per_sec,
     ) as executor:
         yield executor
 

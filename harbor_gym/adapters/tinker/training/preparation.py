@@ -132,8 +132,8 @@ def _check_rollouts(run: TrainRun) -> None:
     config = run.config
     if (config.num_batches is None) == (config.epochs is None):
         raise UsageError("give either --epochs or --num-batches")
-    if config.rollout_executor is not None and config.warm_sandboxes:
-        raise UsageError("--warm-sandboxes belong to this process, and --rollout-executor plays in others: give one")
+    if config.rollout_executor is not None and config.warm_sandboxes and len(run.train_tasks) > 1:
+        raise UsageError("--warm-sandboxes with --rollout-executor need a single task: no worker knows its next one")
     find_make_env(config.make_env)
     find_trajectory_reward(config.trajectory_reward)
     if config.rollout_starts_per_sec is not None and config.rollout_executor is not ExecutorKind.RAY:
