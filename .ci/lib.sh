@@ -6,6 +6,8 @@ unset PYTHONDONTWRITEBYTECODE
 
 say() { printf '==> %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+# Return whether the engine $1 must be there; where it need not, what needs it is skipped and says so.
+is_required() { [[ ,${HARBOR_GYM_REQUIRE:-}, == *,$1,* ]]; }
 has() { command -v "$1" >/dev/null 2>&1; }
 is_root() { [ "$(id -u)" -eq 0 ]; }
 can_apt() { is_root && has apt-get; }
@@ -46,7 +48,7 @@ apt_major() {
 
 # Prepare apt for a newer suite of this distribution, at the mirror that this machine's own sources name, with lists of
 # its own under the directory $1. Fills the array newer_suite with apt's options. $2 is deb or deb-src. $3 is a suite of
-# Debian's, taken wherever this is, from HARBOR_GYM_DEBIAN_MIRROR where the sources name no mirror of Debian.
+# Debian's, taken wherever this is, from HARBOR_GYM_DEBIAN_MIRROR or Debian's own where the sources name no mirror of it.
 apt_newer_suite() {
   local work=$1 kind=$2 named=${3:-} label suite keyring mirror distribution
   distribution=${named:+debian}
@@ -59,7 +61,10 @@ apt_newer_suite() {
   # shellcheck disable=SC2016  # apt expands the fields, not the shell
   mirror=$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' "Origin: $label" | sed -n "s/^$label //p")
   mirror=${mirror%%$'\n'*}
-  [ -z "$named" ] || mirror=${HARBOR_GYM_DEBIAN_MIRROR:-$mirror}
+  if [ -n "$named" ]; then
+    mirror=${HARBOR_GYM_DEBIAN_MIRROR:-${mirror:-http://deb.debian.org/debian}}
+    [ -e "$keyring" ] || ! can_apt || apt_install debian-archive-keyring
+  fi
   [ -n "$mirror" ] || return 1
   mkdir -p "$work"/{lists/partial,cache/archives/partial}
   echo "$kind [signed-by=$keyring] $mirror $suite main" >"$work/sources.list"

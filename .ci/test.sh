@@ -7,10 +7,8 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/.."
 
 if ! { .ci/engines.sh docker && .ci/docker_base.sh; }; then
-  case ",${HARBOR_GYM_REQUIRE:-}," in
-    *,docker,*) die 'HARBOR_GYM_REQUIRE names docker, and Docker cannot be had here' ;;
-    *) say 'going on without Docker: its tests are skipped' ;;
-  esac
+  ! is_required docker || die 'HARBOR_GYM_REQUIRE names docker, and Docker cannot be had here'
+  say 'going on without Docker: its tests are skipped'
 fi
 # Most tests wait for sandboxes: three processes keep two cores busy. One that dies ends the run: xdist would wait for
 # what it had not yet run, for ever.

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,16 @@ import pytest
 
 pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
 
+from harbor_gym import TerminalEnvConfig
 from harbor_gym.cluster import ClusterExecutor, ClusterLimits
 from harbor_gym.errors import SandboxLostError, SandboxStartError
+from harbor_gym.tasks import find_tasks
 from harbor_gym.testing import FakeEnvironment
 from tests.helpers.cluster.groups import play_group, wait_and_note
 from tests.helpers.cluster.nodes import Nodes, two_nodes
+from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import fake_config
+from tests.integration.episode.test_kill import mounts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -46,11 +50,13 @@ def executor(output: Path, **limits: Any) -> ClusterExecutor:
     return ClusterExecutor(ray, ClusterLimits(**settings), output_dir=output)
 
 
-def expect_each_once(futures: list[Future[Any]], output: Path, groups: int) -> list[dict[str, Any]]:
+def expect_each_once(
+    futures: list[Future[Any]], output: Path, groups: int, *, rewards: Set[float] = frozenset({1.0})
+) -> list[dict[str, Any]]:
     episodes = [episode for future in futures for episode in future.result(timeout=300)]
     names = Counter((episode["group"], episode["episode"]) for episode in episodes)
     assert names == {(f"group_{group}", number): 1 for group in range(groups) for number in range(SIZE)}
-    assert all(episode["reward"] == 1.0 for episode in episodes)
+    assert {episode["reward"] for episode in episodes} == rewards
     for future in futures:
         assert len({episode["process"] for episode in future.result()}) == 1, "a group is played in one place"
     written = {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()}
@@ -126,19 +132,34 @@ def test_no_room_is_reported(nodes: Nodes, tmp_path: Path) -> None:
 
 
 def test_128_episodes_survive_a_killed_node_once_each(nodes: Nodes, tmp_path: Path) -> None:
-    groups = 128 // SIZE
     config = fake_config(tmp_path / "task", **SOLVED, delay_sec=0.3)
-    with executor(tmp_path / "run") as pool:
+    expect_survival(nodes, tmp_path, [config], rewards={1.0})
+
+
+@pytest.mark.local
+def test_128_episodes_of_the_six_tasks_survive_a_killed_node(nodes: Nodes, tmp_path: Path) -> None:
+    before = mounts()
+    configs = [TerminalEnvConfig(task_dir=task, sandbox="local") for task in find_tasks([ROOT / "tasks"])]
+    assert len(configs) == 6
+    expect_survival(nodes, tmp_path, configs, rewards={0.0})
+    wait_until(lambda: mounts() == before)
+
+
+def expect_survival(nodes: Nodes, folder: Path, configs: list[TerminalEnvConfig], *, rewards: Set[float]) -> None:
+    """Kill a node in the middle of 128 episodes, and expect each of them once."""
+    groups = 128 // SIZE
+    transcripts = folder / "run" / "transcripts"
+    with executor(folder / "run") as pool:
         futures = [
-            pool.submit(play_group, config, f"group_{n}", tmp_path / "run" / "transcripts", SIZE) for n in range(groups)
+            pool.submit(play_group, configs[n % len(configs)], f"group_{n}", transcripts, SIZE) for n in range(groups)
         ]
         wait_until(lambda: sum(future.done() for future in futures) >= groups // 4)
         wait_until(lambda: bool(leftovers(nodes, "second")))  # it is in the middle of some
         nodes.kill("second")
-        episodes = expect_each_once(futures, tmp_path / "run", groups)
+        episodes = expect_each_once(futures, folder / "run", groups, rewards=rewards)
         assert pool.reruns >= 1
         nodes.add("second")  # the machine returns; what it left is removed before it plays
-        last = [pool.submit(play_group, config, "again", tmp_path / "other", 1) for _ in range(8)]
+        last = [pool.submit(play_group, configs[0], "again", folder / "other", 1) for _ in range(8)]
         wait_until(lambda: all(future.done() for future in last) and not leftovers(nodes, "second"))
     assert len(episodes) == 128
     assert [leftovers(nodes, name) for name in ("first", "second")] == [[], []]
