@@ -10,6 +10,7 @@ import typer
 
 from harbor_gym.cli.shared import FAILED, one_line_errors, preflight_by_name, quiet_harbor
 from harbor_gym.errors import UsageError
+from harbor_gym.types import ExecutorKind
 
 bench = typer.Typer(help="Measure the terminal, side by side with Harbor's own.", no_args_is_help=True)
 type _BenchEnv = Annotated[str, typer.Option("--env", help="Sandbox, as `check` takes it.")]
@@ -223,6 +224,30 @@ def bench_soak(
             )
         )
     typer.echo(json.dumps(report.as_object(), indent=2) if as_json else soak.format_soak(report))
+    if not report.is_right:
+        raise typer.Exit(FAILED)
+
+
+@bench.command("executors")
+def bench_executors(
+    env: _BenchEnv = "local",
+    groups: Annotated[int, typer.Option(min=1, help="Groups to play in each way.")] = 32,
+    group_size: Annotated[int, typer.Option(min=1, help="Episodes of a group, side by side.")] = 8,
+    workers: Annotated[int, typer.Option(min=1, help="Groups at the same time.")] = 2,
+    kinds: Annotated[
+        list[ExecutorKind] | None, typer.Option("--executor", help="Only these; may be repeated. [default: all]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Play groups of short episodes in this process, in others, and by Ray's workers."""
+    from harbor_gym.bench import executors as benchmark
+
+    with one_line_errors(), quiet_harbor():
+        preflight_by_name(env)
+        report = benchmark.bench_executors(
+            env, groups=groups, group_size=group_size, workers=workers, kinds=tuple(kinds or ExecutorKind)
+        )
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else benchmark.format_executors(report))
     if not report.is_right:
         raise typer.Exit(FAILED)
 
