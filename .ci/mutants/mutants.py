@@ -49,6 +49,7 @@ MODULES = {
         (
             "test_statistics.py",
             "test_evaluation.py",
+            "test_evaluation_parts.py",
             "test_run_evaluation.py",
         ),
     ),

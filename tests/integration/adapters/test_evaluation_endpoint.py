@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import AsyncGenerator, Mapping
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from harbor.models.trial.config import AgentConfig
 
 from harbor_gym import EndReason, TerminalEnvConfig
 from harbor_gym.adapters.harbor.evaluation import AgentPlayer
-from harbor_gym.errors import SandboxLostError, UsageError
-from harbor_gym.evaluation import ChatPlayer, EpisodePlayer, EpisodeResult, Journal, RemotePlayer, evaluate
+from harbor_gym.evaluation import ChatPlayer, evaluate
 from harbor_gym.samplers import ChatEndpoint
 from tests.helpers.cluster.nodes import ray_of_its_own
 from tests.helpers.paths import ROOT
@@ -125,24 +123,6 @@ async def test_a_wrong_key_is_an_infrastructure_error_and_is_not_shown(
         assert "sk-wrong-but-secret" not in (result.error or "")
 
 
-def result_of(episode: int, reward: float | None) -> EpisodeResult:
-    return EpisodeResult("task", episode, reward, EndReason.COMPLETED, 1, 1, 1, 1.0, 1.0)
-
-
-def test_a_journal_goes_on_and_refuses_other_settings(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, {"model": "m", "path": tmp_path})
-    journal.add(result_of(0, 1.0))
-    journal.add(result_of(1, None))
-    with (tmp_path / "episodes.jsonl").open("a") as file:
-        file.write('{"task": "half')  # a kill
-    again = Journal(tmp_path, {"model": "m", "path": tmp_path})
-    assert again.graded == [result_of(0, 1.0)]
-    again.add(result_of(1, 0.0))
-    assert Journal(tmp_path, {"model": "m", "path": tmp_path}).graded == [result_of(0, 1.0), result_of(1, 0.0)]
-    with pytest.raises(UsageError, match="model differ"):
-        Journal(tmp_path, {"model": "other", "path": tmp_path})
-
-
 async def run_eval(*args: str, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "harbor_gym", "eval", *args),
@@ -201,27 +181,6 @@ async def test_episodes_in_other_processes(kind: str, agent: str | None, tmp_pat
     assert len(list(place.iterdir())) == 2, "two workers shared the episodes"
     written = sorted(path.name for path in (tmp_path / "out").rglob("episode_*.json"))
     assert written == [f"episode_00{number}.json" for number in range(1, 5)]
-
-
-async def test_an_episode_whose_workers_die_has_no_result(tmp_path: Path) -> None:
-    config = fake_task(tmp_path / "task")
-    with LosesItsWorkers() as executor:
-        player = RemotePlayer(executor, never_opened, retries=1)
-        (result,) = await evaluate([config], player, episodes=1)
-    assert (result.reward, result.end_reason) == (None, EndReason.INFRASTRUCTURE_ERROR)
-    assert result.failed_attempts == 1
-    assert result.error == "SandboxLostError: a call lost its worker 4 times"
-
-
-def never_opened() -> contextlib.AbstractAsyncContextManager[EpisodePlayer]:
-    raise AssertionError("the worker is lost before it opens a player")
-
-
-class LosesItsWorkers(Executor):
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_exception(SandboxLostError("a call lost its worker 4 times"))
-        return future
 
 
 @pytest.mark.parametrize(
