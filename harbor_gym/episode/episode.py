@@ -22,6 +22,7 @@ from harbor.trial.trial import Trial
 from pydantic import ValidationError
 
 from harbor_gym._runtime.imports import import_named
+from harbor_gym._runtime.loggers import forget_loggers
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.portal import current_portal
 from harbor_gym._runtime.shielded import cancel_and_wait, shielded
@@ -499,6 +500,8 @@ class Episode:
             if self._run is not None:
                 await self._stop(self._run)
         finally:
+            if self._trial is not None:
+                forget_loggers(self._trial.logger)
             if (folder := self._temporary_dir) is not None:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
                 if self._run is not None and not self._run.done():

@@ -10,6 +10,7 @@ from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfi
 from harbor.models.trial.result import TrialResult
 from harbor.trial.trial import Trial
 
+from harbor_gym._runtime.loggers import forget_loggers
 from harbor_gym.adapters.harbor.agents import attach, point_at_session
 from harbor_gym.adapters.harbor.results import (
     details_sequences,
@@ -122,6 +123,7 @@ class TrialPlayer:
         started = time.monotonic()
         config = TrialConfig(task=task, trials_dir=self.trials_dir, environment=self.environment)
         session = self.gateway.open_session(name=config.trial_name, limits=self.limits)
+        trial: Trial | None = None
         try:
             config.agent = self._agent_config(session)
             trial = await Trial.create(config)
@@ -129,6 +131,8 @@ class TrialPlayer:
             result = await trial.run()
         finally:
             self.gateway.close_session(session)
+            if trial is not None:
+                forget_loggers(trial.logger)
         reward = session.error or reward_of(result, self.choose_reward)
         segments = self._segments(session, result)
         if isinstance(segments, AgentFailedError):

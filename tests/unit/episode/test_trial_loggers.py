@@ -1,0 +1,77 @@
+"""A trial's loggers go with it: a training run of a hundred thousand episodes has no room for them."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from harbor.models.trial.config import AgentConfig, TaskConfig
+
+from harbor_gym import AsyncTerminalGymEnv
+from harbor_gym._runtime.loggers import forget_loggers
+from harbor_gym.adapters.harbor.interface import RolloutInterface
+from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config
+
+
+def registered() -> int:
+    """Return how many loggers the process keeps, in the registry and below its placeholders."""
+    known = logging.Logger.manager.loggerDict
+    below = [len(item.loggerMap) for item in known.values() if isinstance(item, logging.PlaceHolder)]
+    return len(known) + sum(below)
+
+
+async def play(task_dir: Path) -> None:
+    async with AsyncTerminalGymEnv(fake_config(task_dir)) as env:
+        await env.reset()
+        await env.step(COMPLETE)
+
+
+async def test_episodes_leave_no_loggers(tmp_path: Path) -> None:
+    await play(tmp_path / "task")
+    before = registered()
+    for _ in range(3):
+        await play(tmp_path / "task")
+    assert registered() == before
+
+
+async def test_an_environment_that_is_closed_in_the_middle_leaves_none(tmp_path: Path) -> None:
+    await play(tmp_path / "task")
+    before = registered()
+    env = AsyncTerminalGymEnv(fake_config(tmp_path / "task"))
+    await env.reset()
+    assert registered() > before
+    await env.close()
+    assert registered() == before
+
+
+async def test_rollouts_of_an_agent_leave_none(tmp_path: Path) -> None:
+    from harbor_gym.samplers import ChatEndpoint
+
+    config = fake_config(tmp_path / "task")
+    agent = AgentConfig(
+        import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs={"base_url": "{gateway_url}"}
+    )
+    async with ChatEndpoint("http://127.0.0.1:9", "m", max_tokens=1, max_attempts=1) as nowhere:
+        interface = RolloutInterface(sampler=ProxySampler(nowhere), codec=ProxyCodec(), agent=agent, sandbox=FAKE)
+        await interface.run([TaskConfig(path=config.task_dir)])
+        before = registered()
+        lost = await interface.run([TaskConfig(path=config.task_dir)] * 3)
+    assert [rollout.reward for rollout in lost] == [None] * 3
+    assert registered() == before
+
+
+@pytest.mark.parametrize("name", ["alone", "some.where.deep"])
+def test_a_forgotten_logger_still_logs(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    before = registered()
+    top = logging.getLogger(f"test_trial_loggers.{name}")
+    child = top.getChild("a.b")
+    neighbour = logging.getLogger(f"{top.name}s")
+    forget_loggers(top)
+    child.warning("still heard")
+    assert caplog.messages == ["still heard"]
+    assert logging.getLogger(neighbour.name) is neighbour
+    forget_loggers(neighbour)
+    placeholders = [name for name in logging.Logger.manager.loggerDict if name.startswith("test_trial_loggers")]
+    assert registered() == before + len(placeholders)
+    for placeholder in placeholders:
+        del logging.Logger.manager.loggerDict[placeholder]
