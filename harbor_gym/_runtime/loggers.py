@@ -4,13 +4,17 @@ import logging
 
 
 def forget_loggers(top: logging.Logger) -> None:
-    """Remove a logger and those below it from the logging module's registry. Whoever holds one can still log.
+    """Close a logger's handlers, and remove it and those below it from the logging module's registry.
 
-    Harbor makes several loggers for each trial: some 5 KiB that would stay when the trial is over.
+    Whoever holds one can still log. Harbor makes several loggers for each trial: some 5 KiB that would stay when the
+    trial is over.
 
     Args:
         top: The trial's logger.
     """
+    for handler in tuple(top.handlers):
+        top.removeHandler(handler)
+        handler.close()
     known = logging.Logger.manager.loggerDict
     below = f"{top.name}."
     names = [name for name in tuple(known) if name == top.name or name.startswith(below)]

@@ -357,7 +357,7 @@ class Episode:
             verifier=self._verifier_config,
         )
         try:
-            trial = await Trial.create(config)
+            self._trial = trial = await Trial.create(config)
             require_separate_verifiers(trial)
             return trial
         except ValidationError as exc:
@@ -500,13 +500,17 @@ class Episode:
             if self._run is not None:
                 await self._stop(self._run)
         finally:
-            if self._trial is not None:
-                forget_loggers(self._trial.logger)
-            if (folder := self._temporary_dir) is not None:
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-                if self._run is not None and not self._run.done():
-                    # A trial that did not stop in time goes on, and makes its folder again.
-                    self._run.add_done_callback(lambda _: shutil.rmtree(folder, ignore_errors=True))
+            if self._run is not None and not self._run.done():
+                # A trial that did not stop in time goes on, logs, and makes its folder again.
+                self._run.add_done_callback(lambda _: self._remove_traces())
+            await asyncio.to_thread(self._remove_traces)
+
+    def _remove_traces(self) -> None:
+        """Remove what the trial keeps on this machine and in this process."""
+        if self._trial is not None:
+            forget_loggers(self._trial.logger)
+        if self._temporary_dir is not None:
+            shutil.rmtree(self._temporary_dir, ignore_errors=True)
 
     async def _stop(self, run: asyncio.Task[TrialResult]) -> None:
         if not run.cancelling():

@@ -9,6 +9,7 @@ from harbor.models.trial.config import AgentConfig, TaskConfig
 from harbor_gym import AsyncTerminalGymEnv
 from harbor_gym._runtime.loggers import forget_loggers
 from harbor_gym.adapters.harbor.interface import RolloutInterface
+from harbor_gym.errors import SandboxStartError
 from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config
 
@@ -18,6 +19,12 @@ def registered() -> int:
     known = logging.Logger.manager.loggerDict
     below = [len(item.loggerMap) for item in known.values() if isinstance(item, logging.PlaceHolder)]
     return len(known) + sum(below)
+
+
+def open_logs() -> list[str]:
+    """Return the trials' logs that this process has open."""
+    links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return [str(link) for link in links if link.name == "trial.log"]
 
 
 async def play(task_dir: Path) -> None:
@@ -40,8 +47,19 @@ async def test_an_environment_that_is_closed_in_the_middle_leaves_none(tmp_path:
     env = AsyncTerminalGymEnv(fake_config(tmp_path / "task"))
     await env.reset()
     assert registered() > before
+    assert open_logs()
     await env.close()
     assert registered() == before
+    assert open_logs() == []
+
+
+async def test_a_trial_that_never_ran_leaves_none(tmp_path: Path) -> None:
+    config = fake_config(tmp_path / "task", fail={"start": 1})
+    before = len(open_logs())
+    for _ in range(3):
+        with pytest.raises(SandboxStartError):
+            await AsyncTerminalGymEnv(config).reset()
+    assert len(open_logs()) == before
 
 
 async def test_rollouts_of_an_agent_leave_none(tmp_path: Path) -> None:
