@@ -17,6 +17,7 @@ from pathlib import Path
 
 from harbor_gym._runtime.procfs import PROC, read_stat
 
+_MACHINE_ID = Path("/etc/machine-id")
 _FORMAT = re.compile(r"([0-9a-f]{12})\.([0-9a-f]{12})\.(\d+)\.(\d+)\.(\d+)")
 
 
@@ -119,8 +120,9 @@ def _run_of(pid: int) -> str:
 
 
 def _host() -> str:
-    # The host name tells containers apart that were made from one image with a machine id in it.
-    machine = _read(Path("/etc/machine-id")) or f"{uuid.getnode():x}"
+    # The host name tells containers apart that were made from one image with a machine id in it. Many have none: then
+    # what an earlier boot left counts as another machine's. The last resort may differ from process to process.
+    machine = _read(_MACHINE_ID) or boot_id() or f"{uuid.getnode():x}"
     return _digest(f"{machine}\n{socket.gethostname()}")
 
 

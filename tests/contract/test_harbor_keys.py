@@ -144,7 +144,6 @@ TABLE: list[tuple[str, bytes]] = [
     ("C-M-x", b"\x1b\x18"),
     ("BSpace", b"\x7f"),
     ("0x41", b"A"),
-    ("0x110000", b"0x110000"),
     ("Any", b"Any"),
     ("", b""),
     (";", b""),

@@ -110,3 +110,16 @@ def test_a_system_without_proc_knows_processes_by_pid(monkeypatch: pytest.Monkey
         assert not is_alive(dataclasses.replace(found, pid=2**22 + 1))
     finally:
         owners._owner_of.cache_clear()  # pyright: ignore[reportPrivateUsage]
+
+
+def test_processes_of_a_machine_without_an_id_know_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ubuntu's image has no ``/etc/machine-id`` and no program that lists network cards, so each node id is random."""
+    nodes = iter(range(1, 9))
+    monkeypatch.setattr(owners, "_MACHINE_ID", tmp_path / "machine-id")
+    monkeypatch.setattr(owners.uuid, "getnode", lambda: next(nodes))
+    first, again = owners._host(), owners._host()
+    assert first == again
+    monkeypatch.setattr(owners, "boot_id", lambda: "another")
+    assert owners._host() != first, "another boot may be another machine's"
+    monkeypatch.setattr(owners, "boot_id", lambda: "")
+    assert owners._host() != owners._host(), "where nothing is known, nobody is known to be dead"
