@@ -5,6 +5,7 @@
 #   engines.sh docker   Docker with Compose v2 and BuildKit, and a running daemon
 #   engines.sh agents   the programs of Harbor's agents that tests run on this machine, below build/agents
 #   engines.sh apptainer   Apptainer, unpacked into build/engines; nothing where it or Singularity is installed
+#   engines.sh registry    the registry of images that tests push to, unpacked into build/engines: installed it would be a service
 # Without root or apt it prints what to install and fails.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -192,6 +193,21 @@ apptainer_engine() {
   say 'going on without apptainer: its tests are skipped'
 }
 
+registry_engine() {
+  local folder=build/engines/registry work
+  cd "$here/.."
+  if has docker-registry || [ -x "$folder/usr/bin/docker-registry" ]; then return 0; fi
+  can_apt || die 'docker-registry is missing: install it by your system'\''s means (Debian and Ubuntu have a package of that name)'
+  say "unpacking docker-registry into $folder"
+  apt_update
+  work=$(mktemp -d)
+  (cd "$work" && apt download docker-registry && dpkg-deb -x docker-registry_*.deb root)
+  mkdir -p "$folder"
+  cp -a "$work/root/." "$folder"
+  rm -rf "$work"
+  "$folder/usr/bin/docker-registry" --version >/dev/null || die 'docker-registry was unpacked, and does not start'
+}
+
 browser_engine() {
   has chromium && return 0
   can_apt || die 'the page of a run is tested in Chromium. Install it as root: apt-get install chromium'
@@ -209,7 +225,8 @@ case ${1:-} in
   local) local_engine ;;
   docker) docker_client; docker_daemon; docker_plugins ;;
   apptainer) apptainer_engine ;;
+  registry) registry_engine ;;
   browser) browser_engine ;;
   agents) agents ;;
-  *) die 'usage: engines.sh local|docker|apptainer|browser|agents' ;;
+  *) die 'usage: engines.sh local|docker|apptainer|registry|browser|agents' ;;
 esac

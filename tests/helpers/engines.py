@@ -13,12 +13,13 @@ from harbor_gym.errors import MissingDependencyError
 from harbor_gym.sandboxes.apptainer.programs import require_all
 from tests.helpers.paths import ROOT
 
-_UNPACKED = ROOT / "build" / "engines" / "apptainer" / "bin"
+_UNPACKED = (ROOT / "build/engines/apptainer/bin", ROOT / "build/engines/registry/usr/bin")
 _HOW_TO_ENABLE = {
     "browser": "install Chromium (`make engines` gets it; apt-get install chromium)",
     "docker": "install Docker with Compose v2 and start the daemon (`make engines` does both on Debian)",
     "local": "run as root on Linux with slirp4netns, buildah, mmdebstrap, tmux (`make engines` gets them)",
     "apptainer": "install apptainer with squashfuse, and open /dev/fuse (`make engines-apptainer` does it on Debian)",
+    "registry": "install docker-registry (`make engines-registry` unpacks it on Debian)",
     "server": "install the embedded training server (`make setup`)",
     "nemo_gym": "it has an environment of its own: `.ci/nemo_gym/test.sh` makes it and runs its tests",
     "tinker": 'pip install "harbor-gym[tinker]"',
@@ -46,6 +47,8 @@ def _has(engine: str) -> bool:
             return os.geteuid() == 0 and all(shutil.which(tool) for tool in tools)
         case "apptainer":
             return _runs_apptainer()
+        case "registry":
+            return shutil.which("docker-registry") is not None
         case "server":
             return importlib.util.find_spec("skyrl") is not None and importlib.util.find_spec("jax") is not None
         case "nemo_gym":
@@ -77,9 +80,9 @@ def _runs_apptainer() -> bool:
 
 
 def use_unpacked_engines() -> None:
-    """Have programs found that `make engines-apptainer` unpacked, after those of the machine."""
-    if str(_UNPACKED) not in os.environ["PATH"].split(os.pathsep):
-        os.environ["PATH"] = f"{os.environ['PATH']}{os.pathsep}{_UNPACKED}"
+    """Have programs found that `make engines` unpacked, after those of the machine."""
+    known = os.environ["PATH"].split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join(dict.fromkeys([*known, *map(str, _UNPACKED)]))
 
 
 def require_engine(engine: str) -> None:
