@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import filelock
+
 from harbor_gym._runtime.files import replace_text
 from harbor_gym.errors import HarborGymError
 from harbor_gym.sandboxes.apptainer.sif import registry
@@ -92,7 +94,7 @@ async def build_all(
         The results, in the order of the tasks.
     """
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
-    manifest = await asyncio.to_thread(_Manifest, directory / MANIFEST)
+    manifest = _Manifest(directory / MANIFEST)
     room = asyncio.Semaphore(concurrency)
 
     async def make(task: SifTask) -> SifResult:
@@ -116,15 +118,15 @@ async def _make(task: SifTask, directory: Path, manifest: _Manifest, *, force: b
             task.source, directory, build_timeout_sec=task.build_timeout_sec, force=force, registry_path=None
         )
         is_new = stored.is_new
-        known = None if is_new else manifest.entry(task.name)
+        known = None if is_new else await asyncio.to_thread(manifest.entry, task.name)
         entry = await asyncio.to_thread(_describe, task.source, stored.image, known)
-        manifest.put(task.name, entry)
+        await asyncio.to_thread(manifest.put, task.name, entry)
         if push_to is not None and task.source.own_file is None:
             reference = reference_in(push_to, entry.key)
             if is_new or entry.pushed != reference:
                 await registry.push(stored.image.path, reference)
                 entry = replace(entry, pushed=reference)
-                manifest.put(task.name, entry)
+                await asyncio.to_thread(manifest.put, task.name, entry)
     except HarborGymError as exc:
         error = str(exc)
     return SifResult(task.name, entry, is_new, time.monotonic() - started, error)
@@ -143,24 +145,30 @@ def _describe(source: SifSource, image: SifImage, known: SifEntry | None) -> Sif
 
 
 class _Manifest:
-    """The file that says which task has which image. One process writes it; what others wrote before stays."""
+    """The file that lists which task has which image. Several processes, on several machines, may write it at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._images: dict[str, dict[str, Any]] = {}
-        if path.is_file():
-            document = cast("dict[str, Any]", json.loads(path.read_text()))
-            if document.get("format") == MANIFEST_FORMAT:
-                self._images = document["images"]
+        self._lock = filelock.FileLock(path.with_name(f"{path.name}.lock"))  # excludes other threads, too
 
     def entry(self, task: str) -> SifEntry | None:
-        found = self._images.get(task)
+        found = self._read().get(task)
         if found is None:
             return None
         fields: dict[str, Any] = {**found, "substitutions": tuple(found["substitutions"])}
         return SifEntry(**fields)
 
     def put(self, task: str, entry: SifEntry) -> None:
-        self._images[task] = asdict(entry)
-        document = {"format": MANIFEST_FORMAT, "machine": platform.machine(), "images": self._images}
-        replace_text(self._path, json.dumps(document, indent=2, sort_keys=True))
+        """Replace one task's entry; those of other tasks stay as whoever wrote them left them. Blocks."""
+        with self._lock:
+            images = {**self._read(), task: asdict(entry)}
+            document = {"format": MANIFEST_FORMAT, "machine": platform.machine(), "images": images}
+            replace_text(self._path, json.dumps(document, indent=2, sort_keys=True))
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        """Return the entries by task; none where the file is missing or has another layout."""
+        try:
+            document = cast("dict[str, Any]", json.loads(self._path.read_text()))
+        except FileNotFoundError:
+            return {}
+        return document["images"] if document.get("format") == MANIFEST_FORMAT else {}

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from harbor_gym._runtime.cache import cache_dir
+from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.apptainer.programs import find_runtime
 from harbor_gym.sandboxes.apptainer.sif.build import partial_folder
@@ -72,15 +73,23 @@ def _transport(reference: str) -> tuple[str, ...]:
 
 
 async def _apptainer(*argv: str) -> tuple[int, str]:
-    own = {name: str(cache_dir() / "apptainer" / folder) for name, folder in _FOLDERS.items() if not _is_set(name)}
-    for folder in own.values():
-        await asyncio.to_thread(os.makedirs, folder, exist_ok=True)
-    return await run_tool(*argv, timeout_sec=_PULL_TIMEOUT_SEC, environment=own)
+    own = cache_dir() / "apptainer"
+    await asyncio.to_thread(own.mkdir, exist_ok=True)
+    async with partial_folder(own) as scratch:
+        folders = {"APPTAINER_CACHEDIR": own / "cache", "APPTAINER_TMPDIR": scratch}
+        environment = {name: str(path) for name, path in folders.items() if not _is_set(name)}
+        return await run_tool(*_contained(), *argv, timeout_sec=_PULL_TIMEOUT_SEC, environment=environment)
 
 
-_FOLDERS = {"APPTAINER_CACHEDIR": "cache", "APPTAINER_TMPDIR": "tmp"}
-"""Apptainer's own defaults are in the home directory, which clusters keep small."""
+def _contained() -> tuple[str, ...]:
+    """Return what runs in front of Apptainer, so that it and its children end with this process, killed or not.
+
+    The user stays who it is: Apptainer looks for stored credentials in that user's home directory.
+    """
+    namespace = ("--user", "--map-current-user") if is_rootless() else ()
+    return ("setpriv", "--pdeathsig", "KILL", "unshare", *namespace, "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def _is_set(name: str) -> bool:
+    """Tell whether the caller chose a folder. Apptainer's own are in the home directory, which clusters keep small."""
     return name in os.environ or name.replace("APPTAINER", "SINGULARITY") in os.environ

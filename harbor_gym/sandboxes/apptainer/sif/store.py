@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import platform
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -20,6 +21,8 @@ from harbor_gym.sandboxes.apptainer.sif import registry
 from harbor_gym.sandboxes.apptainer.sif.build import build_sif
 from harbor_gym.sandboxes.apptainer.sif.format import SifImage, read_sif
 from harbor_gym.sandboxes.images.build import ImageSource, content_hash, hold_image
+
+_logger = logging.getLogger(__name__)
 
 _FORMAT = 1
 """Version of the names. A change makes old files unreachable."""
@@ -98,7 +101,7 @@ async def provide_sif(
         directory: The folder, made if absent.
         build_timeout_sec: Ceiling on the build, in seconds, the wait for another builder included.
         force: Pull or build anew, in place of what is there.
-        registry_path: Where to look before building, as ``oras://HOST/PATH``.
+        registry_path: Where to look before building or pulling, as ``oras://HOST/PATH``.
 
     Raises:
         MissingDependencyError: A program is missing.
@@ -128,17 +131,12 @@ async def provide_sif(
 
 
 async def _make(source: SifSource, target: Path, named: str | None, build_timeout_sec: float, *, force: bool) -> None:
+    missing = None if named is None else await _pull_if_there(named, target)
+    if named is not None and missing is None:
+        return
     if source.docker_image is not None and registry.is_reference(source.docker_image):
         await registry.pull(source.docker_image, target)
         return
-    missing: SandboxStartError | None = None
-    if named is not None:
-        try:
-            await registry.pull(named, target)
-        except SandboxStartError as exc:
-            missing = exc
-        else:
-            return
     try:
         image, held = await hold_image(source.image_source, build_timeout_sec=build_timeout_sec, force_build=force)
     except MissingDependencyError as exc:
@@ -149,6 +147,16 @@ async def _make(source: SifSource, target: Path, named: str | None, build_timeou
         await build_sif(image, target)
     finally:
         held.release()
+
+
+async def _pull_if_there(reference: str, target: Path) -> SandboxStartError | None:
+    """Pull what ``sif build --push`` may have stored; return the error where it can't be had."""
+    try:
+        await registry.pull(reference, target)
+    except SandboxStartError as exc:
+        _logger.warning("the image is made here instead: %s", exc)
+        return exc
+    return None
 
 
 @asynccontextmanager
