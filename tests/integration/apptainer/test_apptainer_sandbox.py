@@ -1,6 +1,7 @@
 """Sandboxes on the real Apptainer: what is theirs alone, beside the contract that every kind keeps."""
 
 import asyncio
+import json
 import shutil
 import uuid
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.helpers.sandboxes.apptainer import make_sandbox
 from tests.helpers.sandboxes.local import output, running
 from tests.helpers.tasks import DONE
 from tests.integration.episode.test_kill import contents, kill_rounds, mounts
+from tests.unit.house.test_cli import run
 
 pytestmark = [pytest.mark.apptainer, pytest.mark.usefixtures("nothing_left")]
 
@@ -162,6 +164,15 @@ async def test_an_episode_is_solved_and_graded_in_a_pristine_view(task_dir: Path
         await env.step([(DONE, 5.0)])
         _, reward, *_ = await env.step('{"analysis": "", "plan": "", "commands": [], "task_complete": true}')
         assert reward == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_64_are_live_at_once_and_gone_afterwards() -> None:
+    done = run("bench", "scale", "--env", "apptainer", "--sandboxes", "64", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert (report["sandboxes"], report["lost"], report["left"]) == (64, 0, [])
 
 
 @pytest.mark.slow
