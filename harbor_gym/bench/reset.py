@@ -8,7 +8,7 @@ import dataclasses
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from harbor_gym._runtime.tables import plain_table
 from harbor_gym.bench.memory import measure_idle_memory
 from harbor_gym.bench.report import percentile
 from harbor_gym.bench.sandbox import started_environment, write_bench_task
+from harbor_gym.bench.steps import rotate
 from harbor_gym.config import PoolLimits, TerminalEnvConfig
 from harbor_gym.episode.prepared import PreparedEpisode
 from harbor_gym.errors import HarborGymError, SandboxStartError
@@ -88,14 +89,16 @@ class ResetReport:
 
 
 @dataclass(slots=True)
-class _Sample:
+class ResetSample:
+    """One sandbox, taken once."""
+
     ready_sec: float
     close_sec: float = 0.0
     sandbox_sec: float | None = None
     terminal_sec: float | None = None
 
 
-type _Hold = Callable[[], contextlib.AbstractAsyncContextManager[_Sample]]
+type Hold = Callable[[], contextlib.AbstractAsyncContextManager[ResetSample]]
 """Gets one sandbox, yields how long that took, and gives it back."""
 
 
@@ -112,11 +115,11 @@ async def bench_reset(sandbox: str, *, at_once: list[int], repeat: int) -> Reset
     """
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
         config = TerminalEnvConfig(task_dir=write_bench_task(Path(folder) / "task"), sandbox=sandbox)
-        async with _ours(config):
+        async with hold_ours(config):
             pass  # The image is built and everything imported: not counted.
         rows: list[ResetRow] = []
         unavailable: dict[str, str] = {}
-        rows.append(await _measure(OURS, lambda: _ours(config), 1, repeat))
+        rows.append(await _measure(OURS, lambda: hold_ours(config), 1, repeat))
         rows.append(await _measure_pool(config, repeat))
         for way, hold in _peers(sandbox, config).items():
             for fleet in (1, *(size for size in at_once if way == HARBOR)):
@@ -124,21 +127,37 @@ async def bench_reset(sandbox: str, *, at_once: list[int], repeat: int) -> Reset
                     rows.append(await _measure(way, hold, fleet, min(repeat, 3) if way == HARBOR else repeat))
                 except SandboxStartError as exc:
                     unavailable[way] = str(exc)
-        rows += [await _measure(OURS, lambda: _ours(config), fleet, 1) for fleet in at_once]
+        rows += [await _measure(OURS, lambda: hold_ours(config), fleet, 1) for fleet in at_once]
         return ResetReport(sandbox, rows, await _idle_bytes(config), unavailable)
 
 
-async def _measure(way: str, hold: _Hold, at_once: int, repeat: int) -> ResetRow:
-    samples: list[_Sample] = []
-    walls: list[float] = []
-    for _ in range(repeat):
-        fleet, wall = await _fleet(hold, at_once)
-        samples += fleet
-        walls.append(wall)
-    return _row(way, at_once, samples, walls)
+async def _measure(way: str, hold: Hold, at_once: int, repeat: int) -> ResetRow:
+    (row,) = await measure_in_turn({way: hold}, at_once, repeat)
+    return row
 
 
-def _row(way: str, at_once: int, samples: list[_Sample], walls: list[float]) -> ResetRow:
+async def measure_in_turn(holds: Mapping[str, Hold], at_once: int, repeat: int) -> list[ResetRow]:
+    """Measure several ways to get a sandbox, turn by turn, so that what else the machine does hits all alike.
+
+    Args:
+        holds: By the way's name.
+        at_once: Sandboxes held at the same time.
+        repeat: Turns of each way.
+
+    Raises:
+        SandboxStartError: A sandbox did not start.
+    """
+    samples: dict[str, list[ResetSample]] = {way: [] for way in holds}
+    walls: dict[str, list[float]] = {way: [] for way in holds}
+    for number in range(repeat):
+        for way in rotate(list(holds), number):
+            fleet, wall = await _fleet(holds[way], at_once)
+            samples[way] += fleet
+            walls[way].append(wall)
+    return [_row(way, at_once, samples[way], walls[way]) for way in holds]
+
+
+def _row(way: str, at_once: int, samples: list[ResetSample], walls: list[float]) -> ResetRow:
     def median_ms(values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return round(percentile(known, 50) * 1000, 1) if known else None
@@ -157,13 +176,13 @@ def _row(way: str, at_once: int, samples: list[_Sample], walls: list[float]) -> 
     )
 
 
-async def _fleet(hold: _Hold, size: int) -> tuple[list[_Sample], float]:
+async def _fleet(hold: Hold, size: int) -> tuple[list[ResetSample], float]:
     """Hold ``size`` sandboxes at the same time; return their samples and when the last was ready."""
     ready = asyncio.Barrier(size)
     walls: list[float] = []
     started = time.perf_counter()
 
-    async def item() -> _Sample:
+    async def item() -> ResetSample:
         async with contextlib.AsyncExitStack() as stack:
             sample = await stack.enter_async_context(hold())
             walls.append(time.perf_counter() - started)
@@ -182,27 +201,28 @@ async def _fleet(hold: _Hold, size: int) -> tuple[list[_Sample], float]:
 
 
 @contextlib.asynccontextmanager
-async def _ours(config: TerminalEnvConfig) -> AsyncGenerator[_Sample]:
+async def hold_ours(config: TerminalEnvConfig) -> AsyncGenerator[ResetSample]:
+    """Get a sandbox as an episode does, with its terminal."""
     prepared = PreparedEpisode(config)
     try:
         started = time.perf_counter()
         await prepared.prepare()
         await prepared.look()
         seconds = time.perf_counter() - started
-        yield _Sample(seconds, 0.0, prepared.episode.sandbox_start_sec, prepared.terminal_open_sec)
+        yield ResetSample(seconds, 0.0, prepared.episode.sandbox_start_sec, prepared.terminal_open_sec)
     finally:
         await prepared.close()
 
 
 async def _measure_pool(config: TerminalEnvConfig, repeat: int) -> ResetRow:
-    samples: list[_Sample] = []
+    samples: list[ResetSample] = []
     async with WarmPool(config, size=_POOL_SIZE, limits=PoolLimits(max_starts_at_once=2)) as pool:
         for _ in range(repeat):
             while pool.metrics()["pool/ready"] < pool.size:  # noqa: ASYNC110 - a pool tells nobody that it is full
                 await asyncio.sleep(0.02)
             started = time.perf_counter()
             lease = await pool.lease()
-            sample = _Sample(time.perf_counter() - started)
+            sample = ResetSample(time.perf_counter() - started)
             closing = time.perf_counter()
             await lease.prepared.close()
             sample.close_sec = time.perf_counter() - closing
@@ -213,7 +233,7 @@ async def _measure_pool(config: TerminalEnvConfig, repeat: int) -> ResetRow:
 # --- peers -----------------------------------------------------------------------------------------------------------
 
 
-def _peers(sandbox: str, config: TerminalEnvConfig) -> dict[str, _Hold]:
+def _peers(sandbox: str, config: TerminalEnvConfig) -> dict[str, Hold]:
     if sandbox == "local":
         return {f"{PEERS_RUN} bwrap": lambda: _bubblewrap(config)}
     if sandbox == "docker":
@@ -225,7 +245,7 @@ def _peers(sandbox: str, config: TerminalEnvConfig) -> dict[str, _Hold]:
 
 
 @contextlib.asynccontextmanager
-async def _bubblewrap(config: TerminalEnvConfig) -> AsyncGenerator[_Sample]:
+async def _bubblewrap(config: TerminalEnvConfig) -> AsyncGenerator[ResetSample]:
     """The floor: namespaces around one command on the same image, read-only, with no supervisor."""
     from harbor_gym._runtime.cache import cache_dir
     from harbor_gym.sandboxes.images.build import ImageSource, build_image
@@ -242,7 +262,7 @@ async def _bubblewrap(config: TerminalEnvConfig) -> AsyncGenerator[_Sample]:
 
 
 @contextlib.asynccontextmanager
-async def _command(*argv: str) -> AsyncGenerator[_Sample]:
+async def _command(*argv: str) -> AsyncGenerator[ResetSample]:
     """Time a command from its start to its end, which is the peer's whole life."""
     if shutil.which(argv[0]) is None:
         raise SandboxStartError(f"{argv[0]} is not installed")
@@ -257,15 +277,15 @@ async def _command(*argv: str) -> AsyncGenerator[_Sample]:
             await process.wait()
     if status != 0:
         raise SandboxStartError(f"{' '.join(argv)} ended with status {status}")
-    yield _Sample(time.perf_counter() - started)
+    yield ResetSample(time.perf_counter() - started)
 
 
 @contextlib.asynccontextmanager
-async def _harbors_docker(config: TerminalEnvConfig) -> AsyncGenerator[_Sample]:
+async def _harbors_docker(config: TerminalEnvConfig) -> AsyncGenerator[ResetSample]:
     started = time.perf_counter()
     async with started_environment(HARBORS_DOCKER, config.task_dir) as environment:
         await environment.exec("true")
-        yield _Sample(time.perf_counter() - started)
+        yield ResetSample(time.perf_counter() - started)
 
 
 async def _idle_bytes(config: TerminalEnvConfig) -> int | None:

@@ -27,7 +27,7 @@ LISTINGS = 100
 """Directories /srv/bench/0 … /srv/bench/99, each with two files named after it."""
 
 # Images with the tools inside need no network; the others get them from Debian.
-_DOCKERFILE = f"""\
+BENCH_DOCKERFILE = f"""\
 FROM debian:bookworm-slim
 RUN {{ command -v tmux && command -v vi && command -v python3; }} >/dev/null \\
     || {{ apt-get update && apt-get install -y --no-install-recommends tmux vim-tiny python3 procps; }}
@@ -36,6 +36,7 @@ RUN echo "PS1='{PROMPT} '" | tee ~/.bashrc >~/.profile \\
         mkdir -p /srv/bench/$i && touch /srv/bench/$i/alpha-$i.txt /srv/bench/$i/beta-$i.txt; done
 WORKDIR /srv
 """
+"""Of the image that benchmarks run in."""
 
 
 def write_bench_task(task_dir: Path) -> Path:
@@ -47,7 +48,7 @@ def write_bench_task(task_dir: Path) -> Path:
     test = task_dir / "tests" / "test.sh"
     test.write_text("#!/bin/sh\necho 0 >/logs/verifier/reward.txt\n")
     test.chmod(0o755)
-    (task_dir / "environment" / "Dockerfile").write_text(_DOCKERFILE)
+    (task_dir / "environment" / "Dockerfile").write_text(BENCH_DOCKERFILE)
     return task_dir
 
 

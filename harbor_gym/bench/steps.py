@@ -39,12 +39,12 @@ async def bench_steps(sandbox: str, *, repeat: int, on_progress: Callable[[int],
         counter = ExecCounter(environment)
         implementations, unavailable = await _open_all(environment, stack)
         for item in implementations:
-            await _play(make_scenarios(repeat)[0], item, counter, repeat)  # Warm up: not counted.
+            await play(make_scenarios(repeat)[0], item, counter, repeat)  # Warm up: not counted.
         samples: list[Sample] = []
         for repetition in range(repeat):
             for number, scenario in enumerate(make_scenarios(repetition)):
-                for implementation in _rotate(implementations, repetition + number):
-                    samples += await _play(scenario, implementation, counter, repetition)
+                for implementation in rotate(implementations, repetition + number):
+                    samples += await play(scenario, implementation, counter, repetition)
             on_progress(repetition + 1)
     return summarize(
         samples,
@@ -72,7 +72,7 @@ async def _open_all(
     return opened, unavailable
 
 
-async def _play(
+async def play(
     scenario: Scenario, implementation: Implementation, counter: ExecCounter, repetition: int
 ) -> list[Sample]:
     """Take the scenario's steps in order. After a wrong one nothing is known about the session: it is replaced."""
@@ -99,6 +99,7 @@ async def _take(step: Step, implementation: Implementation, counter: ExecCounter
     )
 
 
-def _rotate(implementations: list[Implementation], by: int) -> list[Implementation]:
-    start = by % len(implementations)
-    return implementations[start:] + implementations[:start]
+def rotate[T](items: list[T], by: int) -> list[T]:
+    """Return the items in another order for every ``by``, so that none is always the first."""
+    start = by % len(items)
+    return items[start:] + items[:start]

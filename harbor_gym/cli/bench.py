@@ -131,6 +131,27 @@ def bench_reset(
     typer.echo(json.dumps(report.as_object(), indent=2) if as_json else format_reset(report))
 
 
+@bench.command("singularity")
+def bench_singularity(
+    at_once: Annotated[int, typer.Option(min=2, help="Sandboxes at once.")] = 8,
+    repeat: Annotated[int, typer.Option(min=1, help="Resets, and repetitions of every step.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Time resets and steps of apptainer sandboxes beside Harbor's own singularity, on one image, taking turns."""
+    from harbor_gym.bench import singularity as benchmark
+
+    def show_progress(done: int) -> None:
+        if sys.stderr.isatty():
+            typer.echo(f"\r{done}/{repeat} repetitions", err=True, nl=done == repeat)
+
+    with one_line_errors(), quiet_harbor():
+        preflight_by_name("apptainer")
+        report = asyncio.run(benchmark.bench_singularity(at_once=at_once, repeat=repeat, on_progress=show_progress))
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else benchmark.format_singularity(report))
+    if not report.is_right:
+        raise typer.Exit(FAILED)
+
+
 @bench.command("episode")
 def bench_episode(
     env: _BenchEnv = "local",
