@@ -9,8 +9,11 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from harbor_gym._runtime.procfs import descendants, read_stat
 
 BIN = Path(sys.executable).parent
 HEAD_PORT = 11000
@@ -18,11 +21,45 @@ HEAD_PORT = 11000
 
 START_TIMEOUT_SEC, RUN_TIMEOUT_SEC, STOP_TIMEOUT_SEC = 300.0, 240.0, 60.0
 _READY = "servers ready"
+_WATCH_SEC, _SETTLE_SEC = 0.2, 20.0
 _SERVERS = (
     "responses_api_agents/harbor_gym_agent",
     "responses_api_models/vllm_model",
     "environment_servers/legacy_agent",
 )
+
+
+@dataclass
+class Servers:
+    """NeMo Gym's running servers."""
+
+    log: Path
+    seen: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
+    """Processes that ever ran below them: pid → start time and name."""
+
+    def alive(self) -> list[str]:
+        """Return those of them that still run."""
+        now = {pid: read_stat(pid) for pid in self.seen}
+        return [
+            f"{pid} {self.seen[pid][1]}"
+            for pid, stat in now.items()
+            if stat is not None and not stat.has_exited and stat.start_time == self.seen[pid][0]
+        ]
+
+    async def watch(self, pid: int) -> None:
+        """Note what runs below a process, until cancelled."""
+        while True:
+            for found in filter(None, map(read_stat, descendants(pid))):
+                self.seen[found.pid] = found.start_time, found.name
+            await asyncio.sleep(_WATCH_SEC)
+
+    async def wait_for_the_end(self) -> list[str]:
+        """Return what still runs after a while in which all of them should have ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_SEC):
+                while self.alive():  # noqa: ASYNC110  # nobody announces the end of another's processes
+                    await asyncio.sleep(_WATCH_SEC)
+        return self.alive()
 
 
 def command(name: str, *settings: str) -> list[str]:
@@ -63,8 +100,8 @@ def use_this_environment(project: Path) -> str:
 
 
 @asynccontextmanager
-async def ng_run(project: Path, config_paths: Sequence[str], *settings: str) -> AsyncGenerator[Path]:
-    """Start NeMo Gym's servers and wait until all of them answer; yield the log. SIGTERM at the end."""
+async def ng_run(project: Path, config_paths: Sequence[str], *settings: str) -> AsyncGenerator[Servers]:
+    """Start NeMo Gym's servers and wait until all of them answer. SIGTERM at the end."""
     require_head_port()
     log = project / "ng_run.log"
     arguments = command("ng_run", f"+config_paths=[{','.join(config_paths)}]", "+skip_venv_if_present=true", *settings)
@@ -72,10 +109,14 @@ async def ng_run(project: Path, config_paths: Sequence[str], *settings: str) -> 
         servers = await asyncio.create_subprocess_exec(
             *arguments, cwd=project, env=environment(project), stdout=output, stderr=output, start_new_session=True
         )
+    running = Servers(log)
+    watching = asyncio.ensure_future(running.watch(servers.pid))
     try:
         await _wait_until_ready(servers, log)
-        yield log
+        yield running
     finally:
+        watching.cancel()
+        await asyncio.wait((watching,))
         await _stop(servers)
 
 

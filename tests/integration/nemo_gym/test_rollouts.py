@@ -1,10 +1,10 @@
-"""Real ``ng_run`` and ``ng_collect_rollouts`` on local sandboxes: 36 rollouts, every way to fail among them."""
+"""Real ``ng_run`` and ``ng_collect_rollouts``, 36 rollouts on each kind of sandbox, every way to fail among them."""
 
 import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from tests.helpers.tasks import BASE, DONE, PASS_IF_DONE, write_task
 
 pytestmark = [
     pytest.mark.nemo_gym,
-    pytest.mark.local,
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.asyncio(loop_scope="module"),
@@ -69,6 +68,8 @@ class Run:
     folder: Path
     rows: list[dict[str, Any]]
     engine: EngineDouble
+    left: list[str]
+    """Processes of the servers that outlived them."""
 
     def of(self, instance_id: str, agent: str = OWN) -> list[dict[str, Any]]:
         found = [row for row in self.rows if (row["instance_id"], row["agent_ref"]["name"]) == (instance_id, agent)]
@@ -95,11 +96,11 @@ def write_tasks(folder: Path) -> None:
         (step / "tests/test.sh").write_text(test)
 
 
-def write_project(project: Path, engine: EngineDouble) -> list[str]:
+def write_project(project: Path, engine: EngineDouble, sandbox: str) -> list[str]:
     """Initialise the project with our command's own files, a second agent beside it; return the configurations."""
     write_tasks(project / "tasks")
     write_server_folder(
-        project, Path("tasks/good"), alias="good", sandbox="local", requirement="harbor-gym", overwrite=False
+        project, Path("tasks/good"), alias="good", sandbox=sandbox, requirement="harbor-gym", overwrite=False
     )
     policy = {"policy_base_url": engine.base_url, "policy_api_key": "none", "policy_model_name": "policy"}
     (project / "env.yaml").write_text(yaml.safe_dump(policy))
@@ -134,24 +135,33 @@ def write_project(project: Path, engine: EngineDouble) -> list[str]:
     return [str(training)]
 
 
+SANDBOXES = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("local", "apptainer")]
+
+
+@pytest.fixture(scope="module", params=SANDBOXES)
+def sandbox(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def project() -> Iterator[Path]:
-    """A short path: Ray's sockets lie below it."""
-    path = Path(tempfile.mkdtemp(prefix="ng-", dir="/tmp"))
+def project(sandbox: str) -> Iterator[Path]:
+    """A short path for each kind: Ray's sockets lie below it."""
+    path = Path(tempfile.mkdtemp(prefix=f"ng-{sandbox[:2]}-", dir="/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def run(project: Path) -> AsyncGenerator[Run]:
+async def run(project: Path, sandbox: str) -> Run:
     async with engine_double(SCRIPTS, max_context_tokens=MAX_CONTEXT_TOKENS) as engine:
-        configs = write_project(project, engine)
+        configs = write_project(project, engine, sandbox)
         output = project / "results/rollouts.jsonl"
         output.parent.mkdir()
-        async with ng_run(project, configs, use_this_environment(project)):
+        async with ng_run(project, configs, use_this_environment(project)) as servers:
             repeats = f"+num_repeats={REPEATS}"
             rows = await ng_collect_rollouts(project, project / "rows.jsonl", output, repeats)
-        yield Run(output.parent, rows, engine)
+        assert len(servers.seen) > len(rows), "every rollout had processes"
+        return Run(output.parent, rows, engine, await servers.wait_for_the_end())
 
 
 def verdict(row: dict[str, Any]) -> tuple[float, bool, str | None, str, int]:
@@ -250,5 +260,6 @@ async def test_failures_are_found_by_instance_id(run: Run) -> None:
             assert "boom" in row.verifier_output
 
 
-async def test_nothing_is_left(run: Run, nothing_left: None) -> None:
-    """The servers were ended with SIGTERM: their sandboxes and trials' processes are gone."""
+async def test_nothing_is_left(run: Run) -> None:
+    """The servers were ended with SIGTERM: their sandboxes' and trials' processes are gone."""
+    assert run.left == []
