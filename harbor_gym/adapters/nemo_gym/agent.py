@@ -61,7 +61,7 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
     root: ClassVar[Path] = Path()
     """Where relative paths of the configuration begin."""
 
-    ray_enabled = False
+    ray_enabled: ClassVar[bool | None] = False
     config: HarborGymAgentConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # as NeMo Gym's own agents do
     _places: asyncio.Semaphore = PrivateAttr()
     _datasets: Datasets = PrivateAttr()
