@@ -14,17 +14,23 @@ pins=.requirements/$name.txt
 [ -f "$pins" ] || die "no pins for $name: $pins"
 environments=${HARBOR_GYM_ENVIRONMENTS:-build/environments}
 environment=$environments/$name
+beside=()
 case $name in
+  prime_rl)
+    python=${2:-.venv/bin/python}
+    checkout=$(.ci/prime_rl/checkout.sh "$environments/prime_rl_checkout")
+    beside=(--editable "$checkout" --editable "$checkout/packages/prime-rl-configs")
+    ;;
   nemo_gym) python=${2:-$(.ci/nemo_gym/python.sh "$environments/python3.13")} ;;
   *) python=${2:-.venv/bin/python} ;;
 esac
 # The installed package is this checkout: another one with the same environment installs itself anew.
-wanted="$(cat "$pins" pyproject.toml | sha256sum) $("$python" --version) $PWD"
+wanted="$(cat "$pins" pyproject.toml | sha256sum) $("$python" --version) $PWD${checkout:+ $checkout $(git -C "$checkout" rev-parse HEAD)}"
 if [ "$(cat "$environment/.installed" 2>/dev/null)" != "$wanted" ]; then
   say "making $environment (a few minutes the first time)"
   .venv/bin/uv venv -q --clear --seed --python "$python" "$environment"
   .venv/bin/uv pip install -q --python "$environment/bin/python" --no-deps -r "$pins"
-  .venv/bin/uv pip install -q --python "$environment/bin/python" --no-deps --no-build-isolation --editable .
+  .venv/bin/uv pip install -q --python "$environment/bin/python" --no-deps --no-build-isolation --editable . "${beside[@]}"
   echo "$wanted" >"$environment/.installed"
 fi
 echo "$environment"

@@ -46,6 +46,12 @@ pin .requirements/verifiers.txt 'verifiers and what it needs, pinned. Made by: m
   pyproject.toml --extra verifiers --group test --python-version 3.12
 count .requirements/verifiers.txt
 
+# Prime-RL itself is a git checkout: these are verifiers' pins and torch's, with what else it imports, see environment.sh.
+pin .requirements/prime_rl.txt 'What Prime-RL needs beside its checkout where no GPU is, pinned. Made by: make lock. Installed by: .ci/environment.sh prime_rl' \
+  pyproject.toml --extra verifiers --group test --group prime-rl --constraint .requirements/verifiers.txt \
+  --constraint <(grep -E '^(torch|cuda|nvidia)' "$pins") --overrides <(grep '^triton;' "$overrides") --python-version 3.12
+count .requirements/prime_rl.txt
+
 # NeMo Gym pins its own openai and a Python of its own: an environment made by environment.sh, on nemo_gym/python.sh's Python.
 pin .requirements/nemo_gym.txt 'NeMo Gym and what it needs, pinned. Made by: make lock. Installed by: .ci/environment.sh nemo_gym' \
   pyproject.toml --extra nemo-gym --group test --group contract --python-version 3.13.14

@@ -23,7 +23,7 @@ _HOW_TO_ENABLE = {
     "server": "install the embedded training server (`make setup`)",
     "nemo_gym": "it has an environment of its own: `.ci/nemo_gym/test.sh` makes it and runs its tests",
     "tinker": 'pip install "harbor-gym[tinker]"',
-    "prime_rl": "it is a git checkout beside verifiers: docs/verifiers.md has the commands",
+    "prime_rl": "it has a checkout and an environment of its own: `.ci/prime_rl/test.sh` makes both and runs its tests",
     "verifiers": "it has an environment of its own: `.ci/environment.sh verifiers` makes it, and "
     "`build/environments/verifiers/bin/python -m pytest -m verifiers` runs its tests",
 }

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import sys
 import uuid
 from collections.abc import AsyncGenerator
@@ -20,7 +21,8 @@ from tests.helpers.verifiers.episodes import client_config
 from tests.helpers.verifiers.token_server import TokenServer
 
 SOURCE = "harbor"
-_START_TIMEOUT_SEC = 300
+_START_TIMEOUT_SEC = 600
+_LISTENS = "EnvServerPool up"
 
 
 def read_older_branches() -> None:
@@ -32,7 +34,10 @@ def read_older_branches() -> None:
 
 
 def orchestrator_config(path: Path, **changes: Any) -> Any:
-    """Return the orchestrator's part of a recipe with fields replaced; ``env`` has those of its environment."""
+    """Return the orchestrator's part of a recipe with fields replaced; ``env`` has those of its environment.
+
+    Its env servers get ports that were free just now.
+    """
     import tomllib
 
     from prime_rl.configs.orchestrator import OrchestratorConfig
@@ -43,12 +48,22 @@ def orchestrator_config(path: Path, **changes: Any) -> Any:
     (source,) = orchestrator["train"]["source"]
     for name, value in changes.pop("env", {}).items():
         source["env"][name] |= value
-    return OrchestratorConfig.model_validate({**orchestrator, **changes})
+    return OrchestratorConfig.model_validate({**orchestrator, "env_server_base_port": _free_port(), **changes})
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 @contextlib.asynccontextmanager
 async def env_server(config: Any, tmp_path: Path) -> AsyncGenerator[str]:
-    """Run the env server of a configuration's only source as Prime-RL's launcher does; yield its address."""
+    """Run the env server of a configuration's only source as Prime-RL's launcher does; yield its address.
+
+    Raises:
+        AssertionError: It exited instead of listening.
+    """
     from prime_rl.utils.config import dump_resolved_config
 
     address = config.env_addresses["train", SOURCE]
@@ -58,14 +73,19 @@ async def env_server(config: Any, tmp_path: Path) -> AsyncGenerator[str]:
     path.write_text(json.dumps(settings))
     code = "from prime_rl.entrypoints.env_server import main; main()"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    with (tmp_path / "env_server.log").open("w") as log:
+    log_path = tmp_path / "env_server.log"
+    with log_path.open("w") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", code, "@", path), stdout=log, stderr=log, env=environment
         )
         try:
+            while _LISTENS not in await asyncio.to_thread(log_path.read_text):
+                assert process.returncode is None, log_path.read_text()[-2000:]
+                await asyncio.sleep(0.2)
             yield address
         finally:
-            process.terminate()
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
             await process.wait()
 
 
@@ -132,6 +152,10 @@ class Orchestrator:
             self.rewards.append(trace.reward if trace.ok else None)
             batch = await self._sink.add(episode) or batch
         return batch
+
+    def waiting(self) -> dict[str, list[Any]]:
+        """Return the samples that no batch holds yet, by trace."""
+        return dict(self._sink.pending_batch)
 
     async def close(self) -> None:
         """Disconnect from the env server."""

@@ -11,16 +11,19 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harbor_gym import Sample
+from harbor_gym.adapters.verifiers.prime_rl import command
 from tests.helpers.paths import ROOT
-from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 from tests.helpers.tokenizers import byte_level_tokenizer
 from tests.helpers.verifiers.episodes import Script
+from tests.helpers.verifiers.sandboxes import ANSWER, BREAKING_ANSWER, Traced
 from tests.helpers.verifiers.token_server import TokenServer, serve
 
 pytestmark = [pytest.mark.verifiers, pytest.mark.prime_rl, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -30,19 +33,17 @@ CONFIGS = sorted(path.stem for path in RECIPES.glob("*.toml"))
 SOLVING = Script((message("echo done > /srv/answer\n"), COMPLETE))
 GIVING_UP = Script((COMPLETE,))
 
+BREAKING = Script((message(f"echo {BREAKING_ANSWER} > {ANSWER}\n"), COMPLETE))
+
+NEVER = {"rules": []}
+"""Retries: a broken verifier loses its episode at once."""
+
 LEARNT, LEARNING_STEPS = 0.8, 40
-TINY_HARNESS = {
-    "id": "harbor-gym-verifiers",
-    "terminal_env": {"max_turns": 4, "action_format": "keystrokes", "confirm_task_complete": False},
-}
 
 
-def run(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    places = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": places, **variables}
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
-    )
+def run(program: str | Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run([program, *arguments], capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
 
 
 def test_every_configuration_is_one_of_prime_rls() -> None:
@@ -57,74 +58,110 @@ def test_every_configuration_is_one_of_prime_rls() -> None:
         (source,) = config.orchestrator.train.source
         assert isinstance(source.env.agent.harness, HarborHarnessConfig)
         assert config.orchestrator.renderer.thinking_retention == "all"
+        assert config.orchestrator.monitors.prime is None, "nothing goes to the platform unless it is asked for"
 
 
-def test_our_command_starts_theirs(tmp_path: Path) -> None:
-    config = RECIPES / "tiny_cpu.toml"
-    done = run(RECIPES / "train.py", "--config", config, "--dry-run", "--output-dir", tmp_path, "--run.name", "dry")
-    if "a checkout of" not in done.stdout and "newer than" in done.stderr:
-        assert done.returncode == 1, "an older Prime-RL is refused"
-        code = "from prime_rl.entrypoints.rl import main; main()"
-        done = run("-c", code, "@", config, "--dry-run", "--output-dir", tmp_path, "--run.name", "dry")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_their_command_takes_every_configuration(name: str, tmp_path: Path) -> None:
+    (program, *arguments) = command(RECIPES / f"{name}.toml", dry_run(tmp_path))
+    done = run(program, *arguments)
     assert done.returncode == 0, done.stderr
     assert "Dry run complete" in done.stdout + done.stderr
-    assert [path.name for path in tmp_path.rglob("envs/train/*.json")] == ["harbor.json"]
+    written = {path.relative_to(tmp_path / "dry/configs").as_posix() for path in tmp_path.rglob("*.json")}
+    servers = {"envs/train/harbor.json"} | ({"envs/eval/harbor-eval.json"} if name == "qwen3_8b_docker" else set())
+    assert {path for path in written if path.startswith("envs/")} == servers
+    assert {"orchestrator.json", "trainer.json"} <= written
 
 
-def four_groups(tasks: Sequence[Path], model_dir: Path) -> Any:
-    """Return the recipe's orchestrator for four groups of 16 in fake sandboxes."""
+def dry_run(output_dir: Path) -> list[str]:
+    return ["--dry-run", "--output-dir", str(output_dir), "--run.name", "dry"]
+
+
+def test_our_command_checks_and_starts_theirs(tmp_path: Path) -> None:
+    """The checkout may be older than our command accepts: its copy has an empty commit of a later day on top."""
+    import prime_rl.entrypoints
+
+    (package,) = (Path(place) for place in prime_rl.entrypoints.__path__)
+    checkout, copy, day = package.parents[2], tmp_path / "prime-rl", date.today() + timedelta(days=1)
+    git = ["git", "-C", str(copy), "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    subprocess.run(["git", "clone", "-q", checkout, copy], check=True)
+    moment = {"GIT_COMMITTER_DATE": f"{day}T12:00:00+00:00", "GIT_AUTHOR_DATE": f"{day}T12:00:00+00:00"}
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True, env={**os.environ, **moment})
+    places = os.pathsep.join([str(copy / "src"), str(copy / "packages/prime-rl-configs/src")])
+    arguments = [RECIPES / "train.py", "--config", RECIPES / "tiny_cpu.toml", *dry_run(tmp_path)]
+    done = run(sys.executable, *arguments, PYTHONPATH=places)
+    assert done.returncode == 0, done.stderr
+    findings = [line for line in done.stdout.splitlines() if line.startswith("ok ")]
+    assert [line.removeprefix("ok").split(":")[0].strip() for line in findings] == [
+        "versions",
+        "Prime-RL",
+        "tasks of train source 'harbor'",
+        "sandbox of train source 'harbor'",
+    ]
+    assert f"checkout of {day}" in findings[1]
+    assert "Dry run complete" in done.stdout + done.stderr
+
+
+def groups_in_fake_sandboxes(tasks: Sequence[Path], model_dir: Path, pids_dir: Path) -> Any:
+    """Return the recipe's orchestrator for batches of four groups of 16 in fake sandboxes."""
     from tests.helpers.verifiers.prime_rl import orchestrator_config
 
+    pids_dir.mkdir()
     harness = {
         "id": "harbor-gym-verifiers",
-        "sandbox": FAKE,
-        "sandbox_options": {"solved_when": {"/srv/answer": "done"}},
+        "sandbox": f"{Traced.__module__}:{Traced.__name__}",
+        "sandbox_options": {"solved_when": {ANSWER: "done"}, "pids_dir": str(pids_dir)},
         "terminal_env": {"confirm_task_complete": False},
     }
     return orchestrator_config(
         RECIPES / "tiny_cpu.toml",
-        env={"taskset": {"tasks": [str(task) for task in tasks]}, "agent": {"harness": harness}},
+        env={"taskset": {"tasks": [str(task) for task in tasks]}, "agent": {"harness": harness, "retries": NEVER}},
         batch_size=64,
         model={"name": str(model_dir)},
-        env_server_base_port=15_100,
     )
 
 
-async def test_64_rollouts_become_samples_with_advantages(tmp_path: Path) -> None:
+async def test_64_rollouts_become_samples_with_advantages_and_the_lost_ones_do_not(tmp_path: Path) -> None:
     from tests.helpers.verifiers.prime_rl import Orchestrator, env_server
 
-    model_dir = tmp_path / "model"
+    model_dir, pids_dir = tmp_path / "model", tmp_path / "pids"
     byte_level_tokenizer().save_pretrained(model_dir)
-    tasks = [fake_config(tmp_path / f"task_{number}").task_dir for number in range(4)]
+    tasks = [fake_config(tmp_path / f"task_{number}").task_dir for number in range(5)]
     first_turns = itertools.count(1)
+    others = [GIVING_UP]
 
     async def sample(prompt: Sequence[int]) -> Sample:
+        """Three of four solve the task; the fourth gives up, and in the last group it breaks the verifier."""
         text = byte_level_tokenizer().decode(list(prompt))
         if text.count("<|im_start|>assistant") > 1:
             return await SOLVING(prompt)
-        return await (SOLVING if next(first_turns) % 4 else GIVING_UP)(prompt)
+        return await (SOLVING if (number := next(first_turns)) % 4 else others[number // 4 % len(others)])(prompt)
 
-    config = four_groups(tasks, model_dir)
+    config = groups_in_fake_sandboxes(tasks, model_dir, pids_dir)
     async with serve(TokenServer(sample)) as server, env_server(config, tmp_path):
         orchestrator = Orchestrator(config, server, model_dir)
         await orchestrator.start()
         assert [task.data.name for task in orchestrator.tasks] == [task.name for task in tasks]
-        batches = [await orchestrator.run_group(task) for task in orchestrator.tasks]
+        batches = [await orchestrator.run_group(task) for task in orchestrator.tasks[:4]]
+        others[:] = [GIVING_UP, BREAKING]
+        assert await orchestrator.run_group(orchestrator.tasks[4]) is None, "what is left waits for another group"
         await orchestrator.close()
+    assert len(list(pids_dir.iterdir())) == config.train.source[0].serve.pool.num_workers == 2
     assert batches[:3] == [None, None, None]
-    assert len(orchestrator.rewards) == 64
-    assert sorted(set(filter(None, orchestrator.rewards))) == [1.0]
+    assert orchestrator.rewards[:64].count(1.0) == 48
+    assert orchestrator.rewards[:64].count(0.0) == 16
     (batch,) = batches[3:]
     _check_samples(batch.samples, orchestrator, server, config.group_size)
     packed = orchestrator.pack(batch)
-    assert sum(len(item.seq_lens) for item in packed) == len(batch.samples)
+    assert sum(len(item.seq_lens) for item in packed) == len(batch.samples) == 64
     assert sum(sum(item.loss_mask) for item in packed) == sum(sum(sample.mask) for sample in batch.samples)
+    _check_group_with_losses(orchestrator)
 
 
 def _check_samples(samples: Sequence[Any], orchestrator: Any, server: TokenServer, group_size: int) -> None:
     """Every sample is a conversation of the server's, and its advantage the reward less its group's mean."""
     expected: dict[tuple[int, ...], set[float]] = defaultdict(set)
-    for start in range(0, len(orchestrator.rewards), group_size):
+    for start in range(0, 64, group_size):
         rewards = orchestrator.rewards[start : start + group_size]
         mean = math.fsum(rewards) / len(rewards)
         for trace, reward in zip(orchestrator.traces[start : start + group_size], rewards, strict=True):
@@ -134,36 +171,48 @@ def _check_samples(samples: Sequence[Any], orchestrator: Any, server: TokenServe
     for sample in samples:
         tokens = tuple(sample.token_ids)
         assert tokens in server.conversations
-        trained = {round(value, 5) for value, kept in zip(sample.advantages, sample.mask, strict=True) if kept}
+        trained = _advantages(sample)
         assert trained <= expected[tokens]
         assert trained != {0.0}
 
 
+def _check_group_with_losses(orchestrator: Any) -> None:
+    """Two of the last 16 have no reward: neither is trained on, nor counts in the mean of the others."""
+    last = list(zip(orchestrator.traces, orchestrator.rewards, strict=True))[64:]
+    lost = [trace for trace, reward in last if reward is None]
+    assert [trace.errors[-1].message.split(":")[0] for trace in lost] == ["verifier_error"] * 2
+    rewards = {trace.id: reward for trace, reward in last if reward is not None}
+    assert sorted(rewards.values()) == [0.0] * 2 + [1.0] * 12
+    waiting = orchestrator.waiting()
+    assert waiting.keys() == rewards.keys()
+    for trace_id, samples in waiting.items():
+        assert [_advantages(sample) for sample in samples] == [{round(rewards[trace_id] - 12 / 14, 5)}]
+
+
+def _advantages(sample: Any) -> set[float]:
+    return {round(value, 5) for value, kept in zip(sample.advantages, sample.mask, strict=True) if kept}
+
+
+@pytest.mark.local
 @pytest.mark.timeout(3600)
 async def test_a_tiny_policy_learns_from_what_is_packed(tmp_path: Path) -> None:
-    """Samples, masks and advantages are right if a policy that trains on nothing else gets better."""
+    """Samples, masks and advantages are right if a policy that trains on nothing else gets better at a real task."""
     from prime_rl.configs.trainer import DefaultLossConfig
 
-    from tests.helpers.verifiers.letter_policy import ANSWER, INSTRUCTION, LetterPolicy
     from tests.helpers.verifiers.prime_rl import Orchestrator, env_server, orchestrator_config
+    from tests.helpers.verifiers.repair_policy import TASK, RepairPolicy
 
-    policy = await asyncio.to_thread(LetterPolicy, tmp_path, learning_rate=1.0)
     model_dir = tmp_path / "model"
+    config = orchestrator_config(RECIPES / "tiny_cpu.toml", model={"name": str(model_dir)})
+    harness = config.train.source[0].env.agent.harness
+    policy = await asyncio.to_thread(RepairPolicy, harness.env_config(TASK), learning_rate=1.0)
     policy.tokenizer.save_pretrained(model_dir)
-    task = fake_config(tmp_path / "letter").task_dir
-    await asyncio.to_thread((task / "instruction.md").write_text, INSTRUCTION)
-    harness = {"sandbox": FAKE, "sandbox_options": {"solved_when": {ANSWER: "c"}}}
-    config = orchestrator_config(
-        RECIPES / "tiny_cpu.toml",
-        env={"taskset": {"tasks": [str(task)]}, "agent": {"harness": {**TINY_HARNESS, **harness}}},
-        model={"name": str(model_dir)},
-        env_server_base_port=15_200,
-    )
     means: list[float] = []
     async with serve(TokenServer(policy)) as server, env_server(config, tmp_path):
         orchestrator = Orchestrator(config, server, model_dir)
         await orchestrator.start()
         (task_of_run,) = orchestrator.tasks
+        assert Path(task_of_run.data.task_dir) == TASK
         while len(means) < LEARNING_STEPS and (not means or means[-1] < LEARNT):
             batch = await orchestrator.run_group(task_of_run)
             rewards = orchestrator.rewards[-config.group_size :]

@@ -1,49 +1,55 @@
-"""A tiny Qwen3 that writes one of four letters into a file, then declares the task complete; and its trainer step."""
+"""A tiny Qwen3 that repairs ``tasks/devops_task`` by one line with a mode in it, one of four; and its trainer step."""
 
 import asyncio
-import random
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from harbor_gym import AsyncTerminalGymEnv, HFCodec, Sample, TokenTerminalEnv, flatten, run_episode
-from tests.helpers.sandboxes.fake_episodes import fake_config
+from harbor_gym import AsyncTerminalGymEnv, HFCodec, Sample, TerminalEnvConfig, TokenTerminalEnv, flatten, run_episode
+from harbor_gym.formats.prompts import system_prompt
+from harbor_gym.tasks import read_instruction
+from harbor_gym.types import ActionFormat
+from tests.helpers.paths import TASKS
 
-ANSWER, LETTERS = "/srv/answer", "abcd"
-INSTRUCTION = "Write the right letter, one of a b c d, into /srv/answer.\n"
-COMMANDS = tuple(f"echo {letter} > {ANSWER}\n" for letter in LETTERS)
+TASK = TASKS / "devops_task"
+MODES = ("600", "604", "640", "644")
+"""Of the service's key, which only root may read: the task's verifier accepts the first alone."""
+
+REPAIRS = tuple(
+    f"rm /srv/app/app.pid; sed -i 's/ap$/app/' /etc/app/app.conf; chmod {mode} /etc/app/key\n" for mode in MODES
+)
 DONE_LINE = "<task_complete/>"
-_IMITATED_STEPS, _BATCH = 120, 4
+_IMITATED_STEPS, _LEARNING_RATE = 150, 3e-3
+_MAX_TOKENS = 64
 
 
-class LetterPolicy:
+class RepairPolicy:
     """Model, tokenizer and optimizer. Samples and trains in threads, one at a time.
 
     Args:
-        scratch: Where to play the episodes that are imitated first.
+        env: Of the task, as the policy will meet it; its sandboxes play the four episodes that are imitated first.
         learning_rate: Of plain SGD.
     """
 
-    def __init__(self, scratch: Path, *, learning_rate: float) -> None:
+    def __init__(self, env: TerminalEnvConfig, *, learning_rate: float) -> None:
         import torch
 
         from harbor_gym.embedded.policy import build_model, build_tokenizer
 
         torch.manual_seed(0)
-        corpus = [INSTRUCTION, *COMMANDS, DONE_LINE, "$ \n", "system user assistant"] * 3
-        self.tokenizer: Any = build_tokenizer(corpus, 1024)
+        shown = [system_prompt(ActionFormat.KEYSTROKES), read_instruction(env.task_dir)]
+        self.tokenizer: Any = build_tokenizer([*shown, *REPAIRS, DONE_LINE, "$ \n", "system user assistant"] * 3, 1024)
         self.model: Any = build_model(self.tokenizer, hidden_size=64, layers=2)
         self._end = self.tokenizer.eos_token_id
         self._lock = threading.Lock()
-        self._imitate([self._example(scratch, command) for command in COMMANDS])
+        self._imitate([self._example(env, line) for line in REPAIRS])
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
         """Sample a message at temperature 1."""
         return await asyncio.to_thread(self._sample, list(prompt))
 
-    def _sample(self, prompt: list[int], max_tokens: int = 32) -> Sample:
+    def _sample(self, prompt: list[int], max_tokens: int = _MAX_TOKENS) -> Sample:
         import torch
 
         with self._lock, torch.no_grad():
@@ -98,23 +104,21 @@ class LetterPolicy:
         chosen = scores.gather(-1, ids[0, 1:, None])[:, 0]
         return torch.cat([torch.zeros(1), chosen])
 
-    def _example(self, scratch: Path, command: str) -> tuple[list[int], list[int]]:
-        config = fake_config(scratch / "imitated", action_format="keystrokes")
-        (config.task_dir / "instruction.md").write_text(INSTRUCTION)
-        answers = iter([command, DONE_LINE])
+    def _example(self, config: TerminalEnvConfig, line: str) -> tuple[list[int], list[int]]:
+        answers = iter([line, DONE_LINE])
 
         async def sample(prompt: Sequence[int]) -> Sample:
             return Sample([*self.tokenizer.encode(next(answers), add_special_tokens=False), self._end])
 
-        env = TokenTerminalEnv(AsyncTerminalGymEnv(config), HFCodec(self.tokenizer), max_tokens=64)
+        env = TokenTerminalEnv(AsyncTerminalGymEnv(config), HFCodec(self.tokenizer), max_tokens=_MAX_TOKENS)
         flat = flatten(asyncio.run(run_episode(env, sample)))
         return flat.prompt + flat.completion, [0] * len(flat.prompt) + flat.mask
 
     def _imitate(self, examples: Sequence[tuple[list[int], list[int]]]) -> None:
+        """Train on every example at each step, so that each mode is written as often as the others."""
         import torch
 
-        optimizer = torch.optim.AdamW(self.model.parameters(), 3e-3)
-        lots = random.Random(0)
+        optimizer = torch.optim.AdamW(self.model.parameters(), _LEARNING_RATE)
         longest = max(len(tokens) for tokens, _ in examples)
         tokens = torch.zeros((len(examples), longest), dtype=torch.long)
         labels = torch.full((len(examples), longest), -100)
@@ -122,8 +126,7 @@ class LetterPolicy:
             tokens[row, : len(ids)] = torch.tensor(ids)
             labels[row, : len(ids)] = torch.tensor([t if kept else -100 for t, kept in zip(ids, mask, strict=True)])
         for _ in range(_IMITATED_STEPS):
-            rows = [lots.randrange(len(examples)) for _ in range(_BATCH)]
-            loss = self.model(input_ids=tokens[rows], labels=labels[rows]).loss
+            loss = self.model(input_ids=tokens, labels=labels).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             optimizer.step()
