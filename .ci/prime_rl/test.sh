@@ -15,5 +15,7 @@ if ! .ci/prime_rl/checkout.sh "${HARBOR_GYM_ENVIRONMENTS:-build/environments}/pr
   esac
 fi
 environment=$(.ci/environment.sh prime_rl)
+# Each env server is three processes that import torch: its modules are compiled once, not in each of them.
+unset PYTHONDONTWRITEBYTECODE
 export HARBOR_GYM_REQUIRE="${HARBOR_GYM_REQUIRE:+$HARBOR_GYM_REQUIRE,}verifiers,prime_rl"
 exec "$environment/bin/python" -m pytest -m prime_rl tests/integration/adapters/verifiers "$@"
