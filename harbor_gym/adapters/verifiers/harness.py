@@ -21,6 +21,7 @@ from harbor_gym.outcomes import pause_sec
 from harbor_gym.pool import WarmPool, shared_pool
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.registry import preflight
+from harbor_gym.types import ActionFormat
 
 _OWN_FIELDS = {"task_dir", "sandbox", "sandbox_options", "step_rewards"}
 """Fields of ``TerminalEnvConfig`` that the task or this configuration sets."""
@@ -61,6 +62,11 @@ class HarborHarnessConfig(vf.HarnessConfig):
     def _check(self) -> Self:
         if unfit := _OWN_FIELDS & set(self.terminal_env):
             raise ValueError(f"terminal_env can't set {', '.join(sorted(unfit))}: the task or the harness does")
+        if self.terminal_env.get("action_format") == ActionFormat.KEYSTROKES:
+            raise ValueError(
+                "terminal_env can't set action_format = 'keystrokes': verifiers' renderers strip white space around a "
+                "message, and Enter with it. Use terminus-json-plain or bash-tool"
+            )
         if self.agent is not None and (unfit := set(self.terminal_env) - _AGENTS_FIELDS):
             raise ValueError(f"with an agent of Harbor's terminal_env can't set {', '.join(sorted(unfit))}")
         if self.agent is not None and self.pool_size is not None:

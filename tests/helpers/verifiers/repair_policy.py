@@ -8,17 +8,17 @@ from typing import Any
 from harbor_gym import AsyncTerminalGymEnv, HFCodec, Sample, TerminalEnvConfig, TokenTerminalEnv, flatten, run_episode
 from harbor_gym.formats.prompts import system_prompt
 from harbor_gym.tasks import read_instruction
-from harbor_gym.types import ActionFormat
 from tests.helpers.paths import TASKS
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 
 TASK = TASKS / "devops_task"
 MODES = ("600", "604", "640", "644")
 """Of the service's key, which only root may read: the task's verifier accepts the first alone."""
 
 REPAIRS = tuple(
-    f"rm /srv/app/app.pid; sed -i 's/ap$/app/' /etc/app/app.conf; chmod {mode} /etc/app/key\n" for mode in MODES
+    message(f"rm /srv/app/app.pid; sed -i 's/ap$/app/' /etc/app/app.conf; chmod {mode} /etc/app/key\n")
+    for mode in MODES
 )
-DONE_LINE = "<task_complete/>"
 _IMITATED_STEPS, _LEARNING_RATE = 150, 3e-3
 _MAX_TOKENS = 64
 
@@ -37,8 +37,8 @@ class RepairPolicy:
         from harbor_gym.embedded.policy import build_model, build_tokenizer
 
         torch.manual_seed(0)
-        shown = [system_prompt(ActionFormat.KEYSTROKES), read_instruction(env.task_dir)]
-        self.tokenizer: Any = build_tokenizer([*shown, *REPAIRS, DONE_LINE, "$ \n", "system user assistant"] * 3, 1024)
+        shown = [system_prompt(), read_instruction(env.task_dir)]
+        self.tokenizer: Any = build_tokenizer([*shown, *REPAIRS, COMPLETE, "$ \n", "system user assistant"] * 3, 2048)
         self.model: Any = build_model(self.tokenizer, hidden_size=64, layers=2)
         self._end = self.tokenizer.eos_token_id
         self._lock = threading.Lock()
@@ -105,7 +105,7 @@ class RepairPolicy:
         return torch.cat([torch.zeros(1), chosen])
 
     def _example(self, config: TerminalEnvConfig, line: str) -> tuple[list[int], list[int]]:
-        answers = iter([line, DONE_LINE])
+        answers = iter([line, COMPLETE])
 
         async def sample(prompt: Sequence[int]) -> Sample:
             return Sample([*self.tokenizer.encode(next(answers), add_special_tokens=False), self._end])

@@ -254,6 +254,7 @@ async def test_a_foreign_agent_is_graded_when_its_budget_is_spent(
     [
         ({"terminal_env": {"max_turn": 3}}, "max_turn: Extra inputs are not permitted"),
         ({"terminal_env": {"step_rewards": True}}, "terminal_env can't set step_rewards"),
+        ({"terminal_env": {"action_format": "keystrokes"}}, "strip white space around a message"),
         ({"agent": {"name": "terminus-2"}, "terminal_env": {"action_format": "bash-tool"}}, "can't set action_format"),
         ({"agent": {"name": "terminus-2"}, "pool_size": 2}, "leave pool_size out"),
     ],
