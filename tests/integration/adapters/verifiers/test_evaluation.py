@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,23 @@ AT_ONCE = 2
 
 
 def evaluate(tmp_path: Path, client: str, url: str, tasks: list[Path]) -> list[Any]:
-    """Run the recipe with ``vf-eval`` and return the traces."""
+    """Run the recipe with ``vf-eval`` on other tasks and return the traces."""
     import verifiers.v1 as vf
 
-    output = tmp_path / "out"
+    output, config = tmp_path / "out", tmp_path / "eval.json"
+    settings = tomllib.loads(RECIPE.read_text())
+    settings["env"]["taskset"]["tasks"] = [str(task) for task in tasks]
+    config.write_text(json.dumps(settings))
     arguments = [
         *("--model", "policy", "--num-rollouts", "1", "--max-concurrent", str(AT_ONCE), "--no-rich"),
         *("--output-dir", output, "--env.agent.harness.sandbox", "local"),
         *("--client.type", client, "--client.base-url", url, "--client.api-key-var", "NO_SUCH_KEY"),
-        *("--env.taskset.tasks", *tasks),
     ]
     if client == "train":
         byte_level_tokenizer().save_pretrained(tmp_path / "tokenizer")
         arguments += ["--client.renderer.name", "qwen3", "--client.renderer.thinking-retention", "all"]
         arguments += ["--client.renderer-model-name", tmp_path / "tokenizer"]
-    command = [Path(sys.executable).with_name("vf-eval"), "@", RECIPE, *arguments]
+    command = [Path(sys.executable).with_name("vf-eval"), "@", config, *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (written,) = output.rglob("traces.jsonl")
