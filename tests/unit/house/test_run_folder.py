@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from harbor_gym.adapters.tinker.training.config import LogDirExists, TrainConfig
 from harbor_gym.adapters.tinker.training.folder import as_written, settle_folder, write_run_config
+from harbor_gym.adapters.tinker.training.preparation import default_log_path
 from harbor_gym.cli.recipes import train
 from harbor_gym.errors import UsageError
 from harbor_gym.samplers import endpoints
@@ -180,3 +182,9 @@ async def test_an_endpoint_that_never_answers_is_dead_too() -> None:
     over.set()
     server.close()
     await server.wait_closed()
+
+
+def test_a_run_on_a_shipped_task_has_a_plain_folder_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path))
+    folder = default_log_path(config_of(Path("task:devops_task")))
+    assert re.fullmatch(r"devops_task-\d{8}-\d{6}", folder.name)

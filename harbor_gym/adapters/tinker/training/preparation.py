@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from harbor_gym import sandboxes
+from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.adapters.tinker.training.config import Backend, TrainConfig
 from harbor_gym.adapters.tinker.training.folder import settle_folder, write_run_config
 from harbor_gym.config import TerminalEnvConfig
@@ -95,7 +96,7 @@ async def prepare(config: TrainConfig) -> TrainRun:
 def default_log_path(config: TrainConfig) -> Path:
     """Return the folder of a run that names none: by its first task directory and the time."""
     if config.task_dirs:
-        name = config.task_dirs[0].resolve().name
+        name = resolve_shipped(config.task_dirs[0]).resolve().name
     else:
         name = "tasks" if config.tasks else config.env.task_dir.resolve().name
     return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
