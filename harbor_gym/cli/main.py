@@ -11,7 +11,7 @@ from harbor_gym.cli.exits import run_and_exit
 from harbor_gym.cli.lazy import LAZY, CommandsGroup, LazyCommand
 from harbor_gym.cli.machine import base, cache, doctor, reap, server
 from harbor_gym.cli.plain_help import HELP_NAMES, PlainCommand
-from harbor_gym.cli.results import plot, report, sweep, view, watch
+from harbor_gym.cli.results import animate, plot, report, sweep, view, watch
 from harbor_gym.cli.tasks import check, check_sandbox, demo, init, play
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ for _name, _function, _summary in (
     ("play", play.play, "Play a task in your own terminal."),
     ("plot", plot.plot, "Draw the curves of runs, by learning rate."),
     ("report", report.report, "Write a run as one HTML file."),
+    ("animate", animate.animate, "Draw a recorded episode as a moving SVG."),
     ("view", view.view, "Show a run's episodes as a live page."),
     ("watch", watch.watch, "Show a run's episodes live, in tmux."),
     ("check", check.check, "Check that tasks grade as they should."),

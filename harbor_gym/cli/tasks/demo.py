@@ -39,6 +39,9 @@ def demo(
     env: Annotated[
         str, typer.Option("--env", help="Sandbox of the second episode; fake plays only the first.")
     ] = "local",
+    keep: Annotated[
+        Path | None, typer.Option("--keep", help="Keep the second episode's trial and recording in this folder.")
+    ] = None,
 ) -> None:
     """Play one episode in memory, then one in a real sandbox where this machine can.
 
@@ -52,7 +55,9 @@ def demo(
         if env != "fake":
             findings = examine(env)
             if usable(findings).get(env, False):
-                solved &= asyncio.run(_play_for_real(env))
+                solved &= asyncio.run(_play_for_real(env, keep))
+                for recording in sorted(keep.glob("*/recording.cast")) if keep is not None else ():
+                    typer.echo(f"   kept: {recording}")
             else:
                 missing = [item for item in findings if not item.ok and item.is_needed]
                 typer.echo(f"\n2. Sandboxes of the kind {env} can't be started here yet:")
@@ -84,10 +89,10 @@ async def _play_in_memory() -> bool:
         return await _play(config, FAKE_SCRIPT)
 
 
-async def _play_for_real(env: str) -> bool:
+async def _play_for_real(env: str, keep: Path | None) -> bool:
     from harbor_gym.config import TerminalEnvConfig
 
-    config = TerminalEnvConfig(task_dir=Path(LOCAL_TASK), sandbox=env, confirm_task_complete=False)
+    config = TerminalEnvConfig(task_dir=Path(LOCAL_TASK), sandbox=env, confirm_task_complete=False, trials_dir=keep)
     typer.echo(f"\n2. An episode of {LOCAL_TASK} on {env} (its image is built the first time, which can take minutes)")
     return await _play(config, LOCAL_SCRIPT)
 

@@ -1,0 +1,122 @@
+"""Recordings as moving SVGs: one screen at a time, as a terminal shows it, and nothing of it is markup."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pyte
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from harbor_gym.cli.main import app
+from harbor_gym.errors import UsageError
+from harbor_gym.report.animation import write_animation
+from harbor_gym.report.screen import read_recording
+from harbor_gym.terminal.recording import CastRecorder
+
+COLUMNS, ROWS = 40, 6
+SVG = "{http://www.w3.org/2000/svg}"
+TURNS = (
+    ("", "root@a:~# "),
+    ("ls\n", "root@a:~# ls\nnotes.txt\nroot@a:~# "),
+    ("cat <b>&'\"\n", "[exit code 1]\nroot@a:~# cat <b>&'\"\n<script>alert(1)</script>\nroot@a:~# "),
+)
+
+
+def record(path: Path, turns: Sequence[tuple[str, str]] = TURNS) -> Path:
+    with CastRecorder(path, columns=COLUMNS, rows=ROWS, title="a & <b>") as recorder:
+        for number, (typed, text) in enumerate(turns):
+            recorder.turn(number, typed, text, number * 1.5)
+    return path
+
+
+def replayed(path: Path) -> list[list[str]]:
+    """Return the screen at the end of each turn, as a terminal of pyte's shows it."""
+    screen = pyte.Screen(COLUMNS, ROWS)
+    stream = pyte.Stream(screen)
+    found: list[list[str]] = []
+    for line in path.read_text().splitlines()[1:]:
+        _, kind, data = json.loads(line)
+        if kind == "m" and (screen.buffer or found):
+            found.append([row.rstrip() for row in screen.display])
+        elif kind == "o":
+            stream.feed(data)
+    return [*found, [row.rstrip() for row in screen.display]]
+
+
+def filled(lines: Sequence[str]) -> list[str]:
+    return [*lines, *[""] * (ROWS - len(lines))]
+
+
+def test_each_turn_has_the_screen_that_a_terminal_shows(tmp_path: Path) -> None:
+    path = record(tmp_path / "a.cast")
+    recording = read_recording(path)
+    assert [frame.typed for frame in recording.frames] == [typed for typed, _ in TURNS]
+    assert [filled(frame.lines) for frame in recording.frames] == replayed(path)
+    assert recording.frames[1].lines == ("root@a:~# ls", "notes.txt", "root@a:~#")
+    assert [frame.at_sec for frame in recording.frames] == [0, 1.5, 3]
+
+
+@given(st.lists(st.text("ab\t日é\n", max_size=90), min_size=1, max_size=5))
+def test_wide_tabbed_and_long_lines_are_wrapped_and_scrolled_likewise(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    path = record(tmp_path_factory.mktemp("casts") / "a.cast", [("x", text) for text in texts])
+    assert [filled(frame.lines) for frame in read_recording(path).frames] == replayed(path)
+
+
+def test_the_picture_is_xml_with_one_group_a_turn_and_nothing_active(tmp_path: Path) -> None:
+    path = record(tmp_path / "a.cast")
+    (tmp_path / "a.json").write_text(json.dumps({"end_reason": "completed", "reward": 1.0}))
+    assert write_animation(path, tmp_path / "a.svg") == len(TURNS)
+    root = ElementTree.parse(tmp_path / "a.svg").getroot()
+    groups = root.findall(f"{SVG}g")
+    shown = [[text.text for text in group] for group in groups]
+    assert shown[2][-3:-1] == ["<script>alert(1)</script>", "root@a:~#"]
+    assert shown[2][-1] == "turn 2 types  cat <b>&'\"⏎   ->  completed, reward 1"
+    assert shown[0] == ["root@a:~#", "the first screen"]
+    assert {element.tag.removeprefix(SVG) for element in root.iter()} == {
+        *("svg", "style", "rect", "circle", "text", "g"),
+    }
+    assert not re.search(r"href|url\(|@import|\son\w+=", (tmp_path / "a.svg").read_text())
+
+
+def test_at_every_moment_one_turn_is_shown(tmp_path: Path) -> None:
+    write_animation(record(tmp_path / "a.cast"), tmp_path / "a.svg")
+    rules = dict(re.findall(r"@keyframes k(\d)\{((?:[\d.]+%\{\w+:\w+\})+)\}", (tmp_path / "a.svg").read_text()))
+    steps = {
+        number: [(float(at), state) for at, state in re.findall(r"([\d.]+)%\{visibility:(\w+)\}", rule)]
+        for number, rule in rules.items()
+    }
+    assert len(steps) == len(TURNS)
+    for moment in range(1000):
+        states = [[state for at, state in step if at <= moment / 10][-1] for step in steps.values()]
+        assert states.count("visible") == 1, moment / 10
+
+
+def test_a_kept_trials_reward_is_shown_and_rows_can_be_cut(tmp_path: Path) -> None:
+    path = record(tmp_path / "recording.cast")
+    (tmp_path / "result.json").write_text(json.dumps({"verifier_result": {"rewards": {"reward": 0.5}}}))
+    done = CliRunner().invoke(app, ["animate", str(path), "--rows", "1"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"{tmp_path / 'recording.svg'}: 3 turns\n"
+    groups = ElementTree.parse(tmp_path / "recording.svg").getroot().findall(f"{SVG}g")
+    assert [len(group) for group in groups] == [2, 2, 2]
+    assert (groups[-1][-1].text or "").endswith("->  reward 0.5")
+
+
+@pytest.mark.parametrize("content", ["", "{}", "no", '{"version": 3, "width": 1, "height": 1}', '{"version": 2}'])
+def test_what_is_no_recording_is_one_line_and_exit_code_2(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.cast").write_text(content)
+    done = CliRunner().invoke(app, ["animate", str(tmp_path / "a.cast")])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "is no recording" in done.stderr
+
+
+def test_a_recording_without_a_turn_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no turn"):
+        write_animation(record(tmp_path / "a.cast", []), tmp_path / "a.svg")
