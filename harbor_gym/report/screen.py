@@ -69,7 +69,8 @@ def read_recording(path: Path) -> Recording:
     for line in lines:
         try:
             second, kind, data = json.loads(line)
-        except ValueError:
+            second, data = float(second), str(data)
+        except (ValueError, TypeError):
             break
         if kind == "m":
             frames += [Frame(at_sec, label, typed, screen.lines())] if label else []
