@@ -38,6 +38,23 @@ def bench_step(
         raise typer.Exit(FAILED)
 
 
+@bench.command("all")
+def bench_all(
+    env: _BenchEnv = "local",
+    repeat: Annotated[int, typer.Option(min=1, help="Times that every step is taken; other sizes go with it.")] = 10,
+) -> None:
+    """Run step, reset, episode, concurrency, vector and gateway; print one JSON object that also describes the machine.
+
+    The page on performance is drawn from it. What else the machine does moves every figure: its load is in there.
+    """
+    from harbor_gym.bench.everything import bench_everything
+
+    with one_line_errors(), quiet_harbor():
+        preflight_by_name(env)
+        report = bench_everything(env, scale=repeat, on_progress=lambda name: typer.echo(name, err=True))
+    typer.echo(json.dumps(report, indent=1))
+
+
 @bench.command("truth")
 def bench_truth(
     env: _BenchEnv = "local",

@@ -256,3 +256,20 @@ def test_misuse_is_one_line_and_exit_code_2(command: str) -> None:
     done = run("bench", command, "--env", "dockr")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "did you mean docker" in done.stderr
+
+
+@pytest.mark.local
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_everything_is_one_report_that_describes_its_machine() -> None:
+    require_engine("local")
+    done = run("bench", "all", "--env", "local", "--repeat", "1")
+    assert done.returncode == 0, done.stderr
+    names = ("step", "reset", "episode", "concurrency", "vector", "gateway")
+    assert tuple(line for line in done.stderr.splitlines() if line in names) == names
+    report = json.loads(done.stdout)
+    assert set(report) == {"format", "env", "day", "machine", "load", *names}
+    assert report["machine"]["cpus"] >= 1
+    assert report["machine"]["processor"]
+    assert report["concurrency"]["lost"] == 0
+    assert {row["failed"] for row in report["episode"]["rows"]} == {0}
