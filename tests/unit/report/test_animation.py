@@ -39,9 +39,9 @@ def replayed(path: Path) -> list[list[str]]:
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.Stream(screen)
     found: list[list[str]] = []
-    for line in path.read_text().splitlines()[1:]:
+    for number, line in enumerate(path.read_text().splitlines()[1:]):
         _, kind, data = json.loads(line)
-        if kind == "m" and (screen.buffer or found):
+        if kind == "m" and number:  # the first event is the first turn's
             found.append([row.rstrip() for row in screen.display])
         elif kind == "o":
             stream.feed(data)
