@@ -2,6 +2,8 @@
 
 import inspect
 import pickle
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -231,3 +233,15 @@ def test_a_missing_package_is_named() -> None:
     assert done.stdout.strip() == (
         f'{MissingDependencyError.__name__} harbor_gym.adapters.trl needs trl: pip install "harbor-gym[trl]"'
     )
+
+
+def test_the_pages_harness_runs(suite: Path) -> None:
+    text = (ROOT / "docs/trl.md").read_text()
+    (block,) = (block for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "class Notes" in block)
+    replaced = block.replace('HarborSpec("tasks"', f'HarborSpec("{suite}", sandbox="{FAKE}"')
+    names: dict[str, Any] = {"HarborSpec": HarborSpec, "ToolHarness": ToolHarness, "shlex": shlex}
+    exec(compile(replaced, "docs/trl.md", "exec"), names)
+    harness = names["spec"].environment_factory()
+    harness.reset(task_index=0)
+    assert "echo 'two words' >> /tmp/notes" in harness.note("two words")
+    names["spec"].close()

@@ -2,8 +2,11 @@
 
 import ast
 import importlib
+import inspect
+import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,25 @@ from tests.helpers.sandboxes.fake_episodes import FAKE
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+RUN_BY = {
+    "README-1": "tests/unit/house/test_docs.py",
+    "agents-1": "tests/integration/gateway/test_docs.py",
+    "agents-2": "tests/integration/gateway/test_docs.py",
+    "openenv-1": "tests/integration/adapters/test_openenv_server.py",
+    "openenv-2": "tests/integration/adapters/test_openenv_server.py",
+    "quick-start-1": "tests/unit/house/test_docs.py",
+    "quick-start-2": "tests/unit/house/test_docs.py",
+    "sandbox-authors-1": "tests/unit/testing/test_pytest_plugin.py",
+    "sandbox-authors-2": "tests/unit/testing/test_pytest_plugin.py",
+    "training-1": "tests/unit/house/test_docs.py",
+    "trl-2": "tests/unit/adapters/test_trl_spec.py",
+}
+"""The test file that runs each Python block."""
+
+NEEDS_A_GPU = {"openenv-3", "trl-1", "trl-3"}
+"""Blocks that train a model of billions of weights: their names and arguments are checked, and the recipes beside them,
+which are the same as programs, train a tiny one."""
+
 _INDENTED = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
 
 
@@ -97,15 +119,42 @@ def test_every_command_line_is_one_that_the_program_takes(words: list[str], tmp_
 
 
 @pytest.mark.parametrize("text", blocks("python"))
-def test_every_python_block_is_python_and_imports_what_there_is(text: str) -> None:
+def test_every_python_block_imports_what_there_is_and_calls_it_with_arguments_that_it_takes(text: str) -> None:
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     tree = compile(text, "block", "exec", ast.PyCF_ONLY_AST | flags)
     assert isinstance(tree, ast.Module)
+    imported: dict[str, Any] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(("harbor_gym", "harbor.")):
+        if isinstance(node, ast.ImportFrom) and node.module and re.match(r"(harbor_gym|harbor|trl)\b", node.module):
+            if node.module.startswith("trl"):
+                pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
             module = importlib.import_module(node.module)
             for alias in node.names:
                 assert hasattr(module, alias.name), f"{node.module} has no {alias.name}"
+                imported[alias.asname or alias.name] = getattr(module, alias.name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in imported:
+            parameters = inspect.signature(imported[node.func.id]).parameters
+            named = {keyword.arg for keyword in node.keywords if keyword.arg is not None}
+            takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+            assert takes_any or named <= set(parameters), f"{node.func.id} takes no {named - set(parameters)}"
+
+
+def test_every_python_block_is_run_by_a_test() -> None:
+    found = {block.id for block in blocks("python")}
+    assert found == set(RUN_BY) | NEEDS_A_GPU
+    for file in set(RUN_BY.values()):
+        names = [page.name for page in PAGES if any(RUN_BY.get(f"{page.stem}-{n}") == file for n in range(1, 9))]
+        for name in names:
+            assert name in (ROOT / file).read_text(), f"{file} does not read {name}"
+
+
+def test_every_block_of_data_is_well_formed() -> None:
+    readers = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load}
+    found = [(block, read) for language, read in readers.items() for block in blocks(language)]
+    assert found
+    for block, read in found:
+        assert read(block.values[0]), block.id
 
 
 def block_with(page: str, words: str) -> str:
