@@ -1,5 +1,6 @@
 """The plugin as an author of a sandbox uses it: in a project of its own, with a good subject and with a broken one."""
 
+import re
 import subprocess
 import sys
 
@@ -142,3 +143,21 @@ def test_the_plugin_is_light_and_starts_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_the_pages_blocks_run(project: pytest.Pytester) -> None:
+    page = (ROOT / "docs/sandbox-authors.md").read_text()
+    sandbox, env = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    conftest, _, test_file = sandbox.partition("# test_my_sandbox.py\n")
+    assert conftest.strip().endswith(CONFTEST.strip())
+    named = test_file.replace('"my_package.sandbox:MySandbox"', '"harbor_gym.testing:FakeEnvironment"')
+    wrapper = (
+        "from harbor_gym import AsyncTerminalGymEnv, TerminalEnvWrapper as MyWrapper\n"
+        "from harbor_gym.testing.pytest_plugin import EnvContract\n"
+    )
+    project.makepyfile(test_my_sandbox=named, test_my_wrapper=wrapper + env)
+    result = project.runpytest_inprocess(*QUIET, "-rf")
+    # The fake keeps the behaviour that the page's example lists as a known failure, and that is reported.
+    failed = [line for line in result.outlines if line.startswith("FAILED")]
+    assert [line.split("[")[1].split("]")[0] for line in failed] == ["odd_names_are_names"]
+    assert result.parseoutcomes()["passed"] >= len(ENV_BEHAVIOURS)
