@@ -112,14 +112,26 @@ def test_a_system_without_proc_knows_processes_by_pid(monkeypatch: pytest.Monkey
         owners._owner_of.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
-def test_processes_of_a_machine_without_an_id_know_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+_WITHOUT_ID = """
+import random, uuid
+from pathlib import Path
+from harbor_gym._runtime import owners
+owners._MACHINE_ID = Path("/nowhere/machine-id")
+uuid.getnode = lambda: random.getrandbits(48)
+if {boot!r}:
+    owners.boot_id = lambda: {boot!r}.strip()
+print(owners.this_process().host)
+"""
+
+
+def host_of_a_process(boot: str = "") -> str:
+    """Return what a process of a machine without an id takes that for. Space is a boot without an id."""
+    command = [sys.executable, "-c", _WITHOUT_ID.format(boot=boot)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_processes_of_a_machine_without_an_id_know_each_other() -> None:
     """Ubuntu's image has no ``/etc/machine-id`` and no program that lists network cards, so each node id is random."""
-    nodes = iter(range(1, 9))
-    monkeypatch.setattr(owners, "_MACHINE_ID", tmp_path / "machine-id")
-    monkeypatch.setattr(owners.uuid, "getnode", lambda: next(nodes))
-    first, again = owners._host(), owners._host()
-    assert first == again
-    monkeypatch.setattr(owners, "boot_id", lambda: "another")
-    assert owners._host() != first, "another boot may be another machine's"
-    monkeypatch.setattr(owners, "boot_id", lambda: "")
-    assert owners._host() != owners._host(), "where nothing is known, nobody is known to be dead"
+    assert host_of_a_process() == host_of_a_process()
+    assert host_of_a_process() != host_of_a_process("another"), "another boot may be another machine's"
+    assert host_of_a_process(" ") != host_of_a_process(" "), "where nothing is known, nobody is known to be dead"
