@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from harbor_gym import HFCodec
+from harbor_gym.types import ChatMessage
 from tests.helpers.chat_templates import QWEN3
 from tests.helpers.paths import ROOT, TASKS
 from tests.helpers.sandboxes.fake_episodes import COMPLETE
@@ -57,7 +58,7 @@ def tokens_of(trace: Any, client: str) -> list[int]:
     if client == "train":
         return branch.token_ids
     tokenizer = byte_level_tokenizer()
-    *before, last = [{"role": message.role, "content": message.content} for message in trace.messages]
+    *before, last = [ChatMessage(role=message.role, content=message.content) for message in trace.messages]
     answer = tokenizer.encode(last["content"], add_special_tokens=False)
     return [*HFCodec(tokenizer, QWEN3).prompt(before), *answer, tokenizer.convert_tokens_to_ids("<|im_end|>")]
 
