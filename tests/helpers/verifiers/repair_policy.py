@@ -85,7 +85,7 @@ class RepairPolicy:
                 sampled = torch.tensor(batch.inference_logprobs[span])
                 mask = torch.tensor(batch.loss_mask[span])
                 if mask.any():
-                    largest = max(largest, float((logprobs - sampled)[mask].abs().max()))
+                    largest = max(largest, float((logprobs.detach() - sampled)[mask].abs().max()))
                 weights = None if batch.rl_weights is None else [torch.tensor(batch.rl_weights[span])]
                 advantages = [torch.tensor(batch.advantages[span])]
                 loss, _ = compute_loss(
