@@ -61,6 +61,7 @@ def test_both_kinds_of_sandboxes_take_every_step(tmp_path: Path) -> None:
     ways = [(row["way"], row["at_once"]) for row in report["resets"]]
     assert ways == [(OURS, 1), (HARBOR, 1), (OURS, 2), (HARBOR, 2)]
     right = {row["implementation"]: row["correct"] for row in report["steps"]["rows"] if row["row"] == "sleep 0.3"}
-    assert right == {PERSISTENT: 1, HARBOR: 1}
+    assert right[PERSISTENT] == 1
+    assert set(right) == {PERSISTENT, HARBOR}, "Harbor's own may return too early: that is a finding, not a failure"
     ours = report["memory"][0]
     assert (ours["way"], ours["is_ended"], ours["lives_on"]) == (OURS, True, True)
