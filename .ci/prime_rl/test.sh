@@ -9,13 +9,10 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$here/.."
 
 if ! .ci/prime_rl/checkout.sh "${HARBOR_GYM_ENVIRONMENTS:-build/environments}/prime_rl_checkout" >/dev/null; then
-  case ",${HARBOR_GYM_REQUIRE:-}," in
-    *,prime_rl,*) die 'HARBOR_GYM_REQUIRE names prime_rl, and Prime-RL cannot be had here' ;;
-    *) say "Prime-RL's tests are skipped. To run them: HARBOR_GYM_PRIME_RL=/path/or/url .ci/prime_rl/test.sh" && exit 0 ;;
-  esac
+  ! is_required prime_rl || die 'HARBOR_GYM_REQUIRE names prime_rl, and Prime-RL cannot be had here'
+  say "Prime-RL's tests are skipped. To run them: HARBOR_GYM_PRIME_RL=/path/or/url .ci/prime_rl/test.sh"
+  exit 0
 fi
 environment=$(.ci/environment.sh prime_rl)
-# Each env server is three processes that import torch: its modules are compiled once, not in each of them.
-unset PYTHONDONTWRITEBYTECODE
 export HARBOR_GYM_REQUIRE="${HARBOR_GYM_REQUIRE:+$HARBOR_GYM_REQUIRE,}verifiers,prime_rl"
 exec "$environment/bin/python" -m pytest -m prime_rl tests/integration/adapters/verifiers "$@"

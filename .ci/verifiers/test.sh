@@ -2,7 +2,10 @@
 # Checks and tests what needs verifiers in the environment that holds it, which is made if it is not there.
 #   test.sh [PYTEST'S FLAGS]
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=.ci/lib.sh
+. "$here/lib.sh"
+cd "$here/.."
 
 environment=$(.ci/environment.sh verifiers)
 .venv/bin/pyright -p .ci/verifiers --venvpath "$(dirname "$environment")"
