@@ -21,8 +21,9 @@ class PipedCommand:
     def __init__(self, kill: Callable[[], None], answered: asyncio.Future[dict[str, Any]]) -> None:
         self._kill = kill
         self._answered = answered
-        # What it has said stays to be read, up to its end; a sandbox's end ends that too.
-        answered.add_done_callback(lambda _: self.stdin.close() if self.stdin is not None else None)
+        # What it has said stays to be read, up to its end; a sandbox's end ends that too. An owner that was cancelled
+        # may never come to `wait`.
+        answered.add_done_callback(lambda _: self._hang_up())
         self._transports: list[asyncio.BaseTransport] = []
         self._input, self._output = InputPipe(), OutputPipe("stdout", None)
         self._errors = OutputPipe("stderr", None)
@@ -58,6 +59,12 @@ class PipedCommand:
         answer = await asyncio.shield(self._answered)
         self.drop()
         return answer.get("return_code", 137)
+
+    def _hang_up(self) -> None:
+        """Close what nobody needs of a command that has ended."""
+        if self.stdin is not None:
+            self.stdin.close()
+        self._errors.close()
 
     def drop(self) -> None:
         """Let go of the pipes. Idempotent."""

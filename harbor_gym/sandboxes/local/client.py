@@ -257,7 +257,7 @@ class SupervisedSandbox:
                 return
         elif not self._ready.done():
             self._ready.set_result(message)
-        else:
+        elif "error" in message:  # else the answer to a start that was cancelled
             self._loss = {"lost": message["error"], "kind": ""}
         for handle in handles:
             os.close(handle)
