@@ -12,10 +12,17 @@ from harbor_gym.cli.shared import FAILED, one_line_errors, quiet_harbor
 def doctor(
     env: Annotated[str | None, typer.Option("--env", help="Only what this kind of sandbox needs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+    sandboxes: Annotated[bool, typer.Option("--sandboxes", help="Only how many fit here at once, for Ray.")] = False,
+    memory_mb: Annotated[int, typer.Option(min=1, help="With --sandboxes: the largest task's memory.")] = 2048,
 ) -> None:
     """Show what can be used on this machine, and what would get the rest. Exit code 0: a sandbox can be started."""
     from harbor_gym.checking.doctor import examine, usable
 
+    if sandboxes:
+        from harbor_gym.checking.capacity import sandboxes_at_once
+
+        typer.echo(sandboxes_at_once(memory_mb))
+        return
     with one_line_errors(), quiet_harbor():
         findings = examine(env)
     kinds = usable(findings)
