@@ -93,6 +93,8 @@ async def bench_scale(
         first = _Member(config)
         await first.start()
         try:
+            # What is started once for the whole process is there before it counts.
+            await _Fleet([_Member(config)], 1).run()
             await fill_executor()
             before = await asyncio.to_thread(take_holdings)
             fleet = _Fleet([_Member(config) for _ in range(sandboxes)], starts_at_once)
