@@ -503,7 +503,11 @@ class Episode:
             if self._run is not None and not self._run.done():
                 # A trial that did not stop in time goes on, logs, and makes its folder again.
                 self._run.add_done_callback(lambda _: self._remove_traces())
-            await asyncio.to_thread(self._remove_traces)
+            elif self._trial is not None:
+                forget_loggers(self._trial.logger)
+            if self._temporary_dir is not None:
+                # Not a method: a thread may hold what it called for a moment longer.
+                await asyncio.to_thread(shutil.rmtree, self._temporary_dir, ignore_errors=True)
 
     def _remove_traces(self) -> None:
         """Remove what the trial keeps on this machine and in this process."""
