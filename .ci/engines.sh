@@ -201,9 +201,9 @@ registry_engine() {
   say "unpacking docker-registry into $folder"
   apt_update
   work=$(mktemp -d)
-  (cd "$work" && apt download docker-registry && dpkg-deb -x docker-registry_*.deb root)
+  (cd "$work" && apt download docker-registry)
   mkdir -p "$folder"
-  cp -a "$work/root/." "$folder"
+  dpkg-deb -x "$work"/docker-registry_*.deb "$folder"
   rm -rf "$work"
   "$folder/usr/bin/docker-registry" --version >/dev/null || die 'docker-registry was unpacked, and does not start'
 }
