@@ -23,11 +23,10 @@ from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.procfs import PROC, descendants, read_stat
 from harbor_gym._runtime.tables import plain_table
 from harbor_gym.bench.implementations import HARBOR, PERSISTENT, HarborTerminal, Implementation, OurTerminal
-from harbor_gym.bench.report import Sample, StepReport, summarize
+from harbor_gym.bench.report import StepReport, summarize
 from harbor_gym.bench.reset import OURS, ResetRow, ResetSample, hold_ours, measure_in_turn
 from harbor_gym.bench.sandbox import BENCH_DOCKERFILE, ExecCounter, started_environment, write_bench_task
-from harbor_gym.bench.scenarios import make_scenarios
-from harbor_gym.bench.steps import play, rotate
+from harbor_gym.bench.steps import take_turns
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import MissingDependencyError
 from harbor_gym.sandboxes.apptainer.options import default_image_dir
@@ -201,7 +200,6 @@ async def _hold_harbors(task_dir: Path) -> AsyncGenerator[ResetSample]:
 
 
 async def _measure_steps(task_dir: Path, repeat: int, on_progress: Callable[[int], None]) -> StepReport:
-    samples: list[Sample] = []
     async with contextlib.AsyncExitStack() as stack:
         ours = await stack.enter_async_context(started_environment(_SANDBOX, task_dir))
         theirs = await stack.enter_async_context(started_environment(HARBORS_SINGULARITY, task_dir))
@@ -209,15 +207,10 @@ async def _measure_steps(task_dir: Path, repeat: int, on_progress: Callable[[int
             (OurTerminal(ours, PERSISTENT), ExecCounter(ours)),
             (HarborTerminal(theirs), ExecCounter(theirs)),
         ]
-        for terminal, counter in players:
+        for terminal, _ in players:
             await terminal.open()
             stack.push_async_callback(terminal.close)
-            await play(make_scenarios(repeat)[0], terminal, counter, repeat)  # warm up: not counted
-        for repetition in range(repeat):
-            for number, scenario in enumerate(make_scenarios(repetition)):
-                for terminal, counter in rotate(players, repetition + number):
-                    samples += await play(scenario, terminal, counter, repetition)
-            on_progress(repetition + 1)
+        samples = await take_turns(players, repeat, on_progress)
         fallbacks = {terminal.name: terminal.fallbacks for terminal, _ in players}
     return summarize(samples, sandbox=_SANDBOX, repeat=repeat, fallbacks=fallbacks, unavailable={})
 

@@ -38,14 +38,7 @@ async def bench_steps(sandbox: str, *, repeat: int, on_progress: Callable[[int],
     async with started_environment(sandbox) as environment, contextlib.AsyncExitStack() as stack:
         counter = ExecCounter(environment)
         implementations, unavailable = await _open_all(environment, stack)
-        for item in implementations:
-            await play(make_scenarios(repeat)[0], item, counter, repeat)  # Warm up: not counted.
-        samples: list[Sample] = []
-        for repetition in range(repeat):
-            for number, scenario in enumerate(make_scenarios(repetition)):
-                for implementation in rotate(implementations, repetition + number):
-                    samples += await play(scenario, implementation, counter, repetition)
-            on_progress(repetition + 1)
+        samples = await take_turns([(item, counter) for item in implementations], repeat, on_progress)
     return summarize(
         samples,
         sandbox=sandbox,
@@ -53,6 +46,30 @@ async def bench_steps(sandbox: str, *, repeat: int, on_progress: Callable[[int],
         fallbacks={item.name: item.fallbacks for item in implementations},
         unavailable=unavailable,
     )
+
+
+async def take_turns(
+    players: list[tuple[Implementation, ExecCounter]], repeat: int, on_progress: Callable[[int], None]
+) -> list[Sample]:
+    """Play every scenario so often with each implementation, after one that is not counted.
+
+    Args:
+        players: Open implementations, each with what counts the calls of its sandbox.
+        repeat: Repetitions of every step.
+        on_progress: Called with the number of finished repetitions.
+
+    Raises:
+        SandboxLostError: A sandbox is gone.
+    """
+    for implementation, counter in players:
+        await _play(make_scenarios(repeat)[0], implementation, counter, repeat)
+    samples: list[Sample] = []
+    for repetition in range(repeat):
+        for number, scenario in enumerate(make_scenarios(repetition)):
+            for implementation, counter in rotate(players, repetition + number):
+                samples += await _play(scenario, implementation, counter, repetition)
+        on_progress(repetition + 1)
+    return samples
 
 
 async def _open_all(
@@ -72,7 +89,7 @@ async def _open_all(
     return opened, unavailable
 
 
-async def play(
+async def _play(
     scenario: Scenario, implementation: Implementation, counter: ExecCounter, repetition: int
 ) -> list[Sample]:
     """Take the scenario's steps in order. After a wrong one nothing is known about the session: it is replaced."""

@@ -355,7 +355,8 @@ class ClusterExecutor(Executor):
 
     def _end_workers(self) -> None:
         closing = [worker.actor.close.remote() for worker in self._workers]
-        self._ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SEC) if closing else None
+        if closing:
+            self._ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SEC)
         for node in self._nodes.values():
             for worker in node.workers:
                 self._ray.kill(worker.actor)

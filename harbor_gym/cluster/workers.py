@@ -9,6 +9,16 @@ from harbor_gym.errors import UsageError
 from harbor_gym.types import ExecutorKind
 
 
+def require_shared_rate(kind: ExecutorKind | None, starts_per_sec: float | None) -> None:
+    """Raise where the flags name a rate that nothing would keep.
+
+    Raises:
+        UsageError: There is a rate, and Ray is not what plays.
+    """
+    if starts_per_sec is not None and kind is not ExecutorKind.RAY:
+        raise UsageError("--rollout-starts-per-sec is shared by Ray's nodes: it needs --rollout-executor ray")
+
+
 @contextlib.contextmanager
 def open_executor(
     kind: ExecutorKind,

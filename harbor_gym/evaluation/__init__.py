@@ -4,7 +4,7 @@ from harbor_gym.evaluation.best import Evaluated, note_evaluation, read_best, re
 from harbor_gym.evaluation.chat import ChatPlayer
 from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult, Player, evaluate
 from harbor_gym.evaluation.journal import Journal
-from harbor_gym.evaluation.remote import RemotePlayer
+from harbor_gym.evaluation.remote import OpenPlayer, RemotePlayer
 from harbor_gym.evaluation.report import Progress, Report, TaskReport, describe_episode, format_report, summarize
 from harbor_gym.evaluation.statistics import Estimate, bootstrap, pass_at_k, wilson
 
@@ -15,6 +15,7 @@ __all__ = [
     "Estimate",
     "Evaluated",
     "Journal",
+    "OpenPlayer",
     "Player",
     "Progress",
     "RemotePlayer",

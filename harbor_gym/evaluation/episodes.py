@@ -98,7 +98,7 @@ class Player:
             labels = {"task": name, "group": name, "episode": number + 1}
             error = error_text(rollout.error)
             await asyncio.to_thread(write_transcript, path, env.transcript, labels=labels, error=error)
-        return _result(name, number, rollout, seconds, timed.seconds), rollout.error
+        return result_of(name, number, rollout, seconds, timed.seconds), rollout.error
 
 
 class EpisodePlayer(Protocol):
@@ -203,7 +203,8 @@ async def _play(config: TerminalEnvConfig, player: EpisodePlayer, number: int) -
     raise AssertionError("there is no end to the attempts' numbers")
 
 
-def _result(name: str, number: int, rollout: Rollout, seconds: float, sampling_sec: float) -> EpisodeResult:
+def result_of(name: str, number: int, rollout: Rollout, seconds: float, sampling_sec: float) -> EpisodeResult:
+    """Return a rollout as an episode of an evaluation."""
     transitions = rollout.transitions
     return EpisodeResult(
         task=name,

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, SandboxError
-from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult, error_text
-from harbor_gym.types import EndReason
+from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult, result_of
+from harbor_gym.types import EndReason, Rollout
+
+type OpenPlayer = Callable[[], AbstractAsyncContextManager[EpisodePlayer]]
+"""Opens a player in the worker. It pickles: a function of a module, or a partial of one."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,7 @@ class RemotePlayer:
     executor: Executor
     """What plays the calls; as many at once as it has workers."""
 
-    open_player: Callable[[], AbstractAsyncContextManager[EpisodePlayer]]
-    """Opens a player in the worker. It pickles: a function of a module, or a partial of one."""
+    open_player: OpenPlayer
 
     retries: int = 1
     """Fresh attempts at an episode that an infrastructure error ended."""
@@ -31,29 +33,15 @@ class RemotePlayer:
         try:
             return await asyncio.wrap_future(future)
         except SandboxError as error:
-            return _lost(config, number, error), error
+            lost = Rollout((), EndReason.INFRASTRUCTURE_ERROR, None, error)
+            return result_of(config.task_dir.resolve().name, number, lost, 0.0, 0.0), error
 
 
 def _attempt(
-    open_player: Callable[[], AbstractAsyncContextManager[EpisodePlayer]], config: TerminalEnvConfig, number: int
+    open_player: OpenPlayer, config: TerminalEnvConfig, number: int
 ) -> tuple[EpisodeResult, HarborGymError | None]:
     async def play() -> tuple[EpisodeResult, HarborGymError | None]:
         async with open_player() as player:
             return await player.attempt(config, number)
 
     return asyncio.run(play())
-
-
-def _lost(config: TerminalEnvConfig, number: int, error: HarborGymError) -> EpisodeResult:
-    return EpisodeResult(
-        task=config.task_dir.resolve().name,
-        episode=number,
-        reward=None,
-        end_reason=EndReason.INFRASTRUCTURE_ERROR,
-        turns=0,
-        prompt_tokens=0,
-        sampled_tokens=0,
-        seconds=0.0,
-        sampling_sec=0.0,
-        error=error_text(error),
-    )

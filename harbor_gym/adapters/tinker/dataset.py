@@ -64,23 +64,16 @@ class HarborRLDataset(RLDataset):
         """Return the group builders of batch ``index``."""
         if not 0 <= index < self._num_batches:
             raise IndexError(f"batch {index} of a dataset of {self._num_batches}")
-        if self._workers and self._warm_sandboxes:
-            return [
-                dataclasses.replace(
-                    self._templates[task],
-                    label=self._label(index, number),
-                    warm_sandboxes=worker_stock(self._warm_sandboxes, self._workers),
-                    is_workers=True,
-                )
-                for number, task in enumerate(self._tasks(index))
-            ]
         stock, next_stock = self._stock(index), self._stock(index + 1)
-        warm_next = tuple((self._templates[task].config, size) for task, size in next_stock.items() if size)
+        in_worker = self._workers > 0
+        ahead = {} if in_worker else next_stock
+        warm_next = tuple((self._templates[task].config, size) for task, size in ahead.items() if size)
         return [
             dataclasses.replace(
                 self._templates[task],
-                label=self._label(index, number),
+                label=f"{self._split}/batch_{index + 1:04d}/group_{number + 1}",
                 warm_sandboxes=stock[task],
+                in_worker=in_worker,
                 warm_next=warm_next,
                 is_last=task not in next_stock,
             )
@@ -98,16 +91,18 @@ class HarborRLDataset(RLDataset):
             if size:
                 shared_pool(self._templates[task].config, size=size)
 
-    def _label(self, index: int, number: int) -> str:
-        return f"{self._split}/batch_{index + 1:04d}/group_{number + 1}"
-
     def _tasks(self, index: int) -> list[int]:
         first = index * self._groups_per_batch
         return [self._order[first + number] for number in range(self._groups_per_batch)]
 
     def _stock(self, index: int) -> Counter[int]:
-        """Return how many sandboxes to keep ready of each task of a batch; a batch that isn't has no tasks."""
+        """Return how many sandboxes to keep ready of each task of a batch; a batch that isn't has no tasks.
+
+        A worker keeps its share of the single task's to the end: it does not know which of its groups is the last.
+        """
         stock: Counter[int] = Counter()
+        if self._workers and self._warm_sandboxes:
+            return Counter({0: worker_stock(self._warm_sandboxes, self._workers)})
         if index < self._num_batches:
             each, rest = divmod(self._warm_sandboxes, self._groups_per_batch)
             for number, task in enumerate(self._tasks(index)):

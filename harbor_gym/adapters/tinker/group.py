@@ -76,7 +76,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     is_last: bool = False
     """Whether the next batch needs no sandbox of this configuration: the stock is then used up and not renewed."""
 
-    is_workers: bool = False
+    in_worker: bool = False
     """Whether a worker process plays the group, whose event loops end with each group. ``warm_sandboxes`` are kept
     ready by that process then, for its next group of this configuration."""
 
@@ -149,7 +149,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         """
         if not self.warm_sandboxes:
             return None
-        if self.is_workers:
+        if self.in_worker:
             return await portal_pool(self.config, size=self.warm_sandboxes)
         pool = shared_pool(self.config, size=self.warm_sandboxes)
         if self.is_last:
@@ -168,7 +168,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
             config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
         env = find_make_env(self.make_env)(config, pool=pool)
         token_env = TokenTerminalEnv(
-            PortalEnv(env) if pool is not None and self.is_workers else env,
+            PortalEnv(env) if pool is not None and self.in_worker else env,
             codec,
             max_tokens=self.max_tokens,
             max_context_tokens=self.max_context_tokens,

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import typer
 
 from harbor_gym import sandboxes
 from harbor_gym.adapters.tinker.policies import MAX_TOKENS, EvalConfig, EvaluatedPolicy, find_policy
+from harbor_gym.cluster.workers import require_shared_rate
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.evaluation import (
@@ -20,6 +20,7 @@ from harbor_gym.evaluation import (
     EpisodePlayer,
     EpisodeResult,
     Journal,
+    OpenPlayer,
     Player,
     Progress,
     RemotePlayer,
@@ -32,7 +33,6 @@ from harbor_gym.evaluation import (
 from harbor_gym.samplers import ChatEndpoint
 from harbor_gym.samplers.endpoints import require_endpoint
 from harbor_gym.tasks import find_tasks
-from harbor_gym.types import ExecutorKind
 
 
 def evaluate_policy(config: EvalConfig) -> Report:
@@ -42,8 +42,7 @@ def evaluate_policy(config: EvalConfig) -> Report:
         HarborGymError: A setting, a task or the sandbox can't be used, before anything is started; or the service of
             the policy failed.
     """
-    if config.rollout_starts_per_sec is not None and config.rollout_executor is not ExecutorKind.RAY:
-        raise UsageError("--rollout-starts-per-sec is shared by Ray's nodes: it needs --rollout-executor ray")
+    require_shared_rate(config.rollout_executor, config.rollout_starts_per_sec)
     sandboxes.preflight(sandboxes.environment_config(config.env.sandbox))
     if config.base_url is not None and config.model is None:
         asyncio.run(require_endpoint(config.base_url))
@@ -90,9 +89,7 @@ async def _policy_player(
 
 
 @contextlib.asynccontextmanager
-async def _player(
-    config: EvalConfig, open_player: Callable[[], AbstractAsyncContextManager[EpisodePlayer]], tasks: int
-) -> AsyncGenerator[EpisodePlayer]:
+async def _player(config: EvalConfig, open_player: OpenPlayer, tasks: int) -> AsyncGenerator[EpisodePlayer]:
     """Yield a player of this process, or of the configuration's executor."""
     if config.rollout_executor is None:
         async with open_player() as player:
@@ -185,8 +182,8 @@ async def _endpoint_player(
 
 def _settings(config: EvalConfig) -> dict[str, Any]:
     """Return what must be the same for episodes to count together: all but how many, and how they are shown."""
-    other = {"paths", "episodes", "attempts", "threshold", "concurrency", "retries", "output"}
-    other |= {"rollout_executor", "rollout_starts_per_sec"}
+    played = {"concurrency", "retries", "rollout_executor", "rollout_starts_per_sec"}
+    other = {"paths", "episodes", "attempts", "threshold", "output", *played}
     settings = config.model_dump(mode="json", exclude=other)
     settings["env"].pop("task_dir")
     return settings

@@ -12,12 +12,12 @@ from harbor_gym import sandboxes
 from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.adapters.tinker.training.config import Backend, TrainConfig
 from harbor_gym.adapters.tinker.training.folder import settle_folder, write_run_config
+from harbor_gym.cluster.workers import require_shared_rate
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.samplers.endpoints import require_endpoint
 from harbor_gym.shaping import find_make_env, find_trajectory_reward
 from harbor_gym.tasks import SourcedTask, filter_tasks, resolve_tasks, split_tasks
-from harbor_gym.types import ExecutorKind
 
 TASKS_FORMAT = 1
 
@@ -137,8 +137,7 @@ def _check_rollouts(run: TrainRun) -> None:
         raise UsageError("--warm-sandboxes with --rollout-executor need a single task: no worker knows its next one")
     find_make_env(config.make_env)
     find_trajectory_reward(config.trajectory_reward)
-    if config.rollout_starts_per_sec is not None and config.rollout_executor is not ExecutorKind.RAY:
-        raise UsageError("--rollout-starts-per-sec is shared by Ray's nodes: it needs --rollout-executor ray")
+    require_shared_rate(config.rollout_executor, config.rollout_starts_per_sec)
     if config.agent is not None:
         _check_agent(config, config.agent)
     elif config.agent_options:
