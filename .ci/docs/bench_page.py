@@ -5,35 +5,24 @@ python .ci/docs/bench_page.py local.json                # adds or replaces it, a
 python .ci/docs/bench_page.py                           # draws the page from what is there
 """
 
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[2] / "docs"
-BEGIN, END = "<!-- figures: drawn by .ci/docs/bench_page.py -->", "<!-- end of figures -->"
+from pages import DOCS, add_reports, mark, replace_section, table
+
+BEGIN = mark("bench_page.py")
 
 
 def main(files: list[str]) -> None:
     """Add the reports in ``files``, by their sandbox, and draw the page."""
-    store = DOCS / "bench.json"
-    reports: dict[str, Any] = json.loads(store.read_text())
-    for file in files:
-        report = json.loads(Path(file).read_text())
-        reports[report["env"]] = report
-    store.write_text(json.dumps(dict(sorted(reports.items())), indent=1) + "\n")
+    reports = add_reports(DOCS / "bench.json", files, lambda report: report["env"])
     page = DOCS / "benchmarks.md"
     page.write_text(draw(page.read_text(), reports))
 
 
 def draw(page: str, reports: dict[str, Any]) -> str:
     """Return the page with its figures replaced."""
-    head, found, rest = page.partition(BEGIN)
-    _, closed, tail = rest.partition(END)
-    if not found or not closed:
-        raise SystemExit(f"docs/benchmarks.md has no {BEGIN} … {END}")
-    sections = "\n\n".join(section(report) for _, report in sorted(reports.items()))
-    return f"{head}{BEGIN}\n\n{sections or 'Nothing was measured yet.'}\n\n{END}{tail}"
+    return replace_section(page, BEGIN, [section(report) for _, report in sorted(reports.items())])
 
 
 def section(report: dict[str, Any]) -> str:
@@ -60,7 +49,7 @@ def _steps(report: dict[str, Any]) -> str:
     ways = list(dict.fromkeys(row["implementation"] for row in report["rows"]))
     titles = {"harbor": "Harbor's `TmuxSession`"}
     lines = [[name, *(f"{found[way]:.0f}" if way in found else "" for way in ways)] for name, found in rows.items()]
-    return _table(["a step, median ms", *(titles.get(way, way) for way in ways)], lines)
+    return table(["a step, median ms", *(titles.get(way, way) for way in ways)], lines)
 
 
 def _resets(report: dict[str, Any]) -> str:
@@ -68,7 +57,7 @@ def _resets(report: dict[str, Any]) -> str:
         [row["way"], str(row["at_once"]), *(f"{row[name]:.0f}" for name in ("ready_ms", "all_ready_ms", "close_ms"))]
         for row in report["rows"]
     ]
-    return _table(["a sandbox, median ms", "at once", "ready", "all ready", "close"], lines)
+    return table(["a sandbox, median ms", "at once", "ready", "all ready", "close"], lines)
 
 
 def _rest(report: dict[str, Any]) -> str:
@@ -84,11 +73,7 @@ def _rest(report: dict[str, Any]) -> str:
     for name, row in gateway.items():
         over = f"median {row['median_ms']:.1f} ms, p99 {row['p99_ms']:.1f} ms"
         lines.append([f"a call, {name}, over the sampler's own time", over])
-    return _table(["what", "measured"], lines)
-
-
-def _table(titles: list[str], lines: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (titles, ["---"] * len(titles), *lines))
+    return table(["what", "measured"], lines)
 
 
 if __name__ == "__main__":

@@ -6,23 +6,17 @@ python .ci/docs/scale_page.py scale.json soak.json      # adds or replaces them,
 python .ci/docs/scale_page.py                           # draws the page from what is there
 """
 
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[2] / "docs"
-BEGIN, END = "<!-- figures: drawn by .ci/docs/scale_page.py -->", "<!-- end of figures -->"
+from pages import DOCS, add_reports, mark, replace_section, table
+
+BEGIN = mark("scale_page.py")
 
 
 def main(files: list[str]) -> None:
     """Add the reports in ``files``, and draw the page."""
-    store = DOCS / "scale.json"
-    reports: dict[str, Any] = json.loads(store.read_text())
-    for file in files:
-        report = json.loads(Path(file).read_text())
-        reports[key_of(report)] = report
-    store.write_text(json.dumps(dict(sorted(reports.items())), indent=1) + "\n")
+    reports = add_reports(DOCS / "scale.json", files, key_of)
     page = DOCS / "scale.md"
     page.write_text(draw(page.read_text(), reports))
 
@@ -35,20 +29,17 @@ def key_of(report: dict[str, Any]) -> str:
 
 def draw(page: str, reports: dict[str, Any]) -> str:
     """Return the page with its figures replaced."""
-    head, found, rest = page.partition(BEGIN)
-    _, closed, tail = rest.partition(END)
-    if not found or not closed:
-        raise SystemExit(f"docs/scale.md has no {BEGIN} … {END}")
-    return f"{head}{BEGIN}\n\n{figures(reports)}\n\n{END}{tail}"
+    return replace_section(page, BEGIN, figures(reports))
 
 
-def figures(reports: dict[str, Any]) -> str:
-    """Return the tables of the reports."""
-    scale = [report for key, report in sorted(reports.items()) if key.startswith("scale ")]
-    soak = [report for key, report in sorted(reports.items()) if key.startswith("soak ")]
-    tables = [_table(_SCALE, scale)] if scale else []
-    tables += [_table(_SOAK, soak)] if soak else []
-    return "\n\n".join(tables) or "Nothing was measured yet."
+def figures(reports: dict[str, Any]) -> list[str]:
+    """Return a table of each kind of report that there is."""
+    tables: list[str] = []
+    for kind, columns in (("scale ", _SCALE), ("soak ", _SOAK)):
+        found = [report for key, report in sorted(reports.items()) if key.startswith(kind)]
+        lines = [[cell(report) for cell in columns.values()] for report in found]
+        tables += [table(list(columns), lines)] if found else []
+    return tables
 
 
 def _sandbox(report: dict[str, Any]) -> str:
@@ -78,12 +69,6 @@ _SOAK = {
     "left": lambda r: ", ".join(r["left"]) or "none",
     "growth, KiB an episode": lambda r: f"{r['growth_kib']:.2f}",
 }
-
-
-def _table(columns: dict[str, Any], reports: list[dict[str, Any]]) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(cell(report) for cell in columns.values()) + " |" for report in reports]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The page on performance shows the report that lies beside it, and what machine it is of."""
 
-import importlib.util
 import json
 from types import ModuleType
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 
 from harbor_gym.bench.machine import describe_machine, load
+from tests.helpers.docs_scripts import load_script
 from tests.helpers.paths import ROOT
 
 REPORT: dict[str, Any] = {
@@ -41,12 +41,7 @@ REPORT: dict[str, Any] = {
 
 @pytest.fixture
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_page", ROOT / ".ci" / "docs" / "bench_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("bench_page")
 
 
 def test_the_page_is_what_the_script_draws(script: ModuleType) -> None:
@@ -55,7 +50,7 @@ def test_the_page_is_what_the_script_draws(script: ModuleType) -> None:
 
 
 def test_a_report_becomes_tables_under_its_machine(script: ModuleType) -> None:
-    page = script.draw(f"before {script.BEGIN} old {script.END} after", {"local": REPORT})
+    page = script.draw(f"before {script.BEGIN} old <!-- end of figures --> after", {"local": REPORT})
     assert "old" not in page
     assert page.startswith("before ")
     assert page.endswith(" after")

@@ -1,11 +1,11 @@
 """The page on scale shows the reports that lie beside it."""
 
-import importlib.util
 import json
 from types import ModuleType
 
 import pytest
 
+from tests.helpers.docs_scripts import load_script
 from tests.helpers.paths import ROOT
 
 SCALE = {
@@ -25,12 +25,7 @@ SCALE = {
 
 @pytest.fixture
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("scale_page", ROOT / ".ci" / "docs" / "scale_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("scale_page")
 
 
 def test_the_page_is_what_the_script_draws(script: ModuleType) -> None:
@@ -39,7 +34,7 @@ def test_the_page_is_what_the_script_draws(script: ModuleType) -> None:
 
 
 def test_a_report_becomes_a_row(script: ModuleType) -> None:
-    page = script.draw(f"before {script.BEGIN} old {script.END} after", {script.key_of(SCALE): SCALE})
+    page = script.draw(f"before {script.BEGIN} old <!-- end of figures --> after", {script.key_of(SCALE): SCALE})
     assert "old" not in page
     assert page.startswith("before ")
     assert page.endswith(" after")
