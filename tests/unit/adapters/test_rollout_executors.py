@@ -44,10 +44,17 @@ def no_executor() -> Iterator[None]:
     assert multiprocessing.active_children() == []
 
 
-@pytest.fixture
-def own_ray() -> Iterator[dict[str, str]]:
+@pytest.fixture(params=list(ExecutorKind))
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ExecutorKind]:
+    """Each kind of executor, Ray in an environment of its own."""
+    if request.param is ExecutorKind.PROCESS:
+        yield request.param
+        return
+    pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
     with ray_of_its_own() as environment:
-        yield environment
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield request.param
 
 
 def make_builder(task_dir: Path, meeting: Path, processes: int) -> Any:
@@ -79,19 +86,10 @@ async def play(executor: Any, builder: Any, strategy: Any, *answers: str, groups
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", list(ExecutorKind))
 @pytest.mark.usefixtures("no_executor")
 async def test_workers_play_at_once_until_a_bug_in_one_ends_the_run(
-    kind: ExecutorKind,
-    task_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    kind: ExecutorKind, task_dir: Path, tmp_path: Path
 ) -> None:
-    if kind is ExecutorKind.RAY:
-        pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
-        for name, value in request.getfixturevalue("own_ray").items():
-            monkeypatch.setenv(name, value)
     from harbor_gym.adapters.tinker import RetryThenMask
     from harbor_gym.adapters.tinker.executors import rollout_executor
 
@@ -129,19 +127,10 @@ def expect_two_workers(groups: list[Any]) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", list(ExecutorKind))
 @pytest.mark.usefixtures("no_executor")
 async def test_each_worker_keeps_sandboxes_ready_between_its_groups(
-    kind: ExecutorKind,
-    task_dir: Path,
-    tmp_path: Path,
-    own_ray: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
+    kind: ExecutorKind, task_dir: Path, tmp_path: Path
 ) -> None:
-    if kind is ExecutorKind.RAY:
-        pytest.importorskip("ray", reason='pip install "harbor-gym[ray]"')
-    for name, value in own_ray.items():
-        monkeypatch.setenv(name, value)
     from harbor_gym.adapters.tinker import HarborSingleTaskRLDataset, RetryThenMask
     from harbor_gym.adapters.tinker.executors import rollout_executor
 
