@@ -288,6 +288,32 @@ async def test_killing_the_other_end_from_within_is_survived(terminal: Terminal)
     assert turn.text.endswith("; echo survived\nsurvived\n$ echo next\nnext\n$")
 
 
+_SLOW_TMUX = r"""#!/bin/bash
+[[ " $* " == *" -C "* ]] || exec /usr/bin/tmux "$@"
+echo come >>/srv/clients
+/usr/bin/tmux "$@"
+sleep 0.3
+echo gone >>/srv/clients
+"""
+
+
+@pytest.mark.local
+async def test_a_client_comes_when_the_last_one_is_gone(tmp_path: Path) -> None:
+    # tmux up to 3.6 crashes where a client leaves while a control client introduces itself.
+    require_engine("local")
+    sandbox = await start_local(tmp_path / "environment")
+    install = f"printf %s {shlex.quote(_SLOW_TMUX)} >/usr/local/bin/tmux; chmod +x /usr/local/bin/tmux"
+    assert (await sandbox.exec(install)).return_code == 0
+    terminal = await open_terminal(sandbox, TerminalConfig(transport="portable"))
+    for word in ("one", "two"):
+        assert (await enter(terminal, f"echo {word}\n")).text == f"$ echo {word}\n{word}\n$"
+    seen = (await read(sandbox, "cat /srv/clients")).split()
+    assert len(seen) >= 5, "the session's first client, and one for each step"
+    assert seen == (["come", "gone"] * len(seen))[: len(seen)]
+    await terminal.close()
+    await sandbox.stop(delete=True)
+
+
 # --- cancellation and ends --------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,8 @@
 # Some environments merge the error stream into the answer, and the policy may delete any file at any moment.
 #
 # The variables that functions share. The session (set once by whoever serves):
-#   dir          the session's directory: socket, step, rc, options, pane, path, channel, keys, text, visible, frame
+#   dir          the session's directory: socket, step, rc, options, pane, path, channel, client, keys, text, visible,
+#                frame
 #   session      the nonce in the marks of the pane's prompts      shell server tty   the pane's shell, tmux, terminal
 #   tmux         the program          is_resident   whether this process takes more steps than one
 # The control client (2-tmux):

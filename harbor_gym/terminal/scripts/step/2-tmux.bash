@@ -9,11 +9,13 @@ connect() {
     local line
     greeting=()
     [ -n "$tmux" ] || { hash tmux && tmux=${BASH_CMDS[tmux]}; } || return
+    await_last_client
     coproc CONTROL {
         exec "$tmux" -u -S "$dir/socket" -C "$@" attach-session -t main \; refresh-client -F no-output
     }
     # shellcheck disable=SC2153
     client=$CONTROL_PID
+    printf '%s\n' "$client" >"$dir/client"
     exec {from}<&"${CONTROL[0]}" {to}>&"${CONTROL[1]}" || return
     eval "exec ${CONTROL[0]}<&- ${CONTROL[1]}>&-"
     partial=''
@@ -25,6 +27,28 @@ connect() {
         greeting+=("$line")
     done
     disconnect
+    return 1
+}
+
+# Up to 3.6 the tmux server crashes where one client leaves while a control client introduces itself: it reports the
+# leaving to a client that it has not set up yet. So the last client has to be gone before the next one comes.
+await_last_client() {
+    local turn last=''
+    [ -e "$dir/client" ] && read -r last <"$dir/client"
+    for ((turn = 0; turn < 100; turn++)); do
+        is_client "$last" || return
+        sleep 0.01
+    done
+}
+
+# True where process $1 is a client of this session's server. A process that has ended has no command line, and has
+# closed what it had open.
+is_client() {
+    local word
+    [[ $1 =~ ^[1-9][0-9]{0,9}$ ]] || return
+    while IFS= read -r -d '' word; do
+        if [ "$word" = "$dir/socket" ]; then return 0; fi
+    done <"/proc/$1/cmdline"
     return 1
 }
 

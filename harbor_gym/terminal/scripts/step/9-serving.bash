@@ -3,18 +3,23 @@
 
 # Stops the process that served this session.
 take_over() {
-    local pid client_there key turn
-    read -r pid client_there key <"$dir/channel" && [ -n "$key" ] || return
+    local pid key turn client_there=''
+    read -r pid key <"$dir/channel" && [ -n "$key" ] || return
+    read -r client_there <"$dir/client"
     for ((turn = 0; turn < 500; turn++)); do
         if [[ $(tr '\0' ' ' <"/proc/$pid/cmdline") == *"step serve $key"* ]]; then
             kill_tree "$pid"
-        elif query "list-clients -F '#{client_pid}'" && [[ $'\n'${answer[0]}$'\n' == *$'\n'"$client_there"$'\n'* ]]; then
+        elif is_client "$client_there"; then
             # What it had not yet read of its commands is lost with it.
             kill -KILL "$client_there"
+            sleep 0.002
+        elif query "list-clients -F '#{client_pid}'" && [[ $'\n'${answer[0]}$'\n' == *$'\n'"$client_there"$'\n'* ]]; then
+            # Where /proc is hidden.
+            kill -KILL "$client_there"
+            sleep 0.002
         else
             break
         fi
-        await_news 0.002
     done
     : >"$dir/channel"
 }
@@ -55,7 +60,7 @@ serve() {
         [ -e "$dir/path" ] && read -r PATH <"$dir/path"
         connect
     fi
-    printf '%s %s %s\n' $$ "$client" "$nonce" >"$dir/channel"
+    printf '%s %s\n' $$ "$nonce" >"$dir/channel"
     printf '%s ready\n' "$nonce"
     while read -ra words; do
         case ${words[0]} in
