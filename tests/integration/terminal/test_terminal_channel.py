@@ -60,7 +60,8 @@ async def sandbox(request: pytest.FixtureRequest, tmp_path: Path, nothing_left: 
     require_engine(request.param)
     if request.param == "docker":
         entered = Container(request.getfixturevalue("container"), tmp_path)
-        await entered.exec("rm -f /srv/*")
+        # What a test that failed has left, too: all of this file share the container.
+        await entered.exec("pkill tmux; rm -rf /srv/* /run/.terminal-*")
         yield entered
         return
     started = await start_local(tmp_path / "environment")
