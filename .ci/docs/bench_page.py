@@ -1,4 +1,4 @@
-"""Draw the figures of docs/benchmarks.md from docs/bench.json: reports of ``harbor-gym bench all`` as printed.
+"""Draw the figures of docs/benchmarks.md from docs/figures/bench.json: reports of ``harbor-gym bench all`` as printed.
 
 harbor-gym bench all --env local > local.json
 python .ci/docs/bench_page.py local.json                # adds or replaces it, and draws the page
@@ -15,7 +15,7 @@ BEGIN = mark("bench_page.py")
 
 def main(files: list[str]) -> None:
     """Add the reports in ``files``, by their sandbox, and draw the page."""
-    reports = add_reports(DOCS / "bench.json", files, lambda report: report["env"])
+    reports = add_reports(DOCS / "figures" / "bench.json", files, lambda report: report["env"])
     page = DOCS / "benchmarks.md"
     page.write_text(draw(page.read_text(), reports))
 

@@ -1,4 +1,4 @@
-"""Draw the figures of docs/scale.md from docs/scale.json: reports of ``harbor-gym bench`` as they were printed.
+"""Draw the figures of docs/scale.md from docs/figures/scale.json: reports of ``harbor-gym bench`` as they were printed.
 
 harbor-gym bench scale --sandboxes 1000 --json > scale.json
 harbor-gym bench soak --episodes 20000 --json > soak.json
@@ -16,7 +16,7 @@ BEGIN = mark("scale_page.py")
 
 def main(files: list[str]) -> None:
     """Add the reports in ``files``, and draw the page."""
-    reports = add_reports(DOCS / "scale.json", files, key_of)
+    reports = add_reports(DOCS / "figures" / "scale.json", files, key_of)
     page = DOCS / "scale.md"
     page.write_text(draw(page.read_text(), reports))
 

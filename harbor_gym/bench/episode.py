@@ -19,9 +19,9 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 from harbor.models.trial.paths import EnvironmentPaths
 
+from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.procfs import read_stat
-from harbor_gym._runtime.tables import plain_table
 from harbor_gym.bench.sandbox import write_bench_task
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv

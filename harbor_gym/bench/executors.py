@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym._runtime.tables import plain_table
 from harbor_gym.bench.sandbox import write_bench_task
 from harbor_gym.cluster import open_executor
 from harbor_gym.config import TerminalEnvConfig

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harbor_gym._runtime.tables import plain_table
+from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym.bench.implementations import HARBOR
 from harbor_gym.bench.scenarios import ROWS
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.processes import start_process
-from harbor_gym._runtime.tables import plain_table
 from harbor_gym.bench.memory import measure_idle_memory
 from harbor_gym.bench.report import percentile
 from harbor_gym.bench.sandbox import started_environment, write_bench_task

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.procfs import PROC, descendants, read_stat
-from harbor_gym._runtime.tables import plain_table
 from harbor_gym.bench.implementations import HARBOR, PERSISTENT, HarborTerminal, Implementation, OurTerminal
 from harbor_gym.bench.report import StepReport, summarize
 from harbor_gym.bench.reset import OURS, ResetRow, ResetSample, hold_ours, measure_in_turn

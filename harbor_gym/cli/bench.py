@@ -67,8 +67,9 @@ def bench_truth(
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
     """Judge each return of the terminal by what the pane wrote afterwards, in many programs."""
-    from harbor_gym.bench import started_environment, truth
-    from harbor_gym.bench.truth_sessions import make_sessions
+    from harbor_gym.bench import started_environment
+    from harbor_gym.bench.truth import measure as truth
+    from harbor_gym.bench.truth.sessions import make_sessions
 
     def show_progress(done: int, total: int) -> None:
         if sys.stderr.isatty():
@@ -205,7 +206,7 @@ def bench_gateway(
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
     """Time growing conversations through the gateway, and the same with the sampler alone, at a fixed rate."""
-    from harbor_gym.bench import gateway as benchmark
+    from harbor_gym.bench.gateway import measure as benchmark
 
     with one_line_errors():
         report = asyncio.run(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harbor_gym._runtime.progress import ShowBar, show_no_bar
+from harbor_gym._runtime.console.progress import ShowBar, show_no_bar
 from harbor_gym.adapters.tinker.policies import EvaluatedPolicy
 from harbor_gym.adapters.tinker.training.config import Backend
 from harbor_gym.adapters.tinker.training.preparation import TrainRun

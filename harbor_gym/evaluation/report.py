@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from harbor_gym._runtime.tables import markdown_table
+from harbor_gym._runtime.console.tables import markdown_table
 from harbor_gym.evaluation.episodes import EpisodeResult
 from harbor_gym.evaluation.statistics import CONFIDENCE, Estimate, mean_estimate, pass_estimate
 

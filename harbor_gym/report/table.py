@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean
 
-from harbor_gym._runtime.tables import markdown_table
+from harbor_gym._runtime.console.tables import markdown_table
 from harbor_gym.report.metrics import Curves
 
 WINDOW = 5

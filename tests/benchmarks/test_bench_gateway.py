@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from harbor_gym.bench.gateway import (
+from harbor_gym.bench.gateway.client import Plan, converse
+from harbor_gym.bench.gateway.measure import (
     DIRECT,
     GATEWAY,
     LITELLM,
@@ -17,7 +18,6 @@ from harbor_gym.bench.gateway import (
     format_gateway,
     run_client,
 )
-from harbor_gym.bench.gateway_client import Plan, converse
 from harbor_gym.errors import HarborGymError
 from harbor_gym.gateway import Gateway
 from harbor_gym.types import Sample

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harbor_gym.bench import truth
-from harbor_gym.bench.truth import TruthReport, Verdict, bench_truth, format_truth
-from harbor_gym.bench.truth_sessions import Session, TruthStep, make_sessions
+from harbor_gym.bench.truth import measure as truth
+from harbor_gym.bench.truth.measure import TruthReport, Verdict, bench_truth, format_truth
+from harbor_gym.bench.truth.sessions import Session, TruthStep, make_sessions
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.terminal_environments import start_local
 

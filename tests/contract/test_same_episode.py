@@ -14,9 +14,9 @@ import pytest
 from harbor_gym import EndReason
 from tests.contract.players import cookbook, harbor, nemo_gym, openenv, skyrl, trl, verifiers
 from tests.contract.players.episode import VANISH, Episode, Played, Script, by_run_episode
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, write_task
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -25,10 +25,10 @@ from tinker_cookbook.rl.types import (
 from harbor_gym.adapters.harbor import RolloutInterface, TokenRollout
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.env import stop_metric
+from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_reward
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.gateway import SessionLimits
-from harbor_gym.shaping import TrajectoryReward, trajectory_reward
 from harbor_gym.tokens import Transcript
 from harbor_gym.transcripts import write_transcript
 from harbor_gym.types import Sample, TokenSequence, Turn

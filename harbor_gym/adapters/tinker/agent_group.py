@@ -10,9 +10,9 @@ from tinker_cookbook.rl.types import Env, Metrics, Trajectory
 from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
+from harbor_gym.adapters.tinker.shaping import find_trajectory_reward
 from harbor_gym.errors import UsageError
 from harbor_gym.pool import WarmPool
-from harbor_gym.shaping import find_trajectory_reward
 
 
 @dataclass

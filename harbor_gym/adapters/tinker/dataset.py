@@ -11,10 +11,10 @@ import chz
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
+from harbor_gym.adapters.tinker.shaping import TrajectoryReward
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.pool import shared_pool
-from harbor_gym.shaping import TrajectoryReward
 from harbor_gym.tasks import SourcedTask, TaskOrder, filter_tasks, resolve_tasks, split_tasks
 from harbor_gym.wrappers import MakeEnv
 

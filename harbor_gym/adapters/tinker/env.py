@@ -21,8 +21,8 @@ from tinker_cookbook.rl.types import (
 )
 
 from harbor_gym.adapters.tinker.codec import RendererCodec
+from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_reward
 from harbor_gym.errors import HarborGymError
-from harbor_gym.shaping import TrajectoryReward, trajectory_reward
 from harbor_gym.tokens import TokenStep, TokenTerminalEnv
 from harbor_gym.transcripts import add_logprobs, write_transcript
 from harbor_gym.types import EndReason, EpisodeInfo

@@ -16,10 +16,10 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from harbor_gym import errors
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.env import STOP_REASONS, HarborTerminalTinkerEnv
+from harbor_gym.adapters.tinker.shaping import TrajectoryReward, find_make_env, find_trajectory_reward
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError
 from harbor_gym.pool import WarmPool, portal_pool, shared_pool
-from harbor_gym.shaping import TrajectoryReward, find_make_env, find_trajectory_reward
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.wrappers import MakeEnv, PortalEnv
 
@@ -91,7 +91,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     one, or its name as ``module.path:name``. None: ``AsyncTerminalGymEnv``."""
 
     trajectory_reward: TrajectoryReward | str | None = None
-    """Adds to each verified episode's reward, see :data:`harbor_gym.shaping.TrajectoryReward`; or its name."""
+    """Adds to each verified episode's reward, see :data:`.shaping.TrajectoryReward`; or its name."""
 
     _envs: list["HarborTerminalTinkerEnv | HarborAgentTinkerEnv"] = field(
         default_factory=list["HarborTerminalTinkerEnv | HarborAgentTinkerEnv"], init=False, repr=False

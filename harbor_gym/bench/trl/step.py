@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, override
 
+from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym._runtime.tables import plain_table
 from harbor_gym.adapters.trl import HarborSpec, verified_reward
 from harbor_gym.bench.sandbox import write_bench_task
 from harbor_gym.errors import HarborGymError

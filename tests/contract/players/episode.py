@@ -21,9 +21,9 @@ from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import classify
 from harbor_gym.testing import FakeEnvironment
 from harbor_gym.types import TokenSequence
-from tests.helpers.chat_templates import QWEN3
+from tests.helpers.chats.chat_templates import QWEN3
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.policies.token_policies import RENDERER
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 MAX_TOKENS = 500
 VANISH = "vanish"

@@ -7,8 +7,8 @@ import pytest
 
 from harbor_gym import EndReason, Sample, TokenTerminalEnv, merge, run_episode
 from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost, played_of
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.policies.completions_server import completions_server
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

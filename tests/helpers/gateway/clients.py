@@ -8,7 +8,7 @@ from typing import Any
 
 from harbor_gym.gateway import Gateway, Session
 from harbor_gym.types import Sample, StopReason
-from tests.helpers.character_codec import END, CharacterCodec
+from tests.helpers.chats.character_codec import END, CharacterCodec
 
 _THINKING = re.compile(r"\A\s*<think>(.*?)</think>\n*", re.DOTALL)
 

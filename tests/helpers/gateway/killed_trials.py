@@ -23,7 +23,7 @@ from harbor_gym.gateway.trials import open_tunnel_for_agent, sandbox_url
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.local.forkserver_client import end_forkserver
 from harbor_gym.types import Sample
-from tests.helpers.character_codec import END, CharacterCodec
+from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.gateway.clients import tool_call
 from tests.helpers.gateway.inner_agent import INNER_AGENT
 from tests.helpers.killed_host import adopt_orphans, kill_one, one_reset, orphans

@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from harbor_gym.types import ChatMessage
-from tests.helpers.character_codec import END, CharacterCodec
+from tests.helpers.chats.character_codec import END, CharacterCodec
 
 THINKING = "<think>hm</think>"
 """How each answer begins; vLLM's reasoning parser takes it out of the content."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from harbor_gym import Sample
-from tests.helpers.character_codec import END
+from tests.helpers.chats.character_codec import END
 
 
 class Script:

@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from tests.helpers.tokenizers import byte_level_tokenizer
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 
 RENDERER = "qwen3_instruct"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harbor_gym import Sample
-from tests.helpers.tokenizers import byte_level_tokenizer
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

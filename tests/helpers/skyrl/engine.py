@@ -9,8 +9,8 @@ from typing import Any, override
 from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInterface
 
 from harbor_gym.types import Sample, Sampler
-from tests.helpers.chat_templates import QWEN2_5
-from tests.helpers.tokenizers import byte_level_tokenizer
+from tests.helpers.chats.chat_templates import QWEN2_5
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 
 
 def chat_tokenizer() -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from harbor_gym import EndReason, Sample
 from harbor_gym.types import TokenSequence
-from tests.helpers.tokenizers import byte_level_tokenizer
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.verifiers.token_server import TokenServer, serve
 
 PLUGIN = "harbor-gym-verifiers"

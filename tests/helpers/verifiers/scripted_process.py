@@ -17,10 +17,10 @@ from pathlib import Path
 
 from harbor_gym import HFCodec, Sample
 from harbor_gym.tasks import read_instruction
-from tests.helpers.chat_templates import QWEN3
+from tests.helpers.chats.chat_templates import QWEN3
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
-from tests.helpers.tokenizers import byte_level_tokenizer
 from tests.helpers.verifiers.episodes import Script
 from tests.helpers.verifiers.token_server import TokenServer, serve
 

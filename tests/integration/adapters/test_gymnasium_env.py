@@ -22,8 +22,8 @@ from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo, TransformRe
 import harbor_gym
 from harbor_gym.adapters.gymnasium import HarborTerminalEnv, KeystrokesToTerminus, TokenizedText
 from harbor_gym.errors import TaskError, UsageError, VerifierError
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.tasks import DONE, write_task
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 gym.register_envs(harbor_gym)
 

@@ -18,7 +18,7 @@ from harbor_gym.errors import AgentFailedError, SamplerError, SandboxStartError,
 from harbor_gym.gateway import Gateway, SessionLimits
 from harbor_gym.gateway.agents import agent_config
 from harbor_gym.sandboxes import environment_config
-from tests.helpers.character_codec import END, CharacterCodec
+from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.gateway.clients import ThinkingCodec
 from tests.helpers.gateway.format_agent import FormatAgent
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import TaskError, UsageError
 from harbor_gym.tasks import TaskOrder, resolve_tasks
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engines import require_engine
 from tests.helpers.policies.token_policies import RENDERER, message, scripted
 from tests.helpers.tasks import DONE, write_task
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 seeds = st.integers(0, 2**32)
 

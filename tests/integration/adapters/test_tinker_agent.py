@@ -11,11 +11,11 @@ from harbor.models.trial.config import AgentConfig
 
 from harbor_gym import TerminalEnvConfig, Transcript
 from harbor_gym.errors import SandboxStartError, UsageError
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.gateway.format_agent import FormatAgent
 from tests.helpers.policies.token_policies import RENDERER, message, scripted
 from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.tasks import DONE, write_task
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 pytestmark = [pytest.mark.tinker, pytest.mark.usefixtures("nothing_left")]
 

@@ -9,10 +9,10 @@ import pytest
 
 from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, SandboxStartError
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engines import require_engine
 from tests.helpers.policies.token_policies import RENDERER, message, scripted
 from tests.helpers.tasks import BASE, DONE, write_task
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 pytestmark = [pytest.mark.tinker, pytest.mark.local, pytest.mark.usefixtures("engines", "nothing_left")]
 

@@ -11,11 +11,11 @@ import pytest
 
 from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import SandboxLostError, SandboxThrottledError, UsageError
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engines import require_engine
 from tests.helpers.policies.token_policies import RENDERER, SamplingClient, message, scripted
 from tests.helpers.sandboxes.flaky import FirstIsLost, Flaky
 from tests.helpers.tasks import DONE
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 pytestmark = pytest.mark.tinker
 

@@ -18,7 +18,7 @@ import pytest
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes.apptainer.options import default_image_dir
-from tests.helpers.image_registry import CREDENTIALS, PASSWORD, USER, ImageRegistry, image_registry
+from tests.helpers.registries.image_registry import CREDENTIALS, PASSWORD, USER, ImageRegistry, image_registry
 from tests.helpers.sandboxes.apptainer import make_sandbox
 from tests.helpers.sandboxes.local import output, running
 from tests.helpers.tasks import BASE, DONE, write_task

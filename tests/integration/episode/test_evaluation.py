@@ -20,7 +20,7 @@ from harbor_gym.evaluation import (
 )
 from harbor_gym.rollout import Sample
 from harbor_gym.testing import write_tiny_task
-from tests.helpers.character_codec import ASK, END, CharacterCodec
+from tests.helpers.chats.character_codec import ASK, END, CharacterCodec
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 from tests.helpers.recipe_runs import expect_refused, run_recipe

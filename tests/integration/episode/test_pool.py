@@ -20,9 +20,9 @@ from harbor_gym.errors import (
 )
 from harbor_gym.pool import Lease, WarmPool, shared_pool
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engines import require_engine
 from tests.helpers.tasks import DONE, write_task
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 pytestmark = [pytest.mark.local]
 

@@ -10,7 +10,7 @@ from harbor_gym import AsyncTerminalGymEnv, EndReason, TerminalEnvConfig
 from harbor_gym.errors import TaskError, VerifierError
 from harbor_gym.rollout import Sample, run_episode
 from harbor_gym.tokens import TokenTerminalEnv
-from tests.helpers.character_codec import ASK, END, CharacterCodec
+from tests.helpers.chats.character_codec import ASK, END, CharacterCodec
 from tests.helpers.tasks import DONE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.helpers.chat_templates import QWEN3
+from tests.helpers.chats.chat_templates import QWEN3
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 from tests.helpers.policies.token_policies import message
 from tests.helpers.recipe_runs import run_recipe
 from tests.helpers.tasks import DONE, write_task
-from tests.helpers.tokenizers import byte_level_tokenizer
 from tests.unit.house.test_cli import run
 
 PAGE = (ROOT / "docs/agents.md").read_text()

@@ -16,7 +16,7 @@ from harbor_gym.gateway.agents import AGENTS, agent_config
 from harbor_gym.gateway.trials import end_agent_on_limit, open_tunnel_for_agent, sandbox_url
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.types import EndReason, Sample
-from tests.helpers.character_codec import END, CharacterCodec
+from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.engines import find_agent
 from tests.helpers.gateway.clients import ThinkingCodec, text_of, tool_call, trained_text
 from tests.helpers.gateway.inner_agent import INNER_AGENT

@@ -17,7 +17,7 @@ import pytest
 from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.gateway.agents import AGENTS, agent_config
 from harbor_gym.types import Sample
-from tests.helpers.character_codec import END
+from tests.helpers.chats.character_codec import END
 from tests.helpers.engines import find_agent
 from tests.helpers.gateway.clients import ThinkingCodec, text_of, tool_call
 

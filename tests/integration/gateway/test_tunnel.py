@@ -25,7 +25,7 @@ from harbor_gym.gateway.tunnel.multiplexer import Multiplexer, ProtocolError
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.terminal.transports.attach import has_pipes
 from harbor_gym.types import Sample
-from tests.helpers.character_codec import CharacterCodec
+from tests.helpers.chats.character_codec import CharacterCodec
 from tests.helpers.gateway.clients import chat_body, eventually, text_of, user
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.local import make_sandbox, output, running

@@ -15,7 +15,7 @@ import yaml
 
 from harbor_gym.adapters.nemo_gym.failures import failed_rows
 from harbor_gym.adapters.nemo_gym.server import SERVER, write_server_folder
-from tests.helpers.character_codec import END
+from tests.helpers.chats.character_codec import END
 from tests.helpers.nemo_gym.double import read_as_trainer
 from tests.helpers.nemo_gym.engine import THINKING, EngineDouble, engine_double
 from tests.helpers.nemo_gym.servers import ng_collect_rollouts, ng_run, use_this_environment

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.character_codec import CharacterCodec
+from tests.helpers.chats.character_codec import CharacterCodec
 from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
 from tests.helpers.nemo_gym.scripts import Script
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message

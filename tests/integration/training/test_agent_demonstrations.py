@@ -103,7 +103,7 @@ async def test_the_warm_start_sees_the_tokens_of_an_episode(tmp_path: Path) -> N
         require_engine(engine)
     from harbor_gym.adapters.tinker import HarborAgentTinkerEnv, RendererCodec
     from harbor_gym.embedded import warm_start
-    from tests.helpers.tokenizers import byte_level_tokenizer
+    from tests.helpers.chats.tokenizers import byte_level_tokenizer
 
     tokenizer: Any = byte_level_tokenizer()
     config = solvable(tmp_path / "task")

@@ -15,9 +15,9 @@ import pytest
 from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ExecutorKind
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.cluster.nodes import ray_of_its_own
 from tests.helpers.policies.token_policies import RENDERER, SamplingClient, message, scripted
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 pytestmark = pytest.mark.tinker
 

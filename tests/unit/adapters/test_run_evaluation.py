@@ -11,9 +11,9 @@ from harbor_gym import TerminalEnvConfig, report
 from harbor_gym.adapters.tinker.policies import checkpoint_address
 from harbor_gym.errors import UsageError
 from harbor_gym.evaluation import Evaluated, note_evaluation, read_best, read_evaluations
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.policies.token_policies import RENDERER, SamplingClient, message, scripted
 from tests.helpers.tasks import DONE
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 GIVE_UP = message(None, complete=True)
 

@@ -6,11 +6,11 @@ from typing import Any, override
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, StepResult, TerminalEnvConfig, TerminalEnvWrapper, Transcript, UsageError
-from harbor_gym.shaping import find_make_env, find_trajectory_reward, trajectory_reward
+from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_reward, trajectory_reward
 from harbor_gym.testing import check_env
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.policies.token_policies import RENDERER, message, scripted
 from tests.helpers.sandboxes.fake_episodes import fake_config
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 HERE = __name__
 COMPLETE = message(None, complete=True)

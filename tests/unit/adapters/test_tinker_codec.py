@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harbor_gym.formats import ActionFormat, parse_action
-from tests.helpers.tokenizers import CHAT_MARKS, byte_level_tokenizer
+from tests.helpers.chats.tokenizers import CHAT_MARKS, byte_level_tokenizer
 
 pytestmark = pytest.mark.tinker
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from harbor_gym import TerminalEnvConfig
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.policies.token_policies import RENDERER, message, scripted
 from tests.helpers.tasks import write_task
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 pytestmark = pytest.mark.tinker
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from harbor_gym import AsyncTerminalGymEnv, TokenTerminalEnv
 from harbor_gym.codecs import HFCodec
 from harbor_gym.errors import UsageError
-from tests.helpers import chat_templates
+from tests.helpers.chats import chat_templates
+from tests.helpers.chats.tokenizers import CHAT_MARKS, byte_level_tokenizer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
-from tests.helpers.tokenizers import CHAT_MARKS, byte_level_tokenizer
 
 TEMPLATES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5": (chat_templates.QWEN2_5, {}),

@@ -10,7 +10,7 @@ from harbor.models.trajectories.trajectory import Trajectory
 from harbor_gym import AsyncTerminalGymEnv, Sample, TokenTerminalEnv, run_episode
 from harbor_gym.testing import FakeEnvironment
 from harbor_gym.transcripts import add_logprobs, write_transcript
-from tests.helpers.character_codec import CharacterCodec
+from tests.helpers.chats.character_codec import CharacterCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 
 HERE = __name__

@@ -12,7 +12,7 @@ from harbor_gym.formats import prompts
 from harbor_gym.rollout import Sample, Sampler, run_episode
 from harbor_gym.tokens import ChatMessage, TokenTerminalEnv
 from harbor_gym.types import ActionFormat
-from tests.helpers.character_codec import ASK, END, CharacterCodec
+from tests.helpers.chats.character_codec import ASK, END, CharacterCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 
 MAX_TOKENS = 100

@@ -13,7 +13,7 @@ import pytest
 from harbor_gym.errors import SamplerError, UsageError
 from harbor_gym.gateway import CallKind, Gateway, GatewayConfig, SessionLimits
 from harbor_gym.types import EndReason, Sample, Sampler
-from tests.helpers.character_codec import CharacterCodec
+from tests.helpers.chats.character_codec import CharacterCodec
 from tests.helpers.gateway.clients import Script, ThinkingCodec, chat_body, eventually, raw_exchange, tool_call, user
 
 PATHS = ["chat/completions", "responses", "messages"]

@@ -10,7 +10,7 @@ import pytest
 from harbor_gym.errors import SamplerError, UsageError
 from harbor_gym.gateway import Gateway
 from harbor_gym.samplers import CompletionsSampler, engine_client
-from tests.helpers.character_codec import CharacterCodec
+from tests.helpers.chats.character_codec import CharacterCodec
 from tests.helpers.gateway.vllm_double import END, VllmDouble, vllm_double
 
 

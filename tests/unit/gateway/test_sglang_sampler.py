@@ -9,7 +9,7 @@ import pytest
 from harbor_gym.errors import SamplerError, UsageError
 from harbor_gym.gateway import Gateway
 from harbor_gym.samplers import SGLangSampler, engine_client
-from tests.helpers.character_codec import CharacterCodec
+from tests.helpers.chats.character_codec import CharacterCodec
 from tests.helpers.gateway.sglang_double import END, SGLangDouble, sglang_double
 
 

@@ -13,8 +13,8 @@ from harbor_gym.gateway import Session, TemplateConversationCodec
 from harbor_gym.gateway.chat import Message
 from harbor_gym.gateway.wires import ChatCompletionsWire
 from harbor_gym.types import Sample
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.gateway.clients import BASH, chat_body, tool_call, user
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 pytest.importorskip("transformers")
 

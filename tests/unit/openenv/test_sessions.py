@@ -19,9 +19,9 @@ from harbor_gym._runtime.portal import get_portal
 from harbor_gym.adapters.openenv import HarborTerminalSessionFactory, LocalTasks, TaskSuite, training_trace
 from harbor_gym.errors import SandboxLostError, UsageError
 from harbor_gym.types import TokenTransition, Turn
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.gateway.vllm_double import VllmDouble, vllm_double
 from tests.helpers.sandboxes.fake_episodes import fake_config
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

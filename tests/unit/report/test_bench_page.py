@@ -46,7 +46,7 @@ def script() -> ModuleType:
 
 def test_the_page_is_what_the_script_draws(script: ModuleType) -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text()
-    assert script.draw(page, json.loads((ROOT / "docs" / "bench.json").read_text())) == page
+    assert script.draw(page, json.loads((ROOT / "docs" / "figures" / "bench.json").read_text())) == page
 
 
 def test_a_report_becomes_tables_under_its_machine(script: ModuleType) -> None:

@@ -30,7 +30,7 @@ def script() -> ModuleType:
 
 def test_the_page_is_what_the_script_draws(script: ModuleType) -> None:
     page = (ROOT / "docs" / "scale.md").read_text()
-    assert script.draw(page, json.loads((ROOT / "docs" / "scale.json").read_text())) == page
+    assert script.draw(page, json.loads((ROOT / "docs" / "figures" / "scale.json").read_text())) == page
 
 
 def test_a_report_becomes_a_row(script: ModuleType) -> None:

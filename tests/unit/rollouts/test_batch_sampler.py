@@ -11,7 +11,7 @@ import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, Sample, TokenTerminalEnv, UsageError
 from harbor_gym.samplers import BatchSampler
-from tests.helpers.character_codec import END, CharacterCodec
+from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 
 LONG_SEC = 30.0

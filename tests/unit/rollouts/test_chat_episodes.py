@@ -13,7 +13,7 @@ from harbor_gym import AsyncTerminalGymEnv, EndReason, Sample, SamplerError, Usa
 from harbor_gym.gateway import Gateway
 from harbor_gym.samplers import BudgetSpentError, ChatEndpoint, ChatRollout, engine_client, run_chat_episode
 from harbor_gym.types import ActionFormat
-from tests.helpers.character_codec import END, CharacterCodec
+from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "echo seen"}}\n</tool_call>'

@@ -13,7 +13,7 @@ from harbor_gym import AsyncTerminalGymEnv, EndReason, Sample, TokenTerminalEnv,
 from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxThrottledError, TaskError, UsageError
 from harbor_gym.outcomes import FAILURE_KINDS, RetryBudget, classify, pause_sec
 from harbor_gym.rollout import run_with_retries
-from tests.helpers.character_codec import END, CharacterCodec
+from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config
 from tests.helpers.sandboxes.throttled import Throttled
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harbor_gym._runtime.tables import markdown_table, plain_table
+from harbor_gym._runtime.console.tables import markdown_table, plain_table
 
 
 @pytest.mark.parametrize("terminal", ["dumb", "xterm-256color"])

@@ -16,10 +16,10 @@ from harbor_gym.adapters.skyrl import HarborSettings, write_dataset
 from harbor_gym.errors import SamplerError, TaskError, UsageError
 from harbor_gym.testing import FakeEnvironment, write_tiny_task
 from harbor_gym.types import Sample
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.skyrl.batches import make_generator, make_input
 from tests.helpers.skyrl.engine import SamplerEngine, chat_tokenizer
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -21,10 +21,10 @@ from harbor_gym.adapters.skyrl.experiment import SimulatedTrainer
 from harbor_gym.errors import UsageError, VerifierError
 from harbor_gym.testing import FakeEnvironment, write_tiny_task
 from harbor_gym.types import Sample
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.skyrl.batches import FAKE, generator_config, make_input
 from tests.helpers.skyrl.engine import SamplerEngine, chat_tokenizer
-from tests.helpers.tokenizers import byte_level_tokenizer
 
 pytestmark = [
     pytest.mark.usefixtures("resource_trackers", "nothing_left"),

@@ -25,7 +25,7 @@ from harbor_gym.tasks import (
     resolve_tasks,
     split_tasks,
 )
-from tests.helpers.package_registry import PackageRegistry
+from tests.helpers.registries.package_registry import PackageRegistry
 from tests.helpers.tasks import write_task
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

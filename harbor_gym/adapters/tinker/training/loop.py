@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from tinker_cookbook.rl import train as loop
 
 from harbor_gym import report
-from harbor_gym._runtime.progress import ShowBar, show_no_bar
+from harbor_gym._runtime.console.progress import ShowBar, show_no_bar
 from harbor_gym.adapters.tinker.dataset import HarborRLDatasetBuilder, worker_stock
 from harbor_gym.adapters.tinker.evaluator import HarborEvaluator
 from harbor_gym.adapters.tinker.executors import rollout_executor

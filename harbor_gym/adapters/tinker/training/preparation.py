@@ -10,13 +10,13 @@ from pathlib import Path
 
 from harbor_gym import sandboxes
 from harbor_gym._runtime.shipped import resolve_shipped
+from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_reward
 from harbor_gym.adapters.tinker.training.config import Backend, TrainConfig
 from harbor_gym.adapters.tinker.training.folder import settle_folder, write_run_config
 from harbor_gym.cluster.workers import require_shared_rate
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.samplers.endpoints import require_endpoint
-from harbor_gym.shaping import find_make_env, find_trajectory_reward
 from harbor_gym.tasks import SourcedTask, filter_tasks, resolve_tasks, split_tasks
 
 TASKS_FORMAT = 1

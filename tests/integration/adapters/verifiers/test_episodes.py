@@ -9,9 +9,9 @@ import pytest
 
 from harbor_gym import HFCodec
 from harbor_gym.testing import FakeEnvironment
-from tests.helpers.chat_templates import QWEN3
+from tests.helpers.chats.chat_templates import QWEN3
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
-from tests.helpers.tokenizers import byte_level_tokenizer
 from tests.helpers.verifiers.episodes import PLUGIN, Script, env_config, run_episodes
 from tests.helpers.verifiers.token_server import TokenServer
 

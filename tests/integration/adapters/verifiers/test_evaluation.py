@@ -11,11 +11,11 @@ import pytest
 
 from harbor_gym import HFCodec
 from harbor_gym.types import ChatMessage
-from tests.helpers.chat_templates import QWEN3
+from tests.helpers.chats.chat_templates import QWEN3
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.paths import ROOT, TASKS
 from tests.helpers.sandboxes.fake_episodes import COMPLETE
 from tests.helpers.tasks import write_task
-from tests.helpers.tokenizers import byte_level_tokenizer
 from tests.helpers.verifiers.scripted_process import scripted_process, solving_answers
 
 # Three processes import verifiers, which takes seconds each where the machine is busy with nothing else.

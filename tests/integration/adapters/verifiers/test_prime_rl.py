@@ -19,9 +19,9 @@ import pytest
 
 from harbor_gym import Sample
 from harbor_gym.adapters.verifiers.prime_rl import command
+from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
-from tests.helpers.tokenizers import byte_level_tokenizer
 from tests.helpers.verifiers.episodes import Script
 from tests.helpers.verifiers.sandboxes import ANSWER, BREAKING_ANSWER, Traced
 from tests.helpers.verifiers.token_server import TokenServer, serve

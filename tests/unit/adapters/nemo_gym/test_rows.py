@@ -14,7 +14,7 @@ from harbor_gym.adapters.nemo_gym.rows import Row, make_row
 from harbor_gym.adapters.nemo_gym.settings import EpisodePlan
 from harbor_gym.errors import UsageError, VerifierError
 from harbor_gym.types import EndReason, TokenSequence
-from tests.helpers.character_codec import END, CharacterCodec
+from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
 from tests.helpers.nemo_gym.scripts import Script
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harbor_gym._runtime.processes import start_process
 from harbor_gym.bench.implementations import our_transports, terminal_config
-from harbor_gym.bench.truth_sessions import Session, TruthStep
+from harbor_gym.bench.truth.sessions import Session, TruthStep
 from harbor_gym.terminal import TerminalTurn, open_terminal
 from harbor_gym.terminal.tmux import TmuxTerminal
 from harbor_gym.terminal.transports.attach import enter_argv

@@ -16,9 +16,9 @@ from typing import Any
 
 from aiohttp import web
 
+from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.processes import start_process
-from harbor_gym._runtime.tables import plain_table
-from harbor_gym.bench.gateway_client import Findings, Plan
+from harbor_gym.bench.gateway.client import Findings, Plan
 from harbor_gym.bench.report import percentile
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.gateway import Gateway
@@ -217,7 +217,7 @@ async def run_client(plan: Plan) -> Findings:
         HarborGymError: The client failed.
     """
     pipe = asyncio.subprocess.PIPE
-    argv = (sys.executable, "-W", "ignore", "-m", "harbor_gym.bench.gateway_client")
+    argv = (sys.executable, "-W", "ignore", "-m", "harbor_gym.bench.gateway.client")
     process = await start_process(*argv, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(os.environ))
     try:
         output, errors = await process.communicate(json.dumps(dataclasses.asdict(plan)).encode())

@@ -1,6 +1,6 @@
 """The client of ``harbor-gym bench gateway``, in a process of its own: growing conversations at a fixed rate.
 
-``python -m harbor_gym.bench.gateway_client`` reads a :class:`Plan` as JSON from its standard input and writes what it
+``python -m harbor_gym.bench.gateway.client`` reads a :class:`Plan` as JSON from its standard input and writes what it
 found, a :class:`Findings`, to its standard output.
 """
 

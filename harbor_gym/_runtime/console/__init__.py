@@ -1,0 +1,1 @@
+"""What a person sees of a run in the terminal: tables and progress."""

@@ -1,0 +1,1 @@
+"""What the gateway costs a call, beside the sampler alone."""
