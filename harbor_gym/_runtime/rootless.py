@@ -22,7 +22,6 @@ TUN = Path("/dev/net/tun")
 """The device that a sandbox's network goes through."""
 
 _MIN_IDS = 65536
-_FIELDS = 3
 _MIN_LINUX = (6, 6)
 _PROBE_TIMEOUT_SEC = 10.0
 _SWITCHES = {

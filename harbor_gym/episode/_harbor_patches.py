@@ -4,10 +4,19 @@ Harbor has no hook at these moments. tests/unit/episode/test_harbor_patches.py n
 methods, and fails where an upgrade changes one of them.
 """
 
+import functools
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import PurePath
+from types import CoroutineType
+from typing import Any
 
 from harbor.environments.base import BaseEnvironment, ExecResult
+
+_CALLS = (
+    *("exec", "upload_file", "upload_dir", "download_file", "download_dir", "download_dir_with_exclusions"),
+    *("is_file", "is_dir", "ensure_dirs", "empty_dirs", "reset_dirs"),
+)
+"""By which an environment's user reaches into its sandbox."""
 
 
 def note_start_error(environment: BaseEnvironment, note: Callable[[BaseException], None]) -> None:
@@ -51,3 +60,18 @@ def examine_before_stop(environment: BaseEnvironment, examine: Callable[[], Awai
         await stop(delete)
 
     environment.stop = examined
+
+
+def precede_calls(environment: BaseEnvironment, before: Callable[[], Awaitable[None]]) -> None:
+    """Await ``before`` at each call that reaches into the sandbox."""
+
+    def preceded[**P, T](call: Callable[P, CoroutineType[Any, Any, T]]) -> Callable[P, CoroutineType[Any, Any, T]]:
+        @functools.wraps(call)
+        async def preceded_call(*args: P.args, **kwargs: P.kwargs) -> T:
+            await before()
+            return await call(*args, **kwargs)
+
+        return preceded_call
+
+    for name in _CALLS:
+        setattr(environment, name, preceded(getattr(environment, name)))

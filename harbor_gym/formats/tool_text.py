@@ -10,9 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-TOOL_TEXT_FORMAT = "1"
-"""Version of the texts below. A policy trained under one version should be run under the same."""
-
 _TAG, _END_TAG = "<tool_call>", "</tool_call>"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -487,7 +487,7 @@ _SIZES = (1, 37, 38, 39, 40, 41, 200, 999)
 _LINES = (
     _session(
         "lines at once",
-        *(_numbered(1000 * n, 1000 * n + size) for n, size in enumerate((1, 37, 38, 39, 40, 41, 200, 999), 1)),
+        *(_numbered(1000 * n, 1000 * n + size) for n, size in enumerate(_SIZES, 1)),
     ),
     _session("lines slowly", *(_numbered(100 * n, 100 * n + 20, delay="sleep 0.01;") for n in range(1, 6))),
     _session(

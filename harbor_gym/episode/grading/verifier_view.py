@@ -10,23 +10,17 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
-from types import CoroutineType
-from typing import Any
 
 from harbor.environments.base import BaseEnvironment
 from harbor.models.task.task import Task
 
 from harbor_gym.config.verify_paths import VerifyPaths
+from harbor_gym.episode._harbor_patches import precede_calls
 from harbor_gym.episode.task import declared_verify_paths, grades_in_shared_sandbox
 from harbor_gym.errors import TaskError
 from harbor_gym.sandboxes.extensions import SupportsVerifierView
 
 _logger = logging.getLogger(__name__)
-_CALLS = (
-    *("exec", "upload_file", "upload_dir", "download_file", "download_dir", "download_dir_with_exclusions"),
-    *("is_file", "is_dir", "ensure_dirs", "empty_dirs", "reset_dirs"),
-)
-"""By which an environment's user reaches into its sandbox."""
 
 
 class VerifierView:
@@ -46,8 +40,7 @@ class VerifierView:
         self._paths = tuple(paths)
         self._begun = begun
         self._entered_in: int | None = None
-        for name in _CALLS:
-            setattr(environment, name, self._leaving(getattr(environment, name)))
+        precede_calls(environment, self._leave_for_next_step)
 
     async def enter(self) -> None:
         """Enter the view.
@@ -58,17 +51,10 @@ class VerifierView:
         await self._sandbox.enter_verifier_view(self._paths)
         self._entered_in = self._begun()
 
-    def _leaving[**P, T](
-        self, call: Callable[P, CoroutineType[Any, Any, T]]
-    ) -> Callable[P, CoroutineType[Any, Any, T]]:
-        @functools.wraps(call)
-        async def left_before(*args: P.args, **kwargs: P.kwargs) -> T:
-            if self._entered_in is not None and self._begun() > self._entered_in:
-                self._entered_in = None
-                await self._sandbox.leave_verifier_view()
-            return await call(*args, **kwargs)
-
-        return left_before
+    async def _leave_for_next_step(self) -> None:
+        if self._entered_in is not None and self._begun() > self._entered_in:
+            self._entered_in = None
+            await self._sandbox.leave_verifier_view()
 
 
 def paths_in_view(task: Task, environment: BaseEnvironment, wanted: VerifyPaths) -> tuple[PurePosixPath, ...] | None:
