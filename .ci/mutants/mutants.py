@@ -66,7 +66,20 @@ MODULES = {
     "env": Module(("env.py",), _ENVIRONMENT),
     "pool": Module(("pool.py", "_runtime/rate_limit.py"), ("test_pool_order.py",)),
     "screen": Module(("terminal/screen/screen.py",), ("test_screen.py", "test_gymnasium_spaces.py")),
-    "episode": Module(("episode/*",), (*_ENVIRONMENT, "test_throttling.py")),
+    "episode": Module(
+        ("episode/*",),
+        (
+            *_ENVIRONMENT,
+            "test_event_loops.py",
+            "test_guarded_turn.py",
+            "test_kept_episodes.py",
+            "test_released.py",
+            "test_rewards.py",
+            "test_throttling.py",
+            "test_trial_loggers.py",
+            "test_verifier_view.py",
+        ),
+    ),
     "dockerfile": Module(
         ("sandboxes/dockerfile.py",),
         ("test_dockerfile_references.py", "test_images.py"),
