@@ -163,6 +163,8 @@ agents() {
   .venv/bin/uv pip install -q --python "$folder/venv/bin/python" --no-deps -r "$requirements/agents.txt"
   mkdir -p "$folder/bin"
   ln -sf ../node_modules/.bin/{claude,codex,pi,qwen} ../venv/bin/mini-swe-agent "$folder/bin/"
+  # Most of them are scripts for a Node on the PATH.
+  ln -sf "$(command -v node)" "$folder/bin/node"
   echo "$wanted" >"$folder/.installed"
 }
 

@@ -4,6 +4,8 @@ Harbor has no hook at these moments. tests/unit/episode/test_harbor_patches.py n
 methods, and fails where an upgrade changes one of them.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import PurePath

@@ -81,7 +81,7 @@ def has_heredoc(text: str) -> bool:
 
 
 def builds_heredocs(version: str) -> bool:
-    """Tell from ``buildah --version`` whether this buildah reads here-documents."""
+    """Return whether a buildah of this ``--version`` may read here-documents; distributions build new ones without."""
     found = re.search(r"version (\d+)\.(\d+)", version)
     return found is not None and (int(found[1]), int(found[2])) >= _HEREDOC_BUILDAH
 

@@ -63,9 +63,14 @@ def _has(engine: str) -> bool:
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(_HOW_TO_ENABLE)}")
 
 
+def agents_path() -> str:
+    """Return a PATH on which agents are found, and the Node that runs most of them."""
+    return f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{ROOT / 'build/agents/bin'}"
+
+
 def find_agent(program: str) -> str:
     """Return the path of an agent's program; skip the calling test without it, or fail it when that is required."""
-    places = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{ROOT / 'build/agents/bin'}"
+    places = agents_path()
     if (path := shutil.which(program, path=places)) is not None:
         return path
     return _miss("agents", f"{program} is not on the PATH: install it, or all of them with `.ci/engines.sh agents`")

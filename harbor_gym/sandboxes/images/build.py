@@ -236,6 +236,8 @@ async def _run_build(environment_dir: Path, text: str, bases: dict[str, Base]) -
             "--iidfile", str(id_file), "-f", str(recipe), str(environment_dir),
         )  # fmt: skip
         if code != 0:
+            if "Unknown instruction" in output and dockerfile.has_heredoc(text):
+                raise await _heredoc_error(environment_dir)
             raise SandboxStartError(f"{environment_dir / 'Dockerfile'} does not build:\n{tail(output)}")
         return id_file.read_text().strip().removeprefix("sha256:")
 
@@ -309,9 +311,15 @@ def content_hash(source: ImageSource) -> str:
 
 
 async def _require_heredoc_support(environment_dir: Path) -> None:
-    _, output = await run_tool("buildah", "--version")
-    if not dockerfile.builds_heredocs(output):
-        raise SandboxStartError(
-            f"{environment_dir / 'Dockerfile'} uses a here-document, which this {output.split(' (')[0].strip()} "
-            "does not know: install buildah 1.33 or newer (Debian 13 has 1.39), or use --env docker"
-        )
+    _, version = await run_tool("buildah", "--version")
+    if not dockerfile.builds_heredocs(version):
+        raise await _heredoc_error(environment_dir)
+
+
+async def _heredoc_error(environment_dir: Path) -> SandboxStartError:
+    """Return the error of a buildah that reads no here-documents, as Ubuntu 24.04 builds even its 1.33."""
+    _, version = await run_tool("buildah", "--version")
+    return SandboxStartError(
+        f"{environment_dir / 'Dockerfile'} uses a here-document, which this {version.split(' (')[0].strip()} does not "
+        "read: install one that does (Debian 13 has 1.39; the 1.33 of Ubuntu 24.04 does not), or use --env docker"
+    )

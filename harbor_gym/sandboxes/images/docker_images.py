@@ -40,10 +40,12 @@ async def copy_from_docker(image_id: str) -> str:
     Raises:
         SandboxStartError: Docker or buildah refused.
     """
-    known = image_id.removeprefix("sha256:")
-    code, _ = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", known)
+    # Docker's id is the hash of the configuration, as buildah's, or of the manifest (Docker 29).
+    name = f"localhost/harbor-gym-docker:{image_id.removeprefix('sha256:')}"
+    inspect = (*CONTAINED, "buildah", "inspect", "--type", "image", "--format", "{{.FromImageID}}")
+    code, output = await run_tool(*inspect, name)
     if code == 0:
-        return known  # both stores name an image by the hash of its configuration
+        return output.strip()
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("pull")) as folder:
         archive = Path(folder) / "image.tar"
         for argv in (
@@ -54,4 +56,6 @@ async def copy_from_docker(image_id: str) -> str:
             if code != 0:
                 tail = "\n".join(output.strip().splitlines()[-5:])
                 raise SandboxStartError(f"Docker's image {image_id} can't be copied to buildah: {tail}")
-    return output.strip().splitlines()[-1]
+    copied = output.strip().splitlines()[-1]
+    await run_tool(*CONTAINED, "buildah", "tag", copied, name)
+    return copied

@@ -18,7 +18,7 @@ from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.gateway.agents import AGENTS, agent_config
 from harbor_gym.types import Sample
 from tests.helpers.chats.character_codec import END
-from tests.helpers.engines import find_agent
+from tests.helpers.engines import agents_path, find_agent
 from tests.helpers.gateway.clients import ThinkingCodec, text_of, tool_call
 
 COMMANDS = ("echo hello > hello.txt && ls", "cat hello.txt")
@@ -105,7 +105,7 @@ async def test_one_conversation_is_one_segment(name: str, tmp_path: Path) -> Non
     async with Gateway(Policy(commands), ThinkingCodec(), model="policy") as gateway:
         session = gateway.open_session(name=name, limits=SessionLimits(max_turns=12, time_limit_sec=250))
         argv = prepare(name, session, home)
-        kept = {key: os.environ[key] for key in ("PATH", "LANG", "TERM") if key in os.environ}
+        kept = {key: os.environ[key] for key in ("LANG", "TERM") if key in os.environ} | {"PATH": agents_path()}
         quiet = {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "IS_SANDBOX": "1"}
         quiet |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "PI_OFFLINE": "1"}
         env = {**kept, **quiet, **agent_config(name, session.base_url).env, "HOME": str(home)}

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, override
 
 import pytest
 
+from harbor_gym.embedded import demonstrator
 from harbor_gym.embedded.demonstrations import play_demonstrations, summary
 from harbor_gym.embedded.demonstrator import MOVES_PATH, Demonstrator, Script, load_script
 from harbor_gym.errors import SandboxStartError, TaskError
@@ -129,26 +130,29 @@ def test_the_screen_decides_what_comes_next(script: Script, seen: str, stage: st
 
 def test_without_news_the_own_last_move_decides(script: Script) -> None:
     for seed in range(300):
-        demonstrator = Demonstrator(script, random.Random(seed))
-        first = demonstrator.answer(PROMPT)
+        player = Demonstrator(script, random.Random(seed))
+        first = player.answer(PROMPT)
         if first.keystrokes is not None:
-            assert demonstrator.answer(PROMPT) in script.stages[first.next or "start"].moves
+            assert player.answer(PROMPT) in script.stages[first.next or "start"].moves
 
 
 def test_a_declaration_is_confirmed(script: Script) -> None:
     for seed in range(50):
-        demonstrator = Demonstrator(script, random.Random(seed))
-        declared = demonstrator.answer("app: up, spool /var/spool/app")
+        player = Demonstrator(script, random.Random(seed))
+        declared = player.answer("app: up, spool /var/spool/app")
         if declared.keystrokes is None:
-            assert demonstrator.answer(prompts.confirmation_request(PROMPT)) is declared
+            assert player.answer(prompts.confirmation_request(PROMPT)) is declared
 
 
 # -- in the real environment -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.local
-async def test_a_conversation_is_what_the_policy_will_see(edited: Callable[[Edit], Path], nothing_left: None) -> None:
+async def test_a_conversation_is_what_the_policy_will_see(
+    edited: Callable[[Edit], Path], nothing_left: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     require_engine("local")
+    monkeypatch.setattr(demonstrator, "_DURATION_SEC", 30.0)  # of a loaded machine
     [conversation] = await conversations_of(edited(only("good")), sandbox="local", episodes=1)
     system, first, *turns = conversation
     instruction = (DEVOPS / "instruction.md").read_text()

@@ -11,10 +11,10 @@ await_dead_pane() {
             0*) shell_lives && why='' && return ;;
             1\ ?*) return ;;
             # Before 3.3 tmux keeps no signal: what has no status yet may never get one.
-            1*) ((turn < 170)) && turn=170 ;;
+            1*) ((turn < 100)) && turn=100 ;;
         esac
         # tmux 3.3 was seen to miss the signal and to leave a zombie; another one makes it look again.
-        ((turn % 170 > 5)) && kill -CHLD "$server"
+        ((turn % 100 > 5)) && kill -CHLD "$server"
         await_news 0.01
     done
 }

@@ -104,7 +104,8 @@ run_command() {
     if [ "$2" = none ]; then
         read_mark
         typed=$mark
-        if at_shell || { examine '' && [ "$foreground" = "$shell" ] && [ -z "$is_hidden" ]; }; then idle=1; fi
+        # A shell that runs a loop is in the foreground between its commands.
+        if { [ "$kind" != r ] && at_shell; } || { examine '' && [ "$foreground" = "$shell" ] && [ -z "$is_hidden" ]; }; then idle=1; fi
     elif ((number <= noted_number)); then
         recall_typing
         types_ahead=1
