@@ -19,8 +19,10 @@ REPAIRS = tuple(
     message(f"rm /srv/app/app.pid; sed -i 's/ap$/app/' /etc/app/app.conf; chmod {mode} /etc/app/key\n")
     for mode in MODES
 )
-_IMITATED_STEPS, _LEARNING_RATE = 150, 3e-3
+_IMITATED_STEPS, _LEARNING_RATE = 400, 3e-3
 _MAX_TOKENS = 64
+_MAX_NORM = 0.25
+"""Of a step's gradient: at 1.0 one malformed message made a policy forget the task, now and then."""
 
 
 class RepairPolicy:
@@ -92,7 +94,7 @@ class RepairPolicy:
                     [logprobs], [sampled], None, advantages, [mask], weights, None, None, loss_fn, scale, 1, 1
                 )
                 loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_NORM)
         self._optimizer.step()
         return largest
 
@@ -119,6 +121,8 @@ class RepairPolicy:
         import torch
 
         optimizer = torch.optim.AdamW(self.model.parameters(), _LEARNING_RATE)
+        # Down to nothing: what is left of its last steps' noise is malformed messages.
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, _IMITATED_STEPS)
         longest = max(len(tokens) for tokens, _ in examples)
         tokens = torch.zeros((len(examples), longest), dtype=torch.long)
         labels = torch.full((len(examples), longest), -100)
@@ -130,4 +134,5 @@ class RepairPolicy:
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             optimizer.step()
+            schedule.step()
             optimizer.zero_grad()

@@ -38,7 +38,7 @@ BREAKING = Script((message(f"echo {BREAKING_ANSWER} > {ANSWER}\n"), COMPLETE))
 NEVER = {"rules": []}
 """Retries: a broken verifier loses its episode at once."""
 
-LEARNT, LEARNING_STEPS = 0.8, 40
+LEARNT, LEARNING_STEPS = 0.8, 80
 
 
 def run(program: str | Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -205,7 +205,7 @@ async def test_a_tiny_policy_learns_from_what_is_packed(tmp_path: Path) -> None:
     model_dir = tmp_path / "model"
     config = orchestrator_config(RECIPES / "tiny_cpu.toml", model={"name": str(model_dir)})
     harness = config.train.source[0].env.agent.harness
-    policy = await asyncio.to_thread(RepairPolicy, harness.env_config(TASK), learning_rate=1.0)
+    policy = await asyncio.to_thread(RepairPolicy, harness.env_config(TASK), learning_rate=0.2)
     policy.tokenizer.save_pretrained(model_dir)
     means: list[float] = []
     async with serve(TokenServer(policy)) as server, env_server(config, tmp_path):
