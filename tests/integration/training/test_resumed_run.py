@@ -11,17 +11,12 @@ from typing import Any
 import pytest
 
 from harbor_gym import report
-from harbor_gym.embedded.policy import build_model, build_tokenizer, save_policy
-from harbor_gym.formats.prompts import system_prompt
-from harbor_gym.types import ActionFormat
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
+from tests.helpers.policies.random_policy import write_random_policy
 from tests.helpers.tasks import write_task
 
 pytestmark = [pytest.mark.server, pytest.mark.tinker, pytest.mark.slow, pytest.mark.timeout(1200)]
-
-LONG_VECTOR = 25
-"""Makes the last token of a message as likely as all others together: what never ends is never typed."""
 
 
 @pytest.fixture
@@ -29,12 +24,7 @@ def model_dir(tmp_path: Path) -> Path:
     """A policy of random weights, small enough to compile and train in no time, and of few words."""
     require_engine("server")
     require_engine("tinker")
-    tokenizer = build_tokenizer([system_prompt(ActionFormat.KEYSTROKES)] * 3, 768)
-    model = build_model(tokenizer, hidden_size=64, layers=1)
-    (vectors,) = model.get_input_embeddings().parameters()
-    vectors.data[tokenizer.convert_tokens_to_ids("<|im_end|>")] *= LONG_VECTOR
-    save_policy(model, tokenizer, tmp_path / "model")
-    return tmp_path / "model"
+    return write_random_policy(tmp_path / "model")
 
 
 async def start(model_dir: Path, task_dir: Path, log_path: Path, *more: str) -> asyncio.subprocess.Process:
