@@ -244,7 +244,7 @@ class Episode:
         """Attach to an error what the trial has left so far, and return it.
 
         Args:
-            error: An error that this episode brought about. One that has its evidence already is left as it is.
+            error: An error that this episode brought about. One that has diagnostics already is left as it is.
         """
         if error.diagnostics or self._trial is None:
             return error
@@ -320,10 +320,10 @@ class Episode:
             breakage=breakage,
         )
 
-    async def enter(
+    async def open_phase(
         self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, resources: Resources
     ) -> asyncio.Future[None]:
-        """Take over an agent phase (called by the trial's agent)."""
+        """Open an agent phase (called by the trial's agent)."""
         assert self._watch is not None
         step = self._current_step()
         # Done before the policy's terminal opens: nothing of the policy's can be taken for the task's own.
@@ -351,7 +351,7 @@ class Episode:
             task=TaskConfig(path=self._task.task_dir),
             trials_dir=await self._ensure_trials_dir(),
             agent=AgentConfig(
-                import_path=agent.IMPORT_PATH, kwargs={"stage": key}, override_timeout_sec=_NO_AGENT_TIMEOUT_SEC
+                import_path=agent.IMPORT_PATH, kwargs={"phase_handler": key}, override_timeout_sec=_NO_AGENT_TIMEOUT_SEC
             ),
             environment=self._environment_config,
             verifier=self._verifier_config,

@@ -163,7 +163,7 @@ async def reset_verifier_dirs(environment: BaseEnvironment, reset: VerifierDirsR
             ]
     else:
         answer = (await _run(environment, [("reset_verifier_dirs", reset.arguments)], _RESETTING, _TIMEOUT_SEC)).strip()
-        problem = "" if answer.splitlines()[-1:] == ["sealed"] else answer or "no answer"
+        problem = "" if answer.splitlines()[-1:] == ["reset"] else answer or "no answer"
     if problem:
         raise BrokenByPolicyError(f"could not {_RESETTING}: {problem}")
 
@@ -185,14 +185,14 @@ async def examine(environment: BaseEnvironment, test_output: PurePosixPath) -> P
     except SandboxLostError:
         return None
     head, _, output = answer.partition("\n")
-    return Postmortem(_count(head.removeprefix("autopsy ")), output)
+    return Postmortem(_count(head.removeprefix("postmortem ")), output)
 
 
 @contextlib.contextmanager
 def _bounded(what: str) -> Generator[None]:
     """Take it for the policy's doing that a cleanup of a living sandbox, by no program of its own, is not done in time.
 
-    It takes a fraction of a second, unless there is a mountain to remove.
+    It takes a fraction of a second, unless there is a very large tree to remove.
     """
     try:
         yield

@@ -80,7 +80,7 @@ def test_where_plain_trial_and_episode_differ_the_reason_says_why(
     assert reason in (check.reason or "")
 
 
-def test_a_solution_that_only_an_episode_rewards_is_unsteady() -> None:
+def test_a_solution_that_only_an_episode_rewards_is_flaky() -> None:
     check = TaskCheck(task="t", path=Path("t"), oracle=(1.0,), nop=(0.0,), plain=0.0)
     assert check.verdict is Verdict.FLAKY
     assert "as a plain trial 0" in (check.reason or "")
@@ -133,7 +133,7 @@ async def test_paths_of_a_view_are_proposed_and_both_views_graded(tmp_path: Path
     [
         ("/srv", Verdict.OK, None),
         ("/app", Verdict.UNSOLVED, "in the pristine view of /app the task's own solution scores 0"),
-        ("/usr/bin", Verdict.FORGEABLE, "forging scores 1"),
+        ("/usr/bin", Verdict.FORGEABLE, "reward hacking scores 1"),
     ],
 )
 async def test_the_view_that_a_task_declares_decides(

@@ -563,6 +563,6 @@ async def test_a_hung_exec_is_a_timeout(local: LocalSandbox, monkeypatch: pytest
 
     with monkeypatch.context() as patch:
         patch.setattr(local, "exec", hang)
-        with pytest.raises(SandboxTimeoutError, match="take a terminal step"):
+        with pytest.raises(SandboxTimeoutError, match="run a terminal step"):
             await enter(terminal, "ls\n")
     await terminal.close()

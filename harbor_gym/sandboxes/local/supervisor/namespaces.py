@@ -129,8 +129,8 @@ class NamespaceBuild:
         config: The supervisor's configuration.
         ids: Whom its users are.
         first: A descriptor of the static program.
-        joins: Lead to its control groups.
-        windows: Directories of the control groups, and where they are seen inside.
+        cgroup_fds: Descriptors of its control groups.
+        cgroup_mounts: Directories of the control groups, and where they are seen inside.
     """
 
     def __init__(

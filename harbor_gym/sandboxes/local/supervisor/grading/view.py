@@ -39,7 +39,7 @@ class View:
         config: The supervisor's configuration.
         ids: Whom the sandbox's users are.
         number: Its own among the views of the sandbox.
-        windows: Directories of the control groups, and where they are seen inside.
+        cgroup_mounts: Directories of the control groups, and where they are seen inside.
     """
 
     def __init__(self, config: SupervisorConfig, ids: Ids, number: int, cgroup_mounts: list[tuple[str, str]]) -> None:
