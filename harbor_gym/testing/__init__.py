@@ -6,8 +6,8 @@
     print(report)
     report.raise_for_failures()
 
-or ``harbor-gym check-sandbox --env my_package.sandbox:MyEnvironment``. Each behaviour is a small promise with a name
-and a contract: commands, environment, users, interruptions, uploads, downloads, folders, walls,
+or ``harbor-gym check-sandbox --env my_package.sandbox:MyEnvironment``. Each behaviour is a small check with a name
+and a contract: commands, environment, users, interruptions, uploads, downloads, folders, limits,
 confinement, terminal, life.
 What your class does not do on purpose goes into its attribute ``known_failures: Mapping[str, str]``, behaviour →
 reason: that is shown and is no failure, and with ``probe_known_failures=True`` it is a failure once it does hold.

@@ -105,12 +105,12 @@ def _opened(runner: asyncio.Runner, sandbox: Any, settings: Settings) -> Generat
 
 
 def _judge(outcome: Outcome) -> None:
-    promised = " ".join(outcome.contract.split())
+    contract = " ".join(outcome.contract.split())
     match outcome.verdict:
         case Verdict.PASSED:
             return
         case Verdict.FAILED:
-            pytest.fail(f"{outcome.name}: {outcome.reason}\npromised: {promised}", pytrace=False)
+            pytest.fail(f"{outcome.name}: {outcome.reason}\ncontract: {contract}", pytrace=False)
         case Verdict.NOT_APPLICABLE:
             pytest.skip(outcome.reason)
         case Verdict.KNOWN_FAILURE:

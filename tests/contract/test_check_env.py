@@ -58,7 +58,7 @@ async def test_our_environment_keeps_its_contract(tmp_path: Path, sandbox: str, 
     (await check_env(AsyncTerminalGymEnv, config, only=only)).raise_for_failures()
 
 
-# --- each promise can break ------------------------------------------------------------------------------------------
+# --- each behaviour can break ----------------------------------------------------------------------------------------
 
 
 class Broken(AsyncTerminalGymEnv):
@@ -171,11 +171,11 @@ ALL = Broken.__subclasses__()
 @pytest.mark.parametrize("broken", ALL, ids=lambda kind: kind.__name__)
 async def test_a_broken_environment_is_noticed_by_all_that_should(broken: type[Broken]) -> None:
     report = await check_env(broken, only=broken.breaks, timeout_sec=5)
-    assert {one.name for one in report.failures} == set(broken.breaks), str(report)
+    assert {item.name for item in report.failures} == set(broken.breaks), str(report)
 
 
 def test_no_behaviour_is_without_an_environment_that_breaks_it() -> None:
-    assert {one.name for one in ENV_BEHAVIOURS} == {name for kind in ALL for name in kind.breaks}
+    assert {item.name for item in ENV_BEHAVIOURS} == {name for kind in ALL for name in kind.breaks}
 
 
 @pytest.mark.parametrize(

@@ -317,10 +317,10 @@ def typed(keys: str) -> str:
 
 
 async def test_row_21_every_prompt_extends_the_one_before(task_dir: Path) -> None:
-    said = [typed("echo '<think>no</think>'\n"), "  not JSON \u200b {", typed("ls -la /\n")]
-    steps = await play(token_env(task_dir), *said)
+    output = [typed("echo '<think>no</think>'\n"), "  not JSON \u200b {", typed("ls -la /\n")]
+    steps = await play(token_env(task_dir), *output)
     prompts = [list(step.observation) for step in steps]
-    for (shorter, longer), message in zip(pairwise(prompts), said, strict=True):
+    for (shorter, longer), message in zip(pairwise(prompts), output, strict=True):
         sampled = [*map(ord, message), 0]
         assert longer[: len(shorter) + len(sampled)] == shorter + sampled
 

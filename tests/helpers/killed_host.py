@@ -66,12 +66,12 @@ def kill_one(work: Callable[[int], Coroutine[Any, Any, None]], first_lines: int,
         os._exit(1)
     os.close(write)
     with os.fdopen(read) as lines:
-        said = [lines.readline().strip() for _ in range(first_lines)]
+        printed = [lines.readline().strip() for _ in range(first_lines)]
         time.sleep(delay_sec)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, f"it ended before it was killed: {said}"
-        return [*said, *map(str.strip, lines)]
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, f"it ended before it was killed: {printed}"
+        return [*printed, *map(str.strip, lines)]
 
 
 def adopt_orphans() -> None:

@@ -157,8 +157,8 @@ class Container:
         filters = () if seccomp.missing_profile() else seccomp.filters(platform.machine())
         own = NAMESPACES & ~(os.CLONE_NEWNET if options.has_network else 0)
         # Nobody from outside of its user namespace may see a FUSE file system, not even root (fuse(4), allow_other).
-        is_ordinary = is_rootless() or await asyncio.to_thread(_has_fuse_root, init)
-        target = Target(init, str(stat.start_time), 0, {}, is_ordinary, filters, own)
+        rootless = is_rootless() or await asyncio.to_thread(_has_fuse_root, init)
+        target = Target(init, str(stat.start_time), 0, {}, rootless, filters, own)
         directories = dict(options.directories)
         answer = await _run_program("prepare", target, {"directories": directories})
         if "error" in answer:
@@ -353,7 +353,7 @@ def _config(image: SifImage, programs: Programs, options: ContainerOptions) -> C
     left_out = [word for name in options.no_mount for word in ("--no-mount", name)]
     return ContainerConfig(
         parent=os.getpid(),
-        is_ordinary=is_rootless(),
+        is_rootless=is_rootless(),
         has_network=options.has_network,
         place=str(place),
         storage_bytes=options.storage_bytes,

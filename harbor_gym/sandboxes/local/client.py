@@ -133,7 +133,7 @@ class SupervisedSandbox:
             may_have_network=limits.may_have_network,
             name_server=NAME_SERVER,
             directories=dict(directories),
-            is_ordinary=is_rootless(),
+            is_rootless=is_rootless(),
             has_own_ids=has_own_ids,
             filters=seccomp.filters(platform.machine()),
             closed_networks=limits.closed_networks,
@@ -149,7 +149,7 @@ class SupervisedSandbox:
             raise SandboxStartError(f"the local sandbox did not come up within {_READY_TIMEOUT_SEC:g} s") from None
         if "error" in answer:
             raise SandboxStartError(f"the local sandbox could not be set up: {answer['error']}")
-        whose = config.cgroups, config.is_ordinary, config.filters
+        whose = config.cgroups, config.is_rootless, config.filters
         self._target = Target(answer["init"], answer["start_time"], answer["first_id"], *whose)
 
     async def _start_supervisor(self, config: str) -> None:
@@ -207,9 +207,9 @@ class SupervisedSandbox:
         place = f"/proc/{self._process.pid}/ns"
         namespaces = [*([f"--user={place}/user"] if is_rootless() else []), f"--mount={place}/mnt"]
         copy = ("cp", "--archive", "--one-file-system", written, str(target))
-        code, said = await run_tool("nsenter", *namespaces, *copy)
+        code, output = await run_tool("nsenter", *namespaces, *copy)
         if code != 0:
-            raise SandboxError(f"what the local sandbox wrote can't be copied: {said.strip()}")
+            raise SandboxError(f"what the local sandbox wrote can't be copied: {output.strip()}")
 
     async def _remove_groups(self) -> None:
         """Do what a killed supervisor could not; the kernel takes a moment to end what was in the sandbox."""

@@ -189,8 +189,8 @@ class FakeEnvironment(BaseEnvironment):
             SandboxLostError: The sandbox is not running, or was told to be lost now.
         """
         self.require_running()
-        if (said := answer_cleanup(command, self.files, self._reported)) is not None:
-            return Output(stdout=[said])
+        if (answer := answer_cleanup(command, self.files, self._reported)) is not None:
+            return Output(stdout=[answer])
         self.commands.append(command)
         if self._is_to_fail("exec"):
             self._gone = "it was told to be lost"

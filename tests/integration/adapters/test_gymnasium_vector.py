@@ -159,10 +159,10 @@ def test_a_mistake_is_told_before_anything_is_typed(task_dir: Path) -> None:
 
 
 def test_gymnasiums_own_vector_environments_hold_ours(task_dir: Path) -> None:
-    def one() -> gym.Env[Any, Any]:
+    def make_one() -> gym.Env[Any, Any]:
         return HarborTerminalEnv(task_dir, observation="dict", **SETTINGS)
 
-    for envs in (SyncVectorEnv([one, one]), AsyncVectorEnv([one, one], context="spawn")):
+    for envs in (SyncVectorEnv([make_one, make_one]), AsyncVectorEnv([make_one, make_one], context="spawn")):
         observations, _ = envs.reset(seed=1)
         assert envs.observation_space.contains(observations)
         observations, *_ = envs.step(("echo 一😀\n", "(exit 4)\n"))

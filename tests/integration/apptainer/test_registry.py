@@ -165,7 +165,7 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_there(
 
     done = run("sif", "build", *arguments, "--json", **CREDENTIALS)
     assert done.returncode == 0, done.stderr
-    assert [(one["task"], one["is_new"]) for one in json.loads(done.stdout)] == [("first", False), ("second", False)]
+    assert [(item["task"], item["is_new"]) for item in json.loads(done.stdout)] == [("first", False), ("second", False)]
     entries = manifest(built)
     assert entries["first"] == made
     assert entries["second"]["pushed"]
@@ -189,7 +189,7 @@ def test_a_run_that_is_killed_while_it_builds_goes_on_there(tmp_path: Path, buil
 
     done = run("sif", "build", *arguments, "--json")
     assert done.returncode == 0, done.stderr
-    assert [(one["task"], one["is_new"]) for one in json.loads(done.stdout)] == [("first", False), ("second", True)]
+    assert [(item["task"], item["is_new"]) for item in json.loads(done.stdout)] == [("first", False), ("second", True)]
     assert file.stat().st_mtime_ns == made
     assert sorted(path.name for path in built.glob(".*")) == []
 

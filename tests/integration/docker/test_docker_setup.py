@@ -72,7 +72,7 @@ async def test_many_starts_share_one_set_up_and_the_settings_of_the_image(tmp_pa
         pass  # names here differ, and would be built apart side by side
     async with asyncio.TaskGroup() as group:
         looks = [group.create_task(look(number)) for number in range(3)]
-    results = [one.result() for one in looks]
+    results = [item.result() for item in looks]
     assert results[1:] == results[:-1]
     text, image = results[0]
     assert text is not None
@@ -85,7 +85,7 @@ async def test_many_starts_share_one_set_up_and_the_settings_of_the_image(tmp_pa
     # What was built is its parent, still under the name that Harbor gives it.
     assert await settings(image) == await settings(shown["Parent"])
     assert leftovers(name) == []
-    found = [one for one in reaper.find_images() if one.name == tag]
+    found = [item for item in reaper.find_images() if item.name == tag]
     assert reaper.remove(found) == []
     async with started(make_task(tmp_path / "later", name), f"{name}-later", setup_command=command) as environment:
         again = await environment.exec("cat /srv/runs")

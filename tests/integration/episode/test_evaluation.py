@@ -92,13 +92,13 @@ async def test_every_task_is_played_and_told_apart(tmp_path: Path) -> None:
     lines: list[str] = []
     kept = tmp_path / "kept"
     policy = player(solve, retries=2, transcripts_dir=kept)
-    results = await evaluate(tasks, policy, episodes=2, on_episode=lambda one: lines.append(one.task))
-    assert [(one.task, one.episode, one.reward) for one in results] == [
+    results = await evaluate(tasks, policy, episodes=2, on_episode=lambda item: lines.append(item.task))
+    assert [(item.task, item.episode, item.reward) for item in results] == [
         *[("open", 0, 1.0), ("open", 1, 1.0), ("shut", 0, 0.0), ("shut", 1, 0.0)],
         *[("broken", 0, None), ("broken", 1, None)],
     ]
-    assert sorted(lines) == sorted(one.task for one in results)
-    assert [one.failed_attempts for one in results] == [0, 0, 0, 0, 2, 2]
+    assert sorted(lines) == sorted(item.task for item in results)
+    assert [item.failed_attempts for item in results] == [0, 0, 0, 0, 2, 2]
     assert results[4].error is not None
     assert "VerifierError" in results[4].error
     assert results[0].turns == 2

@@ -151,7 +151,7 @@ async def test_failures_in_a_row_reach_every_lessee_and_a_later_one_tries_anew(t
     limits = PoolLimits(max_starts_at_once=1, max_failures=3, backoff_sec=0.01)
     async with WarmPool(config_of(task_dir, grudging=True), size=2, limits=limits) as pool:
         lessees = await asyncio.gather(pool.lease(), pool.lease(), return_exceptions=True)
-        assert [type(one) for one in lessees] == [SandboxStartError] * 2
+        assert [type(item) for item in lessees] == [SandboxStartError] * 2
         assert "no room 2" in str(lessees[0])
         assert pool.counts.failed == 3
         async with leased(pool):

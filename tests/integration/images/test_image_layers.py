@@ -186,12 +186,12 @@ async def test_archives_serve_as_images(tmp_path: Path) -> None:
     require_engine("local")
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /it\nENV OF=archive\nWORKDIR /there\n")
     name = f"localhost/harbor-gym-test-archive-{uuid.uuid4().hex}:1"
-    code, said = await run_tool(*CONTAINED, "buildah", "bud", "--quiet", "--tag", name, str(tmp_path))
-    assert code == 0, said
+    code, printed = await run_tool(*CONTAINED, "buildah", "bud", "--quiet", "--tag", name, str(tmp_path))
+    assert code == 0, printed
     try:
         for target in ("docker-archive:{}/docker.tar", "oci-archive:{}/oci.tar", "oci:{}/directory:1"):
-            code, said = await run_tool(*CONTAINED, "buildah", "push", "--quiet", name, target.format(tmp_path))
-            assert code == 0, said
+            code, printed = await run_tool(*CONTAINED, "buildah", "push", "--quiet", name, target.format(tmp_path))
+            assert code == 0, printed
         found: list[Image] = []
         for reference in ("docker-archive:docker.tar", f"oci-archive:{tmp_path}/oci.tar", "oci:directory:1"):
             image = await build_image(ImageSource(tmp_path, reference))

@@ -244,8 +244,8 @@ async def test_an_image_that_docker_holds_serves_as_image_and_as_base(context: P
     real, stand_in = names
     try:
         for name, label in ((real, "other=1"), (stand_in, "harbor_gym.substitute=mmdebstrap")):
-            code, said = await run_tool("docker", "build", "--quiet", "--label", label, "--tag", name, str(context))
-            assert code == 0, said
+            code, printed = await run_tool("docker", "build", "--quiet", "--label", label, "--tag", name, str(context))
+            assert code == 0, printed
         prebuilt = await build_image(context, docker_image=real)
         assert find(prebuilt, "where").read_text() == "from docker\n"
         assert (prebuilt.env["WHERE"], prebuilt.workdir, prebuilt.substitutions) == ("docker", "/there", ())

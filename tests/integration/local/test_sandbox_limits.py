@@ -119,9 +119,9 @@ async def test_files_are_bounded_in_size_and_number(tmp_path: Path) -> None:
         for place in ("/filled", "/tmp/filled", "/dev/shm/filled"):
             result = await sandbox.exec(f"head -c 100M /dev/zero > {place}; s=$?; rm -f {place}; exit $s")
             assert "No space left" in (result.stderr or "")
-        said = await output(sandbox, f"mkdir /f; {fill}", timeout_sec=100)
-        assert "No space left" in said
-        assert 10_000 < int(said.split()[-1]) < 20_000
+        printed = await output(sandbox, f"mkdir /f; {fill}", timeout_sec=100)
+        assert "No space left" in printed
+        assert 10_000 < int(printed.split()[-1]) < 20_000
         await output(sandbox, "rm -r /f && touch /room-again")
 
 

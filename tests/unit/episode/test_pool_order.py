@@ -439,27 +439,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-async def spent(clock: SimpleNamespace, pacer: TokenBucket, starts: int) -> list[float]:
+async def spent(clock: SimpleNamespace, bucket: TokenBucket, starts: int) -> list[float]:
     times: list[float] = []
     for _ in range(starts):
-        await pacer.acquire()
+        await bucket.acquire()
         times.append(round(clock.now - 1000.0, 6))
     return times
 
 
 async def test_a_burst_goes_before_the_rate(clock: SimpleNamespace) -> None:
-    pacer = TokenBucket(per_sec=10, burst=3)
+    bucket = TokenBucket(per_sec=10, burst=3)
     # Each wait for a tenth of a second is lengthened to 0.11; the hundredth is a tenth of the next token.
-    assert await spent(clock, pacer, 5) == [0.0, 0.0, 0.0, 0.11, 0.209]
+    assert await spent(clock, bucket, 5) == [0.0, 0.0, 0.0, 0.11, 0.209]
     clock.now += 100
-    assert await spent(clock, pacer, 4) == [100.209, 100.209, 100.209, 100.319], "no more is saved up than a burst"
+    assert await spent(clock, bucket, 4) == [100.209, 100.209, 100.209, 100.319], "no more is saved up than a burst"
 
 
 async def test_a_pause_holds_all_back_and_is_never_shortened(clock: SimpleNamespace) -> None:
-    pacer = TokenBucket(per_sec=10, burst=3)
-    pacer.back_off(10)
-    pacer.back_off(1)
-    assert await spent(clock, pacer, 2) == [12.1, 12.1]
+    bucket = TokenBucket(per_sec=10, burst=3)
+    bucket.back_off(10)
+    bucket.back_off(1)
+    assert await spent(clock, bucket, 2) == [12.1, 12.1]
 
 
 @pytest.mark.parametrize(

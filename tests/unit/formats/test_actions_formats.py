@@ -363,5 +363,5 @@ def test_the_json_prompts_are_those_that_policies_were_trained_on() -> None:
 
 @pytest.mark.parametrize("action_format", ActionFormat)
 def test_no_format_is_told_about_another(action_format: ActionFormat) -> None:
-    told = prompts.parse_error("e", None, action_format) + prompts.confirmation_request("", action_format)
-    assert ("JSON" in told) is (action_format is ActionFormat.TERMINUS_JSON)
+    prompt = prompts.parse_error("e", None, action_format) + prompts.confirmation_request("", action_format)
+    assert ("JSON" in prompt) is (action_format is ActionFormat.TERMINUS_JSON)

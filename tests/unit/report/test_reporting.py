@@ -217,7 +217,7 @@ def test_a_large_run_gives_some_of_every_batch_and_says_what_is_left_out(tmp_pat
     assert (page.shown, page.found) == (8, 20)
     text = page.path.read_text()
     shown = json.loads(_Page(text).bodies["script"][0])["runs"][0]["list"]
-    assert [(one["batch"], one["episode"]) for one in shown] == [(b, e) for b in range(4) for e in (0, 1)]
+    assert [(item["batch"], item["episode"]) for item in shown] == [(b, e) for b in range(4) for e in (0, 1)]
     assert "8 of 20; 12 left out of this page" in text
     assert report.write_page(tmp_path, max_bytes=3000).shown < 8
     with pytest.raises(UsageError, match="is no training run"):

@@ -105,7 +105,7 @@ async def build_all(
 
     async with asyncio.TaskGroup() as group:
         running = [group.create_task(make(task)) for task in tasks]
-    return [one.result() for one in running]
+    return [item.result() for item in running]
 
 
 async def _make(task: SifTask, directory: Path, manifest: _Manifest, *, force: bool, push_to: str | None) -> SifResult:

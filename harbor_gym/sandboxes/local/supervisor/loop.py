@@ -376,7 +376,7 @@ def enter(request: dict[str, Any], view_namespace: int = -1) -> int:
     become_plain()
     system_calls.prepare(target.filters)
     user_namespace = -1
-    if target.is_ordinary:
+    if target.is_rootless:
         # At once: outside its own namespaces an ordinary user may enter none of them alone.
         os.setns(pidfd, target.namespaces | os.CLONE_NEWNS | os.CLONE_NEWUSER)
         become_root()

@@ -117,7 +117,7 @@ def mount_overlay(config: SupervisorConfig, directory: str) -> None:
     """Mount ``root`` in a directory that has ``upper`` and ``work``, on the layers in the working directory."""
     lowers = ":".join(map(str, range(len(config.layers))))
     # In a user namespace an overlay's own notes are attributes that a user may write; else lower directories stay put.
-    notes = ",userxattr" if config.is_ordinary else ""
+    notes = ",userxattr" if config.is_rootless else ""
     options = f"lowerdir={lowers},upperdir={directory}/upper,workdir={directory}/work{notes}"
     mount("overlay", f"{directory}/root", "overlay", MS_NODEV, options)
 

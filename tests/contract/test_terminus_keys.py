@@ -69,8 +69,8 @@ class Panes:
     @property
     def version(self) -> tuple[int, ...]:
         """The tmux of this machine."""
-        said = subprocess.check_output(["tmux", "-V"], text=True)
-        return tuple(map(int, re.findall(r"\d+", said)))
+        output = subprocess.check_output(["tmux", "-V"], text=True)
+        return tuple(map(int, re.findall(r"\d+", output)))
 
     def received_from_harbor(self, keystrokes: str) -> bytes:
         asyncio.run(self.harbor.send_keys(keystrokes, block=False, min_timeout_sec=0.0))
