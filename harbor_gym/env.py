@@ -376,7 +376,7 @@ class AsyncTerminalGymEnv:
         return result
 
     async def _end_phase(self, reason: EndReason, observation: str, info: EpisodeInfo, *, is_last: bool) -> StepResult:
-        """Have the verifier judge what the policy left; go on to a multi-step task's next step if there is one."""
+        """Run the verifier on what the policy left; continue with a multi-step task's next step if there is one."""
         assert self._episode is not None
         keep, leavings = self._keeps_processes(self._episode), None
         if self._terminal is not None:

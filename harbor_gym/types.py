@@ -85,7 +85,7 @@ class EndReason(StrEnum):
 
     @property
     def is_truncation(self) -> bool:
-        """Tell whether a budget of ours cut the episode short."""
+        """Return whether a budget of ours cut the episode short."""
         return self in (
             EndReason.MAX_TURNS,
             EndReason.MAX_TOKENS,

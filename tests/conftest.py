@@ -70,7 +70,7 @@ def task_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have every program that the test starts keep its temporary folders in one that nothing else uses."""
+    """Give every program that the test starts a folder for temporary files that nothing else uses."""
     path = tmp_path / "scratch"
     path.mkdir()
     monkeypatch.setenv("TMPDIR", str(path))

@@ -73,7 +73,7 @@ def run_id() -> str:
 
 
 def is_alive(owner: Owner | str) -> bool:
-    """Tell whether an owner may still be running: True unless it is known to be dead.
+    """Return whether an owner may still be running: True unless it is known to be dead.
 
     An owner of another machine, of another container, or one that can't be read, may be alive for all we know.
     """

@@ -57,7 +57,7 @@ _gate: StartGate | None = None
 
 
 def set_start_gate(gate: StartGate | None) -> None:
-    """Have every start of a sandbox in this process ask first; None starts them at once."""
+    """Make every start of a sandbox in this process ask ``gate`` first; None starts them at once."""
     global _gate
     _gate = gate
 

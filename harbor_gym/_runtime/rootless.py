@@ -37,7 +37,7 @@ _SWITCHES = {
 
 
 def is_rootless() -> bool:
-    """Tell whether this process is not root's."""
+    """Return whether this process is not root's."""
     return os.geteuid() != 0
 
 

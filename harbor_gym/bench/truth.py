@@ -248,7 +248,7 @@ def _judge(
 
 
 def _screens_differ(before: Sequence[str], after: Sequence[str]) -> bool:
-    """Tell whether two screens hold other text; rows of one may be joined."""
+    """Return whether two screens hold other text; rows of one may be joined."""
     return "".join("".join(before).split()) != "".join("".join(after).split())
 
 

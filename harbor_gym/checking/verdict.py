@@ -196,7 +196,7 @@ class TaskCheck:
 
     @property
     def ok(self) -> bool:
-        """Tell whether there is nothing to complain about."""
+        """Return whether there is nothing to complain about."""
         return self.verdict is Verdict.OK
 
     @property

@@ -473,7 +473,7 @@ class Episode:
             await self._watch.end_verification()
 
     async def _examine(self) -> None:
-        """Have a look at a sandbox whose verifier gave no verdict."""
+        """Examine a sandbox whose verifier gave no verdict."""
         self._stopping = asyncio.current_task()
         if self._lacks_verdict() and self._closing is None and self._trial is not None:
             test_output = self._trial.agent_env_paths.verifier_dir / "test-stdout.txt"
@@ -490,7 +490,7 @@ class Episode:
         return graded.verifier_result is None and (was_reached or (self._phases_ended > 0 and has_failed))
 
     def _is_between_steps(self) -> bool:
-        """Tell whether the last step was graded and the next one is being prepared."""
+        """Return whether the last step was graded and the next one is being prepared."""
         assert self._trial is not None
         steps = self._trial.result.step_results or ()
         return len(steps) > 1 and steps[-1].agent_execution is None

@@ -18,7 +18,7 @@ _ATTRIBUTES = ("retry_after_sec", "retry_after", "retry_after_seconds")
 
 
 def is_throttled(error: BaseException) -> bool:
-    """Tell whether ``error``, or what it was raised from, means that fewer or later requests would be granted."""
+    """Return whether ``error``, or what it was raised from, means that fewer or later requests would be granted."""
     return any(_says_throttled(item) for item in _chain(error))
 
 

@@ -76,12 +76,12 @@ def alternative(environment_dir: Path) -> str:
 
 
 def has_heredoc(text: str) -> bool:
-    """Tell whether an instruction carries a here-document (``RUN <<EOF``), which old builders can't read."""
+    """Return whether an instruction carries a here-document (``RUN <<EOF``), which old builders can't read."""
     return any(instruction.heredocs for instruction in _instructions(text))
 
 
 def builds_heredocs(version: str) -> bool:
-    """Tell from ``buildah --version`` whether this buildah reads here-documents."""
+    """Return whether this buildah reads here-documents, by ``buildah --version``."""
     found = re.search(r"version (\d+)\.(\d+)", version)
     return found is not None and (int(found[1]), int(found[2])) >= _HEREDOC_BUILDAH
 

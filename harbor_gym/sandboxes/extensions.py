@@ -159,7 +159,7 @@ class SupportsVerifierView(Protocol):
     """A sandbox that can show its verifier the image as it was, with chosen paths of what the policy wrote."""
 
     async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
-        """Have every further call of the sandbox happen in a fresh overlay of the image's layers.
+        """Switch every further call of the sandbox to a fresh overlay of the image's layers.
 
         In it /tests, /tmp and /logs/verifier are the image's, and of the policy's files only these paths exist, each as
         it is: absent where it is absent, or where a link leads to it. Processes and network stay the sandbox's.
@@ -173,7 +173,7 @@ class SupportsVerifierView(Protocol):
         ...
 
     async def leave_verifier_view(self) -> None:
-        """Have every further call happen among the policy's files again, and drop the view. Idempotent.
+        """Switch every further call back to the policy's files, and drop the view. Idempotent.
 
         Raises:
             SandboxLostError: The sandbox is not running.

@@ -77,7 +77,7 @@ def remove(leftovers: Iterable[Leftover]) -> list[str]:
 
 
 def reap_in_background(*, in_docker: bool) -> None:
-    """Have what dead owners left removed by a thread of its own, once per process. Returns at once.
+    """Remove what dead owners left, in a thread of its own, once per process. Returns at once.
 
     Args:
         in_docker: What Docker holds, too; otherwise folders only, which takes a millisecond.

@@ -94,12 +94,12 @@ def parse_options(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def takes_setup(name: str) -> bool:
-    """Tell whether a sandbox's class takes a ``setup_command``, to run it once for many sandboxes where it can."""
+    """Return whether a sandbox's class takes a ``setup_command``, to run it once for many sandboxes where it can."""
     return name in _OWN or name in _NAMES
 
 
 def shares_setup(name: str, started: BaseEnvironment) -> bool:
-    """Tell whether a started sandbox stands on what its ``setup_command`` left once for many sandboxes."""
+    """Return whether a started sandbox stands on what its ``setup_command`` left once for many sandboxes."""
     return takes_setup(name) and (not isinstance(started, SupportsSharedSetup) or started.shares_setup)
 
 

@@ -14,7 +14,7 @@ _OF_VERIFIERS = "__verifier__"
 
 
 def is_of_verifier(session_id: str) -> bool:
-    """Tell whether a sandbox is a separate verifier's, which the task's set-up is not for."""
+    """Return whether a sandbox is a separate verifier's, which the task's set-up is not for."""
     return _OF_VERIFIERS in session_id
 
 

@@ -36,7 +36,7 @@ STEPS = {
 
 @pytest.fixture
 def sidecar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have Harbor build the stand-in, and ask the kernel by an image that is there."""
+    """Make Harbor build the stand-in, and ask the kernel by an image that is there."""
     forget = vars(DockerEnvironment)["_egress_control_kernel_support"].__func__.cache_clear
     forget()
     context = shutil.copytree(ROOT / "tests" / "helpers" / "egress_sidecar", tmp_path / "sidecar")

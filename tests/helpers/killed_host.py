@@ -75,7 +75,7 @@ def kill_one(work: Callable[[int], Coroutine[Any, Any, None]], first_lines: int,
 
 
 def adopt_orphans() -> None:
-    """Have every orphan below this process come to it."""
+    """Make this process the parent of every orphan below it."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

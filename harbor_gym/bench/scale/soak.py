@@ -69,7 +69,7 @@ class SoakReport:
 
     @property
     def is_right(self) -> bool:
-        """Tell whether every episode is accounted for and nothing is left."""
+        """Return whether every episode is accounted for and nothing is left."""
         return self.unaccounted == 0 and not self.left
 
     def as_object(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ async def find_breakage(
 
 
 async def _is_up(environment: BaseEnvironment, *, unknown: bool) -> bool:
-    """Tell whether the host sees that the sandbox is there; ``unknown`` where it can't be asked."""
+    """Return whether the host sees that the sandbox is there; ``unknown`` where it can't be asked."""
     return await environment.is_up() if isinstance(environment, SupportsIsUp) else unknown
 
 

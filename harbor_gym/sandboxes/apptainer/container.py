@@ -199,7 +199,7 @@ class Container:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether the container's first process is there."""
+        """Return whether the container's first process is there."""
         if self._target is None or self._process is None or self._process.returncode is not None:
             return False
         stat = read_stat(self._target.init)
@@ -285,7 +285,7 @@ class Container:
         return () if self._view is None else (self._view,)
 
     async def enter_view(self, paths: Sequence[str]) -> None:
-        """Have commands and transfers from now on see the image as it was, with these paths as they are.
+        """Switch commands and transfers to the image as it was, with these paths as they are.
 
         Raises:
             SandboxError: The kernel refuses.
@@ -302,7 +302,7 @@ class Container:
         (self._view,) = handles
 
     async def leave_view(self) -> None:
-        """Have commands and transfers see the container's own files again, and drop the view. Idempotent.
+        """Switch commands and transfers back to the container's own files, and drop the view. Idempotent.
 
         Raises:
             SandboxLostError: It is gone.
@@ -389,7 +389,7 @@ def _first_processes(launcher: int) -> tuple[int | None, int | None]:
 
 
 def _has_fuse_root(init: int) -> bool:
-    """Tell whether a process's root directory is a FUSE file system's."""
+    """Return whether a process's root directory is a FUSE file system's."""
     with contextlib.suppress(OSError):
         for line in (PROC / str(init) / "mountinfo").read_text().splitlines():
             place, _, source = line.partition(" - ")

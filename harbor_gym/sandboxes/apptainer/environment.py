@@ -341,7 +341,7 @@ class ApptainerEnvironment(CarriesFiles):
         return {**answer, "oom_kills": self.memory_kills}
 
     async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
-        """Have every further call happen in a pristine view: a fresh overlay on the image.
+        """Switch every further call to a pristine view: a fresh overlay on the image.
 
         In it are /tests, /tmp and /logs/verifier as the image has them, and of the sandbox's own files these paths and
         Harbor's other log directories, each as it is. setuid programs give nothing there.
@@ -357,7 +357,7 @@ class ApptainerEnvironment(CarriesFiles):
         await self._running().enter_view([*map(str, verify_paths), *logs])
 
     async def leave_verifier_view(self) -> None:
-        """Have every further call happen among the sandbox's own files again, and drop the view. Idempotent.
+        """Switch every further call back to the sandbox's own files, and drop the view. Idempotent.
 
         Raises:
             SandboxLostError: The sandbox is not running.
@@ -379,7 +379,7 @@ class ApptainerEnvironment(CarriesFiles):
         return None if self._watchdog is None else self._watchdog.killed_processes
 
     async def is_up(self) -> bool:
-        """Tell whether the container's first process is there, whatever runs in it."""
+        """Return whether the container's first process is there, whatever runs in it."""
         return self._container is not None and self._container.is_running
 
     def _running(self) -> Container:

@@ -68,7 +68,7 @@ class DockerEnvironment(DockerLaunch):
         super().__init__(*args, setup_command=setup_command, build_dockerfile=build_dockerfile, **kwargs)
 
     async def is_up(self) -> bool:
-        """Tell whether Docker runs the main container, whatever runs in it."""
+        """Return whether Docker runs the main container, whatever runs in it."""
         return bool(await engine.containers_of(self._project, service=MAIN, is_running=True))
 
     # --- start ---------------------------------------------------------------------------------------------------

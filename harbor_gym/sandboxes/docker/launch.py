@@ -176,7 +176,7 @@ class DockerLaunch(DockerTransfers):
         raise SandboxStartError(f"sandbox {self.session_id!r}: docker run failed: {output.strip()}")
 
     async def _mend(self, answer: str, run: _Compose) -> bool:
-        """Put right what may have changed since this process last saw to it; tell whether it was such a thing.
+        """Put right what may have changed since this process last saw to it; return whether it was such a thing.
 
         Looking each time would cost more than the container does.
         """
@@ -202,7 +202,7 @@ class DockerLaunch(DockerTransfers):
     # --- set-up --------------------------------------------------------------------------------------------------
 
     async def _set_up_once(self) -> bool:
-        """Have the set-up command's image, where one can be made; tell whether the sandbox is to stand on one."""
+        """Ensure the set-up command's image, where one can be made; return whether the sandbox is to stand on one."""
         if self._setup_command is None or self._look is None or not self._is_one_container or self._look.has_volumes:
             return False
         has_network = self.network_policy.network_mode is not NetworkMode.NO_NETWORK

@@ -91,12 +91,12 @@ class DockerProject(HarborDockerEnvironment):
     @property
     @override
     def capabilities(self) -> EnvironmentCapabilities:
-        offered = super().capabilities
+        supported = super().capabilities
         if not self._is_windows_container:
-            offered = offered.model_copy(update={"mounted": False})
+            supported = supported.model_copy(update={"mounted": False})
         if not self._switches_network:
-            return offered
-        return offered.model_copy(update={"disable_internet": True, "dynamic_network_policy": True})
+            return supported
+        return supported.model_copy(update={"disable_internet": True, "dynamic_network_policy": True})
 
     @property
     def _switches_network(self) -> bool:

@@ -52,7 +52,7 @@ class ImageGoneError(SandboxStartError):
 
 
 def is_missing(answer: str) -> bool:
-    """Tell from what Docker said of a failure whether it has no such image."""
+    """Return whether Docker reported that it has no such image."""
     return "no such image" in answer.lower()
 
 

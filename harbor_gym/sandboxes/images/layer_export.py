@@ -48,7 +48,7 @@ def _unescaped(field: str) -> str:
 
 
 def writes_plain_layers(parameters: Path = Path("/sys/module/overlay/parameters")) -> bool:
-    """Tell whether this kernel's overlays write layers that mean the same on any other layers of the same content."""
+    """Return whether this kernel's overlays write layers that mean the same on any other layers of the same content."""
     for name in _OVERLAY_SWITCHES:
         try:
             if (parameters / name).read_text().strip() == "Y":

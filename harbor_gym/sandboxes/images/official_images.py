@@ -107,7 +107,7 @@ def full_reference(reference: str) -> str:
 
 
 def is_official(reference: str) -> bool:
-    """Tell whether a reference names an image that a stand-in may be made for, of any tag."""
+    """Return whether a reference names an image that a stand-in may be made for, of any tag."""
     return _parts(reference) is not None
 
 

@@ -22,7 +22,7 @@ _READ_TIMEOUT_SEC = 600.0
 
 
 def is_archive(reference: str) -> bool:
-    """Tell whether an image's name says where its archive is (``oci-archive:PATH``, ``docker-archive:PATH``, …)."""
+    """Return whether an image's name says where its archive is (``oci-archive:PATH``, ``docker-archive:PATH``, …)."""
     return _ARCHIVE.fullmatch(reference) is not None
 
 

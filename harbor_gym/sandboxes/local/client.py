@@ -220,7 +220,7 @@ class SupervisedSandbox:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether commands can still be run."""
+        """Return whether commands can still be run."""
         return self._ready.done() and not self._is_lost
 
     def memory_kills(self) -> int | None:
@@ -299,7 +299,7 @@ class SupervisedSandbox:
             raise SandboxError(f"the local sandbox gets no network: {answer['error']}")
 
     async def enter_view(self, paths: Sequence[str]) -> None:
-        """Have commands and transfers from now on see the image as it was, with these paths as they are.
+        """Switch commands and transfers to the image as it was, with these paths as they are.
 
         Raises:
             SandboxError: The kernel refuses.
@@ -312,7 +312,7 @@ class SupervisedSandbox:
         (self._view,) = answer["handles"]
 
     async def leave_view(self) -> None:
-        """Have commands and transfers see the sandbox's own files again. Idempotent.
+        """Switch commands and transfers back to the sandbox's own files. Idempotent.
 
         Raises:
             SandboxLostError: The sandbox is gone.
@@ -349,7 +349,7 @@ class SupervisedSandbox:
         return answer
 
     async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
-        """Have the supervisor do one of the works of its ``cleanup`` module, by no program of the sandbox's.
+        """Make the supervisor run one of the functions of its ``cleanup`` module, by no program of the sandbox's.
 
         Args:
             work: Its name.

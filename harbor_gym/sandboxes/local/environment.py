@@ -423,7 +423,7 @@ class LocalEnvironment(CarriesFiles):
         return {**answer, "oom_kills": sandbox.memory_kills()}
 
     async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
-        """Have every further call happen in a pristine view: a fresh overlay of the image's layers.
+        """Switch every further call to a pristine view: a fresh overlay of the image's layers.
 
         In it are /tests, /tmp and /logs/verifier as the image has them, and of the sandbox's own files these paths and
         Harbor's other log directories, each as it is: absent where it is absent, or where a link leads to it. setuid
@@ -440,7 +440,7 @@ class LocalEnvironment(CarriesFiles):
         await self._running().enter_view([*map(str, verify_paths), *logs])
 
     async def leave_verifier_view(self) -> None:
-        """Have every further call happen among the sandbox's own files again, and drop the view. Idempotent.
+        """Switch every further call back to the sandbox's own files, and drop the view. Idempotent.
 
         Raises:
             SandboxLostError: The sandbox is not running.
@@ -458,7 +458,7 @@ class LocalEnvironment(CarriesFiles):
         return [PurePosixPath(path) for path in await self._running().written_paths()]
 
     async def is_up(self) -> bool:
-        """Tell whether the sandbox itself, its first process and what serves it, is there, whatever runs in it."""
+        """Return whether the sandbox itself, its first process and what serves it, is there, whatever runs in it."""
         return self._sandbox is not None and self._sandbox.is_running
 
     def _running(self) -> SupervisedSandbox:

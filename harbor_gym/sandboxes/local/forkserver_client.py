@@ -79,7 +79,7 @@ class ForkedSupervisor:
 
 
 async def fork_supervisor(config: str, control: socket.socket, *handles: int) -> ForkedSupervisor:
-    """Have a supervisor started, or a transfer's process.
+    """Start a supervisor, or a transfer's process.
 
     Args:
         config: What it does, as JSON.

@@ -50,7 +50,7 @@ class LocalOptions:
             raise UsageError(f"sandbox option max_processes: {self.max_processes} is less than 1")
 
     def has_network(self, policy: NetworkPolicy, task: str) -> bool:
-        """Tell whether a sandbox of ``task`` gets a network under ``policy``.
+        """Return whether a sandbox of ``task`` gets a network under ``policy``.
 
         Raises:
             MissingDependencyError: It should, and there is no program for it; for root, no device either. An ordinary

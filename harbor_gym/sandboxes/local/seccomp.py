@@ -124,7 +124,7 @@ def _compiled(machine: str, default: tuple[str, int], rules: Sequence[Mapping[st
 
 
 def _is_known(name: str) -> bool:
-    """Tell whether this libseccomp knows a call; a profile may name newer ones, which the default then refuses."""
+    """Return whether this libseccomp knows a call; a profile may name newer ones, which the default then refuses."""
     import pyseccomp
 
     try:

@@ -38,7 +38,7 @@ class Keys:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing is typed at all."""
+        """Return whether nothing is typed at all."""
         return self.name is None and not self.data and self.text is None
 
 

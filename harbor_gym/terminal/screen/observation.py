@@ -97,7 +97,7 @@ def find_news(lines: Sequence[str], anchor: Anchor, *, cursor_row: int, new_prom
 
 
 def has_overflowed(lines: Sequence[str], anchor: Anchor, *, history_lines: int, limit: int) -> bool:
-    """Tell whether the scrollback dropped lines since ``anchor``.
+    """Return whether the scrollback dropped lines since ``anchor``.
 
     tmux drops a tenth of a full scrollback at once, so it is then nine tenths full, and does not begin any more with
     the screen of the previous observation. Source: ``grid_collect_history`` in tmux's grid.c.
@@ -108,7 +108,7 @@ def has_overflowed(lines: Sequence[str], anchor: Anchor, *, history_lines: int, 
 
 
 def _holds(above: Sequence[str], lines: Sequence[str]) -> bool:
-    """Tell whether ``lines`` begins with the lines that were above the cursor."""
+    """Return whether ``lines`` begins with the lines that were above the cursor."""
     return len(lines) > len(above) and all(line.rstrip() == old for line, old in zip(lines, above, strict=False))
 
 

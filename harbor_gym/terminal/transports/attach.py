@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def has_pipes(environment: "BaseEnvironment") -> bool:
-    """Tell whether :func:`exec_pipes` will start commands in this environment."""
+    """Return whether :func:`exec_pipes` will start commands in this environment."""
     return isinstance(environment, SupportsExecPipes) and isinstance(environment, SupportsExecArgv)
 
 

@@ -144,7 +144,7 @@ class Probe:
             raise Violation("the process still runs inside" if result.return_code == 3 else "processes can't be seen")
 
     async def is_alive(self, marker: int, *, sandbox: BaseEnvironment | None = None) -> bool:
-        """Tell whether a process has ``marker`` as an argument, in ``sandbox`` or else the standing one."""
+        """Return whether a process has ``marker`` as an argument, in ``sandbox`` or else the standing one."""
         return (await self.run(_look(marker), sandbox=sandbox)).return_code == 0
 
     async def close(self) -> None:

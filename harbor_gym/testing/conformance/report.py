@@ -59,7 +59,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Tell whether nothing failed and something passed."""
+        """Return whether nothing failed and something passed."""
         return not self.failures and any(item.verdict is Verdict.PASSED for item in self.outcomes)
 
     @property

@@ -32,7 +32,7 @@ _SHELL = "/usr/bin/bash"
 
 
 def _has_own_ids(sandbox: LocalEnvironment) -> bool:
-    """Tell whether root inside is somebody else outside."""
+    """Return whether root inside is somebody else outside."""
     return bool(sandbox._running()._require_target().first_id)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -81,7 +81,7 @@ async def _plant_python(sandbox: LocalEnvironment) -> None:
 
 
 async def _use_shell(sandbox: LocalEnvironment) -> None:
-    """Have every way into the sandbox start its shell; what that does is its own affair."""
+    """Make every way into the sandbox start its shell; what that does is its own affair."""
     with contextlib.suppress(SandboxError):
         await sandbox.exec("echo called", timeout_sec=5)
     argv = sandbox.exec_argv("echo called")

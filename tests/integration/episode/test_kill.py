@@ -83,7 +83,7 @@ def test_local_hosts_killed_in_200_episodes_leave_nothing(task_dir: Path, scratc
 
 
 async def kill_half_started(directory: Path) -> bool:
-    """Start a sandbox and kill the process that its supervisor builds it with; tell whether in time."""
+    """Start a sandbox and kill the process that its supervisor builds it with; return whether in time."""
     sandbox = make_sandbox(directory, config={"network_mode": "no-network"})
     starting = asyncio.create_task(sandbox.start(force_build=False))
     first = 0

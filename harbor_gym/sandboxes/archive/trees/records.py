@@ -192,17 +192,17 @@ class Choice(NamedTuple):
 
     @property
     def is_of_files(self) -> bool:
-        """Tell whether only files are chosen."""
+        """Return whether only files are chosen."""
         return bool(self.include or self.exclude)
 
     def drops(self, path: bytes) -> bool:
-        """Tell whether an entry is unwanted with all that is below it."""
+        """Return whether an entry is unwanted with all that is below it."""
         parts = os.fsdecode(path).split("/") if self.without else []
         ends = range(1, len(parts) + 1)
         return any(_matches("/".join(parts[start:end]), self.without) for end in ends for start in range(end))
 
     def takes_file(self, path: bytes) -> bool:
-        """Tell whether a file that was not dropped is wanted."""
+        """Return whether a file that was not dropped is wanted."""
         text = os.fsdecode(path) if self.is_of_files else ""
         is_included = not self.include or _matches(text, self.include)
         return text in self.protect or (is_included and not _matches(text, self.exclude))

@@ -118,7 +118,7 @@ class View:
         return place
 
     def _enclose(self, user_namespace: int, has_network: bool) -> None:
-        """Have a process make the mount namespace, as the sandbox's root does, and hand it over."""
+        """Make the mount namespace in a process of its own, as the sandbox's root does, and hand it over."""
         up, ready = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:

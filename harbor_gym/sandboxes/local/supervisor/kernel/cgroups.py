@@ -143,7 +143,7 @@ class Cgroups:
             os._exit(0)
 
     def _lower_or_raise(self, ceiling: int) -> bool:
-        """Set version 1's limit, which the kernel refuses to be below the use; tell whether it took it."""
+        """Set version 1's limit, which the kernel refuses to be below the use; return whether it took it."""
         try:
             _write(self.memory, "memory.limit_in_bytes", ceiling)
         except OSError:
