@@ -1,6 +1,6 @@
 """Synchronous callers' door to asyncio: one event loop on one thread, shared by the whole process.
 
-Harbor wants one loop a process. Scripts, threads, notebooks and callers that run a loop of their own all come in here:
+Harbor requires one loop per process. Scripts, threads, notebooks and callers with a loop of their own all come in here:
 ``call`` blocks, ``submit`` returns a future, ``run`` is awaited on the caller's own loop. What they leave open is
 closed when its owner is garbage-collected, and at the interpreter's exit at the latest: there, whatever runs on the
 loop is closed, or cancelled, and waited for.

@@ -69,7 +69,7 @@ async def pass_start_gate() -> None:
 
 
 def back_off_starts(seconds: float) -> None:
-    """Report to the gate that a provider wants later starts."""
+    """Report to the gate that a provider requests later starts."""
     if _gate is not None:
         _gate.back_off(seconds)
 

@@ -42,7 +42,7 @@ def is_rootless() -> bool:
 
 
 def build_environment() -> dict[str, str]:
-    """Return what tells buildah, in a namespace made by us, that its root is an ordinary user with a store at home."""
+    """Return variables that make buildah's root, in a namespace of ours, an ordinary user with a store at home."""
     if not is_rootless():
         return {}
     return {

@@ -99,7 +99,7 @@ def format_truth(report: TruthReport) -> str:
     )
     rows += [f"{line} ({count} times)" if count > 1 else line for line, count in wrong.items()]
     if report.unavailable:
-        rows.append(f"not taken, for want of programs: {', '.join(report.unavailable)}")
+        rows.append(f"skipped, programs missing: {', '.join(report.unavailable)}")
     return "\n".join(rows)
 
 

@@ -135,7 +135,7 @@ class TaskCheck:
     """The end of what the verifier printed in the last run of the solution that was not rewarded in full."""
 
     image_substitutions: tuple[str, ...] = ()
-    """Base images that could not be had, and what stood in for each."""
+    """Base images that were not available, and what stood in for each."""
 
     nop: tuple[float, ...] = ()
     """Rewards for doing nothing, one a run that was graded."""

@@ -1,4 +1,4 @@
-"""What a failed trial leaves for whoever wants to know why, read before its folder goes."""
+"""What a failed trial leaves that explains the failure, read before its folder is removed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -63,7 +63,7 @@ class AgentPhase:
     """The running sandbox. It belongs to the trial: never stop it from here."""
 
     user: str | int | None
-    """The user that the task wants the policy to be; None is the image's own."""
+    """The user that the task requires the policy to be; None is the image's own."""
 
     timeout_sec: float | None
     """Seconds that the task, or the step, gives the policy; None is no limit. Harbor is kept from counting them."""
@@ -75,12 +75,12 @@ class AgentPhase:
     """Resolved by the episode when the phase is over."""
 
     resources: Resources
-    """Skills and MCP servers that the task declares; the instruction tells of them already."""
+    """Skills and MCP servers that the task declares; the instruction lists them already."""
 
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """What the verifier said about the phase that just ended."""
+    """What the verifier returned for the phase that just ended."""
 
     rewards: Mapping[str, float]
     """Every key that the verifier wrote."""
@@ -98,7 +98,7 @@ class PhaseEnd:
     """Processes of the policy's that were still running and were killed before grading."""
 
     oom_kills: int | None
-    """Processes that the sandbox's memory limit killed during the phase; None where the sandbox doesn't tell."""
+    """Processes that the sandbox's memory limit killed during the phase; None where the sandbox doesn't report it."""
 
     is_gated: bool
     """Whether the task has further steps that this one's reward keeps closed (``min_reward``)."""
@@ -164,7 +164,7 @@ class Episode:
 
     @property
     def task_keeps_processes(self) -> bool:
-        """Whether the task says that its verifier wants what the policy started still running."""
+        """Whether the task declares that its verifier needs what the policy started still running."""
         return self._task.config.metadata.get("keep_agent_processes") is True
 
     @property
@@ -187,7 +187,7 @@ class Episode:
 
         Raises:
             TaskError: The configuration asks for something that the sandbox type can't do.
-            SandboxThrottledError: The sandbox's provider wants fewer or later starts.
+            SandboxThrottledError: The sandbox's provider requires fewer or later starts.
             SandboxStartError: The sandbox could not be built or started.
             SandboxTimeoutError: It did not start in the time that the task allows.
         """

@@ -95,7 +95,7 @@ def _load(task_dir: Path) -> Task:
             f"{task_dir / 'task.toml'} is not a Harbor task configuration: {describe_problems(exc)}"
         ) from exc
     except (OSError, ValueError, RuntimeError) as exc:
-        # tomllib's and Harbor's own complaints are ValueErrors; each already says what and where.
+        # tomllib's and Harbor's own complaints are ValueErrors; each already states what and where.
         raise TaskError(f"{task_dir} is not a usable Harbor task: {exc}") from exc
     _check_support(task, task_dir)
     return task

@@ -74,7 +74,7 @@ def parse_options(texts: Iterable[str]) -> dict[str, Any]:
     """Read a sandbox's options as a command line has them, ``NAME=VALUE`` each.
 
     Args:
-        texts: A value that is JSON is what that says (a number, true, a list); any other is text.
+        texts: A value that is JSON is parsed (a number, true, a list); any other is text.
 
     Raises:
         UsageError: One has no name, or two have the same.
@@ -104,7 +104,7 @@ def shares_setup(name: str, started: BaseEnvironment) -> bool:
 
 
 def image_substitutions(sandbox: BaseEnvironment) -> tuple[str, ...]:
-    """Return the base images that could not be had and what stood in for them, one sentence each."""
+    """Return the base images that were not available and what stood in for them, one sentence each."""
     return tuple(sandbox.image_substitutions) if isinstance(sandbox, ReportsSubstitutions) else ()
 
 

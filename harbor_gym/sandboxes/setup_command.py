@@ -20,7 +20,7 @@ def is_of_verifier(session_id: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def setting_up(timeout_sec: float) -> AsyncGenerator[None]:
-    """Bound what is done for a set-up command in time, and tell what fails of it as a failed start.
+    """Bound what is done for a set-up command in time, and report its failure as a failed start.
 
     Raises:
         SandboxStartError: The time was up, or the sandbox failed.

@@ -39,7 +39,7 @@ async def open_terminal(
 
     Raises:
         TerminalStartError: the image has no bash or no usable tmux, the shell ended at once, or the transport that
-            ``config`` asks for is not to be had here.
+            ``config`` asks for is not available here.
         SandboxLostError: the sandbox is gone.
         SandboxTimeoutError: the sandbox did not answer.
     """

@@ -1,6 +1,6 @@
 """Public conformance checks, and a sandbox in memory: what those need who write sandboxes or wrap environments.
 
-**You wrote a Harbor environment class** (or chose a provider) and want to know whether episodes can rely on it::
+**You wrote a Harbor environment class** (or chose a provider) and need to know whether episodes can rely on it::
 
     report = await check_sandbox("my_package.sandbox:MyEnvironment")   # or a class, or a name as --env takes it
     print(report)
@@ -20,7 +20,7 @@ As tests, one per behaviour: :mod:`harbor_gym.testing.pytest_plugin`.
 
 That runs on :class:`FakeEnvironment`, in milliseconds; give it a configuration to run on a real sandbox.
 
-**You test what is around a sandbox** (rewards, retries, budgets, adapters) and want no engine::
+**You test what is around a sandbox** (rewards, retries, budgets, adapters) and need no engine::
 
     TerminalEnvConfig(
         task_dir=...,

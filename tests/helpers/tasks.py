@@ -1,4 +1,4 @@
-"""Small Harbor tasks for tests, written where the test wants them."""
+"""Small Harbor tasks for tests, written where the test needs them."""
 
 from pathlib import Path
 

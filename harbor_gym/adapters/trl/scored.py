@@ -17,7 +17,7 @@ class ScoredHarness(ToolHarness):
     async def get_reward(self) -> float | None:
         """Verify the episode and return its reward; None where there is no verdict.
 
-        TRL does not say why the tool loop ended: the episode ends as ``no_tool_call`` if none of its own budgets ended
+        TRL does not report why the tool loop ended: the episode ends as ``no_tool_call`` if no budget of its own ended
         it, also where ``max_completion_length`` or ``max_tool_calling_iterations`` did.
 
         Raises:

@@ -42,7 +42,7 @@ class Baseline:
     """System V objects, as ``shm:3``."""
 
     oom_kills: int | None
-    """Processes that the sandbox's memory limit had killed by then; None where it doesn't tell."""
+    """Processes that the sandbox's memory limit had killed by then; None where it doesn't report it."""
 
     def with_those_of(self, later: "Baseline") -> "Baseline":
         """Return what is the task's own when also all of a later moment's is."""
@@ -57,7 +57,7 @@ class CleanupResult:
     """How many were running and were stopped."""
 
     oom_kills: int | None
-    """Processes that the memory limit has killed so far; None where the sandbox doesn't tell."""
+    """Processes that the memory limit has killed so far; None where the sandbox doesn't report it."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,17 @@ class VerifierDirsReset:
 
 @dataclass(frozen=True)
 class Postmortem:
-    """What a sandbox could tell after its verifier had given no verdict."""
+    """What a sandbox could report after its verifier had given no verdict."""
 
     oom_kills: int | None
-    """Processes that the memory limit killed since the sandbox started; None where it doesn't tell."""
+    """Processes that the memory limit killed since the sandbox started; None where it doesn't report it."""
 
     output: str
     """The end of what the tests printed."""
 
 
 async def take_baseline(environment: BaseEnvironment) -> Baseline:
-    """Note what runs in a sandbox before the policy, so that what the policy starts can be told from it.
+    """Note what runs in a sandbox before the policy, so that what the policy starts is distinct from it.
 
     Raises:
         SandboxError: The sandbox does not answer.

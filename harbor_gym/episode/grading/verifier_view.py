@@ -32,7 +32,7 @@ _CALLS = (
 class VerifierView:
     """The view of one sandbox: entered for each verification, left by the first call of a further step.
 
-    Harbor tells when a verification begins, but not when it ends; what it asks of the sandbox next is the next step's.
+    Harbor reports when a verification begins, but not when it ends; its next request to the sandbox is the next step's.
 
     Args:
         environment: A sandbox that has the ability; its methods are wrapped.
@@ -77,7 +77,7 @@ def paths_in_view(task: Task, environment: BaseEnvironment, wanted: VerifyPaths)
     Args:
         task: The task.
         environment: Its sandbox, not yet started.
-        wanted: What the configuration says. Paths are a demand, ``auto`` is none.
+        wanted: The configuration's value. Paths are a demand, ``auto`` is none.
 
     Raises:
         TaskError: Paths are demanded of a sandbox that has no such view.

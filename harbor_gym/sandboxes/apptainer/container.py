@@ -179,7 +179,7 @@ class Container:
             return
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                process.kill()  # its children die with it, and the container with these
+                process.kill()  # its children end with it, and the container with these
         assert process.stdin is not None
         process.stdin.close()
         try:
@@ -217,7 +217,7 @@ class Container:
         return self._target
 
     def lost(self, what: str) -> SandboxLostError:
-        """Return the error that says that it is gone, and why where that is known."""
+        """Return the error that states that it is gone, and why where that is known."""
         return SandboxLostError(f"{what}: {self.loss}" if self.loss else what)
 
     # --- what enters it -------------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class ApptainerEnvironment(CarriesFiles):
             extra_args: Further arguments of ``apptainer exec``.
             setup_command: Shell text that root runs at each start, before anything else comes into the sandbox.
             overlay: What makes the image writable: ``"kernel"``, ``"fuse"`` (fuse-overlayfs), or ``"auto"``: the first
-                that can be had.
+                that is available.
             build_dockerfile: Build the task's Dockerfile, if it has one, even where it names a ``docker_image``.
             kwargs: Harbor's.
 
@@ -145,7 +145,7 @@ class ApptainerEnvironment(CarriesFiles):
 
     @property
     def image_substitutions(self) -> tuple[str, ...]:
-        """Base images that could not be had, and what stands in for each. Empty before :meth:`start`."""
+        """Base images that were not available, and what stands in for each. Empty before :meth:`start`."""
         return self._image.substitutions if self._image is not None else ()
 
     @property
@@ -159,7 +159,7 @@ class ApptainerEnvironment(CarriesFiles):
         """Check that sandboxes can start on this machine.
 
         Raises:
-            MissingDependencyError: A program or a right is missing; the message says how to get it.
+            MissingDependencyError: A program or a right is missing; the message states how to get it.
         """
         require_all()
 
@@ -185,7 +185,7 @@ class ApptainerEnvironment(CarriesFiles):
 
         Raises:
             MissingDependencyError: A program is missing.
-            SandboxStartError: The image can't be had, Apptainer refuses, or the task's set-up fails.
+            SandboxStartError: The image is not available, Apptainer refuses, or the task's set-up fails.
         """
         if self._is_started:
             raise SandboxStartError("this apptainer sandbox was started before: make a new environment instead")
@@ -254,7 +254,7 @@ class ApptainerEnvironment(CarriesFiles):
 
     @property
     def _takes_files(self) -> bool:
-        """Whether the image is not made by the task's Dockerfile, which copies what it wants itself."""
+        """Whether the image is not made by the task's Dockerfile, which copies what it needs itself."""
         return self._source(force_build=False).docker_image is not None
 
     async def _run_set_up(self, command: str, timeout_sec: float) -> None:

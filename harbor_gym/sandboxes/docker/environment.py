@@ -149,7 +149,7 @@ class DockerEnvironment(DockerLaunch):
         The image of a Dockerfile stays for the next start (label ``harbor_gym.image``).
 
         Raises:
-            SandboxTimeoutError: Something could not be removed; the message says what, and what to do.
+            SandboxTimeoutError: Something could not be removed; the message states what, and what to do.
         """
         try:
             await super().stop(delete)

@@ -53,7 +53,7 @@ class Image:
     """Cache key: SHA-256 over the build context, the identity of every base image, and the format."""
 
     substitutions: tuple[str, ...]
-    """Bases that could not be had, and what stands in their place; empty is the rule."""
+    """Base images that were not available, and what stands in their place; empty is the rule."""
 
     entrypoint: tuple[str, ...] = ()
     """ENTRYPOINT of the image; empty if it names none."""
@@ -130,7 +130,7 @@ async def build_image(source: ImageSource, *, build_timeout_sec: float = 600.0, 
 
     Raises:
         MissingDependencyError: buildah (or mmdebstrap, for the offline base) is not installed.
-        SandboxStartError: The Dockerfile fails, a base image can't be had, what is named is not there or is nothing
+        SandboxStartError: The Dockerfile fails, a base image is not available, what is named is not there or is nothing
             of the kind, or the time was up.
     """
     if source.rootfs is None and find_program("buildah") is None:

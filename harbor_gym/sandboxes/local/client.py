@@ -241,7 +241,7 @@ class SupervisedSandbox:
         try:
             data, handles, *_ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, ConnectionError):
-            # A reset says that the other end left a request unread; its last words and the stream's end follow.
+            # A reset means that the other end left a request unread; its last words and the stream's end follow.
             return
         if not data:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
@@ -282,7 +282,7 @@ class SupervisedSandbox:
         """Give the sandbox a network or take it, with every connection.
 
         Raises:
-            SandboxError: There is no network to be had.
+            SandboxError: No network is available.
             SandboxLostError: The sandbox is gone.
         """
         number, answered = self._expect_answer()

@@ -1,4 +1,4 @@
-"""Keystrokes to what tmux is told to type: a key name from a closed list, or bytes as they are."""
+"""Keystrokes to what tmux is made to type: a key name from a closed list, or bytes as they are."""
 
 import re
 from collections.abc import Iterable

@@ -2,7 +2,7 @@
 
 Format 1, one observation per step, UTF-8, at most ``max_observation_bytes``:
 
-    [still running after 3.0 s]        a header, only when there is something to say
+    [still running after 3.0 s]        a header, only when there is something to report
     first line                         the text, lines right-trimmed, wraps joined
     [... 950 lines (8500 bytes) omitted ...]
     last line
@@ -157,7 +157,7 @@ def take_tail(text: str, max_bytes: int) -> str:
 
 
 def describe(wait: str | None, *, exit_code: int | None, waited_sec: float, typed_line: bool) -> str:
-    """Say in one header line what the screen does not show; empty for a plain successful command."""
+    """Return in one header line what the screen does not show; empty for a plain successful command."""
     match wait:
         case "ended":
             return "[session ended]" if exit_code is None else f"[session ended, exit code {exit_code}]"

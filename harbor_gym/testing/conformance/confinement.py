@@ -45,7 +45,7 @@ async def root_inside_is_root_of_its_own_namespace(probe: Probe) -> None:
     """A user namespace of the sandbox's own: root's rights inside are no rights on the machine."""
     inside = await probe.output("readlink /proc/self/ns/user")
     outside = str(await asyncio.to_thread(Path("/proc/self/ns/user").readlink))
-    expect(inside.startswith("user:["), f"the user namespace can't be told: {inside!r}")
+    expect(inside.startswith("user:["), f"the user namespace can't be determined: {inside!r}")
     expect(inside != outside, f"commands are in this machine's own user namespace, {outside}")
 
 
@@ -70,7 +70,7 @@ async def the_first_process_is_closed(probe: Probe) -> None:
 
 @CONFINEMENT.behaviour
 async def the_kernels_memory_is_hidden(probe: Probe) -> None:
-    """What /proc tells of the whole machine's memory, keys and timers reads as empty, or can't be read."""
+    """What /proc shows of the whole machine's memory, keys and timers reads as empty, or can't be read."""
     for name in _HIDDEN:
         read = await probe.run(f"head -c 16 /proc/{name} 2>/dev/null | wc -c")
         expect_equal((read.stdout or "").strip(), "0", f"bytes read of /proc/{name}")

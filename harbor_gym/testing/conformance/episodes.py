@@ -150,12 +150,12 @@ async def several_commands_are_one_turn(probe: EnvProbe) -> None:
 
 @EPISODES.behaviour
 async def an_unreadable_action_does_nothing_and_says_why(probe: EnvProbe) -> None:
-    """Nothing of it is executed; the observation and ``info["parse_error"]`` tell what was wrong."""
+    """Nothing of it is executed; the observation and ``info["parse_error"]`` state what was wrong."""
     json_format = {"action_format": ActionFormat.TERMINUS_JSON, "max_consecutive_parse_failures": 3}
     async with probe.running(**json_format) as env:
         observation, _, done, info = check_step(await env.step("touch made-by-mistake\n"))
         expect(info.get("parse_error"), "info has no parse_error")
-        expect(observation.strip(), "the observation does not say what was wrong")
+        expect(observation.strip(), "the observation does not state what was wrong")
         expect(not done, "an unreadable action ended the episode")
         observation, *_ = await env.step([("[ -e made-by-mistake ] && echo fo''und\n", 10.0)])
         expect("found" not in observation.splitlines(), "an unreadable action was executed")
@@ -201,14 +201,14 @@ async def done_has_its_metrics(probe: EnvProbe) -> None:
 
 @EPISODES.behaviour
 async def an_observation_keeps_its_budget(probe: EnvProbe) -> None:
-    """However much is printed, the observation has at most ``max_observation_bytes``, and what it omits is said."""
+    """However much is printed, the observation has at most ``max_observation_bytes``, and what it omits is reported."""
     budget = 1000
     async with probe.running(terminal=TerminalConfig(max_observation_bytes=budget)) as env:
         line = "číslo " * 12
         observation, *_, info = check_step(await env.step([(f"echo '{line}'; " * 40 + "\n", 20.0)]))
         size = len(observation.encode())
         expect(size <= budget, f"the observation has {size} bytes, allowed are {budget}")
-        expect(info.get("omitted_bytes", 0) > 0, "info does not say how much was omitted")
+        expect(info.get("omitted_bytes", 0) > 0, "info does not report how much was omitted")
 
 
 @EPISODES.behaviour

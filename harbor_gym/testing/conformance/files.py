@@ -65,7 +65,7 @@ async def an_executable_stays_one(probe: Probe) -> None:
     script = await _file(probe, b"#!/bin/sh\necho ran\n", name="run.sh", mode=0o755)
     await probe.sandbox.upload_file(script, "/srv/run-file.sh")
     await probe.sandbox.upload_dir(script.parent, "/srv/run-dir")
-    expect_equal(await probe.output("/srv/run-file.sh; /srv/run-dir/run.sh"), "ran\nran", "what the scripts say")
+    expect_equal(await probe.output("/srv/run-file.sh; /srv/run-dir/run.sh"), "ran\nran", "the output of the scripts")
 
 
 @UPLOADS.behaviour

@@ -95,7 +95,7 @@ async def no_network_is_none(probe: Probe) -> None:
     with contextlib.closing(socket.create_server(("", 0))) as server:
         port = server.getsockname()[1]
         addresses = [address for address in _own_addresses() if _answers(address, port)]
-        expect(addresses, "this machine does not reach itself, so nothing can be said")
+        expect(addresses, "this machine does not reach itself, so nothing can be checked")
         for address in addresses:
             call = f"timeout 3 bash -c '</dev/tcp/{address}/{port}' 2>/dev/null"
             result = await other.exec(call, timeout_sec=30)
@@ -133,7 +133,7 @@ async def a_stop_ends_what_runs(probe: Probe) -> None:
     await asyncio.wait([command], timeout=_PATIENCE_SEC)
     expect(command.done(), "the call of exec still waits, though its sandbox was stopped")
     lost = command.cancelled() or command.exception() is not None or command.result().return_code != 0
-    expect(lost, "the command is said to have succeeded, though its sandbox was stopped")
+    expect(lost, "the command is reported as successful, though its sandbox was stopped")
 
 
 @LIFE.behaviour
@@ -219,7 +219,7 @@ async def a_closed_terminal_leaves_no_process(probe: Probe) -> None:
 
 @TERMINAL.behaviour
 async def a_terminal_in_a_stopped_sandbox_is_an_infrastructure_failure(probe: Probe) -> None:
-    """It raises an error that says so (``is_infrastructure``), so that it never becomes a reward."""
+    """It raises an error that is marked so (``is_infrastructure``), so that it never becomes a reward."""
     sandbox, _ = await probe.ended()
     try:
         await open_terminal(sandbox, TerminalConfig())

@@ -167,7 +167,7 @@ async def _answers(sandbox: BaseEnvironment) -> bool:
     try:
         async with asyncio.timeout(EXEC_TIMEOUT_SEC):
             return (await sandbox.exec("true")).return_code == 0
-    except Exception:  # The boundary to foreign code: however it says so, the sandbox is gone.
+    except Exception:  # The boundary to foreign code: however it reports it, the sandbox is gone.
         return False
 
 

@@ -16,7 +16,7 @@ class Verdict(StrEnum):
     FAILED = "failed"
 
     NOT_APPLICABLE = "not applicable"
-    """The subject says by its own capabilities that it has no such thing."""
+    """The subject declares by its own capabilities that it has no such thing."""
 
     KNOWN_FAILURE = "known failure"
     """It is known not to hold, and the reason is on record."""

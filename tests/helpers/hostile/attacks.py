@@ -207,7 +207,7 @@ _KILLS = 4
 
 
 async def who_waits_for_the_death_of_all_has_nothing_to_write_to(_sandbox: LocalEnvironment, scratch: Path) -> None:
-    """A program that nobody executes any more can be written to: trainer, forkserver and supervisor die at once."""
+    """A program that nobody executes any more can be written to: trainer, forkserver, supervisor are killed at once."""
     with _host_unharmed():
         for number in range(_KILLS):
             trainer = await asyncio.create_subprocess_exec(

@@ -372,7 +372,7 @@ async def test_a_prebuilt_image_that_can_not_be_had_names_the_dockerfile_which_a
 ) -> None:
     toml = '[environment]\ndocker_image = "registry.invalid/nothing:1"\n'
     task = write_task(tmp_path / "task", toml=toml, dockerfile=f"FROM {BASE}\nRUN echo {name} >/name\n")
-    with pytest.raises(SandboxStartError, match=r"nothing:1' can't be had.*environment/Dockerfile can be built inst"):
+    with pytest.raises(SandboxStartError, match=r"nothing:1' is not available.*environment/Dockerfile can be built"):
         async with started(task, name):
             pass
     (tmp_path / "trial").rename(tmp_path / "refused")

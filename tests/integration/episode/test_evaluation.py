@@ -137,7 +137,7 @@ async def test_no_more_episodes_run_at_once_than_allowed(tmp_path: Path) -> None
     assert most == 3
 
 
-async def test_what_no_retry_can_mend_ends_the_evaluation_as_it_is(tmp_path: Path) -> None:
+async def test_what_no_retry_can_repair_ends_the_evaluation_as_it_is(tmp_path: Path) -> None:
     async def broken(prompt: Sequence[int]) -> Sample:
         raise RuntimeError("no server")
 

@@ -1,4 +1,4 @@
-"""Whatever dies, nothing stays: hosts killed at random moments, interrupted scripts, episodes cancelled anywhere."""
+"""Whatever is killed, nothing stays: hosts at random moments, interrupted scripts, episodes cancelled anywhere."""
 
 import asyncio
 import contextlib

@@ -168,7 +168,7 @@ async def test_starts_are_bounded_in_number_and_rate(task_dir: Path) -> None:
     assert begun[4] - begun[0] >= 0.25, "two at once, then one every tenth of a second"
 
 
-async def test_what_no_retry_mends_is_raised_at_once(tmp_path: Path) -> None:
+async def test_what_no_retry_repairs_is_raised_at_once(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "broken", toml="= broken")
     async with WarmPool(config_of(task_dir), size=1) as pool:
         with pytest.raises(TaskError):

@@ -1,4 +1,4 @@
-"""Images of local sandboxes: what is built, what is cached, what stands in for what can't be had."""
+"""Images of local sandboxes: what is built, what is cached, what stands in for what is not available."""
 
 import asyncio
 import logging

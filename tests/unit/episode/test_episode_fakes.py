@@ -97,7 +97,7 @@ async def test_each_step_is_graded_by_its_own_verdict(task: Path) -> None:
 
 async def test_a_sandbox_that_does_not_start_is_named_with_its_words(task: Path) -> None:
     async with make_env(task, fail={"start": 1}) as env:
-        with pytest.raises(SandboxStartError, match="told not to start") as caught:
+        with pytest.raises(SandboxStartError, match="configured not to start") as caught:
             await env.reset()
     assert caught.value.is_infrastructure
     assert "exception" in caught.value.diagnostics

@@ -38,7 +38,7 @@ class Watched(FakeEnvironment):
     """Raised by the next starts, one each."""
 
     are_stillborn: ClassVar[bool] = False
-    """They die once their terminal is open."""
+    """They end once their terminal is open."""
 
     begun: ClassVar[int] = 0
     at_once: ClassVar[int] = 0
@@ -202,7 +202,7 @@ async def test_the_dead_are_never_handed_out(config: TerminalEnvConfig) -> None:
     Watched.are_stillborn = True
     async with pool_of(config, 2, max_failures=3) as pool:
         await until(pool, "pool/ready", 2)
-        with pytest.raises(SandboxLostError, match="every sandbox of task died"):
+        with pytest.raises(SandboxLostError, match="every sandbox of task ended"):
             await pool.lease()
         assert pool.counts.dead == 2 + 3
         Watched.are_stillborn = False
@@ -328,7 +328,7 @@ async def test_after_a_row_of_failures_no_stock_is_made(config: TerminalEnvConfi
             assert Watched.begun >= 3
 
 
-async def test_what_no_retry_can_mend_is_raised_at_once(config: TerminalEnvConfig) -> None:
+async def test_what_no_retry_can_repair_is_raised_at_once(config: TerminalEnvConfig) -> None:
     (config.task_dir / "task.toml").write_text("= broken")
     async with pool_of(config, max_starts_at_once=1, max_failures=9) as pool:
         async with asyncio.timeout(_PATIENCE_SEC):

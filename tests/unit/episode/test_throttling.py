@@ -1,4 +1,4 @@
-"""A provider's "not now" is told from a failure, however its client says it and however that is wrapped."""
+"""A provider's throttling is recognised among failures, however its client reports it and however that is wrapped."""
 
 import pickle
 from types import SimpleNamespace

@@ -30,7 +30,7 @@ MANIFEST_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class SifTask:
-    """One task whose image is wanted."""
+    """One task whose image is requested."""
 
     name: str
     source: SifSource
@@ -51,7 +51,7 @@ class SifEntry:
     size_bytes: int
     sha256: str
     substitutions: tuple[str, ...] = ()
-    """Base images that could not be had, and what stands in for them."""
+    """Base images that were not available, and what stands in for them."""
 
     pushed: str | None = None
     """Its name in the registry that it was last pushed to."""

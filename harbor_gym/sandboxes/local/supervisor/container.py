@@ -160,7 +160,7 @@ def _execute(argv: tuple[str, ...], environment: dict[str, str]) -> NoReturn:
 
 
 def _mount_overlay(config: ContainerConfig) -> None:
-    """Mount what can be written over the image: the kernel's overlay, or where that can't be had, a program's.
+    """Mount what can be written over the image: the kernel's overlay, or where that is not available, a program's.
 
     Raises:
         OSError: There is neither.

@@ -246,7 +246,7 @@ class _Supervisor:
                         send(pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Collect the dead and report the commands among them, unless they died of the sandbox's own end."""
+        """Collect the dead and report the commands among them, unless the sandbox's own end killed them."""
         finished: list[dict[str, Any]] = []
         while True:
             try:
@@ -432,7 +432,7 @@ def enter_files(target: Target, view_namespace: int) -> int:
 
 
 def transfer(handle: int, request: dict[str, Any], view_namespace: int = -1) -> int:
-    """Move files into or out of a living sandbox; return the exit status. What goes wrong is told on the stream.
+    """Move files into or out of a living sandbox; return the exit status. Errors are reported on the stream.
 
     Args:
         handle: A stream socket to the caller.

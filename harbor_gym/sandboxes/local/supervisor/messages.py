@@ -107,7 +107,7 @@ class ContainerConfig(NamedTuple):
     """Mounts the image, at the directory ``0``."""
 
     overlay: str
-    """``kernel``, ``fuse``, or ``auto``: the first that can be had."""
+    """``kernel``, ``fuse``, or ``auto``: the first that is available."""
 
     mount_overlay: tuple[str, ...]
     """Mounts a FUSE overlay at ``root``; empty where there is no such program."""

@@ -49,7 +49,7 @@ HIDDEN_PROC = (
     "kcore", "keys", "timer_list", "sched_debug", "kmsg", "kpagecount", "kpageflags", "kpagecgroup", "slabinfo",
     "vmallocinfo",
 )  # fmt: skip
-"""What tells of the whole machine's memory, keys and log."""
+"""What reveals the whole machine's memory, keys and log."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
     "ptmx": "pts/ptmx",
@@ -73,7 +73,7 @@ _UP = b"up"
 
 
 class NamespaceBuildError(Exception):
-    """The sandbox can't be made; the message says why."""
+    """The sandbox can't be made; the message states why."""
 
 
 def mount_place(config: SupervisorConfig, ids: Ids) -> None:

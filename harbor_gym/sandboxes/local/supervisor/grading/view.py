@@ -29,7 +29,7 @@ _MAX_PATHS, _MAX_PATHS_BYTES = 5000, 40_000
 
 
 class ViewError(Exception):
-    """The view can't be made; the message says why."""
+    """The view can't be made; the message states why."""
 
 
 class View:

@@ -15,7 +15,7 @@ CAP_SYS_PTRACE = 19
 
 _LAST_CAPABILITY = 63
 _KILLED_EARLY = b"500"
-"""Half the memory limit more than it has: the largest of a sandbox's commands dies, and never its PID 1."""
+"""Half the memory limit more than it has: the largest of a sandbox's commands is killed, and never its PID 1."""
 PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_CHILD_SUBREAPER = 1, 4, 8, 36
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
