@@ -34,7 +34,7 @@ async def open_terminal(
     """Start an interactive bash in a tmux pane inside ``environment``, in the environment's working directory.
 
     ``user`` None is the environment's default user at this moment; the session keeps it. The caller closes the
-    terminal; a terminal that failed to open leaves nothing behind. An environment that runs no real processes offers
+    terminal; a terminal that failed to open leaves nothing behind. An environment that runs no real processes has
     a terminal of its own (:class:`harbor_gym.sandboxes.extensions.SupportsTerminal`).
 
     Raises:

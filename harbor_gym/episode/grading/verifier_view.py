@@ -1,6 +1,6 @@
 """Grade in a view of the sandbox that the policy cannot have prepared: the image, and of the policy's only what counts.
 
-A sandbox class may offer it (:class:`harbor_gym.sandboxes.extensions.SupportsVerifierView`). The environment's calls
+A sandbox class may support it (:class:`harbor_gym.sandboxes.extensions.SupportsVerifierView`). The environment's calls
 then happen in the view.
 """
 

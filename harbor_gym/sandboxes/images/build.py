@@ -165,7 +165,7 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
 
 
 async def _read_recipe(source: ImageSource) -> tuple[str, dict[str, Base]]:
-    """Return the Dockerfile to build, or that of a prebuilt image, and its base_images; nothing for what needs none."""
+    """Return the Dockerfile to build, or that of a prebuilt image, and its base images; nothing for what needs none."""
     if source.rootfs is not None or sources.is_archive(source.docker_image or ""):
         return "", {}
     if source.docker_image:

@@ -81,7 +81,7 @@ async def test_no_lack_of_memory_ends_the_sandbox_itself(tmp_path: Path) -> None
         await output(sandbox, f"{_KILLS} | grep -v ' 0$'")
         assert (await sandbox.exec("echo 1 > /sys/fs/cgroup/memory/memory.force_empty; mv /sys /away")).return_code != 0
 
-        # Only from outside can it be offered to the kernel, before all others; then the caller is told why it went.
+        # Only from outside can it be the first that the kernel kills; then the caller learns why it went.
         await asyncio.to_thread(Path(f"/proc/{_init()}/oom_score_adj").write_text, "1000")
         with pytest.raises(SandboxMemoryError, match="needed more memory"):
             await sandbox.exec(_MANY)

@@ -213,7 +213,7 @@ async def test_the_policy_reads_the_next_step_with_its_screen(task: Path) -> Non
     assert observation == prompts.next_step("Do step-2.\n", screen)
 
 
-# -- what is told and kept ---------------------------------------------------------------------------------------------
+# -- what is reported and kept -----------------------------------------------------------------------------------------
 
 
 async def test_what_a_step_tells(task: Path, tmp_path: Path) -> None:

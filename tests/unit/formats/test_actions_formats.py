@@ -326,7 +326,7 @@ def test_keystrokes_pass_unchanged(text: str) -> None:
     assert [command.keystrokes for command in parsed.commands] == [text]
 
 
-# --- one entry, and what a policy is told -----------------------------------------------------------------------------
+# --- one entry, and what a policy is shown ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action_format", ActionFormat)

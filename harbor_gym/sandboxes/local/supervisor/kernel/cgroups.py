@@ -108,7 +108,7 @@ class Cgroups:
             os.close(handle)
 
     def follow_files(self, files_bytes: int) -> None:
-        """Set the memory limit to what processes may have plus what files take now, with a notification before it is met."""
+        """Set the memory limit to what processes may have plus what files take now, and request a warning before it."""
         expected = self.memory_bytes + files_bytes
         ceiling = expected + self._headroom
         if self._ceiling and abs(ceiling - self._ceiling) < self._headroom // 2:
