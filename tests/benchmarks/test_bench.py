@@ -170,7 +170,7 @@ def test_the_table_is_aligned() -> None:
     assert "*" not in table
 
 
-def test_the_table_says_where_harbor_was_fast_and_wrong() -> None:
+def test_the_table_shows_where_harbor_was_fast_and_wrong() -> None:
     samples = [sample(LIST, PORTABLE, 0, 0.2), sample(LIST, HARBOR, 0, 0.1, observation="nothing")]
     lines = format_table(report_on(*samples)).splitlines()
     assert lines[1].endswith("0.5*")

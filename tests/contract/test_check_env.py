@@ -240,7 +240,9 @@ async def test_the_fake_answers_from_its_table(tmp_path: Path) -> None:
     [({"exec": 1}, SandboxLostError), ({"verifier": 1}, VerifierError), ({"upload": 2}, VerifierError)],
     ids=str,
 )
-async def test_the_fake_fails_where_it_is_told_to(tmp_path: Path, fail: dict[str, int], error: type[Exception]) -> None:
+async def test_the_fake_fails_where_it_is_configured_to(
+    tmp_path: Path, fail: dict[str, int], error: type[Exception]
+) -> None:
     async with on_fake(tmp_path, fail=fail) as env:
         await env.reset()
         with pytest.raises(error):

@@ -185,7 +185,7 @@ def test_a_report_without_a_pass_is_no_success() -> None:
             Report("subject", outcomes).raise_for_failures()
 
 
-def test_the_command_prints_a_table_or_json_and_says_no_by_its_status() -> None:
+def test_the_command_prints_a_table_or_json_and_reports_failure_by_its_status() -> None:
     arguments = ("check-sandbox", "--env", "harbor_gym.testing:FakeEnvironment", "--only", "environment")
     done = run(*arguments)
     assert done.returncode == 0, done

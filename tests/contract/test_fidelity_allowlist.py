@@ -75,7 +75,7 @@ def docker(*words: str) -> str:
 
 
 def gateway_of(network: str) -> str:
-    """Return where a container's default route leads. Docker does not always tell a network's gateway."""
+    """Return where a container's default route leads. Docker does not always report a network's gateway."""
     routes = docker("run", "--rm", "--network", network, BASE, "cat", "/proc/net/route")
     gateways = [row[2] for row in (line.split() for line in routes.splitlines()) if row[1] == "00000000"]
     return ".".join(str(byte) for byte in reversed(bytes.fromhex(gateways[0])))

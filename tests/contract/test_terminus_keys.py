@@ -207,7 +207,7 @@ def test_a_program_receives_the_same_whatever_is_typed(panes: Panes, keystrokes:
 @pytest.mark.parametrize(
     "keystrokes", [keys for keys, _ in TABLE if not is_pasted(keys)], ids=lambda keys: repr(keys[:20])
 )
-def test_tmuxs_own_language_says_the_same(panes: Panes, keystrokes: str) -> None:
+def test_tmuxs_own_language_means_the_same(panes: Panes, keystrokes: str) -> None:
     """A file of commands stands for any channel whose arguments are quoted, not split off a command line."""
     argument = as_one_argument(keystrokes)
     if argument is not None:

@@ -108,6 +108,6 @@ def rewards_of(result: TrialResult) -> list[dict[str, float]]:
 
 
 def instructions_of(result: TrialResult) -> list[str]:
-    """Return what the agent was told in each step, or in the only one."""
+    """Return the agent's instruction in each step, or in the only one."""
     contexts = [item.agent_result for item in result.step_results or [result]]
     return [(context.metadata or {})["instruction"] for context in contexts if context is not None]

@@ -350,7 +350,7 @@ async def who_attacks_the_first_process_earns_nothing(_sandbox: LocalEnvironment
         assert ends[-1][0] == 0.0
 
 
-# --- what the kernel tells ----------------------------------------------------------------------------------------
+# --- what the kernel shows ----------------------------------------------------------------------------------------
 
 _HIDDEN = ("kpagecount", "kpageflags", "kpagecgroup", "slabinfo", "vmallocinfo", "kcore", "kmsg", "keys", "timer_list")
 

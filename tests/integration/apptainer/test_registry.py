@@ -32,7 +32,7 @@ WAIT_SEC = 60.0
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ImageRegistry]:
-    """A registry with a password that Apptainer is not told, at first."""
+    """A registry with a password that Apptainer does not have, at first."""
     for name in CREDENTIALS:
         monkeypatch.delenv(name, raising=False)
     with image_registry(tmp_path / "registry", needs_password=True) as registry:

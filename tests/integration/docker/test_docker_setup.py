@@ -105,7 +105,7 @@ async def test_an_entrypoint_and_a_command_are_the_images_own(tmp_path: Path, na
         assert shown["Config"]["Entrypoint"][0].endswith("env")
 
 
-async def test_a_set_up_that_fails_says_what_it_said_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+async def test_a_set_up_that_fails_reports_its_output_and_leaves_nothing(tmp_path: Path, name: str) -> None:
     task = make_task(tmp_path / "one", name)
     with pytest.raises(SandboxStartError, match="setup_command ended with status 3: last words"):
         async with started(task, name, setup_command="echo last words >&2; exit 3"):

@@ -49,7 +49,7 @@ BLOWS = {
 
 RUINS = {
     "a shell that does nothing": "cp /bin/true /tmp/t; cp -f /tmp/t /usr/bin/bash\n",
-    "a shell that says else": "echo '#!/bin/echo fine' > /tmp/t; chmod +x /tmp/t; mv /tmp/t /usr/bin/bash\n",
+    "a shell that answers wrongly": "echo '#!/bin/echo fine' > /tmp/t; chmod +x /tmp/t; mv /tmp/t /usr/bin/bash\n",
     "no shell": "rm -f /usr/bin/bash /usr/bin/dash /usr/bin/sh\n",
     "a renamed shell": "mv /usr/bin/bash /usr/bin/hidden\n",
     "no programs": "rm -rf /usr /bin\n",
@@ -83,7 +83,7 @@ async def test_a_verifier_that_is_mute_by_itself_is_not_the_policys_doing(tmp_pa
 
 @pytest.mark.local
 @pytest.mark.parametrize("mark", ["printf() { echo X; }\n", "PROMPT_COMMAND=\"echo 'A B'\"\n", "echo() { :; }\n"])
-async def test_who_forges_what_the_terminal_says_is_graded(tmp_path: Path, mark: str) -> None:
+async def test_who_forges_what_the_terminal_shows_is_graded(tmp_path: Path, mark: str) -> None:
     reward, _ = await play(write_task(tmp_path / "task"), DONE, mark, "true\n")
     assert reward == 1.0
 

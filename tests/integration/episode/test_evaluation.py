@@ -1,4 +1,4 @@
-"""Evaluations: the estimates are right, infrastructure says nothing about the policy, and nothing runs unbounded."""
+"""Evaluations: the estimates are right, infrastructure never counts as the policy, and nothing runs unbounded."""
 
 import asyncio
 import json
@@ -72,7 +72,7 @@ def test_tasks_count_the_same_and_infrastructure_errors_do_not_count() -> None:
     assert overall is not None
     assert overall.value == pytest.approx((2 / 3 + 0) / 2)
     assert overall.low <= overall.value <= overall.high
-    assert second.pass_at[3] is None, "two episodes say nothing of three attempts"
+    assert second.pass_at[3] is None, "two episodes give no estimate of three attempts"
     single = first.pass_at[1]
     assert single is not None
     assert (single.low, single.high) == pytest.approx(wilson(2, 3))
@@ -83,7 +83,7 @@ def test_tasks_count_the_same_and_infrastructure_errors_do_not_count() -> None:
     assert summarize(results, threshold=0.5).tasks[1].solved == 1
 
 
-async def test_every_task_is_played_and_told_apart(tmp_path: Path) -> None:
+async def test_every_task_is_played_and_distinguished(tmp_path: Path) -> None:
     tasks = [
         task(tmp_path / "open"),
         task(tmp_path / "shut", solved_when={"/srv/answer": "other"}),
@@ -171,7 +171,7 @@ async def test_a_real_task_is_evaluated_in_real_sandboxes() -> None:
         (("--model-name", "m"), "TINKER_API_KEY is not set"),
     ],
 )
-def test_the_recipe_says_in_one_line_what_it_lacks(arguments: tuple[str, ...], expected: str) -> None:
+def test_the_recipe_reports_in_one_line_what_it_lacks(arguments: tuple[str, ...], expected: str) -> None:
     fake = "harbor_gym.testing:FakeEnvironment"
     env = {"TINKER_API_KEY": "tml-x"} if "--checkpoint" in arguments else {}
     expect_refused(run_recipe("eval", str(ROOT / "tasks/devops_task"), *arguments, "--env", fake, env=env), expected)

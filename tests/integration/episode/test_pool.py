@@ -80,7 +80,7 @@ async def filled(pool: WarmPool) -> None:
     """Wait until the pool has its stock."""
     pool.start()
     async with asyncio.timeout(20):
-        while pool.metrics()["pool/ready"] < pool.size:  # noqa: ASYNC110 - a pool tells nobody that it is full
+        while pool.metrics()["pool/ready"] < pool.size:  # noqa: ASYNC110 - a pool does not report that it is full
             await asyncio.sleep(0.01)
 
 

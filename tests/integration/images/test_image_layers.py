@@ -63,7 +63,7 @@ def test_the_layers_of_a_mounted_image_are_read_from_its_mount(lowers: str, expe
     assert layer_export.lower_directories("/store/overlay/y/merged", mounts) == []
 
 
-def test_layers_are_told_apart_only_where_the_kernel_writes_plain_ones(tmp_path: Path) -> None:
+def test_layers_are_distinguished_only_where_the_kernel_writes_plain_ones(tmp_path: Path) -> None:
     assert layer_export.writes_plain_layers(tmp_path)
     (tmp_path / "redirect_dir").write_text("Y\n")
     assert not layer_export.writes_plain_layers(tmp_path)

@@ -20,7 +20,7 @@ async def sandbox(
 ) -> AsyncGenerator[LocalEnvironment]:
     """A running sandbox; the second kind is what a kernel or a cache without idmapped mounts gives."""
     if request.param == "shared ids":
-        monkeypatch.setattr(own_ids, "refusal", lambda: "the test says so")
+        monkeypatch.setattr(own_ids, "refusal", lambda: "the test refuses")
     async with running(make_sandbox(tmp_path / "sandbox")) as made:
         yield made
 

@@ -250,7 +250,7 @@ async def test_network_allowlists_are_refused(tmp_path: Path) -> None:
         make_sandbox(tmp_path, network_policy=policy)
 
 
-async def test_an_image_without_bash_runs_sh_and_one_without_a_shell_says_so(tmp_path: Path) -> None:
+async def test_an_image_without_bash_runs_sh_and_one_without_a_shell_reports_it(tmp_path: Path) -> None:
     no_bash = f"{DOCKERFILE}RUN rm /bin/bash\n"
     async with running(make_sandbox(tmp_path / "sh", dockerfile=no_bash)) as sandbox:
         assert await output(sandbox, 'echo "[$BASH_VERSION]"') == "[]"

@@ -143,7 +143,7 @@ async def test_without_control_groups_a_process_is_bounded_and_a_policy_refused(
 
 
 @pytest.mark.usefixtures("control_groups")
-def test_harbor_is_told_what_can_be_enforced(tmp_path: Path) -> None:
+def test_harbor_learns_what_can_be_enforced(tmp_path: Path) -> None:
     make_sandbox(tmp_path, config={"memory_mb": 64, "cpus": 1}, memory_enforcement_policy=ResourceMode.LIMIT,
                  cpu_enforcement_policy=ResourceMode.LIMIT)  # fmt: skip
     with pytest.raises(ValueError, match="memory resource requests"):

@@ -55,7 +55,7 @@ async def greeter() -> AsyncGenerator[int]:
 
 
 async def _talk(sandbox: LocalEnvironment, **targets: tuple[str, int]) -> dict[str, str]:
-    """Connect from inside to each target and return what it said, or the error's name."""
+    """Connect from inside to each target and return its answer, or the error's name."""
     listed = json.dumps([(name, *target) for name, target in targets.items()])
     return json.loads(await output(sandbox, f"python3 -c '{_TALK}' '{listed}'"))
 
@@ -190,7 +190,7 @@ async def test_an_ordinary_user_without_the_device_gets_no_network_and_one_line(
     assert "chmod 666 /dev/net/tun" in done.stderr
 
 
-async def test_root_is_told_which_device_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_root_learns_which_device_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse = rootless.network_refusal
     monkeypatch.setattr(rootless, "network_refusal", lambda: refuse(tmp_path / "tun"))
     with pytest.raises(MissingDependencyError, match=r"public, and .*/tun is missing: as root modprobe tun; mknod"):
@@ -241,7 +241,7 @@ async def test_without_the_program_a_public_network_is_refused_unless_none_is_wa
     for _ in range(2):
         async with running(make_sandbox(tmp_path, network_policy=PUBLIC, network="none")) as sandbox:
             assert await output(sandbox, DEVICES) == "lo"
-    assert caplog.text.count("without a network") <= 1  # 0 where an earlier test said so already
+    assert caplog.text.count("without a network") <= 1  # 0 where an earlier test logged it already
     async with running(make_sandbox(tmp_path)):
         """A task without a network does not need it."""
     with pytest.raises(UsageError, match="'maybe'"):

@@ -333,7 +333,7 @@ async def test_a_cancelled_turn_types_all_of_a_command_or_nothing(
 async def test_what_a_cancelled_turn_left_running_can_be_interrupted(sandbox: Sandbox, terminal: Terminal) -> None:
     # Not before it runs: on its way from reading a line to running it, bash may miss an interrupt.
     left = asyncio.create_task(enter(terminal, "sleep 1008; echo slow >>/srv/lines\n", "echo never >>/srv/lines\n"))
-    while not await read(sandbox, "pgrep -fx 'sleep 1008'"):  # noqa: ASYNC110 - a command that runs tells nobody
+    while not await read(sandbox, "pgrep -fx 'sleep 1008'"):  # noqa: ASYNC110 - a command that runs does not report it
         await asyncio.sleep(0.05)
     left.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -74,7 +74,7 @@ def test_every_move_is_a_short_message_in_one_form(script: Script) -> None:
             assert max(len(move.analysis.split()), len(move.plan.split())) <= 4
 
 
-def test_a_task_without_a_script_says_what_to_do(task_dir: Path) -> None:
+def test_a_task_without_a_script_reports_what_to_do(task_dir: Path) -> None:
     with pytest.raises(TaskError, match=r"no demonstrations/moves\.json.*--model-name"):
         load_script(task_dir)
 
@@ -238,7 +238,7 @@ async def test_an_episode_survives_two_lost_sandboxes(nothing_left: None, caplog
 
 
 @pytest.mark.local
-async def test_a_sandbox_that_never_starts_is_told(nothing_left: None) -> None:
+async def test_a_sandbox_that_never_starts_is_reported(nothing_left: None) -> None:
     require_engine("local")
     FailsFirst.failures = 1000
     with pytest.raises(SandboxStartError, match="injected"):

@@ -100,7 +100,7 @@ async def test_a_killed_run_goes_on_as_if_nothing_had_been(model_dir: Path, tmp_
     assert all("kl_policy_base" in record for record in theirs)
     rewards = [[record["env/all/reward/total"] for record in run] for run in (ours, theirs)]
     assert rewards[0] == rewards[1]
-    assert len(set(rewards[0])) > 1, "there must be something to tell apart"
+    assert len(set(rewards[0])) > 1, "there must be something to distinguish"
     assert output(broken) == output(whole)
     before, after = at_the_kill, output(broken)
     again = [name for name in before if "train/batch_0003" in name]

@@ -26,7 +26,7 @@ def test_the_best_has_the_highest_reward_and_of_equal_ones_is_the_earliest(tmp_p
     for batch, reward, best in ((0, 0.2, 0), (5, 0.7, 5), (10, 0.7, 5), (15, 0.6, 5)):
         assert note_evaluation(tmp_path, evaluated(batch, reward)).batch == best
     assert read_best(tmp_path) == evaluated(5, 0.7)
-    # A resumed run evaluates a batch again: what it says now counts.
+    # A resumed run evaluates a batch again: the newer result counts.
     assert note_evaluation(tmp_path, evaluated(5, 0.1)).batch == 10
     assert [item.batch for item in read_evaluations(tmp_path)] == [0, 5, 10, 15]
 

@@ -125,14 +125,14 @@ async def test_processes_that_survive_the_stop_earn_nothing(task: Path) -> None:
     assert (reward, done, info.get("end_reason")) == (0.0, True, EndReason.SANDBOX_BROKEN)
 
 
-async def test_stopped_processes_and_memory_kills_are_told(task: Path) -> None:
+async def test_stopped_processes_and_memory_kills_are_reported(task: Path) -> None:
     async with make_env(task, processes={"stopped": 3, "oom_kills": (4, 2, 0)}) as env:
         await env.reset()
         *_, info = await env.step(COMPLETE)
     assert (info["metrics"]["stopped_processes"], info["metrics"]["oom_kills"]) == (3, 2)
 
 
-async def test_where_the_sandbox_does_not_tell_there_is_no_count(task: Path) -> None:
+async def test_where_the_sandbox_reports_none_there_is_no_count(task: Path) -> None:
     async with make_env(task) as env:
         await env.reset()
         *_, info = await env.step(COMPLETE)
@@ -216,7 +216,7 @@ async def test_the_policy_reads_the_next_step_with_its_screen(task: Path) -> Non
 # -- what is reported and kept -----------------------------------------------------------------------------------------
 
 
-async def test_what_a_step_tells(task: Path, tmp_path: Path) -> None:
+async def test_what_a_step_reports(task: Path, tmp_path: Path) -> None:
     async with make_env(task, trials_dir=tmp_path / "trials", capture_screen=True) as env:
         _, info = await env.reset()
         assert (info.get("task"), info.get("sandbox"), info.get("transport")) == ("harbor-gym/tiny", FAKE, "fake")

@@ -103,7 +103,7 @@ async def leased(pool: WarmPool) -> AsyncGenerator[Lease]:
 async def until(pool: WarmPool, name: str, value: float, *, every_sec: float = 0.002) -> None:
     """Wait until a count of the pool has reached a value."""
     async with asyncio.timeout(_PATIENCE_SEC):
-        while pool.metrics()[name] < value:  # noqa: ASYNC110 - a pool tells nobody how far it is
+        while pool.metrics()[name] < value:  # noqa: ASYNC110 - a pool does not report how far it is
             await asyncio.sleep(every_sec)
 
 
@@ -131,7 +131,7 @@ async def test_what_is_ready_is_a_hit_and_is_replaced(config: TerminalEnvConfig)
     assert pool.counts.discarded == 2
 
 
-async def test_an_environment_tells_whether_its_sandbox_was_ready(config: TerminalEnvConfig) -> None:
+async def test_an_environment_reports_whether_its_sandbox_was_ready(config: TerminalEnvConfig) -> None:
     async with pool_of(config) as pool, AsyncTerminalGymEnv(config, pool=pool) as env:
         await until(pool, "pool/ready", 1)
         for hit in (1.0, 0.0):

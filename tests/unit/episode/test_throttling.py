@@ -54,7 +54,7 @@ def answered(status: int, **headers: str) -> SimpleNamespace:
     ],
 )
 @pytest.mark.parametrize("link", ["__cause__", "__context__", None])
-def test_a_providers_not_now_is_told_from_a_failure(
+def test_a_providers_throttling_is_distinguished_from_a_failure(
     error: Exception, throttled: bool, seconds: float | None, link: str | None
 ) -> None:
     outermost = error if link is None else RuntimeError("could not start")

@@ -43,7 +43,7 @@ def test_each_class_offers_what_is_known_of_it(kind: type[BaseEnvironment]) -> N
 
 
 @pytest.mark.parametrize("kind", SUPPORTED)
-def test_methods_take_what_their_contract_says(kind: type[BaseEnvironment]) -> None:
+def test_methods_take_what_their_contract_names(kind: type[BaseEnvironment]) -> None:
     for protocol in (*protocols(), extensions.SupportsExec):
         for name, method in inspect.getmembers(protocol, inspect.isfunction):
             if name.startswith("_") or not (protocol.__name__ in SUPPORTED[kind] or name == "exec"):

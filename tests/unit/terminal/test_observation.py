@@ -153,7 +153,7 @@ def test_an_overflow_is_a_full_scrollback_without_the_old_screen(lines: list[str
         ("ended", None, True, "[session ended]"),
     ],
 )
-def test_the_header_says_what_the_screen_does_not(
+def test_the_header_reports_what_the_screen_does_not(
     wait: str | None, exit_code: int | None, typed_line: bool, expected: str
 ) -> None:
     assert describe(wait, exit_code=exit_code, waited_sec=1.5, typed_line=typed_line) == expected
