@@ -367,7 +367,7 @@ async def test_what_a_container_makes_of_its_files_stays_bounded(tmp_path: Path,
                 await upload
 
 
-async def test_a_prebuilt_image_that_can_not_be_had_names_the_dockerfile_which_an_option_builds(
+async def test_a_prebuilt_image_that_is_not_available_names_the_dockerfile_which_an_option_builds(
     tmp_path: Path, name: str
 ) -> None:
     toml = '[environment]\ndocker_image = "registry.invalid/nothing:1"\n'

@@ -175,7 +175,7 @@ async def test_a_base_that_is_not_available_is_an_error_that_states_what_to_do(c
 @pytest.mark.local
 @pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
 @pytest.mark.parametrize("name", ["registry.invalid/nothing:1", "oci-archive:absent.tar"])
-async def test_a_prebuilt_image_that_can_not_be_had_names_the_dockerfile_beside_it(context: Path, name: str) -> None:
+async def test_a_prebuilt_image_that_is_not_available_names_the_dockerfile_beside_it(context: Path, name: str) -> None:
     with pytest.raises(SandboxStartError) as caught:
         await build_image(context, docker_image=name)
     assert "build_dockerfile" not in str(caught.value)
