@@ -56,7 +56,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def said(log_path: Path) -> dict[str, list[tuple[str, str]]]:
+def output(log_path: Path) -> dict[str, list[tuple[str, str]]]:
     """Return each episode's observations and answers."""
     folder = log_path / "transcripts"
     return {
@@ -76,7 +76,7 @@ async def test_a_killed_run_goes_on_as_if_nothing_had_been(model_dir: Path, tmp_
             await asyncio.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
     await killed.wait()
-    at_the_kill = said(broken)
+    at_the_kill = output(broken)
     assert [record["name"] for record in lines(broken / "checkpoints.jsonl")] == ["000002"]
     with (broken / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 3, "half a li')
@@ -90,9 +90,9 @@ async def test_a_killed_run_goes_on_as_if_nothing_had_been(model_dir: Path, tmp_
     assert all("kl_policy_base" in record for record in theirs)
     rewards = [[record["env/all/reward/total"] for record in run] for run in (ours, theirs)]
     assert rewards[0] == rewards[1]
-    assert len(set(rewards[0])) > 1, "there must be something to tell apart"
-    assert said(broken) == said(whole)
-    before, after = at_the_kill, said(broken)
+    assert len(set(rewards[0])) > 1, "there must be something to distinguish"
+    assert output(broken) == output(whole)
+    before, after = at_the_kill, output(broken)
     again = [name for name in before if "train/batch_0003" in name]
     assert again
     assert all(before[name] == after[name] for name in again)
@@ -103,7 +103,7 @@ async def test_a_killed_run_goes_on_as_if_nothing_had_been(model_dir: Path, tmp_
     assert len(set(map(tuple, played))) == 4, "the same seeds would make each batch the same"
     evaluated = [json.loads((run / "best.json").read_text()) for run in (broken, whole)]
     assert evaluated[0] == evaluated[1]
-    assert [(one["batch"], one["checkpoint"]) for one in evaluated[0]["evaluations"]] == [
+    assert [(item["batch"], item["checkpoint"]) for item in evaluated[0]["evaluations"]] == [
         (0, "base"),
         (2, "000002"),
         (4, "final"),
