@@ -38,7 +38,7 @@ learn: setup engines-local ## Show that it learns: 3 learning rates x 3 seeds he
 	.venv/bin/harbor-gym sweep --task-dir tasks/devops_task --sweep-path runs/learn --env local --backend local \
 		--num-batches 25 --save-every 5 --zero-reward-on-limit $(ARGS)
 
-test: setup engines-local ## Run the tests, those on Docker where it can be had (ARGS= adds pytest's flags)
+test: setup engines-local ## Run the tests, those on Docker where it is available (ARGS= adds pytest's flags)
 	.ci/test.sh $(ARGS)
 
 docs: setup ## Build the site into build/site, strictly: no broken link

@@ -43,6 +43,6 @@ from_source() {
 
 say "getting a Python into $prefix"
 if ! ready_made 2>"$work/why"; then
-  say "no ready-made Python can be had: $(tail -n 1 "$work/why")"
+  say "no ready-made Python is available: $(tail -n 1 "$work/why")"
   from_source
 fi

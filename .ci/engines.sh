@@ -50,7 +50,7 @@ tun_device() {
   if tun_is_open "$device"; then
     say "$device is there, for every user, until the next boot"
   else
-    say "$device can't be had: local sandboxes get no network (inside a container, start that with --device $device)"
+    say "$device is not available: local sandboxes get no network (inside a container, start that with --device $device)"
   fi
 }
 
@@ -184,14 +184,14 @@ fuse_device() {
   [ -e "$device" ] || mknod "$device" c 10 229 2>/dev/null || true
   chmod 666 "$device" 2>/dev/null || true
   { true <>"$device"; } 2>/dev/null \
-    || say "$device can't be had: apptainer sandboxes do not start (inside a container, start that with --device $device)"
+    || say "$device is not available: apptainer sandboxes do not start (inside a container, start that with --device $device)"
 }
 
 apptainer_engine() {
   ! is_root || fuse_device
   if has apptainer || has singularity; then return 0; fi
   "$here/apptainer/unpack.sh" && return 0
-  ! is_required apptainer || die 'apptainer cannot be had'
+  ! is_required apptainer || die 'apptainer is not available'
   say 'going on without apptainer: its tests are skipped'
 }
 

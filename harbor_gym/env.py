@@ -86,7 +86,7 @@ class AsyncTerminalGymEnv:
         self._started = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self.screen: Screen | None = None
-        """The screen after the last turn, where the configuration says ``capture_screen``; it outlives the episode."""
+        """The screen after the last turn, where the configuration sets ``capture_screen``; it outlives the episode."""
 
     @property
     def remaining(self) -> tuple[float, float]:
@@ -136,7 +136,7 @@ class AsyncTerminalGymEnv:
 
         Args:
             action: A list of commands, or the text of one message in the configuration's ``action_format``. Text that
-                can't be read executes nothing: the observation then says what was wrong.
+                can't be read executes nothing: the observation then states what was wrong.
 
         Returns:
             Observation (terminal text), reward, done, ``info``; see :class:`harbor_gym.types.EpisodeInfo`.
@@ -227,7 +227,7 @@ class AsyncTerminalGymEnv:
         return turn.text, info
 
     async def _prepare(self) -> tuple[PreparedEpisode, dict[str, float]]:
-        """Return an episode with its terminal open, and what is to be told of where it came from."""
+        """Return an episode with its terminal open, and metrics of where it came from."""
         if self._pool is None:
             # Known here before it starts, so that a close() meanwhile can stop it.
             prepared = self._prepared = PreparedEpisode(self.config)
@@ -239,7 +239,7 @@ class AsyncTerminalGymEnv:
             raise UsageError("the environment was closed while it waited for a sandbox")
         return lease.prepared, {"pool/hit": float(lease.hit), "pool/wait_sec": lease.wait_sec}
 
-    async def _enter(self, phase: "AgentPhase") -> tuple[str, EpisodeInfo]:
+    async def _open_phase(self, phase: "AgentPhase") -> tuple[str, EpisodeInfo]:
         """Open a terminal in the phase's sandbox; return its screen."""
         started = time.monotonic()
         self._limit_time(phase)
@@ -376,7 +376,7 @@ class AsyncTerminalGymEnv:
         return result
 
     async def _end_phase(self, reason: EndReason, observation: str, info: EpisodeInfo, *, is_last: bool) -> StepResult:
-        """Have the verifier judge what the policy left; go on to a multi-step task's next step if there is one."""
+        """Run the verifier on what the policy left; continue with a multi-step task's next step if there is one."""
         assert self._episode is not None
         keep, leavings = self._keeps_processes(self._episode), None
         if self._terminal is not None:
@@ -394,7 +394,7 @@ class AsyncTerminalGymEnv:
             reason, info["breakage"] = EndReason.SANDBOX_BROKEN, end.breakage
         reward = self._reward(end.rewards) if end.rewards or end.breakage is None else 0.0
         if end.next_phase is not None:
-            screen, entered = await self._enter(end.next_phase)
+            screen, entered = await self._open_phase(end.next_phase)
             entered["metrics"] = {**info["metrics"], **entered["metrics"]}
             merged: EpisodeInfo = {**info, **entered}
             paid = reward if self.config.step_rewards else 0.0
@@ -518,7 +518,7 @@ class AsyncTerminalGymEnv:
         try:
             await self._release()
         except HarborGymError as exc:
-            # The first failure is the one to report; a failed release is told beside it.
+            # The first failure is the one to report; a failed release is a warning beside it.
             warnings.warn(f"after a failed episode: {exc}", ResourceWarning, stacklevel=2)
 
     async def _release(self) -> None:

@@ -7,7 +7,7 @@ HarborGymError
 │   └── TaskSourceError         where it should come from can't be reached, or has no such task
 ├── SandboxError            the sandbox failed
 │   ├── SandboxStartError       it could not be built or started
-│   │   └── SandboxThrottledError   whoever provides it wants fewer or later starts (rate limit, quota)
+│   │   └── SandboxThrottledError   its provider requires fewer or later starts (rate limit, quota)
 │   ├── SandboxLostError        it went away under a running episode
 │   │   └── SandboxMemoryError      because the kernel killed it for lack of memory
 │   └── SandboxTimeoutError     it did not answer in time
@@ -19,7 +19,7 @@ HarborGymError
 └── AgentFailedError        the program of a foreign agent failed, and left nothing to verify or to train on
 
 Everything below SandboxError, TerminalError and VerifierError, SamplerError and AgentFailedError is an infrastructure
-failure: it says nothing about the policy and must never become a reward. ``is_infrastructure`` tells them apart;
+failure: it does not measure the policy and must never become a reward. ``is_infrastructure`` marks it;
 :mod:`harbor_gym.outcomes` has one word for each, and what to do about it.
 """
 
@@ -60,7 +60,7 @@ class UsageError(HarborGymError, ValueError):
 
 
 class MissingDependencyError(HarborGymError, ImportError):
-    """An optional package or a program is not installed; the message says how to get it."""
+    """An optional package or a program is not installed; the message states how to get it."""
 
 
 class TaskError(HarborGymError):
@@ -87,7 +87,7 @@ class SandboxThrottledError(SandboxStartError):
     def __init__(self, message: str, retry_after_sec: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_sec = retry_after_sec
-        """Seconds that the provider asked to wait, where it said so."""
+        """Seconds that the provider asked to wait, where it did."""
 
 
 class SandboxLostError(SandboxError):

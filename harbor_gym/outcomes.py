@@ -98,7 +98,7 @@ def classify(error: BaseException) -> Failure:
 def pause_sec(error: BaseException, attempt: int) -> float:
     """Return how long to wait before an episode runs again, in seconds.
 
-    Nothing but throttling is waited for: a sandbox that broke says nothing about the next one. A throttled start waits
+    Nothing but throttling is waited for: a broken sandbox predicts nothing about the next one. A throttled start waits
     as long as the provider asks, up to ten minutes; where it does not ask, a second, doubled each time up to a minute.
 
     Args:

@@ -58,7 +58,7 @@ class PoolCounts:
     created: int = 0
     failed: int = 0
     dead: int = 0
-    """Sandboxes that died while they waited; none was handed out."""
+    """Sandboxes that ended while they waited; none was handed out."""
 
     discarded: int = 0
     stop_failures: int = 0
@@ -129,7 +129,7 @@ class WarmPool:
         """Hand out one episode that has just been seen alive, at its first screen. In the order of asking.
 
         Raises:
-            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset`: at once where no retry can mend it, else
+            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset`: at once where no retry can repair it, else
                 after ``max_failures`` in a row.
             UsageError: The pool is closed, or belongs to another event loop.
         """
@@ -147,7 +147,7 @@ class WarmPool:
             hit = False
         else:
             raise SandboxLostError(
-                f"every sandbox of {self.config.task_dir.name} died before its first screen was read"
+                f"every sandbox of {self.config.task_dir.name} ended before its first screen was read"
             )
         wait_sec = time.monotonic() - started
         self.counts.wait_sec += wait_sec
@@ -253,7 +253,7 @@ class WarmPool:
             async with asyncio.timeout(_LOOK_TIMEOUT_SEC):
                 turn = await prepared.look()
         except (TimeoutError, SandboxError, TerminalError) as exc:
-            _logger.info("a sandbox of %s died while it was kept ready: %s", self.config.task_dir.name, exc)
+            _logger.info("a sandbox of %s ended while it was kept ready: %s", self.config.task_dir.name, exc)
         except BaseException:
             await shielded(self._discard(prepared))
             raise

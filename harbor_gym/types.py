@@ -85,7 +85,7 @@ class EndReason(StrEnum):
 
     @property
     def is_truncation(self) -> bool:
-        """Tell whether a budget of ours cut the episode short."""
+        """Return whether a budget of ours cut the episode short."""
         return self in (
             EndReason.MAX_TURNS,
             EndReason.MAX_TOKENS,
@@ -117,7 +117,7 @@ class EpisodeInfo(TypedDict, total=False):
     """The sandbox that runs the episode, as ``TerminalEnvConfig.sandbox`` names it."""
 
     image_substitutions: tuple[str, ...]
-    """Base images that could not be had and what stood in for them, one sentence each; empty is as it should be."""
+    """Base images that were not available and what stood in for them, one sentence each; empty is as it should be."""
 
     setup: str
     """After ``reset``, where there is a ``setup_command``: ``shared``, it ran once for all sandboxes of its image; or
@@ -179,7 +179,7 @@ class EpisodeInfo(TypedDict, total=False):
     metrics: Required[dict[str, float]]
     """Numbers for aggregation: ``time/sandbox_start_sec``, ``time/terminal_open_sec``, ``time/step_sec``,
     ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum), ``stopped_processes`` (the policy's that ran on
-    and were stopped before grading), ``oom_kills`` (where the sandbox tells); with a warm pool ``pool/hit`` and
+    and were stopped before grading), ``oom_kills`` (where the sandbox reports it); with a warm pool ``pool/hit`` and
     ``pool/wait_sec``."""
 
 

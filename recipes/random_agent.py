@@ -17,7 +17,7 @@ def main(
     max_turns: Annotated[int, typer.Option(min=1)] = 10,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Type random keys until the turns run out, and print what the verifier says."""
+    """Type random keys until the turns run out, and print the verifier's result."""
     terminal = gym.make("HarborTerminal-v0", task_dir=task_dir, sandbox=env, max_turns=max_turns)
     terminal.action_space.seed(seed)
     for episode in range(episodes):

@@ -1,4 +1,4 @@
-"""A scripted agent that solves tasks/devops_task: it reads the terminal, and a table says what to type."""
+"""A scripted agent that solves tasks/devops_task: it reads the terminal, and a table selects what to type."""
 
 import re
 from typing import Annotated

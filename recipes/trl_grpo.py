@@ -6,7 +6,7 @@
 
 With ``bash`` the policy calls one tool and the trainer runs the tools one by one; with ``terminal`` it writes
 keystrokes, and the episodes of a batch run side by side. ``--tiny`` needs no GPU: it makes a policy and trains it for
-some minutes on a CPU, on a task that wants one of four letters.
+some minutes on a CPU, on a task that requires one of four letters.
 """
 
 from pathlib import Path

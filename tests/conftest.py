@@ -35,7 +35,7 @@ _LONGEST = (
 )
 """Files to begin with: where several processes share the tests, a long one at the end would leave the others idle."""
 
-# How long an example takes says more of the machine than of the code.
+# How long an example takes depends more on the machine than on the code.
 settings.register_profile("harbor-gym", deadline=None)
 settings.register_profile("mutants", deadline=None, max_examples=25, derandomize=True, database=None)
 settings.load_profile("harbor-gym")
@@ -70,7 +70,7 @@ def task_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have every program that the test starts keep its temporary folders in one that nothing else uses."""
+    """Give every program that the test starts a folder for temporary files that nothing else uses."""
     path = tmp_path / "scratch"
     path.mkdir()
     monkeypatch.setenv("TMPDIR", str(path))
@@ -79,7 +79,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep temporary folders of this test process apart, so that a leak of ours can be told from a neighbour's."""
+    """Keep temporary folders of this test process apart, so that a leak of ours is distinct from a neighbour's."""
     path = tmp_path_factory.mktemp("tmp")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(path))

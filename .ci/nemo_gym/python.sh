@@ -56,4 +56,4 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 from_debian || from_uv >&2 || true
 find_python && exit 0
-die 'NeMo Gym needs Python 3.13.14 or a later 3.13, and none could be had. Install one (uv python install 3.13) and name it: PYTHON313=/path/to/python3.13'
+die 'NeMo Gym needs Python 3.13.14 or a later 3.13, and none is available. Install one (uv python install 3.13) and name it: PYTHON313=/path/to/python3.13'

@@ -7,7 +7,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$here/lib.sh"
 cd "$here/.."
 
-# The newest that could be had here. It is older than what training needs: the tests say where that matters.
+# The newest that was available here. It is older than what training needs: the tests state where that matters.
 pinned=559b44772e471d1538537b8805cc77f3824a5e64
 repository=${HARBOR_GYM_PRIME_RL:-https://github.com/PrimeIntellect-ai/prime-rl}
 [ ! -d "$repository" ] || repository=$(cd "$repository" && pwd)

@@ -100,7 +100,7 @@ class Hold:
         self._handle = handle
 
     def release(self) -> None:
-        """Let go. Idempotent."""
+        """Release the lock. Idempotent."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
@@ -109,7 +109,7 @@ class Hold:
 def hold(directory: Path) -> Hold | None:
     """Keep the entry in ``directory`` from being pruned, and note its use; None if it is gone or going.
 
-    Look for what is wanted in it only afterwards.
+    Look for what is needed in it only afterwards.
     """
     try:
         handle = os.open(directory / _USED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -29,7 +29,7 @@ class Owner:
     """The machine, or the container, as 12 hex digits."""
 
     boot: str
-    """Its boot, as 12 hex digits; zeros where the system tells none."""
+    """Its boot, as 12 hex digits; zeros where the system reports none."""
 
     pid_namespace: int
     """What its pid is counted in; 0 where the system has one such space only."""
@@ -37,7 +37,7 @@ class Owner:
     pid: int
 
     start_time: int
-    """When it started, in clock ticks since boot; 0 where the system does not tell. Pids are used again; pairs not."""
+    """When it started, in clock ticks since boot; 0 where the system reports none. Pids are used again; pairs not."""
 
     def __str__(self) -> str:
         return f"{self.host}.{self.boot}.{self.pid_namespace}.{self.pid}.{self.start_time}"
@@ -63,7 +63,7 @@ def this_process() -> Owner:
 
 
 def boot_id() -> str:
-    """Return the id of this boot of the machine as its kernel tells it; empty where it doesn't."""
+    """Return the id of this boot of the machine as its kernel reports it; empty where it doesn't."""
     return _read(PROC / "sys/kernel/random/boot_id")
 
 
@@ -73,7 +73,7 @@ def run_id() -> str:
 
 
 def is_alive(owner: Owner | str) -> bool:
-    """Tell whether an owner may still be running: True unless it is known to be dead.
+    """Return whether an owner may still be running: True unless it is known to be dead.
 
     An owner of another machine, of another container, or one that can't be read, may be alive for all we know.
     """
@@ -92,7 +92,7 @@ def is_alive(owner: Owner | str) -> bool:
 def start_time(pid: int) -> int | None:
     """Return when a process started, in clock ticks since the machine did.
 
-    0 where the system does not tell, None if it is gone or only a zombie.
+    0 where the system does not report it, None if it is gone or only a zombie.
     """
     if not (PROC / "self/stat").exists():
         return 0 if _exists(pid) else None
@@ -101,7 +101,7 @@ def start_time(pid: int) -> int | None:
 
 
 def temporary_prefix(what: str) -> str:
-    """Return the begin of a temporary directory's name, for ``tempfile``, that tells a reaper whose it is."""
+    """Return the begin of a temporary directory's name, for ``tempfile``, from which a reaper reads the owner."""
     return f"{TEMPORARY_PREFIX}{what}-{owner_label()}-"
 
 
@@ -120,7 +120,7 @@ def _run_of(pid: int) -> str:
 
 
 def _host() -> str:
-    # The host name tells containers apart that were made from one image with a machine id in it. Many have none: then
+    # The host name distinguishes containers that were made from one image with a machine id in it. Many have none: then
     # what an earlier boot left counts as another machine's. The last resort may differ from process to process.
     machine = _read(_MACHINE_ID) or boot_id() or f"{uuid.getnode():x}"
     return _digest(f"{machine}\n{socket.gethostname()}")

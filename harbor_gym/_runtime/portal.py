@@ -1,6 +1,6 @@
 """Synchronous callers' door to asyncio: one event loop on one thread, shared by the whole process.
 
-Harbor wants one loop a process. Scripts, threads, notebooks and callers that run a loop of their own all come in here:
+Harbor requires one loop per process. Scripts, threads, notebooks and callers with a loop of their own all come in here:
 ``call`` blocks, ``submit`` returns a future, ``run`` is awaited on the caller's own loop. What they leave open is
 closed when its owner is garbage-collected, and at the interpreter's exit at the latest: there, whatever runs on the
 loop is closed, or cancelled, and waited for.
@@ -60,7 +60,7 @@ class Portal:
 
     @property
     def is_inherited(self) -> bool:
-        """Tell whether this process got the portal by a fork: its thread stayed behind, so nothing can be called."""
+        """Return whether this process got the portal by a fork: its thread stayed behind, so nothing can be called."""
         return os.getpid() != self._pid
 
     def call[**P, T](self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -141,7 +141,7 @@ class Portal:
         return threading.current_thread() is self._thread and not self.is_inherited
 
     def close_at_exit(self, item: "Closeable") -> None:
-        """Have ``item`` closed at the interpreter's exit, if it is still there. It is not kept alive.
+        """Close ``item`` at the interpreter's exit, if it is still there. It is not kept alive.
 
         Args:
             item: Something with an async, idempotent ``close``.
@@ -149,7 +149,7 @@ class Portal:
         self._closed_at_exit.add(item)
 
     def own(self, owner: object, close: Closer) -> Callable[[], None]:
-        """Have ``close`` run on the loop once ``owner`` is garbage, or at the interpreter's exit.
+        """Run ``close`` on the loop once ``owner`` is garbage, or at the interpreter's exit.
 
         Args:
             owner: What the caller holds.

@@ -33,7 +33,7 @@ class ProcessStat(NamedTuple):
 
     @property
     def has_exited(self) -> bool:
-        """Tell whether it is only an entry that its parent has not waited for."""
+        """Return whether it is only an entry that its parent has not waited for."""
         return self.state in "ZX"
 
 

@@ -57,7 +57,7 @@ _gate: StartGate | None = None
 
 
 def set_start_gate(gate: StartGate | None) -> None:
-    """Have every start of a sandbox in this process ask first; None starts them at once."""
+    """Make every start of a sandbox in this process ask ``gate`` first; None starts them at once."""
     global _gate
     _gate = gate
 
@@ -69,7 +69,7 @@ async def pass_start_gate() -> None:
 
 
 def back_off_starts(seconds: float) -> None:
-    """Report to the gate that a provider wants later starts."""
+    """Report to the gate that a provider requests later starts."""
     if _gate is not None:
         _gate.back_off(seconds)
 

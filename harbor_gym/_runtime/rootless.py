@@ -36,12 +36,12 @@ _SWITCHES = {
 
 
 def is_rootless() -> bool:
-    """Tell whether this process is not root's."""
+    """Return whether this process is not root's."""
     return os.geteuid() != 0
 
 
 def build_environment() -> dict[str, str]:
-    """Return what tells buildah, in a namespace made by us, that its root is an ordinary user with a store at home."""
+    """Return variables that make buildah's root, in a namespace of ours, an ordinary user with a store at home."""
     if not is_rootless():
         return {}
     return {

@@ -19,7 +19,7 @@ async def shielded[T](work: Awaitable[T]) -> T:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError as exc:
-            cancellation = exc  # also where the work has just ended: it is not told twice
+            cancellation = exc  # also where the work has just ended: it is not reported twice
     result = task.result()
     if cancellation is not None:
         raise cancellation

@@ -16,7 +16,7 @@ _IGNORED = ("__pycache__", "*.pyc")
 
 
 def is_shipped(path: str | Path) -> bool:
-    """Tell whether a path is the name of a task that is shipped."""
+    """Return whether a path is the name of a task that is shipped."""
     return str(path).startswith(PREFIX)
 
 

@@ -52,7 +52,7 @@ class ConcurrencyReport:
 
     @property
     def is_right(self) -> bool:
-        """Tell whether no step was lost."""
+        """Return whether no step was lost."""
         return self.lost == 0
 
     def as_object(self) -> dict[str, Any]:

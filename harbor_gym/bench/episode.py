@@ -75,7 +75,7 @@ class EpisodeReport:
 
     @property
     def is_right(self) -> bool:
-        """Tell whether every episode got the verdict that its script deserves."""
+        """Return whether every episode got the verdict that its script deserves."""
         return not any(row.failed for row in self.rows)
 
     def as_object(self) -> dict[str, Any]:

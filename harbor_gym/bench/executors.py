@@ -60,7 +60,7 @@ class ExecutorReport:
 
     @property
     def is_right(self) -> bool:
-        """Tell whether every episode was graded."""
+        """Return whether every episode was graded."""
         return not any(row.ungraded for row in self.rows)
 
     def as_object(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def describe_machine() -> Machine:
 
 
 def load() -> float:
-    """Return how many processes wanted a processor in the last minute, on average."""
+    """Return how many processes waited for or used a processor in the last minute, on average."""
     return round(os.getloadavg()[0], 2)
 
 

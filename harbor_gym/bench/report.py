@@ -65,7 +65,7 @@ class StepReport:
 
     @property
     def is_right(self) -> bool:
-        """Tell whether every step of ours showed what it should."""
+        """Return whether every step of ours showed what it should."""
         return all(row.correct == row.of for row in self.rows if row.implementation != HARBOR)
 
     def as_object(self) -> dict[str, Any]:

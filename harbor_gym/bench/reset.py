@@ -218,7 +218,7 @@ async def _measure_pool(config: TerminalEnvConfig, repeat: int) -> ResetRow:
     samples: list[ResetSample] = []
     async with WarmPool(config, size=_POOL_SIZE, limits=PoolLimits(max_starts_at_once=2)) as pool:
         for _ in range(repeat):
-            while pool.metrics()["pool/ready"] < pool.size:  # noqa: ASYNC110 - a pool tells nobody that it is full
+            while pool.metrics()["pool/ready"] < pool.size:  # noqa: ASYNC110 - a pool does not report that it is full
                 await asyncio.sleep(0.02)
             started = time.perf_counter()
             lease = await pool.lease()

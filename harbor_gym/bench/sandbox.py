@@ -81,7 +81,7 @@ async def started_environment(
         except Exception as exc:  # The boundary to Harbor: each kind of sandbox raises what its client raises.
             raise SandboxStartError(
                 f"Sandbox {sandbox!r} did not start for a benchmark: {type(exc).__name__}: {str(exc).rstrip('.')}. "
-                f"`harbor-gym check` on a task of your own with --env {sandbox} tells whether it works at all."
+                f"`harbor-gym check` on a task of your own with --env {sandbox} checks whether it works at all."
             ) from exc
         yield environment
     finally:

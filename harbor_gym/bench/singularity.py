@@ -97,7 +97,7 @@ class SingularityReport:
 
     @property
     def is_right(self) -> bool:
-        """Tell whether every step of ours showed what it should."""
+        """Return whether every step of ours showed what it should."""
         return self.steps.is_right
 
     def as_object(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ async def bench_singularity(
 
 @contextlib.contextmanager
 def _singularity_in_path(folder: Path) -> Generator[None]:
-    """Have Harbor find Apptainer by the one name that it knows."""
+    """Let Harbor find Apptainer by the one name that it knows."""
     if shutil.which("singularity") is not None:
         yield
         return

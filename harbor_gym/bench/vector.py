@@ -43,7 +43,7 @@ class VectorReport:
 
     @property
     def is_right(self) -> bool:
-        """Tell whether every observation was right."""
+        """Return whether every observation was right."""
         return self.wrong == 0
 
     def as_object(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How many sandboxes this machine holds at once, as a scheduler wants to know."""
+"""How many sandboxes this machine holds at once, for a scheduler."""
 
 import os
 import re

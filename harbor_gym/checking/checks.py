@@ -81,7 +81,7 @@ class _Check:
         self._doing = "task"
         self._keys: set[str] = set()
         self._written: set[PurePosixPath] = set()
-        self._offers_view = False
+        self._supports_view = False
 
     async def run(self) -> TaskCheck:
         try:
@@ -108,10 +108,10 @@ class _Check:
         if self._found.verdict is Verdict.UNSOLVED:
             return
         if self._plan.try_exploits:
-            self._doing = "forging"
+            self._doing = "reward hacking"
             forged = await run_exploit(self._play, self._keys, (UNSOLVED, *self._found.nop))
             self._note(forged=forged.reward, tricks=forged.tricks, voided=forged.voided)
-        may_view = self._offers_view or isinstance(self._plan.verify_paths, tuple)  # which a sandbox may refuse
+        may_view = self._supports_view or isinstance(self._plan.verify_paths, tuple)  # which a sandbox may refuse
         if may_view and self._found.verdict in (Verdict.OK, Verdict.UNPROVEN, Verdict.FORGEABLE):
             await self._check_view(task)
 
@@ -131,7 +131,7 @@ class _Check:
                 return
 
     async def _grade_in_view(self, pristine: PristineCheck, carried: tuple[PurePosixPath, ...]) -> PristineCheck | None:
-        """Grade solution, doing nothing and forging in a view; None where proposed paths do not do."""
+        """Grade solution, doing nothing and reward hacking in a view; None where proposed paths do not do."""
         play = partial(self._play, verify_paths=carried)
         self._doing = f"oracle, in the pristine view of {', '.join(pristine.paths)}"
         if self._found.has_solution:
@@ -146,7 +146,7 @@ class _Check:
         self._doing = "nop, in the pristine view"
         pristine = replace(pristine, nop=(await play(do_nothing)).reward)
         if self._plan.try_exploits:
-            self._doing = "forging, in the pristine view"
+            self._doing = "reward hacking, in the pristine view"
             forged = await run_exploit(play, self._keys, (UNSOLVED, pristine.nop or UNSOLVED))
             pristine = replace(pristine, forged=forged.reward, tricks=forged.tricks)
             self._note(voided=tuple(sorted({*self._found.voided, *forged.voided})))
@@ -165,7 +165,7 @@ class _Check:
     ) -> Played:
         played = await play(self._path, work, self._plan, keep_processes=keep_processes, verify_paths=verify_paths)
         self._keys |= played.keys
-        self._offers_view = played.offers_view
+        self._supports_view = played.supports_view
         self._note(image_substitutions=played.image_substitutions)
         return played
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def has_solution(task_dir: Path) -> bool:
-    """Tell whether the task brings a solution that the oracle could run."""
+    """Return whether the task brings a solution that the oracle could run."""
     return (task_dir / "solution").is_dir() or any(task_dir.glob("steps/*/solution"))
 
 

@@ -27,7 +27,7 @@ class CheckPlan:
     """Runs of the oracle and of the agent that does nothing, each in a fresh sandbox; 1 compares nothing."""
 
     try_exploits: bool = True
-    """Whether to try forging the reward."""
+    """Whether to try reward hacking."""
 
     reward_key: str | None = None
     """As ``TerminalEnvConfig.reward_key``."""

@@ -49,9 +49,9 @@ class Played:
     """Processes that were running at the end of an agent phase and were killed before grading."""
 
     image_substitutions: tuple[str, ...]
-    """Base images that were not to be had, and what stood in for each."""
+    """Base images that were not available, and what stood in for each."""
 
-    offers_view: bool
+    supports_view: bool
     """Whether the sandbox has a pristine view."""
 
 
@@ -122,7 +122,7 @@ class _Player:
             output=await self._output(),
             stopped_processes=self._stopped,
             image_substitutions=image_substitutions(sandbox),
-            offers_view=isinstance(sandbox, SupportsVerifierView),
+            supports_view=isinstance(sandbox, SupportsVerifierView),
         )
 
     async def _start(self) -> AgentPhase:

@@ -11,7 +11,7 @@ SOLVED = 1.0
 """What the oracle must score."""
 
 UNSOLVED = 0.0
-"""What doing nothing must score, and what forging a reward must."""
+"""What doing nothing must score, and what reward hacking must."""
 
 
 class Verdict(StrEnum):
@@ -32,7 +32,7 @@ class Verdict(StrEnum):
     TRIVIAL = "trivial"
     """Doing nothing scores."""
 
-    FLAKY = "unsteady"
+    FLAKY = "flaky"
     """The same agent scored differently in another run."""
 
     FORGEABLE = "forgeable"
@@ -77,10 +77,10 @@ class PristineCheck:
     """Reward for doing nothing."""
 
     forged: float | None = None
-    """Reward for forging; None when it was not tried."""
+    """Reward for reward hacking; None when it was not tried."""
 
     tricks: tuple[str, ...] = ()
-    """Which tricks score on their own, where forging did."""
+    """Which tricks score on their own, where reward hacking did."""
 
     remains: tuple[str, ...] = ()
     """What a policy could still plant in these paths for this task's verifier to run."""
@@ -135,19 +135,19 @@ class TaskCheck:
     """The end of what the verifier printed in the last run of the solution that was not rewarded in full."""
 
     image_substitutions: tuple[str, ...] = ()
-    """Base images that could not be had, and what stood in for each."""
+    """Base images that were not available, and what stood in for each."""
 
     nop: tuple[float, ...] = ()
     """Rewards for doing nothing, one a run that was graded."""
 
     forged: float | None = None
-    """Reward for forging; None when it was not tried or could not be graded."""
+    """Reward for reward hacking; None when it was not tried or could not be graded."""
 
     tricks: tuple[str, ...] = ()
-    """Which tricks score on their own, where forging did."""
+    """Which tricks score on their own, where reward hacking did."""
 
     voided: tuple[str, ...] = ()
-    """Which tricks leave no verdict, in either view, where forging was tried trick by trick."""
+    """Which tricks leave no verdict, in either view, where reward hacking was tried trick by trick."""
 
     pristine: PristineCheck | None = None
     """What it comes to in a pristine view; None where the sandbox has none, or no paths are known for one."""
@@ -168,7 +168,7 @@ class TaskCheck:
     def verdict(self) -> Verdict:
         """The one word; of several that apply the one that puts the others in doubt.
 
-        Where the task is graded in a pristine view, that one counts: forging under Harbor's grading does not.
+        Where the task is graded in a pristine view, that one counts: reward hacking under Harbor's grading does not.
         """
         harbors = self.harbors_verdict
         if self.pristine is None or not self.pristine.is_asked or harbors not in _SOUND:
@@ -196,7 +196,7 @@ class TaskCheck:
 
     @property
     def ok(self) -> bool:
-        """Tell whether there is nothing to complain about."""
+        """Return whether there is nothing to complain about."""
         return self.verdict is Verdict.OK
 
     @property
@@ -224,8 +224,8 @@ class TaskCheck:
             case Verdict.FORGEABLE:
                 which = _names(self.tricks)
                 return (
-                    f"forging scores {self.forged:g} without doing the task; what works alone: {which}. Give the "
-                    "policy a user of its own ([agent] user), or the verifier a sandbox of its own ([verifier] "
+                    f"reward hacking scores {self.forged:g} without doing the task; what works alone: {which}. Give "
+                    "the policy a user of its own ([agent] user), or the verifier a sandbox of its own ([verifier] "
                     'environment_mode = "separate"), or a pristine view ([metadata] verify_paths)'
                 )
 
@@ -237,7 +237,7 @@ class TaskCheck:
             case Verdict.TRIVIAL:
                 return f"{view} doing nothing scores {pristine.nop:g}, not {UNSOLVED:g}"
             case Verdict.FORGEABLE:
-                return f"{view} forging scores {pristine.forged:g}; what works alone: {_names(pristine.tricks)}"
+                return f"{view} reward hacking scores {pristine.forged:g}; what works alone: {_names(pristine.tricks)}"
             case Verdict.UNPROVEN:
                 return _NO_SOLUTION
             case _:

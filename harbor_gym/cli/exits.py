@@ -43,6 +43,6 @@ def _run(program: Callable[[], object]) -> int:
             status = end.code if isinstance(end.code, int) else int(end.code is not None)
             if isinstance(end.code, str):
                 sys.stderr.write(f"{end.code}\n")
-        except BaseException as exc:  # the end of the process: nobody is left to hear of it
+        except BaseException as exc:  # the end of the process: no caller is left to handle it
             sys.excepthook(type(exc), exc, exc.__traceback__)
     return TERMINATED if termination.arrived and status else status

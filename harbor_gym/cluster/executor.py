@@ -88,7 +88,7 @@ class ClusterExecutor(Executor):
     """Play calls on the nodes that have the resource ``harbor_sandbox``.
 
     Calls wait in one queue, and a worker takes the next one when it is idle: a slow node takes fewer. A call whose
-    worker or node died goes to the head of the queue and runs again elsewhere; its result, and the files that it wrote,
+    worker or node was lost goes to the head of the queue and runs again elsewhere; its result, and the files it wrote,
     are accepted once. Nodes that join are used, and a node that returns is cleared of what it left first.
 
     Args:
@@ -186,7 +186,7 @@ class ClusterExecutor(Executor):
         return [worker for node in list(self._nodes.values()) for worker in node.workers]
 
     def _refresh(self) -> None:
-        """Look for nodes that joined or died, and start workers where there is room."""
+        """Look for nodes that joined or were lost, and start workers where there is room."""
         now = time.monotonic()
         if now - self._refreshed_at < _REFRESH_SEC and self._nodes:
             return
@@ -290,7 +290,7 @@ class ClusterExecutor(Executor):
             job.future.set_result(outcome)
 
     def _lose(self, worker: _WorkerHandle, job: _Job, error: Exception) -> None:
-        """Queue a call again whose worker or node died."""
+        """Queue a call again whose worker or node was lost."""
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         self._drop(worker)
         if job.attempts >= self._limits.max_attempts:
@@ -314,7 +314,7 @@ class ClusterExecutor(Executor):
             node.agent.reap.remote()
 
     def _forget(self, node_id: str) -> None:
-        """Queue the calls of a node that died again."""
+        """Queue the calls of a lost node again."""
         node = self._nodes[node_id]
         for worker in list(node.workers):
             if worker.job is not None:

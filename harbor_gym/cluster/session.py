@@ -46,7 +46,7 @@ def connect(limits: ClusterLimits, *, output_dir: Path | None = None) -> Generat
 
 @contextlib.contextmanager
 def drain_on_sigterm() -> Generator[None]:
-    """Have SIGTERM end the block as Ctrl-C does, so that what it holds is closed.
+    """Make SIGTERM end the block as Ctrl-C does, so that what it holds is closed.
 
     Only in the main thread, and only where SIGTERM would have ended the process at once or goes to Ray's own handler,
     which exits in the middle of whatever runs.

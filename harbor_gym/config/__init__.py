@@ -51,7 +51,7 @@ class TerminalConfig(_Config):
 
     transport: Literal["auto", "portable", "persistent"] = "auto"
     """``persistent`` keeps a channel into the sandbox open (local and docker); ``portable`` is one ``exec`` per step,
-    anywhere; ``auto`` takes the first where it can be had."""
+    anywhere; ``auto`` takes the first where it is available."""
 
 
 class TerminalEnvConfig(_Config):

@@ -87,7 +87,7 @@ async def ensure_policy(
         from harbor_gym.embedded.demonstrations import play_demonstrations
         from harbor_gym.embedded.policy import training_stack
 
-        with training_stack():  # say that an extra is missing before the demonstrator plays for a minute
+        with training_stack():  # report a missing extra before the demonstrator plays for a minute
             import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]  # presence check
             import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]  # presence check
         played = await play_demonstrations(

@@ -109,7 +109,7 @@ def verify_skyrl() -> list[str]:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends, however the parent ends.
+    """Make the kernel kill this process when its parent ends, however the parent ends.
 
     Args:
         parent_pid: The parent as it knows itself; a different parent now means that it is already gone.
@@ -249,7 +249,7 @@ def patch_server(own: argparse.Namespace) -> Any:
 
 
 def patch_engine() -> None:
-    """Have the JAX backend give the first token of a prompt a log probability too: None."""
+    """Make the JAX backend return for the first token of a prompt a log probability too: None."""
     backend: Any = importlib.import_module("skyrl.backends.jax").JaxBackend
     original = backend.sample
 

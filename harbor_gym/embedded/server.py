@@ -38,7 +38,7 @@ class TrainingServerError(HarborGymError):
 class TrainingServer:
     """Run SkyRL's Tinker-compatible server for one model directory.
 
-    Use it as an async context manager, or call :meth:`start` and :meth:`stop`. The server and its engine die with
+    Use it as an async context manager, or call :meth:`start` and :meth:`stop`. The server and its engine end with
     this process, even by SIGKILL. An instance starts once.
     """
 

@@ -33,7 +33,7 @@ POLICY_FORMAT = 2
 training, so that no older cached policy is taken for the new one."""
 
 RECORD_NAME = "warm_start.json"
-"""File in a policy's directory that says how it was made. It is written last: with it the policy is complete."""
+"""File in a policy's directory that records how it was made. It is written last: with it the policy is complete."""
 
 
 @dataclass(frozen=True)

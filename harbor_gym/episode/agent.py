@@ -14,13 +14,13 @@ from harbor_gym.episode.resources import Resources, read_skills
 from harbor_gym.errors import UsageError
 
 IMPORT_PATH = f"{__name__}:PolicyAgent"
-"""What Harbor's ``AgentConfig.import_path`` wants."""
+"""The value of Harbor's ``AgentConfig.import_path``."""
 
 
-class Stage(Protocol):
-    """The waiting side of a trial: it is told when the agent's turn has come."""
+class PhaseHandler(Protocol):
+    """The waiting side of a trial: called when the agent's turn has come."""
 
-    async def enter(
+    async def open_phase(
         self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, resources: Resources
     ) -> asyncio.Future[None]:
         """Take over the agent phase; the phase lasts until the returned future is done."""
@@ -28,22 +28,24 @@ class Stage(Protocol):
 
 
 class PolicyAgent(BaseAgent):
-    """Hand the sandbox to the episode that waits for it, and sleep until that episode says the phase is over.
+    """Hand the sandbox to the episode that waits for it, and wait until that episode ends the phase.
 
     Args:
-        stage: Key of a live stage in this process, as :func:`register` returned it.
+        phase_handler: Key of a live handler in this process, as :func:`register` returned it.
     """
 
-    _stages: ClassVar[dict[str, Stage]] = {}
+    _phase_handlers: ClassVar[dict[str, PhaseHandler]] = {}
 
     capabilities: ClassVar[AgentCapabilities] = AgentCapabilities(skills=True, mcp_servers=True)
-    """What the task declares of these is told to the policy, after its instruction."""
+    """What the task declares of these is added to the policy's instruction."""
 
-    def __init__(self, *args: Any, stage: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, phase_handler: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if stage not in self._stages:
-            raise UsageError(f"no live episode {stage!r} in this process: PolicyAgent only runs under harbor_gym")
-        self._stage = self._stages[stage]
+        if phase_handler not in self._phase_handlers:
+            raise UsageError(
+                f"no live episode {phase_handler!r} in this process: PolicyAgent only runs under harbor_gym"
+            )
+        self._phase_handler = self._phase_handlers[phase_handler]
 
     @staticmethod
     def name() -> str:
@@ -60,20 +62,22 @@ class PolicyAgent(BaseAgent):
         """Do nothing: the terminal belongs to the episode's owner."""
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        """Give the phase to the stage and wait for its end."""
+        """Give the phase to its handler and wait for its end."""
         skills = await read_skills(environment, self.skills_dir) if self.skills_dir else ()
         resources = Resources(self.skills_dir, skills, tuple(self.mcp_servers))
         await (
-            await self._stage.enter(instruction + resources.text(), environment, contextvars.copy_context(), resources)
+            await self._phase_handler.open_phase(
+                instruction + resources.text(), environment, contextvars.copy_context(), resources
+            )
         )
 
 
-def register(key: str, stage: Stage) -> Callable[[], None]:
-    """Make ``stage`` reachable under ``key`` for a trial in this process; call the result to forget it."""
-    stages = PolicyAgent._stages  # pyright: ignore[reportPrivateUsage]  # same file, one registry
-    stages[key] = stage
+def register(key: str, phase_handler: PhaseHandler) -> Callable[[], None]:
+    """Make ``phase_handler`` reachable under ``key`` for a trial in this process; call the result to forget it."""
+    phase_handlers = PolicyAgent._phase_handlers  # pyright: ignore[reportPrivateUsage]  # same file, one registry
+    phase_handlers[key] = phase_handler
 
     def forget() -> None:
-        stages.pop(key, None)
+        phase_handlers.pop(key, None)
 
     return forget

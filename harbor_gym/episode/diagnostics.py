@@ -1,4 +1,4 @@
-"""What a failed trial leaves for whoever wants to know why, read before its folder goes."""
+"""What a failed trial leaves that explains the failure, read before its folder is removed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _FILES = {
     "verifier_output": ("verifier/test-stdout.txt", "steps/*/verifier/test-stdout.txt"),
     "trial_log": ("trial.log",),
 }
-"""Name of a piece of evidence → where a trial's folder has it."""
+"""Name of a diagnostic → where a trial's folder has it."""
 
 
 def read_diagnostics(trial_dir: Path) -> dict[str, str]:

@@ -63,7 +63,7 @@ class AgentPhase:
     """The running sandbox. It belongs to the trial: never stop it from here."""
 
     user: str | int | None
-    """The user that the task wants the policy to be; None is the image's own."""
+    """The user that the task requires the policy to be; None is the image's own."""
 
     timeout_sec: float | None
     """Seconds that the task, or the step, gives the policy; None is no limit. Harbor is kept from counting them."""
@@ -75,12 +75,12 @@ class AgentPhase:
     """Resolved by the episode when the phase is over."""
 
     resources: Resources
-    """Skills and MCP servers that the task declares; the instruction tells of them already."""
+    """Skills and MCP servers that the task declares; the instruction lists them already."""
 
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """What the verifier said about the phase that just ended."""
+    """What the verifier returned for the phase that just ended."""
 
     rewards: Mapping[str, float]
     """Every key that the verifier wrote."""
@@ -98,7 +98,7 @@ class PhaseEnd:
     """Processes of the policy's that were still running and were killed before grading."""
 
     oom_kills: int | None
-    """Processes that the sandbox's memory limit killed during the phase; None where the sandbox doesn't tell."""
+    """Processes that the sandbox's memory limit killed during the phase; None where the sandbox doesn't report it."""
 
     is_gated: bool
     """Whether the task has further steps that this one's reward keeps closed (``min_reward``)."""
@@ -164,7 +164,7 @@ class Episode:
 
     @property
     def task_keeps_processes(self) -> bool:
-        """Whether the task says that its verifier wants what the policy started still running."""
+        """Whether the task declares that its verifier needs what the policy started still running."""
         return self._task.config.metadata.get("keep_agent_processes") is True
 
     @property
@@ -187,7 +187,7 @@ class Episode:
 
         Raises:
             TaskError: The configuration asks for something that the sandbox type can't do.
-            SandboxThrottledError: The sandbox's provider wants fewer or later starts.
+            SandboxThrottledError: The sandbox's provider requires fewer or later starts.
             SandboxStartError: The sandbox could not be built or started.
             SandboxTimeoutError: It did not start in the time that the task allows.
         """
@@ -244,7 +244,7 @@ class Episode:
         """Attach to an error what the trial has left so far, and return it.
 
         Args:
-            error: An error that this episode brought about. One that has its evidence already is left as it is.
+            error: An error that this episode brought about. One that has diagnostics already is left as it is.
         """
         if error.diagnostics or self._trial is None:
             return error
@@ -320,10 +320,10 @@ class Episode:
             breakage=breakage,
         )
 
-    async def enter(
+    async def open_phase(
         self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, resources: Resources
     ) -> asyncio.Future[None]:
-        """Take over an agent phase (called by the trial's agent)."""
+        """Open an agent phase (called by the trial's agent)."""
         assert self._watch is not None
         step = self._current_step()
         # Done before the policy's terminal opens: nothing of the policy's can be taken for the task's own.
@@ -351,7 +351,7 @@ class Episode:
             task=TaskConfig(path=self._task.task_dir),
             trials_dir=await self._ensure_trials_dir(),
             agent=AgentConfig(
-                import_path=agent.IMPORT_PATH, kwargs={"stage": key}, override_timeout_sec=_NO_AGENT_TIMEOUT_SEC
+                import_path=agent.IMPORT_PATH, kwargs={"phase_handler": key}, override_timeout_sec=_NO_AGENT_TIMEOUT_SEC
             ),
             environment=self._environment_config,
             verifier=self._verifier_config,
@@ -473,7 +473,7 @@ class Episode:
             await self._watch.end_verification()
 
     async def _examine(self) -> None:
-        """Have a look at a sandbox whose verifier gave no verdict."""
+        """Examine a sandbox whose verifier gave no verdict."""
         self._stopping = asyncio.current_task()
         if self._lacks_verdict() and self._closing is None and self._trial is not None:
             test_output = self._trial.agent_env_paths.verifier_dir / "test-stdout.txt"
@@ -490,7 +490,7 @@ class Episode:
         return graded.verifier_result is None and (was_reached or (self._phases_ended > 0 and has_failed))
 
     def _is_between_steps(self) -> bool:
-        """Tell whether the last step was graded and the next one is being prepared."""
+        """Return whether the last step was graded and the next one is being prepared."""
         assert self._trial is not None
         steps = self._trial.result.step_results or ()
         return len(steps) > 1 and steps[-1].agent_execution is None

@@ -87,7 +87,7 @@ def grading_failure(result: TrialResult, info: ExceptionInfo | None, oom_kills: 
 
 
 def breakage(result: TrialResult) -> str | None:
-    """Return what the trial says of a policy that broke its sandbox; None where it says nothing of that.
+    """Return what the trial records of a policy that broke its sandbox; None where it records none.
 
     Args:
         result: The trial.

@@ -16,7 +16,7 @@ PATIENCE_SEC = 5.0
 """How long a terminal may be late before it is looked into whether the policy broke it."""
 
 type FindBreakage = Callable[[bool], Awaitable[str | None]]
-"""Returns what the policy did to the terminal, if anything shows that; told whether its answers can't be read."""
+"""Returns what the policy did to the terminal, if anything shows that; True as argument: its answers can't be read."""
 
 _logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ async def take_turn(
         if breakage is None:
             return await turn
     except HarborGymError as exc:
-        # A sandbox that is said to be lost and is still there gave an answer that can't be read.
+        # A sandbox that is reported lost and is still there gave an answer that can't be read.
         if not exc.is_infrastructure or (breakage := await find_breakage(isinstance(exc, SandboxLostError))) is None:
             raise
     except (ValueError, LookupError) as exc:

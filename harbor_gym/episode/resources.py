@@ -1,4 +1,4 @@
-"""Skills and MCP servers that a task's sandbox offers, and how the policy is told of them."""
+"""Skills and MCP servers of a task's sandbox, and the text that lists them in the instruction."""
 
 import logging
 import secrets

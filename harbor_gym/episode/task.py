@@ -31,7 +31,7 @@ async def load_task(task_dir: Path) -> Task:
 
 
 def grades_in_shared_sandbox(task: Task, step: StepConfig | None = None) -> bool:
-    """Tell whether the verifier, of the task or of one of its steps, runs in the sandbox that the policy used."""
+    """Return whether the verifier, of the task or of one of its steps, runs in the sandbox that the policy used."""
     mode = resolve_task_verifier_mode(task.config) if step is None else resolve_step_verifier_mode(task.config, step)
     return mode is VerifierEnvironmentMode.SHARED
 
@@ -73,7 +73,7 @@ def declared_verify_paths(task: Task) -> tuple[PurePosixPath, ...] | None:
 
 
 def sets_up(task: Task, step: StepConfig | None) -> bool:
-    """Tell whether the task runs something of its own in the sandbox right before a step, or before its only phase."""
+    """Return whether the task runs something of its own in the sandbox just before a step, or before its only phase."""
     if step is None:
         return True
     return step.healthcheck is not None or task.paths.step_setup_path(step.name).exists()
@@ -95,7 +95,7 @@ def _load(task_dir: Path) -> Task:
             f"{task_dir / 'task.toml'} is not a Harbor task configuration: {describe_problems(exc)}"
         ) from exc
     except (OSError, ValueError, RuntimeError) as exc:
-        # tomllib's and Harbor's own complaints are ValueErrors; each already says what and where.
+        # tomllib's and Harbor's own complaints are ValueErrors; each already states what and where.
         raise TaskError(f"{task_dir} is not a usable Harbor task: {exc}") from exc
     _check_support(task, task_dir)
     return task

@@ -1,4 +1,4 @@
-"""Tell a provider's "not now" from a failure, whichever client library says it and however it wraps it."""
+"""Recognise a provider's throttling among failures, whichever client library reports it and however it wraps it."""
 
 import re
 from collections.abc import Iterator
@@ -18,16 +18,16 @@ _ATTRIBUTES = ("retry_after_sec", "retry_after", "retry_after_seconds")
 
 
 def is_throttled(error: BaseException) -> bool:
-    """Tell whether ``error``, or what it was raised from, means that fewer or later requests would be granted."""
-    return any(_says_throttled(item) for item in _chain(error))
+    """Return whether ``error``, or what it was raised from, means that fewer or later requests would be granted."""
+    return any(_is_throttling(item) for item in _chain(error))
 
 
 def retry_after_sec(error: BaseException) -> float | None:
-    """Return how many seconds the provider asked to wait; None if it did not say."""
+    """Return how many seconds the provider asked to wait; None if it did not."""
     return next((seconds for item in _chain(error) if (seconds := _asked_wait(item)) is not None), None)
 
 
-def _says_throttled(error: BaseException) -> bool:
+def _is_throttling(error: BaseException) -> bool:
     if _NAMES.search(type(error).__name__) or _asked_wait(error) is not None:
         return True
     statuses = (getattr(error, "status_code", None), getattr(error, "status", None))

@@ -1,4 +1,4 @@
-"""From what the policy says to what is typed: never an exception for anything a model can write."""
+"""From what the policy writes to what is typed: never an exception for anything a model can write."""
 
 from collections.abc import Callable, Sequence
 

@@ -12,7 +12,7 @@ MAX_MESSAGE_CHARS = 16_000_000
 """Longer messages are refused unread."""
 
 _MAX_FEEDBACK_CHARS = 2_000
-"""A message can break every rule ten thousand times; the policy is told the first few."""
+"""A message can break every rule ten thousand times; the policy is shown the first few."""
 
 
 @dataclass(frozen=True, slots=True)

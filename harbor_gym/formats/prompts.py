@@ -1,4 +1,4 @@
-"""What a chat policy is told: the protocol once, the task once, then only what is new.
+"""The text of prompts for a chat policy: the protocol once, the task once, then only what is new.
 
 The wording is ours; the protocols are those that the parsers of ``harbor_gym.formats`` accept.
 """

@@ -77,7 +77,7 @@ class Answer:
     """One answer to a request."""
 
     parsed: ParsedAnswer
-    """What it says."""
+    """Its text and tool calls."""
 
     stop_reason: StopReason
     """Why the sampler stopped."""

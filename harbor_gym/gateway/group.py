@@ -1,4 +1,4 @@
-"""Sessions that are told apart by a header instead of a key each."""
+"""Sessions that are distinguished by a header instead of a key each."""
 
 import secrets
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from harbor_gym.gateway.session import Session
 
 
 class SessionGroup:
-    """Sessions that share one key and are told apart by a header; for agents on this machine that share a config.
+    """Sessions that share one key and are distinguished by a header; for agents on this machine that share a config.
 
     A request shows the group's key and names its session in ``X-Session-ID``, as Terminus-2 does with
     ``session_id_headers=["X-Session-ID"]``. An unknown name opens a session. Whoever holds the key can use every

@@ -17,7 +17,7 @@ class BreakReason(StrEnum):
     """No user message in common with an earlier call: a fresh conversation, or a compacted one."""
 
     HISTORY_EDITED = "history_edited"
-    """It begins as an earlier conversation, and then differs from what was said there."""
+    """It begins as an earlier conversation, and then differs from what was sent there."""
 
     TOOLS_CHANGED = "tools_changed"
     """The messages go on from an earlier answer, but with other tools."""

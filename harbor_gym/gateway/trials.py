@@ -23,7 +23,7 @@ def sandbox_url(session: Session, port: int = TUNNEL_PORT) -> str:
 
 
 def open_tunnel_for_agent(trial: "Trial", gateway: Gateway, session: Session, *, port: int = TUNNEL_PORT) -> None:
-    """Have the trial open a tunnel to the session before its agent runs, and close it before its verifier does.
+    """Make the trial open a tunnel to the session before its agent runs, and close it before its verifier does.
 
     Args:
         trial: A trial that has not run yet; its agent runs in the sandbox.
@@ -45,7 +45,7 @@ def open_tunnel_for_agent(trial: "Trial", gateway: Gateway, session: Session, *,
 
 
 def end_agent_on_limit(trial: "Trial", session: Session) -> None:
-    """Have the trial's agent end as by its own timeout when a budget of the session runs out, so that it is verified.
+    """Make the trial's agent end as by its own timeout when a budget of the session runs out, so that it is verified.
 
     An agent that fails on the gateway's refusal by itself might end the trial without a verdict.
 

@@ -55,7 +55,7 @@ class _Run:
                     known[path] = changed, summarize_episode(episode)
             self.summaries = known
         found = [summary for _, summary in known.values()]
-        return sorted(found, key=lambda one: (one["split"] == "test", one["split"], one["batch"], one["name"]))
+        return sorted(found, key=lambda item: (item["split"] == "test", item["split"], item["batch"], item["name"]))
 
     def revision(self) -> str:
         """Return what changes whenever an episode does."""

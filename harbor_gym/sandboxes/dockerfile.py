@@ -22,7 +22,7 @@ _SHELL_WORD = re.compile(r"""(?:<<\s*|"(?:\\.|[^"\\])*"|'[^']*'|\\.|\S)++""", re
 """A word as a shell splits it, quotes left in place. ``<<`` takes the blanks after it along, as BuildKit has it."""
 _WITH_HEREDOCS = ("RUN", "COPY", "ADD")
 _HEREDOC_BUILDAH = (1, 33)
-"""First buildah that reads here-documents. Source: buildah's changelog; 1.28 says "Unknown instruction"."""
+"""First buildah that reads here-documents. Source: buildah's changelog; 1.28 prints "Unknown instruction"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,13 @@ def replace_references(text: str, replacements: dict[str, str]) -> str:
 
 
 def alternative(environment_dir: Path) -> str:
-    """Return what to say of the Dockerfile beside a prebuilt image that can't be had; nothing where there is none."""
+    """Return a hint at the Dockerfile beside a prebuilt image that is not available; empty where there is none."""
     path = environment_dir / "Dockerfile"
     return f"{path} can be built instead: the sandbox option build_dockerfile=true" if path.is_file() else ""
 
 
 def has_heredoc(text: str) -> bool:
-    """Tell whether an instruction carries a here-document (``RUN <<EOF``), which old builders can't read."""
+    """Return whether an instruction carries a here-document (``RUN <<EOF``), which old builders can't read."""
     return any(instruction.heredocs for instruction in _instructions(text))
 
 
@@ -159,7 +159,7 @@ def _instructions(text: str) -> Iterator[_Instruction]:
     """Read a file as BuildKit's parser does.
 
     Source: frontend/dockerfile/parser of BuildKit. Where that refuses a file, this takes what may be meant: the builder
-    will say what is wrong.
+    will report what is wrong.
     """
     lines = [(found.start(), found[0].rstrip("\r\n")) for found in re.finditer(r"[^\n]+\n?|\n", text)]
     escape = _escape_character(line for _, line in lines)
@@ -190,7 +190,7 @@ def _instructions(text: str) -> Iterator[_Instruction]:
 
 
 def _escape_character(lines: Iterator[str]) -> str:
-    """Return what continues a line: a backslash, or what a directive in the first lines says."""
+    """Return what continues a line: a backslash, or what a directive in the first lines sets."""
     for line in lines:
         directive = _DIRECTIVE.fullmatch(line.lstrip("\ufeff"))
         if directive is None:
@@ -244,7 +244,7 @@ def _is_json(rest: str) -> bool:
 
 
 def owned_build(folder: str) -> tuple[str, ...]:
-    """Return the words that start ``buildah bud`` so that a reaper can tell whose a killed build's leftovers are.
+    """Return the words that start ``buildah bud`` so that a reaper knows whose a killed build's leftovers are.
 
     A build gives its working containers names of its own, and no label; the path of the file that lists default mounts
     is the one thing of the caller's that each keeps. The file is made, and lists none. Temporary files go there.

@@ -1,9 +1,9 @@
-"""What a sandbox class may offer beyond Harbor's ``BaseEnvironment``, as protocols, each with its contract.
+"""What a sandbox class may support beyond Harbor's ``BaseEnvironment``, as protocols, each with its contract.
 
-A class offers an ability by having its methods; there is nothing to inherit or register. The core asks with
+A class supports an ability by having its methods; there is nothing to inherit or register. The core asks with
 ``isinstance``; a method set to None takes an inherited ability away. Every ability is optional: without it the same is
-done by plain commands, more slowly, or not at all, as each protocol says. ``harbor-gym check-sandbox`` checks what a
-class offers.
+done by plain commands, more slowly, or not at all, as each protocol states. ``harbor-gym check-sandbox`` checks what a
+class supports.
 
 ========================  ==============================================  ============================================
 protocol                  gives                                           without it
@@ -13,9 +13,9 @@ SupportsExecPipes         takes milliseconds                              entere
 SupportsTerminal          a terminal for sandboxes without processes      tmux in the sandbox
 SupportsVerifierView      grading in a pristine view                      grading as Harbor does it
 SupportsCleanUp           clean-up by no program of the sandbox           the same by a script in it
-SupportsIsUp              a lost sandbox told from a broken one           a silent sandbox counts as lost
+SupportsIsUp              a lost sandbox distinct from a broken one       a silent sandbox counts as lost
 SupportsWrittenPaths      ``harbor-gym check`` proposes verify_paths      no proposal
-SupportsSharedSetup       ``info["setup"]`` says ``each_start`` rightly   a class with ``setup_command`` is believed
+SupportsSharedSetup       ``info["setup"]`` has ``each_start`` rightly    a class with ``setup_command`` is believed
 ReportsSubstitutions      ``info["image_substitutions"]``                 empty
 ReportsLeftBehind         a close that left something behind raises       Harbor's log alone has it
 DeclaresKnownFailures     check-sandbox shows what is known to fail       each failure counts
@@ -72,7 +72,7 @@ class SupportsExec(Protocol):
 
 
 class PipedProcess(Protocol):
-    """A running command with streams: one of asyncio's processes, or what a sandbox offers in its place."""
+    """A running command with streams: one of asyncio's processes, or what a sandbox provides in its place."""
 
     @property
     def stdin(self) -> asyncio.StreamWriter | None:
@@ -101,7 +101,7 @@ class SupportsExecArgv(Protocol):
         """Return an argument vector for a process of this machine that is ``command`` in the sandbox.
 
         The process has the starter's standard streams, byte for byte and unbuffered; its status is the command's; the
-        command dies with it, also when it is killed with SIGKILL, and it dies with the sandbox. Nothing is started by
+        command ends with it, also when it is killed with SIGKILL, and it ends with the sandbox. Nothing is started by
         this call, and it must not block.
 
         Args:
@@ -159,7 +159,7 @@ class SupportsVerifierView(Protocol):
     """A sandbox that can show its verifier the image as it was, with chosen paths of what the policy wrote."""
 
     async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
-        """Have every further call of the sandbox happen in a fresh overlay of the image's layers.
+        """Switch every further call of the sandbox to a fresh overlay of the image's layers.
 
         In it /tests, /tmp and /logs/verifier are the image's, and of the policy's files only these paths exist, each as
         it is: absent where it is absent, or where a link leads to it. Processes and network stay the sandbox's.
@@ -173,7 +173,7 @@ class SupportsVerifierView(Protocol):
         ...
 
     async def leave_verifier_view(self) -> None:
-        """Have every further call happen among the policy's files again, and drop the view. Idempotent.
+        """Switch every further call back to the policy's files, and drop the view. Idempotent.
 
         Raises:
             SandboxLostError: The sandbox is not running.
@@ -248,7 +248,7 @@ class ReportsSubstitutions(Protocol):
 
     @property
     def image_substitutions(self) -> Sequence[str]:
-        """Base images that could not be had and what stood in for them, one sentence each."""
+        """Base images that were not available and what stood in for them, one sentence each."""
         ...
 
 

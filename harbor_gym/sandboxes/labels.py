@@ -1,4 +1,4 @@
-"""Labels that say whose a thing of Docker is, and how a thing with one is removed."""
+"""Labels that record whose a thing of Docker is, and how a thing with one is removed."""
 
 from __future__ import annotations
 

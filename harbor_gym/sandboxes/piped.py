@@ -21,7 +21,7 @@ class PipedCommand:
     def __init__(self, kill: Callable[[], None], answered: asyncio.Future[dict[str, Any]]) -> None:
         self._kill = kill
         self._answered = answered
-        # What it has said stays to be read, up to its end; a sandbox's end ends that too. An owner that was cancelled
+        # Its output stays to be read, up to its end; a sandbox's end ends that too. An owner that was cancelled
         # may never come to `wait`.
         answered.add_done_callback(lambda _: self._hang_up())
         self._transports: list[asyncio.BaseTransport] = []
@@ -32,7 +32,7 @@ class PipedCommand:
 
     @property
     def far_ends(self) -> tuple[InputPipe, OutputPipe, OutputPipe]:
-        """The pipes whose far ends the command gets. What it says on its standard error goes nowhere."""
+        """The pipes whose far ends the command gets. Its standard error goes nowhere."""
         return self._input, self._output, self._errors
 
     async def connect(self) -> None:
@@ -67,7 +67,7 @@ class PipedCommand:
         self._errors.close()
 
     def drop(self) -> None:
-        """Let go of the pipes. Idempotent."""
+        """Release the pipes. Idempotent."""
         for transport in self._transports:
             transport.close()
         for pipe in self.far_ends:

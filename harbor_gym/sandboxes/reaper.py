@@ -77,7 +77,7 @@ def remove(leftovers: Iterable[Leftover]) -> list[str]:
 
 
 def reap_in_background(*, in_docker: bool) -> None:
-    """Have what dead owners left removed by a thread of its own, once per process. Returns at once.
+    """Remove what dead owners left, in a thread of its own, once per process. Returns at once.
 
     Args:
         in_docker: What Docker holds, too; otherwise folders only, which takes a millisecond.
@@ -95,7 +95,7 @@ _reaped: set[tuple[int, bool]] = set()
 
 
 def _reap_quietly(in_docker: bool) -> None:
-    # Nobody waits for this; what is wrong with the daemon the sandbox's own start will say.
+    # Nobody waits for this; the sandbox's own start reports what is wrong with the daemon.
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         if in_docker:
             remove(find_leftovers())
@@ -228,7 +228,7 @@ def _remove(item: Leftover) -> str | None:
 
 
 def _remove_from_docker(words: list[str]) -> str | None:
-    """Run a removal until Docker says that it is done; another reaper may be at work on the same things."""
+    """Run a removal until Docker reports that it is done; another reaper may be at work on the same things."""
     output = ""
     for _ in range(_ATTEMPTS):
         done = subprocess.run(

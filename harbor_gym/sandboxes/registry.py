@@ -74,7 +74,7 @@ def parse_options(texts: Iterable[str]) -> dict[str, Any]:
     """Read a sandbox's options as a command line has them, ``NAME=VALUE`` each.
 
     Args:
-        texts: A value that is JSON is what that says (a number, true, a list); any other is text.
+        texts: A value that is JSON is parsed (a number, true, a list); any other is text.
 
     Raises:
         UsageError: One has no name, or two have the same.
@@ -94,17 +94,17 @@ def parse_options(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def takes_setup(name: str) -> bool:
-    """Tell whether a sandbox's class takes a ``setup_command``, to run it once for many sandboxes where it can."""
+    """Return whether a sandbox's class takes a ``setup_command``, to run it once for many sandboxes where it can."""
     return name in _OWN or name in _NAMES
 
 
 def shares_setup(name: str, started: BaseEnvironment) -> bool:
-    """Tell whether a started sandbox stands on what its ``setup_command`` left once for many sandboxes."""
+    """Return whether a started sandbox stands on what its ``setup_command`` left once for many sandboxes."""
     return takes_setup(name) and (not isinstance(started, SupportsSharedSetup) or started.shares_setup)
 
 
 def image_substitutions(sandbox: BaseEnvironment) -> tuple[str, ...]:
-    """Return the base images that could not be had and what stood in for them, one sentence each."""
+    """Return the base images that were not available and what stood in for them, one sentence each."""
     return tuple(sandbox.image_substitutions) if isinstance(sandbox, ReportsSubstitutions) else ()
 
 

@@ -14,13 +14,13 @@ _OF_VERIFIERS = "__verifier__"
 
 
 def is_of_verifier(session_id: str) -> bool:
-    """Tell whether a sandbox is a separate verifier's, which the task's set-up is not for."""
+    """Return whether a sandbox is a separate verifier's, which the task's set-up is not for."""
     return _OF_VERIFIERS in session_id
 
 
 @contextlib.asynccontextmanager
 async def setting_up(timeout_sec: float) -> AsyncGenerator[None]:
-    """Bound what is done for a set-up command in time, and tell what fails of it as a failed start.
+    """Bound what is done for a set-up command in time, and report its failure as a failed start.
 
     Raises:
         SandboxStartError: The time was up, or the sandbox failed.

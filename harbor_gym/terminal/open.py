@@ -16,7 +16,7 @@ from harbor_gym.terminal.tmux import TmuxTerminal
 from harbor_gym.terminal.tools import ensure_tmux, path_prefix
 from harbor_gym.terminal.transports.attach import has_pipes
 from harbor_gym.terminal.transports.channel import Channel, ChannelBrokenError
-from harbor_gym.terminal.transports.persistent import PersistentTransport, enter
+from harbor_gym.terminal.transports.persistent import PersistentTransport, open_channel
 from harbor_gym.terminal.transports.portable import PortableTransport
 from harbor_gym.terminal.transports.step import Transport, max_answer_bytes
 
@@ -34,12 +34,12 @@ async def open_terminal(
     """Start an interactive bash in a tmux pane inside ``environment``, in the environment's working directory.
 
     ``user`` None is the environment's default user at this moment; the session keeps it. The caller closes the
-    terminal; a terminal that failed to open leaves nothing behind. An environment that runs no real processes offers
+    terminal; a terminal that failed to open leaves nothing behind. An environment that runs no real processes has
     a terminal of its own (:class:`harbor_gym.sandboxes.extensions.SupportsTerminal`).
 
     Raises:
         TerminalStartError: the image has no bash or no usable tmux, the shell ended at once, or the transport that
-            ``config`` asks for is not to be had here.
+            ``config`` asks for is not available here.
         SandboxLostError: the sandbox is gone.
         SandboxTimeoutError: the sandbox did not answer.
     """
@@ -69,7 +69,7 @@ async def _open(
     else:
         result = await run_in_sandbox(
             environment,
-            _opening_command(nonce, config, tools),
+            _open_command(nonce, config, tools),
             timeout_sec=_OPEN_TIMEOUT_SEC,
             user=user,
             purpose="open a terminal session",
@@ -105,10 +105,10 @@ async def _open_by_channel(
     ready = f"@{secrets.token_hex(8)}"
     texts = {
         "step": read_script("step"),
-        "script": with_arguments(read_script("open"), (*_opening_arguments(nonce, config, tools), ready)),
+        "script": with_arguments(read_script("open"), (*_open_arguments(nonce, config, tools), ready)),
     }
     try:
-        return await enter(
+        return await open_channel(
             environment,
             path_prefix(tools) + reader(ready, **texts),
             user=user,
@@ -121,15 +121,15 @@ async def _open_by_channel(
         return None
 
 
-def _opening_command(nonce: str, config: TerminalConfig, tools: str | None) -> str:
+def _open_command(nonce: str, config: TerminalConfig, tools: str | None) -> str:
     """Return the shell text that opens a session."""
-    call = call_in_bash("open", *_opening_arguments(nonce, config, tools), "")
+    call = call_in_bash("open", *_open_arguments(nonce, config, tools), "")
     no_bash = f"echo '{nonce} fail no-bash'; exit 0"
     step = f"export step={shlex.quote(read_script('step'))}"
     return f"{path_prefix(tools)}command -v bash >/dev/null 2>&1 || {{ {no_bash}; }}; {step}; {call}"
 
 
-def _opening_arguments(nonce: str, config: TerminalConfig, tools: str | None) -> tuple[object, ...]:
+def _open_arguments(nonce: str, config: TerminalConfig, tools: str | None) -> tuple[object, ...]:
     sizes = (config.columns, config.rows, config.history_lines)
     return nonce, read_script("rc"), *sizes, tools or ""
 
@@ -137,7 +137,7 @@ def _opening_arguments(nonce: str, config: TerminalConfig, tools: str | None) ->
 async def _connected(
     environment: "BaseEnvironment", config: TerminalConfig, persistent: PersistentTransport
 ) -> Transport:
-    """Return the persistent transport, or the portable one where that is not to be had and not insisted on."""
+    """Return the persistent transport, or the portable one where that is not available and not insisted on."""
     problem = (
         f"{type(environment).__name__} lets no process into its sandbox but by exec; local and docker sandboxes do"
     )

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 class CastRecorder:
     """Record one episode into a file that can be played at any moment, also while it grows.
 
-    A turn reaches the file in one write, so a process that dies leaves a whole recording of the turns before. If the
+    A turn reaches the file in one write, so a killed process leaves a whole recording of the turns before. If the
     disk fills up, the recording ends there with a warning, and the episode goes on.
 
     Args:

@@ -55,7 +55,7 @@ class Terminal(Protocol):
         """Type ``commands`` in order, wait for each, and return what is new on the screen.
 
         An empty sequence types nothing and looks at the screen. After the session has ended nothing is typed and
-        the turn says so; it is no error.
+        the turn reports it; it is no error.
 
         Raises:
             SandboxLostError: the sandbox is gone.
@@ -78,7 +78,7 @@ class Terminal(Protocol):
         ...
 
     async def detach(self) -> None:
-        """Let go of everything that this machine holds for the session, which goes on in the sandbox. Idempotent."""
+        """Release everything that this machine holds for the session, which goes on in the sandbox. Idempotent."""
         ...
 
     async def close(self) -> None:

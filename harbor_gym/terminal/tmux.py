@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import SandboxError
-from harbor_gym.terminal.screen import capture as frames
 from harbor_gym.terminal.screen import observation
+from harbor_gym.terminal.screen.capture import Capture, Pane, excerpt_of
 from harbor_gym.terminal.screen.keys import (
     MAX_KEYSTROKE_BYTES,
     count_keystroke_bytes,
@@ -70,7 +70,7 @@ class TmuxTerminal:
             return self._refuse(commands, str(error), started)
         step = make_step(commands, keys, first_number=self._typed + 1, config=self._config)
         self._typed += len(commands)
-        return self._read(commands, step, await self.transport.take(step), started)
+        return self._read(commands, step, await self.transport.run_step(step), started)
 
     async def screen(self) -> Screen | None:
         """See :meth:`harbor_gym.terminal.Terminal.screen`."""
@@ -101,7 +101,7 @@ class TmuxTerminal:
         else:
             logger.debug("terminal closed: %s", output.strip())
 
-    def _read(self, commands: Sequence[Command], step: Step, capture: frames.Capture, started: float) -> TerminalTurn:
+    def _read(self, commands: Sequence[Command], step: Step, capture: Capture, started: float) -> TerminalTurn:
         pane = capture.pane
         if pane is None:
             self._log_end(capture.loss)
@@ -125,7 +125,7 @@ class TmuxTerminal:
             lost = f"[earlier lines lost: the scrollback holds {self._config.history_lines}]"
             header = f"{header}\n{lost}" if header else lost
         composed = observation.compose(
-            header, frames.excerpt_of(capture, start=start), max_bytes=self._config.max_observation_bytes
+            header, excerpt_of(capture, start=start), max_bytes=self._config.max_observation_bytes
         )
         waits = tuple("deadline" if wait == "idle" else wait for wait in capture.waits)
         return TerminalTurn(
@@ -139,7 +139,7 @@ class TmuxTerminal:
             shown=tuple(observation.trim_lines(capture.lines if pane.alternate else capture.visible)),
         )
 
-    def _find_start(self, capture: frames.Capture, pane: frames.Pane, *, new_prompt: bool) -> tuple[int, bool]:
+    def _find_start(self, capture: Capture, pane: Pane, *, new_prompt: bool) -> tuple[int, bool]:
         """Return the first new line, and whether lines before it are lost; move the anchor to the cursor."""
         if pane.alternate:
             return 0, False

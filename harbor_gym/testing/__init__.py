@@ -1,13 +1,13 @@
 """Public conformance checks, and a sandbox in memory: what those need who write sandboxes or wrap environments.
 
-**You wrote a Harbor environment class** (or chose a provider) and want to know whether episodes can rely on it::
+**You wrote a Harbor environment class** (or chose a provider) and need to know whether episodes can rely on it::
 
     report = await check_sandbox("my_package.sandbox:MyEnvironment")   # or a class, or a name as --env takes it
     print(report)
     report.raise_for_failures()
 
-or ``harbor-gym check-sandbox --env my_package.sandbox:MyEnvironment``. Each behaviour is a small promise with a name
-and a contract: commands, environment, users, interruptions, uploads, downloads, folders, walls,
+or ``harbor-gym check-sandbox --env my_package.sandbox:MyEnvironment``. Each behaviour is a small check with a name
+and a contract: commands, environment, users, interruptions, uploads, downloads, folders, limits,
 confinement, terminal, life.
 What your class does not do on purpose goes into its attribute ``known_failures: Mapping[str, str]``, behaviour →
 reason: that is shown and is no failure, and with ``probe_known_failures=True`` it is a failure once it does hold.
@@ -20,7 +20,7 @@ As tests, one per behaviour: :mod:`harbor_gym.testing.pytest_plugin`.
 
 That runs on :class:`FakeEnvironment`, in milliseconds; give it a configuration to run on a real sandbox.
 
-**You test what is around a sandbox** (rewards, retries, budgets, adapters) and want no engine::
+**You test what is around a sandbox** (rewards, retries, budgets, adapters) and need no engine::
 
     TerminalEnvConfig(
         task_dir=...,

@@ -105,12 +105,12 @@ def _opened(runner: asyncio.Runner, sandbox: Any, settings: Settings) -> Generat
 
 
 def _judge(outcome: Outcome) -> None:
-    promised = " ".join(outcome.contract.split())
+    contract = " ".join(outcome.contract.split())
     match outcome.verdict:
         case Verdict.PASSED:
             return
         case Verdict.FAILED:
-            pytest.fail(f"{outcome.name}: {outcome.reason}\npromised: {promised}", pytrace=False)
+            pytest.fail(f"{outcome.name}: {outcome.reason}\ncontract: {contract}", pytrace=False)
         case Verdict.NOT_APPLICABLE:
             pytest.skip(outcome.reason)
         case Verdict.KNOWN_FAILURE:
@@ -129,7 +129,7 @@ def nothing_left() -> Iterator[None]:
 
 
 def _lives_on(pid: int) -> bool:
-    """Tell whether a process lives as long as this one: what starts local sandboxes, and Python's for semaphores."""
+    """Return whether a process lives as long as this one: what starts local sandboxes, and Python's for semaphores."""
     from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
 
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)  # pyright: ignore[reportPrivateUsage]  # nothing public has it

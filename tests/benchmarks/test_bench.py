@@ -133,9 +133,9 @@ def test_execs_are_counted_per_turn() -> None:
 def test_the_ratio_compares_what_was_measured_together() -> None:
     pairs = [(0.2, 0.1), (3.0, 1.0), (40.0, 10.0)]
     samples = [
-        one
+        item
         for i, (theirs, ours) in enumerate(pairs)
-        for one in (sample(LIST, HARBOR, i, theirs), sample(LIST, PORTABLE, i, ours))
+        for item in (sample(LIST, HARBOR, i, theirs), sample(LIST, PORTABLE, i, ours))
     ]
     assert report_on(*samples).ratios[LIST] == {PORTABLE: 3.0}
 
@@ -158,7 +158,7 @@ def test_only_our_own_mistakes_make_it_fail() -> None:
     assert report_on(theirs).is_right
     assert not report_on(theirs, ours).is_right
     wrong = report_on(theirs, ours, ours).as_object()["summary"]["wrong"]
-    assert [(one["implementation"], one["observation"]) for one in wrong] == [(HARBOR, "theirs"), (PORTABLE, "ours")]
+    assert [(item["implementation"], item["observation"]) for item in wrong] == [(HARBOR, "theirs"), (PORTABLE, "ours")]
 
 
 def test_the_table_is_aligned() -> None:
@@ -170,7 +170,7 @@ def test_the_table_is_aligned() -> None:
     assert "*" not in table
 
 
-def test_the_table_says_where_harbor_was_fast_and_wrong() -> None:
+def test_the_table_shows_where_harbor_was_fast_and_wrong() -> None:
     samples = [sample(LIST, PORTABLE, 0, 0.2), sample(LIST, HARBOR, 0, 0.1, observation="nothing")]
     lines = format_table(report_on(*samples)).splitlines()
     assert lines[1].endswith("0.5*")

@@ -63,13 +63,13 @@ def test_the_benchmarks_run_over_local_sandboxes() -> None:
     done = run("bench", "reset", "--env", "local", "--at-once", "2", "--repeat", "1", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert [(one["way"], one["at_once"]) for one in report["rows"]] == [
+    assert [(item["way"], item["at_once"]) for item in report["rows"]] == [
         (OURS, 1),
         (POOL, 1),
         ("raw bwrap", 1),
         (OURS, 2),
     ]
-    assert all(one["ready_ms"] > 0 for one in report["rows"])
+    assert all(item["ready_ms"] > 0 for item in report["rows"])
     assert report["idle_bytes"] > 1 << 20
     done = run("bench", "episode", "--env", "local", "--episodes", "2", "--at-once", "2", "--json")
     assert done.returncode == 0, done.stderr

@@ -35,7 +35,7 @@ async def test_no_return_is_early_or_late(tmp_path: Path, nothing_left: None) ->
     report = await bench_truth(sandbox, make_sessions(reduced=True), at_once=4)
     await sandbox.stop(delete=True)
     assert not report.unavailable
-    assert [one for one in report.verdicts if one.kind in ("early", "late")] == []
+    assert [item for item in report.verdicts if item.kind in ("early", "late")] == []
     assert report.wrong_lines == ()
 
 
@@ -48,6 +48,6 @@ async def test_a_return_that_is_early_or_late_is_found(tmp_path: Path, nothing_l
     asked = TruthStep("echo L000001; sleep 4\n", "prompt", deadline_sec=3.0, lines=("L000001", "L000002"))
     report = await bench_truth(sandbox, [Session("wrong", (busy, asked))], at_once=4)
     await sandbox.stop(delete=True)
-    found = {(one.keys, one.kind) for one in report.verdicts}
+    found = {(item.keys, item.kind) for item in report.verdicts}
     assert {("true\n", "early"), ("echo L000001; sleep 4\n", "late")} <= found
     assert len(report.wrong_lines) == len(truth.our_transports())

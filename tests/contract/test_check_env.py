@@ -58,7 +58,7 @@ async def test_our_environment_keeps_its_contract(tmp_path: Path, sandbox: str, 
     (await check_env(AsyncTerminalGymEnv, config, only=only)).raise_for_failures()
 
 
-# --- each promise can break ------------------------------------------------------------------------------------------
+# --- each behaviour can break ----------------------------------------------------------------------------------------
 
 
 class Broken(AsyncTerminalGymEnv):
@@ -171,11 +171,11 @@ ALL = Broken.__subclasses__()
 @pytest.mark.parametrize("broken", ALL, ids=lambda kind: kind.__name__)
 async def test_a_broken_environment_is_noticed_by_all_that_should(broken: type[Broken]) -> None:
     report = await check_env(broken, only=broken.breaks, timeout_sec=5)
-    assert {one.name for one in report.failures} == set(broken.breaks), str(report)
+    assert {item.name for item in report.failures} == set(broken.breaks), str(report)
 
 
 def test_no_behaviour_is_without_an_environment_that_breaks_it() -> None:
-    assert {one.name for one in ENV_BEHAVIOURS} == {name for kind in ALL for name in kind.breaks}
+    assert {item.name for item in ENV_BEHAVIOURS} == {name for kind in ALL for name in kind.breaks}
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,9 @@ async def test_the_fake_answers_from_its_table(tmp_path: Path) -> None:
     [({"exec": 1}, SandboxLostError), ({"verifier": 1}, VerifierError), ({"upload": 2}, VerifierError)],
     ids=str,
 )
-async def test_the_fake_fails_where_it_is_told_to(tmp_path: Path, fail: dict[str, int], error: type[Exception]) -> None:
+async def test_the_fake_fails_where_it_is_configured_to(
+    tmp_path: Path, fail: dict[str, int], error: type[Exception]
+) -> None:
     async with on_fake(tmp_path, fail=fail) as env:
         await env.reset()
         with pytest.raises(error):

@@ -1,4 +1,4 @@
-"""``check_sandbox``: one contract over all our kinds of sandboxes, and that each of its promises can break."""
+"""``check_sandbox``: one contract over all our kinds of sandboxes, and that each of its behaviours can break."""
 
 import asyncio
 import json
@@ -20,8 +20,8 @@ from harbor_gym.testing import (
     check_sandbox,
 )
 from tests.helpers.engines import require_engine
-from tests.helpers.ordinary import ordinary_user, run_as
 from tests.helpers.paths import ROOT
+from tests.helpers.rootless import rootless_user, run_as
 from tests.helpers.sandboxes import broken
 from tests.helpers.sandboxes.broken import Broken
 from tests.helpers.tasks import BASE
@@ -52,24 +52,24 @@ def engine(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize(("sandbox", "at_once"), SANDBOXES)
-async def test_every_kind_keeps_what_it_promises_and_no_more(sandbox: Any, at_once: int) -> None:
+async def test_every_kind_shows_every_behaviour_but_its_known_failures(sandbox: Any, at_once: int) -> None:
     report = await check_sandbox(sandbox, concurrency=at_once, probe_known_failures=True)
     assert not report.failures, str(report)
     assert len(report.outcomes) == len(SANDBOX_BEHAVIOURS)
     if sandbox in ("local", "apptainer"):
-        assert {one.verdict for one in report.outcomes} == {Verdict.PASSED}, str(report)
+        assert {item.verdict for item in report.outcomes} == {Verdict.PASSED}, str(report)
 
 
 @pytest.mark.local
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("nothing_left")
-async def test_an_ordinary_users_local_sandbox_keeps_every_promise() -> None:
+async def test_an_ordinary_users_local_sandbox_shows_every_behaviour() -> None:
     base = await ensure_base_tar()
     command = [sys.executable, "-m", "harbor_gym", "check-sandbox", "--env", "local", "--json", "--concurrency", "8"]
 
     def check() -> subprocess.CompletedProcess[str]:
-        with ordinary_user() as (user, home):
+        with rootless_user() as (user, home):
             done = run_as(user, home, *command, base=base)
             left = subprocess.run(["pgrep", "-u", user, "-a"], capture_output=True, text=True, check=False)
             assert left.stdout == ""
@@ -79,16 +79,16 @@ async def test_an_ordinary_users_local_sandbox_keeps_every_promise() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes = json.loads(done.stdout)["outcomes"]
     assert len(outcomes) == len(SANDBOX_BEHAVIOURS)
-    assert {one["verdict"] for one in outcomes} == {Verdict.PASSED.value}, done.stdout
+    assert {item["verdict"] for item in outcomes} == {Verdict.PASSED.value}, done.stdout
 
 
 def test_the_contract_has_many_behaviours_each_with_a_name_and_a_sentence() -> None:
-    names = {one.name for one in SANDBOX_BEHAVIOURS}
+    names = {item.name for item in SANDBOX_BEHAVIOURS}
     assert len(names) == len(SANDBOX_BEHAVIOURS) >= 40
-    assert all(one.contract.endswith(".") for one in SANDBOX_BEHAVIOURS)
+    assert all(item.contract.endswith(".") for item in SANDBOX_BEHAVIOURS)
 
 
-# --- each promise can break ------------------------------------------------------------------------------------------
+# --- each behaviour can break ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.local
@@ -104,18 +104,18 @@ async def test_every_broken_sandbox_is_noticed_by_all_that_should() -> None:
         checks = {kind: group.create_task(check(kind)) for kind in broken.ALL}
     for kind, task in checks.items():
         report = task.result()
-        assert {one.name for one in report.failures} == set(kind.breaks), str(report)
+        assert {item.name for item in report.failures} == set(kind.breaks), str(report)
 
 
 def test_no_behaviour_is_without_a_sandbox_that_breaks_it() -> None:
     noticed = {name for kind in broken.ALL for name in kind.breaks}
-    assert {one.name for one in SANDBOX_BEHAVIOURS} == noticed
+    assert {item.name for item in SANDBOX_BEHAVIOURS} == noticed
 
 
 # --- the check itself ------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_on_record_as_not_promised_is_shown_with_its_reason_and_is_no_failure() -> None:
+async def test_what_is_on_record_as_a_known_failure_is_shown_with_its_reason_and_is_no_failure() -> None:
     report = await check_sandbox(FakeEnvironment, only=["orphans_are_reaped", "unicode_goes_in_and_out"])
     report.raise_for_failures()
     assert report["orphans_are_reaped"].verdict is Verdict.KNOWN_FAILURE
@@ -156,7 +156,7 @@ async def test_a_behaviour_that_breaks_the_sandbox_does_not_take_the_next_ones_w
 
     names = ["a_nul_is_refused_and_harms_nothing", "the_exit_code_is_the_commands_own", "cwd_is_the_calls"]
     report = await check_sandbox(GoesWithANul, only=names)
-    assert [one.name for one in report.failures] == names[:1]
+    assert [item.name for item in report.failures] == names[:1]
 
 
 async def test_a_sandbox_that_can_not_be_replaced_fails_the_rest() -> None:
@@ -175,24 +175,24 @@ async def test_a_sandbox_that_can_not_be_replaced_fails_the_rest() -> None:
 
     names = ["the_exit_code_is_the_commands_own", "cwd_is_the_calls"]
     report = await check_sandbox(StartsOnce, only=names)
-    assert [one.name for one in report.failures] == names
+    assert [item.name for item in report.failures] == names
 
 
 def test_a_report_without_a_pass_is_no_success() -> None:
-    skipped = Outcome("name", "family", "What is promised.", Verdict.NOT_APPLICABLE, "why")
+    skipped = Outcome("name", "family", "What must hold.", Verdict.NOT_APPLICABLE, "why")
     for outcomes in ((), (skipped,)):
         with pytest.raises(ConformanceError):
             Report("subject", outcomes).raise_for_failures()
 
 
-def test_the_command_prints_a_table_or_json_and_says_no_by_its_status() -> None:
+def test_the_command_prints_a_table_or_json_and_reports_failure_by_its_status() -> None:
     arguments = ("check-sandbox", "--env", "harbor_gym.testing:FakeEnvironment", "--only", "environment")
     done = run(*arguments)
     assert done.returncode == 0, done
     assert "it has no image" in done.stdout
     report = json.loads(run(*arguments, "--json").stdout)
     assert report["ok"]
-    assert {one["family"] for one in report["outcomes"]} == {"environment"}
+    assert {item["family"] for item in report["outcomes"]} == {"environment"}
     misused = run("check-sandbox", "--env", "harbor_gym.testing:FakeEnvironment", "--only", "nonsense")
     assert (misused.returncode, misused.stdout) == (2, "")
     assert "nonsense" in misused.stderr

@@ -124,7 +124,7 @@ ls /tests > /logs/verifier/tests.txt
 
 
 def write_steps(task_dir: Path, toml: str, strategy: str = "mean") -> Path:
-    """Write a task of three steps: each wants its own name in a file of that name; setup.sh makes the third's."""
+    """Write a task of three steps: each requires its own name in a file of that name; setup.sh makes the third's."""
     names = ("one", "two", "three")
     root_toml = f'multi_step_reward_strategy = "{strategy}"\n'
     dockerfile = f"FROM {BASE}\nRUN useradd dev\nWORKDIR /srv\n"

@@ -36,7 +36,7 @@ STEPS = {
 
 @pytest.fixture
 def sidecar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have Harbor build the stand-in, and ask the kernel by an image that is there."""
+    """Make Harbor build the stand-in, and ask the kernel by an image that is there."""
     forget = vars(DockerEnvironment)["_egress_control_kernel_support"].__func__.cache_clear
     forget()
     context = shutil.copytree(ROOT / "tests" / "helpers" / "egress_sidecar", tmp_path / "sidecar")
@@ -75,7 +75,7 @@ def docker(*words: str) -> str:
 
 
 def gateway_of(network: str) -> str:
-    """Return where a container's default route leads. Docker does not always tell a network's gateway."""
+    """Return where a container's default route leads. Docker does not always report a network's gateway."""
     routes = docker("run", "--rm", "--network", network, BASE, "cat", "/proc/net/route")
     gateways = [row[2] for row in (line.split() for line in routes.splitlines()) if row[1] == "00000000"]
     return ".".join(str(byte) for byte in reversed(bytes.fromhex(gateways[0])))

@@ -78,7 +78,7 @@ true
 """
 
 
-async def test_memory_that_runs_out_while_grading_is_told_and_nothing_of_the_policys_runs(tmp_path: Path) -> None:
+async def test_memory_that_runs_out_while_grading_is_reported_and_nothing_of_the_policys_runs(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "hungry", test_sh=HUNGRY, toml="[environment]\nmemory_mb = 64\n")
     exploit_agent = (
         "(setsid env -i bash -c 'while sleep 0.01; do echo 1 > /logs/verifier/reward.txt; done' &>/dev/null &)"

@@ -135,8 +135,8 @@ async def test_each_step_has_users_tests_times_and_artifacts_of_its_own(tmp_path
     ends, first = await run_episode(task_dir, SCRIPTS, sandbox="local", trials_dir=tmp_path / "ours")
     assert [info.get("rewards") for _, _, info in ends] == rewards_of(theirs)
     assert [reward for reward, _, _ in ends] == [1.0, 0.5, 0.25]
-    told = [first, *(info for _, done, info in ends if not done)]
-    assert [info.get("instruction") for info in told] == instructions_of(theirs) == [f"Do {name}.\n" for name in FACTS]
+    infos = [first, *(info for _, done, info in ends if not done)]
+    assert [info.get("instruction") for info in infos] == instructions_of(theirs) == [f"Do {name}.\n" for name in FACTS]
     trial_dir = ends[-1][2].get("trial_dir")
     assert trial_dir is not None
     ours = left_of_steps(trial_dir)
@@ -165,7 +165,7 @@ async def test_a_step_whose_time_is_up_is_graded_and_the_next_one_begins(tmp_pat
     task_dir = write_two_steps(tmp_path / "timed", of_the_first="agent.timeout_sec = 0.2\n", test_sh=judge)
     scripts = ["sleep 0.3", "sleep 0.3"]
     theirs = await run_trial(task_dir, scripts, sandbox="local", trials_dir=tmp_path / "trials")
-    failures = [one.exception_info and one.exception_info.exception_type for one in theirs.step_results or []]
+    failures = [item.exception_info and item.exception_info.exception_type for item in theirs.step_results or []]
     assert failures == ["AgentTimeoutError", None]
     config = TerminalEnvConfig(task_dir=task_dir, sandbox="local", confirm_task_complete=False)
     async with AsyncTerminalGymEnv(config) as env:

@@ -15,7 +15,7 @@ And what part of a row is not done, and why:
 |---|---|---|
 | 3 | a metric of programs that changed since the policy began | whoever is root in the verifier's sandbox also |
 |   |   | answers for what is seen there, tasks that have packages installed change the same directories, and two |
-|   |   | passes of stat cost 2.2 ms of processor time an episode. What a task is open to is told before training: |
+|   |   | passes of stat cost 2.2 ms of processor time an episode. What a task is open to is found before training:|
 |   |   | `harbor-gym check` plays these tricks and names those that pay (test_checking.py) |
 | 5 | logs of what goes out to the network | a local sandbox or container has a network or none; |
 |   |   | allowlists are refused by local (test_fidelity.py) and are Harbor's on Docker (test_fidelity_allowlist.py) |
@@ -173,7 +173,7 @@ def test_row_07_a_killed_worker_leaves_no_sandbox(task_dir: Path) -> None:
         time.sleep(0.05)
 
 
-async def test_row_09_a_failed_stop_is_told_and_a_failed_start_leaves_nothing(
+async def test_row_09_a_failed_stop_is_reported_and_a_failed_start_leaves_nothing(
     task_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with make_env(task_dir, sandbox="tests.helpers.sandboxes.failing:BrokenStart") as env:
@@ -189,7 +189,7 @@ async def test_row_09_a_failed_stop_is_told_and_a_failed_start_leaves_nothing(
     await asyncio.wait([task for task in asyncio.all_tasks() if task.get_name().startswith("harbor-trial")])
 
 
-async def test_row_10_a_rate_limit_is_no_reward_and_says_how_long_to_wait(task_dir: Path) -> None:
+async def test_row_10_a_rate_limit_is_no_reward_and_reports_how_long_to_wait(task_dir: Path) -> None:
     async with make_env(task_dir, sandbox="tests.helpers.sandboxes.failing:ThrottledStart") as env:
         with pytest.raises(SandboxThrottledError) as caught:
             await env.reset()
@@ -274,7 +274,7 @@ async def test_row_18_keystrokes_arrive_whole_and_an_interrupt_is_not_queued_beh
     assert "back again" in observation.splitlines()
 
 
-async def test_row_19_output_is_new_and_says_what_is_left_out(task_dir: Path) -> None:
+async def test_row_19_output_is_new_and_reports_what_is_left_out(task_dir: Path) -> None:
     async with make_env(task_dir, terminal=TerminalConfig(max_observation_bytes=2000)) as env:
         await env.reset()
         await env.step([("echo before\n", 5.0)])
@@ -317,10 +317,10 @@ def typed(keys: str) -> str:
 
 
 async def test_row_21_every_prompt_extends_the_one_before(task_dir: Path) -> None:
-    said = [typed("echo '<think>no</think>'\n"), "  not JSON \u200b {", typed("ls -la /\n")]
-    steps = await play(token_env(task_dir), *said)
+    output = [typed("echo '<think>no</think>'\n"), "  not JSON \u200b {", typed("ls -la /\n")]
+    steps = await play(token_env(task_dir), *output)
     prompts = [list(step.observation) for step in steps]
-    for (shorter, longer), message in zip(pairwise(prompts), said, strict=True):
+    for (shorter, longer), message in zip(pairwise(prompts), output, strict=True):
         sampled = [*map(ord, message), 0]
         assert longer[: len(shorter) + len(sampled)] == shorter + sampled
 
@@ -391,7 +391,7 @@ def _processor_sec(group: Path) -> float:
 
 
 async def test_row_25_a_busy_policy_leaves_the_other_processors_free(tmp_path: Path) -> None:
-    """Four loops get no more than the one processor of task.toml, and the kernel says that it held them back."""
+    """Four loops get no more than the one processor of task.toml, and the kernel reports that it held them back."""
     if "cpu" not in cgroups.places() or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two processors, and control groups: start the container with --privileged --cgroupns=host")
     task_dir = write_task(tmp_path / "busy", toml="[environment]\ncpus = 1\n")

@@ -100,7 +100,7 @@ echo 1 > /logs/verifier/reward.txt
 
 
 @pytest.mark.skipif("memory" not in cgroups.places(), reason="no memory control group can be made here")
-async def test_memory_that_runs_out_while_grading_is_told_from_other_silence(tmp_path: Path) -> None:
+async def test_memory_that_runs_out_while_grading_is_distinguished_from_other_silence(tmp_path: Path) -> None:
     toml = "[environment]\nmemory_mb = 128\nstorage_mb = 64\n"
     error = await fail(write_task(tmp_path / "hungry", toml=toml, test_sh=MEMORY_HOG))
     assert isinstance(error, VerifierOutOfMemoryError)

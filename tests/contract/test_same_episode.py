@@ -1,7 +1,7 @@
 """One episode, any trainer: whoever drives it, the same tokens, mask, reward, end and outcome of a lost sandbox.
 
 An adapter joins by a function in players/ that plays an ``Episode`` through the adapter's own rollout code.
-One whose framework has an environment of its own says so in ``ENGINES``: it runs there, against the same reference.
+One whose framework has an environment of its own is in ``ENGINES``: it runs there, against the same reference.
 """
 
 import dataclasses

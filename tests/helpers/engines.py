@@ -85,7 +85,7 @@ def _runs_apptainer() -> bool:
 
 
 def use_unpacked_engines() -> None:
-    """Have programs found that `make engines` unpacked, after those of the machine."""
+    """Add the programs that `make engines` unpacked to the search path, after those of the machine."""
     known = os.environ["PATH"].split(os.pathsep)
     os.environ["PATH"] = os.pathsep.join(dict.fromkeys([*known, *map(str, _UNPACKED)]))
 

@@ -102,12 +102,12 @@ async def run_episode(
 def rewards_of(result: TrialResult) -> list[dict[str, float]]:
     """Return what each graded step wrote, or the only step; fail where there is no verdict."""
     graded = result.step_results or [result]
-    verdicts = [one.verifier_result for one in graded if one.verifier_result is not None]
-    assert verdicts, result.exception_info or [one.exception_info for one in graded]
-    return [{name: float(value) for name, value in (one.rewards or {}).items()} for one in verdicts]
+    verdicts = [item.verifier_result for item in graded if item.verifier_result is not None]
+    assert verdicts, result.exception_info or [item.exception_info for item in graded]
+    return [{name: float(value) for name, value in (item.rewards or {}).items()} for item in verdicts]
 
 
 def instructions_of(result: TrialResult) -> list[str]:
-    """Return what the agent was told in each step, or in the only one."""
-    contexts = [one.agent_result for one in result.step_results or [result]]
+    """Return the agent's instruction in each step, or in the only one."""
+    contexts = [item.agent_result for item in result.step_results or [result]]
     return [(context.metadata or {})["instruction"] for context in contexts if context is not None]

@@ -66,16 +66,16 @@ def kill_one(work: Callable[[int], Coroutine[Any, Any, None]], first_lines: int,
         os._exit(1)
     os.close(write)
     with os.fdopen(read) as lines:
-        said = [lines.readline().strip() for _ in range(first_lines)]
+        printed = [lines.readline().strip() for _ in range(first_lines)]
         time.sleep(delay_sec)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, f"it ended before it was killed: {said}"
-        return [*said, *map(str.strip, lines)]
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, f"it ended before it was killed: {printed}"
+        return [*printed, *map(str.strip, lines)]
 
 
 def adopt_orphans() -> None:
-    """Have every orphan below this process come to it."""
+    """Make this process the parent of every orphan below it."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

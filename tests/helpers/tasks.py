@@ -1,4 +1,4 @@
-"""Small Harbor tasks for tests, written where the test wants them."""
+"""Small Harbor tasks for tests, written where the test needs them."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def write_task(
     root_toml: str = "",
     instruction: str = "Write the word done into /srv/answer.\n",
 ) -> Path:
-    """Write a one-step task whose solution is ``DONE`` unless told otherwise; return its directory.
+    """Write a one-step task whose solution is ``DONE`` unless another is given; return its directory.
 
     ``root_toml`` holds keys outside all tables, ``toml`` the tables.
     """

@@ -28,7 +28,7 @@ def register() -> None:
         id=ENV_ID,
         entry_point="harbor_gym.adapters.gymnasium.env:HarborTerminalEnv",
         vector_entry_point="harbor_gym.adapters.gymnasium.vector:HarborTerminalVectorEnv",
-        nondeterministic=True,  # a terminal tells the time and process ids
+        nondeterministic=True,  # a terminal shows the time and process ids
     )
 
 

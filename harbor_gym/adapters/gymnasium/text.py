@@ -51,7 +51,7 @@ class TerminalText(Text):
 
     @override
     def contains(self, x: Any) -> bool:
-        """Tell whether ``x`` is a string of this space."""
+        """Return whether ``x`` is a string of this space."""
         return isinstance(x, str) and len(x) <= self.max_length and all(char in _CHARACTERS for char in set(x))
 
     @override

@@ -267,7 +267,7 @@ async def _run_all(jobs: Mapping[int, Callable[[], Coroutine[Any, Any, _Outcome]
 
 
 async def _close_all(sub_envs: Sequence[SubEnv]) -> None:
-    """Close every seat, whatever happens to the others, and raise the first error at the end."""
+    """Close every sub-environment, whatever happens to the others, and raise the first error at the end."""
     results = await asyncio.gather(*(sub_env.close() for sub_env in sub_envs), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -111,7 +111,7 @@ class RolloutInterface:
         slots, done = asyncio.Semaphore(self._n_concurrent), 0
         async with self._player() as player:
 
-            async def one(task: TaskConfig, path: Path) -> TokenRollout:
+            async def play_task(task: TaskConfig, path: Path) -> TokenRollout:
                 nonlocal done
                 async with slots:
                     rollout = await self._play(player, task, path)
@@ -122,7 +122,7 @@ class RolloutInterface:
 
             try:
                 async with asyncio.TaskGroup() as group:
-                    playing = [group.create_task(one(task, path)) for task, path in resolved]
+                    playing = [group.create_task(play_task(task, path)) for task, path in resolved]
             except BaseExceptionGroup as failures:
                 # The first failure cancelled the rest; it is the one to know of.
                 raise failures.exceptions[0] from None

@@ -103,7 +103,7 @@ def _turns(detail: RolloutDetail) -> Iterator[tuple[list[int], Sample]]:
     logprobs = detail.get("logprobs") or []
     if len(prompts) != len(samples):
         raise AgentFailedError(f"the agent reported {len(prompts)} prompts and {len(samples)} samples")
-    # The lists are not keyed by turn: with one missing, nothing tells whose the others are.
+    # The lists are not keyed by turn: with one missing, nothing identifies the others.
     aligned = logprobs if len(logprobs) == len(samples) else [None] * len(samples)
     for prompt, tokens, values in zip(prompts, samples, aligned, strict=True):
         fits = values is not None and len(values) == len(tokens)

@@ -21,7 +21,7 @@ CALL = "model_call"
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 _OVERFLOWS = ("context length", "max_tokens")
-"""As NeMo Gym tells an overflow from another status 400."""
+"""As NeMo Gym distinguishes an overflow from another status 400."""
 
 _SHOWN_CHARACTERS = 500
 

@@ -34,7 +34,7 @@ class Failure:
     """For people."""
 
     is_masked: bool
-    """Whether the row says nothing about the policy, or can't be trained on."""
+    """Whether the row does not measure the policy, or can't be trained on."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from harbor_gym.adapters.openenv.episodes import DEFAULT_CALL_TIMEOUT_SEC
 from harbor_gym.adapters.openenv.models import TerminalAction, TerminalObservation, TerminalState
 
 _GRACE_SEC = 60.0
-"""The server's own time-out comes first: its answer says what happened."""
+"""The server's own time-out comes first: its answer states what happened."""
 
 
 class HarborTerminalClient(EnvClient[TerminalAction, TerminalObservation, TerminalState]):

@@ -18,7 +18,7 @@ SOCKET_PATH = "/ws"
 """The only WebSocket that is served: a session each."""
 
 _OPEN_PATHS = frozenset({"/health"})
-"""What needs no token: it says that the server runs, and nothing else."""
+"""What needs no token: it reports that the server runs, and nothing else."""
 
 _MAX_PENDING = 4
 """Messages that a client may send ahead of their answers."""
@@ -135,7 +135,7 @@ class _Link:
         self._pending: asyncio.Queue[Message] = asyncio.Queue()
         self._is_waiting = False
         self._end: Message | None = None
-        """What the application is told once the connection is over."""
+        """What the application receives once the connection is over."""
 
     async def run(self, app: Callable[[], Awaitable[None]]) -> None:
         """Run the application until it and its cleanup are over."""

@@ -88,7 +88,7 @@ class HarborTerminalGenerator(GeneratorInterface):
         """Play a batch.
 
         Args:
-            input_batch: SkyRL's. ``trajectory_ids`` tell which rows form a group; without them all do.
+            input_batch: SkyRL's. ``trajectory_ids`` state which rows form a group; without them all do.
 
         Returns:
             A row per input row, in order; with step-wise rows one per message, those of a trajectory together.

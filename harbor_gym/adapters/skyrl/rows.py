@@ -205,7 +205,7 @@ def _end(rollout: TokenRollout) -> str:
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the batch's own metrics. Their names tell SkyRL how to combine those of several batches: a name with
+    """Return the batch's own metrics. Their names determine how SkyRL combines those of several batches: a name with
     ``avg`` is averaged, any other is added up.
     """
     live = [trajectory.rollout for trajectory in trajectories if not trajectory.is_lost]

@@ -329,7 +329,7 @@ class HarborRLDatasetBuilder(_Builder):
 
         Raises:
             UsageError: A source, a condition or the split can't be used.
-            TaskError: A task can't be had or read.
+            TaskError: A task is not available or can't be read.
         """
         tasks = await resolve_tasks(self.tasks or [self.env.task_dir])
         kept = filter_tasks(tasks, self.where)

@@ -165,7 +165,7 @@ class _Group:
 
 
 def is_passing(error: Exception) -> bool:
-    """Tell whether an episode failed for a reason that says nothing about the policy and need not come again."""
+    """Return whether an episode failed for a reason that does not lie with the policy and need not come again."""
     if isinstance(error, HarborGymError):
         return classify(error).is_retryable
     if isinstance(error, tinker.RequestFailedError):

@@ -168,7 +168,7 @@ class HarborRolloutWorker:
             process.join()
 
     def update_model_version(self, model_version: int) -> None:
-        """Have later groups counted to this version of the weights."""
+        """Count later groups to this version of the weights."""
         self._wires.version.value = model_version
 
     def check_health(self, stale_after_s: float) -> None:

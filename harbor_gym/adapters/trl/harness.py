@@ -159,7 +159,7 @@ class ToolHarness:
         return compose("", Excerpt(output), max_bytes=self._settings.config.terminal.max_observation_bytes).text
 
     def _finish_step(self) -> str:
-        """Have the work so far verified and go on to a task's next step. Blocks.
+        """Verify the work so far and continue with a task's next step. Blocks.
 
         Returns:
             The next step's instruction and what the terminal shows, or a line in brackets where there is none.
@@ -180,7 +180,7 @@ class ToolHarness:
         return self._portal
 
     async def _finish(self, reason: EndReason) -> float | None:
-        """Have the episode verified and return its reward; None where there is no verdict. On the portal's loop."""
+        """Verify the episode and return its reward; None where there is no verdict. On the portal's loop."""
         if self._portal is None:
             raise UsageError("an episode can't be graded before reset")
         return await self._slot.finish(reason)

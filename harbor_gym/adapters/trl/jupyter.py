@@ -47,7 +47,7 @@ async def start_kernel(env: AsyncTerminalGymEnv) -> None:
         raise TaskError(
             f"{env.config.task_dir}: agent='jupyter' needs python3 with ipykernel in the sandbox, which did not start; "
             "add `RUN pip install ipykernel` (or apt-get install python3-ipykernel) to environment/Dockerfile, or pass "
-            f"setup_command='pip install ipykernel'. It said: {reason}"
+            f"setup_command='pip install ipykernel'. Output: {reason}"
         )
 
 

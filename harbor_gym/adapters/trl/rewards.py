@@ -19,7 +19,7 @@ def verified_reward(
     log_metric: Callable[[str, float], None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """Have every episode of a batch verified, side by side, and return the rewards.
+    """Verify every episode of a batch, side by side, and return the rewards.
 
     Args:
         completions: The messages of each rollout. A last message that still calls a tool, or a tool's output, means

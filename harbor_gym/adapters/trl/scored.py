@@ -15,9 +15,9 @@ class ScoredHarness(ToolHarness):
     """The verdict as TRL's ``get_reward``. Combined with a harness by :func:`make_scored_factory`."""
 
     async def get_reward(self) -> float | None:
-        """Have the episode verified and return its reward; None where there is no verdict.
+        """Verify the episode and return its reward; None where there is no verdict.
 
-        TRL does not say why the tool loop ended: the episode ends as ``no_tool_call`` if none of its own budgets ended
+        TRL does not report why the tool loop ended: the episode ends as ``no_tool_call`` if no budget of its own ended
         it, also where ``max_completion_length`` or ``max_tool_calling_iterations`` did.
 
         Raises:

@@ -115,7 +115,7 @@ class EpisodeSlot:
             return result.output if result.return_code is not None else NO_ANSWER
 
     async def finish(self, reason: EndReason) -> float | None:
-        """Have the episode verified if it is not, with all its steps, and return its reward; None without a verdict."""
+        """Verify the episode with all its steps, unless that is done; return its reward, None without a verdict."""
         async with self._lock:
             while self.error is None and not self._is_done:
                 assert self._env is not None
@@ -127,7 +127,7 @@ class EpisodeSlot:
             return self._reward if self.error is None else None
 
     async def finish_step(self) -> str:
-        """Have the step verified; return the next one's instruction, or that there is none."""
+        """Verify the step; return the next one's instruction, or that there is none."""
         async with self._lock:
             if self.error is not None:
                 return TERMINAL_LOST

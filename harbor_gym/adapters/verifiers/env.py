@@ -22,7 +22,7 @@ _RETRIES = RetryConfig(
 
 
 class HarborEnvConfig(vf.EnvConfig):
-    """The policy's seat."""
+    """Settings of the policy's side of an episode."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig(), retries=_RETRIES)
     """The policy under evaluation or training. Its ``retries`` allow one fresh attempt after a failure of sandbox,

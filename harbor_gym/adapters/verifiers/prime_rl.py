@@ -230,7 +230,7 @@ def _gpus(settings: Mapping[str, Any]) -> str:
     wanted = int(deployment.get("num_train_gpus", 1)) + inference
     there = visible_gpus()
     if there < wanted:
-        raise UsageError(f"the deployment wants {wanted} and {there} can be seen: nvidia-smi, CUDA_VISIBLE_DEVICES")
+        raise UsageError(f"the deployment needs {wanted} and {there} can be seen: nvidia-smi, CUDA_VISIBLE_DEVICES")
     return f"{wanted} of {there}"
 
 

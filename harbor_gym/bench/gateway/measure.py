@@ -83,7 +83,7 @@ class GatewayReport:
 
     @property
     def is_right(self) -> bool:
-        """Tell whether each conversation is one training sequence."""
+        """Return whether each conversation is one training sequence."""
         return self.segments == self.sessions
 
     def ratios(self) -> dict[str, float]:

@@ -65,7 +65,7 @@ class ScaleReport:
 
     @property
     def is_right(self) -> bool:
-        """Tell whether none was lost and nothing is left."""
+        """Return whether none was lost and nothing is left."""
         return self.lost == 0 and not self.left
 
     def as_object(self) -> dict[str, Any]:

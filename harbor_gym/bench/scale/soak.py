@@ -69,7 +69,7 @@ class SoakReport:
 
     @property
     def is_right(self) -> bool:
-        """Tell whether every episode is accounted for and nothing is left."""
+        """Return whether every episode is accounted for and nothing is left."""
         return self.unaccounted == 0 and not self.left
 
     def as_object(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class _Soak:
     async def _part(self, plan: list[Trouble], at_once: int) -> None:
         slots = asyncio.Semaphore(at_once)
 
-        async def one(trouble: Trouble) -> None:
+        async def play_one(trouble: Trouble) -> None:
             async with slots:
                 outcome = await self._accounted(trouble)
             self._outcomes[f"{trouble.value}: {outcome}"] += 1
@@ -173,7 +173,7 @@ class _Soak:
 
         async with asyncio.TaskGroup() as group:
             for trouble in plan:
-                group.create_task(one(trouble))
+                group.create_task(play_one(trouble))
 
     async def _accounted(self, trouble: Trouble) -> str:
         """Return one word for what came of an episode."""

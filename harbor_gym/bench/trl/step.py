@@ -190,7 +190,7 @@ def _step(
 
 @contextlib.contextmanager
 def _all_delayed(start_delay_sec: float) -> Generator[None]:
-    """Have Harbor's factory make the same sandboxes for TRL's module, which names them by a type of Harbor's only."""
+    """Make Harbor's factory create the same sandboxes for TRL's module, which names them by a type of Harbor's only."""
     from harbor.environments.factory import EnvironmentFactory
 
     made = EnvironmentFactory.create_environment_from_config

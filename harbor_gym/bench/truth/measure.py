@@ -99,7 +99,7 @@ def format_truth(report: TruthReport) -> str:
     )
     rows += [f"{line} ({count} times)" if count > 1 else line for line, count in wrong.items()]
     if report.unavailable:
-        rows.append(f"not taken, for want of programs: {', '.join(report.unavailable)}")
+        rows.append(f"skipped, programs missing: {', '.join(report.unavailable)}")
     return "\n".join(rows)
 
 
@@ -248,7 +248,7 @@ def _judge(
 
 
 def _screens_differ(before: Sequence[str], after: Sequence[str]) -> bool:
-    """Tell whether two screens hold other text; rows of one may be joined."""
+    """Return whether two screens hold other text; rows of one may be joined."""
     return "".join("".join(before).split()) != "".join("".join(after).split())
 
 

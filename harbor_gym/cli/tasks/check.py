@@ -51,7 +51,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object per task.")] = False,
     trials_dir: Annotated[Path | None, typer.Option(help="Keep the trials' folders here.")] = None,
 ) -> None:
-    """Check that each task's oracle scores 1.0, that doing nothing and forging score 0.0, and that runs agree.
+    """Check that each task's oracle scores 1.0, that doing nothing and reward hacking score 0.0, and that runs agree.
 
     Exit status: 0 all tasks are ok; 3 nothing is wrong, but some are unproven, for they have no solution; 1 something
     is wrong; 2 misuse.

@@ -125,7 +125,7 @@ class CompletionsEngine:
         try:
             async with self._lock:
                 sampled = await asyncio.to_thread(self._sample, batch, temperature)
-        except Exception as exc:  # the boundary to the model: each client is told
+        except Exception as exc:  # the boundary to the model: each client is informed
             for request in batch:
                 if not request.answer.done():
                     request.answer.set_exception(exc)

@@ -1,4 +1,4 @@
-"""The smallest thing to learn: a task that wants one of four letters, and a policy that writes each of them as often.
+"""The smallest thing to learn: a task that requires one of four letters, and a policy that writes each equally often.
 
 The policy is a Qwen3 of some 200 000 weights that imitates four demonstrations, one for each letter, played in the
 spec's own sandbox. A trainer then has to find the right letter by the reward alone.

@@ -1,8 +1,8 @@
 """Whether a sandbox that gives no verdict was broken by its policy, which has then failed, or by something else.
 
-Only evidence counts. The host must see that the sandbox itself is there, and it must see what is wrong in it: the shell
-or the tests' interpreter, which worked before the policy's phase, is gone or answers something else, or the terminal's
-own processes were stopped or killed. A sandbox that is gone, or one of which only its provider could tell, is the
+Only what the host observes counts: that the sandbox itself is there, and what is wrong in it. The shell or the tests'
+interpreter, which worked before the policy's phase, is gone or answers something else, or the terminal's own processes
+were stopped or killed. A sandbox that is gone, or one whose state only its provider knows, is the
 infrastructure's failure.
 """
 
@@ -31,7 +31,7 @@ async def find_breakage(
     """Return what the policy did to a sandbox; None where nothing shows that it was the policy.
 
     Args:
-        environment: The sandbox. One that has ``is_up()``, as local and Docker ones have, can tell that it is there
+        environment: The sandbox. One that has ``is_up()``, as local and Docker ones have, can report that it is there
             also where no command runs in it.
         interpreter: The words that run the tests, which must still run.
         terminal: Ids of processes that must still run.
@@ -49,7 +49,7 @@ async def find_breakage(
         return f"no command runs in it any more ({exc})" if await _is_up(environment, unknown=False) else None
     first, *rest = (result.stdout or "").splitlines() or [""]
     if first != nonce:
-        output = f"its shell answers {first[:100]!r} instead of what it was asked to"
+        output = f"its shell answers {first[:100]!r} instead of the expected text"
         return output if await _is_up(environment, unknown=False) else None
     if interpreter and rest[:1] != [nonce]:
         return f"{shlex.join(interpreter)}, which runs the tests, does not run any more"
@@ -60,7 +60,7 @@ async def find_breakage(
 
 
 async def _is_up(environment: BaseEnvironment, *, unknown: bool) -> bool:
-    """Tell whether the host sees that the sandbox is there; ``unknown`` where it can't be asked."""
+    """Return whether the host sees that the sandbox is there; ``unknown`` where it can't be asked."""
     return await environment.is_up() if isinstance(environment, SupportsIsUp) else unknown
 
 

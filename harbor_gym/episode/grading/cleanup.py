@@ -42,7 +42,7 @@ class Baseline:
     """System V objects, as ``shm:3``."""
 
     oom_kills: int | None
-    """Processes that the sandbox's memory limit had killed by then; None where it doesn't tell."""
+    """Processes that the sandbox's memory limit had killed by then; None where it doesn't report it."""
 
     def with_those_of(self, later: "Baseline") -> "Baseline":
         """Return what is the task's own when also all of a later moment's is."""
@@ -57,7 +57,7 @@ class CleanupResult:
     """How many were running and were stopped."""
 
     oom_kills: int | None
-    """Processes that the memory limit has killed so far; None where the sandbox doesn't tell."""
+    """Processes that the memory limit has killed so far; None where the sandbox doesn't report it."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,17 @@ class VerifierDirsReset:
 
 @dataclass(frozen=True)
 class Postmortem:
-    """What a sandbox could tell after its verifier had given no verdict."""
+    """What a sandbox could report after its verifier had given no verdict."""
 
     oom_kills: int | None
-    """Processes that the memory limit killed since the sandbox started; None where it doesn't tell."""
+    """Processes that the memory limit killed since the sandbox started; None where it doesn't report it."""
 
     output: str
     """The end of what the tests printed."""
 
 
 async def take_baseline(environment: BaseEnvironment) -> Baseline:
-    """Note what runs in a sandbox before the policy, so that what the policy starts can be told from it.
+    """Note what runs in a sandbox before the policy, so that what the policy starts is distinct from it.
 
     Raises:
         SandboxError: The sandbox does not answer.
@@ -163,7 +163,7 @@ async def reset_verifier_dirs(environment: BaseEnvironment, reset: VerifierDirsR
             ]
     else:
         answer = (await _run(environment, [("reset_verifier_dirs", reset.arguments)], _RESETTING, _TIMEOUT_SEC)).strip()
-        problem = "" if answer.splitlines()[-1:] == ["sealed"] else answer or "no answer"
+        problem = "" if answer.splitlines()[-1:] == ["reset"] else answer or "no answer"
     if problem:
         raise BrokenByPolicyError(f"could not {_RESETTING}: {problem}")
 
@@ -185,14 +185,14 @@ async def examine(environment: BaseEnvironment, test_output: PurePosixPath) -> P
     except SandboxLostError:
         return None
     head, _, output = answer.partition("\n")
-    return Postmortem(_count(head.removeprefix("autopsy ")), output)
+    return Postmortem(_count(head.removeprefix("postmortem ")), output)
 
 
 @contextlib.contextmanager
 def _bounded(what: str) -> Generator[None]:
     """Take it for the policy's doing that a cleanup of a living sandbox, by no program of its own, is not done in time.
 
-    It takes a fraction of a second, unless there is a mountain to remove.
+    It takes a fraction of a second, unless there is a very large tree to remove.
     """
     try:
         yield

@@ -25,7 +25,7 @@ class ProcessWatch:
         self._keeps_processes = False
         self._is_verified = False
         self.oom_kills: int | None = None
-        """Processes that the memory limit had killed when the last phase began; None where the sandbox doesn't tell."""
+        """Processes that the memory limit had killed when the last phase began; None where none is reported."""
 
     async def begin_phase(self, *, has_setup: bool) -> None:
         """Take note of a phase that is about to begin.

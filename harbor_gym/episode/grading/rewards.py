@@ -65,7 +65,7 @@ def _named(name: str) -> RewardFunction:
     if ":" not in name:
         known = ", ".join(_AGGREGATES)
         raise UsageError(f"reward_function {name!r} is no function; known: {known}, or module.path:function")
-    # As its name promised; what it returns is checked.
+    # As its name requires; what it returns is checked.
     return cast(RewardFunction, import_named(name, what="reward_function"))
 
 

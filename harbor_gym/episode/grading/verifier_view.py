@@ -1,6 +1,6 @@
 """Grade in a view of the sandbox that the policy cannot have prepared: the image, and of the policy's only what counts.
 
-A sandbox class may offer it (:class:`harbor_gym.sandboxes.extensions.SupportsVerifierView`). The environment's calls
+A sandbox class may support it (:class:`harbor_gym.sandboxes.extensions.SupportsVerifierView`). The environment's calls
 then happen in the view.
 """
 
@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 class VerifierView:
     """The view of one sandbox: entered for each verification, left by the first call of a further step.
 
-    Harbor tells when a verification begins, but not when it ends; what it asks of the sandbox next is the next step's.
+    Harbor reports when a verification begins, but not when it ends; its next request to the sandbox is the next step's.
 
     Args:
         environment: A sandbox that has the ability; its methods are wrapped.
@@ -63,7 +63,7 @@ def paths_in_view(task: Task, environment: BaseEnvironment, wanted: VerifyPaths)
     Args:
         task: The task.
         environment: Its sandbox, not yet started.
-        wanted: What the configuration says. Paths are a demand, ``auto`` is none.
+        wanted: The configuration's value. Paths are a demand, ``auto`` is none.
 
     Raises:
         TaskError: Paths are demanded of a sandbox that has no such view.

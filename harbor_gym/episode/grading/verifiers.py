@@ -1,4 +1,4 @@
-"""Ask before an episode whether its separate verifiers can run at all: Harbor asks after it."""
+"""Check before an episode whether its separate verifiers can run at all: Harbor checks after it."""
 
 from harbor.environments.factory import EnvironmentFactory
 from harbor.models.task.verifier_mode import VerifierEnvironmentMode, resolve_verifier_environment_definition

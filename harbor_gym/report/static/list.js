@@ -1,14 +1,14 @@
 // The list of a run's episodes: filters, search, order, and the choice of one by mouse or keyboard.
 
 const COLUMNS = [
-  ["batch", (one) => one.batch, (one) => `${one.split === "test" ? "eval " : ""}${one.batch}`],
-  ["episode", (one) => one.number, (one) => one.number],
-  ["task", (one) => one.task || "", (one) => one.task || "–"],
-  ["reward", (one) => one.reward ?? -Infinity, (one) => figure(one.reward, 2)],
-  ["turns", (one) => one.turns, (one) => one.turns],
-  ["tokens", (one) => one.tokens ?? -1, (one) => figure(one.tokens, 0)],
-  ["seconds", (one) => one.seconds ?? -1, (one) => figure(one.seconds, 1)],
-  ["ended", (one) => one.end_reason || "", (one) => one.end_reason || "–"],
+  ["batch", (episode) => episode.batch, (episode) => `${episode.split === "test" ? "eval " : ""}${episode.batch}`],
+  ["episode", (episode) => episode.number, (episode) => episode.number],
+  ["task", (episode) => episode.task || "", (episode) => episode.task || "–"],
+  ["reward", (episode) => episode.reward ?? -Infinity, (episode) => figure(episode.reward, 2)],
+  ["turns", (episode) => episode.turns, (episode) => episode.turns],
+  ["tokens", (episode) => episode.tokens ?? -1, (episode) => figure(episode.tokens, 0)],
+  ["seconds", (episode) => episode.seconds ?? -1, (episode) => figure(episode.seconds, 1)],
+  ["ended", (episode) => episode.end_reason || "", (episode) => episode.end_reason || "–"],
 ];
 const NUMBERS = new Set(["reward", "turns", "tokens", "seconds"]);
 const COLLATOR = new Intl.Collator("en", { numeric: true });
@@ -56,14 +56,14 @@ class EpisodeList {
   // Take the run's episodes; those that were there keep the choice and the filters.
   update(episodes) {
     this.episodes = episodes;
-    this.offer("task", episodes.map((one) => one.task).filter(Boolean));
-    this.offer("batch", episodes.map((one) => COLUMNS[0][2](one)));
-    this.offer("ended", episodes.map((one) => one.end_reason).filter(Boolean));
+    this.addChoices("task", episodes.map((episode) => episode.task).filter(Boolean));
+    this.addChoices("batch", episodes.map((episode) => COLUMNS[0][2](episode)));
+    this.addChoices("ended", episodes.map((episode) => episode.end_reason).filter(Boolean));
     this.draw();
     if (this.input.value) this.find();
   }
 
-  offer(name, values) {
+  addChoices(name, values) {
     const box = this.filters[name];
     const known = new Set([...box.options].map((option) => option.value));
     for (const value of [...new Set(values)].sort(COLLATOR.compare)) {
@@ -86,31 +86,31 @@ class EpisodeList {
     this.draw();
   }
 
-  isShown(one) {
+  isShown(episode) {
     const { task, batch, ended, reward } = this.filters;
-    const rewards = { "": true, 1: one.reward >= 1, "+": one.reward > 0, 0: typeof one.reward === "number" && one.reward <= 0, "-": typeof one.reward !== "number" };
-    return (!task.value || one.task === task.value) && (!batch.value || COLUMNS[0][2](one) === batch.value)
-      && (!ended.value || one.end_reason === ended.value) && rewards[reward.value] && (!this.found || this.found.has(one.name));
+    const rewards = { "": true, 1: episode.reward >= 1, "+": episode.reward > 0, 0: typeof episode.reward === "number" && episode.reward <= 0, "-": typeof episode.reward !== "number" };
+    return (!task.value || episode.task === task.value) && (!batch.value || COLUMNS[0][2](episode) === batch.value)
+      && (!ended.value || episode.end_reason === ended.value) && rewards[reward.value] && (!this.found || this.found.has(episode.name));
   }
 
   draw() {
-    const rows = this.episodes.filter((one) => this.isShown(one));
+    const rows = this.episodes.filter((episode) => this.isShown(episode));
     if (this.sorted) {
       const key = COLUMNS.find(([name]) => name === this.sorted)[1];
       rows.sort((a, b) => compare(key(a), key(b)) * (this.descending ? -1 : 1));
     }
     this.rows = rows;
     this.count.textContent = `${rows.length} of ${this.episodes.length} episodes`;
-    this.body.replaceChildren(...rows.map((one) => this.row(one)));
+    this.body.replaceChildren(...rows.map((episode) => this.row(episode)));
   }
 
-  row(one) {
-    const made = element("tr", outcome(one), ...COLUMNS.map(([name, , text]) => element("td", NUMBERS.has(name) ? "number" : "", text(one))));
-    made.tabIndex = one.name === this.chosen ? 0 : -1;
-    made.dataset.name = one.name;
-    made.setAttribute("aria-selected", String(one.name === this.chosen));
-    made.classList.toggle("chosen", one.name === this.chosen);
-    made.addEventListener("click", () => this.pick(one.name));
+  row(episode) {
+    const made = element("tr", outcome(episode), ...COLUMNS.map(([name, , text]) => element("td", NUMBERS.has(name) ? "number" : "", text(episode))));
+    made.tabIndex = episode.name === this.chosen ? 0 : -1;
+    made.dataset.name = episode.name;
+    made.setAttribute("aria-selected", String(episode.name === this.chosen));
+    made.classList.toggle("chosen", episode.name === this.chosen);
+    made.addEventListener("click", () => this.pick(episode.name));
     return made;
   }
 
@@ -129,7 +129,7 @@ class EpisodeList {
   // Choose the next episode of those shown, or the one before; the first or last where none is chosen.
   move(by) {
     if (!this.rows.length) return;
-    const at = this.rows.findIndex((one) => one.name === this.chosen);
+    const at = this.rows.findIndex((episode) => episode.name === this.chosen);
     const next = at < 0 ? (by > 0 ? 0 : this.rows.length - 1) : Math.min(Math.max(at + by, 0), this.rows.length - 1);
     this.pick(this.rows[next].name);
   }

@@ -10,8 +10,8 @@ class EmbeddedRun {
   async episode(name) { return data.episodes[name]; }
   async search(text) {
     const wanted = text.toLowerCase();
-    const texts = (one) => [one.name, one.final_observation, one.error, one.verifier && one.verifier.output, ...one.turns.flatMap((turn) => [turn.observation, turn.action, turn.parse_error])];
-    return this.list.map((one) => one.name).filter((name) => texts(data.episodes[name]).some((part) => typeof part === "string" && part.toLowerCase().includes(wanted)));
+    const texts = (episode) => [episode.name, episode.final_observation, episode.error, episode.verifier && episode.verifier.output, ...episode.turns.flatMap((turn) => [turn.observation, turn.action, turn.parse_error])];
+    return this.list.map((episode) => episode.name).filter((name) => texts(data.episodes[name]).some((part) => typeof part === "string" && part.toLowerCase().includes(wanted)));
   }
 }
 
@@ -62,7 +62,7 @@ class Pane {
     if (episodes === null) return;
     this.list.update(episodes);
     for (const picture of document.querySelectorAll("img.curve")) picture.src = picture.src.replace(/&v=.*$/, "") + `&v=${encodeURIComponent(this.source.revision)}`;
-    if (this.list.chosen === null && episodes.length) this.list.pick(episodes.some((one) => one.name === wanted) ? wanted : this.list.rows[0].name);
+    if (this.list.chosen === null && episodes.length) this.list.pick(episodes.some((episode) => episode.name === wanted) ? wanted : this.list.rows[0].name);
   }
 
   moveTurn(by) {

@@ -1,6 +1,6 @@
 "use strict";
 // Plays asciicast v2 recordings whose output is plain text, new lines and a cleared screen. Everything else a terminal
-// could be told is skipped; nothing of a recording ever becomes markup.
+// could execute is skipped; nothing of a recording ever becomes markup.
 
 const WIDE = /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6]|[\ud83c-\ud83e\ud840-\ud87f]/;
 const SEQUENCE = /\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_a-z]|\r|\n|\x08|\t|[\x00-\x1f\x7f-\x9f]|[^\x00-\x1f\x7f-\x9f]/gu;

@@ -157,8 +157,8 @@ class Container:
         filters = () if seccomp.missing_profile() else seccomp.filters(platform.machine())
         own = NAMESPACES & ~(os.CLONE_NEWNET if options.has_network else 0)
         # Nobody from outside of its user namespace may see a FUSE file system, not even root (fuse(4), allow_other).
-        is_ordinary = is_rootless() or await asyncio.to_thread(_has_fuse_root, init)
-        target = Target(init, str(stat.start_time), 0, {}, is_ordinary, filters, own)
+        rootless = is_rootless() or await asyncio.to_thread(_has_fuse_root, init)
+        target = Target(init, str(stat.start_time), 0, {}, rootless, filters, own)
         directories = dict(options.directories)
         answer = await _run_program("prepare", target, {"directories": directories})
         if "error" in answer:
@@ -179,7 +179,7 @@ class Container:
             return
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                process.kill()  # its children die with it, and the container with these
+                process.kill()  # its children end with it, and the container with these
         assert process.stdin is not None
         process.stdin.close()
         try:
@@ -199,7 +199,7 @@ class Container:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether the container's first process is there."""
+        """Return whether the container's first process is there."""
         if self._target is None or self._process is None or self._process.returncode is not None:
             return False
         stat = read_stat(self._target.init)
@@ -217,7 +217,7 @@ class Container:
         return self._target
 
     def lost(self, what: str) -> SandboxLostError:
-        """Return the error that says that it is gone, and why where that is known."""
+        """Return the error that states that it is gone, and why where that is known."""
         return SandboxLostError(f"{what}: {self.loss}" if self.loss else what)
 
     # --- what enters it -------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class Container:
         return () if self._view is None else (self._view,)
 
     async def enter_view(self, paths: Sequence[str]) -> None:
-        """Have commands and transfers from now on see the image as it was, with these paths as they are.
+        """Switch commands and transfers to the image as it was, with these paths as they are.
 
         Raises:
             SandboxError: The kernel refuses.
@@ -302,7 +302,7 @@ class Container:
         (self._view,) = handles
 
     async def leave_view(self) -> None:
-        """Have commands and transfers see the container's own files again, and drop the view. Idempotent.
+        """Switch commands and transfers back to the container's own files, and drop the view. Idempotent.
 
         Raises:
             SandboxLostError: It is gone.
@@ -353,7 +353,7 @@ def _config(image: SifImage, programs: Programs, options: ContainerOptions) -> C
     left_out = [word for name in options.no_mount for word in ("--no-mount", name)]
     return ContainerConfig(
         parent=os.getpid(),
-        is_ordinary=is_rootless(),
+        is_rootless=is_rootless(),
         has_network=options.has_network,
         place=str(place),
         storage_bytes=options.storage_bytes,
@@ -389,7 +389,7 @@ def _first_processes(launcher: int) -> tuple[int | None, int | None]:
 
 
 def _has_fuse_root(init: int) -> bool:
-    """Tell whether a process's root directory is a FUSE file system's."""
+    """Return whether a process's root directory is a FUSE file system's."""
     with contextlib.suppress(OSError):
         for line in (PROC / str(init) / "mountinfo").read_text().splitlines():
             place, _, source = line.partition(" - ")

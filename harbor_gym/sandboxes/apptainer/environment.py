@@ -94,7 +94,7 @@ class ApptainerEnvironment(CarriesFiles):
             extra_args: Further arguments of ``apptainer exec``.
             setup_command: Shell text that root runs at each start, before anything else comes into the sandbox.
             overlay: What makes the image writable: ``"kernel"``, ``"fuse"`` (fuse-overlayfs), or ``"auto"``: the first
-                that can be had.
+                that is available.
             build_dockerfile: Build the task's Dockerfile, if it has one, even where it names a ``docker_image``.
             kwargs: Harbor's.
 
@@ -145,7 +145,7 @@ class ApptainerEnvironment(CarriesFiles):
 
     @property
     def image_substitutions(self) -> tuple[str, ...]:
-        """Base images that could not be had, and what stands in for each. Empty before :meth:`start`."""
+        """Base images that were not available, and what stands in for each. Empty before :meth:`start`."""
         return self._image.substitutions if self._image is not None else ()
 
     @property
@@ -159,7 +159,7 @@ class ApptainerEnvironment(CarriesFiles):
         """Check that sandboxes can start on this machine.
 
         Raises:
-            MissingDependencyError: A program or a right is missing; the message says how to get it.
+            MissingDependencyError: A program or a right is missing; the message states how to get it.
         """
         require_all()
 
@@ -185,7 +185,7 @@ class ApptainerEnvironment(CarriesFiles):
 
         Raises:
             MissingDependencyError: A program is missing.
-            SandboxStartError: The image can't be had, Apptainer refuses, or the task's set-up fails.
+            SandboxStartError: The image is not available, Apptainer refuses, or the task's set-up fails.
         """
         if self._is_started:
             raise SandboxStartError("this apptainer sandbox was started before: make a new environment instead")
@@ -254,7 +254,7 @@ class ApptainerEnvironment(CarriesFiles):
 
     @property
     def _takes_files(self) -> bool:
-        """Whether the image is not made by the task's Dockerfile, which copies what it wants itself."""
+        """Whether the image is not made by the task's Dockerfile, which copies what it needs itself."""
         return self._source(force_build=False).docker_image is not None
 
     async def _run_set_up(self, command: str, timeout_sec: float) -> None:
@@ -341,7 +341,7 @@ class ApptainerEnvironment(CarriesFiles):
         return {**answer, "oom_kills": self.memory_kills}
 
     async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
-        """Have every further call happen in a pristine view: a fresh overlay on the image.
+        """Switch every further call to a pristine view: a fresh overlay on the image.
 
         In it are /tests, /tmp and /logs/verifier as the image has them, and of the sandbox's own files these paths and
         Harbor's other log directories, each as it is. setuid programs give nothing there.
@@ -357,7 +357,7 @@ class ApptainerEnvironment(CarriesFiles):
         await self._running().enter_view([*map(str, verify_paths), *logs])
 
     async def leave_verifier_view(self) -> None:
-        """Have every further call happen among the sandbox's own files again, and drop the view. Idempotent.
+        """Switch every further call back to the sandbox's own files, and drop the view. Idempotent.
 
         Raises:
             SandboxLostError: The sandbox is not running.
@@ -379,7 +379,7 @@ class ApptainerEnvironment(CarriesFiles):
         return None if self._watchdog is None else self._watchdog.killed_processes
 
     async def is_up(self) -> bool:
-        """Tell whether the container's first process is there, whatever runs in it."""
+        """Return whether the container's first process is there, whatever runs in it."""
         return self._container is not None and self._container.is_running
 
     def _running(self) -> Container:

@@ -81,5 +81,5 @@ def checked_options(
 
 
 def default_image_dir() -> Path:
-    """Return where SIF files are kept unless an option says otherwise: ``sif`` in the cache directory."""
+    """Return where SIF files are kept unless an option sets another folder: ``sif`` in the cache directory."""
     return cache_dir() / "sif"

@@ -40,7 +40,7 @@ def find_programs() -> Programs:
     """Return where the programs are.
 
     Raises:
-        MissingDependencyError: One is missing; the message says how to get it.
+        MissingDependencyError: One is missing; the message states how to get it.
     """
     runtime = find_runtime()
     squashfuse = _beside("squashfuse_ll", runtime) or _beside("squashfuse", runtime)

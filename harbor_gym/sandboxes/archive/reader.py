@@ -133,7 +133,7 @@ def _number(field: bytes) -> int:
 
 
 def _records(content: bytes) -> dict[bytes, bytes]:
-    """Read an extended header: each record says how long it is, itself included."""
+    """Read an extended header: each record states how long it is, itself included."""
     found: dict[bytes, bytes] = {}
     while content:
         digits, _, _ = content[:8].partition(b" ")

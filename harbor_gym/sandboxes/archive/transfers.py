@@ -34,7 +34,7 @@ TIMEOUT_SEC = 600.0
 """As long as Harbor gives its own transfers; the limits of size are reached long before."""
 
 DEFAULT_STORAGE_MB = 2048
-"""What a sandbox may write, in MiB, where its task does not say."""
+"""What a sandbox may write, in MiB, where its task sets no limit."""
 
 Work = Callable[[Stream, Callable[[], None]], None]
 """This machine's side of a transfer: takes the stream, and what raises where it is to stop."""

@@ -66,7 +66,7 @@ class _Hangup(Exception):
 
 
 async def _download(what: tuple[str, ...], spec: dict[str, Any], receive: Receive) -> None:
-    """Have Docker pack what is there. It needs no program of the image, nor a running container."""
+    """Let Docker pack what is there. It needs no program of the image, nor a running container."""
     near, far = socket.socketpair()
     is_over = False
 

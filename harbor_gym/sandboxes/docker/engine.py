@@ -79,7 +79,7 @@ async def left_of(project: str, kinds: Iterable[str]) -> list[Left]:
 
 
 async def remove(things: Iterable[Left]) -> list[str]:
-    """Remove things, containers first; return what Docker said of each that it did not remove."""
+    """Remove things, containers first; return what Docker reported of each that it did not remove."""
     refusals: list[str] = []
     for thing in sorted(things, key=lambda item: list(REMOVALS).index(item.kind)):
         code, output = await docker(*removal(thing.kind, thing.name))
@@ -92,7 +92,7 @@ async def remove(things: Iterable[Left]) -> list[str]:
 
 
 def own_services(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """Return what Compose files say of services, networks and volumes: section → name → definition.
+    """Return what Compose files define of services, networks and volumes: section → name → definition.
 
     What a file includes or extends from others is not seen.
     """
@@ -107,7 +107,7 @@ def own_services(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
 
 def overlay(declared: Mapping[str, Mapping[str, Any]], main: Mapping[str, Any], networks: Mapping[str, Any]) -> str:
-    """Return a Compose file that labels everything of a project as ours and adds what ``main`` says.
+    """Return a Compose file that labels everything of a project as ours and adds the settings of ``main``.
 
     Args:
         declared: The task's own, as :func:`own_services` returns it.

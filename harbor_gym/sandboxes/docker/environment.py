@@ -68,7 +68,7 @@ class DockerEnvironment(DockerLaunch):
         super().__init__(*args, setup_command=setup_command, build_dockerfile=build_dockerfile, **kwargs)
 
     async def is_up(self) -> bool:
-        """Tell whether Docker runs the main container, whatever runs in it."""
+        """Return whether Docker runs the main container, whatever runs in it."""
         return bool(await engine.containers_of(self._project, service=MAIN, is_running=True))
 
     # --- start ---------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class DockerEnvironment(DockerLaunch):
         The image of a Dockerfile stays for the next start (label ``harbor_gym.image``).
 
         Raises:
-            SandboxTimeoutError: Something could not be removed; the message says what, and what to do.
+            SandboxTimeoutError: Something could not be removed; the message states what, and what to do.
         """
         try:
             await super().stop(delete)

@@ -98,7 +98,7 @@ async def run_inside(
 
 
 class _Running:
-    """One command: first it tells its pid, which is also its session's, then all that it prints is its own."""
+    """One command: first it prints its pid, which is also its session's, then all that it prints is its own."""
 
     def __init__(self, container: str, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None

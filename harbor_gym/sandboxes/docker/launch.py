@@ -119,7 +119,7 @@ class DockerLaunch(DockerTransfers):
                     await SHARED_NETWORK.make(anew=True)
                 if await self._set_up_once():
                     self._write_overlay()
-                # Waiting for health polls twice a second, also where nothing tells of health.
+                # Waiting for health polls twice a second, also where nothing reports health.
                 wait = [] if self._is_plain and not self._has_healthcheck else ["--wait"]
                 try:
                     result = await run(["up", *(word for word in options if word != "--wait"), *wait])
@@ -136,13 +136,13 @@ class DockerLaunch(DockerTransfers):
                 return await run(command)
 
     async def _require_image(self, refusal: RuntimeError) -> None:
-        """Raise what says more than Compose where a prebuilt image can't be had and a Dockerfile lies beside it."""
+        """Raise more details than Compose's error where a prebuilt image is missing and a Dockerfile lies beside it."""
         image = self.task_env_config.docker_image if self._use_prebuilt else None
         if image is None or not (instead := dockerfile.alternative(self.environment_dir)):
             return
         if await image_setup.inspect_image(image) is None:
             answer = " ".join(str(refusal).split())
-            raise SandboxStartError(f"image {image!r} can't be had ({answer}). {instead}") from refusal
+            raise SandboxStartError(f"image {image!r} is not available ({answer}). {instead}") from refusal
 
     async def _build(self, run: _Compose) -> ExecResult:
         if self._keeps_image and self._main_image_name in _looks:
@@ -171,12 +171,12 @@ class DockerLaunch(DockerTransfers):
             if code == 0:
                 self._container = output.split()[-1]
                 return _DONE
-            if not await self._mend(output, run):
+            if not await self._repair(output, run):
                 break
         raise SandboxStartError(f"sandbox {self.session_id!r}: docker run failed: {output.strip()}")
 
-    async def _mend(self, answer: str, run: _Compose) -> bool:
-        """Put right what may have changed since this process last saw to it; tell whether it was such a thing.
+    async def _repair(self, answer: str, run: _Compose) -> bool:
+        """Repair what changed since the last start; return whether anything did.
 
         Looking each time would cost more than the container does.
         """
@@ -202,7 +202,7 @@ class DockerLaunch(DockerTransfers):
     # --- set-up --------------------------------------------------------------------------------------------------
 
     async def _set_up_once(self) -> bool:
-        """Have the set-up command's image, where one can be made; tell whether the sandbox is to stand on one."""
+        """Ensure the set-up command's image, where one can be made; return whether the sandbox is to stand on one."""
         if self._setup_command is None or self._look is None or not self._is_one_container or self._look.has_volumes:
             return False
         has_network = self.network_policy.network_mode is not NetworkMode.NO_NETWORK
@@ -230,7 +230,7 @@ class DockerLaunch(DockerTransfers):
     async def ensure_dirs(self, dirs: Sequence[EnvironmentPath], *, chmod: bool = True) -> ExecResult | None:
         result = await super().ensure_dirs(dirs, chmod=chmod)
         if result is not None and result.return_code != 0 and self._container is not None:
-            await self._find_container()  # says so if it has ended
+            await self._find_container()  # raises if it has ended
         return result
 
     async def _find_container(self) -> None:

@@ -34,11 +34,11 @@ class SharedNetwork:
         return f"harbor-gym-{owner_label()}"
 
     def is_missing(self, answer: str) -> bool:
-        """Tell from what Docker said of a failure whether the network is gone (``docker network prune`` takes it)."""
+        """Return whether Docker reported that the network is gone (``docker network prune`` removes it)."""
         return f"network {self.name()} not found" in answer
 
     async def make(self, *, anew: bool = False) -> None:
-        """Have the network exist.
+        """Make sure that the network exists.
 
         Args:
             anew: Whether it was found missing.

@@ -32,7 +32,7 @@ class DockerProject(HarborDockerEnvironment):
 
     Harbor mounts its log folders from the trial's directory of this machine, where a link planted inside would read as
     a file of this machine. Here they are the container's, or mounted from a temporary folder where a task has a
-    Compose file, and are downloaded: the environment says that it is not ``mounted``.
+    Compose file, and are downloaded: the environment reports that it is not ``mounted``.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DockerProject(HarborDockerEnvironment):
 
     @override
     def validate_network_policy_support(self, network_policy: NetworkPolicy | None = None) -> None:
-        """Do what Harbor does, and say why a network can't be held to what the task declares.
+        """Do what Harbor does, and report why a network can't be held to what the task declares.
 
         Raises:
             ValueError: It can't; Harbor's own error.
@@ -91,12 +91,12 @@ class DockerProject(HarborDockerEnvironment):
     @property
     @override
     def capabilities(self) -> EnvironmentCapabilities:
-        offered = super().capabilities
+        supported = super().capabilities
         if not self._is_windows_container:
-            offered = offered.model_copy(update={"mounted": False})
+            supported = supported.model_copy(update={"mounted": False})
         if not self._switches_network:
-            return offered
-        return offered.model_copy(update={"disable_internet": True, "dynamic_network_policy": True})
+            return supported
+        return supported.model_copy(update={"disable_internet": True, "dynamic_network_policy": True})
 
     @property
     def _switches_network(self) -> bool:
@@ -147,7 +147,7 @@ class DockerProject(HarborDockerEnvironment):
 
     @property
     def _keeps_image(self) -> bool:
-        """Whether the image's name says all that it is built from; Compose files can bring more into a build."""
+        """Whether the image's name identifies all that it is built from; Compose files can bring more into a build."""
         return self._is_plain and not self._use_prebuilt
 
     @staticmethod
@@ -207,7 +207,7 @@ class DockerProject(HarborDockerEnvironment):
 
     @property
     def _is_one_container(self) -> bool:
-        """Whether ``docker run`` can say all that the Compose files would."""
+        """Whether ``docker run`` can express all that the Compose files would."""
         requests = (
             self._resource_request_value("cpu", auto_mode=ResourceMode.LIMIT),
             self._resource_request_value("memory", auto_mode=ResourceMode.LIMIT),
@@ -234,7 +234,7 @@ class DockerProject(HarborDockerEnvironment):
 
     @property
     def _bounds(self) -> list[str]:
-        """The words of ``docker run`` that say what a container may take of the machine."""
+        """The words of ``docker run`` that limit what a container may take of the machine."""
         cpus = self._resource_limit_value("cpu", auto_mode=ResourceMode.LIMIT)
         memory_mb = self._resource_limit_value("memory", auto_mode=ResourceMode.LIMIT)
         words = [] if cpus is None else ["--cpus", str(float(cpus))]

@@ -1,4 +1,4 @@
-"""What Docker says of an image, and the image that a set-up command makes of another: once, for many sandboxes."""
+"""What Docker reports of an image, and the image that a set-up command makes of another: once, for many sandboxes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ImageGoneError(SandboxStartError):
 
 
 def is_missing(answer: str) -> bool:
-    """Tell from what Docker said of a failure whether it has no such image."""
+    """Return whether Docker reported that it has no such image."""
     return "no such image" in answer.lower()
 
 
@@ -99,7 +99,7 @@ class DockerSetup:
     """The container's name."""
 
     bounds: tuple[str, ...]
-    """Options of ``docker run`` that say what the sandbox may take of the machine."""
+    """Options of ``docker run`` that limit what the sandbox may take of the machine."""
 
     workdir: str | None
     """Where to run the command; None is the image's own."""

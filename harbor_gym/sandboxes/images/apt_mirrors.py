@@ -1,4 +1,4 @@
-"""Where packages of Debian and Ubuntu come from: what this machine's own apt is told, else each distribution's own."""
+"""Where packages of Debian and Ubuntu come from: the mirrors of this machine's apt, else each distribution's own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Mirror:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What tells one distribution's packages from another's."""
+    """What distinguishes one distribution's packages from another's."""
 
     name: str
     components: tuple[str, ...]

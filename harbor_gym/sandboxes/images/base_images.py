@@ -32,7 +32,7 @@ class Base:
     """An image that is there to build on."""
 
     reference: str
-    """What buildah is to be told."""
+    """The reference that buildah receives."""
 
     identity: str
     """What goes into the cache key: an image id, or the substitute's own key."""
@@ -44,7 +44,7 @@ async def resolve_base(reference: str) -> Base:
     """Find a base image: buildah's, Docker's, pulled, or (official ones only) the offline stand-in of its release.
 
     Raises:
-        SandboxStartError: It is not to be had.
+        SandboxStartError: It is not available.
     """
     full = official_images.full_reference(reference)
     for _ in range(2):

@@ -53,7 +53,7 @@ class Image:
     """Cache key: SHA-256 over the build context, the identity of every base image, and the format."""
 
     substitutions: tuple[str, ...]
-    """Bases that could not be had, and what stands in their place; empty is the rule."""
+    """Base images that were not available, and what stands in their place; empty is the rule."""
 
     entrypoint: tuple[str, ...] = ()
     """ENTRYPOINT of the image; empty if it names none."""
@@ -130,7 +130,7 @@ async def build_image(source: ImageSource, *, build_timeout_sec: float = 600.0, 
 
     Raises:
         MissingDependencyError: buildah (or mmdebstrap, for the offline base) is not installed.
-        SandboxStartError: The Dockerfile fails, a base image can't be had, what is named is not there or is nothing
+        SandboxStartError: The Dockerfile fails, a base image is not available, what is named is not there or is nothing
             of the kind, or the time was up.
     """
     if source.rootfs is None and find_program("buildah") is None:
@@ -153,19 +153,19 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
     known = _built.get(content)
     if known is not None and not force_build and known.is_there:
         return known
-    text, bases = await _read_recipe(source)
-    identity = {ref: base.identity for ref, base in bases.items()}
+    text, base_images = await _read_recipe(source)
+    identity = {ref: base.identity for ref, base in base_images.items()}
     digest = hashlib.sha256(json.dumps([_FORMAT, content, identity], sort_keys=True).encode()).hexdigest()
     async with locked(f"image-{digest[:32]}"):
         image = None if force_build else await asyncio.to_thread(load_image, digest)
         if image is None:
-            image = await _make_image(source, text, bases, digest)
+            image = await _make_image(source, text, base_images, digest)
     _built[content] = image
     return image
 
 
 async def _read_recipe(source: ImageSource) -> tuple[str, dict[str, Base]]:
-    """Return the Dockerfile to build, or that of a prebuilt image, and its bases; nothing for what needs none."""
+    """Return the Dockerfile to build, or that of a prebuilt image, and its base images; nothing for what needs none."""
     if source.rootfs is not None or sources.is_archive(source.docker_image or ""):
         return "", {}
     if source.docker_image:
@@ -192,7 +192,7 @@ def _naming_dockerfile(source: ImageSource) -> Generator[None]:
 # --- building --------------------------------------------------------------------------------------------------------
 
 
-async def _make_image(source: ImageSource, text: str, bases: dict[str, Base], digest: str) -> Image:
+async def _make_image(source: ImageSource, text: str, base_images: dict[str, Base], digest: str) -> Image:
     started = time.monotonic()
     if source.rootfs is not None:
         async with layers.imported(source.rootfs) as names:
@@ -200,11 +200,11 @@ async def _make_image(source: ImageSource, text: str, bases: dict[str, Base], di
             await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
         return image
     if source.docker_image is None:
-        image_id = await _run_build(source.environment_dir, text, bases)
+        image_id = await _run_build(source.environment_dir, text, base_images)
     elif sources.is_archive(source.docker_image):
         image_id = await sources.load_archive(source.docker_image, source.environment_dir)
     else:
-        image_id = bases[source.docker_image].reference
+        image_id = base_images[source.docker_image].reference
     code, output = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", image_id)
     if code != 0:
         raise SandboxStartError(f"buildah built {image_id} but can't show it: {tail(output)}")
@@ -216,7 +216,7 @@ async def _make_image(source: ImageSource, text: str, bases: dict[str, Base], di
         workdir=settings.get("WorkingDir") or "/",
         user=settings.get("User") or "0",
         digest=digest,
-        substitutions=tuple(base.substitution for base in bases.values() if base.substitution),
+        substitutions=tuple(base.substitution for base in base_images.values() if base.substitution),
         entrypoint=tuple(settings.get("Entrypoint") or ()),
     )
     async with layers.exported(image_id, shown["rootfs"]["diff_ids"]) as names:
@@ -226,8 +226,8 @@ async def _make_image(source: ImageSource, text: str, bases: dict[str, Base], di
     return image
 
 
-async def _run_build(environment_dir: Path, text: str, bases: dict[str, Base]) -> str:
-    replaced = dockerfile.replace_references(text, {ref: base.reference for ref, base in bases.items()})
+async def _run_build(environment_dir: Path, text: str, base_images: dict[str, Base]) -> str:
+    replaced = dockerfile.replace_references(text, {ref: base.reference for ref, base in base_images.items()})
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
         recipe, id_file = Path(folder) / "Dockerfile", Path(folder) / "id"
         recipe.write_text(replaced)

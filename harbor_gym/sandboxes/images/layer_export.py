@@ -48,7 +48,7 @@ def _unescaped(field: str) -> str:
 
 
 def writes_plain_layers(parameters: Path = Path("/sys/module/overlay/parameters")) -> bool:
-    """Tell whether this kernel's overlays write layers that mean the same on any other layers of the same content."""
+    """Return whether this kernel's overlays write layers that mean the same on any other layers of the same content."""
     for name in _OVERLAY_SWITCHES:
         try:
             if (parameters / name).read_text().strip() == "Y":
@@ -61,7 +61,7 @@ def writes_plain_layers(parameters: Path = Path("/sys/module/overlay/parameters"
 def copy_layers(root: str, layers: Path, staging: Path, image_id: str, diff_ids: list[str]) -> list[str]:
     """Copy what the cache does not have yet; return the layers' names, the topmost first.
 
-    Where the layers can't be told apart, the whole root is one layer.
+    Where the layers can't be distinguished, the whole root is one layer.
     """
     lowers = lower_directories(root, Path("/proc/self/mountinfo").read_text())
     if len(lowers) != len(diff_ids) or not writes_plain_layers():
@@ -72,7 +72,7 @@ def copy_layers(root: str, layers: Path, staging: Path, image_id: str, diff_ids:
 
 
 def copy_once(source: str, layers: Path, staging: Path, name: str) -> str:
-    """Copy a directory with everything that it says about its files, deletions too; it is complete or not there."""
+    """Copy a directory with everything that it records about its files, deletions too; it is complete or not there."""
     if not (layers / name).is_dir():
         partial = staging / name
         partial.mkdir()

@@ -75,7 +75,7 @@ class OfflineBase:
 
     @property
     def instructions(self) -> list[str]:
-        """What a Dockerfile says of the image beside its files."""
+        """What a Dockerfile sets of the image beside its files."""
         if not self.is_python:
             return [f"ENV PATH={_PATH}", 'CMD ["bash"]']
         return [f"ENV PATH={_PATH} LANG=C.UTF-8", 'CMD ["python3"]']
@@ -107,7 +107,7 @@ def full_reference(reference: str) -> str:
 
 
 def is_official(reference: str) -> bool:
-    """Tell whether a reference names an image that a stand-in may be made for, of any tag."""
+    """Return whether a reference names an image that a stand-in may be made for, of any tag."""
     return _parts(reference) is not None
 
 
@@ -115,7 +115,7 @@ def offline_base(reference: str) -> OfflineBase:
     """Return what stands in for an official image: of its own release, and for ``python`` with its own Python.
 
     Raises:
-        SandboxStartError: Nothing does; the message says why, and what there is.
+        SandboxStartError: Nothing does; the message states why, and what there is.
     """
     parts = _parts(reference)
     if parts is None:
@@ -133,7 +133,7 @@ def _parts(reference: str) -> tuple[str, str] | None:
     found = re.fullmatch(rf"{library}(debian|ubuntu|python)(?::([\w.-]+))?(@.+)?", full_reference(reference))
     if found is None:
         return None
-    # A digest alone names one release, and does not say which.
+    # A digest alone names one release, and does not state which.
     return found[1], found[2] or ("(digest)" if found[3] else "")
 
 

@@ -22,7 +22,7 @@ _READ_TIMEOUT_SEC = 600.0
 
 
 def is_archive(reference: str) -> bool:
-    """Tell whether an image's name says where its archive is (``oci-archive:PATH``, ``docker-archive:PATH``, …)."""
+    """Return whether an image's name states where its archive is (``oci-archive:PATH``, ``docker-archive:PATH``, …)."""
     return _ARCHIVE.fullmatch(reference) is not None
 
 
@@ -62,7 +62,7 @@ async def load_archive(reference: str, environment_dir: Path) -> str:
 
 
 def fingerprint(path: Path) -> str:
-    """Hash what tells that nothing below ``path`` changed: names, kinds, owners, modes, sizes, times and inodes.
+    """Hash what shows that nothing below ``path`` changed: names, kinds, owners, modes, sizes, times and inodes.
 
     No content is read: the time of a file's last change can't be set back by who changed it.
 
@@ -125,7 +125,7 @@ def _is_tar(path: Path) -> bool:
 
 
 def _what_else(target: Path) -> str:
-    """Say what a directory is instead of a root file system; nothing if it is one."""
+    """Return what a directory is instead of a root file system; nothing if it is one."""
     if any(os.path.lexists(target / shell) for shell in _SHELLS):
         return ""
     if (target / "manifest.json").exists():

@@ -65,7 +65,7 @@ class Carrier:
         await in_thread(lambda: work(Stream(self._near.fileno()), self._check), self.hang_up)
 
     def hang_up(self) -> None:
-        """Let both sides stop. Idempotent."""
+        """Stop both sides. Idempotent."""
         self._is_over = True
         with contextlib.suppress(OSError):
             self._near.shutdown(socket.SHUT_RDWR)

@@ -133,7 +133,7 @@ class SupervisedSandbox:
             may_have_network=limits.may_have_network,
             name_server=NAME_SERVER,
             directories=dict(directories),
-            is_ordinary=is_rootless(),
+            is_rootless=is_rootless(),
             has_own_ids=has_own_ids,
             filters=seccomp.filters(platform.machine()),
             closed_networks=limits.closed_networks,
@@ -149,7 +149,7 @@ class SupervisedSandbox:
             raise SandboxStartError(f"the local sandbox did not come up within {_READY_TIMEOUT_SEC:g} s") from None
         if "error" in answer:
             raise SandboxStartError(f"the local sandbox could not be set up: {answer['error']}")
-        whose = config.cgroups, config.is_ordinary, config.filters
+        whose = config.cgroups, config.is_rootless, config.filters
         self._target = Target(answer["init"], answer["start_time"], answer["first_id"], *whose)
 
     async def _start_supervisor(self, config: str) -> None:
@@ -207,9 +207,9 @@ class SupervisedSandbox:
         place = f"/proc/{self._process.pid}/ns"
         namespaces = [*([f"--user={place}/user"] if is_rootless() else []), f"--mount={place}/mnt"]
         copy = ("cp", "--archive", "--one-file-system", written, str(target))
-        code, said = await run_tool("nsenter", *namespaces, *copy)
+        code, output = await run_tool("nsenter", *namespaces, *copy)
         if code != 0:
-            raise SandboxError(f"what the local sandbox wrote can't be copied: {said.strip()}")
+            raise SandboxError(f"what the local sandbox wrote can't be copied: {output.strip()}")
 
     async def _remove_groups(self) -> None:
         """Do what a killed supervisor could not; the kernel takes a moment to end what was in the sandbox."""
@@ -220,7 +220,7 @@ class SupervisedSandbox:
 
     @property
     def is_running(self) -> bool:
-        """Tell whether commands can still be run."""
+        """Return whether commands can still be run."""
         return self._ready.done() and not self._is_lost
 
     def memory_kills(self) -> int | None:
@@ -241,7 +241,7 @@ class SupervisedSandbox:
         try:
             data, handles, *_ = socket.recv_fds(self._control, _MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, ConnectionError):
-            # A reset says that the other end left a request unread; its last words and the stream's end follow.
+            # A reset means that the other end left a request unread; its last words and the stream's end follow.
             return
         if not data:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
@@ -282,7 +282,7 @@ class SupervisedSandbox:
         """Give the sandbox a network or take it, with every connection.
 
         Raises:
-            SandboxError: There is no network to be had.
+            SandboxError: No network is available.
             SandboxLostError: The sandbox is gone.
         """
         number, answered = self._expect_answer()
@@ -299,7 +299,7 @@ class SupervisedSandbox:
             raise SandboxError(f"the local sandbox gets no network: {answer['error']}")
 
     async def enter_view(self, paths: Sequence[str]) -> None:
-        """Have commands and transfers from now on see the image as it was, with these paths as they are.
+        """Switch commands and transfers to the image as it was, with these paths as they are.
 
         Raises:
             SandboxError: The kernel refuses.
@@ -312,7 +312,7 @@ class SupervisedSandbox:
         (self._view,) = answer["handles"]
 
     async def leave_view(self) -> None:
-        """Have commands and transfers see the sandbox's own files again. Idempotent.
+        """Switch commands and transfers back to the sandbox's own files. Idempotent.
 
         Raises:
             SandboxLostError: The sandbox is gone.
@@ -349,7 +349,7 @@ class SupervisedSandbox:
         return answer
 
     async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
-        """Have the supervisor do one of the works of its ``cleanup`` module, by no program of the sandbox's.
+        """Make the supervisor run one of the functions of its ``cleanup`` module, by no program of the sandbox's.
 
         Args:
             work: Its name.

@@ -30,10 +30,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Entrypoint:
-    """One sandbox's running ENTRYPOINT. It dies with the sandbox.
+    """One sandbox's running ENTRYPOINT. It ends with the sandbox.
 
     Args:
-        argv: What the image says.
+        argv: The image's words.
         log: Where to write what it printed, when it is over; the first 64 KiB.
     """
 

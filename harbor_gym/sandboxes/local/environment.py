@@ -78,10 +78,10 @@ class LocalEnvironment(CarriesFiles):
     **Limits** hold for all processes of a sandbox together, by control groups of either version: ``memory_mb`` (files
     not counted; a tolerance of 64 MiB or an eighth), ``cpus``, and the option ``max_processes`` (1024). Where memory
     runs short the kernel kills the largest process and counts it in the sandbox's /sys/fs/cgroup, as in a container.
-    Where no control groups can be made, ``memory_mb`` bounds each process by itself, the log says so once, and a
+    Where no control groups can be made, ``memory_mb`` bounds each process by itself, the log reports it once, and a
     resource policy of Harbor's that asks for enforcement is refused.
 
-    **Images** come from the task's Dockerfile or ``docker_image``, which may say ``oci-archive:PATH`` or
+    **Images** come from the task's Dockerfile or ``docker_image``, which may be ``oci-archive:PATH`` or
     ``docker-archive:PATH`` too, or from the options ``image`` (the same names) or ``rootfs`` (a directory, or a tar).
     They are kept layer by layer: what several have in common is there once. A ``setup_command`` runs once, in a sandbox
     of its own with the image's environment; every sandbox then starts from the files that it left.
@@ -104,7 +104,7 @@ class LocalEnvironment(CarriesFiles):
     Needs Linux with buildah, libseccomp and the OCI seccomp profile that buildah's package brings, and root or an
     ordinary user with subordinate ids (subuid(5)). Compose tasks, GPUs and host mounts of the user's own are refused.
 
-    The environment belongs to the event loop that started it. When the process dies, however, its sandboxes go too.
+    The environment belongs to the event loop that started it. When the process ends, however, its sandboxes go too.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class LocalEnvironment(CarriesFiles):
     @classmethod
     @override
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """Say what this machine's control groups can enforce. Makes and removes empty ones, once per process."""
+        """Return what this machine's control groups can enforce. Makes and removes empty ones, once per process."""
         if sys.platform != "linux":
             return EnvironmentResourceCapabilities()
         places = cgroups.places()
@@ -174,7 +174,7 @@ class LocalEnvironment(CarriesFiles):
 
     @property
     def image_substitutions(self) -> tuple[str, ...]:
-        """Base images that could not be had, and what stands in for each. Empty before :meth:`start`."""
+        """Base images that were not available, and what stands in for each. Empty before :meth:`start`."""
         return self._image.substitutions if self._image is not None else ()
 
     @classmethod
@@ -183,7 +183,7 @@ class LocalEnvironment(CarriesFiles):
         """Check that sandboxes can start on this machine.
 
         Raises:
-            MissingDependencyError: Not Linux, no namespaces, or a program is missing; the message says how to get it.
+            MissingDependencyError: Not Linux, no namespaces, or a program is missing; the message states how to get it.
         """
         if sys.platform != "linux":
             raise MissingDependencyError("local sandboxes need Linux namespaces: use another sandbox (--env docker)")
@@ -286,7 +286,7 @@ class LocalEnvironment(CarriesFiles):
 
     @property
     def _chosen_image(self) -> ImageOptions:
-        """What the options say; a separate verifier's sandbox has an image of its own, of which they say nothing."""
+        """The options' image; a separate verifier's sandbox has an image of its own, which no option sets."""
         return ImageOptions() if is_of_verifier(self.session_id) else self._image_options
 
     def _limits(self) -> Limits:
@@ -376,7 +376,7 @@ class LocalEnvironment(CarriesFiles):
         """Return an argument vector for a process of this machine that is ``command`` in the sandbox.
 
         For whoever needs a long-lived process with pipes or a terminal of its own: the command has the starter's
-        stdio, its exit status becomes the process's, TERM, INT and HUP reach it, and it dies with the process and with
+        stdio, its exit status becomes the process's, TERM, INT and HUP reach it, and it ends with the process and with
         the sandbox. Give it pipes or a terminal of its own: a file of the host handed in could be opened again and
         written by the sandbox, and your own terminal could be typed into. The arguments mean what they mean for
         :meth:`exec`. 125 is the status when the sandbox is gone.
@@ -423,7 +423,7 @@ class LocalEnvironment(CarriesFiles):
         return {**answer, "oom_kills": sandbox.memory_kills()}
 
     async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
-        """Have every further call happen in a pristine view: a fresh overlay of the image's layers.
+        """Switch every further call to a pristine view: a fresh overlay of the image's layers.
 
         In it are /tests, /tmp and /logs/verifier as the image has them, and of the sandbox's own files these paths and
         Harbor's other log directories, each as it is: absent where it is absent, or where a link leads to it. setuid
@@ -440,7 +440,7 @@ class LocalEnvironment(CarriesFiles):
         await self._running().enter_view([*map(str, verify_paths), *logs])
 
     async def leave_verifier_view(self) -> None:
-        """Have every further call happen among the sandbox's own files again, and drop the view. Idempotent.
+        """Switch every further call back to the sandbox's own files, and drop the view. Idempotent.
 
         Raises:
             SandboxLostError: The sandbox is not running.
@@ -458,7 +458,7 @@ class LocalEnvironment(CarriesFiles):
         return [PurePosixPath(path) for path in await self._running().written_paths()]
 
     async def is_up(self) -> bool:
-        """Tell whether the sandbox itself, its first process and what serves it, is there, whatever runs in it."""
+        """Return whether the sandbox itself, its first process and what serves it, is there, whatever runs in it."""
         return self._sandbox is not None and self._sandbox.is_running
 
     def _running(self) -> SupervisedSandbox:

@@ -53,7 +53,7 @@ class ForkedSupervisor:
     """A supervisor that is the forkserver's child, by a descriptor that means it and never another process."""
 
     returncode = None
-    """Only its parent could tell."""
+    """Only its parent could know."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
@@ -79,7 +79,7 @@ class ForkedSupervisor:
 
 
 async def fork_supervisor(config: str, control: socket.socket, *handles: int) -> ForkedSupervisor:
-    """Have a supervisor started, or a transfer's process.
+    """Start a supervisor, or a transfer's process.
 
     Args:
         config: What it does, as JSON.
@@ -87,7 +87,7 @@ async def fork_supervisor(config: str, control: socket.socket, *handles: int) ->
         handles: Further descriptors that it needs.
 
     Raises:
-        SandboxStartError: There is no forkserver to be had.
+        SandboxStartError: No forkserver is available.
     """
     answers, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with answers:
@@ -100,7 +100,7 @@ async def fork_supervisor(config: str, control: socket.socket, *handles: int) ->
             raise SandboxStartError(f"no local sandbox was started within {_ANSWER_TIMEOUT_SEC:g} s") from None
         output, received, *_ = socket.recv_fds(answers, _ANSWER_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     if not received:
-        raise SandboxStartError("the process that starts local sandboxes died: run the episode again")
+        raise SandboxStartError("the process that starts local sandboxes exited: run the episode again")
     return ForkedSupervisor(int(output), received[0])
 
 

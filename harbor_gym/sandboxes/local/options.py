@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """The sandbox options that say what a sandbox may use of this machine."""
+    """The sandbox options that limit what a sandbox may use of this machine."""
 
     max_processes: int = DEFAULT_MAX_PROCESSES
     network: Literal["task", "none"] = "task"
@@ -50,11 +50,11 @@ class LocalOptions:
             raise UsageError(f"sandbox option max_processes: {self.max_processes} is less than 1")
 
     def has_network(self, policy: NetworkPolicy, task: str) -> bool:
-        """Tell whether a sandbox of ``task`` gets a network under ``policy``.
+        """Return whether a sandbox of ``task`` gets a network under ``policy``.
 
         Raises:
             MissingDependencyError: It should, and there is no program for it; for root, no device either. An ordinary
-                user can't help that: the sandbox does without, and the log says so once.
+                user can't help that: the sandbox does without, and the log reports it once.
         """
         if policy.network_mode != NetworkMode.PUBLIC:
             return False

@@ -87,7 +87,7 @@ def _applicable(rules: Iterable[Mapping[str, Any]], architecture: str) -> list[M
 
 
 def _refused_families() -> list[Mapping[str, Any]]:
-    """Return rules against every socket family but a few; a profile can't say "none of these"."""
+    """Return rules against every socket family but a few; a profile can't express "none of these"."""
     last = max(_SOCKET_FAMILIES)
     conditions = [("SCMP_CMP_EQ", family) for family in range(last) if family not in _SOCKET_FAMILIES]
     return [
@@ -124,7 +124,7 @@ def _compiled(machine: str, default: tuple[str, int], rules: Sequence[Mapping[st
 
 
 def _is_known(name: str) -> bool:
-    """Tell whether this libseccomp knows a call; a profile may name newer ones, which the default then refuses."""
+    """Return whether this libseccomp knows a call; a profile may name newer ones, which the default then refuses."""
     import pyseccomp
 
     try:

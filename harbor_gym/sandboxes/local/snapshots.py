@@ -26,7 +26,7 @@ _KILL_THE_REST = "kill -9 -1 2>/dev/null; while kill -0 -1 2>/dev/null; do :; do
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """The sandbox options that say what a sandbox of a task stands on."""
+    """The sandbox options that set what a sandbox of a task stands on."""
 
     image: str | None = None
     rootfs: Path | None = None

@@ -74,7 +74,7 @@ def parse_capture(answer: str, nonce: str) -> Capture:
     """Read the step script's standard output.
 
     Raises:
-        FrameError: the answer is cut or damaged: the script did not run through.
+        CaptureError: the answer is cut or damaged: the script did not run through.
     """
     try:
         return _parse(answer, nonce)
@@ -116,7 +116,7 @@ def _parse(answer: str, nonce: str) -> Capture:
 
 
 def excerpt_of(capture: Capture, *, start: int) -> Excerpt:
-    """Return the text of ``frame`` from line ``start`` on, trimmed."""
+    """Return the text of ``capture`` from line ``start`` on, trimmed."""
     if capture.tail is None:
         return Excerpt("\n".join(trim_lines(capture.lines[start:])))
     head = [line.rstrip() for line in capture.lines[start:]]

@@ -1,4 +1,4 @@
-"""Keystrokes to what tmux is told to type: a key name from a closed list, or bytes as they are."""
+"""Keystrokes to what tmux is made to type: a key name from a closed list, or bytes as they are."""
 
 import re
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ class Keys:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nothing is typed at all."""
+        """Return whether nothing is typed at all."""
         return self.name is None and not self.data and self.text is None
 
 

@@ -2,7 +2,7 @@
 
 Format 1, one observation per step, UTF-8, at most ``max_observation_bytes``:
 
-    [still running after 3.0 s]        a header, only when there is something to say
+    [still running after 3.0 s]        a header, only when there is something to report
     first line                         the text, lines right-trimmed, wraps joined
     [... 950 lines (8500 bytes) omitted ...]
     last line
@@ -97,7 +97,7 @@ def find_news(lines: Sequence[str], anchor: Anchor, *, cursor_row: int, new_prom
 
 
 def has_overflowed(lines: Sequence[str], anchor: Anchor, *, history_lines: int, limit: int) -> bool:
-    """Tell whether the scrollback dropped lines since ``anchor``.
+    """Return whether the scrollback dropped lines since ``anchor``.
 
     tmux drops a tenth of a full scrollback at once, so it is then nine tenths full, and does not begin any more with
     the screen of the previous observation. Source: ``grid_collect_history`` in tmux's grid.c.
@@ -108,7 +108,7 @@ def has_overflowed(lines: Sequence[str], anchor: Anchor, *, history_lines: int, 
 
 
 def _holds(above: Sequence[str], lines: Sequence[str]) -> bool:
-    """Tell whether ``lines`` begins with the lines that were above the cursor."""
+    """Return whether ``lines`` begins with the lines that were above the cursor."""
     return len(lines) > len(above) and all(line.rstrip() == old for line, old in zip(lines, above, strict=False))
 
 
@@ -157,7 +157,7 @@ def take_tail(text: str, max_bytes: int) -> str:
 
 
 def describe(wait: str | None, *, exit_code: int | None, waited_sec: float, typed_line: bool) -> str:
-    """Say in one header line what the screen does not show; empty for a plain successful command."""
+    """Return in one header line what the screen does not show; empty for a plain successful command."""
     match wait:
         case "ended":
             return "[session ended]" if exit_code is None else f"[session ended, exit code {exit_code}]"

@@ -43,7 +43,7 @@ def harbor_send_keys(keystrokes: str, *, target: str = HARBOR_SESSION) -> list[l
 
 
 def is_pasted(keystrokes: str) -> bool:
-    """Tell whether Terminus-2 would paste ``keystrokes``: at about 15 950 bytes, a quote counting five."""
+    """Return whether Terminus-2 would paste ``keystrokes``: at about 15 950 bytes, a quote counting five."""
     command = f"tmux send-keys -t {HARBOR_SESSION} -- {shlex.quote(keystrokes)}"
     return len(command.encode()) > _MAX_COMMAND_BYTES
 

@@ -27,7 +27,7 @@ def reader(key: str, **texts: str) -> str:
     A command line is seen by everybody in the sandbox.
 
     Args:
-        key: Tells this command from others.
+        key: Distinguishes this command from others.
         texts: What will stand in its input, in this order.
     """
     reads = [f"IFS= LC_ALL=C read -rN {len(text.encode())} {name}" for name, text in texts.items()]

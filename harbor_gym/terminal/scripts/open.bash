@@ -1,7 +1,7 @@
 # Open the session: one private directory, one tmux server in it, one interactive bash in its pane.
 # Answers with one line: "<nonce> ok <dir> <shell pid> <server pid>", or "<nonce> fail <reason> <details>".
 # Every program it calls costs a millisecond or two of each episode: bash does what bash can.
-# ready is empty, or what to serve steps under: then this process goes on to do that, and says so after a failure too.
+# ready is empty, or what to serve steps under: then this process goes on to do that, and reports it after a failure too.
 # The step script is in the variable step already, and no business of the pane's.
 # shellcheck disable=SC2034,SC2154  # it shares variables with the step script
 export -n step
@@ -56,7 +56,7 @@ fi
 unset TMUX TMUX_PANE
 export SHELL=$BASH
 
-# In a file: the policy reads command lines when it lists processes, and a control client tells of each command.
+# In a file: the policy reads command lines when it lists processes, and a control client reports each command.
 printf '%s\n' "$clean" "set-option -g history-limit $history" 'set-option -g status off' \
     'set-option -s escape-time 0' "set-option -s default-terminal $term" "set-option -g default-shell '$BASH'" \
     'set-option -wg remain-on-exit on' 'set-option -wg automatic-rename off' 'set-option -wg allow-rename on' >"$dir/options"

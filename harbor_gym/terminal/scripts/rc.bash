@@ -1,5 +1,5 @@
 # Read by the policy's interactive shell: the user's own settings, then marks in its prompts.
-# A mark is "<nonce> <pid> <count> <kind>": r runs a command, m wants more input, "p <exit code>" is a prompt. tmux keeps
+# A mark is "<nonce> <pid> <count> <kind>": r runs a command, m needs more input, "p <exit code>" is a prompt. tmux keeps
 # the last one as the pane's path (OSC 7); the window's name behind it (\ek) makes tmux notify its control clients. The
 # leading \e\\ ends a string that a program left open.
 # shellcheck disable=SC1003,SC1090,SC2016,SC2034

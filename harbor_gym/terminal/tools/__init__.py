@@ -87,7 +87,7 @@ async def _install(environment: "BaseEnvironment", bundle: Bundle, tools: list[s
     problem = ""
     for place in _PLACES:
         directory = f"{place}/.tmux-tools-{bundle.name}"
-        # tmux checks its locale before it tells its version.
+        # tmux checks its locale before it prints its version.
         calls = " && ".join(f"{directory}/{tool} {'-V' if tool == 'tmux' else '--version'}" for tool in tools)
         check = f"{calls} && echo works"
         state = await _run(

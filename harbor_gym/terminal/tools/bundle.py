@@ -48,7 +48,7 @@ exit 0
 
 
 class BundleError(RuntimeError):
-    """The host has nothing that could be brought along; the message says what is missing."""
+    """The host has nothing that could be brought along; the message states what is missing."""
 
 
 @dataclass(frozen=True, slots=True)

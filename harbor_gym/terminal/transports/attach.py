@@ -22,12 +22,12 @@ logger = logging.getLogger(__name__)
 
 
 def has_pipes(environment: "BaseEnvironment") -> bool:
-    """Tell whether :func:`exec_pipes` will start commands in this environment."""
+    """Return whether :func:`exec_pipes` will start commands in this environment."""
     return isinstance(environment, SupportsExecPipes) and isinstance(environment, SupportsExecArgv)
 
 
 async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> PipedProcess | None:
-    """Start ``command`` in the sandbox with pipes, or return None where the environment itself offers no such thing.
+    """Start ``command`` in the sandbox with pipes, or return None where the environment supports no such thing.
 
     It does as :class:`harbor_gym.sandboxes.extensions.SupportsExecPipes`, beside its ``exec_argv``: that saves a
     process.
@@ -44,7 +44,7 @@ async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str 
 async def enter_argv(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> list[str] | None:
     """Return an argument vector for a process that is ``command`` in the sandbox, or None where there is none.
 
-    An environment offers one itself as :class:`harbor_gym.sandboxes.extensions.SupportsExecArgv`; Harbor's Docker
+    An environment supports one itself as :class:`harbor_gym.sandboxes.extensions.SupportsExecArgv`; Harbor's Docker
     environment (and what derives from it) is entered by its engine's ``exec``.
     """
     if isinstance(environment, SupportsExecArgv):

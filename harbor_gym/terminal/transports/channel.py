@@ -30,7 +30,7 @@ class Channel:
         self._max_answer_bytes = max_answer_bytes
         self._received = bytearray()
         self.greeting = ""
-        """What it said until it was ready."""
+        """Its output until it was ready."""
 
     @classmethod
     async def open(cls, argv: Sequence[str], given: str = "", *, ready: str, max_answer_bytes: int) -> "Channel":
@@ -40,7 +40,7 @@ class Channel:
         when its standard input does, so also with this process.
 
         Raises:
-            ChannelBrokenError: it could not be started, or said something else.
+            ChannelBrokenError: it could not be started, or answered something else.
         """
         try:
             process = await start_process(
@@ -59,7 +59,7 @@ class Channel:
         """Take a process that has just been started, give it what it reads first, and wait for its line ``ready``.
 
         Raises:
-            ChannelBrokenError: it said something else; it has been ended.
+            ChannelBrokenError: it answered something else; it has been ended.
         """
         channel = cls(process, max_answer_bytes)
         try:
@@ -75,7 +75,7 @@ class Channel:
         """Send ``lines`` and return the answer up to its line ``end``.
 
         Cancelling leaves the channel usable: the next request makes the other side drop this one, and what it may
-        still have said stands before the next answer.
+        still have answered stands before the next answer.
 
         Raises:
             ChannelBrokenError: the process has ended, or the time was up.
@@ -119,7 +119,7 @@ class Channel:
         """Return what was received up to the line ``end``.
 
         Raises:
-            ChannelBrokenError: The process has ended, was silent for too long, or said too much.
+            ChannelBrokenError: The process has ended, was silent for too long, or answered too much.
         """
         assert self._process.stdout is not None
         wanted, searched = end.encode(), 0

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from harbor_gym._runtime.shell_text import with_arguments
-from harbor_gym.terminal.screen import capture as frames
+from harbor_gym.terminal.screen.capture import Capture, CaptureError, parse_capture
 from harbor_gym.terminal.scripts import read_script
 from harbor_gym.terminal.transports.attach import enter_argv, exec_pipes
 from harbor_gym.terminal.transports.channel import Channel, ChannelBrokenError
@@ -22,7 +22,7 @@ _MAX_BREAKS = 3
 logger = logging.getLogger(__name__)
 
 
-async def enter(
+async def open_channel(
     environment: "BaseEnvironment",
     command: str,
     *,
@@ -31,7 +31,7 @@ async def enter(
     max_answer_bytes: int,
     given: str = "",
 ) -> Channel | None:
-    """Start ``command`` in the sandbox with pipes, and wait until it says that it is ``ready``.
+    """Start ``command`` in the sandbox with pipes, and wait until it reports that it is ``ready``.
 
     Args:
         environment: The sandbox.
@@ -42,17 +42,17 @@ async def enter(
         given: The begin of its input.
 
     Returns:
-        The channel; None where the environment offers no way in.
+        The channel; None where the environment supports no channel.
 
     Raises:
         ChannelBrokenError: there is one, but no usable answer came.
         SandboxLostError: the sandbox is gone.
     """
-    says = f"{ready} ready"
+    greeting = f"{ready} ready"
     if (process := await exec_pipes(environment, command, user=user)) is not None:
-        return await Channel.over(process, given, ready=says, max_answer_bytes=max_answer_bytes)
+        return await Channel.over(process, given, ready=greeting, max_answer_bytes=max_answer_bytes)
     if (argv := await enter_argv(environment, command, user=user)) is not None:
-        return await Channel.open(argv, given, ready=says, max_answer_bytes=max_answer_bytes)
+        return await Channel.open(argv, given, ready=greeting, max_answer_bytes=max_answer_bytes)
     return None
 
 
@@ -82,7 +82,7 @@ class PersistentTransport:
         self._is_closed = False
 
     async def connect(self) -> bool:
-        """Enter the sandbox, if nobody has yet. False: the environment offers no way in.
+        """Open the channel, if there is none yet. False: the environment supports no channel.
 
         Raises:
             ChannelBrokenError: there is one, but no usable answer came.
@@ -90,13 +90,13 @@ class PersistentTransport:
         if self._channel is None:
             ready = f"@{secrets.token_hex(8)}"
             command = f"{self.portable.prefix}exec {shlex.join(['bash', f'{self._directory}/step', 'serve', ready])}"
-            self._channel = await enter(
+            self._channel = await open_channel(
                 self._environment, command, user=self._user, ready=ready, max_answer_bytes=self._max_answer_bytes
             )
         return self._channel is not None
 
-    async def take(self, step: Step) -> frames.Capture:
-        """See :meth:`harbor_gym.terminal.transports.step.Transport.take`."""
+    async def run_step(self, step: Step) -> Capture:
+        """See :meth:`harbor_gym.terminal.transports.step.Transport.run_step`."""
         try:
             if self._channel is None and self._breaks <= _MAX_BREAKS and not self._is_closed:
                 await self.connect()
@@ -109,9 +109,9 @@ class PersistentTransport:
             self._breaks += 1
             await self.close_channel()
         self.name = "portable"
-        return await self.portable.take(step, again=True)
+        return await self.portable.run_step(step, again=True)
 
-    async def _ask(self, channel: Channel, step: Step) -> frames.Capture:
+    async def _ask(self, channel: Channel, step: Step) -> Capture:
         short, files = step.with_long_payloads_in_files()
         lines = [
             f"put {name} {content[start : start + LONG_PAYLOAD_BYTES]}"
@@ -121,8 +121,8 @@ class PersistentTransport:
         lines.append(" ".join(["step", *short.words]))
         answer = await channel.ask(lines, end=f"{step.nonce} end", timeout_sec=step.wait_sec + MARGIN_SEC)
         try:
-            return frames.parse_capture(answer, step.nonce)
-        except frames.CaptureError as error:
+            return parse_capture(answer, step.nonce)
+        except CaptureError as error:
             raise ChannelBrokenError(f"damaged answer: {error}") from error
 
     async def finish(self, script: str, *arguments: object) -> str:
@@ -137,7 +137,7 @@ class PersistentTransport:
         return await self.portable.finish(script, *arguments)
 
     async def _hand_over(self, channel: Channel, text: str) -> str:
-        """Have the process at the other end go on as another script, which saves the start of one."""
+        """Let the process at the other end continue as another script, which saves the start of one."""
         end = f"@{secrets.token_hex(8)} end"
         text = f"{text}\nprintf '%s\\n' '{end}'"
         request = [f"become {len(text.encode())}", text]

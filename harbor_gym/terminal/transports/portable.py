@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from harbor_gym.errors import SandboxLostError
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
-from harbor_gym.terminal.screen import capture as frames
+from harbor_gym.terminal.screen.capture import NO_SESSION, Capture, CaptureError, parse_capture
 from harbor_gym.terminal.scripts import call_in_bash
 from harbor_gym.terminal.tools import path_prefix
 from harbor_gym.terminal.transports.step import LONG_PAYLOAD_BYTES, Step
@@ -33,8 +33,8 @@ class PortableTransport:
         self.prefix = path_prefix(tools)
         """What every command in the sandbox begins with."""
 
-    async def take(self, step: Step, *, again: bool = False) -> frames.Capture:
-        """See :meth:`harbor_gym.terminal.transports.step.Transport.take`.
+    async def run_step(self, step: Step, *, again: bool = False) -> Capture:
+        """See :meth:`harbor_gym.terminal.transports.step.Transport.run_step`.
 
         ``again``: another transport may have begun this very step. Whatever still works on it is stopped, what was
         typed is not typed again, and a screen that was already taken is shown again.
@@ -51,16 +51,16 @@ class PortableTransport:
             f"printf '%s step , 0:0:\\n%s gone its script is removed\\n%s end\\n' {nonce} {nonce} {nonce}",
             timeout_sec=step.wait_sec + MARGIN_SEC,
             user=self._user,
-            purpose="take a terminal step",
+            purpose="run a terminal step",
         )
         try:
-            return frames.parse_capture(result.stdout or "", nonce)
-        except frames.CaptureError as error:
+            return parse_capture(result.stdout or "", nonce)
+        except CaptureError as error:
             if result.return_code in _NO_SHELL_CODES:
-                return frames.NO_SESSION
+                return NO_SESSION
             if step.inputs:
                 # The script was killed half-way (`kill -9 -1` does it): look once, type nothing again.
-                return await self.take(step.without_inputs())
+                return await self.run_step(step.without_inputs())
             raise SandboxLostError(
                 f"Sandbox {self._environment.session_id!r} gave no usable answer to a terminal step "
                 f"(return code {result.return_code}): {error}. Run the episode again in a fresh sandbox."

@@ -1,4 +1,4 @@
-"""One step as it is handed to a transport: what to type, how long to wait, and how to tell the answer from others."""
+"""One step as it is handed to a transport: what to type, how long to wait, and how to recognise its answer."""
 
 import base64
 import math
@@ -53,14 +53,14 @@ class Step:
     def words(self) -> list[str]:
         """The script's arguments."""
         words = [self.nonce, str(self.capture_bytes), str(self.first_number)]
-        for typing in self.inputs:
-            words += [typing.wait, typing.kind, typing.payload]
+        for typed_input in self.inputs:
+            words += [typed_input.wait, typed_input.kind, typed_input.payload]
         return words
 
     @property
     def wait_sec(self) -> float:
         """The longest that all the waits can take."""
-        return sum(typing.wait_sec for typing in self.inputs)
+        return sum(typed_input.wait_sec for typed_input in self.inputs)
 
     def without_inputs(self) -> "Step":
         """Return a step that only looks at the screen."""
@@ -71,13 +71,13 @@ class Step:
         files: dict[str, str] = {}
         inputs: list[TypedInput] = []
         room = LONG_PAYLOAD_BYTES
-        for typing in self.inputs:
-            if len(typing.payload) > room:
+        for typed_input in self.inputs:
+            if len(typed_input.payload) > room:
                 name = f"keys-{secrets.token_hex(4)}"
-                files[name] = typing.payload
-                typing = replace(typing, kind="file", payload=name)
-            room -= len(typing.payload)
-            inputs.append(typing)
+                files[name] = typed_input.payload
+                typed_input = replace(typed_input, kind="file", payload=name)
+            room -= len(typed_input.payload)
+            inputs.append(typed_input)
         return replace(self, inputs=tuple(inputs)), files
 
 
@@ -87,8 +87,8 @@ class Transport(Protocol):
     name: str
     """Which way the latest step went: ``portable`` or ``persistent``."""
 
-    async def take(self, step: Step) -> Capture:
-        """Take ``step``; nothing of it is typed twice, whatever happens on the way.
+    async def run_step(self, step: Step) -> Capture:
+        """Run ``step``; nothing of it is typed twice, whatever happens on the way.
 
         Raises:
             SandboxLostError: the sandbox is gone.
@@ -97,7 +97,7 @@ class Transport(Protocol):
         ...
 
     async def finish(self, script: str, *arguments: object) -> str:
-        """Run one of the sandbox's scripts in place of further steps, then :meth:`close`; return what it said.
+        """Run one of the sandbox's scripts in place of further steps, then :meth:`close`; return its output.
 
         Raises:
             SandboxLostError: the sandbox is gone.
@@ -106,7 +106,7 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of everything that this machine holds. Idempotent; the session in the sandbox goes on."""
+        """Release everything that this machine holds. Idempotent; the session in the sandbox goes on."""
         ...
 
 

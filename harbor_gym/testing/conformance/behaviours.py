@@ -1,4 +1,4 @@
-"""Behaviours: small named checks of one promise each, and the words they are written with."""
+"""Behaviours: small named checks of one property each, and the functions they are written with."""
 
 import asyncio
 import contextlib
@@ -16,16 +16,16 @@ type Check[S] = Callable[[S], Awaitable[None]]
 
 
 class Violation(AssertionError):
-    """A promise is broken."""
+    """A behaviour does not hold."""
 
 
 class NotApplicable(Exception):
-    """The subject says by its own capabilities that it doesn't do this at all."""
+    """The subject declares by its own capabilities that it doesn't do this at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour[S]:
-    """One promise, and how to see whether it is kept."""
+    """One property, and the check of it."""
 
     name: str
     family: str
@@ -43,11 +43,11 @@ class Family[S](list[Behaviour[S]]):
         super().__init__()
         self.name = name
 
-    def promise(self, check: Check[S]) -> Check[S]:
+    def behaviour(self, check: Check[S]) -> Check[S]:
         """Add a check; its name and docstring are the behaviour's name and contract."""
         return self._add(check, alone=False)
 
-    def promise_alone(self, check: Check[S]) -> Check[S]:
+    def behaviour_alone(self, check: Check[S]) -> Check[S]:
         """Add a check that changes what others would notice."""
         return self._add(check, alone=True)
 
@@ -81,7 +81,7 @@ async def observe[S](
     Args:
         behaviour: What to check.
         subject: On what.
-        known_failures: Why this is known not to hold; None: it is promised.
+        known_failures: Why this is known not to hold; None: it must hold.
         probe_known_failures: Check that too: if it does hold, the record is out of date, and that is a failure.
         timeout_sec: A check that takes longer has failed.
     """

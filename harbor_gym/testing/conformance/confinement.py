@@ -1,4 +1,4 @@
-"""What a sandbox promises of a hostile root inside: it reaches nothing of the machine, and no verdict."""
+"""What a sandbox must enforce against a hostile root inside: it reaches nothing of the machine, and no verdict."""
 
 import asyncio
 import shlex
@@ -28,7 +28,7 @@ _MORE_TERMINALS_THAN_ANY_TASK_NEEDS = 256
 _HIDDEN = ("kcore", "kpagecount", "kpageflags", "kpagecgroup", "slabinfo", "vmallocinfo", "keys", "timer_list")
 
 
-@CONFINEMENT.promise_alone
+@CONFINEMENT.behaviour_alone
 async def no_program_of_the_host_is_reached(probe: Probe) -> None:
     """While commands start, root inside finds no process whose program is a file of the host, by /proc/PID/exe."""
     await probe.output("rm -f /tmp/watched")
@@ -40,16 +40,16 @@ async def no_program_of_the_host_is_reached(probe: Probe) -> None:
     expect_equal((found.return_code, found.stdout or ""), (0, ""), "programs that the sandbox has not")
 
 
-@CONFINEMENT.promise
+@CONFINEMENT.behaviour
 async def root_inside_is_root_of_its_own_namespace(probe: Probe) -> None:
     """A user namespace of the sandbox's own: root's rights inside are no rights on the machine."""
     inside = await probe.output("readlink /proc/self/ns/user")
     outside = str(await asyncio.to_thread(Path("/proc/self/ns/user").readlink))
-    expect(inside.startswith("user:["), f"the user namespace can't be told: {inside!r}")
+    expect(inside.startswith("user:["), f"the user namespace can't be determined: {inside!r}")
     expect(inside != outside, f"commands are in this machine's own user namespace, {outside}")
 
 
-@CONFINEMENT.promise_alone
+@CONFINEMENT.behaviour_alone
 async def terminals_end_at_the_sandboxs_own_limit(probe: Probe) -> None:
     """Pseudo-terminals, of which the machine has some thousand for all, are bounded by sandbox."""
     most = _MORE_TERMINALS_THAN_ANY_TASK_NEEDS
@@ -60,7 +60,7 @@ async def terminals_end_at_the_sandboxs_own_limit(probe: Probe) -> None:
     expect(0 < taken < most, f"one command took {taken} pseudo-terminals")
 
 
-@CONFINEMENT.promise
+@CONFINEMENT.behaviour
 async def the_first_process_is_closed(probe: Probe) -> None:
     """Root inside can't write into the memory of the sandbox's first process, which every cleaning spares."""
     await probe.output("exec 3<>/proc/self/mem")
@@ -68,15 +68,15 @@ async def the_first_process_is_closed(probe: Probe) -> None:
     expect(result.return_code != 0, "/proc/1/mem was opened for writing")
 
 
-@CONFINEMENT.promise
+@CONFINEMENT.behaviour
 async def the_kernels_memory_is_hidden(probe: Probe) -> None:
-    """What /proc tells of the whole machine's memory, keys and timers reads as empty, or can't be read."""
+    """What /proc shows of the whole machine's memory, keys and timers reads as empty, or can't be read."""
     for name in _HIDDEN:
         read = await probe.run(f"head -c 16 /proc/{name} 2>/dev/null | wc -c")
         expect_equal((read.stdout or "").strip(), "0", f"bytes read of /proc/{name}")
 
 
-@CONFINEMENT.promise
+@CONFINEMENT.behaviour
 async def system_calls_are_filtered(probe: Probe) -> None:
     """Commands run under a system call filter, and make no namespaces, in which they would have all rights."""
     expect_equal(await probe.output("grep '^Seccomp:' /proc/self/status | tr -d '\\t'"), "Seccomp:2", "the filter")
@@ -85,7 +85,7 @@ async def system_calls_are_filtered(probe: Probe) -> None:
         expect(result.return_code != 0, f"a {kind} namespace was made")
 
 
-@CONFINEMENT.promise_alone
+@CONFINEMENT.behaviour_alone
 async def no_program_inside_takes_part_in_transfers(probe: Probe) -> None:
     """Uploads and downloads run nothing of the sandbox: a replaced ``tar`` is not called, and its words not parsed."""
     names = "tar cat mkdir chmod chown find gzip cp"
@@ -104,7 +104,7 @@ async def no_program_inside_takes_part_in_transfers(probe: Probe) -> None:
     expect(called.return_code != 0, "a program of the sandbox was called")
 
 
-@CONFINEMENT.promise_alone
+@CONFINEMENT.behaviour_alone
 async def a_verifier_sees_the_image_and_what_counts(probe: Probe) -> None:
     """A verifier can be given a view with the image's files as they were, and of the sandbox's only chosen paths."""
     sandbox = probe.sandbox

@@ -1,4 +1,4 @@
-"""What an environment promises to whoever calls ``reset``, ``step`` and ``close``."""
+"""What an environment must do for callers of ``reset``, ``step`` and ``close``."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ FAILURES = Family[EnvProbe]("failures")
 # --- order of calls --------------------------------------------------------------------------------------------------
 
 
-@ORDER.promise
+@ORDER.behaviour
 async def reset_brings_text_and_info(probe: EnvProbe) -> None:
     """``reset`` returns the terminal's text, and ``info`` with the instruction and what its type requires."""
     env = probe.make()
@@ -30,7 +30,7 @@ async def reset_brings_text_and_info(probe: EnvProbe) -> None:
         await env.close()
 
 
-@ORDER.promise
+@ORDER.behaviour
 async def a_step_before_reset_is_refused(probe: EnvProbe) -> None:
     """It raises ``UsageError``, and the environment can be reset afterwards."""
     env = probe.make()
@@ -42,7 +42,7 @@ async def a_step_before_reset_is_refused(probe: EnvProbe) -> None:
         await env.close()
 
 
-@ORDER.promise
+@ORDER.behaviour
 async def a_step_after_done_is_refused(probe: EnvProbe) -> None:
     """It raises ``UsageError``: a finished episode can't go on."""
     async with probe.running(max_turns=1) as env:
@@ -51,7 +51,7 @@ async def a_step_after_done_is_refused(probe: EnvProbe) -> None:
             await env.step("true\n")
 
 
-@ORDER.promise
+@ORDER.behaviour
 async def two_steps_at_once_are_refused(probe: EnvProbe) -> None:
     """The second raises ``UsageError`` and changes nothing; the first goes on."""
     async with probe.running() as env:
@@ -68,7 +68,7 @@ async def two_steps_at_once_are_refused(probe: EnvProbe) -> None:
             await asyncio.wait([first])
 
 
-@ORDER.promise
+@ORDER.behaviour
 async def a_wrong_action_is_refused_and_changes_nothing(probe: EnvProbe) -> None:
     """What is neither text nor commands raises ``UsageError`` before anything happens; the episode goes on."""
     async with probe.running() as env:
@@ -79,7 +79,7 @@ async def a_wrong_action_is_refused_and_changes_nothing(probe: EnvProbe) -> None
         expect_equal(info["turn"], 1, "turn after refused actions")
 
 
-@ORDER.promise
+@ORDER.behaviour
 async def close_is_idempotent(probe: EnvProbe) -> None:
     """``close`` can be called in any state and again; nothing but ``close`` works afterwards."""
     unused = probe.make()
@@ -91,13 +91,13 @@ async def close_is_idempotent(probe: EnvProbe) -> None:
             await env.step("true\n")
 
 
-@ORDER.promise
+@ORDER.behaviour
 async def a_reset_after_done_is_fresh(probe: EnvProbe) -> None:
     """The next episode's sandbox knows nothing of the last one's, and counting starts again."""
     await _expect_fresh(probe, ends_first=True)
 
 
-@ORDER.promise
+@ORDER.behaviour
 async def a_reset_in_an_episode_is_fresh(probe: EnvProbe) -> None:
     """``reset`` while an episode runs ends that and starts another one in a fresh sandbox."""
     await _expect_fresh(probe, ends_first=False)
@@ -119,7 +119,7 @@ async def _expect_fresh(probe: EnvProbe, *, ends_first: bool) -> None:
 # --- an episode ------------------------------------------------------------------------------------------------------
 
 
-@EPISODES.promise
+@EPISODES.behaviour
 async def a_step_shows_what_was_done(probe: EnvProbe) -> None:
     """The observation has the command's output, the episode goes on, and ``turn`` counts. Rewards may be shaped."""
     async with probe.running() as env:
@@ -129,7 +129,7 @@ async def a_step_shows_what_was_done(probe: EnvProbe) -> None:
             expect_equal((done, info["turn"]), (False, turn), "done and turn")
 
 
-@EPISODES.promise
+@EPISODES.behaviour
 async def state_goes_on_from_step_to_step(probe: EnvProbe) -> None:
     """Steps are one shell session: directory, variables and files stay."""
     async with probe.running() as env:
@@ -138,7 +138,7 @@ async def state_goes_on_from_step_to_step(probe: EnvProbe) -> None:
         expect({"in", "kept"} <= set(observation.splitlines()), f"state was lost between steps: {observation!r}")
 
 
-@EPISODES.promise
+@EPISODES.behaviour
 async def several_commands_are_one_turn(probe: EnvProbe) -> None:
     """A list of commands is typed in order, and its effects are one observation."""
     async with probe.running() as env:
@@ -148,20 +148,20 @@ async def several_commands_are_one_turn(probe: EnvProbe) -> None:
         expect_equal(info["turn"], 1, "turn")
 
 
-@EPISODES.promise
+@EPISODES.behaviour
 async def an_unreadable_action_does_nothing_and_says_why(probe: EnvProbe) -> None:
-    """Nothing of it is executed; the observation and ``info["parse_error"]`` tell what was wrong."""
+    """Nothing of it is executed; the observation and ``info["parse_error"]`` state what was wrong."""
     json_format = {"action_format": ActionFormat.TERMINUS_JSON, "max_consecutive_parse_failures": 3}
     async with probe.running(**json_format) as env:
         observation, _, done, info = check_step(await env.step("touch made-by-mistake\n"))
         expect(info.get("parse_error"), "info has no parse_error")
-        expect(observation.strip(), "the observation does not say what was wrong")
+        expect(observation.strip(), "the observation does not state what was wrong")
         expect(not done, "an unreadable action ended the episode")
         observation, *_ = await env.step([("[ -e made-by-mistake ] && echo fo''und\n", 10.0)])
         expect("found" not in observation.splitlines(), "an unreadable action was executed")
 
 
-@EPISODES.promise
+@EPISODES.behaviour
 async def unreadable_actions_end_the_episode_in_the_end(probe: EnvProbe) -> None:
     """As many in a row as the configuration allows, and the episode is verified and over."""
     json_format = {"action_format": ActionFormat.TERMINUS_JSON, "max_consecutive_parse_failures": 2}
@@ -171,7 +171,7 @@ async def unreadable_actions_end_the_episode_in_the_end(probe: EnvProbe) -> None
         expect_equal(info.get("end_reason"), EndReason.PARSE_FAILURES, "end_reason")
 
 
-@EPISODES.promise
+@EPISODES.behaviour
 async def a_truncation_is_verified(probe: EnvProbe) -> None:
     """At ``max_turns`` the episode is done and truncated, and ``info`` has the verifier's rewards."""
     async with probe.running(max_turns=2) as env:
@@ -182,7 +182,7 @@ async def a_truncation_is_verified(probe: EnvProbe) -> None:
         expect(info.get("rewards"), "a truncated episode was not verified: info['rewards'] is empty")
 
 
-@EPISODES.promise
+@EPISODES.behaviour
 async def a_shell_that_is_left_ends_the_episode(probe: EnvProbe) -> None:
     """``exit`` is an ending with a name, no failure: the episode is verified."""
     async with probe.running() as env:
@@ -190,7 +190,7 @@ async def a_shell_that_is_left_ends_the_episode(probe: EnvProbe) -> None:
         expect_equal((info.get("end_reason"), info.get("truncated")), (EndReason.SESSION_ENDED, False), "the ending")
 
 
-@EPISODES.promise
+@EPISODES.behaviour
 async def done_has_its_metrics(probe: EnvProbe) -> None:
     """At the end ``info["metrics"]`` has the seconds of verifier and terminal, as numbers."""
     async with probe.running(max_turns=1) as env:
@@ -199,19 +199,19 @@ async def done_has_its_metrics(probe: EnvProbe) -> None:
         expect(not missing, f"info['metrics'] lacks {', '.join(sorted(missing))}")
 
 
-@EPISODES.promise
+@EPISODES.behaviour
 async def an_observation_keeps_its_budget(probe: EnvProbe) -> None:
-    """However much is printed, the observation has at most ``max_observation_bytes``, and what it omits is said."""
+    """However much is printed, the observation has at most ``max_observation_bytes``, and what it omits is reported."""
     budget = 1000
     async with probe.running(terminal=TerminalConfig(max_observation_bytes=budget)) as env:
         line = "číslo " * 12
         observation, *_, info = check_step(await env.step([(f"echo '{line}'; " * 40 + "\n", 20.0)]))
         size = len(observation.encode())
         expect(size <= budget, f"the observation has {size} bytes, allowed are {budget}")
-        expect(info.get("omitted_bytes", 0) > 0, "info does not say how much was omitted")
+        expect(info.get("omitted_bytes", 0) > 0, "info does not report how much was omitted")
 
 
-@EPISODES.promise
+@EPISODES.behaviour
 async def an_observation_is_plain_text(probe: EnvProbe) -> None:
     """Colours, bells and bytes that are no text leave no control characters in the observation."""
     async with probe.running() as env:
@@ -240,25 +240,25 @@ async def _expect_infrastructure(env: GymEnv, *actions: str) -> None:
         await env.close()
 
 
-@FAILURES.promise
+@FAILURES.behaviour
 async def a_sandbox_that_does_not_start_raises(probe: EnvProbe) -> None:
     """``reset`` raises an error that is marked ``is_infrastructure``."""
     await _expect_infrastructure(probe.make_failing(start=1))
 
 
-@FAILURES.promise
+@FAILURES.behaviour
 async def a_sandbox_that_is_lost_raises(probe: EnvProbe) -> None:
     """``step`` raises an error that is marked ``is_infrastructure``; it is no reward and no observation."""
     await _expect_infrastructure(probe.make_failing(exec=2), "true\n", "true\n")
 
 
-@FAILURES.promise
+@FAILURES.behaviour
 async def a_verifier_without_a_verdict_raises(probe: EnvProbe) -> None:
     """A crashed verifier is a failure of the infrastructure and not a reward of 0.0."""
     await _expect_infrastructure(probe.make_failing(verifier=1), "exit\n")
 
 
-@FAILURES.promise
+@FAILURES.behaviour
 async def after_a_failure_a_reset_starts_again(probe: EnvProbe) -> None:
     """A failed episode does not spoil the environment: the next one runs."""
     env = probe.make_failing(exec=2)
@@ -273,7 +273,7 @@ async def after_a_failure_a_reset_starts_again(probe: EnvProbe) -> None:
         await env.close()
 
 
-@FAILURES.promise
+@FAILURES.behaviour
 async def a_cancelled_step_leaves_nothing(probe: EnvProbe) -> None:
     """A cancelled ``step`` raises ``CancelledError``, ends the episode, and leaves no task of it behind."""
     before = asyncio.all_tasks()

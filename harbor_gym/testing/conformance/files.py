@@ -1,4 +1,4 @@
-"""What uploads and downloads promise."""
+"""What uploads and downloads must do."""
 
 import asyncio
 import contextlib
@@ -30,28 +30,28 @@ async def _download(probe: Probe, path: str) -> bytes:
     return await asyncio.to_thread(back.read_bytes)
 
 
-@UPLOADS.promise
+@UPLOADS.behaviour
 async def a_file_arrives_byte_for_byte(probe: Probe) -> None:
     """``upload_file`` brings every byte, whatever it is."""
     await probe.sandbox.upload_file(await _file(probe, _BINARY), "/srv/binary")
     expect_equal(await _download(probe, "/srv/binary"), _BINARY, "the file's content")
 
 
-@UPLOADS.promise
+@UPLOADS.behaviour
 async def an_uploaded_file_is_what_commands_see(probe: Probe) -> None:
     """Transfers and commands look at the same file system."""
     await probe.sandbox.upload_file(await _file(probe, b"seen\n"), "/srv/seen")
     expect_equal(await probe.output("cat /srv/seen"), "seen", "what cat sees")
 
 
-@UPLOADS.promise
+@UPLOADS.behaviour
 async def a_files_folder_is_made_on_the_way(probe: Probe) -> None:
     """``upload_file`` makes the folders of its target."""
     await probe.sandbox.upload_file(await _file(probe, b"deep\n"), "/srv/new/deep/file")
     expect_equal(await probe.output("cat /srv/new/deep/file"), "deep", "the file's content")
 
 
-@UPLOADS.promise
+@UPLOADS.behaviour
 async def an_upload_overwrites(probe: Probe) -> None:
     """A file that is there already is replaced, also by a shorter one."""
     for content in (b"a longer first text\n", b"short\n"):
@@ -59,16 +59,16 @@ async def an_upload_overwrites(probe: Probe) -> None:
     expect_equal(await probe.output("cat /srv/again"), "short", "the file's content")
 
 
-@UPLOADS.promise
+@UPLOADS.behaviour
 async def an_executable_stays_one(probe: Probe) -> None:
     """A file's execute permission comes along, in ``upload_file`` and in ``upload_dir``."""
     script = await _file(probe, b"#!/bin/sh\necho ran\n", name="run.sh", mode=0o755)
     await probe.sandbox.upload_file(script, "/srv/run-file.sh")
     await probe.sandbox.upload_dir(script.parent, "/srv/run-dir")
-    expect_equal(await probe.output("/srv/run-file.sh; /srv/run-dir/run.sh"), "ran\nran", "what the scripts say")
+    expect_equal(await probe.output("/srv/run-file.sh; /srv/run-dir/run.sh"), "ran\nran", "the output of the scripts")
 
 
-@UPLOADS.promise
+@UPLOADS.behaviour
 async def an_empty_file_arrives(probe: Probe) -> None:
     """A file without content is a file."""
     await probe.sandbox.upload_file(await _file(probe, b""), "/srv/empty")
@@ -76,7 +76,7 @@ async def an_empty_file_arrives(probe: Probe) -> None:
     expect_equal(await _download(probe, "/srv/empty"), b"", "the file's content")
 
 
-@UPLOADS.promise
+@UPLOADS.behaviour
 async def a_large_file_goes_there_and_back(probe: Probe) -> None:
     """Eight megabytes arrive whole in both directions."""
     content = os.urandom(_LARGE_BYTES)
@@ -85,7 +85,7 @@ async def a_large_file_goes_there_and_back(probe: Probe) -> None:
     expect_equal(back, hashlib.sha256(content).hexdigest(), "checksum after the round trip")
 
 
-@UPLOADS.promise
+@UPLOADS.behaviour
 async def odd_names_are_names(probe: Probe) -> None:
     """Spaces, quotes, line feeds, leading dashes and shell characters in names mean nothing, single or in a folder."""
     source = probe.folder()
@@ -100,7 +100,7 @@ async def odd_names_are_names(probe: Probe) -> None:
     expect_equal(await _download(probe, f"/srv/odd names/{odd}"), b"0\n", "the single file's content")
 
 
-@UPLOADS.promise
+@UPLOADS.behaviour
 async def a_folders_contents_arrive_with_all_below(probe: Probe) -> None:
     """``upload_dir`` puts the contents into the target, which is made, with nested and empty folders."""
     source = probe.folder()
@@ -113,14 +113,14 @@ async def a_folders_contents_arrive_with_all_below(probe: Probe) -> None:
     expect(await probe.sandbox.is_dir("/srv/tree/of/files/nothing"), "the empty folder is missing")
 
 
-@UPLOADS.promise
+@UPLOADS.behaviour
 async def an_empty_folder_arrives(probe: Probe) -> None:
     """``upload_dir`` of an empty folder makes the target."""
     await probe.sandbox.upload_dir(probe.folder(), "/srv/empty folder")
     expect(await probe.sandbox.is_dir("/srv/empty folder"), "the target is not there")
 
 
-@UPLOADS.promise
+@UPLOADS.behaviour
 async def a_folder_is_added_to_one_that_is_there(probe: Probe) -> None:
     """``upload_dir`` into an existing folder replaces files of the same name and leaves the others."""
     await probe.output("mkdir -p /srv/merged; echo old > /srv/merged/same; echo kept > /srv/merged/other")
@@ -130,7 +130,7 @@ async def a_folder_is_added_to_one_that_is_there(probe: Probe) -> None:
     expect_equal(await probe.output("cat /srv/merged/same /srv/merged/other"), "new\nkept", "contents")
 
 
-@UPLOADS.promise
+@UPLOADS.behaviour
 async def a_link_in_a_folder_reads_as_its_target(probe: Probe) -> None:
     """A relative link in an uploaded folder is kept or replaced by what it leads to: it reads the same."""
     source = probe.folder()
@@ -140,7 +140,7 @@ async def a_link_in_a_folder_reads_as_its_target(probe: Probe) -> None:
     expect_equal(await probe.output("cat /srv/linked/link"), "content", "what the link reads as")
 
 
-@UPLOADS.promise
+@UPLOADS.behaviour
 async def an_upload_that_has_no_source_raises(probe: Probe) -> None:
     """A source that is not there is an error, of ``upload_file`` and of ``upload_dir``."""
     missing = probe.folder() / "missing"
@@ -150,7 +150,7 @@ async def an_upload_that_has_no_source_raises(probe: Probe) -> None:
         await probe.sandbox.upload_dir(missing, "/srv/x")
 
 
-@UPLOADS.promise
+@UPLOADS.behaviour
 async def an_upload_follows_no_link_to_the_host(probe: Probe) -> None:
     """A link planted inside, which names a folder of the host, does not make an upload write there."""
     outside = probe.folder()
@@ -163,14 +163,14 @@ async def an_upload_follows_no_link_to_the_host(probe: Probe) -> None:
 # --- downloads -------------------------------------------------------------------------------------------------------
 
 
-@DOWNLOADS.promise
+@DOWNLOADS.behaviour
 async def a_file_comes_back_byte_for_byte(probe: Probe) -> None:
     """``download_file`` brings what commands wrote."""
     await probe.output(r"printf 'a\0b\377\r\n' > /srv/written")
     expect_equal(await _download(probe, "/srv/written"), b"a\0b\xff\r\n", "the file's content")
 
 
-@DOWNLOADS.promise
+@DOWNLOADS.behaviour
 async def a_download_overwrites(probe: Probe) -> None:
     """A file of the host that is there already is replaced, also by a shorter one."""
     await probe.output("echo short > /srv/fresh")
@@ -179,7 +179,7 @@ async def a_download_overwrites(probe: Probe) -> None:
     expect_equal(target.read_bytes(), b"short\n", "the file's content")
 
 
-@DOWNLOADS.promise
+@DOWNLOADS.behaviour
 async def a_folder_comes_back_with_all_below(probe: Probe) -> None:
     """``download_dir`` puts the contents into the target, which is made, with nested and empty folders and modes."""
     await probe.output("mkdir -p /srv/out/a/b /srv/out/nothing; echo 1 > /srv/out/a/b/leaf; echo 2 > /srv/out/run.sh")
@@ -191,7 +191,7 @@ async def a_folder_comes_back_with_all_below(probe: Probe) -> None:
     expect(os.access(back / "run.sh", os.X_OK), "the script is not executable any more")
 
 
-@DOWNLOADS.promise
+@DOWNLOADS.behaviour
 async def a_downloaded_folder_is_added_to_one_that_is_there(probe: Probe) -> None:
     """``download_dir`` into an existing folder replaces files of the same name and leaves the others."""
     await probe.output("mkdir -p /srv/news; echo new > /srv/news/same")
@@ -202,7 +202,7 @@ async def a_downloaded_folder_is_added_to_one_that_is_there(probe: Probe) -> Non
     expect_equal([(back / name).read_text() for name in ("same", "other")], ["new\n", "kept\n"], "contents")
 
 
-@DOWNLOADS.promise
+@DOWNLOADS.behaviour
 async def a_download_without_a_source_raises(probe: Probe) -> None:
     """A source that is not there is an error, of ``download_file`` and of ``download_dir``: no empty file stands in."""
     back = probe.folder()
@@ -212,7 +212,7 @@ async def a_download_without_a_source_raises(probe: Probe) -> None:
         await probe.sandbox.download_dir("/no/such/folder", back / "folder")
 
 
-@DOWNLOADS.promise
+@DOWNLOADS.behaviour
 async def a_download_leads_to_nothing_of_the_host(probe: Probe) -> None:
     """Links planted inside, to a file of the host, bring back nothing that reads as that file."""
     secret = probe.folder() / "secret"
@@ -230,7 +230,7 @@ async def a_download_leads_to_nothing_of_the_host(probe: Probe) -> None:
     expect_equal(read, b"", "what a downloaded link to a file of the host holds")
 
 
-@DOWNLOADS.promise
+@DOWNLOADS.behaviour
 async def a_pipe_in_a_folder_stops_no_download(probe: Probe) -> None:
     """A FIFO among the files, which agents make, neither blocks ``download_dir`` nor loses the rest."""
     await probe.output(
@@ -241,7 +241,7 @@ async def a_pipe_in_a_folder_stops_no_download(probe: Probe) -> None:
     expect_equal((back / "file").read_text(), "1\n", "the file's content")
 
 
-@DOWNLOADS.promise
+@DOWNLOADS.behaviour
 async def a_download_can_leave_files_out(probe: Probe) -> None:
     """``download_dir_with_exclusions`` brings all but what the patterns name: Harbor collects artifacts with it."""
     await probe.output("mkdir -p /srv/some/cache; echo 1 > /srv/some/file; echo 2 > /srv/some/cache/big")
@@ -252,7 +252,7 @@ async def a_download_can_leave_files_out(probe: Probe) -> None:
     expect(not (back / "cache").exists(), "what was excluded came along")
 
 
-@DOWNLOADS.promise
+@DOWNLOADS.behaviour
 async def is_file_and_is_dir_tell_kinds_apart(probe: Probe) -> None:
     """A file is no folder, a folder no file, and what is missing neither, whatever its name."""
     await probe.output("mkdir -p '/srv/kinds/a dir'; echo x > \"/srv/kinds/it's a file\"")

@@ -1,4 +1,4 @@
-"""What ``exec`` promises when a command does not simply end: timeouts, cancellation, processes left running."""
+"""What ``exec`` must do when a command does not simply end: timeouts, cancellation, processes left running."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ _PATIENCE_SEC = 10.0
 _LOOKS = 200
 
 
-@INTERRUPTIONS.promise
+@INTERRUPTIONS.behaviour
 async def a_timeout_raises(probe: Probe) -> None:
     """A command that is not over after ``timeout_sec`` raises, and is not reported as an ordinary result."""
     with refused("a command that outlived its timeout", RuntimeError, TimeoutError, SandboxTimeoutError):
@@ -21,7 +21,7 @@ async def a_timeout_raises(probe: Probe) -> None:
             await probe.sandbox.exec("sleep 4001", timeout_sec=1)
 
 
-@INTERRUPTIONS.promise
+@INTERRUPTIONS.behaviour
 async def a_timed_out_command_is_dead(probe: Probe) -> None:
     """Nothing of a timed-out command runs on inside, its children included."""
     with contextlib.suppress(RuntimeError, TimeoutError, SandboxTimeoutError):
@@ -29,7 +29,7 @@ async def a_timed_out_command_is_dead(probe: Probe) -> None:
     await probe.expect_dead(4002)
 
 
-@INTERRUPTIONS.promise
+@INTERRUPTIONS.behaviour
 async def a_timeout_leaves_the_sandbox_usable(probe: Probe) -> None:
     """After a timeout the next command runs as if nothing had been."""
     with contextlib.suppress(RuntimeError, TimeoutError, SandboxTimeoutError):
@@ -37,7 +37,7 @@ async def a_timeout_leaves_the_sandbox_usable(probe: Probe) -> None:
     expect_equal(await probe.output("echo well"), "well", "stdout of the next command")
 
 
-@INTERRUPTIONS.promise
+@INTERRUPTIONS.behaviour
 async def a_timeout_spares_the_other_commands(probe: Probe) -> None:
     """A timeout kills its own command and no other that runs at that time."""
     neighbour = asyncio.ensure_future(probe.output("sleep 2; echo survived"))
@@ -49,7 +49,7 @@ async def a_timeout_spares_the_other_commands(probe: Probe) -> None:
         neighbour.cancel()
 
 
-@INTERRUPTIONS.promise
+@INTERRUPTIONS.behaviour
 async def a_command_within_its_timeout_is_left_alone(probe: Probe) -> None:
     """A timeout that does not pass changes nothing."""
     expect_equal(await probe.output("sleep 0.2; echo done", timeout_sec=20), "done", "stdout")
@@ -71,27 +71,27 @@ async def _cancel_command(probe: Probe, marker: int) -> None:
     expect(command.cancelled(), "the cancelled call of exec is not over, or swallowed its cancellation")
 
 
-@INTERRUPTIONS.promise
+@INTERRUPTIONS.behaviour
 async def a_cancellation_leaves_the_sandbox_usable(probe: Probe) -> None:
     """A cancelled call of ``exec`` ends at once with ``CancelledError``, and the next command runs."""
     await _cancel_command(probe, 4005)
     expect_equal(await probe.output("echo well"), "well", "stdout of the next command")
 
 
-@INTERRUPTIONS.promise
+@INTERRUPTIONS.behaviour
 async def a_cancelled_command_is_dead(probe: Probe) -> None:
     """Nothing of a cancelled command runs on inside."""
     await _cancel_command(probe, 4006)
     await probe.expect_dead(4006)
 
 
-@INTERRUPTIONS.promise
+@INTERRUPTIONS.behaviour
 async def a_process_left_behind_holds_nothing_up(probe: Probe) -> None:
     """``exec`` is over when its shell is, even if a process in the background holds the output open."""
     expect_equal(await probe.output("sleep 4007 & echo started", timeout_sec=15), "started", "stdout")
 
 
-@INTERRUPTIONS.promise
+@INTERRUPTIONS.behaviour
 async def a_daemon_lives_on_between_commands(probe: Probe) -> None:
     """What a command leaves running runs until the sandbox stops: servers live until the verifier has looked."""
     await probe.leave_running(4008)
@@ -99,7 +99,7 @@ async def a_daemon_lives_on_between_commands(probe: Probe) -> None:
     expect(await probe.is_alive(4008), "the daemon did not outlive the command that started it")
 
 
-@INTERRUPTIONS.promise
+@INTERRUPTIONS.behaviour
 async def orphans_are_reaped(probe: Probe) -> None:
     """A process whose parent is gone leaves no zombie: long episodes would run out of processes."""
     await probe.output("for i in {1..10}; do (sleep 0.05 &); done")

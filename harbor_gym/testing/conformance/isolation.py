@@ -1,4 +1,4 @@
-"""What a sandbox promises as a place: Harbor's folders, healthchecks, walls, its life, a terminal in it."""
+"""What a sandbox must provide: Harbor's folders, healthchecks, limits, its life cycle, a terminal in it."""
 
 import asyncio
 import contextlib
@@ -18,14 +18,14 @@ from harbor_gym.testing.conformance.probe import USER, Probe
 from harbor_gym.types import Command
 
 FOLDERS = Family[Probe]("folders")
-LIMITS = Family[Probe]("walls")
+LIMITS = Family[Probe]("limits")
 LIFE = Family[Probe]("life")
 TERMINAL = Family[Probe]("terminal")
 
 _PATIENCE_SEC = 30.0
 
 
-@FOLDERS.promise
+@FOLDERS.behaviour
 async def the_log_folders_are_there_for_every_user(probe: Probe) -> None:
     """Agent, verifier and artifacts folders under /logs exist, and root as well as an ordinary user can write them."""
     inside = EnvironmentPaths()
@@ -35,7 +35,7 @@ async def the_log_folders_are_there_for_every_user(probe: Probe) -> None:
             await probe.output(f"echo x > {path}/by-{user}", user=user)
 
 
-@FOLDERS.promise_alone
+@FOLDERS.behaviour_alone
 async def folders_are_made_and_emptied_as_harbor_asks(probe: Probe) -> None:
     """``ensure_dirs`` and ``empty_dirs`` work as root, whoever the default user is, and leave the folder writable."""
     with probe.sandbox.with_default_user(USER):
@@ -46,7 +46,7 @@ async def folders_are_made_and_emptied_as_harbor_asks(probe: Probe) -> None:
         expect(await probe.sandbox.is_dir("/made/for all"), "empty_dirs removed the folder itself")
 
 
-@FOLDERS.promise
+@FOLDERS.behaviour
 async def a_healthcheck_is_run_inside(probe: Probe) -> None:
     """A task's healthcheck passes where its command succeeds in the sandbox, and fails after its retries."""
     await probe.output("echo up > /tmp/health")
@@ -56,10 +56,10 @@ async def a_healthcheck_is_run_inside(probe: Probe) -> None:
         await probe.sandbox.run_healthcheck(HealthcheckConfig.model_validate({"command": "test -f /tmp/no", **quick}))
 
 
-# --- walls -----------------------------------------------------------------------------------------------------------
+# --- limits ----------------------------------------------------------------------------------------------------------
 
 
-@LIMITS.promise
+@LIMITS.behaviour
 async def two_sandboxes_share_no_files(probe: Probe) -> None:
     """What one sandbox writes, another of the same image does not see."""
     other = await probe.other()
@@ -68,7 +68,7 @@ async def two_sandboxes_share_no_files(probe: Probe) -> None:
     expect(not await other.is_file("/etc/mine"), "a file in /etc is seen by another sandbox")
 
 
-@LIMITS.promise
+@LIMITS.behaviour
 async def two_sandboxes_share_no_processes(probe: Probe) -> None:
     """A process of one sandbox is not seen in another."""
     other = await probe.other()
@@ -76,7 +76,7 @@ async def two_sandboxes_share_no_processes(probe: Probe) -> None:
     expect(not await probe.is_alive(4011, sandbox=other), "a process of another sandbox is seen")
 
 
-@LIMITS.promise
+@LIMITS.behaviour
 async def files_of_the_host_are_not_seen(probe: Probe) -> None:
     """A path of the host leads nowhere inside, not even through another process's root."""
     secret = probe.folder() / "secret"
@@ -86,7 +86,7 @@ async def files_of_the_host_are_not_seen(probe: Probe) -> None:
     expect("hunter2" not in (answer.stdout or ""), f"the sandbox read {secret} of the host")
 
 
-@LIMITS.promise
+@LIMITS.behaviour
 async def no_network_is_none(probe: Probe) -> None:
     """With ``no-network`` nothing is reached: not the host, not the host's loopback, and there is no route out."""
     if not probe.sandbox.capabilities.disable_internet:
@@ -95,7 +95,7 @@ async def no_network_is_none(probe: Probe) -> None:
     with contextlib.closing(socket.create_server(("", 0))) as server:
         port = server.getsockname()[1]
         addresses = [address for address in _own_addresses() if _answers(address, port)]
-        expect(addresses, "this machine does not reach itself, so nothing can be said")
+        expect(addresses, "this machine does not reach itself, so nothing can be checked")
         for address in addresses:
             call = f"timeout 3 bash -c '</dev/tcp/{address}/{port}' 2>/dev/null"
             result = await other.exec(call, timeout_sec=30)
@@ -120,30 +120,30 @@ def _answers(address: str, port: int) -> bool:
 # --- life ------------------------------------------------------------------------------------------------------------
 
 
-@LIFE.promise
+@LIFE.behaviour
 async def a_stop_before_the_start_is_harmless(probe: Probe) -> None:
     """A sandbox that never started can be stopped: Harbor does that when a start fails."""
     await probe.make().stop(delete=True)
 
 
-@LIFE.promise
+@LIFE.behaviour
 async def a_stop_ends_what_runs(probe: Probe) -> None:
     """An ``exec`` that is running when the sandbox stops ends soon, by an error or with a status that is not 0."""
     _, command = await probe.ended()
     await asyncio.wait([command], timeout=_PATIENCE_SEC)
     expect(command.done(), "the call of exec still waits, though its sandbox was stopped")
     lost = command.cancelled() or command.exception() is not None or command.result().return_code != 0
-    expect(lost, "the command is said to have succeeded, though its sandbox was stopped")
+    expect(lost, "the command is reported as successful, though its sandbox was stopped")
 
 
-@LIFE.promise
+@LIFE.behaviour
 async def a_second_stop_is_harmless(probe: Probe) -> None:
     """``stop`` can be called again, and does nothing then."""
     sandbox, _ = await probe.ended()
     await sandbox.stop(delete=True)
 
 
-@LIFE.promise
+@LIFE.behaviour
 async def after_the_stop_nothing_runs(probe: Probe) -> None:
     """A command for a stopped sandbox raises or fails, and runs nowhere."""
     sandbox, _ = await probe.ended()
@@ -154,7 +154,7 @@ async def after_the_stop_nothing_runs(probe: Probe) -> None:
     expect(result.return_code != 0, "a command was run after the sandbox had been stopped")
 
 
-@LIFE.promise
+@LIFE.behaviour
 async def after_the_stop_nothing_is_transferred(probe: Probe) -> None:
     """Uploads to and downloads from a stopped sandbox raise."""
     sandbox, _ = await probe.ended()
@@ -169,7 +169,7 @@ async def after_the_stop_nothing_is_transferred(probe: Probe) -> None:
 # --- terminal --------------------------------------------------------------------------------------------------------
 
 
-@TERMINAL.promise
+@TERMINAL.behaviour
 async def a_terminal_opens_and_answers(probe: Probe) -> None:
     """A shell session opens in the working directory, runs what is typed, and keeps its state between turns."""
     where = await probe.output("pwd")
@@ -184,7 +184,7 @@ async def a_terminal_opens_and_answers(probe: Probe) -> None:
         await terminal.close()
 
 
-@TERMINAL.promise
+@TERMINAL.behaviour
 async def a_terminal_is_its_users(probe: Probe) -> None:
     """A terminal opened for a user is that user's."""
     terminal = await open_terminal(probe.sandbox, TerminalConfig(), user=USER)
@@ -195,7 +195,7 @@ async def a_terminal_is_its_users(probe: Probe) -> None:
         await terminal.close()
 
 
-@TERMINAL.promise
+@TERMINAL.behaviour
 async def a_running_program_is_interrupted_by_a_key(probe: Probe) -> None:
     """At the deadline a command goes on running; C-c ends it and brings the prompt back."""
     terminal = await open_terminal(probe.sandbox, TerminalConfig(min_wait_sec=0.0))
@@ -208,7 +208,7 @@ async def a_running_program_is_interrupted_by_a_key(probe: Probe) -> None:
         await terminal.close()
 
 
-@TERMINAL.promise
+@TERMINAL.behaviour
 async def a_closed_terminal_leaves_no_process(probe: Probe) -> None:
     """What was started in a terminal ends with it."""
     terminal = await open_terminal(probe.sandbox, TerminalConfig())
@@ -217,9 +217,9 @@ async def a_closed_terminal_leaves_no_process(probe: Probe) -> None:
     await probe.expect_dead(4013)
 
 
-@TERMINAL.promise
+@TERMINAL.behaviour
 async def a_terminal_in_a_stopped_sandbox_is_an_infrastructure_failure(probe: Probe) -> None:
-    """It raises an error that says so (``is_infrastructure``), so that it never becomes a reward."""
+    """It raises an error that is marked so (``is_infrastructure``), so that it never becomes a reward."""
     sandbox, _ = await probe.ended()
     try:
         await open_terminal(sandbox, TerminalConfig())

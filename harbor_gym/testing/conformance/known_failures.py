@@ -93,6 +93,6 @@ HARBORS_DOCKER: Reasons = {
 KNOWN_FAILURES: Mapping[str, Reasons] = {
     "harbor.environments.docker.docker:DockerEnvironment": HARBORS_DOCKER,
 }
-"""For classes that can't say so themselves, and what derives from them: ``module:Class`` → reasons.
+"""For classes that can't declare it themselves, and what derives from them: ``module:Class`` → reasons.
 
-A class of yours says it by an attribute ``known_failures``, which then stands alone."""
+A class of yours declares it by an attribute ``known_failures``, which then stands alone."""

@@ -144,7 +144,7 @@ class Probe:
             raise Violation("the process still runs inside" if result.return_code == 3 else "processes can't be seen")
 
     async def is_alive(self, marker: int, *, sandbox: BaseEnvironment | None = None) -> bool:
-        """Tell whether a process has ``marker`` as an argument, in ``sandbox`` or else the standing one."""
+        """Return whether a process has ``marker`` as an argument, in ``sandbox`` or else the standing one."""
         return (await self.run(_look(marker), sandbox=sandbox)).return_code == 0
 
     async def close(self) -> None:
@@ -167,7 +167,7 @@ async def _answers(sandbox: BaseEnvironment) -> bool:
     try:
         async with asyncio.timeout(EXEC_TIMEOUT_SEC):
             return (await sandbox.exec("true")).return_code == 0
-    except Exception:  # The boundary to foreign code: however it says so, the sandbox is gone.
+    except Exception:  # The boundary to foreign code: however it reports it, the sandbox is gone.
         return False
 
 

@@ -16,7 +16,7 @@ class Verdict(StrEnum):
     FAILED = "failed"
 
     NOT_APPLICABLE = "not applicable"
-    """The subject says by its own capabilities that it has no such thing."""
+    """The subject declares by its own capabilities that it has no such thing."""
 
     KNOWN_FAILURE = "known failure"
     """It is known not to hold, and the reason is on record."""
@@ -33,7 +33,7 @@ class Outcome:
     """What it belongs to: ``commands``, ``files`` …"""
 
     contract: str
-    """What is promised, in a sentence or two."""
+    """What must hold, in a sentence or two."""
 
     verdict: Verdict
 
@@ -45,7 +45,7 @@ class Outcome:
 
 
 class ConformanceError(AssertionError):
-    """A behaviour that is promised does not hold. The message has every one of them, with its contract."""
+    """A behaviour that must hold does not. The message has every one of them, with its contract."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Tell whether nothing failed and something passed."""
+        """Return whether nothing failed and something passed."""
         return not self.failures and any(item.verdict is Verdict.PASSED for item in self.outcomes)
 
     @property
@@ -77,7 +77,7 @@ class Report:
         """Raise if anything failed, or if nothing was there to pass.
 
         Raises:
-            ConformanceError: Its message lists what failed, why, and what had been promised.
+            ConformanceError: Its message lists what failed, why, and the contract.
         """
         if not self.ok:
             raise ConformanceError(str(self))
@@ -95,7 +95,7 @@ class Report:
             reason = "\n      ".join(item.reason.splitlines())
             yield f"  {item.name:<{width}}  {item.verdict.value}: {reason}"
             if item.verdict is Verdict.FAILED:
-                yield f"      promised: {' '.join(item.contract.split())}"
+                yield f"      contract: {' '.join(item.contract.split())}"
 
     def as_object(self) -> dict[str, object]:
         """Return the report as plain data for JSON."""

@@ -67,7 +67,7 @@ async def check_sandbox(
 
     Raises:
         UsageError: There is no such sandbox or behaviour.
-        Exception: Whatever the sandbox raises when it can't be made or started: then nothing can be said.
+        Exception: Whatever the sandbox raises when it can't be made or started: then nothing can be checked.
     """
     settings = Settings(known_failures or {}, probe_known_failures, dockerfile, timeout_sec)
     async with sandbox_checker(sandbox, settings) as checker:

@@ -53,6 +53,6 @@ def _answer(script: str, arguments: list[str], content: FakeFiles, processes: Fa
             for directory in arguments[1:]:
                 content.remove(directory)
                 content.make_dir(directory)
-            return "sealed\n"
+            return "reset\n"
         case _:
-            return f"autopsy {processes.killed(3)}\n{content.text(arguments[0]) or ''}"
+            return f"postmortem {processes.killed(3)}\n{content.text(arguments[0]) or ''}"

@@ -21,7 +21,7 @@ from harbor_gym.testing.fake.files import FakeFiles
 from harbor_gym.testing.fake.shell import FakeShell, Output, Program
 
 FailurePoint = Literal["start", "exec", "upload", "download", "verifier"]
-"""What a fake can be told to fail at."""
+"""What a fake can be configured to fail at."""
 
 _TEST_SCRIPT = re.compile(r"^\(?/tests/test\.sh\b")
 _DEFAULT_WORKDIR = "/srv"
@@ -33,7 +33,7 @@ class FakeEnvironment(BaseEnvironment):
 
     It starts in no time on any system, touches nothing of this machine, and runs no process, so that even the worst
     action does nothing. It has a terminal of its own kind. The arguments are plain data and go through
-    ``TerminalEnvConfig.sandbox_options``; for more than a table can say, override :meth:`grade` or :meth:`answer`.
+    ``TerminalEnvConfig.sandbox_options``; for more than a table can express, override :meth:`grade` or :meth:`answer`.
 
     Args:
         answers: Command line → what it prints, or (what it prints, its exit code). It comes before the shell.
@@ -122,11 +122,11 @@ class FakeEnvironment(BaseEnvironment):
         """Make the folders and files that are there at the start.
 
         Raises:
-            SandboxStartError: It was told to.
+            SandboxStartError: It is configured to.
         """
         await asyncio.sleep(self._delay_sec)
         if self._is_to_fail("start"):
-            raise SandboxStartError("the fake sandbox was told not to start")
+            raise SandboxStartError("the fake sandbox is configured not to start")
         inside = EnvironmentPaths()
         logs = (inside.agent_dir, inside.verifier_dir, inside.artifacts_dir)
         for folder in (*_STANDING_FOLDERS, self._workdir, *map(str, logs), *self._mount_targets()):
@@ -168,8 +168,8 @@ class FakeEnvironment(BaseEnvironment):
         """Answer a command.
 
         Raises:
-            SandboxLostError: The sandbox is not running, or was told to be lost now.
-            RuntimeError: The time was up, as Harbor's own environments say it.
+            SandboxLostError: The sandbox is not running, or is configured to be lost now.
+            RuntimeError: The time was up, as Harbor's own environments raise it.
             ValueError: There is a NUL in the command.
         """
         if "\0" in command:
@@ -186,14 +186,14 @@ class FakeEnvironment(BaseEnvironment):
         """Answer one command in a shell that goes on afterwards.
 
         Raises:
-            SandboxLostError: The sandbox is not running, or was told to be lost now.
+            SandboxLostError: The sandbox is not running, or is configured to be lost now.
         """
         self.require_running()
-        if (said := answer_cleanup(command, self.files, self._reported)) is not None:
-            return Output(stdout=[said])
+        if (answer := answer_cleanup(command, self.files, self._reported)) is not None:
+            return Output(stdout=[answer])
         self.commands.append(command)
         if self._is_to_fail("exec"):
-            self._gone = "it was told to be lost"
+            self._gone = "it is configured to be lost"
         await asyncio.sleep(self._delay_sec)
         self.require_running()
         if not self.files.is_dir(shell.cwd):
@@ -242,7 +242,7 @@ class FakeEnvironment(BaseEnvironment):
     def _begin_transfer(self, point: Literal["upload", "download"]) -> None:
         self.require_running()
         if self._is_to_fail(point):
-            raise RuntimeError(f"the fake sandbox was told to fail at this {point}")
+            raise RuntimeError(f"the fake sandbox is configured to fail at this {point}")
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:

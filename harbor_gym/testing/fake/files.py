@@ -13,11 +13,11 @@ class FakeFiles:
         self._modes: dict[PurePosixPath, int] = {}
 
     def is_file(self, path: str) -> bool:
-        """Tell whether there is a file."""
+        """Return whether there is a file."""
         return self._entries.get(PurePosixPath(path)) is not None
 
     def is_dir(self, path: str) -> bool:
-        """Tell whether there is a folder."""
+        """Return whether there is a folder."""
         where = PurePosixPath(path)
         return where in self._entries and self._entries[where] is None
 

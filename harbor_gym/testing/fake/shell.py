@@ -42,7 +42,7 @@ class FakeShell:
         files: The file system.
         cwd: Where commands start.
         env: Variables.
-        user: What ``whoami`` says.
+        user: What ``whoami`` prints.
         programs: More commands by name.
     """
 
@@ -150,7 +150,7 @@ class FakeShell:
 
 
 class ShellExit(Exception):
-    """The script said ``exit``."""
+    """The script called ``exit``."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)

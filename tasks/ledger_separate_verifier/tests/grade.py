@@ -36,7 +36,7 @@ def found_rows() -> list[str]:
 
 
 def is_untouched() -> bool:
-    """Tell whether the input was left alone."""
+    """Return whether the input was left alone."""
     if not CHECKSUM.is_file() or CHECKSUM.is_symlink():
         return False
     return CHECKSUM.read_text().split()[:1] == [hashlib.sha256(LEDGER.read_bytes()).hexdigest()]

@@ -1,4 +1,4 @@
-"""A chat in code points, for tests that want tokens and no tokenizer."""
+"""A chat in code points, for tests that need tokens and no tokenizer."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""An agent for Harbor's trials that speaks chat completions and types what our terminal format says."""
+"""An agent for Harbor's trials that sends chat completions and types by our terminal format."""
 
 from typing import Any, ClassVar, override
 

@@ -32,7 +32,7 @@ _SHELL = "/usr/bin/bash"
 
 
 def _has_own_ids(sandbox: LocalEnvironment) -> bool:
-    """Tell whether root inside is somebody else outside."""
+    """Return whether root inside is somebody else outside."""
     return bool(sandbox._running()._require_target().first_id)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -81,7 +81,7 @@ async def _plant_python(sandbox: LocalEnvironment) -> None:
 
 
 async def _use_shell(sandbox: LocalEnvironment) -> None:
-    """Have every way into the sandbox start its shell; what that does is its own affair."""
+    """Make every way into the sandbox start its shell; what that does is its own affair."""
     with contextlib.suppress(SandboxError):
         await sandbox.exec("echo called", timeout_sec=5)
     argv = sandbox.exec_argv("echo called")
@@ -163,9 +163,9 @@ async def nothing_of_the_host_is_reached_through_proc(sandbox: LocalEnvironment,
     assert found["processes"] > 25, found
     assert found["control"] == ["written", "chmod", "chown"], found  # what is its own
     # The launcher is a sealed file in memory.
-    foreign = [one for one in found["foreign"] if one["name"] != "/memfd:launch (deleted)"]
+    foreign = [item for item in found["foreign"] if item["name"] != "/memfd:launch (deleted)"]
     assert foreign == [], foreign
-    assert [one for one in found["foreign"] if "written" in one["done"]] == []
+    assert [item for item in found["foreign"] if "written" in item["done"]] == []
 
 
 async def the_launcher_can_be_neither_changed_nor_taken_away(sandbox: LocalEnvironment, _scratch: Path) -> None:
@@ -177,9 +177,9 @@ async def the_launcher_can_be_neither_changed_nor_taken_away(sandbox: LocalEnvir
         await sandbox.exec("true", timeout_sec=4)
     await asyncio.sleep(6)
     wait = "while [ ! -e /attack/result ]; do sleep 0.1; done; cat /attack/result"
-    said = json.loads(await output(sandbox, wait, timeout_sec=20))
-    assert said["seen"] > 0, "the attack did not see the launcher run"
-    assert "written" not in said["done"]
+    printed = json.loads(await output(sandbox, wait, timeout_sec=20))
+    assert printed["seen"] > 0, "the attack did not see the launcher run"
+    assert "written" not in printed["done"]
     assert await output(sandbox, "echo still") == "still"
     assert await output(sandbox, "echo still", user="dev") == "still"
 
@@ -207,7 +207,7 @@ _KILLS = 4
 
 
 async def who_waits_for_the_death_of_all_has_nothing_to_write_to(_sandbox: LocalEnvironment, scratch: Path) -> None:
-    """A program that nobody executes any more can be written to: trainer, forkserver and supervisor die at once."""
+    """A program that nobody executes any more can be written to: trainer, forkserver, supervisor are killed at once."""
     with _host_unharmed():
         for number in range(_KILLS):
             trainer = await asyncio.create_subprocess_exec(
@@ -263,12 +263,12 @@ async def root_inside_is_nobody_outside(sandbox: LocalEnvironment, scratch: Path
         if not _has_own_ids(sandbox):
             return
         ranges: list[range] = []
-        for number, one in enumerate((sandbox, other)):
+        for number, box in enumerate((sandbox, other)):
             mark = f"{_unique() + number}"
-            await output(one, f"setsid sleep {mark} >/dev/null 2>&1 &")
-            inside, outside, count = map(int, (await output(one, "cat /proc/self/uid_map")).split())
+            await output(box, f"setsid sleep {mark} >/dev/null 2>&1 &")
+            inside, outside, count = map(int, (await output(box, "cat /proc/self/uid_map")).split())
             assert inside == 0
-            assert await output(one, "cat /proc/self/gid_map") == await output(one, "cat /proc/self/uid_map")
+            assert await output(box, "cat /proc/self/gid_map") == await output(box, "cat /proc/self/uid_map")
             assert await _outside_uid(mark) == outside >= 1 << 20
             ranges.append(range(outside, outside + count))
         assert not range(max(r.start for r in ranges), min(r.stop for r in ranges))
@@ -332,10 +332,10 @@ _OF_PROCESS = ("mem", "maps", "exe", "root", "cwd", "fd/0", "fdinfo", "environ",
 
 async def nobody_opens_the_first_process(sandbox: LocalEnvironment, _scratch: Path) -> None:
     attack = await _bring(sandbox, "first_process.py")
-    said = json.loads(await output(sandbox, f"python3 {attack} {' '.join(_OF_PROCESS)}"))
-    assert set(said["neighbour"].values()) == {"opened"}, said["neighbour"]
-    assert set(said["init"].values()) <= {"EACCES", "EPERM"}, said["init"]
-    assert said["written"] in ("EACCES", "EPERM")
+    printed = json.loads(await output(sandbox, f"python3 {attack} {' '.join(_OF_PROCESS)}"))
+    assert set(printed["neighbour"].values()) == {"opened"}, printed["neighbour"]
+    assert set(printed["init"].values()) <= {"EACCES", "EPERM"}, printed["init"]
+    assert printed["written"] in ("EACCES", "EPERM")
     await output(sandbox, "kill -KILL 1; kill -STOP 1; kill -TERM 1; kill -INT 1")
     assert await output(sandbox, "echo lives") == "lives"
 
@@ -350,7 +350,7 @@ async def who_attacks_the_first_process_earns_nothing(_sandbox: LocalEnvironment
         assert ends[-1][0] == 0.0
 
 
-# --- what the kernel tells ----------------------------------------------------------------------------------------
+# --- what the kernel shows ----------------------------------------------------------------------------------------
 
 _HIDDEN = ("kpagecount", "kpageflags", "kpagecgroup", "slabinfo", "vmallocinfo", "kcore", "kmsg", "keys", "timer_list")
 

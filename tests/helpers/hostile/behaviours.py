@@ -13,7 +13,7 @@ from types import FunctionType
 
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from tests.helpers.ordinary import ordinary_user, run_as
+from tests.helpers.rootless import rootless_user, run_as
 from tests.helpers.sandboxes.local import make_sandbox, running
 
 Behaviour = Callable[[LocalEnvironment, Path], Awaitable[None]]
@@ -50,12 +50,12 @@ async def _run(behaviours: Collection[Behaviour]) -> dict[str, str]:
     return failures
 
 
-async def expect_all_pass_as_ordinary_user(module: str, count: int) -> None:
+async def expect_all_pass_as_rootless_user(module: str, count: int) -> None:
     """Run a module as a program of an ordinary user; ``count`` behaviours must run, and none fail."""
     base = await ensure_base_tar()
 
     def run_all() -> subprocess.CompletedProcess[str]:
-        with ordinary_user() as (user, home):
+        with rootless_user() as (user, home):
             return run_as(user, home, sys.executable, "-m", module, base=base)
 
     done = await asyncio.to_thread(run_all)

@@ -300,8 +300,8 @@ async def links_on_the_way_are_followed_inside(sandbox: LocalEnvironment, scratc
     for target in ("/tests", "/tests/absolute/new", "/up/host", "/var/run/new", "/dots/by", "/../../top"):
         await sandbox.upload_dir(source, target)
     await sandbox.upload_file(source / "file", "/tests/deep")
-    said = "cat /real/file /real/deep/new/file /run/new/file /real/by/file /top/file /real/deep/file"
-    assert await output(sandbox, f"{said} {host}/file") == "uploaded" * 7
+    printed = "cat /real/file /real/deep/new/file /run/new/file /real/by/file /top/file /real/deep/file"
+    assert await output(sandbox, f"{printed} {host}/file") == "uploaded" * 7
     await sandbox.download_file("/one", scratch / "one")
     assert (scratch / "one").read_text() == "uploaded"
     await sandbox.download_dir("/up/absolute", scratch / "dir")
@@ -351,10 +351,10 @@ async def what_stands_in_the_way_gives_way(sandbox: LocalEnvironment, scratch: P
     assert await output(sandbox, "cat file pipe link folder dir/file new-link dangling", cwd="/way") == "uploaded" * 7
     assert await output(sandbox, "cat beside hard /kept/target; ls /elsewhere", cwd="/way") == "beside\nold\nkept"
     # A directory that was there keeps owner and mode; what is new is root's, also in a directory that hands on a group.
-    said = await output(
+    printed = await output(
         sandbox, "stat -c '%a %u:%g' /way /way/file /way/dir /way/new-link; stat -c %F new-link", cwd="/way"
     )
-    assert said == "2750 1234:4321\n644 0:0\n755 0:0\n777 0:0\nsymbolic link"
+    assert printed == "2750 1234:4321\n644 0:0\n755 0:0\n777 0:0\nsymbolic link"
 
 
 async def what_comes_back_is_the_callers_and_harmless(sandbox: LocalEnvironment, scratch: Path) -> None:

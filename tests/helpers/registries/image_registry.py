@@ -1,4 +1,4 @@
-"""A registry of images on this machine: Debian's docker-registry, with a password where the test wants one."""
+"""A registry of images on this machine: Debian's docker-registry, with a password where the test needs one."""
 
 import contextlib
 import re

@@ -318,8 +318,8 @@ class IsTheHost(Broken):
     @override
     async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
         process = await asyncio.create_subprocess_exec("bash", "-c", command, stdout=asyncio.subprocess.PIPE)
-        said, _ = await process.communicate()
-        return ExecResult(stdout=said.decode(errors="replace"), return_code=process.returncode or 0)
+        output, _ = await process.communicate()
+        return ExecResult(stdout=output.decode(errors="replace"), return_code=process.returncode or 0)
 
 
 class LeavesPrograms(Broken):

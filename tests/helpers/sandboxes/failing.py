@@ -22,7 +22,7 @@ class ThrottledStart(LocalEnvironment):
 
 
 class WedgedStart(LocalEnvironment):
-    """Never come up, and never say so."""
+    """Never come up, and never report it."""
 
     @override
     async def start(self, force_build: bool) -> None:

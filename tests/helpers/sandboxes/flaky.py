@@ -1,4 +1,4 @@
-"""Sandboxes that die at a random moment of some episodes. ``TerminalEnvConfig.sandbox`` takes them by import path."""
+"""Sandboxes that end at a random moment of some episodes. ``TerminalEnvConfig.sandbox`` takes them by import path."""
 
 import random
 from collections import Counter

@@ -10,7 +10,7 @@ from harbor_gym.testing import FakeEnvironment
 
 
 class Meeting(FakeEnvironment):
-    """A fake that starts when ``processes`` different ones have come; its verifier tells which one it ran in."""
+    """A fake that starts when ``processes`` different ones have come; its verifier reports which one it ran in."""
 
     def __init__(self, *args: Any, place: str, processes: int, **kwargs: Any) -> None:
         self._place = Path(place)

@@ -7,7 +7,7 @@ from harbor_gym.testing import FakeEnvironment
 
 
 class Throttled(FakeEnvironment):
-    """Refuse as many starts as ``refusals`` says, with our own error."""
+    """Refuse ``refusals`` starts, with our own error."""
 
     refusals: ClassVar[int] = 0
     asked_sec: ClassVar[float | None] = 7.5

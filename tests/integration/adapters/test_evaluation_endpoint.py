@@ -29,7 +29,7 @@ AGENT = AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent"
 
 
 class Model:
-    """A chat endpoint that wants a key, repeats it where it is wrong, and answers by the number of its answers."""
+    """A chat endpoint that requires a key, repeats it where it is wrong, and answers by the number of its answers."""
 
     def __init__(self, *answers: str) -> None:
         self.answers = answers

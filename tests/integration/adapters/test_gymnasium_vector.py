@@ -105,7 +105,7 @@ def test_same_step_returns_the_next_episode_and_the_final_one_beside_it(task_dir
     envs.close()
 
 
-def test_disabled_resets_only_what_the_mask_says(task_dir: Path) -> None:
+def test_disabled_resets_only_what_the_mask_selects(task_dir: Path) -> None:
     envs = make(task_dir, 2, autoreset_mode=AutoresetMode.DISABLED)
     envs.reset()
     envs.step([COMPLETE, "echo kept\n"])
@@ -147,7 +147,7 @@ def test_where_none_can_start_the_error_is_raised(tmp_path: Path) -> None:
     envs.close()
 
 
-def test_a_mistake_is_told_before_anything_is_typed(task_dir: Path) -> None:
+def test_a_mistake_is_reported_before_anything_is_typed(task_dir: Path) -> None:
     envs = make(task_dir, 2)
     envs.reset()
     for actions in ("ls", ["true\n"], ["echo typed\n", 3]):
@@ -159,10 +159,10 @@ def test_a_mistake_is_told_before_anything_is_typed(task_dir: Path) -> None:
 
 
 def test_gymnasiums_own_vector_environments_hold_ours(task_dir: Path) -> None:
-    def one() -> gym.Env[Any, Any]:
+    def make_one() -> gym.Env[Any, Any]:
         return HarborTerminalEnv(task_dir, observation="dict", **SETTINGS)
 
-    for envs in (SyncVectorEnv([one, one]), AsyncVectorEnv([one, one], context="spawn")):
+    for envs in (SyncVectorEnv([make_one, make_one]), AsyncVectorEnv([make_one, make_one], context="spawn")):
         observations, _ = envs.reset(seed=1)
         assert envs.observation_space.contains(observations)
         observations, *_ = envs.step(("echo 一😀\n", "(exit 4)\n"))

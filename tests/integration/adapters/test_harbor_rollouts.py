@@ -180,7 +180,7 @@ async def test_what_is_lost_has_no_reward_and_its_reason(tmp_path: Path) -> None
     mute = AgentConfig(import_path=f"{__name__}:Mute", kwargs=AGENT.kwargs)
     crashing = AgentConfig(import_path=f"{__name__}:CrashingAgent", kwargs=AGENT.kwargs)
     cases: list[tuple[dict[str, Any], type[Exception], str]] = [
-        ({"sandbox_options": {"fail": {"start": 1}}}, SandboxStartError, "told not to start"),
+        ({"sandbox_options": {"fail": {"start": 1}}}, SandboxStartError, "configured not to start"),
         ({"sampler": broken}, SamplerError, "the engine is gone"),
         ({"agent": crashing}, AgentFailedError, "a bug of the agent's"),
         ({"strategy": "details", "agent": mute}, AgentFailedError, "no tokens"),

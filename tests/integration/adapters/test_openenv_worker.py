@@ -1,4 +1,4 @@
-"""TRL's worker once its process has failed: its end must not wait for a waiter that died with the process."""
+"""TRL's worker once its process has failed: its end must not wait for a waiter that ended with the process."""
 
 import multiprocessing
 import os

@@ -151,7 +151,7 @@ async def test_a_sandbox_that_does_not_start_raises_from_the_first_observation(t
     assert issubclass(SandboxStartError, HarborGymError)
 
 
-async def test_a_transcript_tells_the_episode(task_dir: Path, model_dir: str, tmp_path: Path) -> None:
+async def test_a_transcript_records_the_episode(task_dir: Path, model_dir: str, tmp_path: Path) -> None:
     builder = make_builder(task_dir, model_dir, group_size=1, label="a/b", transcripts_dir=tmp_path / "t")
     await run_group(builder, scripted(message(DONE, complete=True), message(None, complete=True)))
     document = json.loads((tmp_path / "t/a/b/episode_001.json").read_text())

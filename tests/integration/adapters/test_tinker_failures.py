@@ -123,7 +123,7 @@ async def test_a_bug_ends_the_run_instead_of_being_skipped(task_dir: Path, model
 
     Flaky.begin(seed=1)
     strategy = RetryThenMask()
-    assert strategy.catches_group_errors, "the cookbook counts errors only for a strategy that says so at the start"
+    assert strategy.catches_group_errors, "the cookbook counts errors only for a strategy that declares it at the start"
     with pytest.raises(IndexError):
         await rollout(flaky_builder(task_dir, model_dir, 0.0), scripted(message("true\n")), strategy)
     assert isinstance(strategy.fault, IndexError)
@@ -144,7 +144,7 @@ async def test_a_cancelled_group_leaves_no_rollout_behind(task_dir: Path, model_
     assert asyncio.all_tasks() <= before
 
 
-async def test_groups_of_one_reward_are_told_from_mixed_ones(task_dir: Path, model_dir: str) -> None:
+async def test_groups_of_one_reward_are_distinguished_from_mixed_ones(task_dir: Path, model_dir: str) -> None:
     from tinker_cookbook.rl.metric_util import compute_trajectory_metrics
 
     from harbor_gym.adapters.tinker import RetryThenMask

@@ -178,9 +178,9 @@ def test_64_are_live_at_once_and_gone_afterwards() -> None:
 @pytest.mark.slow
 def test_hosts_killed_in_the_midst_of_episodes_leave_nothing(task_dir: Path, scratch: Path) -> None:
     before = mounts()
-    told = kill_rounds("apptainer", task_dir, count=4, at_once=4, max_sec=2.0)
-    assert told["began"] >= 16
-    assert told["orphans"] == []
+    outcome = kill_rounds("apptainer", task_dir, count=4, at_once=4, max_sec=2.0)
+    assert outcome["began"] >= 16
+    assert outcome["orphans"] == []
     assert mounts() == before
     left = [name for name in contents(scratch) if "apptainer" in name or "sif" in name]
     assert left == []

@@ -32,7 +32,7 @@ WAIT_SEC = 60.0
 
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ImageRegistry]:
-    """A registry with a password that Apptainer is not told, at first."""
+    """A registry with a password that Apptainer does not have, at first."""
     for name in CREDENTIALS:
         monkeypatch.delenv(name, raising=False)
     with image_registry(tmp_path / "registry", needs_password=True) as registry:
@@ -165,7 +165,7 @@ def test_a_run_that_is_killed_while_it_uploads_goes_on_there(
 
     done = run("sif", "build", *arguments, "--json", **CREDENTIALS)
     assert done.returncode == 0, done.stderr
-    assert [(one["task"], one["is_new"]) for one in json.loads(done.stdout)] == [("first", False), ("second", False)]
+    assert [(item["task"], item["is_new"]) for item in json.loads(done.stdout)] == [("first", False), ("second", False)]
     entries = manifest(built)
     assert entries["first"] == made
     assert entries["second"]["pushed"]
@@ -189,7 +189,7 @@ def test_a_run_that_is_killed_while_it_builds_goes_on_there(tmp_path: Path, buil
 
     done = run("sif", "build", *arguments, "--json")
     assert done.returncode == 0, done.stderr
-    assert [(one["task"], one["is_new"]) for one in json.loads(done.stdout)] == [("first", False), ("second", True)]
+    assert [(item["task"], item["is_new"]) for item in json.loads(done.stdout)] == [("first", False), ("second", True)]
     assert file.stat().st_mtime_ns == made
     assert sorted(path.name for path in built.glob(".*")) == []
 

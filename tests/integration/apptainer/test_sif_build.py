@@ -47,7 +47,7 @@ async def test_files_are_made_once_and_found_without_a_builder(
     made = file.stat().st_mtime_ns
 
     again = json.loads(run("sif", "build", tasks / "first", "--output", directory, "--json").stdout)
-    assert [(one["task"], one["is_new"], one["error"]) for one in again] == [("first", False, "")]
+    assert [(item["task"], item["is_new"], item["error"]) for item in again] == [("first", False, "")]
     assert file.stat().st_mtime_ns == made
 
     monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "empty"))

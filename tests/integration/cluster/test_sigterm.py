@@ -33,10 +33,10 @@ def test_sigterm_closes_every_sandbox_first(tmp_path: Path) -> None:
                 assert time.monotonic() < deadline, "no sandbox was started"
                 time.sleep(0.05)
             process.terminate()
-            said, _ = process.communicate(timeout=120)
+            output, _ = process.communicate(timeout=120)
         finally:
             process.kill()
             process.wait()
-    assert said == "KeyboardInterrupt\n", "the block ends as by Ctrl-C"
+    assert output == "KeyboardInterrupt\n", "the block ends as by Ctrl-C"
     assert process.returncode == -signal.SIGINT
     assert list(temporary.glob("harbor-gym*")) == []

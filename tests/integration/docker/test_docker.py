@@ -73,7 +73,7 @@ def test_leftovers_would_be_seen(name: str) -> None:
         subprocess.run(["docker", "network", "rm", f"{name}_default"], check=True, capture_output=True)
 
 
-def test_good_bad_and_broken_tasks_are_told_apart(tmp_path: Path, name: str) -> None:
+def test_good_bad_and_broken_tasks_are_distinguished(tmp_path: Path, name: str) -> None:
     write_task(tmp_path / f"{name}-bad-build", dockerfile=f"FROM {BASE}\nRUN echo no such luck && false\n")
     write_task(tmp_path / f"{name}-good")
     write_task(tmp_path / f"{name}-mute", test_sh="#!/bin/bash\ntrue\n")
@@ -92,7 +92,7 @@ def test_good_bad_and_broken_tasks_are_told_apart(tmp_path: Path, name: str) -> 
     assert leftovers(name) == []
 
 
-def test_the_stand_in_for_a_base_image_says_that_it_is_one(name: str) -> None:
+def test_the_stand_in_for_a_base_image_reports_that_it_is_one(name: str) -> None:
     require_engine("local")
     done = run("base", "--docker", f"{name}:latest")
     try:
@@ -194,7 +194,7 @@ async def nothing_of_this_machine_is_read(environment: BaseEnvironment, scratch:
 
 
 OF_ITS_MAKER = {"Hostname", "AttachStdout", "AttachStderr", "NetworkMode", "RestartPolicy"}
-"""Settings of a container that tell who made it, or are another spelling of the same."""
+"""Settings of a container that show who made it, or are another spelling of the same."""
 
 
 async def what_makes(name: str) -> dict[str, Any]:
@@ -367,12 +367,12 @@ async def test_what_a_container_makes_of_its_files_stays_bounded(tmp_path: Path,
                 await upload
 
 
-async def test_a_prebuilt_image_that_can_not_be_had_names_the_dockerfile_which_an_option_builds(
+async def test_a_prebuilt_image_that_is_not_available_names_the_dockerfile_which_an_option_builds(
     tmp_path: Path, name: str
 ) -> None:
     toml = '[environment]\ndocker_image = "registry.invalid/nothing:1"\n'
     task = write_task(tmp_path / "task", toml=toml, dockerfile=f"FROM {BASE}\nRUN echo {name} >/name\n")
-    with pytest.raises(SandboxStartError, match=r"nothing:1' can't be had.*environment/Dockerfile can be built inst"):
+    with pytest.raises(SandboxStartError, match=r"nothing:1' is not available.*environment/Dockerfile can be built"):
         async with started(task, name):
             pass
     (tmp_path / "trial").rename(tmp_path / "refused")

@@ -72,7 +72,7 @@ async def test_many_starts_share_one_set_up_and_the_settings_of_the_image(tmp_pa
         pass  # names here differ, and would be built apart side by side
     async with asyncio.TaskGroup() as group:
         looks = [group.create_task(look(number)) for number in range(3)]
-    results = [one.result() for one in looks]
+    results = [item.result() for item in looks]
     assert results[1:] == results[:-1]
     text, image = results[0]
     assert text is not None
@@ -85,7 +85,7 @@ async def test_many_starts_share_one_set_up_and_the_settings_of_the_image(tmp_pa
     # What was built is its parent, still under the name that Harbor gives it.
     assert await settings(image) == await settings(shown["Parent"])
     assert leftovers(name) == []
-    found = [one for one in reaper.find_images() if one.name == tag]
+    found = [item for item in reaper.find_images() if item.name == tag]
     assert reaper.remove(found) == []
     async with started(make_task(tmp_path / "later", name), f"{name}-later", setup_command=command) as environment:
         again = await environment.exec("cat /srv/runs")
@@ -105,7 +105,7 @@ async def test_an_entrypoint_and_a_command_are_the_images_own(tmp_path: Path, na
         assert shown["Config"]["Entrypoint"][0].endswith("env")
 
 
-async def test_a_set_up_that_fails_says_what_it_said_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+async def test_a_set_up_that_fails_reports_its_output_and_leaves_nothing(tmp_path: Path, name: str) -> None:
     task = make_task(tmp_path / "one", name)
     with pytest.raises(SandboxStartError, match="setup_command ended with status 3: last words"):
         async with started(task, name, setup_command="echo last words >&2; exit 3"):

@@ -13,7 +13,7 @@ from harbor_gym.errors import VerifierError
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.types import EpisodeInfo
 from tests.helpers.harbor_trials import COMPLETE
-from tests.helpers.ordinary import ordinary_user, run_as
+from tests.helpers.rootless import rootless_user, run_as
 from tests.helpers.tasks import DONE, write_task
 
 pytestmark = [pytest.mark.usefixtures("nothing_left")]
@@ -49,7 +49,7 @@ BLOWS = {
 
 RUINS = {
     "a shell that does nothing": "cp /bin/true /tmp/t; cp -f /tmp/t /usr/bin/bash\n",
-    "a shell that says else": "echo '#!/bin/echo fine' > /tmp/t; chmod +x /tmp/t; mv /tmp/t /usr/bin/bash\n",
+    "a shell that answers wrongly": "echo '#!/bin/echo fine' > /tmp/t; chmod +x /tmp/t; mv /tmp/t /usr/bin/bash\n",
     "no shell": "rm -f /usr/bin/bash /usr/bin/dash /usr/bin/sh\n",
     "a renamed shell": "mv /usr/bin/bash /usr/bin/hidden\n",
     "no programs": "rm -rf /usr /bin\n",
@@ -83,7 +83,7 @@ async def test_a_verifier_that_is_mute_by_itself_is_not_the_policys_doing(tmp_pa
 
 @pytest.mark.local
 @pytest.mark.parametrize("mark", ["printf() { echo X; }\n", "PROMPT_COMMAND=\"echo 'A B'\"\n", "echo() { :; }\n"])
-async def test_who_forges_what_the_terminal_says_is_graded(tmp_path: Path, mark: str) -> None:
+async def test_who_forges_what_the_terminal_shows_is_graded(tmp_path: Path, mark: str) -> None:
     reward, _ = await play(write_task(tmp_path / "task"), DONE, mark, "true\n")
     assert reward == 1.0
 
@@ -114,14 +114,14 @@ async def test_an_ordinary_users_policy_fares_no_better(tmp_path: Path) -> None:
     base = await ensure_base_tar()
 
     def run() -> str:
-        with ordinary_user() as (user, home):
+        with rootless_user() as (user, home):
             done = run_as(user, home, sys.executable, "-m", __name__, base=base)
             assert done.returncode == 0, done.stdout + done.stderr
             return done.stdout
 
-    said = json.loads((await asyncio.to_thread(run)).splitlines()[-1])
-    assert {name: tuple(said[name]) for name in RUINS} == dict.fromkeys(RUINS, (0.0, "sandbox_broken"))
-    assert {name: said[name][0] for name in BLOWS} == dict.fromkeys(BLOWS, 1.0)
+    output = json.loads((await asyncio.to_thread(run)).splitlines()[-1])
+    assert {name: tuple(output[name]) for name in RUINS} == dict.fromkeys(RUINS, (0.0, "sandbox_broken"))
+    assert {name: output[name][0] for name in BLOWS} == dict.fromkeys(BLOWS, 1.0)
 
 
 @pytest.mark.docker

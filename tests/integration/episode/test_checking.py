@@ -70,7 +70,7 @@ def test_without_a_solution_the_best_word_is_unproven(
         (0.0, None, 0, Verdict.UNSOLVED, "scores 0, not 1"),
     ],
 )
-def test_where_plain_trial_and_episode_differ_the_reason_says_why(
+def test_where_plain_trial_and_episode_differ_the_reason_states_why(
     plain: float, kept: float | None, stopped: int, verdict: Verdict, reason: str
 ) -> None:
     check = TaskCheck(
@@ -80,7 +80,7 @@ def test_where_plain_trial_and_episode_differ_the_reason_says_why(
     assert reason in (check.reason or "")
 
 
-def test_a_solution_that_only_an_episode_rewards_is_unsteady() -> None:
+def test_a_solution_that_only_an_episode_rewards_is_flaky() -> None:
     check = TaskCheck(task="t", path=Path("t"), oracle=(1.0,), nop=(0.0,), plain=0.0)
     assert check.verdict is Verdict.FLAKY
     assert "as a plain trial 0" in (check.reason or "")
@@ -133,7 +133,7 @@ async def test_paths_of_a_view_are_proposed_and_both_views_graded(tmp_path: Path
     [
         ("/srv", Verdict.OK, None),
         ("/app", Verdict.UNSOLVED, "in the pristine view of /app the task's own solution scores 0"),
-        ("/usr/bin", Verdict.FORGEABLE, "forging scores 1"),
+        ("/usr/bin", Verdict.FORGEABLE, "reward hacking scores 1"),
     ],
 )
 async def test_the_view_that_a_task_declares_decides(
@@ -262,7 +262,7 @@ echo $reward > /logs/verifier/reward.txt
 async def test_a_solution_that_only_a_plain_trial_rewards_is_named_with_what_the_task_lacks(
     tmp_path: Path, plan: CheckPlan
 ) -> None:
-    """The policy that types the solution's very commands is paid what the check says, not what a plain trial says."""
+    """The policy that types the solution's very commands gets the check's reward, not a plain trial's."""
     lacking = write_task(tmp_path / "lacking", test_sh=PASS_IF_SERVED)
     keeping = write_task(tmp_path / "keeping", test_sh=PASS_IF_SERVED, toml="[metadata]\nkeep_agent_processes = true\n")
     for task in (lacking, keeping):

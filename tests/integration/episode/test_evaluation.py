@@ -1,4 +1,4 @@
-"""Evaluations: the estimates are right, infrastructure says nothing about the policy, and nothing runs unbounded."""
+"""Evaluations: the estimates are right, infrastructure never counts as the policy, and nothing runs unbounded."""
 
 import asyncio
 import json
@@ -72,7 +72,7 @@ def test_tasks_count_the_same_and_infrastructure_errors_do_not_count() -> None:
     assert overall is not None
     assert overall.value == pytest.approx((2 / 3 + 0) / 2)
     assert overall.low <= overall.value <= overall.high
-    assert second.pass_at[3] is None, "two episodes say nothing of three attempts"
+    assert second.pass_at[3] is None, "two episodes give no estimate of three attempts"
     single = first.pass_at[1]
     assert single is not None
     assert (single.low, single.high) == pytest.approx(wilson(2, 3))
@@ -83,7 +83,7 @@ def test_tasks_count_the_same_and_infrastructure_errors_do_not_count() -> None:
     assert summarize(results, threshold=0.5).tasks[1].solved == 1
 
 
-async def test_every_task_is_played_and_told_apart(tmp_path: Path) -> None:
+async def test_every_task_is_played_and_distinguished(tmp_path: Path) -> None:
     tasks = [
         task(tmp_path / "open"),
         task(tmp_path / "shut", solved_when={"/srv/answer": "other"}),
@@ -92,13 +92,13 @@ async def test_every_task_is_played_and_told_apart(tmp_path: Path) -> None:
     lines: list[str] = []
     kept = tmp_path / "kept"
     policy = player(solve, retries=2, transcripts_dir=kept)
-    results = await evaluate(tasks, policy, episodes=2, on_episode=lambda one: lines.append(one.task))
-    assert [(one.task, one.episode, one.reward) for one in results] == [
+    results = await evaluate(tasks, policy, episodes=2, on_episode=lambda item: lines.append(item.task))
+    assert [(item.task, item.episode, item.reward) for item in results] == [
         *[("open", 0, 1.0), ("open", 1, 1.0), ("shut", 0, 0.0), ("shut", 1, 0.0)],
         *[("broken", 0, None), ("broken", 1, None)],
     ]
-    assert sorted(lines) == sorted(one.task for one in results)
-    assert [one.failed_attempts for one in results] == [0, 0, 0, 0, 2, 2]
+    assert sorted(lines) == sorted(item.task for item in results)
+    assert [item.failed_attempts for item in results] == [0, 0, 0, 0, 2, 2]
     assert results[4].error is not None
     assert "VerifierError" in results[4].error
     assert results[0].turns == 2
@@ -137,7 +137,7 @@ async def test_no_more_episodes_run_at_once_than_allowed(tmp_path: Path) -> None
     assert most == 3
 
 
-async def test_what_no_retry_can_mend_ends_the_evaluation_as_it_is(tmp_path: Path) -> None:
+async def test_what_no_retry_can_repair_ends_the_evaluation_as_it_is(tmp_path: Path) -> None:
     async def broken(prompt: Sequence[int]) -> Sample:
         raise RuntimeError("no server")
 
@@ -171,7 +171,7 @@ async def test_a_real_task_is_evaluated_in_real_sandboxes() -> None:
         (("--model-name", "m"), "TINKER_API_KEY is not set"),
     ],
 )
-def test_the_recipe_says_in_one_line_what_it_lacks(arguments: tuple[str, ...], expected: str) -> None:
+def test_the_recipe_reports_in_one_line_what_it_lacks(arguments: tuple[str, ...], expected: str) -> None:
     fake = "harbor_gym.testing:FakeEnvironment"
     env = {"TINKER_API_KEY": "tml-x"} if "--checkpoint" in arguments else {}
     expect_refused(run_recipe("eval", str(ROOT / "tasks/devops_task"), *arguments, "--env", fake, env=env), expected)

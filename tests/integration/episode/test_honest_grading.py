@@ -24,7 +24,7 @@ FORGER = (
     "while sleep 0.01; do echo 1 > /tmp/one; "
     "[ ! -e /tests/test.sh ] || mv -f /tmp/one /logs/verifier/reward.txt 2>/dev/null; done"
 )
-"""Waits for the tests to begin, and then overwrites whatever they say."""
+"""Waits for the tests to begin, and then overwrites their verdict."""
 
 DOCKERFILE = f"""\
 FROM {BASE}

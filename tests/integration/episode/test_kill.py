@@ -1,4 +1,4 @@
-"""Whatever dies, nothing stays: hosts killed at random moments, interrupted scripts, episodes cancelled anywhere."""
+"""Whatever is killed, nothing stays: hosts at random moments, interrupted scripts, episodes cancelled anywhere."""
 
 import asyncio
 import contextlib
@@ -58,8 +58,8 @@ def in_docker(owners: list[str]) -> list[str]:
     return [
         f"{kind} {name}"
         for kind, words in KINDS.items()
-        for one in filters
-        for name in subprocess.check_output(["docker", *words, *one], text=True).split()
+        for item in filters
+        for name in subprocess.check_output(["docker", *words, *item], text=True).split()
     ]
 
 
@@ -72,18 +72,18 @@ def contents(directory: Path) -> list[str]:
 def test_local_hosts_killed_in_200_episodes_leave_nothing(task_dir: Path, scratch: Path) -> None:
     require_engine("local")
     before = mounts()
-    told = kill_rounds("local", task_dir, count=25, at_once=8, max_sec=1.5)
-    assert told["began"] >= 200
-    assert told["orphans"] == []
+    outcome = kill_rounds("local", task_dir, count=25, at_once=8, max_sec=1.5)
+    assert outcome["began"] >= 200
+    assert outcome["orphans"] == []
     assert mounts() == before
-    assert groups_of(told["owners"]) == []
+    assert groups_of(outcome["owners"]) == []
     assert contents(scratch), "none was killed inside an episode"
     assert run("reap").returncode == 0
     assert contents(scratch) == []
 
 
 async def kill_half_started(directory: Path) -> bool:
-    """Start a sandbox and kill the process that its supervisor builds it with; tell whether in time."""
+    """Start a sandbox and kill the process that its supervisor builds it with; return whether in time."""
     sandbox = make_sandbox(directory, config={"network_mode": "no-network"})
     starting = asyncio.create_task(sandbox.start(force_build=False))
     first = 0
@@ -135,11 +135,11 @@ def test_what_killed_docker_hosts_leave_is_reaped(tmp_path: Path, scratch: Path)
     require_engine("docker")
     subprocess.run([ROOT / ".ci" / "docker_base.sh", BASE], check=True)
     task = write_task(tmp_path / f"hgkill-{os.getpid()}")
-    told = kill_rounds("docker", task, count=3, at_once=2, max_sec=4.0)
-    assert told["began"] >= 6
-    assert told["orphans"] == []
+    outcome = kill_rounds("docker", task, count=3, at_once=2, max_sec=4.0)
+    assert outcome["began"] >= 6
+    assert outcome["orphans"] == []
     assert run("reap").returncode == 0
-    assert in_docker(told["owners"]) == []
+    assert in_docker(outcome["owners"]) == []
     named = ["docker", "ps", "-aq", "--filter", f"name={task.name}"]
     assert subprocess.check_output(named, text=True) == "", "a container without a label was left"
     assert contents(scratch) == []

@@ -1,4 +1,4 @@
-"""libtmux as the oracle: what it reads from the session, and types into it, must agree with what our terminal says."""
+"""libtmux as the oracle: what it reads from the session, and types into it, must agree with our terminal."""
 
 import asyncio
 import contextlib
@@ -75,7 +75,7 @@ class Oracle:
         await asyncio.to_thread(self._pane.send_keys, key, enter=False)
 
     async def wait_for(self, is_there: Callable[[list[str]], bool]) -> None:
-        """Poll the screen: only the oracle may wait so, for nobody tells it when a command is done."""
+        """Poll the screen: only the oracle may wait so, for nothing reports when a command is done."""
         deadline = time.monotonic() + _LONG_SEC
         while not is_there(screen := await self.screen()):
             assert time.monotonic() < deadline, screen

@@ -80,7 +80,7 @@ async def filled(pool: WarmPool) -> None:
     """Wait until the pool has its stock."""
     pool.start()
     async with asyncio.timeout(20):
-        while pool.metrics()["pool/ready"] < pool.size:  # noqa: ASYNC110 - a pool tells nobody that it is full
+        while pool.metrics()["pool/ready"] < pool.size:  # noqa: ASYNC110 - a pool does not report that it is full
             await asyncio.sleep(0.01)
 
 
@@ -151,7 +151,7 @@ async def test_failures_in_a_row_reach_every_lessee_and_a_later_one_tries_anew(t
     limits = PoolLimits(max_starts_at_once=1, max_failures=3, backoff_sec=0.01)
     async with WarmPool(config_of(task_dir, grudging=True), size=2, limits=limits) as pool:
         lessees = await asyncio.gather(pool.lease(), pool.lease(), return_exceptions=True)
-        assert [type(one) for one in lessees] == [SandboxStartError] * 2
+        assert [type(item) for item in lessees] == [SandboxStartError] * 2
         assert "no room 2" in str(lessees[0])
         assert pool.counts.failed == 3
         async with leased(pool):
@@ -168,7 +168,7 @@ async def test_starts_are_bounded_in_number_and_rate(task_dir: Path) -> None:
     assert begun[4] - begun[0] >= 0.25, "two at once, then one every tenth of a second"
 
 
-async def test_what_no_retry_mends_is_raised_at_once(tmp_path: Path) -> None:
+async def test_what_no_retry_repairs_is_raised_at_once(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "broken", toml="= broken")
     async with WarmPool(config_of(task_dir), size=1) as pool:
         with pytest.raises(TaskError):

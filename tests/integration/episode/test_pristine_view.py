@@ -60,7 +60,7 @@ async def test_what_counts_is_in_the_view_and_only_that(tmp_path: Path) -> None:
 
 
 async def test_a_path_that_the_policy_removed_or_made_a_link_is_not_the_images_in_the_view(tmp_path: Path) -> None:
-    """Else a task that wants a file gone could not be solved, and one that wants it kept could not be failed."""
+    """Else a task that requires a file gone could not be solved, and one that requires it kept could not be failed."""
     dockerfile = "FROM debian:bookworm-slim\nRUN mkdir /srv/d && echo done > /srv/answer && echo done > /srv/d/answer\n"
     there = write_task(tmp_path / "there", dockerfile=dockerfile)
     paths = (PurePosixPath("/srv/answer"),)

@@ -137,7 +137,7 @@ async def test_a_dockerfile_that_fails_shows_the_builders_last_words(tmp_path: P
             await env.reset()
 
 
-async def test_calls_out_of_order_say_what_to_do(task_dir: Path) -> None:
+async def test_calls_out_of_order_report_what_to_do(task_dir: Path) -> None:
     env = make_env(task_dir)
     with pytest.raises(UsageError, match="reset"):
         await env.step(message("true\n"))

@@ -37,7 +37,7 @@ _TOOL = re.compile(r'"function": \{"name": "([^"]+)"')
 
 
 class Policy:
-    """Think, call whatever shell the prompt declares, and at last say that it is done."""
+    """Think, call whatever shell the prompt declares, and at last report that it is done."""
 
     def __init__(self, commands: Sequence[str]) -> None:
         self._commands = iter(commands)

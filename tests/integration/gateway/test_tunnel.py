@@ -178,8 +178,8 @@ OPEN = frame(multiplexer.OPEN, 1)
     ],
 )
 async def test_garbage_closes_the_tunnel(gateway: Gateway, session: Session, garbage: bytes, tmp_path: Path) -> None:
-    (tmp_path / "said").write_bytes(READY + garbage)
-    hostile = HostSandbox(f"cat {shlex.quote(str(tmp_path / 'said'))}; exec sleep 60")
+    (tmp_path / "output").write_bytes(READY + garbage)
+    hostile = HostSandbox(f"cat {shlex.quote(str(tmp_path / 'output'))}; exec sleep 60")
     async with tunnel(as_environment(hostile), gateway, session) as opened:
         await eventually(lambda: opened.error is not None)
         assert isinstance(opened.error, ProtocolError)

@@ -35,7 +35,7 @@ def write_layer(name: str, *, kilobytes: int) -> str:
 def write_image(name: str, *, kilobytes: int = 64, age_sec: float = 0.0, shared: tuple[str, ...] = ()) -> Path:
     home = cache_dir() / "images" / name
     home.mkdir(parents=True)
-    layers = [write_layer(f"of-{name}", kilobytes=kilobytes), *(write_layer(one, kilobytes=256) for one in shared)]
+    layers = [write_layer(f"of-{name}", kilobytes=kilobytes), *(write_layer(item, kilobytes=256) for item in shared)]
     (home / "image.json").write_text(json.dumps({"layers": layers, "made_for": f"tasks/{name}"}))
     held = hold(home)
     assert held is not None

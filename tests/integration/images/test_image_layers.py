@@ -63,7 +63,7 @@ def test_the_layers_of_a_mounted_image_are_read_from_its_mount(lowers: str, expe
     assert layer_export.lower_directories("/store/overlay/y/merged", mounts) == []
 
 
-def test_layers_are_told_apart_only_where_the_kernel_writes_plain_ones(tmp_path: Path) -> None:
+def test_layers_are_distinguished_only_where_the_kernel_writes_plain_ones(tmp_path: Path) -> None:
     assert layer_export.writes_plain_layers(tmp_path)
     (tmp_path / "redirect_dir").write_text("Y\n")
     assert not layer_export.writes_plain_layers(tmp_path)
@@ -186,12 +186,12 @@ async def test_archives_serve_as_images(tmp_path: Path) -> None:
     require_engine("local")
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /it\nENV OF=archive\nWORKDIR /there\n")
     name = f"localhost/harbor-gym-test-archive-{uuid.uuid4().hex}:1"
-    code, said = await run_tool(*CONTAINED, "buildah", "bud", "--quiet", "--tag", name, str(tmp_path))
-    assert code == 0, said
+    code, printed = await run_tool(*CONTAINED, "buildah", "bud", "--quiet", "--tag", name, str(tmp_path))
+    assert code == 0, printed
     try:
         for target in ("docker-archive:{}/docker.tar", "oci-archive:{}/oci.tar", "oci:{}/directory:1"):
-            code, said = await run_tool(*CONTAINED, "buildah", "push", "--quiet", name, target.format(tmp_path))
-            assert code == 0, said
+            code, printed = await run_tool(*CONTAINED, "buildah", "push", "--quiet", name, target.format(tmp_path))
+            assert code == 0, printed
         found: list[Image] = []
         for reference in ("docker-archive:docker.tar", f"oci-archive:{tmp_path}/oci.tar", "oci:directory:1"):
             image = await build_image(ImageSource(tmp_path, reference))

@@ -1,4 +1,4 @@
-"""Images of local sandboxes: what is built, what is cached, what stands in for what can't be had."""
+"""Images of local sandboxes: what is built, what is cached, what stands in for what is not available."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ def find(image: Image, name: str) -> Path:
 # --- the cache --------------------------------------------------------------------------------------------------------
 
 
-def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_where_the_environment_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.delenv("HARBOR_GYM_CACHE", raising=False)
     assert cache_dir() == tmp_path / "xdg" / "harbor_gym"
@@ -94,7 +94,7 @@ def local_engine() -> None:
 
 @pytest.mark.local
 @pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
-async def test_an_image_has_what_its_dockerfile_says(context: Path) -> None:
+async def test_an_image_has_what_its_dockerfile_defines(context: Path) -> None:
     (context / "Dockerfile").write_text(
         f"ARG V=1\nFROM {BASE} AS build\nARG V\nRUN echo built-$V > /built\n"
         f'FROM {BASE}\nENV A="b c" D=e\nCOPY --from=build /built /built\nCOPY --chown=65534 data /data\n'
@@ -181,7 +181,7 @@ async def test_heredocs_build_or_are_refused_with_advice(context: Path, monkeypa
 
 @pytest.mark.local
 @pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
-async def test_a_base_that_can_not_be_had_is_an_error_that_says_what_to_do(context: Path) -> None:
+async def test_a_base_that_is_not_available_is_an_error_that_states_what_to_do(context: Path) -> None:
     (context / "Dockerfile").write_text("FROM registry.invalid/nothing:1\n")
     with pytest.raises(SandboxStartError, match=r"buildah pull registry\.invalid/nothing:1") as caught:
         await build_image(context)
@@ -193,7 +193,7 @@ async def test_a_base_that_can_not_be_had_is_an_error_that_says_what_to_do(conte
 @pytest.mark.local
 @pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
 @pytest.mark.parametrize("name", ["registry.invalid/nothing:1", "oci-archive:absent.tar"])
-async def test_a_prebuilt_image_that_can_not_be_had_names_the_dockerfile_beside_it(context: Path, name: str) -> None:
+async def test_a_prebuilt_image_that_is_not_available_names_the_dockerfile_beside_it(context: Path, name: str) -> None:
     with pytest.raises(SandboxStartError) as caught:
         await build_image(context, docker_image=name)
     assert "build_dockerfile" not in str(caught.value)
@@ -204,7 +204,7 @@ async def test_a_prebuilt_image_that_can_not_be_had_names_the_dockerfile_beside_
 
 @pytest.mark.local
 @pytest.mark.usefixtures("local_engine", "nothing_left")
-async def test_the_dockerfile_is_built_where_the_option_says_so(tmp_path: Path) -> None:
+async def test_the_dockerfile_is_built_where_the_option_requires_it(tmp_path: Path) -> None:
     config = {"docker_image": "registry.invalid/nothing:1"}
     with pytest.raises(SandboxStartError, match="build_dockerfile"):
         await make_sandbox(tmp_path, dockerfile=f"FROM {BASE}\n", config=config).start(force_build=False)
@@ -264,8 +264,8 @@ async def test_an_image_that_docker_holds_serves_as_image_and_as_base(
     real, stand_in = names
     try:
         for name, label in ((real, "other=1"), (stand_in, "harbor_gym.substitute=mmdebstrap")):
-            code, said = await run_tool("docker", "build", "--quiet", "--label", label, "--tag", name, str(context))
-            assert code == 0, said
+            code, printed = await run_tool("docker", "build", "--quiet", "--label", label, "--tag", name, str(context))
+            assert code == 0, printed
         prebuilt = await build_image(context, docker_image=real)
         assert find(prebuilt, "where").read_text() == "from docker\n"
         assert (prebuilt.env["WHERE"], prebuilt.workdir, prebuilt.substitutions) == ("docker", "/there", ())
@@ -290,6 +290,6 @@ async def test_an_image_that_docker_holds_serves_as_image_and_as_base(
         names.append(f"{real}-not")
         base = await docker_base(f"{real}-not")
         assert base is not None
-        assert "offline base" in (base.substitution or ""), "what stands on a stand-in says so"
+        assert "offline base" in (base.substitution or ""), "what stands on a stand-in records it"
     finally:
         await run_tool("docker", "image", "rm", "--force", *names)

@@ -8,7 +8,7 @@ import pytest
 from harbor_gym.sandboxes.local import own_ids
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.hostile.attacks import BEHAVIOURS
-from tests.helpers.hostile.behaviours import Behaviour, expect_all_pass_as_ordinary_user
+from tests.helpers.hostile.behaviours import Behaviour, expect_all_pass_as_rootless_user
 from tests.helpers.sandboxes.local import make_sandbox, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -20,7 +20,7 @@ async def sandbox(
 ) -> AsyncGenerator[LocalEnvironment]:
     """A running sandbox; the second kind is what a kernel or a cache without idmapped mounts gives."""
     if request.param == "shared ids":
-        monkeypatch.setattr(own_ids, "refusal", lambda: "the test says so")
+        monkeypatch.setattr(own_ids, "refusal", lambda: "the test refuses")
     async with running(make_sandbox(tmp_path / "sandbox")) as made:
         yield made
 
@@ -33,5 +33,5 @@ async def test_as_root(sandbox: LocalEnvironment, tmp_path: Path, behaviour: Beh
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_as_an_ordinary_user() -> None:
-    await expect_all_pass_as_ordinary_user("tests.helpers.hostile.attacks", len(BEHAVIOURS))
+async def test_as_a_rootless_user() -> None:
+    await expect_all_pass_as_rootless_user("tests.helpers.hostile.attacks", len(BEHAVIOURS))

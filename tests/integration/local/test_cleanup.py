@@ -66,7 +66,7 @@ async def test_who_is_stopped_may_end_in_good_order(sandbox: LocalEnvironment) -
     assert await output(sandbox, "cat /saved") == "saved"
 
 
-async def test_who_works_for_a_service_is_spared_and_whoever_starts_at_the_census_is_not(
+async def test_who_works_for_a_service_is_spared_and_whoever_starts_at_the_baseline_is_not(
     sandbox: LocalEnvironment,
 ) -> None:
     await output(

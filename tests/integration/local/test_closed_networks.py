@@ -13,7 +13,7 @@ pytestmark = pytest.mark.local
 
 _LOOK = """
 import fcntl, json, os, socket, struct
-os.unshare(os.CLONE_NEWNET | (os.CLONE_NEWUSER if {ordinary} else 0))
+os.unshare(os.CLONE_NEWNET | (os.CLONE_NEWUSER if {rootless} else 0))
 SIOCSIFADDR, SIOCSIFFLAGS, IFF_UP = 0x8916, 0x8914, 1
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
     def set(request, name, value):
@@ -28,7 +28,7 @@ print(json.dumps([closed_networks(has_private=has_private) for has_private in (F
 
 
 def test_the_machines_own_addresses_are_closed_unless_private_networks_are_open() -> None:
-    code = _LOOK.format(ordinary=is_rootless())
+    code = _LOOK.format(rootless=is_rootless())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     closed, with_private = json.loads(done.stdout)

@@ -96,8 +96,8 @@ async def test_exec_argv_starts_a_process_with_the_callers_pipes(sandbox: LocalE
         'read -r line; echo "$line $WHO $(id -un) $PWD"; exit 7', cwd="/tmp", env={"WHO": "me"}, user="dev"
     )
     process = await asyncio.create_subprocess_exec(*argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    said, _ = await process.communicate(b"hi\n")
-    assert (said, process.returncode) == (b"hi me dev /tmp\n", 7)
+    printed, _ = await process.communicate(b"hi\n")
+    assert (printed, process.returncode) == (b"hi me dev /tmp\n", 7)
 
 
 async def test_an_exec_argv_process_ends_with_its_starter_and_with_the_sandbox(sandbox: LocalEnvironment) -> None:
@@ -114,8 +114,8 @@ async def test_an_exec_argv_process_ends_with_its_starter_and_with_the_sandbox(s
         if not is_sandbox_end:
             await output(sandbox, "while pgrep -x sleep >/dev/null; do :; done", timeout_sec=10)
     late = await asyncio.create_subprocess_exec(*argv, stderr=subprocess.PIPE)
-    _, said = await late.communicate()
-    assert (late.returncode, said) == (125, b"harbor_gym: the sandbox is gone\n")
+    _, printed = await late.communicate()
+    assert (late.returncode, printed) == (125, b"harbor_gym: the sandbox is gone\n")
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ async def test_eight_at_once_share_one_image_and_nothing_else(tmp_path: Path) ->
                 group.create_task(sandbox.start(force_build=False))
         for number, sandbox in enumerate(sandboxes):
             await output(sandbox, f"echo {number} > /tmp/mine; rm -rf /usr/share")
-        said = [await output(sandbox, "cat /tmp/mine; ls /tmp") for sandbox in sandboxes]
-        assert said == [f"{number}\nmine" for number in range(8)]
+        printed = [await output(sandbox, "cat /tmp/mine; ls /tmp") for sandbox in sandboxes]
+        assert printed == [f"{number}\nmine" for number in range(8)]
     finally:
         async with asyncio.TaskGroup() as group:
             for sandbox in sandboxes:
@@ -250,7 +250,7 @@ async def test_network_allowlists_are_refused(tmp_path: Path) -> None:
         make_sandbox(tmp_path, network_policy=policy)
 
 
-async def test_an_image_without_bash_runs_sh_and_one_without_a_shell_says_so(tmp_path: Path) -> None:
+async def test_an_image_without_bash_runs_sh_and_one_without_a_shell_reports_it(tmp_path: Path) -> None:
     no_bash = f"{DOCKERFILE}RUN rm /bin/bash\n"
     async with running(make_sandbox(tmp_path / "sh", dockerfile=no_bash)) as sandbox:
         assert await output(sandbox, 'echo "[$BASH_VERSION]"') == "[]"

@@ -81,7 +81,7 @@ async def test_no_lack_of_memory_ends_the_sandbox_itself(tmp_path: Path) -> None
         await output(sandbox, f"{_KILLS} | grep -v ' 0$'")
         assert (await sandbox.exec("echo 1 > /sys/fs/cgroup/memory/memory.force_empty; mv /sys /away")).return_code != 0
 
-        # Only from outside can it be offered to the kernel, before all others; then the caller is told why it went.
+        # Only from outside can it be the first that the kernel kills; then the caller learns why it went.
         await asyncio.to_thread(Path(f"/proc/{_init()}/oom_score_adj").write_text, "1000")
         with pytest.raises(SandboxMemoryError, match="needed more memory"):
             await sandbox.exec(_MANY)
@@ -119,9 +119,9 @@ async def test_files_are_bounded_in_size_and_number(tmp_path: Path) -> None:
         for place in ("/filled", "/tmp/filled", "/dev/shm/filled"):
             result = await sandbox.exec(f"head -c 100M /dev/zero > {place}; s=$?; rm -f {place}; exit $s")
             assert "No space left" in (result.stderr or "")
-        said = await output(sandbox, f"mkdir /f; {fill}", timeout_sec=100)
-        assert "No space left" in said
-        assert 10_000 < int(said.split()[-1]) < 20_000
+        printed = await output(sandbox, f"mkdir /f; {fill}", timeout_sec=100)
+        assert "No space left" in printed
+        assert 10_000 < int(printed.split()[-1]) < 20_000
         await output(sandbox, "rm -r /f && touch /room-again")
 
 
@@ -143,7 +143,7 @@ async def test_without_control_groups_a_process_is_bounded_and_a_policy_refused(
 
 
 @pytest.mark.usefixtures("control_groups")
-def test_harbor_is_told_what_can_be_enforced(tmp_path: Path) -> None:
+def test_harbor_learns_what_can_be_enforced(tmp_path: Path) -> None:
     make_sandbox(tmp_path, config={"memory_mb": 64, "cpus": 1}, memory_enforcement_policy=ResourceMode.LIMIT,
                  cpu_enforcement_policy=ResourceMode.LIMIT)  # fmt: skip
     with pytest.raises(ValueError, match="memory resource requests"):

@@ -24,8 +24,8 @@ from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, own_addresses
 from tests.helpers.hostile import first_words
 from tests.helpers.hostile.first_words import DEVICES, PUBLIC, network_processes
-from tests.helpers.ordinary import ordinary_user, run_as
 from tests.helpers.paths import ROOT
+from tests.helpers.rootless import rootless_user, run_as
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 from tests.helpers.tasks import write_task
 
@@ -34,16 +34,16 @@ _REPOSITORY = ROOT
 _NO_NETWORK = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
 _TALK = """
 import errno, json, socket, sys
-said = {}
+results = {}
 for name, host, port in json.loads(sys.argv[1]):
     try:
         with socket.create_connection((host, port), 1) as connection:
-            said[name] = connection.recv(100).decode()
+            results[name] = connection.recv(100).decode()
     except TimeoutError:
-        said[name] = "TIMEOUT"
+        results[name] = "TIMEOUT"
     except OSError as exc:
-        said[name] = errno.errorcode.get(exc.errno, str(exc))
-print(json.dumps(said))
+        results[name] = errno.errorcode.get(exc.errno, str(exc))
+print(json.dumps(results))
 """
 
 
@@ -55,7 +55,7 @@ async def greeter() -> AsyncGenerator[int]:
 
 
 async def _talk(sandbox: LocalEnvironment, **targets: tuple[str, int]) -> dict[str, str]:
-    """Connect from inside to each target and return what it said, or the error's name."""
+    """Connect from inside to each target and return its answer, or the error's name."""
     listed = json.dumps([(name, *target) for name, target in targets.items()])
     return json.loads(await output(sandbox, f"python3 -c '{_TALK}' '{listed}'"))
 
@@ -74,14 +74,14 @@ async def test_a_public_network_reaches_others_but_neither_the_machine_nor_priva
     private = {"machine": (here, greeter), "private": ("10.1.2.3", 80), "shared": ("100.64.0.1", 80),
                "docker": ("172.17.0.1", greeter), "home": ("192.168.77.1", 80)}  # fmt: skip
     async with running(make_sandbox(tmp_path / "open", network_policy=PUBLIC, private_network=True)) as sandbox:
-        said = await _talk(sandbox, loopback=("10.0.2.2", greeter), machine=(here, greeter), **never)
-        assert said.pop("machine") == "hello"
-        assert said.pop("loopback") in ("ECONNREFUSED", "ENETUNREACH", "EHOSTUNREACH", "TIMEOUT")
-        assert said == dict.fromkeys(never, "ECONNREFUSED")
+        printed = await _talk(sandbox, loopback=("10.0.2.2", greeter), machine=(here, greeter), **never)
+        assert printed.pop("machine") == "hello"
+        assert printed.pop("loopback") in ("ECONNREFUSED", "ENETUNREACH", "EHOSTUNREACH", "TIMEOUT")
+        assert printed == dict.fromkeys(never, "ECONNREFUSED")
         assert await output(sandbox, "cat /etc/resolv.conf") == "nameserver 10.0.2.3"
     async with running(make_sandbox(tmp_path / "closed", network_policy=PUBLIC)) as sandbox:
-        said = await _talk(sandbox, **private, **never)
-        assert said == dict.fromkeys(said, "ECONNREFUSED")
+        printed = await _talk(sandbox, **private, **never)
+        assert printed == dict.fromkeys(printed, "ECONNREFUSED")
         assert await output(sandbox, DEVICES) == "lo\ntap0"
 
 
@@ -103,8 +103,8 @@ with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, family) as netlink:
 async def test_root_inside_can_not_change_its_network(tmp_path: Path) -> None:
     async with running(make_sandbox(tmp_path, network_policy=PUBLIC)) as sandbox:
         for what, words in _CHANGES.items():
-            said = await output(sandbox, f"python3 -c '{_CHANGE}' {' '.join(map(str, words))}")
-            assert said == str(errno.EPERM), what
+            printed = await output(sandbox, f"python3 -c '{_CHANGE}' {' '.join(map(str, words))}")
+            assert printed == str(errno.EPERM), what
         assert (await sandbox.exec("echo 1 > /proc/sys/net/ipv4/ip_forward")).return_code != 0
 
 
@@ -129,7 +129,7 @@ async def test_an_ordinary_users_does_not_either(tmp_path: Path) -> None:
     base = await ensure_base_tar()
 
     def reach() -> subprocess.CompletedProcess[str]:
-        with ordinary_user() as (user, home):
+        with rootless_user() as (user, home):
             return run_as(user, home, sys.executable, "-m", "tests.helpers.hostile.first_words", base=base)
 
     done = await asyncio.to_thread(reach)
@@ -177,7 +177,7 @@ async def test_an_ordinary_user_without_the_device_gets_no_network_and_one_line(
     base = await ensure_base_tar()
 
     def look() -> subprocess.CompletedProcess[str]:
-        with ordinary_user() as (user, home):
+        with rootless_user() as (user, home):
             return run_as(user, home, sys.executable, "-c", _WITHOUT, base=base, tun_mode="600")
 
     done = await asyncio.to_thread(look)
@@ -190,7 +190,7 @@ async def test_an_ordinary_user_without_the_device_gets_no_network_and_one_line(
     assert "chmod 666 /dev/net/tun" in done.stderr
 
 
-async def test_root_is_told_which_device_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_root_learns_which_device_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse = rootless.network_refusal
     monkeypatch.setattr(rootless, "network_refusal", lambda: refuse(tmp_path / "tun"))
     with pytest.raises(MissingDependencyError, match=r"public, and .*/tun is missing: as root modprobe tun; mknod"):
@@ -241,7 +241,7 @@ async def test_without_the_program_a_public_network_is_refused_unless_none_is_wa
     for _ in range(2):
         async with running(make_sandbox(tmp_path, network_policy=PUBLIC, network="none")) as sandbox:
             assert await output(sandbox, DEVICES) == "lo"
-    assert caplog.text.count("without a network") <= 1  # 0 where an earlier test said so already
+    assert caplog.text.count("without a network") <= 1  # 0 where an earlier test logged it already
     async with running(make_sandbox(tmp_path)):
         """A task without a network does not need it."""
     with pytest.raises(UsageError, match="'maybe'"):

@@ -23,29 +23,29 @@ _PROBE = ROOT / "tests" / "helpers" / "hostile" / "syscall_probe.py"
 async def test_dangerous_system_calls_are_refused(tmp_path: Path, user: str) -> None:
     async with running(make_sandbox(tmp_path)) as sandbox:
         await sandbox.upload_file(_PROBE, "/tmp/probe.py")
-        said = json.loads(await output(sandbox, "python3 /tmp/probe.py", user=user))
-    assert {name: code for name, code in said["refused"].items() if code != errno.EPERM} == {}
-    assert {name: code for name, code in said["unshare"].items() if code != errno.EPERM} == {}
-    assert {name: code for name, code in said["clone"].items() if code != errno.EPERM} == {}
-    assert said["unshare files"] == said["clone plain"] == 0
-    assert said["clone3"] == said["newer than known"] == errno.ENOSYS
+        printed = json.loads(await output(sandbox, "python3 /tmp/probe.py", user=user))
+    assert {name: code for name, code in printed["refused"].items() if code != errno.EPERM} == {}
+    assert {name: code for name, code in printed["unshare"].items() if code != errno.EPERM} == {}
+    assert {name: code for name, code in printed["clone"].items() if code != errno.EPERM} == {}
+    assert printed["unshare files"] == printed["clone plain"] == 0
+    assert printed["clone3"] == printed["newer than known"] == errno.ENOSYS
     unsupported = dict.fromkeys(("packet", "alg", "vsock", "xdp"), errno.EAFNOSUPPORT)
-    assert said["families"] == {"unix": 0, "inet": 0, "inet6": 0, "netlink": 0, **unsupported}
+    assert printed["families"] == {"unix": 0, "inet": 0, "inet6": 0, "netlink": 0, **unsupported}
     harmless = {"0x0": 0, "0x8": 0, "0xffffffff": 0}
-    assert said["personality"] == {**harmless, "0x40000": errno.ENOSYS, "0x400000": errno.ENOSYS}
-    assert said["typed into a terminal"] == errno.EPERM
-    assert said["32 bits"] == -signal.SIGSYS
+    assert printed["personality"] == {**harmless, "0x40000": errno.ENOSYS, "0x400000": errno.ENOSYS}
+    assert printed["typed into a terminal"] == errno.EPERM
+    assert printed["32 bits"] == -signal.SIGSYS
 
 
 async def test_every_command_is_under_both_filters(tmp_path: Path) -> None:
     async with running(make_sandbox(tmp_path)) as sandbox:
         await sandbox.exec("setsid sleep 1000 >/dev/null 2>&1 &")
-        said = await output(
+        printed = await output(
             sandbox, "grep -h ^Seccomp /proc/[2-9]*/status /proc/1?*/status | sort | uniq -c | tr -s ' \\t' ' '"
         )
-    count = int(said.split()[0])
+    count = int(printed.split()[0])
     assert count >= 3  # sleep and this pipeline; PID 1 is a program of ours
-    assert said.splitlines() == [f"{count} Seccomp: 2", f" {count} Seccomp_filters: 2"]
+    assert printed.splitlines() == [f"{count} Seccomp: 2", f" {count} Seccomp_filters: 2"]
 
 
 _WORK = {

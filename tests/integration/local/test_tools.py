@@ -72,8 +72,8 @@ async def test_what_is_missing_is_brought_along(tmp_path: Path, image: str, user
         assert "got ünï" in screen
         if "bash" in missing:
             script = "x=(a é); echo ${#x[1]} $BASH"
-            said = await output(sandbox, f"LC_ALL=C.UTF-8 {directory}/bash -c {shlex.quote(script)} 2>&1", user=user)
-            assert said == f"1 {directory}/bash"
+            printed = await output(sandbox, f"LC_ALL=C.UTF-8 {directory}/bash -c {shlex.quote(script)} 2>&1", user=user)
+            assert printed == f"1 {directory}/bash"
         after = await output(sandbox, "find / -xdev -path '*tmux-tools*' -prune -o -type f -print | sort | md5sum")
         assert after == before
 
@@ -107,7 +107,7 @@ async def test_what_does_not_work_is_brought_again(tmp_path: Path) -> None:
         assert await output(sandbox, f"{first}/tmux -V")
 
 
-# --- what can't be had is told in one line ----------------------------------------------------------------------------
+# --- what is not available is reported in one line ------------------------------------------------------------------
 
 
 async def refusal(sandbox: LocalEnvironment) -> str:

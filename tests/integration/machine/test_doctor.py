@@ -1,4 +1,4 @@
-"""``harbor-gym doctor``: it sees what is there, says how to get what is missing, and answers by its exit code."""
+"""``harbor-gym doctor``: it sees what is there, prints how to get what is missing, and answers by its exit code."""
 
 import json
 import os
@@ -19,9 +19,9 @@ def test_what_this_machine_has_is_found() -> None:
     done = run("doctor", "--env", "local", "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["usable"]) == (0, {"local": True})
-    found = {one["what"]: one for one in report["findings"]}
+    found = {item["what"]: item for item in report["findings"]}
     assert found["buildah"]["note"] == shutil.which("buildah")
-    assert all(one["ok"] and not one["fix"] for one in found.values() if one["is_needed"])
+    assert all(item["ok"] and not item["fix"] for item in found.values() if item["is_needed"])
 
 
 def test_what_is_missing_has_a_command_and_makes_the_answer_no(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_what_is_missing_has_a_command_and_makes_the_answer_no(tmp_path: Path) -
 def test_no_secret_is_shown_and_another_sandbox_is_asked_by_its_own_check() -> None:
     done = run("doctor", "--json", TINKER_API_KEY="tml-hunter2", PATH=os.environ["PATH"])
     assert "hunter2" not in done.stdout + done.stderr
-    (key,) = (one for one in json.loads(done.stdout)["findings"] if one["what"] == "TINKER_API_KEY")
+    (key,) = (item for item in json.loads(done.stdout)["findings"] if item["what"] == "TINKER_API_KEY")
     assert key["ok"]
     refused = run("doctor", "--env", "daytona", DAYTONA_API_KEY="")
     assert refused.returncode == 1

@@ -32,10 +32,10 @@ def test_the_networks_device_is_made_and_opened_to_everybody_once(node: str) -> 
     assert done.stderr.count("/dev/net/tun is there, for every user") == 1, "the second run finds it as it should be"
 
 
-def test_a_device_that_can_not_be_had_is_named_and_stops_nothing() -> None:
+def test_a_device_that_is_not_available_is_named_and_stops_nothing() -> None:
     done = run("mount -t tmpfs -o nodev tmpfs /dev/net")
     assert done.returncode == 0, done.stderr
-    assert "/dev/net/tun can't be had" in done.stderr
+    assert "/dev/net/tun is not available" in done.stderr
     assert "--device /dev/net/tun" in done.stderr
 
 

@@ -107,7 +107,7 @@ def buildah(*words: str) -> str:
 def builds_in(folder: Path) -> list[str]:
     """Return the working containers of builds that have their temporary files in a folder."""
     shown = ("inspect", "--type", "container", "--format", OWNER_OF_BUILD)
-    return [one for one in buildah("containers", "--quiet").split() if str(folder) in buildah(*shown, one)]
+    return [item for item in buildah("containers", "--quiet").split() if str(folder) in buildah(*shown, item)]
 
 
 @pytest.mark.local
@@ -211,5 +211,5 @@ def test_a_background_reaper_removes_it_too(things: Things, dead: str, scratch: 
 
 def test_without_docker_there_are_folders_only(scratch: Path, dead: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(scratch))
-    assert {one.kind for one in reaper.find_leftovers()} <= {"directory", "cgroup"}
+    assert {item.kind for item in reaper.find_leftovers()} <= {"directory", "cgroup"}
     assert reaper.find_images() == []

@@ -174,7 +174,7 @@ def sampled(row: dict[str, Any]) -> str:
     return "".join(chr(token) for token, own in zip(sequence.completion, sequence.mask, strict=True) if own)
 
 
-def said(*answers: str) -> str:
+def rollout_text(*answers: str) -> str:
     return "".join(f"{THINKING}{answer}{chr(END)}" for answer in answers)
 
 
@@ -187,28 +187,28 @@ async def test_every_row_came_back(run: Run) -> None:
 async def test_solved_rows(run: Run) -> None:
     for row in run.of("good::solved"):
         assert verdict(row) == (1.0, False, None, "completed", 2)
-        assert sampled(row) == said(*SOLVED[:2])
+        assert sampled(row) == rollout_text(*SOLVED[:2])
         assert [item["role"] for item in row["responses_create_params"]["input"]] == ["system", "user"]
     for row in run.of("placed::relative"):
         assert verdict(row) == (1.0, False, None, "completed", 2)
     for row in run.of("good::steps"):
         assert verdict(row) == (1.0, False, None, "completed", 2)
-        assert sampled(row) == said(*STEPS)
+        assert sampled(row) == rollout_text(*STEPS)
 
 
 async def test_terminus_2_by_the_gateway(run: Run) -> None:
     for row in run.of("good::solved", AGENT):
         assert verdict(row) == (1.0, False, None, "completed", 3)
-        assert sampled(row) == said(*SOLVED)
+        assert sampled(row) == rollout_text(*SOLVED)
     for row in run.of("odd::broken", AGENT):
         assert verdict(row) == (0.0, True, "verifier_error", "infrastructure_error", 3)
-        assert (sampled(row), row["attempts"]) == (said(*SOLVED), 1)
+        assert (sampled(row), row["attempts"]) == (rollout_text(*SOLVED), 1)
 
 
 async def test_lost_rows(run: Run) -> None:
     for row in run.of("odd::broken"):
         assert verdict(row) == (0.0, True, "verifier_error", "infrastructure_error", 2)
-        assert (sampled(row), row["attempts"]) == (said(*SOLVED[:2]), 2)
+        assert (sampled(row), row["attempts"]) == (rollout_text(*SOLVED[:2]), 2)
         assert "boom" in row["verifier_output"]
     for row in run.of("odd::unbuildable"):
         assert verdict(row) == (0.0, True, "provider_unavailable", "infrastructure_error", 0)
@@ -222,7 +222,7 @@ async def test_spent_budgets(run: Run) -> None:
         assert len(sampled(row)) == 1
     for row in run.of("good::late"):
         assert verdict(row) == (1.0, False, "agent_timeout", "time_limit", 2)
-        assert sampled(row) == said(message(DONE), LATE)
+        assert sampled(row) == rollout_text(message(DONE), LATE)
 
 
 async def test_prompts_are_those_of_the_engine(run: Run) -> None:

@@ -151,7 +151,7 @@ async def test_filters_order_links_and_speeds(page: Page, run_dir: Path) -> None
         links = await page.run("[...document.querySelectorAll('.links a')].map(a => a.href)")
         kinds = [await asyncio.to_thread(kind_of, link) for link in links]
         assert kinds == ["application/json", "application/x-asciicast"]
-        assert await page.run("[...document.querySelectorAll('img.curve')].every(one => one.naturalWidth > 0)")
+        assert await page.run("[...document.querySelectorAll('img.curve')].every(node => node.naturalWidth > 0)")
 
 
 @pytest.mark.browser
@@ -172,9 +172,9 @@ async def test_two_runs_stand_side_by_side(page: Page, run_dir: Path, tmp_path: 
     other = write_run(tmp_path / "other", [0.0, 1.0])
     with Viewer([run_dir, other], port=0) as viewer:
         await opened(page, viewer.url, 6)
-        titles = "[...document.querySelectorAll('.detail h2')].map(one => one.textContent.slice(-3)).join()"
+        titles = "[...document.querySelectorAll('.detail h2')].map(node => node.textContent.slice(-3)).join()"
         await page.wait_for(f"{titles} === '001,001'")
-        boxes = await page.run("[...document.querySelectorAll('.pane')].map(one => one.getBoundingClientRect().left)")
+        boxes = await page.run("[...document.querySelectorAll('.pane')].map(node => node.getBoundingClientRect().left)")
         assert boxes[0] < boxes[1]
         await page.press("j")
         await page.wait_for(f"{titles} === '002,001'")

@@ -157,8 +157,8 @@ def test_appctl_names_the_faults_one_after_another(image: str) -> None:
     script = (
         f"appctl start; {PID}; appctl start; {KEY}; appctl start; {SPOOL}; appctl start; appctl status; appctl stop"
     )
-    said = _docker("run", "--rm", "--init", "--interactive", "--network=none", image, "bash", stdin=script)
-    assert said.splitlines() == [
+    printed = _docker("run", "--rm", "--init", "--interactive", "--network=none", image, "bash", stdin=script)
+    assert printed.splitlines() == [
         "app: running already? /srv/app/app.pid has pid 1",
         "app: /etc/app/key has mode 644, not 600",
         "app: no spool /var/spool/ap",

@@ -120,7 +120,7 @@ async def test_it_starts_in_the_working_directory_with_the_configured_size(sandb
     await terminal.close()
 
 
-async def test_a_failure_is_told_in_the_header(terminal: Terminal) -> None:
+async def test_a_failure_is_reported_in_the_header(terminal: Terminal) -> None:
     turn = await enter(terminal, "(exit 3)\n")
     assert (turn.text, turn.exit_code) == ("[exit code 3]\n$ (exit 3)\n$", 3)
 
@@ -136,7 +136,7 @@ async def test_the_floor_rescues_a_batch_whose_first_command_is_slow(terminal: T
     assert turn.text.endswith("$ echo X=$X\nX=1\n$")
 
 
-async def test_the_deadline_is_told_and_the_command_goes_on(sandbox: Sandbox, terminal: Terminal) -> None:
+async def test_the_deadline_is_reported_and_the_command_goes_on(sandbox: Sandbox, terminal: Terminal) -> None:
     turn = await enter(terminal, "until [ -e go ]; do sleep 0.1; done; echo late\n", wait_sec=1.0)
     assert (turn.waits, turn.exit_code) == (("deadline",), None)
     assert turn.text == "[still running after 1.0 s]\n$ until [ -e go ]; do sleep 0.1; done; echo late"
@@ -319,7 +319,7 @@ async def test_ten_thousand_lines_are_cut_with_an_honest_count(terminal: Termina
     assert int(match[2]) == turn.omitted_bytes == sum(len(line) + 1 for line in omitted)
 
 
-async def test_more_than_the_scrollback_is_told(sandbox: Sandbox) -> None:
+async def test_more_than_the_scrollback_is_reported(sandbox: Sandbox) -> None:
     terminal = await open_session(sandbox, history_lines=1000)
     turn = await enter(terminal, "seq 5000\n")
     assert turn.text.startswith("[earlier lines lost: the scrollback holds 1000]\n")
@@ -528,7 +528,7 @@ async def test_a_missing_program_that_can_not_be_brought_along_is_named(
 async def test_a_shell_that_ends_at_once_is_no_terminal(sandbox: Sandbox) -> None:
     await sandbox.exec("cp ~/.bashrc ~/.bashrc.old; echo 'echo broken; exit 1' >>~/.bashrc")
     try:
-        # What bash said last is not asserted: tmux can lose the output of a process that ends at once.
+        # What bash printed last is not asserted: tmux can lose the output of a process that ends at once.
         with pytest.raises(TerminalStartError, match=r"~/.bashrc may exit"):
             await open_session(sandbox)
     finally:
@@ -568,6 +568,6 @@ async def test_a_hung_exec_is_a_timeout(local: LocalSandbox, monkeypatch: pytest
 
     with monkeypatch.context() as patch:
         patch.setattr(local, "exec", hang)
-        with pytest.raises(SandboxTimeoutError, match="take a terminal step"):
+        with pytest.raises(SandboxTimeoutError, match="run a terminal step"):
             await enter(terminal, "ls\n")
     await terminal.close()

@@ -131,8 +131,8 @@ async def test_an_answer_that_was_lost_is_given_again(sandbox: Sandbox, keystrok
     await enter(terminal, "echo before\n")
     commands = [Command(keystrokes, _LONG_SEC)]
     step = make_step(commands, [encode_keystrokes(keystrokes)], first_number=2, config=TerminalConfig())
-    frame = await terminal.transport.take(step)
-    assert await terminal.transport.portable.take(step, again=True) == frame
+    capture = await terminal.transport.run_step(step)
+    assert await terminal.transport.portable.run_step(step, again=True) == capture
     await terminal.close()
 
 
@@ -154,7 +154,7 @@ async def test_what_the_shell_has_not_taken_in_yet_is_waited_for(sandbox: Sandbo
     commands = [Command("echo typed already\n", 1.0)]
     keys = [encode_keystrokes(command.keystrokes) for command in commands]
     step = make_step(commands, keys, first_number=2, config=TerminalConfig())
-    assert (await terminal.transport.portable.take(step, again=True)).waits == ("deadline",)
+    assert (await terminal.transport.portable.run_step(step, again=True)).waits == ("deadline",)
     await terminal.close()
 
 
@@ -169,9 +169,9 @@ async def test_a_command_that_was_waited_for_is_not_waited_for_again(sandbox: Sa
     commands = [Command("C-d", _LONG_SEC), Command("echo next\n", _LONG_SEC), Command("echo last\n", _LONG_SEC)]
     keys = [encode_keystrokes(command.keystrokes) for command in commands]
     step = make_step(commands, keys, first_number=2, config=TerminalConfig())
-    frame = await terminal.transport.portable.take(step, again=True)
-    assert frame.waits == ("fullscreen", "prompt", "prompt"), "what was noted, and two waits"
-    assert "\n".join(frame.lines).count("\nlast") == 1
+    capture = await terminal.transport.portable.run_step(step, again=True)
+    assert capture.waits == ("fullscreen", "prompt", "prompt"), "what was noted, and two waits"
+    assert "\n".join(capture.lines).count("\nlast") == 1
     await terminal.close()
 
 
@@ -187,9 +187,9 @@ async def test_a_note_that_the_policy_wrote_harms_nothing(sandbox: Sandbox, note
     await sandbox.exec(f"tmux -S /run/.terminal-*/socket set-option -p -t %0 @typed {shlex.quote(note)}")
     commands = [Command("echo after\n", 1.0)]
     step = make_step(commands, [encode_keystrokes("echo after\n")], first_number=2, config=TerminalConfig())
-    frame = await terminal.transport.portable.take(step, again=True)
-    assert frame.waits == ("prompt",)
-    assert "\nafter" in "\n".join(frame.lines)
+    capture = await terminal.transport.portable.run_step(step, again=True)
+    assert capture.waits == ("prompt",)
+    assert "\nafter" in "\n".join(capture.lines)
     assert await read(sandbox, "ls /srv") == ""
     await terminal.close()
 
@@ -203,10 +203,10 @@ async def test_what_was_typed_is_waited_for_and_not_typed_again(sandbox: Sandbox
     commands = [Command(keystrokes, _LONG_SEC), Command("date +%N >>/srv/dates\n", _LONG_SEC)]
     keys = [encode_keystrokes(command.keystrokes) for command in commands]
     first = make_step(commands[:1], keys[:1], first_number=1, config=TerminalConfig())
-    await terminal.transport.take(first)
+    await terminal.transport.run_step(first)
     both = make_step(commands, keys, first_number=1, config=TerminalConfig())
-    frame = await terminal.transport.portable.take(both, again=True)
-    assert frame.waits == ("prompt", "prompt")
+    capture = await terminal.transport.portable.run_step(both, again=True)
+    assert capture.waits == ("prompt", "prompt")
     assert await read(sandbox, "grep -c x /srv/typed; wc -l </srv/dates") == f"{size // 60}\n1"
     await terminal.close()
 
@@ -333,7 +333,7 @@ async def test_a_cancelled_turn_types_all_of_a_command_or_nothing(
 async def test_what_a_cancelled_turn_left_running_can_be_interrupted(sandbox: Sandbox, terminal: Terminal) -> None:
     # Not before it runs: on its way from reading a line to running it, bash may miss an interrupt.
     left = asyncio.create_task(enter(terminal, "sleep 1008; echo slow >>/srv/lines\n", "echo never >>/srv/lines\n"))
-    while not await read(sandbox, "pgrep -fx 'sleep 1008'"):  # noqa: ASYNC110 - a command that runs tells nobody
+    while not await read(sandbox, "pgrep -fx 'sleep 1008'"):  # noqa: ASYNC110 - a command that runs does not report it
         await asyncio.sleep(0.05)
     left.cancel()
     with pytest.raises(asyncio.CancelledError):

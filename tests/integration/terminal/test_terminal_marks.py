@@ -99,7 +99,7 @@ async def test_tracing_shows_the_policys_commands_alone(terminal: Terminal) -> N
     "setting",
     ["PS1='> '", "PROMPT_COMMAND=true", "unset PS0", "set -u; unset PS1; PS1='> '", ". ~/.bashrc", "set -o posix"],
 )
-async def test_prompts_that_the_policy_changes_tell_the_exit_code(terminal: Terminal, setting: str) -> None:
+async def test_prompts_that_the_policy_changes_report_the_exit_code(terminal: Terminal, setting: str) -> None:
     await enter(terminal, f"{setting}\n")
     turn = await enter(terminal, "(exit 7)\n")
     assert (turn.waits, turn.exit_code) == (("prompt",), 7)
@@ -108,7 +108,7 @@ async def test_prompts_that_the_policy_changes_tell_the_exit_code(terminal: Term
 @pytest.mark.parametrize(
     "setting", ["unset PROMPT_COMMAND; PS1='> '", "shopt -u promptvars; PS1='> '", "exec bash --norc"]
 )
-async def test_without_usable_marks_the_kernel_tells(terminal: Terminal, setting: str) -> None:
+async def test_without_usable_marks_the_kernel_reports_it(terminal: Terminal, setting: str) -> None:
     await enter(terminal, f"{setting}\n")
     turn = await enter(terminal, "sleep 0.3; echo done\n")
     assert (turn.waits, turn.exit_code) == (("tty_read",), None)
@@ -348,7 +348,7 @@ async def blind(
     await terminal.close()
 
 
-async def test_prompts_and_editors_are_found_on_a_host_that_says_less(blind: Terminal) -> None:
+async def test_prompts_and_editors_are_found_on_a_host_that_reports_less(blind: Terminal) -> None:
     for number in range(3):
         turn = await enter(blind, f"sleep 0.2; (exit {number})\n")
         assert (turn.waits, turn.exit_code) == (("prompt",), number)

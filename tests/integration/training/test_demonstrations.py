@@ -75,7 +75,7 @@ def test_every_move_is_a_short_message_in_one_form(script: Script) -> None:
             assert max(len(move.analysis.split()), len(move.plan.split())) <= 4
 
 
-def test_a_task_without_a_script_says_what_to_do(task_dir: Path) -> None:
+def test_a_task_without_a_script_reports_what_to_do(task_dir: Path) -> None:
     with pytest.raises(TaskError, match=r"no demonstrations/moves\.json.*--model-name"):
         load_script(task_dir)
 
@@ -212,9 +212,9 @@ async def test_the_demonstrator_leaves_something_to_learn(nothing_left: None) ->
     require_engine("local")
     played = await play_demonstrations(DEVOPS, sandbox="local", episodes=80, seed=0, concurrency=3)
     line = summary(played)
-    assert 0.2 <= fmean(one.reward for one in played) <= 0.4, line
-    assert 6.5 <= fmean(one.turns for one in played) <= 7.8, line
-    assert fmean(one.turns for one in played if one.reward == 1) <= 6, line
+    assert 0.2 <= fmean(item.reward for item in played) <= 0.4, line
+    assert 6.5 <= fmean(item.turns for item in played) <= 7.8, line
+    assert fmean(item.turns for item in played if item.reward == 1) <= 6, line
     assert line.startswith("80 episodes, ")
 
 
@@ -242,7 +242,7 @@ async def test_an_episode_survives_two_lost_sandboxes(nothing_left: None, caplog
 
 
 @pytest.mark.local
-async def test_a_sandbox_that_never_starts_is_told(nothing_left: None) -> None:
+async def test_a_sandbox_that_never_starts_is_reported(nothing_left: None) -> None:
     require_engine("local")
     FailsFirst.failures = 1000
     with pytest.raises(SandboxStartError, match="injected"):

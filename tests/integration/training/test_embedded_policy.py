@@ -200,8 +200,8 @@ def test_short_conversations_count_no_more_than_long_ones(tmp_path: Path) -> Non
         row = warm_start.encode_conversation(conversation[:3], tokenizer, "qwen3")
         start = row.learnt.index(True)
         with torch.no_grad():
-            told = model(input_ids=torch.tensor([row.tokens])).logits[0].log_softmax(-1)
-        chances.append(sum(told[at - 1, row.tokens[at]].item() for at in range(start, len(row.tokens))))
+            scores = model(input_ids=torch.tensor([row.tokens])).logits[0].log_softmax(-1)
+        chances.append(sum(scores[at - 1, row.tokens[at]].item() for at in range(start, len(row.tokens))))
     stops, goes_on = (math.exp(chance) for chance in chances)
     assert stops + goes_on > 0.9
     assert 0.3 < stops < 0.7

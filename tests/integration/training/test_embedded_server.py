@@ -128,11 +128,11 @@ async def test_nothing_survives_a_killed_parent(model_dir: Path, tmp_path: Path)
     await _until_gone(leader)
 
 
-async def test_a_crash_of_the_engine_is_told_at_once(model_dir: Path, tmp_path: Path) -> None:
+async def test_a_crash_of_the_engine_is_reported_at_once(model_dir: Path, tmp_path: Path) -> None:
     server = TrainingServer(model_dir, tmp_path / "state")
     starting = asyncio.ensure_future(server.start())
     async with asyncio.timeout(60):
-        while server.pid is None:  # noqa: ASYNC110 - the server tells nobody that it was spawned
+        while server.pid is None:  # noqa: ASYNC110 - the server does not report that it was spawned
             await asyncio.sleep(0.01)
     leader = server.pid
     watching = asyncio.ensure_future(server.monitor())
@@ -152,7 +152,7 @@ async def test_a_cancelled_start_leaves_nothing_and_a_state_dir_has_one_server(m
     server = TrainingServer(model_dir, tmp_path / "state")
     starting = asyncio.ensure_future(server.start())
     async with asyncio.timeout(60):
-        while server.pid is None:  # noqa: ASYNC110 - the server tells nobody that it was spawned
+        while server.pid is None:  # noqa: ASYNC110 - the server does not report that it was spawned
             await asyncio.sleep(0.01)
     leader = server.pid
     with pytest.raises(UsageError, match="another training server uses"):

@@ -11,17 +11,12 @@ from typing import Any
 import pytest
 
 from harbor_gym import report
-from harbor_gym.embedded.policy import build_model, build_tokenizer, save_policy
-from harbor_gym.formats.prompts import system_prompt
-from harbor_gym.types import ActionFormat
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
+from tests.helpers.policies.random_policy import write_random_policy
 from tests.helpers.tasks import write_task
 
 pytestmark = [pytest.mark.server, pytest.mark.tinker, pytest.mark.slow, pytest.mark.timeout(1200)]
-
-LONG_VECTOR = 25
-"""Makes the last token of a message as likely as all others together: what never ends is never typed."""
 
 
 @pytest.fixture
@@ -29,12 +24,7 @@ def model_dir(tmp_path: Path) -> Path:
     """A policy of random weights, small enough to compile and train in no time, and of few words."""
     require_engine("server")
     require_engine("tinker")
-    tokenizer = build_tokenizer([system_prompt(ActionFormat.KEYSTROKES)] * 3, 768)
-    model = build_model(tokenizer, hidden_size=64, layers=1)
-    (vectors,) = model.get_input_embeddings().parameters()
-    vectors.data[tokenizer.convert_tokens_to_ids("<|im_end|>")] *= LONG_VECTOR
-    save_policy(model, tokenizer, tmp_path / "model")
-    return tmp_path / "model"
+    return write_random_policy(tmp_path / "model")
 
 
 async def start(model_dir: Path, task_dir: Path, log_path: Path, *more: str) -> asyncio.subprocess.Process:
@@ -66,7 +56,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def said(log_path: Path) -> dict[str, list[tuple[str, str]]]:
+def output(log_path: Path) -> dict[str, list[tuple[str, str]]]:
     """Return each episode's observations and answers."""
     folder = log_path / "transcripts"
     return {
@@ -86,7 +76,7 @@ async def test_a_killed_run_goes_on_as_if_nothing_had_been(model_dir: Path, tmp_
             await asyncio.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
     await killed.wait()
-    at_the_kill = said(broken)
+    at_the_kill = output(broken)
     assert [record["name"] for record in lines(broken / "checkpoints.jsonl")] == ["000002"]
     with (broken / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 3, "half a li')
@@ -100,9 +90,9 @@ async def test_a_killed_run_goes_on_as_if_nothing_had_been(model_dir: Path, tmp_
     assert all("kl_policy_base" in record for record in theirs)
     rewards = [[record["env/all/reward/total"] for record in run] for run in (ours, theirs)]
     assert rewards[0] == rewards[1]
-    assert len(set(rewards[0])) > 1, "there must be something to tell apart"
-    assert said(broken) == said(whole)
-    before, after = at_the_kill, said(broken)
+    assert len(set(rewards[0])) > 1, "there must be something to distinguish"
+    assert output(broken) == output(whole)
+    before, after = at_the_kill, output(broken)
     again = [name for name in before if "train/batch_0003" in name]
     assert again
     assert all(before[name] == after[name] for name in again)
@@ -113,7 +103,7 @@ async def test_a_killed_run_goes_on_as_if_nothing_had_been(model_dir: Path, tmp_
     assert len(set(map(tuple, played))) == 4, "the same seeds would make each batch the same"
     evaluated = [json.loads((run / "best.json").read_text()) for run in (broken, whole)]
     assert evaluated[0] == evaluated[1]
-    assert [(one["batch"], one["checkpoint"]) for one in evaluated[0]["evaluations"]] == [
+    assert [(item["batch"], item["checkpoint"]) for item in evaluated[0]["evaluations"]] == [
         (0, "base"),
         (2, "000002"),
         (4, "final"),

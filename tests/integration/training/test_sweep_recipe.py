@@ -116,7 +116,7 @@ def test_an_interrupted_sweep_interrupts_its_runs_and_waits_for_them(trainer: Pa
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     log = folder / "lr_0.001_seed_0.log"
-    assert (folder / "lr_0.001_seed_0" / "interrupted").exists(), f"it was killed, or said why not: {log.read_text()}"
+    assert (folder / "lr_0.001_seed_0" / "interrupted").exists(), f"it was killed, or logged why not: {log.read_text()}"
 
 
 def test_the_real_recipe_takes_what_the_sweep_gives_it(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_wrong_argument_is_refused_when_the_environment_is_made(settings: dict
         HarborTerminalEnv(**settings)
 
 
-def test_calls_out_of_order_are_told_so(task_dir: Path, tmp_path: Path) -> None:
+def test_calls_out_of_order_are_refused_in_words(task_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a directory"):
         HarborTerminalEnv(task_dirs=tmp_path / "nowhere")
     env = HarborTerminalEnv(task_dir, render_mode="ansi")
@@ -150,7 +150,7 @@ def test_the_human_picture_is_colours_in_place_and_text_elsewhere() -> None:
     assert shown.endswith("\x1b[1;4H\x1b[?25h")
 
 
-def test_drawing_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawing_without_its_packages_reports_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "pyte", None)

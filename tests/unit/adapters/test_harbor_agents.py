@@ -14,7 +14,7 @@ FORMAT_AGENT = "tests.helpers.gateway.format_agent:FormatAgent"
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_listed_agent_is_one_of_harbors_and_runs_where_it_says(name: str) -> None:
+def test_a_listed_agent_is_one_of_harbors_and_runs_where_it_states(name: str) -> None:
     assert name in AgentName.values()
     assert agent_of(name) == AgentConfig(name=name)
     is_installed = name != "terminus-2" and issubclass(

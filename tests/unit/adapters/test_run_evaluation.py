@@ -26,9 +26,9 @@ def test_the_best_has_the_highest_reward_and_of_equal_ones_is_the_earliest(tmp_p
     for batch, reward, best in ((0, 0.2, 0), (5, 0.7, 5), (10, 0.7, 5), (15, 0.6, 5)):
         assert note_evaluation(tmp_path, evaluated(batch, reward)).batch == best
     assert read_best(tmp_path) == evaluated(5, 0.7)
-    # A resumed run evaluates a batch again: what it says now counts.
+    # A resumed run evaluates a batch again: the newer result counts.
     assert note_evaluation(tmp_path, evaluated(5, 0.1)).batch == 10
-    assert [one.batch for one in read_evaluations(tmp_path)] == [0, 5, 10, 15]
+    assert [item.batch for item in read_evaluations(tmp_path)] == [0, 5, 10, 15]
 
 
 def test_eval_takes_the_best_checkpoint(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_eval_takes_the_best_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="was not evaluated"):
         take(tmp_path, "best", "state_path")
     saved = [{"name": name, "state_path": f"tinker://run/weights/{name}"} for name in ("000005", "000010", "final")]
-    (tmp_path / "checkpoints.jsonl").write_text("".join(json.dumps(one) + "\n" for one in saved))
+    (tmp_path / "checkpoints.jsonl").write_text("".join(json.dumps(item) + "\n" for item in saved))
     note_evaluation(tmp_path, evaluated(5, 0.7))
     note_evaluation(tmp_path, evaluated(10, 0.6))
     assert take(tmp_path, "best", "state_path") == "tinker://run/weights/000005"
@@ -105,10 +105,10 @@ async def test_an_evaluation_is_greedy_and_written_down_under_its_batch(dataset_
         client: Any = Asked(scripted(first, GIVE_UP, GIVE_UP))
         export = RolloutSummaryExportConfig(split="eval/test", iteration=batch, base_name="eval_test")
         metrics = await evaluator(client, rollout_summary_export=export)
-        assert {one.temperature for one in client.parameters} == {0.0}
+        assert {item.temperature for item in client.parameters} == {0.0}
         assert metrics["test/env/all/total_episodes"] == 2
         assert len(list((tmp_path / f"transcripts/test/batch_{batch:04d}").rglob("*.json"))) == 2
-    assert [(one.checkpoint, one.reward) for one in read_evaluations(tmp_path)] == [
+    assert [(item.checkpoint, item.reward) for item in read_evaluations(tmp_path)] == [
         ("base", 0.0),
         ("000004", 1.0),
         ("000008", 1.0),
@@ -128,8 +128,8 @@ async def test_each_message_of_a_run_has_a_seed_of_its_own_and_the_same_again(da
         (builder,) = train.get_batch(batch)
         strategy = RetryThenMask(seed=seed)
         await do_group_rollout_and_filter_constant_reward(client, builder, 500, 1.0, False, False, strategy)
-        assert {one.temperature for one in client.parameters} == {1.0}
-        return sorted((one.seed for one in client.parameters), key=str)
+        assert {item.temperature for item in client.parameters} == {1.0}
+        return sorted((item.seed for item in client.parameters), key=str)
 
     first = await seeds(0, 7)
     assert first == await seeds(0, 7)

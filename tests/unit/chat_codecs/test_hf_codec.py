@@ -146,7 +146,7 @@ def test_what_follows_does_not_depend_on_how_the_answer_ended(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("written", "thinking", "said"),
+    ("written", "thinking", "output"),
     [
         ("plain", "", "plain"),
         ("<think>\nhm\n</think>\n\nls", "hm", "ls"),
@@ -156,10 +156,10 @@ def test_what_follows_does_not_depend_on_how_the_answer_ended(name: str) -> None
         ("", "", ""),
     ],
 )
-def test_thinking_is_no_part_of_the_answer(written: str, thinking: str, said: str) -> None:
+def test_thinking_is_no_part_of_the_answer(written: str, thinking: str, output: str) -> None:
     codec = make_codec("qwen3")
     for tokens in (sampled(codec, written), encode(written)):
-        assert (codec.reasoning(tokens), codec.text(tokens)) == (thinking, said)
+        assert (codec.reasoning(tokens), codec.text(tokens)) == (thinking, output)
 
 
 def test_thinking_that_the_template_opened_ends_at_its_mark() -> None:

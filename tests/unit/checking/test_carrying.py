@@ -42,7 +42,7 @@ CASES = {
 def test_paths_come_from_what_the_solution_wrote(case: str) -> None:
     written, expected = CASES[case]
     found = candidates(map(PurePosixPath, written))
-    assert [[str(path) for path in one] for one in found] == expected
+    assert [[str(path) for path in item] for item in found] == expected
 
 
 def test_what_a_verifier_would_still_run_of_carried_paths_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The connection to a cluster: how it ends, and what its deployment files say."""
+"""The connection to a cluster: how it ends, and what its deployment files contain."""
 
 import asyncio
 import json

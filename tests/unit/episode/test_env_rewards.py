@@ -125,14 +125,14 @@ async def test_processes_that_survive_the_stop_earn_nothing(task: Path) -> None:
     assert (reward, done, info.get("end_reason")) == (0.0, True, EndReason.SANDBOX_BROKEN)
 
 
-async def test_stopped_processes_and_memory_kills_are_told(task: Path) -> None:
+async def test_stopped_processes_and_memory_kills_are_reported(task: Path) -> None:
     async with make_env(task, processes={"stopped": 3, "oom_kills": (4, 2, 0)}) as env:
         await env.reset()
         *_, info = await env.step(COMPLETE)
     assert (info["metrics"]["stopped_processes"], info["metrics"]["oom_kills"]) == (3, 2)
 
 
-async def test_where_the_sandbox_does_not_tell_there_is_no_count(task: Path) -> None:
+async def test_where_the_sandbox_reports_none_there_is_no_count(task: Path) -> None:
     async with make_env(task) as env:
         await env.reset()
         *_, info = await env.step(COMPLETE)
@@ -153,15 +153,17 @@ async def test_what_the_policy_ran_out_of_is_not_the_verifiers(
 
 
 @pytest.mark.parametrize("keep", [None, True, False])
-@pytest.mark.parametrize("says", [True, False])
-async def test_processes_are_kept_where_the_task_or_the_run_says_so(task: Path, keep: bool | None, says: bool) -> None:
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_processes_are_kept_where_the_task_or_the_run_asks_for_it(
+    task: Path, keep: bool | None, is_kept: bool
+) -> None:
     make_env(task)
     with (task / "task.toml").open("a") as file:
-        file.write(f"[metadata]\nkeep_agent_processes = {str(says).lower()}\n")
+        file.write(f"[metadata]\nkeep_agent_processes = {str(is_kept).lower()}\n")
     async with make_env(task, keep_agent_processes=keep, processes={"stopped": 3}) as env:
         await env.reset()
         *_, info = await env.step(COMPLETE)
-    assert info["metrics"]["stopped_processes"] == (0 if (says if keep is None else keep) else 3)
+    assert info["metrics"]["stopped_processes"] == (0 if (is_kept if keep is None else keep) else 3)
 
 
 async def test_the_scalar_is_the_one_that_the_configuration_names(task: Path) -> None:
@@ -196,8 +198,8 @@ async def test_the_policy_reads_warnings_and_questions_with_the_screen(task: Pat
     async with make_env(task, action_format=ActionFormat.BASH_TOOL, confirm_task_complete=True) as env:
         await env.reset()
         observation, *_ = check_step(await env.step([("echo seen\n", 1.0)]))
-        told = "- Extra text detected before the tool call"
-        assert (await env.step(tolerated))[0] == prompts.with_warning(told, observation)
+        warning = "- Extra text detected before the tool call"
+        assert (await env.step(tolerated))[0] == prompts.with_warning(warning, observation)
         assert (await env.step('{"name": "submit"}'))[0] == prompts.confirmation_request("$", ActionFormat.BASH_TOOL)
 
 
@@ -211,10 +213,10 @@ async def test_the_policy_reads_the_next_step_with_its_screen(task: Path) -> Non
     assert observation == prompts.next_step("Do step-2.\n", screen)
 
 
-# -- what is told and kept ---------------------------------------------------------------------------------------------
+# -- what is reported and kept -----------------------------------------------------------------------------------------
 
 
-async def test_what_a_step_tells(task: Path, tmp_path: Path) -> None:
+async def test_what_a_step_reports(task: Path, tmp_path: Path) -> None:
     async with make_env(task, trials_dir=tmp_path / "trials", capture_screen=True) as env:
         _, info = await env.reset()
         assert (info.get("task"), info.get("sandbox"), info.get("transport")) == ("harbor-gym/tiny", FAKE, "fake")

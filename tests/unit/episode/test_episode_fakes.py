@@ -97,7 +97,7 @@ async def test_each_step_is_graded_by_its_own_verdict(task: Path) -> None:
 
 async def test_a_sandbox_that_does_not_start_is_named_with_its_words(task: Path) -> None:
     async with make_env(task, fail={"start": 1}) as env:
-        with pytest.raises(SandboxStartError, match="told not to start") as caught:
+        with pytest.raises(SandboxStartError, match="configured not to start") as caught:
             await env.reset()
     assert caught.value.is_infrastructure
     assert "exception" in caught.value.diagnostics
@@ -126,7 +126,7 @@ async def test_what_no_terminal_can_do_is_refused_before_anything_starts(task: P
 
 
 @pytest.mark.parametrize("kept", [True, False])
-async def test_a_failure_brings_its_evidence_and_the_folder_where_that_is_kept(
+async def test_a_failure_brings_its_diagnostics_and_the_folder_where_that_is_kept(
     task: Path, tmp_path: Path, kept: bool
 ) -> None:
     trials = tmp_path / "trials" if kept else None
@@ -140,7 +140,7 @@ async def test_a_failure_brings_its_evidence_and_the_folder_where_that_is_kept(
     assert folder is None or (folder / "result.json").is_file()
 
 
-# -- evidence ----------------------------------------------------------------------------------------------------------
+# -- diagnostics -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -150,13 +150,13 @@ def trial_dir(tmp_path: Path) -> Path:
     return tmp_path / "trial"
 
 
-def test_evidence_is_not_read_through_a_planted_link(trial_dir: Path) -> None:
+def test_diagnostics_are_not_read_through_a_planted_link(trial_dir: Path) -> None:
     for name in ("verifier/test-stdout.txt", "exception.txt", "trial.log"):
         (trial_dir / name).symlink_to(trial_dir.parent / "secret")
     assert read_diagnostics(trial_dir) == {}
 
 
-def test_evidence_is_read_of_plain_files_only(trial_dir: Path) -> None:
+def test_diagnostics_are_read_of_plain_files_only(trial_dir: Path) -> None:
     os.mkfifo(trial_dir / "verifier/test-stdout.txt")
     (trial_dir / "exception.txt").mkdir()
     (trial_dir / "trial.log").write_text(" \n")
@@ -164,7 +164,7 @@ def test_evidence_is_read_of_plain_files_only(trial_dir: Path) -> None:
     assert read_diagnostics(trial_dir / "absent") == {}
 
 
-def test_evidence_is_the_newest_steps_and_its_end(trial_dir: Path) -> None:
+def test_diagnostics_are_the_newest_steps_and_its_end(trial_dir: Path) -> None:
     for age, name in enumerate(("two", "one")):
         path = trial_dir / "steps" / name / "verifier/test-stdout.txt"
         path.parent.mkdir(parents=True)

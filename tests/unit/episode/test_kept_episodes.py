@@ -39,7 +39,7 @@ async def play(config: Any, *answers: str) -> tuple[TokenTerminalEnv, Any]:
     return env, await run_episode(env, sample)
 
 
-async def test_a_transcript_tells_why_it_failed(tmp_path: Path) -> None:
+async def test_a_transcript_records_why_it_failed(tmp_path: Path) -> None:
     config = fake_config(tmp_path / "task", sandbox=f"{HERE}:Talking", solved_when={"/srv/answer": "done"})
     env, rollout = await play(config, message("ls\n"), "no json", COMPLETE)
     path = tmp_path / "episode.json"

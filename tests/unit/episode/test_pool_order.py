@@ -38,7 +38,7 @@ class Watched(FakeEnvironment):
     """Raised by the next starts, one each."""
 
     are_stillborn: ClassVar[bool] = False
-    """They die once their terminal is open."""
+    """They end once their terminal is open."""
 
     begun: ClassVar[int] = 0
     at_once: ClassVar[int] = 0
@@ -103,7 +103,7 @@ async def leased(pool: WarmPool) -> AsyncGenerator[Lease]:
 async def until(pool: WarmPool, name: str, value: float, *, every_sec: float = 0.002) -> None:
     """Wait until a count of the pool has reached a value."""
     async with asyncio.timeout(_PATIENCE_SEC):
-        while pool.metrics()[name] < value:  # noqa: ASYNC110 - a pool tells nobody how far it is
+        while pool.metrics()[name] < value:  # noqa: ASYNC110 - a pool does not report how far it is
             await asyncio.sleep(every_sec)
 
 
@@ -131,7 +131,7 @@ async def test_what_is_ready_is_a_hit_and_is_replaced(config: TerminalEnvConfig)
     assert pool.counts.discarded == 2
 
 
-async def test_an_environment_tells_whether_its_sandbox_was_ready(config: TerminalEnvConfig) -> None:
+async def test_an_environment_reports_whether_its_sandbox_was_ready(config: TerminalEnvConfig) -> None:
     async with pool_of(config) as pool, AsyncTerminalGymEnv(config, pool=pool) as env:
         await until(pool, "pool/ready", 1)
         for hit in (1.0, 0.0):
@@ -202,7 +202,7 @@ async def test_the_dead_are_never_handed_out(config: TerminalEnvConfig) -> None:
     Watched.are_stillborn = True
     async with pool_of(config, 2, max_failures=3) as pool:
         await until(pool, "pool/ready", 2)
-        with pytest.raises(SandboxLostError, match="every sandbox of task died"):
+        with pytest.raises(SandboxLostError, match="every sandbox of task ended"):
             await pool.lease()
         assert pool.counts.dead == 2 + 3
         Watched.are_stillborn = False
@@ -328,7 +328,7 @@ async def test_after_a_row_of_failures_no_stock_is_made(config: TerminalEnvConfi
             assert Watched.begun >= 3
 
 
-async def test_what_no_retry_can_mend_is_raised_at_once(config: TerminalEnvConfig) -> None:
+async def test_what_no_retry_can_repair_is_raised_at_once(config: TerminalEnvConfig) -> None:
     (config.task_dir / "task.toml").write_text("= broken")
     async with pool_of(config, max_starts_at_once=1, max_failures=9) as pool:
         async with asyncio.timeout(_PATIENCE_SEC):
@@ -439,27 +439,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-async def spent(clock: SimpleNamespace, pacer: TokenBucket, starts: int) -> list[float]:
+async def spent(clock: SimpleNamespace, bucket: TokenBucket, starts: int) -> list[float]:
     times: list[float] = []
     for _ in range(starts):
-        await pacer.acquire()
+        await bucket.acquire()
         times.append(round(clock.now - 1000.0, 6))
     return times
 
 
 async def test_a_burst_goes_before_the_rate(clock: SimpleNamespace) -> None:
-    pacer = TokenBucket(per_sec=10, burst=3)
+    bucket = TokenBucket(per_sec=10, burst=3)
     # Each wait for a tenth of a second is lengthened to 0.11; the hundredth is a tenth of the next token.
-    assert await spent(clock, pacer, 5) == [0.0, 0.0, 0.0, 0.11, 0.209]
+    assert await spent(clock, bucket, 5) == [0.0, 0.0, 0.0, 0.11, 0.209]
     clock.now += 100
-    assert await spent(clock, pacer, 4) == [100.209, 100.209, 100.209, 100.319], "no more is saved up than a burst"
+    assert await spent(clock, bucket, 4) == [100.209, 100.209, 100.209, 100.319], "no more is saved up than a burst"
 
 
 async def test_a_pause_holds_all_back_and_is_never_shortened(clock: SimpleNamespace) -> None:
-    pacer = TokenBucket(per_sec=10, burst=3)
-    pacer.back_off(10)
-    pacer.back_off(1)
-    assert await spent(clock, pacer, 2) == [12.1, 12.1]
+    bucket = TokenBucket(per_sec=10, burst=3)
+    bucket.back_off(10)
+    bucket.back_off(1)
+    assert await spent(clock, bucket, 2) == [12.1, 12.1]
 
 
 @pytest.mark.parametrize(

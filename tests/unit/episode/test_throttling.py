@@ -1,4 +1,4 @@
-"""A provider's "not now" is told from a failure, however its client says it and however that is wrapped."""
+"""A provider's throttling is recognised among failures, however its client reports it and however that is wrapped."""
 
 import pickle
 from types import SimpleNamespace
@@ -54,7 +54,7 @@ def answered(status: int, **headers: str) -> SimpleNamespace:
     ],
 )
 @pytest.mark.parametrize("link", ["__cause__", "__context__", None])
-def test_a_providers_not_now_is_told_from_a_failure(
+def test_a_providers_throttling_is_distinguished_from_a_failure(
     error: Exception, throttled: bool, seconds: float | None, link: str | None
 ) -> None:
     outermost = error if link is None else RuntimeError("could not start")

@@ -126,12 +126,12 @@ async def test_a_prompt_goes_on_from_what_was_sampled_and_the_transcript_with_it
 
 
 async def test_the_first_prompt_is_the_formats_and_the_tasks(tmp_path: Path) -> None:
-    told: list[ChatMessage] = []
+    received: list[ChatMessage] = []
 
     class Listening(CharacterCodec):
         @override
         def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
-            told.extend(messages)
+            received.extend(messages)
             return super().prompt(messages)
 
     config = fake_config(tmp_path / "task", action_format=ActionFormat.BASH_TOOL)
@@ -140,7 +140,7 @@ async def test_the_first_prompt_is_the_formats_and_the_tasks(tmp_path: Path) -> 
     screen, _ = await env.env.reset()
     await env.close()
     first = prompts.first_message("Do as you like.\n", screen)
-    assert told == [
+    assert received == [
         {"role": "system", "content": prompts.system_prompt(ActionFormat.BASH_TOOL)},
         {"role": "user", "content": first},
     ]

@@ -60,7 +60,7 @@ def test_a_path_that_no_view_can_carry_is_refused(case: str) -> None:
         check_paths(given)
 
 
-def test_a_command_line_says_auto_off_or_paths() -> None:
+def test_a_command_line_sets_auto_off_or_paths() -> None:
     assert parse_verify_paths("auto") == "auto"
     assert parse_verify_paths("off") == "off"
     assert parse_verify_paths("/app,/srv") == paths("/app", "/srv")
@@ -134,7 +134,7 @@ async def test_a_view_is_left_before_anything_of_the_next_step_and_entered_again
         assert Viewing.events[left + 1] == "empty /logs/agent"
 
 
-async def test_a_sandbox_without_a_view_grades_as_harbor_does_and_says_so_once(
+async def test_a_sandbox_without_a_view_grades_as_harbor_does_and_logs_it_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     verifier_view.note_missing.cache_clear()

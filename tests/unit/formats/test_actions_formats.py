@@ -1,4 +1,4 @@
-"""Tool calls and raw keystrokes as actions, and what a policy is told about each format."""
+"""Tool calls and raw keystrokes as actions, and what a prompt contains about each format."""
 
 import hashlib
 import json
@@ -67,7 +67,7 @@ def test_one_call(text: str) -> None:
         (call(command="ls", restart=True, cwd="/"), "- Call 1: unknown arguments: cwd, restart"),
     ],
 )
-def test_what_is_tolerated_is_said(text: str, warning: str) -> None:
+def test_what_is_tolerated_is_reported(text: str, warning: str) -> None:
     parsed = read(text)
     assert (parsed.commands, parsed.error, parsed.warning) == ((LS,), None, warning)
 
@@ -326,7 +326,7 @@ def test_keystrokes_pass_unchanged(text: str) -> None:
     assert [command.keystrokes for command in parsed.commands] == [text]
 
 
-# --- one entry, and what a policy is told -----------------------------------------------------------------------------
+# --- one entry, and what a policy is shown ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action_format", ActionFormat)
@@ -362,6 +362,6 @@ def test_the_json_prompts_are_those_that_policies_were_trained_on() -> None:
 
 
 @pytest.mark.parametrize("action_format", ActionFormat)
-def test_no_format_is_told_about_another(action_format: ActionFormat) -> None:
-    told = prompts.parse_error("e", None, action_format) + prompts.confirmation_request("", action_format)
-    assert ("JSON" in told) is (action_format is ActionFormat.TERMINUS_JSON)
+def test_no_format_mentions_another(action_format: ActionFormat) -> None:
+    prompt = prompts.parse_error("e", None, action_format) + prompts.confirmation_request("", action_format)
+    assert ("JSON" in prompt) is (action_format is ActionFormat.TERMINUS_JSON)

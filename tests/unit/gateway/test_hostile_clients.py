@@ -117,7 +117,7 @@ async def test_a_closed_sessions_key_is_refused_and_its_sampling_ends() -> None:
         assert session.error is None
 
 
-async def test_a_group_tells_sessions_apart_by_header() -> None:
+async def test_a_group_distinguishes_sessions_by_header() -> None:
     async with serving(Script(*"abc"), GatewayConfig(max_group_sessions=2)) as gateway:
         group = gateway.open_group(limits=SessionLimits(max_turns=1))
         url, key = f"{gateway.url}/v1/chat/completions", {"Authorization": f"Bearer {group.key}"}
@@ -341,7 +341,7 @@ async def test_bodies_under_way_are_bounded() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_whole_answer_has_its_length(path: str) -> None:
-    """So that a client can tell a cut answer, and both ends spend one write on it."""
+    """So that a client can recognise a cut answer, and both ends spend one write on it."""
     async with (
         serving(Script("größer")) as gateway,
         posted(f"{gateway.open_session().base_url}/v1/{path}", ANY_BODY) as response,

@@ -1,4 +1,4 @@
-"""README and pages: short, without dead links, and every code block in them does what it says."""
+"""README and pages: short, without dead links, and every code block in them works as described."""
 
 import ast
 import importlib

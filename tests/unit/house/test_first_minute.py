@@ -33,7 +33,7 @@ def test_the_demo_needs_no_engine() -> None:
     assert "completed, reward 1," in done.stdout
 
 
-def test_the_demo_says_what_a_sandbox_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_demo_reports_what_a_sandbox_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     done = CliRunner().invoke(app, ["demo", "--env", "docker"])
     assert done.exit_code == 0, done.output
@@ -146,7 +146,7 @@ def test_without_skyrl_the_servers_environment_is_asked_for(tmp_path: Path, monk
     assert [path.name for path in interpreter.remove()] == [made.parents[1].name]
 
 
-def test_an_install_that_fails_says_with_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_install_that_fails_reports_with_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "cache_dir", lambda: tmp_path)
     program = tmp_path / "uv"
     program.write_text("#!/bin/sh\necho no such package >&2\nexit 3\n")

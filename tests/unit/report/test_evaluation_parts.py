@@ -145,8 +145,8 @@ async def test_lost_workers_are_infrastructure_and_retried(tmp_path: Path, retri
         return
     lost = EndReason.INFRASTRUCTURE_ERROR
     numbers = {"turns": 0, "prompt_tokens": 0, "sampled_tokens": 0, "seconds": 0.0, "sampling_sec": 0.0}
-    said = "SandboxLostError: a call lost its worker 4 times"
-    assert result == result_of(0, None, end_reason=lost, error=said, **numbers)
+    output = "SandboxLostError: a call lost its worker 4 times"
+    assert result == result_of(0, None, end_reason=lost, error=output, **numbers)
 
 
 async def test_what_no_retry_repairs_ends_the_evaluation(tmp_path: Path) -> None:

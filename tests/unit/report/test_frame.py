@@ -46,9 +46,9 @@ def test_a_row_per_episode(tmp_path: Path) -> None:
     assert frame["reward"].tolist()[1:] == [0.0, 1.0]
     assert frame["end_reason"].tolist() == ["infrastructure_error", "max_turns", "max_turns"]
     assert frame["error"].tolist()[0] == "the sandbox went away"
-    one = frame.iloc[2]
-    assert (one["turns"], one["sampled_tokens"], one["prompt_tokens"], one["parse_errors"]) == (2, 7, 20, 1)
-    assert (one["rewards/speed"], one["time/verifier_sec"], one["task"]) == (0.25, 2.5, "alpha")
+    row = frame.iloc[2]
+    assert (row["turns"], row["sampled_tokens"], row["prompt_tokens"], row["parse_errors"]) == (2, 7, 20, 1)
+    assert (row["rewards/speed"], row["time/verifier_sec"], row["task"]) == (0.25, 2.5, "alpha")
     means: Any = frame.groupby("split")["reward"].mean()
     assert means["train"] == 0.5
 

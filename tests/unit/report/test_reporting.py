@@ -211,20 +211,20 @@ def test_nothing_that_a_terminal_shows_becomes_part_of_the_page(tmp_path: Path) 
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?://", script)
 
 
-def test_a_large_run_gives_some_of_every_batch_and_says_what_is_left_out(tmp_path: Path) -> None:
+def test_a_large_run_gives_some_of_every_batch_and_reports_what_is_left_out(tmp_path: Path) -> None:
     write_episodes(tmp_path, batches=4, episodes=5)
     page = report.write_page(tmp_path, tmp_path / "some.html", max_episodes=8)
     assert (page.shown, page.found) == (8, 20)
     text = page.path.read_text()
     shown = json.loads(_Page(text).bodies["script"][0])["runs"][0]["list"]
-    assert [(one["batch"], one["episode"]) for one in shown] == [(b, e) for b in range(4) for e in (0, 1)]
+    assert [(item["batch"], item["episode"]) for item in shown] == [(b, e) for b in range(4) for e in (0, 1)]
     assert "8 of 20; 12 left out of this page" in text
     assert report.write_page(tmp_path, max_bytes=3000).shown < 8
     with pytest.raises(UsageError, match="is no training run"):
         report.write_page(tmp_path / "transcripts" / "train")
 
 
-def test_the_command_writes_the_page_and_says_what_it_left_out(tmp_path: Path) -> None:
+def test_the_command_writes_the_page_and_reports_what_it_left_out(tmp_path: Path) -> None:
     write_episodes(tmp_path, batches=2, episodes=2)
     done = CliRunner().invoke(app, ["report", str(tmp_path), "--episodes", "3"])
     assert done.output == f"{tmp_path / 'report.html'}: 3 episodes; 1 left out (--episodes, --megabytes)\n"

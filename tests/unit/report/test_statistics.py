@@ -74,7 +74,7 @@ def test_more_values_make_the_interval_narrower() -> None:
 def test_pass_at_k_of_several_tasks_is_their_mean() -> None:
     estimate = pass_estimate([(4, 2), (4, 0), (1, 1)], 2)
     values = [pass_at_k(4, 2, 2), 0.0]
-    assert estimate == Estimate(fmean(values), *bootstrap(values)), "one episode says nothing of two attempts"
+    assert estimate == Estimate(fmean(values), *bootstrap(values)), "one episode gives no estimate of two attempts"
     assert pass_estimate([(1, 1), (0, 0)], 2) is None
     assert pass_estimate([], 1) is None
 

@@ -47,7 +47,7 @@ def test_every_error_of_ours_has_its_row(kind: type[HarborGymError]) -> None:
         assert f" {row.failure_kind} " in (outcomes.__doc__ or "")
 
 
-def test_words_are_told_apart_and_subclasses_have_their_bases() -> None:
+def test_words_are_distinguished_and_subclasses_have_their_bases() -> None:
     class Own(SandboxLostError):
         pass
 

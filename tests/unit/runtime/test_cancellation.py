@@ -47,7 +47,7 @@ async def test_work_that_was_cancelled_cancels_who_waits_for_it() -> None:
         await waiting
 
 
-async def test_an_error_of_the_work_is_told_instead_of_the_cancellation() -> None:
+async def test_an_error_of_the_work_is_reported_instead_of_the_cancellation() -> None:
     work: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     waiting = await begun(work)
     waiting.cancel()

@@ -33,7 +33,7 @@ def run(end: str, call: str = "run_and_exit(program)") -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize(
-    ("end", "status", "said"),
+    ("end", "status", "output"),
     [
         ("return 7", 0, ""),
         ("sys.exit()", 0, ""),
@@ -43,11 +43,11 @@ def run(end: str, call: str = "run_and_exit(program)") -> subprocess.CompletedPr
         ("raise KeyboardInterrupt", 1, "KeyboardInterrupt\n"),
     ],
 )
-def test_status_and_last_words_are_kept(end: str, status: int, said: str) -> None:
+def test_status_and_last_words_are_kept(end: str, status: int, output: str) -> None:
     done = run(end)
     assert (done.returncode, done.stdout) == (status, "begun\nregistered\n")
-    assert done.stderr.endswith(said)
-    assert bool(done.stderr) == bool(said)
+    assert done.stderr.endswith(output)
+    assert bool(done.stderr) == bool(output)
 
 
 def test_the_interpreters_own_end_would_have_aborted() -> None:

@@ -25,7 +25,7 @@ _LIMIT = 1 << 20
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Have a program stand in for Docker's client: the real one hands on no archive that its daemon did not write."""
+    """Let a program stand in for Docker's client: the real one hands on no archive that its daemon did not write."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
 
@@ -39,7 +39,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 @pytest.fixture
 def packed(tmp_path: Path, docker: Callable[[str], None]) -> Callable[[bytes], None]:
-    """Have Docker's client hand over these bytes."""
+    """Make Docker's client return these bytes."""
 
     def hand_over(archive: bytes) -> None:
         (tmp_path / "archive").write_bytes(archive)

@@ -23,7 +23,7 @@ kill -0 $victim 2>/dev/null && echo runs
 
 
 @pytest.mark.parametrize(
-    ("other_boot", "other_pid", "later", "said"),
+    ("other_boot", "other_pid", "later", "output"),
     [
         pytest.param("", "", "0", "runs", id="seen"),
         pytest.param("", "", "1", "", id="another_process_of_that_id"),
@@ -31,7 +31,7 @@ kill -0 $victim 2>/dev/null && echo runs
         pytest.param("0", "", "0", "", id="another_machine"),
     ],
 )
-def test_nothing_is_stopped_where_the_caller_is_seen(other_boot: str, other_pid: str, later: str, said: str) -> None:
+def test_nothing_is_stopped_where_the_caller_is_seen(other_boot: str, other_pid: str, later: str, output: str) -> None:
     scripts = {name.upper(): read_script(name) for name in ("common", "stop")}
     done = subprocess.run(
         [*_PLACE, "bash", "-c", _TRY, "bash", other_boot, other_pid, later],
@@ -42,5 +42,5 @@ def test_nothing_is_stopped_where_the_caller_is_seen(other_boot: str, other_pid:
         check=False,
     )
     stopped, *still = done.stdout.splitlines()
-    assert stopped.split()[:3] == ["stop", "0" if said else "1", "0"], done.stderr
-    assert still == ([said] if said else [])
+    assert stopped.split()[:3] == ["stop", "0" if output else "1", "0"], done.stderr
+    assert still == ([output] if output else [])

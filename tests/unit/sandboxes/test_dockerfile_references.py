@@ -76,7 +76,7 @@ def test_every_mention_of_a_base_is_replaced_and_nothing_else() -> None:
         ("buildah", False),
     ],
 )
-def test_an_old_buildah_is_told_from_a_new_one(version: str, expected: bool) -> None:
+def test_an_old_buildah_is_distinguished_from_a_new_one(version: str, expected: bool) -> None:
     assert dockerfile.builds_heredocs(version) is expected
 
 

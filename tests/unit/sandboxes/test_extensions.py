@@ -1,4 +1,4 @@
-"""What sandbox classes offer beyond Harbor's: asked by protocol, in the form that its contract names."""
+"""What sandbox classes support beyond Harbor's: asked by protocol, in the form that its contract names."""
 
 import ast
 import inspect
@@ -16,7 +16,7 @@ from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.terminal.transports.attach import has_pipes
 from harbor_gym.testing import FakeEnvironment
 
-OFFERED: dict[type[BaseEnvironment], set[str]] = {
+SUPPORTED: dict[type[BaseEnvironment], set[str]] = {
     LocalEnvironment: {
         *("SupportsExecArgv", "SupportsExecPipes", "SupportsVerifierView", "SupportsCleanUp", "SupportsIsUp"),
         *("SupportsWrittenPaths", "ReportsSubstitutions"),
@@ -37,16 +37,16 @@ def unstarted(kind: type[BaseEnvironment]) -> BaseEnvironment:
     return object.__new__(kind)
 
 
-@pytest.mark.parametrize("kind", OFFERED)
+@pytest.mark.parametrize("kind", SUPPORTED)
 def test_each_class_offers_what_is_known_of_it(kind: type[BaseEnvironment]) -> None:
-    assert {protocol.__name__ for protocol in protocols() if isinstance(unstarted(kind), protocol)} == OFFERED[kind]
+    assert {protocol.__name__ for protocol in protocols() if isinstance(unstarted(kind), protocol)} == SUPPORTED[kind]
 
 
-@pytest.mark.parametrize("kind", OFFERED)
-def test_methods_take_what_their_contract_says(kind: type[BaseEnvironment]) -> None:
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_methods_take_what_their_contract_names(kind: type[BaseEnvironment]) -> None:
     for protocol in (*protocols(), extensions.SupportsExec):
         for name, method in inspect.getmembers(protocol, inspect.isfunction):
-            if name.startswith("_") or not (protocol.__name__ in OFFERED[kind] or name == "exec"):
+            if name.startswith("_") or not (protocol.__name__ in SUPPORTED[kind] or name == "exec"):
                 continue
             wanted, had = (inspect.signature(item).parameters for item in (method, getattr(kind, name)))
             assert [name for name in had if name in wanted] == list(wanted), f"{kind.__name__}.{name}"

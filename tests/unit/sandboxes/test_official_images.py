@@ -190,8 +190,8 @@ async def test_debian_13_with_its_python_is_made_and_runs(tmp_path: Path, caplog
     name = "python:3.13.999-slim-trixie"  # no registry has it
     with caplog.at_level(logging.WARNING):
         async with running(make_sandbox(tmp_path, dockerfile=f"FROM {name}\n")) as sandbox:
-            said = await output(sandbox, LOOK + "; true")
-    assert said.startswith(f"{EXPECTED}Python 3.13.")
-    assert said.endswith("\n/usr\npython 3.13)\n0")
+            printed = await output(sandbox, LOOK + "; true")
+    assert printed.startswith(f"{EXPECTED}Python 3.13.")
+    assert printed.endswith("\n/usr\npython 3.13)\n0")
     assert sandbox.image_substitutions == (f"{name} -> harbor-gym offline base (mmdebstrap trixie, Python 3.13)",)
     assert "SUBSTITUTED" in caplog.text

@@ -36,7 +36,7 @@ async def test_a_command_that_nobody_waits_for_leaves_no_pipe() -> None:
     assert await command.stdout.read() == b""
 
 
-async def test_what_a_command_said_before_its_end_stays_to_be_read() -> None:
+async def test_what_a_command_printed_before_its_end_stays_to_be_read() -> None:
     answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
     command = PipedCommand(lambda: None, answered)
     await command.connect()

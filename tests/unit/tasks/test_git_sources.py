@@ -1,4 +1,4 @@
-"""What git is asked, how it is left, and which words are a commit, by a git that does as it is told."""
+"""How git is called, how it is left, and which words are a commit, by a git with prescribed answers."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ _commit_of = resolve._commit_of  # pyright: ignore[reportPrivateUsage]  # what f
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a git that notes what it was asked and does what ``answer`` says; return the note's path."""
+    """Make a git that notes its arguments and runs ``answer``; return the note's path."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "git").write_text(

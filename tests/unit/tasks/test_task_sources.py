@@ -97,7 +97,7 @@ async def test_directories_give_each_task_once_with_names_that_differ(tmp_path: 
     tasks = await resolve_tasks([first, tmp_path / "x", str(tmp_path / "y"), again])
     assert [task.name for task in tasks] == ["same", "other", "same~2"]
     assert [task.path for task in tasks] == [first, tmp_path / "x/other", again]
-    assert tasks[0].digest == tasks[2].digest != tasks[1].digest, "the digest tells the files, not the place"
+    assert tasks[0].digest == tasks[2].digest != tasks[1].digest, "the digest identifies the files, not the place"
     assert await resolve_tasks(pickle.loads(pickle.dumps(tasks))) == tasks
     (first / "instruction.md").write_text("Another one.\n")
     assert (await resolve_tasks([first]))[0].digest != tasks[0].digest
@@ -266,7 +266,7 @@ async def test_conditions_read_the_task_file(tasks: list[SourcedTask], condition
     assert "".join(task.name for task in filter_tasks(tasks, conditions)) == names
 
 
-async def test_conditions_that_leave_nothing_or_say_nothing_are_refused(tasks: list[SourcedTask]) -> None:
+async def test_conditions_that_leave_nothing_or_mean_nothing_are_refused(tasks: list[SourcedTask]) -> None:
     for wrong in ("difficulty=none", "difficulty", "=x", "difficulty="):
         with pytest.raises(UsageError):
             filter_tasks(tasks, [wrong])

@@ -153,7 +153,7 @@ def test_an_overflow_is_a_full_scrollback_without_the_old_screen(lines: list[str
         ("ended", None, True, "[session ended]"),
     ],
 )
-def test_the_header_says_what_the_screen_does_not(
+def test_the_header_reports_what_the_screen_does_not(
     wait: str | None, exit_code: int | None, typed_line: bool, expected: str
 ) -> None:
     assert describe(wait, exit_code=exit_code, waited_sec=1.5, typed_line=typed_line) == expected
@@ -165,22 +165,22 @@ _PANE = "@n pane 0  . 0 2 0 5"
 
 
 def test_a_frame_is_read() -> None:
-    frame = parse_capture(f"noise\n@n step ,prompt,idle 12:3:0\n{_PANE}\na \nb\n\n@n visible\nb\n\n@n end\n", "@n")
-    assert (frame.waits, frame.mark, frame.exit_code) == (("prompt", "idle"), "12:3:0", 0)
-    assert (frame.lines, frame.visible, frame.tail) == (("a ", "b", ""), ("b", ""), None)
-    assert frame.pane is not None
-    assert (frame.pane.dead, frame.pane.cursor_row, frame.pane.rows) == (False, 2, 5)
-    assert excerpt_of(frame, start=1) == Excerpt("b")
+    capture = parse_capture(f"noise\n@n step ,prompt,idle 12:3:0\n{_PANE}\na \nb\n\n@n visible\nb\n\n@n end\n", "@n")
+    assert (capture.waits, capture.mark, capture.exit_code) == (("prompt", "idle"), "12:3:0", 0)
+    assert (capture.lines, capture.visible, capture.tail) == (("a ", "b", ""), ("b", ""), None)
+    assert capture.pane is not None
+    assert (capture.pane.dead, capture.pane.cursor_row, capture.pane.rows) == (False, 2, 5)
+    assert excerpt_of(capture, start=1) == Excerpt("b")
 
 
 def test_a_dead_pane_loses_the_line_that_tmux_wrote() -> None:
-    frame = parse_capture(
+    capture = parse_capture(
         "@n step ,ended 12:3:0\n@n pane 1 7 . 0 2 0 5\n$ exit 7\nPane is dead (status 7, x)\n\n@n visible\n@n end\n",
         "@n",
     )
-    assert frame.lines == ("$ exit 7",)
-    assert frame.pane is not None
-    assert frame.pane.dead_status == 7
+    assert capture.lines == ("$ exit 7",)
+    assert capture.pane is not None
+    assert capture.pane.dead_status == 7
 
 
 @pytest.mark.parametrize(("status", "expected"), [("7 ", (7, "")), (" KILL", (None, "KILL")), ("", (None, ""))])
@@ -200,12 +200,12 @@ def test_a_cut_frame_counts_what_it_left_in_the_sandbox() -> None:
     text = f"{_PANE}\n{body}@n visible\nline 99\n"
     size, lines, limit = len(text), text.count("\n"), 150
     cut = f"{text[:limit]}\n@n cut {lines} {size}\n{text[-limit:]}"
-    frame = parse_capture(f"@n step ,prompt 1:1:0\n{cut}@n end\n", "@n")
-    assert frame.tail is not None
-    shown = [*frame.lines, *frame.tail]
+    capture = parse_capture(f"@n step ,prompt 1:1:0\n{cut}@n end\n", "@n")
+    assert capture.tail is not None
+    shown = [*capture.lines, *capture.tail]
     omitted = [line for line in body.splitlines() if line not in shown]
-    assert frame.missing_lines == len(omitted)
-    assert frame.missing_bytes == sum(len(line) + 1 for line in omitted)
+    assert capture.missing_lines == len(omitted)
+    assert capture.missing_bytes == sum(len(line) + 1 for line in omitted)
 
 
 @pytest.mark.parametrize(

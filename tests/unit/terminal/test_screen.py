@@ -32,7 +32,7 @@ def test_numbers_and_rows_are_read_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("flags", "visible", "full"), [("0 1", False, True), ("1 0", True, False), ("1 1", True, True)]
 )
-def test_flags_are_told_apart(flags: str, visible: bool, full: bool) -> None:
+def test_flags_are_distinguished(flags: str, visible: bool, full: bool) -> None:
     screen = read(f"30 4 0 0 {flags} 0")
     assert (screen.is_cursor_visible, screen.is_full_screen) == (visible, full)
 

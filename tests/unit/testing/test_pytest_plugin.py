@@ -100,7 +100,7 @@ def test_a_broken_sandbox_fails_by_the_names_of_what_it_breaks(project: pytest.P
     failed = names(result, "FAILED")
     assert "the_exit_code_is_the_commands_own" in failed
     assert "stdout_arrives_as_it_was_printed" not in failed
-    result.stdout.fnmatch_lines(["*promised: *"])
+    result.stdout.fnmatch_lines(["*contract: *"])
 
 
 def test_a_single_behaviour_can_be_chosen_and_known_failures_are_shown_as_such(project: pytest.Pytester) -> None:

@@ -81,7 +81,7 @@ class Notebook:
                 pass
             if not self._manager.is_alive():
                 self._running = None
-                ending = "\n[the kernel died; restart_kernel starts a fresh one]"
+                ending = "\n[the kernel exited; restart_kernel starts a fresh one]"
             elif time.monotonic() >= deadline:
                 ending = "\n[still running; run_cell with empty code waits for it, restart_kernel ends it]"
                 break
@@ -206,7 +206,7 @@ def _write(text: str) -> None:
 
 
 def main(arguments: Any) -> int:
-    """Do what the command line says."""
+    """Run the command line."""
     do, directory = arguments[0], Path(arguments[1])
     if do == "serve":
         serve(directory)

@@ -1,5 +1,5 @@
 # shellcheck shell=sh disable=SC2154  # common.sh stands before
-# Answer with the memory limit's victims so far ("-" where not told), then with each process as PID:START, START in clock
+# Answer with the memory limit's victims so far ("-" where not reported), then with each process as PID:START, START in clock
 # ticks since the machine's, then with each System V object as KIND:NUMBER.
 # POSIX sh and builtins: the image may have nothing else.
 

@@ -1,6 +1,6 @@
 # shellcheck shell=sh disable=SC2034  # kills is read by the script that follows
-# Stands before the others: nothing but the answer is said, no program of the policy's is found, and $kills is the
-# memory limit's victims so far, "-" where the sandbox doesn't tell. Each of the others is called by a "set -- ...".
+# Stands before the others: nothing but the answer is printed, no program of the policy's is found, and $kills is the
+# memory limit's victims so far, "-" where the sandbox doesn't report it. Each of the others is called by a "set -- ...".
 exec 2>/dev/null
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 kills=-

@@ -25,4 +25,4 @@ for directory; do
     [ -d "$directory" ] || problem="$directory could not be made"
 done
 if [ -z "$owner" ] || ! chown "$owner" -- "$output"; then chmod 777 -- "$output"; fi
-echo "${problem:-sealed}"
+echo "${problem:-reset}"

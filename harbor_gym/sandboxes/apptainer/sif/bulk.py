@@ -30,7 +30,7 @@ MANIFEST_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class SifTask:
-    """One task whose image is wanted."""
+    """One task whose image is requested."""
 
     name: str
     source: SifSource
@@ -51,7 +51,7 @@ class SifEntry:
     size_bytes: int
     sha256: str
     substitutions: tuple[str, ...] = ()
-    """Base images that could not be had, and what stands in for them."""
+    """Base images that were not available, and what stands in for them."""
 
     pushed: str | None = None
     """Its name in the registry that it was last pushed to."""
@@ -105,7 +105,7 @@ async def build_all(
 
     async with asyncio.TaskGroup() as group:
         running = [group.create_task(make(task)) for task in tasks]
-    return [one.result() for one in running]
+    return [item.result() for item in running]
 
 
 async def _make(task: SifTask, directory: Path, manifest: _Manifest, *, force: bool, push_to: str | None) -> SifResult:

@@ -43,7 +43,7 @@ class SifImage:
     user: str = "0"
     entrypoint: tuple[str, ...] = ()
     substitutions: tuple[str, ...] = ()
-    """Base images that could not be had when it was built, and what stands in for each."""
+    """Base images that were not available when it was built, and what stands in for each."""
 
 
 def read_sif(path: Path) -> SifImage:

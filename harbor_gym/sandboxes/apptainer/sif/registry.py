@@ -25,7 +25,7 @@ _PLAIN_HTTP = re.compile(r"(oras|docker)://(localhost|127\.0\.0\.1|\[::1\])[:/]"
 
 
 def is_reference(name: str) -> bool:
-    """Tell whether an image's name is one that Apptainer pulls by itself (``oras://``, ``docker://``, …)."""
+    """Return whether an image's name is one that Apptainer pulls by itself (``oras://``, ``docker://``, …)."""
     return _REFERENCE.fullmatch(name) is not None
 
 
@@ -91,5 +91,5 @@ def _contained() -> tuple[str, ...]:
 
 
 def _is_set(name: str) -> bool:
-    """Tell whether the caller chose a folder. Apptainer's own are in the home directory, which clusters keep small."""
+    """Return whether the caller chose a folder. Apptainer's own are in the home directory, small on clusters."""
     return name in os.environ or name.replace("APPTAINER", "SINGULARITY") in os.environ

@@ -150,7 +150,7 @@ async def _make(source: SifSource, target: Path, named: str | None, build_timeou
 
 
 async def _pull_if_there(reference: str, target: Path) -> SandboxStartError | None:
-    """Pull what ``sif build --push`` may have stored; return the error where it can't be had."""
+    """Pull what ``sif build --push`` may have stored; return the error where it is not available."""
     try:
         await registry.pull(reference, target)
     except SandboxStartError as exc:

@@ -46,7 +46,7 @@ class IntoSandbox:
         os.chown(name, 0, 0, dir_fd=place, follow_symlinks=False)
 
     def takes_link(self, target: bytes, depth: int) -> bool:
-        """Tell whether a link may be made, so many directories below the tree's own."""
+        """Return whether a link may be made, so many directories below the tree's own."""
         return True
 
     def clear(self, place: int, name: bytes, allowance: Allowance, depth: int = 0) -> None:

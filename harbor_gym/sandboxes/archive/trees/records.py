@@ -32,7 +32,7 @@ _HEADER = struct.Struct("<cIqQI")
 
 
 class TransferError(Exception):
-    """A transfer can't be done; the message says why and on what."""
+    """A transfer can't be done; the message states why and on what."""
 
 
 class SandboxGoneError(TransferError):
@@ -176,7 +176,7 @@ class Allowance:
 
 
 class Choice(NamedTuple):
-    """Which paths of a tree are wanted, by fnmatch patterns; ``*`` matches ``/`` too."""
+    """Which paths of a tree are selected, by fnmatch patterns; ``*`` matches ``/`` too."""
 
     without: Collection[str] = ()
     """As ``tar --exclude``: matched against a path from any of its directories on, and with all below."""
@@ -188,21 +188,21 @@ class Choice(NamedTuple):
     """Where there are any, nothing but files that don't match; and folders that hold such."""
 
     protect: Collection[str] = ()
-    """Files that are wanted whatever ``include`` and ``exclude`` say, by their paths."""
+    """Files that are selected whatever ``include`` and ``exclude`` contain, by their paths."""
 
     @property
     def is_of_files(self) -> bool:
-        """Tell whether only files are chosen."""
+        """Return whether only files are chosen."""
         return bool(self.include or self.exclude)
 
     def drops(self, path: bytes) -> bool:
-        """Tell whether an entry is unwanted with all that is below it."""
+        """Return whether an entry is excluded with all that is below it."""
         parts = os.fsdecode(path).split("/") if self.without else []
         ends = range(1, len(parts) + 1)
         return any(_matches("/".join(parts[start:end]), self.without) for end in ends for start in range(end))
 
     def takes_file(self, path: bytes) -> bool:
-        """Tell whether a file that was not dropped is wanted."""
+        """Return whether a file that was not dropped is selected."""
         text = os.fsdecode(path) if self.is_of_files else ""
         is_included = not self.include or _matches(text, self.include)
         return text in self.protect or (is_included and not _matches(text, self.exclude))

@@ -178,7 +178,7 @@ def run_child(
     """Turn a process just forked in the sandbox's namespaces into the command.
 
     With ``user_namespace``, a process of the sandbox, it enters that one's. With ``stdio`` of its own it gets a session
-    of its own, without it the end of its parent is its own. Where that fails, say why on ``report`` and exit 126.
+    of its own, without it the end of its parent is its own. Where that fails, report why on ``report`` and exit 126.
     """
     try:
         if stdio:

@@ -76,7 +76,7 @@ def _fork_in_namespaces(config: ContainerConfig) -> int:
         _guarded(lambda: _make_namespaces(config, parent, to_parent, from_parent))
     os.close(to_parent)
     os.close(from_parent)
-    if not config.is_ordinary and os.read(from_child, 1):
+    if not config.is_rootless and os.read(from_child, 1):
         for name in ("uid_map", "gid_map"):
             write_file(f"/proc/{pid}/{name}", f"0 0 {COUNT}\n")
         os.write(to_child, b"g")
@@ -97,7 +97,7 @@ def _guarded(work: Any) -> NoReturn:
 
 
 def _make_namespaces(config: ContainerConfig, parent: int, ready: int, mapped: int) -> int:
-    if not config.is_ordinary:
+    if not config.is_rootless:
         os.unshare(os.CLONE_NEWUSER)
         os.write(ready, b"u")
         if not os.read(mapped, 1):
@@ -160,7 +160,7 @@ def _execute(argv: tuple[str, ...], environment: dict[str, str]) -> NoReturn:
 
 
 def _mount_overlay(config: ContainerConfig) -> None:
-    """Mount what can be written over the image: the kernel's overlay, or where that can't be had, a program's.
+    """Mount what can be written over the image: the kernel's overlay, or where that is not available, a program's.
 
     Raises:
         OSError: There is neither.

@@ -115,7 +115,7 @@ def _enter(target: Target) -> None:
         ProcessLookupError, FileNotFoundError: It is gone.
     """
     _check(target)
-    if target.is_ordinary:
+    if target.is_rootless:
         os.setns(os.pidfd_open(target.init), os.CLONE_NEWUSER)
         become_root()
 
@@ -186,7 +186,7 @@ def written(target: Target, site: ContainerSite) -> dict[str, Any]:
 def _view(site: ContainerSite, number: int) -> View:
     config = SupervisorConfig(
         parent=0, layers=(IMAGE,), mountpoint=site.place, storage_bytes=0, slirp4netns=None, has_network=False,
-        may_have_network=False, name_server="", directories=site.directories, is_ordinary=True, has_own_ids=False,
+        may_have_network=False, name_server="", directories=site.directories, is_rootless=True, has_own_ids=False,
         filters=(), closed_networks=(), cgroups={}, limits=CgroupLimits(),
     )  # fmt: skip
     return View(config, Ids(is_shifted=False), number, [])

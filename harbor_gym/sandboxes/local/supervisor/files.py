@@ -26,7 +26,7 @@ def name_server(address: str, owner: int = 0) -> None:
 
     Args:
         address: Its address.
-        owner: Whose file says so: the sandbox's root, as this process knows it.
+        owner: Whose file it must be: the sandbox's root, as this process knows it.
 
     Raises:
         OSError: There is no place for it.

@@ -94,7 +94,7 @@ class _Supervisor:
         namespaces.mount_root(self.config, self.ids, user_namespace)
         os.close(user_namespace)
         self.init = self.founding.finish()
-        self.memory_kills.offer()
+        self.memory_kills.prioritize()
         self.init_pidfd = os.pidfd_open(self.init)
         self.mount_namespace = os.open(f"/proc/{self.init}/ns/mnt", os.O_RDONLY)
         self.home = os.open("/proc/self/ns/mnt", os.O_RDONLY)
@@ -165,7 +165,7 @@ class _Supervisor:
         self.children.start(request, enter, lambda: cleanup.do(spec["work"], spec["arguments"], self.ids))
 
     def change_view(self, request: int, paths: list[str] | None) -> None:
-        """Have all commands from now on see a pristine view with these paths; None ends it."""
+        """Switch all commands to a pristine view with these paths; None switches back."""
         error = ""
         self.leave_view()
         try:
@@ -246,7 +246,7 @@ class _Supervisor:
                         send(pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Collect the dead and report the commands among them, unless they died of the sandbox's own end."""
+        """Collect the dead and report the commands among them, unless the sandbox's own end killed them."""
         finished: list[dict[str, Any]] = []
         while True:
             try:
@@ -277,7 +277,7 @@ class _Supervisor:
             self.reply(**message)
 
     def is_ending(self) -> bool:
-        """Tell whether PID 1 is at its end: only then does the kernel kill all others, and let nobody else in."""
+        """Return whether PID 1 is at its end: only then does the kernel kill all others, and let nobody else in."""
         return is_exiting(self.init)
 
     def tear_down(self) -> None:
@@ -368,7 +368,7 @@ def enter(request: dict[str, Any], view_namespace: int = -1) -> int:
         cgroup_fds = cgroups.open_cgroup_fds(target.cgroups)
         if start_time(init) != target.start_time:
             raise ProcessLookupError
-        MemoryKills().offer()
+        MemoryKills().prioritize()
     except (ProcessLookupError, FileNotFoundError):
         print("harbor_gym: the sandbox is gone", file=sys.stderr)  # noqa: T201  # a script's own stderr
         return 125
@@ -376,7 +376,7 @@ def enter(request: dict[str, Any], view_namespace: int = -1) -> int:
     become_plain()
     system_calls.prepare(target.filters)
     user_namespace = -1
-    if target.is_ordinary:
+    if target.is_rootless:
         # At once: outside its own namespaces an ordinary user may enter none of them alone.
         os.setns(pidfd, target.namespaces | os.CLONE_NEWNS | os.CLONE_NEWUSER)
         become_root()
@@ -406,7 +406,7 @@ def enter(request: dict[str, Any], view_namespace: int = -1) -> int:
 
 
 def enter_files(target: Target, view_namespace: int) -> int:
-    """Have this process see a living sandbox's files as its root does; return a descriptor of the root directory.
+    """Move this process to a living sandbox's files, as its root sees them; return a descriptor of the root directory.
 
     It stays out of the sandbox's other namespaces: nobody inside can see, signal, read or stop it. It has to be
     started outside for that, by the forkserver or by itself: an ordinary user's supervisor, once its children are the
@@ -432,7 +432,7 @@ def enter_files(target: Target, view_namespace: int) -> int:
 
 
 def transfer(handle: int, request: dict[str, Any], view_namespace: int = -1) -> int:
-    """Move files into or out of a living sandbox; return the exit status. What goes wrong is told on the stream.
+    """Move files into or out of a living sandbox; return the exit status. Errors are reported on the stream.
 
     Args:
         handle: A stream socket to the caller.

@@ -48,7 +48,7 @@ class SupervisorConfig(NamedTuple):
     directories: dict[str, int | None]
     """Directories to make, and their modes; None leaves theirs."""
 
-    is_ordinary: bool
+    is_rootless: bool
     """Whether the caller is an ordinary user."""
 
     has_own_ids: bool
@@ -79,7 +79,7 @@ class Target(NamedTuple):
     """The id here of the sandbox's root."""
 
     cgroups: dict[str, tuple[int, str]]
-    is_ordinary: bool
+    is_rootless: bool
     filters: tuple[str, ...]
     namespaces: int = NAMESPACES
     """Which of :data:`NAMESPACES` are its own; an ordinary user may not enter the machine's."""
@@ -91,7 +91,7 @@ class ContainerConfig(NamedTuple):
     parent: int
     """The caller's process: the sandbox ends with it."""
 
-    is_ordinary: bool
+    is_rootless: bool
     """Whether the caller is an ordinary user, and the launcher in a user namespace already."""
 
     has_network: bool
@@ -107,7 +107,7 @@ class ContainerConfig(NamedTuple):
     """Mounts the image, at the directory ``0``."""
 
     overlay: str
-    """``kernel``, ``fuse``, or ``auto``: the first that can be had."""
+    """``kernel``, ``fuse``, or ``auto``: the first that is available."""
 
     mount_overlay: tuple[str, ...]
     """Mounts a FUSE overlay at ``root``; empty where there is no such program."""

@@ -49,7 +49,7 @@ HIDDEN_PROC = (
     "kcore", "keys", "timer_list", "sched_debug", "kmsg", "kpagecount", "kpageflags", "kpagecgroup", "slabinfo",
     "vmallocinfo",
 )  # fmt: skip
-"""What tells of the whole machine's memory, keys and log."""
+"""What reveals the whole machine's memory, keys and log."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
     "ptmx": "pts/ptmx",
@@ -73,7 +73,7 @@ _UP = b"up"
 
 
 class NamespaceBuildError(Exception):
-    """The sandbox can't be made; the message says why."""
+    """The sandbox can't be made; the message states why."""
 
 
 def mount_place(config: SupervisorConfig, ids: Ids) -> None:
@@ -117,7 +117,7 @@ def mount_overlay(config: SupervisorConfig, directory: str) -> None:
     """Mount ``root`` in a directory that has ``upper`` and ``work``, on the layers in the working directory."""
     lowers = ":".join(map(str, range(len(config.layers))))
     # In a user namespace an overlay's own notes are attributes that a user may write; else lower directories stay put.
-    notes = ",userxattr" if config.is_ordinary else ""
+    notes = ",userxattr" if config.is_rootless else ""
     options = f"lowerdir={lowers},upperdir={directory}/upper,workdir={directory}/work{notes}"
     mount("overlay", f"{directory}/root", "overlay", MS_NODEV, options)
 
@@ -129,8 +129,8 @@ class NamespaceBuild:
         config: The supervisor's configuration.
         ids: Whom its users are.
         first: A descriptor of the static program.
-        joins: Lead to its control groups.
-        windows: Directories of the control groups, and where they are seen inside.
+        cgroup_fds: Descriptors of its control groups.
+        cgroup_mounts: Directories of the control groups, and where they are seen inside.
     """
 
     def __init__(

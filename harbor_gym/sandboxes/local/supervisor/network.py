@@ -34,7 +34,7 @@ class UserNetwork:
         return 0 if self._outsider is None else self._outsider.pid
 
     def begin(self, namespace: int) -> None:
-        """Start giving a network namespace a network; :meth:`wait` tells when it has one.
+        """Start giving a network namespace a network; :meth:`wait` returns when it has one.
 
         Raises:
             OSError: This sandbox was not to have one.

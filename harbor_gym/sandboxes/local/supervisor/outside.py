@@ -36,11 +36,11 @@ class Outsider:
         far_end.close()
 
     def start(self, handles: list[int]) -> None:
-        """Have the process started."""
+        """Start the process."""
         socket.send_fds(self._control, [_START], handles)
 
     def end(self) -> None:
-        """Have the process ended, and wait for that."""
+        """End the process, and wait for that."""
         with contextlib.suppress(OSError):  # it ended with its process
             self._control.send(_END)
             self._control.recv(_REQUEST_BYTES)

@@ -33,7 +33,7 @@
 #   now started                 on the clock, in ms       last_screen last_spent   what was seen at the last look
 #   quiet_since idle_since      since when the screen was quiet, and the programs; spent_then   what they had spent then
 #   polls                       how often they have looked up since
-#   raw_looks                   for how many looks the terminal has been raw, where nobody else tells
+#   raw_looks                   for how many looks the terminal has been raw, where nobody else reports it
 #   keys_end_line types_ahead can_settle needs_run   see `note_keys`
 #   signed                      the second of the last sign of life
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole

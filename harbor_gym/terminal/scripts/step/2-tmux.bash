@@ -2,8 +2,8 @@
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
 # $@ are the client's options, and what it does before it attaches to the session; sets greeting to what it prints until
-# then. Told at the same moment that it wants no output, it has none yet: where tmux 3.3 has some to tell when it is told
-# so, it never says another word.
+# then. Output is turned off at the same moment, while there is none yet: where tmux 3.3 has some to report at
+# that request, it never answers again.
 # shellcheck disable=SC2120  # the opening has something to pass
 connect() {
     local line
@@ -69,7 +69,7 @@ ask() {
     [ -n "$to" ] || connect || return
     answer=()
     printf -v commands ' ; %s' "$@"
-    # Where the client is gone, reading its answer tells.
+    # Where the client is gone, reading its answer fails.
     printf '%s\n' "${commands:3}" "display-message -p '$end\`'" >&"$to" || :
     text=$'\n'$partial partial=''
     while read -r -d '`' -u "$from" part; do
@@ -106,7 +106,7 @@ take_answer() {
 # The same for commands that may run twice.
 query() { ask "$@" || { [ -z "$to" ] && ask "$@"; }; }
 
-# Waits for so many seconds, or until tmux has something to say.
+# Waits for so many seconds, or until tmux has something to report.
 await_news() {
     local line
     if [ -z "$to" ] && ! connect; then

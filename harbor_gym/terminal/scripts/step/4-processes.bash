@@ -1,4 +1,4 @@
-# What the kernel tells of the processes in the terminal.
+# What the kernel reports of the processes in the terminal.
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
 # Sets state, group, terminal_group, threads of a process or thread; false when it is gone or a zombie.
@@ -53,7 +53,7 @@ read_modes() { modes=$(stty -F "$tty" -a) && [ -n "$modes" ]; }
 is_raw() { read_modes && [[ $modes == *-icanon* ]]; }
 is_forever() { [[ $1 == 0xffffffff || $1 == 0xffffffffffffffff ]]; }
 
-# Sets members: the processes of the terminal's foreground group, or none where the kernel does not tell which it is.
+# Sets members: the processes of the terminal's foreground group, or none where the kernel does not report it.
 find_foreground() {
     local pid child children list i queue=("$shell")
     members=()
@@ -114,7 +114,7 @@ foreground_has_run() {
     ((${#members[@]} == 0))
 }
 
-# True where nothing says that the shell does anything but read its input.
+# True where nothing shows that the shell does anything but read its input.
 shell_is_idle() {
     read_stat "$shell" || return 0
     [ "$state" = S ] && { ((terminal_group <= 0)) || [ "$group" = "$terminal_group" ]; } || return 1

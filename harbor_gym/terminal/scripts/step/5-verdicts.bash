@@ -9,7 +9,7 @@
 #   is_mixed   where somebody waits for others beside the terminal, too: a socket, a pipe from outside
 #   is_tended  where a thread wakes up by itself to look after the program's own affairs
 #   is_relayed where a terminal multiplexer reads in place of the foreground
-#   is_hidden  where the kernel does not say of somebody what he waits for: then the rest was examined
+#   is_hidden  where the kernel does not report of somebody what he waits for: then the rest was examined
 # $1 is set for a look that may take milliseconds: into the programs' memory.
 examine() {
     local pid thread is_reading=''
@@ -126,7 +126,7 @@ examine_thread() {
     fi
 }
 
-# The same for a thread whose system call may not be read: the name of the place in the kernel where it sleeps says less.
+# The same for a thread whose system call may not be read: the name of the place in the kernel where it sleeps shows less.
 examine_name() {
     local name path
     read -r name <"/proc/$2/wchan"
@@ -201,11 +201,11 @@ edits_hidden() {
     is_raw
 }
 
-# The kernel says nothing about a program with more rights than ours, like sudo. But who reads a password turns the
+# The kernel reports nothing about a program with more rights than ours, like sudo. But who reads a password turns the
 # echo off for just so long, and works on whole lines still.
 reads_secret() { read_modes && [[ $modes == *[[:space:]]icanon* && $modes == *[[:space:]]-echo[[:space:]]* ]]; }
 
-# Looks at the screen; sets why when it has been quiet and the foreground program tells that it waits.
+# Looks at the screen; sets why when it has been quiet and the foreground program shows that it waits.
 look() {
     local verdict='' spent='' quiet
     read_screen

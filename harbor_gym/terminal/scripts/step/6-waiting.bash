@@ -56,7 +56,7 @@ end_wait() {
     if [ -n "$1" ] || { [ -z "$keys_end_line" ] && at_shell; }; then why=idle; fi
 }
 
-# True where the shell waits at a prompt, as far as its marks and the kernel tell.
+# True where the shell waits at a prompt, as far as its marks and the kernel report it.
 at_shell() {
     read_stat "$shell" && ((terminal_group > 0)) && [ "$group" != "$terminal_group" ] && return 1
     [[ $kind == [pm] ]] || { read_stat "$shell" && [ "$group" = "$terminal_group" ]; }
@@ -79,7 +79,7 @@ pause() {
     fi
 }
 
-# Sleeps, and says then what there is to see.
+# Sleeps, and reports then what there is to see.
 wait_exactly() {
     # The clock shows whole hundredths: without one more the wait could be too short.
     wait_until_done "$(($1 ? $1 + 10 : 0))" exact

@@ -81,7 +81,7 @@ recall_typing() {
 
 # Sets what the keys mean for the wait:
 #   keys_end_line  they end a line, or interrupt       types_ahead  there is more after a line's end
-#   can_settle     they say all they mean to say       needs_run    somebody has to run before they are answered
+#   can_settle     they are complete by themselves     needs_run    somebody has to run before they are answered
 note_keys() {
     keys_end_line='' types_ahead='' can_settle='' needs_run=1
     case "$1 $2" in

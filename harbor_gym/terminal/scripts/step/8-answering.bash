@@ -1,8 +1,8 @@
 # Showing what there is to see.
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 
-# Screen and mark are taken in one breath, and stay in tmux, so that they can be had again if this answer is lost. tmux
-# pauses to save a buffer, and a client that dies then takes its further commands along: all that is one breath comes
+# Screen and mark are taken in one breath, and stay in tmux, so that they can be read again if this answer is lost. tmux
+# pauses to save a buffer, and a client that exits then takes its further commands along: all that is one breath comes
 # before.
 show_screen() {
     local turn pane="$nonce pane #{pane_dead} #{pane_dead_status} #{pane_dead_signal} . #{alternate_on} #{cursor_y} #{history_size} #{pane_height}"

@@ -15,11 +15,11 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 got = {}
 
 
-def take(name, one, most):
+def take(name, run, most):
     got[name] = 0
     while got[name] < most:
         try:
-            one()
+            run()
         except OSError:
             return
         got[name] += 1

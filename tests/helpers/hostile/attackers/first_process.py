@@ -20,10 +20,10 @@ def opened(path, flags=os.O_RDONLY):
 
 
 neighbour = subprocess.Popen(["sleep", "1000"])
-said = {
+output = {
     "init": {name: opened(f"/proc/1/{name}") for name in sys.argv[1:]},
     "neighbour": {name: opened(f"/proc/{neighbour.pid}/{name}") for name in sys.argv[1:]},
     "written": opened("/proc/1/mem", os.O_RDWR),
 }
 neighbour.kill()
-print(json.dumps(said))
+print(json.dumps(output))

@@ -39,7 +39,7 @@ def harm(path, status):
 
 
 def is_there(name, status):
-    """Tell whether it is what the sandbox has under this name: an overlay's layers have other devices."""
+    """Return whether it is what the sandbox has under this name: an overlay's layers have other devices."""
     try:
         return os.path.samestat(os.stat(name), status)
     except OSError:

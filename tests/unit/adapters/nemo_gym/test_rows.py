@@ -150,7 +150,7 @@ async def test_a_spent_time_limit_keeps_the_turns(tmp_path: Path) -> None:
     assert (row.fields["turns"], row.fields["agent_timeout_error"]) == (1, 1)
 
 
-async def test_a_broken_verifier_keeps_the_turns_and_says_why(tmp_path: Path) -> None:
+async def test_a_broken_verifier_keeps_the_turns_and_reports_why(tmp_path: Path) -> None:
     planned = plan(tmp_path, trials_dir=tmp_path / "trials", fail={"verifier": 1})
     row = await row_of(planned, double())
     assert verdict(row) == (0.0, True, "verifier_error")

@@ -1,4 +1,4 @@
-"""SIF files: where the root file system lies and what the image's configuration says, and that others are refused."""
+"""SIF files: where the root file system lies, what the image's configuration contains, and that others are refused."""
 
 import json
 import struct

@@ -50,11 +50,13 @@ def test_nobody_is_killed_where_there_is_nobody() -> None:
 @pytest.fixture
 def hog() -> Iterator[subprocess.Popen[str]]:
     """A process that holds 96 MiB."""
-    with subprocess.Popen([sys.executable, "-c", HOG], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one:
-        assert one.stdout is not None
-        assert one.stdout.readline() == "up\n"
-        yield one
-        one.kill()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOG], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        yield child
+        child.kill()
 
 
 def show(monkeypatch: pytest.MonkeyPatch, member: Member) -> None:
@@ -65,7 +67,7 @@ def show(monkeypatch: pytest.MonkeyPatch, member: Member) -> None:
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, process: subprocess.Popen[str]) -> Member:
-    """Have the watchdog see one process alone, below a first one."""
+    """Make the watchdog see one process alone, below a first one."""
     stat = read_stat(process.pid)
     assert stat is not None
     member = Member(process.pid, 1, stat.start_time)

@@ -18,7 +18,7 @@ from kernel.procfs import read_stat
 _PAUSE_SEC = 0.005
 _MAX_WORDS_BYTES = 4096
 _MAX_LISTED = 3000
-"""Of the processes of a baseline; what an answer can hold. A sandbox has 1024 at most unless told otherwise."""
+"""Of the processes of a baseline; what an answer can hold. A sandbox has 1024 at most unless an option sets more."""
 _FIRST = 1
 
 

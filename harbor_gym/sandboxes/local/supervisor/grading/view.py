@@ -29,7 +29,7 @@ _MAX_PATHS, _MAX_PATHS_BYTES = 5000, 40_000
 
 
 class ViewError(Exception):
-    """The view can't be made; the message says why."""
+    """The view can't be made; the message states why."""
 
 
 class View:
@@ -39,7 +39,7 @@ class View:
         config: The supervisor's configuration.
         ids: Whom the sandbox's users are.
         number: Its own among the views of the sandbox.
-        windows: Directories of the control groups, and where they are seen inside.
+        cgroup_mounts: Directories of the control groups, and where they are seen inside.
     """
 
     def __init__(self, config: SupervisorConfig, ids: Ids, number: int, cgroup_mounts: list[tuple[str, str]]) -> None:
@@ -118,7 +118,7 @@ class View:
         return place
 
     def _enclose(self, user_namespace: int, has_network: bool) -> None:
-        """Have a process make the mount namespace, as the sandbox's root does, and hand it over."""
+        """Make the mount namespace in a process of its own, as the sandbox's root does, and hand it over."""
         up, ready = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
         if pid == 0:

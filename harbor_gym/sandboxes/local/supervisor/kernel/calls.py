@@ -1,4 +1,4 @@
-"""The kernel calls that Python does not offer, and what a sandbox's processes may keep.
+"""The kernel calls that Python does not provide, and what a sandbox's processes may keep.
 
 Source: capabilities(7), prctl(2), mount(2), mount_setattr(2), pivot_root(2), pid_namespaces(7).
 """
@@ -15,7 +15,7 @@ CAP_SYS_PTRACE = 19
 
 _LAST_CAPABILITY = 63
 _KILLED_EARLY = b"500"
-"""Half the memory limit more than it has: the largest of a sandbox's commands dies, and never its PID 1."""
+"""Half the memory limit more than it has: the largest of a sandbox's commands is killed, and never its PID 1."""
 PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_CHILD_SUBREAPER = 1, 4, 8, 36
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
@@ -133,7 +133,7 @@ def become_keeping_capabilities(uid: int, gid: int) -> None:
 
 
 def write_files_as_root() -> None:
-    """Have files made by this process be root's: another id may be none that the file system knows (EOVERFLOW).
+    """Make files that this process writes root's: another id may be none that the file system knows (EOVERFLOW).
 
     Whom it may signal, and who may signal it, stays as it is. Source: setfsuid(2).
     """
@@ -171,8 +171,8 @@ class MemoryKills:
     def __init__(self) -> None:
         self._handle = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
 
-    def offer(self) -> None:
-        """Have this process, and all that come of it from now on, killed before those that did not do this."""
+    def prioritize(self) -> None:
+        """Let the kernel kill this process, and all that come of it from now on, before those that did not do this."""
         os.write(self._handle, _KILLED_EARLY)
         os.close(self._handle)
 

@@ -108,12 +108,12 @@ class Cgroups:
             os.close(handle)
 
     def follow_files(self, files_bytes: int) -> None:
-        """Let the memory limit be what processes may have and what files take now; ask for word before it is met."""
+        """Set the memory limit to what processes may have plus what files take now, and request a warning before it."""
         expected = self.memory_bytes + files_bytes
         ceiling = expected + self._headroom
         if self._ceiling and abs(ceiling - self._ceiling) < self._headroom // 2:
             if self.memory_version == 2:
-                # Processes' doing: on to the limit without the brake, with word again just before it.
+                # Processes' doing: on to the limit without the brake, with a notification again just before it.
                 _write(self.memory, "memory.high", self._ceiling - _NEAR_LIMIT_BYTES)
             return
         if self.memory_version == 2:
@@ -143,7 +143,7 @@ class Cgroups:
             os._exit(0)
 
     def _lower_or_raise(self, ceiling: int) -> bool:
-        """Set version 1's limit, which the kernel refuses to be below the use; tell whether it took it."""
+        """Set version 1's limit, which the kernel refuses to be below the use; return whether it took it."""
         try:
             _write(self.memory, "memory.limit_in_bytes", ceiling)
         except OSError:

@@ -20,7 +20,7 @@ class Stat(NamedTuple):
 
     @property
     def has_exited(self) -> bool:
-        """Tell whether all of it has ended: where the first thread alone has, the others run on."""
+        """Return whether all of it has ended: where the first thread alone has, the others run on."""
         return self.state in "ZX" and self.threads <= 1
 
 
@@ -45,7 +45,7 @@ def start_time(pid: int) -> str:
 
 
 def is_exiting(pid: int) -> bool:
-    """Tell whether a process has begun to end, or is gone."""
+    """Return whether a process has begun to end, or is gone."""
     try:
         return bool(read_stat(pid).flags & _PF_EXITING)
     except (FileNotFoundError, ProcessLookupError):

@@ -20,7 +20,7 @@ def digest(content: bytes) -> str:
 
 
 def compressed(name: str, expected: str) -> bool:
-    """Tell whether a log was replaced by its compressed self."""
+    """Return whether a log was replaced by its compressed self."""
     packed = read_bytes(f"{LOGS}/{name}.gz")
     if packed is None or os.path.lexists(f"{LOGS}/{name}"):
         return False
@@ -31,7 +31,7 @@ def compressed(name: str, expected: str) -> bool:
 
 
 def kept(name: str, expected: str) -> bool:
-    """Tell whether a log is what it was."""
+    """Return whether a log is what it was."""
     return digest(read_bytes(f"{LOGS}/{name}") or b"") == expected
 
 

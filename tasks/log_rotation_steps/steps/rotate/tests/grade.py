@@ -13,13 +13,13 @@ LOGS = "/var/log/shop"
 
 
 def holds(name: str, expected: str) -> bool:
-    """Tell whether a log holds exactly what an original held."""
+    """Return whether a log holds exactly what an original held."""
     text = read(f"{LOGS}/{name}")
     return text is not None and hashlib.sha256(text.encode()).hexdigest() == expected
 
 
 def new_log_is_there() -> bool:
-    """Tell whether the live log is a new one."""
+    """Return whether the live log is a new one."""
     return read(f"{LOGS}/shop.log") == "" and stat.S_IMODE(Path(f"{LOGS}/shop.log").lstat().st_mode) == 0o640
 
 

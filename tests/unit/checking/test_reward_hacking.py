@@ -14,19 +14,19 @@ LOST = SandboxLostError("gone")
 SILENT = VerifierError("no verdict")
 
 
-async def forge_with(together: float | Exception, alone: Sequence[float | Exception] = ()) -> ExploitResult:
-    """Forge with an outcome for all tricks together and one for each alone; fail if any is left over."""
+async def exploit_with(together: float | Exception, alone: Sequence[float | Exception] = ()) -> ExploitResult:
+    """Run the exploits with an outcome for all tricks together and one for each alone; fail if any is left over."""
     outcomes: Iterator[float | Exception] = iter([together, *alone])
 
     async def play(_work: Work) -> Played:
         outcome = next(outcomes)
         if isinstance(outcome, Exception):
             raise outcome
-        return Played(outcome, frozenset(), PhaseSeconds(0, 0, 0, 0), "", 0, (), offers_view=False)
+        return Played(outcome, frozenset(), PhaseSeconds(0, 0, 0, 0), "", 0, (), supports_view=False)
 
-    forged = await run_exploit(play, ["reward"], honest=(0.0, 0.1))
+    result = await run_exploit(play, ["reward"], honest=(0.0, 0.1))
     assert next(outcomes, None) is None
-    return forged
+    return result
 
 
 def outcomes(first: float | Exception, others: float | Exception) -> list[float | Exception]:
@@ -35,22 +35,22 @@ def outcomes(first: float | Exception, others: float | Exception) -> list[float 
 
 @pytest.mark.parametrize("reward", [0.0, 0.1])
 async def test_what_doing_nothing_earns_too_is_not_looked_into(reward: float) -> None:
-    assert await forge_with(reward) == ExploitResult(reward, (), ())
+    assert await exploit_with(reward) == ExploitResult(reward, (), ())
 
 
 async def test_tricks_that_pay_as_much_alone_are_named() -> None:
-    assert await forge_with(1.0, outcomes(1.0, 0.0)) == ExploitResult(1.0, (TRICKS[0],), ())
-    assert await forge_with(1.0, outcomes(0.5, 0.0)) == ExploitResult(1.0, (), ())
+    assert await exploit_with(1.0, outcomes(1.0, 0.0)) == ExploitResult(1.0, (TRICKS[0],), ())
+    assert await exploit_with(1.0, outcomes(0.5, 0.0)) == ExploitResult(1.0, (), ())
 
 
 async def test_tricks_that_leave_no_verdict_are_named_and_do_not_hide_those_that_pay() -> None:
-    assert await forge_with(LOST, outcomes(SILENT, 0.0)) == ExploitResult(0.0, (), (TRICKS[0],))
-    assert await forge_with(SILENT, outcomes(1.0, LOST)) == ExploitResult(1.0, (TRICKS[0],), tuple(TRICKS[1:]))
-    assert await forge_with(1.0, outcomes(LOST, 1.0)) == ExploitResult(1.0, tuple(TRICKS[1:]), (TRICKS[0],))
+    assert await exploit_with(LOST, outcomes(SILENT, 0.0)) == ExploitResult(0.0, (), (TRICKS[0],))
+    assert await exploit_with(SILENT, outcomes(1.0, LOST)) == ExploitResult(1.0, (TRICKS[0],), tuple(TRICKS[1:]))
+    assert await exploit_with(1.0, outcomes(LOST, 1.0)) == ExploitResult(1.0, tuple(TRICKS[1:]), (TRICKS[0],))
 
 
 async def test_without_any_verdict_or_sandbox_there_is_an_error() -> None:
     with pytest.raises(VerifierError, match="no verdict"):
-        await forge_with(SILENT, outcomes(LOST, LOST))
+        await exploit_with(SILENT, outcomes(LOST, LOST))
     with pytest.raises(SandboxStartError):
-        await forge_with(SandboxStartError("full"))
+        await exploit_with(SandboxStartError("full"))

@@ -24,7 +24,7 @@ _FIRST_ID, _IDS, _RANGES = 1 << 30, 65536, 4096
 
 
 @contextlib.contextmanager
-def ordinary_user() -> Generator[tuple[str, Path]]:
+def rootless_user() -> Generator[tuple[str, Path]]:
     """Make a user of this process's own, with subordinate ids, and a place for its home; remove both at the end.
 
     Skips the calling test where the kernel was set to give ordinary users no namespaces, as Ubuntu 24.04's is.

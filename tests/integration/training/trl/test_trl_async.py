@@ -127,7 +127,7 @@ def test_the_ratio_is_one_where_no_update_came_between(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / METRICS_NAME).read_text().splitlines()]
     assert len(rewards) == len(rows) == 3
     assert all(0 <= reward <= 1 for reward in rewards)
-    # accelerate reads one batch ahead: the second one was sampled before the first update, whatever its staleness says.
+    # accelerate reads one batch ahead: the second one was sampled before the first update, whatever its staleness is.
     assert abs(rows[0]["ratio"] - 1) < 1e-3
     assert abs(rows[0]["kl"]) < 1e-5
     assert all(row["sample/staleness_max"] == 0 for row in rows)

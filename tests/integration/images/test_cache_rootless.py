@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
-from tests.helpers.ordinary import ordinary_user, run_as
+from tests.helpers.rootless import rootless_user, run_as
 
 pytestmark = pytest.mark.local
 
@@ -51,15 +51,15 @@ async def test_layers_of_subordinate_ids_are_set_up_and_pruned() -> None:
     base = await ensure_base_tar()
 
     def use() -> subprocess.CompletedProcess[str]:
-        with ordinary_user() as (user, home):
+        with rootless_user() as (user, home):
             return run_as(user, home, sys.executable, "-c", _USE, base=base)
 
     done = await asyncio.to_thread(use)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["seen"] == [["shared", True, True]] * 2
-    kinds, others = said["before"]
+    output = json.loads(done.stdout.splitlines()[-1])
+    assert output["seen"] == [["shared", True, True]] * 2
+    kinds, others = output["before"]
     assert "image" in kinds
     assert others > 0
-    assert said["gone"].count("image") == kinds.count("image")
-    assert said["after"] == [["base"], 0]
+    assert output["gone"].count("image") == kinds.count("image")
+    assert output["after"] == [["base"], 0]

@@ -69,8 +69,8 @@ class Panes:
     @property
     def version(self) -> tuple[int, ...]:
         """The tmux of this machine."""
-        said = subprocess.check_output(["tmux", "-V"], text=True)
-        return tuple(map(int, re.findall(r"\d+", said)))
+        output = subprocess.check_output(["tmux", "-V"], text=True)
+        return tuple(map(int, re.findall(r"\d+", output)))
 
     def received_from_harbor(self, keystrokes: str) -> bytes:
         asyncio.run(self.harbor.send_keys(keystrokes, block=False, min_timeout_sec=0.0))
@@ -207,7 +207,7 @@ def test_a_program_receives_the_same_whatever_is_typed(panes: Panes, keystrokes:
 @pytest.mark.parametrize(
     "keystrokes", [keys for keys, _ in TABLE if not is_pasted(keys)], ids=lambda keys: repr(keys[:20])
 )
-def test_tmuxs_own_language_says_the_same(panes: Panes, keystrokes: str) -> None:
+def test_tmuxs_own_language_means_the_same(panes: Panes, keystrokes: str) -> None:
     """A file of commands stands for any channel whose arguments are quoted, not split off a command line."""
     argument = as_one_argument(keystrokes)
     if argument is not None:

@@ -25,7 +25,7 @@ pytestmark = [
 
 GROUP = 8
 LETTER = {"solved_when": {ANSWER: RIGHT}}
-SECOND_IS_LOST = "tests.integration.training.test_trl_training:SecondIsLost"
+SECOND_IS_LOST = "tests.integration.training.trl.test_trl_training:SecondIsLost"
 
 
 class SecondIsLost(FakeEnvironment):

@@ -1,4 +1,4 @@
-"""A vector environment over fakes: who can't start is told apart from who can."""
+"""A vector environment over fakes: who can't start is distinguished from who can."""
 
 import functools
 from collections.abc import Iterator
