@@ -54,7 +54,7 @@ fmt: setup ## Format and fix what can be fixed
 lock: setup ## Pin every package anew (ARGS=--upgrade moves them to the newest)
 	.ci/lock.sh $(ARGS)
 
-mutants: setup ## See which changes of the core no test notices (MODULES="pool rewards"; all of them take hours)
+mutants: setup ## See which changes of the core no test notices (MODULES="pool rewards"; all take hours, MUTANTS_SAMPLE=60 minutes)
 	.ci/mutants/run.sh $(MODULES)
 
 clean: ## Remove .venv and caches; runs/ and trials/ stay
