@@ -75,9 +75,11 @@ MODULES = {
         ("episode/*",),
         (
             *_ENVIRONMENT,
+            "test_breakage.py",
             "test_event_loops.py",
             "test_guarded_turn.py",
             "test_kept_episodes.py",
+            "test_phase_parts.py",
             "test_released.py",
             "test_rewards.py",
             "test_throttling.py",

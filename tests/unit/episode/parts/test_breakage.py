@@ -1,0 +1,171 @@
+"""Who broke a sandbox that gives no verdict: what the probe finds, by a real shell on this machine."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from harbor.environments.base import BaseEnvironment, ExecResult
+
+from harbor_gym.episode.grading.breakage import find_breakage, interpreter_of, sound_answer
+
+INTERPRETER_LOST = "which runs the tests, does not run any more"
+TERMINAL_LOST = "the processes of its terminal were stopped or killed"
+
+
+class Shell:
+    """Runs a sandbox's commands on this machine."""
+
+    def __init__(self, answer: str | None = None, error: Exception | None = None) -> None:
+        self.answer, self.error = answer, error
+        self.asked: list[dict[str, Any]] = []
+
+    async def exec(self, command: str, **settings: Any) -> ExecResult:
+        self.asked.append(settings)
+        if self.error is not None:
+            raise self.error
+        if self.answer is not None:
+            return ExecResult(stdout=self.answer, return_code=0)
+        process = await asyncio.create_subprocess_exec(
+            "bash", "-c", command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+        output, _ = await process.communicate()
+        return ExecResult(stdout=output.decode(), return_code=process.returncode or 0)
+
+
+class Watched(Shell):
+    """One whose host knows whether it is there."""
+
+    def __init__(self, *states: bool, **answers: Any) -> None:
+        super().__init__(**answers)
+        self.states = list(states)
+
+    async def is_up(self) -> bool:
+        return self.states.pop(0)
+
+
+async def breakage(shell: Shell, **what: Any) -> str | None:
+    return await find_breakage(cast(BaseEnvironment, shell), **what)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def script(path: Path, text: str, mode: int = 0o755) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("#!/bin/bash\necho\n", ["/bin/bash"]),
+        ("#!/usr/bin/env -S python3 -u\n", ["/usr/bin/env", "-S", "python3", "-u"]),
+        ("#! /bin/sh\n", ["/bin/sh"]),
+        ("echo\n", []),
+        ("", []),
+    ],
+)
+def test_a_scripts_first_line_names_its_interpreter(tmp_path: Path, text: str, expected: list[str]) -> None:
+    assert list(interpreter_of(Path(script(tmp_path / "test.sh", text)))) == expected
+
+
+def test_a_script_that_is_not_there_names_none(tmp_path: Path) -> None:
+    assert list(interpreter_of(tmp_path / "test.sh")) == []
+
+
+@pytest.mark.parametrize(
+    "interpreter",
+    [[], ["/bin/sh"], ["/bin/bash", "-e"], ["/usr/bin/env", "bash"], [sys.executable], ["/usr/bin/env", "python3"]],
+)
+async def test_a_sandbox_in_order_was_broken_by_nobody(
+    interpreter: Sequence[str], sleeper: subprocess.Popen[bytes]
+) -> None:
+    shell = Shell()
+    assert await breakage(shell, interpreter=interpreter, terminal=[str(os.getpid()), str(sleeper.pid)]) is None
+    (settings,) = shell.asked
+    assert (settings["cwd"], settings["user"]) == ("/", "root"), "wherever the policy left its directory"
+    assert settings["timeout_sec"] > 0
+
+
+async def test_an_interpreter_that_does_not_run_is_named(tmp_path: Path) -> None:
+    for name, text in (("bash", "#!/bin/false\n"), ("python3", "#!/bin/true\n"), ("dash", "#!/nowhere\n")):
+        found = await breakage(Shell(), interpreter=[script(tmp_path / name, text)])
+        assert found == f"{tmp_path / name}, {INTERPRETER_LOST}"
+    gone = ["/usr/bin/env", str(tmp_path / "sh")]
+    assert await breakage(Shell(), interpreter=gone) == f"/usr/bin/env {tmp_path / 'sh'}, {INTERPRETER_LOST}"
+
+
+async def test_an_interpreter_of_no_known_kind_has_to_be_there(tmp_path: Path) -> None:
+    ruby = script(tmp_path / "ruby", "")
+    assert await breakage(Shell(), interpreter=[ruby]) is None
+    script(tmp_path / "ruby", "", mode=0o644)
+    assert INTERPRETER_LOST in (await breakage(Shell(), interpreter=[ruby]) or "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("interpreter", [[], ["/bin/sh"]])
+async def test_a_terminal_that_was_stopped_or_killed_is_the_policys_doing(
+    number: signal.Signals, interpreter: list[str], sleeper: subprocess.Popen[bytes]
+) -> None:
+    terminal = [str(os.getpid()), str(sleeper.pid)]
+    sleeper.send_signal(number)
+    found = None
+    for _ in range(200):
+        found = await breakage(Shell(), interpreter=interpreter, terminal=terminal)
+        if found is not None:
+            break
+        await asyncio.sleep(0.01)
+    assert found == TERMINAL_LOST
+    sleeper.kill()
+    sleeper.wait()
+    assert await breakage(Shell(), interpreter=interpreter, terminal=terminal) == TERMINAL_LOST, "gone, not a zombie"
+
+
+async def test_a_shell_that_answers_something_else_was_replaced() -> None:
+    found = await breakage(Watched(True, True, answer=f"{'x' * 300}\n"))
+    assert found == f"its shell answers '{'x' * 100}' instead of the expected text"
+    assert await breakage(Watched(True, True, answer="")) == "its shell answers '' instead of the expected text"
+    assert await breakage(Watched(True, False, answer="x")) is None, "it went meanwhile"
+    assert await breakage(Shell(answer="x")) is None, "nobody knows whether it is there"
+
+
+async def test_a_sandbox_that_runs_no_command_any_more() -> None:
+    error = RuntimeError("exec failed")
+    assert await breakage(Watched(True, True, error=error)) == "no command runs in it any more (exec failed)"
+    assert await breakage(Watched(True, False, error=error)) is None
+    assert await breakage(Shell(error=error)) is None
+
+
+async def test_a_sandbox_that_is_gone_is_not_asked() -> None:
+    shell = Watched(False)
+    assert await breakage(shell) is None
+    assert shell.asked == []
+
+
+async def test_nonsense_of_the_terminal_counts_where_all_else_is_well() -> None:
+    assert await breakage(Shell(), answers_nonsense=True) == "its terminal answers what can't be read"
+    assert await breakage(Watched(False), answers_nonsense=True) is None
+
+
+async def test_the_answer_for_sandboxes_without_a_shell_is_the_shells() -> None:
+    class Told(Shell):
+        async def exec(self, command: str, **settings: Any) -> ExecResult:
+            by_shell = await super().exec(command, **settings)
+            assert sound_answer(command) == by_shell.stdout
+            return by_shell
+
+    for interpreter in ([], ["/bin/sh"]):
+        assert await breakage(Told(), interpreter=interpreter) is None
+    assert sound_answer("echo one") is None
