@@ -67,20 +67,20 @@ def test_resources_are_listed_in_the_instruction() -> None:
 class Noting(FakeEnvironment):
     """A fake that notes what it is asked to run."""
 
-    commands: ClassVar[list[str]] = []
+    noted: ClassVar[list[str]] = []
 
     @override
     async def exec(self, command: str, *args: Any, **settings: Any) -> ExecResult:
-        Noting.commands.append(command)
+        Noting.noted.append(command)
         return await super().exec(command, *args, **settings)
 
 
 async def test_the_setup_command_runs_before_the_first_prompt(tmp_path: Path) -> None:
-    Noting.commands.clear()
+    Noting.noted.clear()
     config = fake_config(tmp_path / "task", sandbox=f"{__name__}:Noting")
     async with AsyncTerminalGymEnv(config.model_copy(update={"setup_command": "echo set > /srv/up"})) as env:
         await env.reset()
-        set_up = [number for number, command in enumerate(Noting.commands) if "echo set > /srv/up" in command]
+        set_up = [number for number, command in enumerate(Noting.noted) if "echo set > /srv/up" in command]
         assert len(set_up) == 1
         observation, *_ = await env.step([("cat /srv/up\n", 1.0)])
     assert "set" in observation.split()
