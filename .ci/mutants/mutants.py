@@ -76,6 +76,7 @@ MODULES = {
         (
             *_ENVIRONMENT,
             "test_breakage.py",
+            "test_cleanup_answers.py",
             "test_event_loops.py",
             "test_guarded_turn.py",
             "test_kept_episodes.py",
