@@ -91,9 +91,8 @@ def _probe(nonce: str, interpreter: Sequence[str], terminal: Sequence[str]) -> s
 
 
 def _says(nonce: str, interpreter: Sequence[str]) -> str:
-    name = (
-        PurePosixPath(interpreter[-1]).name if interpreter[0].endswith("/env") else PurePosixPath(interpreter[0]).name
-    )
+    words = interpreter[1:] if interpreter[0].endswith("/env") else interpreter
+    name = PurePosixPath(next((word for word in words if word[0] != "-" and "=" not in word), "")).name
     if name in _SHELLS:
         return shlex.join([*interpreter, "-c", f"echo {nonce}"])
     if name.startswith(_PYTHON):

@@ -87,7 +87,17 @@ def test_a_script_that_is_not_there_names_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "interpreter",
-    [[], ["/bin/sh"], ["/bin/bash", "-e"], ["/usr/bin/env", "bash"], [sys.executable], ["/usr/bin/env", "python3"]],
+    [
+        *(
+            [],
+            ["/bin/sh"],
+            ["/bin/bash", "-e"],
+            [sys.executable],
+            ["/usr/bin/env", "bash"],
+            ["/usr/bin/env", "python3"],
+        ),
+        ["/usr/bin/env", "-S", "A=1", "python3", "-u"],
+    ],
 )
 async def test_a_sandbox_in_order_was_broken_by_nobody(
     interpreter: Sequence[str], sleeper: subprocess.Popen[bytes]
@@ -103,6 +113,8 @@ async def test_an_interpreter_that_does_not_run_is_named(tmp_path: Path) -> None
     for name, text in (("bash", "#!/bin/false\n"), ("python3", "#!/bin/true\n"), ("dash", "#!/nowhere\n")):
         found = await breakage(Shell(), interpreter=[script(tmp_path / name, text)])
         assert found == f"{tmp_path / name}, {INTERPRETER_LOST}"
+    broken = ["/usr/bin/env", "-S", str(tmp_path / "python3"), "-u"]
+    assert INTERPRETER_LOST in (await breakage(Shell(), interpreter=broken) or "")
     gone = ["/usr/bin/env", str(tmp_path / "sh")]
     assert await breakage(Shell(), interpreter=gone) == f"/usr/bin/env {tmp_path / 'sh'}, {INTERPRETER_LOST}"
 

@@ -133,3 +133,13 @@ def test_a_long_message_is_quoted_by_its_end() -> None:
     shown = len(quoted) - 1
     assert quoted[0].endswith(f"ValueError: [… {1000 - shown} lines before]")
     assert 5 < shown < 200
+
+
+async def test_the_first_observation_comes_with_the_skills_and_the_times(tmp_path: Path) -> None:
+    config = fake_config(tmp_path / "task")
+    with (tmp_path / "task" / "task.toml").open("a") as file:
+        file.write('[environment]\nskills_dir = "/skills"\n')
+    async with AsyncTerminalGymEnv(config) as env:
+        _, info = await env.reset()
+    assert info["skills_dir"] == "/skills"
+    assert info["metrics"]["time/terminal_open_sec"] > 0
