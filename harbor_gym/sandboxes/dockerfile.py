@@ -21,8 +21,6 @@ _HEREDOC_WORD = re.compile(r"\d*<<(-?)\s*([^<]+)")
 _SHELL_WORD = re.compile(r"""(?:<<\s*|"(?:\\.|[^"\\])*"|'[^']*'|\\.|\S)++""", re.DOTALL)
 """A word as a shell splits it, quotes left in place. ``<<`` takes the blanks after it along, as BuildKit has it."""
 _WITH_HEREDOCS = ("RUN", "COPY", "ADD")
-_HEREDOC_BUILDAH = (1, 33)
-"""First buildah that reads here-documents. Source: buildah's changelog; 1.28 prints "Unknown instruction"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +76,6 @@ def alternative(environment_dir: Path) -> str:
 def has_heredoc(text: str) -> bool:
     """Return whether an instruction carries a here-document (``RUN <<EOF``), which old builders can't read."""
     return any(instruction.heredocs for instruction in _instructions(text))
-
-
-def builds_heredocs(version: str) -> bool:
-    """Return whether a buildah of this ``--version`` may read here-documents; distributions build new ones without."""
-    found = re.search(r"version (\d+)\.(\d+)", version)
-    return found is not None and (int(found[1]), int(found[2])) >= _HEREDOC_BUILDAH
 
 
 # --- references ------------------------------------------------------------------------------------------------------

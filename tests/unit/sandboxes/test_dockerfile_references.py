@@ -65,21 +65,6 @@ def test_every_mention_of_a_base_is_replaced_and_nothing_else() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("buildah version 1.28.2 (image-spec 1.0.2)", False),
-        ("buildah version 1.33.0", True),
-        ("buildah version 1.32.9", False),
-        ("buildah version 2.0.0", True),
-        ("buildah version 0.40", False),
-        ("buildah", False),
-    ],
-)
-def test_an_old_buildah_is_distinguished_from_a_new_one(version: str, expected: bool) -> None:
-    assert dockerfile.builds_heredocs(version) is expected
-
-
 @pytest.mark.parametrize("reference", ["ghcr.io/org/x:1", "registry:5000/x", "localhost/x", "localhost:5000/org/x:1"])
 def test_a_reference_with_a_domain_is_whole(reference: str) -> None:
     assert official_images.full_reference(reference) == reference
