@@ -7,35 +7,34 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, override
 
 import pytest
 from harbor.environments.base import BaseEnvironment, ExecResult
 
 from harbor_gym.episode.grading.breakage import find_breakage, interpreter_of, sound_answer
+from tests.helpers.sandboxes.host_shell import HostShell
 
 INTERPRETER_LOST = "which runs the tests, does not run any more"
 TERMINAL_LOST = "the processes of its terminal were stopped or killed"
 
 
-class Shell:
-    """Runs a sandbox's commands on this machine."""
+class Shell(HostShell):
+    """Runs a sandbox's commands on this machine, or answers or raises what it is given."""
 
     def __init__(self, answer: str | None = None, error: Exception | None = None) -> None:
+        super().__init__()
         self.answer, self.error = answer, error
-        self.asked: list[dict[str, Any]] = []
 
+    @override
     async def exec(self, command: str, **settings: Any) -> ExecResult:
-        self.asked.append(settings)
         if self.error is not None:
             raise self.error
-        if self.answer is not None:
-            return ExecResult(stdout=self.answer, return_code=0)
-        process = await asyncio.create_subprocess_exec(
-            "bash", "-c", command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        return (
+            await super().exec(command, **settings)
+            if self.answer is None
+            else ExecResult(stdout=self.answer, return_code=0)
         )
-        output, _ = await process.communicate()
-        return ExecResult(stdout=output.decode(), return_code=process.returncode or 0)
 
 
 class Watched(Shell):
@@ -49,7 +48,12 @@ class Watched(Shell):
         return self.states.pop(0)
 
 
-async def breakage(shell: Shell, **what: Any) -> str | None:
+@pytest.fixture(autouse=True)
+def python_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
+async def breakage(shell: HostShell, **what: Any) -> str | None:
     return await find_breakage(cast(BaseEnvironment, shell), **what)
 
 
@@ -106,7 +110,6 @@ async def test_a_sandbox_in_order_was_broken_by_nobody(
     assert await breakage(shell, interpreter=interpreter, terminal=[str(os.getpid()), str(sleeper.pid)]) is None
     (settings,) = shell.asked
     assert (settings["cwd"], settings["user"]) == ("/", "root"), "wherever the policy left its directory"
-    assert settings["timeout_sec"] > 0
 
 
 async def test_an_interpreter_that_does_not_run_is_named(tmp_path: Path) -> None:
@@ -172,12 +175,13 @@ async def test_nonsense_of_the_terminal_counts_where_all_else_is_well() -> None:
 
 
 async def test_the_answer_for_sandboxes_without_a_shell_is_the_shells() -> None:
-    class Told(Shell):
+    class Compared(HostShell):
+        @override
         async def exec(self, command: str, **settings: Any) -> ExecResult:
             by_shell = await super().exec(command, **settings)
             assert sound_answer(command) == by_shell.stdout
             return by_shell
 
     for interpreter in ([], ["/bin/sh"]):
-        assert await breakage(Told(), interpreter=interpreter) is None
+        assert await breakage(Compared(), interpreter=interpreter) is None
     assert sound_answer("echo one") is None

@@ -1,6 +1,5 @@
 """What an episode's phase is made of, without a sandbox: skills, side commands, setup, words for a failed step."""
 
-import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast, override
@@ -15,18 +14,7 @@ from harbor_gym.episode.resources import Resources, Skill, read_skills
 from harbor_gym.errors import SandboxLostError, SandboxStartError, SandboxThrottledError
 from harbor_gym.testing import FakeEnvironment
 from tests.helpers.sandboxes.fake_episodes import fake_config
-
-ANSWER = "here you are\n"
-
-
-class Shell:
-    """Runs a sandbox's commands on this machine."""
-
-    async def exec(self, command: str, **settings: Any) -> ExecResult:
-        assert settings["timeout_sec"] > 0, "a sandbox that hangs holds nobody up"
-        process = await asyncio.create_subprocess_exec("sh", "-c", command, stdout=asyncio.subprocess.PIPE)
-        output, _ = await process.communicate()
-        return ExecResult(stdout=output.decode(), return_code=process.returncode or 0)
+from tests.helpers.sandboxes.host_shell import HostShell
 
 
 def write_skill(folder: Path, text: str) -> str:
@@ -44,9 +32,9 @@ async def test_the_skills_of_a_directory_are_read_by_their_heads(tmp_path: Path)
     write_skill(skills / "nameless", "---\ndescription: y\n---\n")
     write_skill(skills / "broken", "---\nname: [\n---\n")
     (skills / "file").write_text("no skill")
-    found = await read_skills(cast(BaseEnvironment, Shell()), f"{skills}/")
+    found = await read_skills(cast(BaseEnvironment, HostShell()), f"{skills}/")
     assert found == [Skill("one", "Use: it", one), Skill("two", "A & B", two)]
-    assert await read_skills(cast(BaseEnvironment, Shell()), str(tmp_path / "nowhere")) == []
+    assert await read_skills(cast(BaseEnvironment, HostShell()), str(tmp_path / "nowhere")) == []
 
 
 def test_resources_are_listed_in_the_instruction() -> None:
