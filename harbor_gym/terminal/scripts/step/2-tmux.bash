@@ -41,16 +41,8 @@ await_last_client() {
     done
 }
 
-# True where process $1 is a client of this session's server. A process that has ended has no command line, and has
-# closed what it had open.
-is_client() {
-    local word
-    [[ $1 =~ ^[1-9][0-9]{0,9}$ ]] || return
-    while IFS= read -r -d '' word; do
-        if [ "$word" = "$dir/socket" ]; then return 0; fi
-    done <"/proc/$1/cmdline"
-    return 1
-}
+# True where process $1 is a client of this session's server.
+is_client() { is_called_with "$1" " $dir/socket"; }
 
 disconnect() {
     [ -n "$to" ] && exec {to}>&- {from}<&-

@@ -16,6 +16,14 @@ read_stat() {
 
 shell_lives() { read_stat "$shell" || { [ -z "$state" ] && kill -0 "$shell"; }; }
 
+# True where the words $2 are in process $1's command line. One that has ended has none, and has closed what it had open.
+is_called_with() {
+    local word line=' '
+    [[ $1 =~ ^[1-9][0-9]{0,9}$ ]] || return
+    while IFS= read -r -d '' word; do line+="$word "; done <"/proc/$1/cmdline"
+    [[ $line == *"$2 "* ]]
+}
+
 # The kernel's word on what a process waits for; false where it may not be read.
 read_syscall() {
     call=

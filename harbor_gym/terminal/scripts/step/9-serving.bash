@@ -7,7 +7,7 @@ take_over() {
     read -r pid key <"$dir/channel" && [ -n "$key" ] || return
     read -r client_there <"$dir/client"
     for ((turn = 0; turn < 500; turn++)); do
-        if [[ $(tr '\0' ' ' <"/proc/$pid/cmdline") == *"step serve $key"* ]]; then
+        if is_called_with "$pid" "step serve $key"; then
             kill_tree "$pid"
         elif is_client "$client_there"; then
             # What it had not yet read of its commands is lost with it.
