@@ -30,7 +30,9 @@ A subclass of these errors has its base's row. Adapters report ``failure_kind`` 
 """
 
 import asyncio
+import itertools
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from harbor_gym import errors
@@ -126,6 +128,16 @@ class RetryBudget:
         if max_retries < 0:
             raise UsageError(f"max_retries must be at least 0, got {max_retries}")
         self._left = max_retries
+
+    async def run[T](self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return what an attempt returns, the first that does not fail; raise the error that no retry follows."""
+        for number in itertools.count():
+            try:
+                return await attempt()
+            except HarborGymError as exc:
+                if not classify(exc).is_retryable or not await self.allows(exc, number):
+                    raise
+        raise AssertionError("there is no end to the attempts' numbers")
 
     async def allows(self, error: Exception, attempt: int) -> bool:
         """Return whether an episode may run again, after the pause that its failure asks for.

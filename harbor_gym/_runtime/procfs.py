@@ -1,6 +1,7 @@
-"""Read what /proc records of processes. Source: proc_pid_stat(5)."""
+"""Read what /proc records of processes and of memory. Source: proc_pid_stat(5), proc_meminfo(5), proc_pid_smaps(5)."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -56,6 +57,20 @@ def read_stat(pid: int) -> ProcessStat | None:
         children_cpu_sec=(int(fields[12]) + int(fields[13])) / ticks,
         start_time=int(fields[18]),
     )
+
+
+def size_bytes(file: str, field: str) -> int | None:
+    """Return one of the sizes that a file of lines ``field: number kB`` holds, in bytes; None where there is none.
+
+    Args:
+        file: Its path below /proc: ``meminfo``, or ``PID/smaps_rollup``.
+        field: The line's first word, such as ``MemAvailable``.
+    """
+    try:
+        found = re.search(rf"^{field}:\s+(\d+) kB", (PROC / file).read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) << 10 if found else None
 
 
 def process_ids() -> list[int]:

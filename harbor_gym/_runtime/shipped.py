@@ -3,10 +3,10 @@
 import functools
 import hashlib
 import shutil
-import tempfile
 from pathlib import Path
 
 from harbor_gym._runtime.cache import cache_dir
+from harbor_gym._runtime.files import publishing_once
 from harbor_gym.errors import UsageError
 
 PREFIX = "task:"
@@ -51,15 +51,8 @@ def _copy(source: Path, cache: str) -> Path:
         digest.update(f"{path.relative_to(source)}\0{path.stat().st_mode & 0o100}\0".encode() + path.read_bytes())
     place = Path(cache) / "tasks" / digest.hexdigest()[:16] / source.name
     if not place.is_dir():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent, ignore_cleanup_errors=True) as folder:
-            made = Path(folder) / source.name
-            shutil.copytree(source, made, ignore=shutil.ignore_patterns(*_IGNORED))
-            try:
-                made.rename(place)
-            except OSError:
-                if not place.is_dir():  # not somebody else's copy that came first
-                    raise
+        with publishing_once(place) as building:
+            shutil.copytree(source, building, ignore=shutil.ignore_patterns(*_IGNORED))
     return place
 
 

@@ -7,15 +7,18 @@ _WIDTH = 100_000
 """Columns of the page that a table is laid out on: more than any has, so that nothing is wrapped or cut."""
 
 
-def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
+def plain_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = (), widths: Sequence[int] = ()
+) -> str:
     """Return a table with two spaces between its columns.
 
     Args:
-        head: The columns' titles.
-        rows: Cells, as many in each row.
+        head: The columns' titles; empty for a table without.
+        rows: Cells, as many in each row. Lines of one cell lie below one another.
         right: Columns, counted from 0, whose cells end below one another.
+        widths: The first columns' least widths in characters, for a table whose rows are printed one at a time.
     """
-    return _render(head, rows, right, is_markdown=False)
+    return _render(head, rows, right, widths)
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
@@ -26,7 +29,14 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right:
     return "\n".join([titles, f"|{'|'.join(marks)}|", *lines])  # rich aligns the text alone
 
 
-def _render(head: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int], *, is_markdown: bool) -> str:
+def _render(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Collection[int],
+    widths: Sequence[int] = (),
+    *,
+    is_markdown: bool = False,
+) -> str:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -34,10 +44,12 @@ def _render(head: Sequence[str], rows: Sequence[Sequence[str]], right: Collectio
 
     table = Table(box=box.MARKDOWN if is_markdown else None, pad_edge=is_markdown, show_edge=is_markdown)
     table.padding = (0, 1) if is_markdown else (0, 2, 0, 0)
-    for number, title in enumerate(head):
-        table.add_column(Text(title), justify="right" if number in right else "left", no_wrap=True)
+    for number, title in enumerate(head or [""] * max(map(len, rows), default=0)):  # the blank line is left out below
+        width = widths[number] if number < len(widths) else None
+        table.add_column(Text(title), justify="right" if number in right else "left", no_wrap=True, min_width=width)
     for row in rows:
-        table.add_row(*map(Text, row))  # a Text is shown as it is: no markup, no emoji codes
+        # A Text is shown as it is, without markup and emoji codes, but for tabs: their width is taken for one column.
+        table.add_row(*(Text(cell.expandtabs()) for cell in row))
     page = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
     with page.capture() as captured:
         page.print(table)

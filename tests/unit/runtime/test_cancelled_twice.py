@@ -19,6 +19,7 @@ from harbor_gym.sandboxes.images import layers
 from harbor_gym.terminal import Terminal, TerminalTurn
 from harbor_gym.terminal.transports.channel import Channel
 from harbor_gym.types import Command
+from tests.helpers.patience import PATIENCE_SEC
 
 _STEPS = 20
 
@@ -93,7 +94,7 @@ async def test_a_folder_that_is_being_made_is_removed(tmp_path: Path, monkeypatc
 
     def slowly(folder: Path) -> None:
         begun.set()
-        may_make.wait(10)
+        may_make.wait(PATIENCE_SEC)
         make(folder)
 
     async def stage() -> None:

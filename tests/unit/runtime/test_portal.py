@@ -15,6 +15,7 @@ import pytest
 
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.errors import UsageError
+from tests.helpers.patience import PATIENCE_SEC
 
 
 async def _where() -> tuple[int, int]:
@@ -88,7 +89,7 @@ def test_garbage_is_closed_and_what_was_closed_by_hand_is_not_closed_again() -> 
     disown()
     del forgotten, careful
     gc.collect()
-    assert is_closed.wait(5)
+    assert is_closed.wait(PATIENCE_SEC)
     get_portal().call(_where)
     assert closed == ["forgotten"]
 
@@ -205,17 +206,17 @@ def test_a_submitted_call_runs_while_its_caller_goes_on() -> None:
     futures = [get_portal().submit(work, number) for number in range(3)]
     assert not any(future.done() for future in futures)
     go_on.set()
-    assert [future.result(10) for future in futures] == [0, 1, 2]
+    assert [future.result(PATIENCE_SEC) for future in futures] == [0, 1, 2]
     with pytest.raises(KeyError, match="broken"):
-        get_portal().submit(_fail).result(10)
+        get_portal().submit(_fail).result(PATIENCE_SEC)
 
 
 def test_cancelling_a_submitted_call_cancels_its_work() -> None:
     events, began = list[str](), threading.Event()
     future = get_portal().submit(_wait_for_a_cancellation, events, began)
-    assert began.wait(10)
+    assert began.wait(PATIENCE_SEC)
     assert future.cancel()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_SEC
     while not events and time.monotonic() < deadline:
         time.sleep(0.01)
     assert events == ["cleaned up"]

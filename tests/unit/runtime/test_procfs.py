@@ -1,4 +1,4 @@
-"""Processes as /proc records them, and files that are replaced whole."""
+"""Processes as /proc records them, and files and directories that appear whole or not at all."""
 
 import os
 import shutil
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from harbor_gym._runtime.files import replace_text, replacing
-from harbor_gym._runtime.procfs import all_stats, descendants, read_stat
+from harbor_gym._runtime.files import publishing_once, replace_text, replacing
+from harbor_gym._runtime.procfs import all_stats, descendants, read_stat, size_bytes
 
 
 @contextmanager
@@ -73,6 +73,13 @@ def test_descendants_are_found_below_other_descendants() -> None:
         os.kill(grandchild, 9)
 
 
+def test_sizes_are_in_bytes_and_none_where_the_kernel_has_none() -> None:
+    assert size_bytes("meminfo", "MemTotal") == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert size_bytes("meminfo", "Mem") is None
+    assert size_bytes("self/smaps_rollup", "Pss") in range(1 << 20, 1 << 40)
+    assert size_bytes("0/smaps_rollup", "Pss") is None
+
+
 def test_a_reader_finds_the_earlier_file_or_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     contents = {letter * 100_000 for letter in "abc"}
@@ -113,3 +120,33 @@ def test_a_block_that_raises_changes_nothing_and_leaves_nothing(tmp_path: Path) 
 def test_text_that_utf8_lacks_is_written_escaped(tmp_path: Path) -> None:
     replace_text(tmp_path / "text", "a\udcffb")
     assert (tmp_path / "text").read_bytes() == rb"a\udcffb"
+
+
+def publish(directory: Path, text: str) -> None:
+    with publishing_once(directory) as building:
+        building.mkdir()
+        (building / "text").write_text(text)
+
+
+def test_the_directory_of_the_first_of_two_publishers_stays(tmp_path: Path) -> None:
+    place = tmp_path / "parent" / "place"
+    with publishing_once(place) as building:
+        building.mkdir()
+        (building / "text").write_text("second")
+        assert not place.exists()
+        publish(place, "first")
+    assert (place / "text").read_text() == "first"
+    assert list(place.parent.iterdir()) == [place]
+
+
+def test_a_directory_that_was_not_finished_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        publish(tmp_path / "place", None)  # pyright: ignore[reportArgumentType]  # what fails when half is made
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_a_directorys_place_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "place").write_text("a file")
+    with pytest.raises(NotADirectoryError):
+        publish(tmp_path / "place", "text")
+    assert (tmp_path / "place").read_text() == "a file"

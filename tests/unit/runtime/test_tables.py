@@ -20,6 +20,7 @@ def test_columns_are_aligned_whatever_the_terminal_is(terminal: str, monkeypatch
 def test_cells_are_shown_as_they_are() -> None:
     cells = ("[bold]x[/bold]", ":smile:", "\\[red]", "x" * 5000)
     assert plain_table("abcd", [cells]).splitlines()[1].split() == list(cells)
+    assert plain_table("a", [["x\ty"]]).splitlines()[1].split() == ["x", "y"]
 
 
 def test_wide_letters_take_two_columns() -> None:
@@ -35,5 +36,17 @@ def test_markdown_has_a_rule_and_no_bar_of_a_cells_own() -> None:
     ]
 
 
-def test_a_table_without_rows_is_its_titles() -> None:
+def test_a_table_without_rows_is_its_titles_and_one_without_titles_its_rows() -> None:
     assert plain_table(("a", "b"), []) == "a  b"
+    assert plain_table((), [("a", "1"), ("  bc", "10")], right=[1]).splitlines() == ["a      1", "  bc  10"]
+    assert plain_table((), []) == ""
+
+
+def test_rows_printed_one_at_a_time_stay_below_their_titles() -> None:
+    assert plain_table(("task", "sec", "v"), [], right=[1], widths=(6, 5)) == "task      sec  v"
+    assert plain_table((), [("a", "1.0", "ok")], right=[1], widths=(6, 5)) == "a         1.0  ok"
+    assert plain_table((), [("longer task", "2", "x")], right=[1], widths=(6, 5)) == "longer task      2  x"
+
+
+def test_the_lines_of_a_cell_lie_below_one_another() -> None:
+    assert plain_table((), [("a", "x\n\ny"), ("b", "z")]).splitlines() == ["a  x", "   y", "b  z"]
