@@ -6,15 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
-from dataclasses import dataclass
 
 from harbor_gym._runtime.processes import start_process
 from harbor_gym._runtime.shielded import shielded
-from harbor_gym.errors import SandboxTimeoutError
+from harbor_gym.errors import SandboxLostError, SandboxTimeoutError
 from harbor_gym.sandboxes.apptainer.container import Container
 from harbor_gym.sandboxes.local.forkserver_client import supervisor_argv, supervisor_environment
-from harbor_gym.sandboxes.local.supervisor.messages import CommandSpec
-from harbor_gym.sandboxes.pipes import Chunk, Output, OutputPipe
+from harbor_gym.sandboxes.pipes import Chunk, OutputPipe
+from harbor_gym.sandboxes.running import Finished, Request
 
 _DRAIN_SEC = 0.1
 """How long output may still arrive after a command's end from what it left running (``> >(tee log)``)."""
@@ -22,21 +21,8 @@ _GONE = 125
 """The entering program's status where there is no sandbox any more."""
 
 
-class ApptainerExecTimeoutError(SandboxTimeoutError, RuntimeError):
-    """A command ran out of time and was killed. A ``RuntimeError`` too, as Harbor's own environments raise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A command's end."""
-
-    return_code: int
-    stdout: Output
-    stderr: Output
-
-
 async def run_command(
-    container: Container, spec: CommandSpec, *, timeout_sec: float | None, on_chunk: Chunk | None
+    container: Container, request: Request, *, timeout_sec: float | None, on_chunk: Chunk | None
 ) -> Finished:
     """Run a command and wait for its exit, not for the end of its output. Its standard input is empty.
 
@@ -44,21 +30,21 @@ async def run_command(
 
     Args:
         container: Where.
-        spec: What.
+        request: What.
         timeout_sec: None is no limit.
         on_chunk: Called with output as it arrives.
 
     Raises:
-        ApptainerExecTimeoutError: The time was up.
+        SandboxTimeoutError: The time was up.
         SandboxLostError: The container is gone.
         ValueError: There is a NUL in the command.
     """
-    if "\0" in spec.command:
+    if "\0" in request.command:
         raise ValueError("a command can't have a NUL in it")
     pipes = [OutputPipe("stdout", on_chunk), OutputPipe("stderr", on_chunk)]
     process: asyncio.subprocess.Process | None = None
     try:
-        process = await _start(container, spec, pipes)
+        process = await _start(container, request, pipes)
         code = await _finish(process, pipes, timeout_sec)
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
@@ -68,27 +54,27 @@ async def run_command(
         for pipe in pipes:
             pipe.close()
     if code == _GONE and not container.is_running:
-        raise container.lost("the apptainer sandbox went away while it ran a command")
+        raise SandboxLostError("the apptainer sandbox went away while it ran a command")
     return Finished(code, pipes[0].output, pipes[1].output)
 
 
-async def _start(container: Container, spec: CommandSpec, pipes: list[OutputPipe]) -> asyncio.subprocess.Process:
-    request = os.memfd_create("request")
+async def _start(container: Container, request: Request, pipes: list[OutputPipe]) -> asyncio.subprocess.Process:
+    spec = os.memfd_create("spec")
     try:
-        text = memoryview(container.enter_request(spec))
+        text = memoryview(container.enter_request(request))
         while text:
-            text = text[os.write(request, text) :]
+            text = text[os.write(spec, text) :]
         return await start_process(
-            *supervisor_argv("enter-by", *map(str, (request, *container.view_handles))),
+            *supervisor_argv("enter-by", *map(str, (spec, *container.view_handles))),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=pipes[0].far_end,
             stderr=pipes[1].far_end,
-            pass_fds=[request, *container.view_handles],
+            pass_fds=[spec, *container.view_handles],
             env=supervisor_environment(),
             start_new_session=True,
         )
     finally:
-        os.close(request)
+        os.close(spec)
         for pipe in pipes:
             pipe.close_far_end()
 
@@ -101,7 +87,7 @@ async def _finish(process: asyncio.subprocess.Process, pipes: list[OutputPipe], 
                 code = await process.wait()
         except TimeoutError:
             await _kill(process)
-            raise ApptainerExecTimeoutError(f"command timed out after {timeout_sec:g} seconds and was killed") from None
+            raise SandboxTimeoutError(f"command timed out after {timeout_sec:g} seconds and was killed") from None
         _, late = await asyncio.wait(readers, timeout=_DRAIN_SEC)
         for unfinished in late:
             unfinished.cancel()

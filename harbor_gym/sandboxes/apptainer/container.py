@@ -41,6 +41,7 @@ from harbor_gym.sandboxes.local.supervisor.messages import (
     as_object,
     to_json,
 )
+from harbor_gym.sandboxes.running import Request
 
 _READY_TIMEOUT_SEC = 120.0
 """A machine that starts 64 at once on two cores takes a while for each."""
@@ -99,8 +100,6 @@ class Container:
         self._site: ContainerSite | None = None
         self._view: int | None = None
         self._views = 0
-        self.loss = ""
-        """Why it is gone, where that is known."""
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -213,26 +212,26 @@ class Container:
             SandboxLostError: It is gone.
         """
         if self._target is None or not self.is_running:
-            raise self.lost("the apptainer sandbox is not running")
+            raise SandboxLostError("the apptainer sandbox is not running")
         return self._target
-
-    def lost(self, what: str) -> SandboxLostError:
-        """Return the error that states that it is gone, and why where that is known."""
-        return SandboxLostError(f"{what}: {self.loss}" if self.loss else what)
 
     # --- what enters it -------------------------------------------------------------------------------------------
 
-    def enter_argv(self, spec: CommandSpec) -> list[str]:
+    def enter_argv(self, request: Request) -> list[str]:
         """Return an argument vector that runs a command with the stdio of whoever starts it.
 
         Raises:
             SandboxLostError: It is gone.
         """
-        return supervisor_argv("enter", to_json({"target": self.target, "spec": spec}))
+        return supervisor_argv("enter", to_json(self._entering(request)))
 
-    def enter_request(self, spec: CommandSpec) -> bytes:
+    def enter_request(self, request: Request) -> bytes:
         """Return the same as a request for ``enter-by``, of any length."""
-        return json.dumps(as_object({"target": self.target, "spec": spec})).encode()
+        return to_json(self._entering(request)).encode()
+
+    def _entering(self, request: Request) -> dict[str, Any]:
+        who = request.command, request.user, request.cwd, dict(request.env), request.argv, request.joins_outputs
+        return {"target": self.target, "spec": CommandSpec(*who, data_limit_bytes=None, user_processes=None)}
 
     async def carry(self, spec: Mapping[str, Any], work: Work) -> None:
         """Move files, by a process that sees the container's and by ``work`` on this machine's side of the stream.
@@ -249,7 +248,7 @@ class Container:
         except StreamEndedError as exc:
             if self.is_running:
                 raise
-            raise self.lost(f"the apptainer sandbox's transfer was cut off ({exc})") from exc
+            raise SandboxLostError(f"the apptainer sandbox's transfer was cut off ({exc})") from exc
         finally:
             await shielded(carrier.end())
 
@@ -273,7 +272,7 @@ class Container:
             ) from None
         if "error" in answer:
             if not self.is_running:
-                raise self.lost(f"the apptainer sandbox went away while it was cleaned up ({work})")
+                raise SandboxLostError(f"the apptainer sandbox went away while it was cleaned up ({work})")
             raise SandboxError(f"the apptainer sandbox can't be cleaned up ({work}): {answer['error']}")
         return answer
 
@@ -325,7 +324,7 @@ class Container:
         answer = await _run_program(work, target, {"site": as_object(self._site), **request}, *handles)
         if "error" in answer:
             if not self.is_running:
-                raise self.lost(f"the apptainer sandbox went away ({work})")
+                raise SandboxLostError(f"the apptainer sandbox went away ({work})")
             raise SandboxError(f"the apptainer sandbox's files can't be reached ({work}): {answer['error']}")
         return answer
 

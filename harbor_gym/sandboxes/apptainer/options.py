@@ -29,7 +29,6 @@ class ApptainerOptions:
     """Where built SIF files may be pulled from, as ``oras://HOST/PATH``."""
 
     no_mount: tuple[str, ...]
-    workdir: str | None
     extra_args: tuple[str, ...]
     setup_command: str | None
     overlay: Literal["auto", "kernel", "fuse"]
@@ -41,7 +40,6 @@ def checked_options(
     force_pull: bool,
     registry: str | None,
     no_mount: str | Sequence[str],
-    workdir: str | None,
     extra_args: Sequence[str],
     setup_command: str | None,
     overlay: str,
@@ -58,8 +56,6 @@ def checked_options(
             raise UsageError(f"sandbox option no_mount: {name!r} is none of {', '.join(_MOUNTS)}")
         if name in _NEEDED:
             raise UsageError(f"sandbox option no_mount: a sandbox can't do without {name}")
-    if workdir is not None and not workdir.startswith("/"):
-        raise UsageError(f"sandbox option workdir: {workdir!r} is not an absolute path")
     if overlay not in _OVERLAYS:
         raise UsageError(f"sandbox option overlay: {overlay!r} is none of {', '.join(_OVERLAYS)}")
     if registry is not None and not registry.startswith("oras://"):
@@ -73,7 +69,6 @@ def checked_options(
         bool(force_pull),
         registry,
         tuple(dict.fromkeys((*_ALWAYS_LEFT_OUT, *left_out))),
-        workdir,
         tuple(extra_args),
         setup_command,
         overlay,

@@ -26,7 +26,8 @@ class CarriesFiles(BaseEnvironment):
     @property
     def _storage_mb(self) -> int:
         """What the sandbox may write, in MiB."""
-        return self._effective_storage_mb or transfers.DEFAULT_STORAGE_MB
+        limit = self._effective_storage_mb
+        return transfers.DEFAULT_STORAGE_MB if limit is None else limit
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:

@@ -43,7 +43,8 @@ Work = Callable[[Stream, Callable[[], None]], None]
 def limit_bytes(storage_mb: int | None) -> int:
     """Return how large a transfer of a sandbox with so much storage, in MiB, may be: four times as large.
 
-    Sparse files and files of the image make a tree larger than what was written.
+    Sparse files and files of the image make a tree larger than what was written. None, and 0 where a kind of sandbox
+    takes that for no limit, is the default.
     """
     return 4 * ((storage_mb or DEFAULT_STORAGE_MB) << 20)
 

@@ -1,16 +1,12 @@
 """Harbor's Docker environment with an owner, a short start and a certain end."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from harbor_gym._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
     from harbor_gym.sandboxes.docker.environment import DockerEnvironment
 
 __all__ = ["DockerEnvironment"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "DockerEnvironment":
-        from harbor_gym.sandboxes.docker.environment import DockerEnvironment
-
-        return DockerEnvironment
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy_names(__name__, {"environment": ("DockerEnvironment",)})

@@ -27,12 +27,6 @@ async def docker(*words: str, timeout_sec: float = _COMMAND_TIMEOUT_SEC) -> tupl
     return await run_tool("docker", *words, timeout_sec=timeout_sec)
 
 
-def compose_labels(project: str) -> dict[str, str]:
-    """Return the labels by which Compose's commands find a main container that Compose did not make."""
-    compose = {"project": project, "service": MAIN, "container-number": "1", "oneoff": "False", "config-hash": "none"}
-    return {**labels(), **{f"com.docker.compose.{key}": value for key, value in compose.items()}}
-
-
 # --- the project -----------------------------------------------------------------------------------------------------
 
 

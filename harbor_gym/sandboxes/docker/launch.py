@@ -1,6 +1,6 @@
-"""How a task's containers come to run: by Compose as under Harbor, or in one command that does the same.
+"""How a task's containers come to run: by Compose as under Harbor, without the commands that have nothing to do.
 
-Which it is follows from the arguments that Harbor gives to Compose: tests/unit/episode/test_harbor_patches.py fails
+Which these are follows from the arguments that Harbor gives to Compose: tests/unit/episode/test_harbor_patches.py fails
 where a new Harbor gives others.
 """
 
@@ -30,8 +30,7 @@ from harbor_gym.sandboxes.setup_command import is_of_verifier, require_success
 
 _COMMAND_END_SEC = 5.0
 _PULL_TIMEOUT_SEC = 600.0
-_RUN_TIMEOUT_SEC = 120.0
-_RUN_ATTEMPTS = 4
+_UP_ATTEMPTS = 4
 _DONE = ExecResult(stdout=None, stderr=None, return_code=0)
 type _Compose = Callable[[list[str]], Coroutine[Any, Any, ExecResult]]
 
@@ -72,15 +71,19 @@ class DockerLaunch(DockerTransfers):
         if self._is_windows_container:
             await super()._validate_image_os(image_name)
             return
-        self._look = _looks.get(image_name) or await image_setup.inspect_image(image_name)
-        if self._look is None and self._use_prebuilt and self._setup_command is not None:
-            await docker("pull", image_name, timeout_sec=_PULL_TIMEOUT_SEC)  # why it fails, `up` will say
-            self._look = await image_setup.inspect_image(image_name)
+        self._look = await self._find_image(image_name)
         if self._look is None:
             return  # a prebuilt image that `up` will pull, or one under a name that a Compose file gives
         if self._look.system != "linux":
             raise SandboxStartError(f"image {image_name!r} is for {self._look.system}, and the task is for linux")
         self._has_healthcheck = self._look.has_healthcheck
+
+    async def _find_image(self, name: str) -> ImageInfo | None:
+        look = _looks.get(name) or await image_setup.inspect_image(name)
+        if look is None and self._use_prebuilt and self._setup_command is not None:
+            await docker("pull", name, timeout_sec=_PULL_TIMEOUT_SEC)  # why it fails, `up` will report
+            look = await image_setup.inspect_image(name)
+        return look
 
     @override
     async def _run_docker_compose_command(
@@ -108,34 +111,21 @@ class DockerLaunch(DockerTransfers):
         match command:
             case ["build"]:
                 return await self._build(run)
-            case ["down", "--remove-orphans"] if self._runs_past_compose:
-                return _DONE
             case ["down", "--remove-orphans"] if not await engine.containers_of(self._project):
                 return _DONE
-            case ["up", *_] if self._runs_past_compose:
-                return await self._run_container(run)
             case ["up", *options]:
-                if self._switches_network and self._needs_network:
-                    await SHARED_NETWORK.make(anew=True)
-                if await self._set_up_once():
-                    self._write_overlay()
-                # Waiting for health polls twice a second, also where nothing reports health.
-                wait = [] if self._is_plain and not self._has_healthcheck else ["--wait"]
-                try:
-                    result = await run(["up", *(word for word in options if word != "--wait"), *wait])
-                except RuntimeError as exc:
-                    await self._require_image(exc)
-                    raise
-                await self._find_container()
-                return result
+                return await self._up(options, run)
+            case ["down", "--rmi", *_] if self._is_plain:
+                return _DONE  # one container, which is removed as what is left
             case ["down", "--rmi", *_]:
-                return await self._take_down(run)
+                grace = str(engine.STOP_GRACE_SEC)
+                return await run(["down", "--rmi", "local", "--volumes", "--remove-orphans", "--timeout", grace])
             case ["cp", source, target] if self._container is not None and target.startswith(f"{MAIN}:"):
                 return await self._copy(source, target, check=check)
             case _:
                 return await run(command)
 
-    async def _require_image(self, refusal: RuntimeError) -> None:
+    async def _require_image(self, refusal: Exception) -> None:
         """Raise more details than Compose's error where a prebuilt image is missing and a Dockerfile lies beside it."""
         image = self.task_env_config.docker_image if self._use_prebuilt else None
         if image is None or not (instead := dockerfile.alternative(self.environment_dir)):
@@ -153,46 +143,44 @@ class DockerLaunch(DockerTransfers):
             _looks[self._main_image_name] = look
         return result
 
-    @property
-    def _runs_past_compose(self) -> bool:
-        """Whether ``up`` is one ``docker run``. The image is known by then; only Compose pulls and awaits health."""
-        return self._is_one_container and not self._has_healthcheck
-
-    async def _run_container(self, run: _Compose) -> ExecResult:
-        if self._needs_network:
+    async def _up(self, options: Sequence[str], run: _Compose) -> ExecResult:
+        # Waiting for health polls twice a second, also where nothing reports health.
+        wait = [] if self._is_plain and not self._has_healthcheck else ["--wait"]
+        words = ["up", *(word for word in options if word != "--wait"), *wait]
+        shares_network = self._switches_network and self._needs_network
+        if shares_network:
             await SHARED_NETWORK.make()
-        output = ""
-        for _ in range(_RUN_ATTEMPTS):
+        attempt = 1
+        while True:
             try:
-                await self._set_up_once()
-                code, output = await docker(*self._run_words(), timeout_sec=_RUN_TIMEOUT_SEC)
-            except ImageGoneError as exc:
-                code, output = 1, str(exc)
-            if code == 0:
-                self._container = output.split()[-1]
-                return _DONE
-            if not await self._repair(output, run):
-                break
-        raise SandboxStartError(f"sandbox {self.session_id!r}: docker run failed: {output.strip()}")
+                if await self._set_up_once():
+                    self._write_overlay()
+                result = await run(words)
+            except (RuntimeError, ImageGoneError) as exc:
+                if attempt == _UP_ATTEMPTS or not await self._restore(str(exc), run):
+                    await self._require_image(exc)
+                    raise
+                attempt += 1
+            else:
+                await self._find_container()
+                return result
 
-    async def _repair(self, answer: str, run: _Compose) -> bool:
-        """Repair what changed since the last start; return whether anything did.
+    async def _restore(self, answer: str, run: _Compose) -> bool:
+        """Make again what was removed since the last start; return whether anything was.
 
         Looking each time would cost more than the container does.
         """
-        if "is already in use" in answer:  # a container of an earlier start under the same name, or of the last attempt
-            await engine.remove(await engine.left_of(self._project, ["container"]))
-        elif SHARED_NETWORK.is_missing(answer):
+        if SHARED_NETWORK.is_missing(answer):
             await SHARED_NETWORK.make(anew=True)
-        elif image_setup.is_missing(answer) and self._given_image is not None:
-            self._forget_image()
-            if self._keeps_image:
-                await self._build(run)
-            await self._validate_image_os(self._given_image)
-            return self._look is not None
-        else:
+            return True
+        if not image_setup.is_missing(answer) or not self._is_plain or self._look is None:
             return False
-        return True
+        self._forget_image()
+        if self._keeps_image:
+            await self._build(run)
+        image = self.task_env_config.docker_image if self._use_prebuilt else self._main_image_name
+        self._look = await self._find_image(image or "")
+        return self._look is not None
 
     def _forget_image(self) -> None:
         _looks.pop(self._main_image_name, None)
@@ -203,7 +191,7 @@ class DockerLaunch(DockerTransfers):
 
     async def _set_up_once(self) -> bool:
         """Ensure the set-up command's image, where one can be made; return whether the sandbox is to stand on one."""
-        if self._setup_command is None or self._look is None or not self._is_one_container or self._look.has_volumes:
+        if self._setup_command is None or self._look is None or not self._shares_setup_image or self._look.has_volumes:
             return False
         has_network = self.network_policy.network_mode is not NetworkMode.NO_NETWORK
         setup = DockerSetup(
@@ -255,13 +243,6 @@ class DockerLaunch(DockerTransfers):
             # Harbor leaves it running, and what it makes from now on nobody would take down.
             await shielded(_end(process))
             raise
-
-    async def _take_down(self, run: _Compose) -> ExecResult:
-        if not self._is_plain:
-            return await run(
-                ["down", "--rmi", "local", "--volumes", "--remove-orphans", "--timeout", str(engine.STOP_GRACE_SEC)]
-            )
-        return _DONE  # one container, which is removed as what is left
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -34,8 +34,9 @@ class SharedNetwork:
         return f"harbor-gym-{owner_label()}"
 
     def is_missing(self, answer: str) -> bool:
-        """Return whether Docker reported that the network is gone (``docker network prune`` removes it)."""
-        return f"network {self.name()} not found" in answer
+        """Return whether Compose reported that the network is gone (``docker network prune`` removes it)."""
+        ends = ("not found", "declared as external, but could not be found")
+        return any(f"network {self.name()} {end}" in answer for end in ends)
 
     async def make(self, *, anew: bool = False) -> None:
         """Make sure that the network exists.

@@ -21,7 +21,7 @@ from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.errors import SandboxError, SandboxStartError
 from harbor_gym.sandboxes.docker import egress
 from harbor_gym.sandboxes.docker import engine as engine
-from harbor_gym.sandboxes.docker.engine import MAIN, docker
+from harbor_gym.sandboxes.docker.engine import docker
 from harbor_gym.sandboxes.docker.network import SHARED_NETWORK
 from harbor_gym.sandboxes.labels import IMAGE_LABEL
 from harbor_gym.sandboxes.labels import labels as own_labels
@@ -142,6 +142,8 @@ class DockerProject(HarborDockerEnvironment):
         if self._set_up_image is not None:
             main |= {"image": self._set_up_image, "pull_policy": "never"}
         declared = engine.own_services(self._user_compose_paths())
+        if self._overlay_dir is not None:
+            self._overlay_dir.cleanup()
         self._overlay_dir = self._temporary_dir("overlay")
         (Path(self._overlay_dir.name) / "overlay.json").write_text(engine.overlay(declared, main, networks))
 
@@ -203,34 +205,12 @@ class DockerProject(HarborDockerEnvironment):
             moved[mount["target"]] = {**mount, "source": str(folder)}
         self._mounts = [moved.get(item["target"], item) if item in self._log_mounts else item for item in self._mounts]
 
-    # --- one container without Compose ---------------------------------------------------------------------------
+    # --- what a set-up command's container has ---------------------------------------------------------------------
 
     @property
-    def _is_one_container(self) -> bool:
-        """Whether ``docker run`` can express all that the Compose files would."""
-        requests = (
-            self._resource_request_value("cpu", auto_mode=ResourceMode.LIMIT),
-            self._resource_request_value("memory", auto_mode=ResourceMode.LIMIT),
-        )
-        asks_for_more = self._effective_gpus > 0 or self.stream_enabled or any(item is not None for item in requests)
-        return self._switches_network and not self._mounts_of_this_machine and not asks_for_more
-
-    @property
-    def _container_name(self) -> str:
-        return f"{self._project}-{MAIN}-1"
-
-    def _run_words(self) -> list[str]:
-        """Return the words of ``docker run`` that make what Compose would make of Harbor's files and our overlay."""
-        options = {
-            "--name": [self._container_name],
-            "--network": [SHARED_NETWORK.name() if self._needs_network else "none"],
-            "--stop-timeout": [str(engine.STOP_GRACE_SEC)],
-            "--label": [f"{key}={value}" for key, value in engine.compose_labels(self._project).items()],
-            "--env": [f"{key}={value}" for key, value in self._startup_env().items()],
-        }
-        words = [word for option, values in options.items() for value in values for word in (option, value)]
-        image = self._set_up_image or self._given_image or ""
-        return ["run", "--detach", "--init", "--pull", "never", *words, *self._bounds, image, *engine.IDLE]
+    def _shares_setup_image(self) -> bool:
+        """Whether an image made in a container of its own holds all that a set-up command could do in the sandbox."""
+        return self._switches_network and not self._mounts_of_this_machine and self._effective_gpus == 0
 
     @property
     def _bounds(self) -> list[str]:
@@ -239,8 +219,3 @@ class DockerProject(HarborDockerEnvironment):
         memory_mb = self._resource_limit_value("memory", auto_mode=ResourceMode.LIMIT)
         words = [] if cpus is None else ["--cpus", str(float(cpus))]
         return words if memory_mb is None else [*words, "--memory", f"{memory_mb}m"]
-
-    @property
-    def _given_image(self) -> str | None:
-        """The task's image, as long as no set-up command made one of it."""
-        return self.task_env_config.docker_image if self._use_prebuilt else self._main_image_name

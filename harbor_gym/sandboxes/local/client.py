@@ -9,7 +9,6 @@ import os
 import platform
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,8 @@ from harbor_gym.sandboxes.local.network import NAME_SERVER, NETWORK_PROGRAM
 from harbor_gym.sandboxes.local.options import Limits
 from harbor_gym.sandboxes.local.supervisor.messages import CommandSpec, SupervisorConfig, Target, as_object, to_json
 from harbor_gym.sandboxes.piped import PipedCommand
-from harbor_gym.sandboxes.pipes import Chunk, InputPipe, Output, OutputPipe
+from harbor_gym.sandboxes.pipes import Chunk, InputPipe, OutputPipe
+from harbor_gym.sandboxes.running import Finished, Request
 from harbor_gym.sandboxes.tools import find_program, run_tool
 
 _READY_TIMEOUT_SEC = 30.0
@@ -49,32 +49,6 @@ _CLEANUP_TRIES = 3
 """A child of the supervisor that somebody in the sandbox killed is followed by another."""
 _DRAIN_SEC = 0.1
 """How long output may still arrive after a command's end from what it left running (``> >(tee log)``)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One command, resolved: who, where, with what environment."""
-
-    command: str
-    """For the image's shell; where ``argv`` is given, what errors call it."""
-
-    user: str
-    cwd: str
-    env: Mapping[str, str]
-    argv: tuple[str, ...] = ()
-    """A program, by its path or by its name in PATH, and its arguments: run without a shell."""
-
-    joins_outputs: bool = False
-    """Whether standard error goes where standard output goes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A command's end."""
-
-    return_code: int
-    stdout: Output
-    stderr: Output
 
 
 class SupervisedSandbox:

@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import shlex
 import sys
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal, override
 
-from harbor.environments.base import ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.environments.definition import (
-    COMPOSE_FILE_NAME,
-    require_agent_environment_definition,
     should_use_prebuilt_docker_image,
 )
 from harbor.models.task.config import NetworkPolicy
 
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import Hold
-from harbor_gym._runtime.shielded import shielded
-from harbor_gym.errors import (
-    MissingDependencyError,
-    SandboxLostError,
-    SandboxStartError,
-    SandboxTimeoutError,
-    TaskError,
-    UsageError,
-)
-from harbor_gym.sandboxes import reaper
-from harbor_gym.sandboxes.archive.environment import CarriesFiles
-from harbor_gym.sandboxes.archive.transfers import Way
+from harbor_gym.errors import MissingDependencyError
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image
 from harbor_gym.sandboxes.local import cgroups, seccomp
-from harbor_gym.sandboxes.local.client import Request, SupervisedSandbox
+from harbor_gym.sandboxes.local.client import SupervisedSandbox
 from harbor_gym.sandboxes.local.entrypoint import Entrypoint
 from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES, Limits, LocalOptions
 from harbor_gym.sandboxes.local.snapshots import ImageOptions, Setup, hold_set_up
+from harbor_gym.sandboxes.namespaced import NamespacedEnvironment, default_env
 from harbor_gym.sandboxes.piped import PipedCommand
-from harbor_gym.sandboxes.pipes import text_chunks
+from harbor_gym.sandboxes.pipes import Chunk
+from harbor_gym.sandboxes.running import Finished, Request
 from harbor_gym.sandboxes.setup_command import is_of_verifier
 from harbor_gym.sandboxes.tools import find_program
 
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_HARBOR_LOGS = "/logs/"
 _AUTOGROUP_NICE = -10
 TOOLS = {"buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → the Debian package that holds it."""
@@ -64,11 +49,7 @@ def _outweigh_sandboxes() -> None:
         Path("/proc/self/autogroup").write_text(str(_AUTOGROUP_NICE))
 
 
-class LocalExecTimeoutError(SandboxTimeoutError, RuntimeError):
-    """A command ran out of time and was killed. A ``RuntimeError`` too, as Harbor's own environments raise."""
-
-
-class LocalEnvironment(CarriesFiles):
+class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     """Run a task in namespaces of this machine: no daemon, nothing of the host visible, nothing left behind.
 
     The root file system is the task's image, read-only, under an overlay in memory (``storage_mb``, 2 GiB by default,
@@ -137,21 +118,14 @@ class LocalEnvironment(CarriesFiles):
         Raises:
             UsageError: An option has no such value.
         """
-        if workdir is not None and not workdir.startswith("/"):
-            raise UsageError(f"sandbox option workdir: {workdir!r} is no absolute path")
-        self._workdir = workdir
         self._options = LocalOptions(max_processes, network, private_network)
         self._image_options = ImageOptions(
             image, None if rootfs is None else Path(rootfs), setup_command, build_dockerfile
         )
-        self._sandbox: SupervisedSandbox | None = None
-        self._image: Image | None = None
         self._hold: Hold | None = None
         self._entrypoint: Entrypoint | None = None
-        self._ending: asyncio.Future[None] | None = None
-        self._is_started = False
         self._phase_policies: tuple[NetworkPolicy, ...] = tuple(kwargs.get("phase_network_policies") or ())
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, workdir=workdir, **kwargs)
 
     @staticmethod
     @override
@@ -171,11 +145,6 @@ class LocalEnvironment(CarriesFiles):
             return EnvironmentResourceCapabilities()
         places = cgroups.places()
         return EnvironmentResourceCapabilities(cpu_limit="cpu" in places, memory_limit="memory" in places)
-
-    @property
-    def image_substitutions(self) -> tuple[str, ...]:
-        """Base images that were not available, and what stands in for each. Empty before :meth:`start`."""
-        return self._image.substitutions if self._image is not None else ()
 
     @classmethod
     @override
@@ -203,55 +172,28 @@ class LocalEnvironment(CarriesFiles):
                 "start that with --privileged, or use another sandbox"
             )
 
+    @property
     @override
-    def _validate_definition(self) -> None:
-        if (self.environment_dir / COMPOSE_FILE_NAME).exists():
-            raise TaskError(
-                f"{self.environment_dir / COMPOSE_FILE_NAME}: local sandboxes run one container and no Compose: "
-                "use --env docker for this task"
-            )
-        chosen = self._chosen_image
-        if chosen.image is None and chosen.rootfs is None:
-            require_agent_environment_definition(self.environment_dir, docker_image=self.task_env_config.docker_image)
-        foreign = [target for target in self._mount_targets() if not target.startswith(_HARBOR_LOGS)]
-        if foreign:
-            raise TaskError(
-                f"local sandboxes mount nothing of the host (asked for: {', '.join(foreign)}): use --env docker"
-            )
+    def _has_image_of_options(self) -> bool:
+        return self._chosen_image.image is not None or self._chosen_image.rootfs is not None
 
     # --- life ----------------------------------------------------------------------------------------------------
 
     @override
-    async def start(self, force_build: bool) -> None:
-        """Build the image if the cache has none, and start the sandbox.
-
-        Raises:
-            MissingDependencyError: A program is missing; for a task with a public network, slirp4netns too.
-            SandboxStartError: The image can't be built, or the sandbox does not come up.
-        """
-        if self._is_started:
-            raise SandboxStartError("this local sandbox was started before: make a new environment instead")
-        self._is_started = True
-        await asyncio.to_thread(self.preflight)
+    async def _bring_up(self, *, force_build: bool) -> None:
         _outweigh_sandboxes()
-        reaper.reap_in_background(in_docker=False)
-        try:
-            self._image, self._hold = await self._hold_image(force_build=force_build)
-            limits = self._limits()
-            self._sandbox = SupervisedSandbox()
-            workdirs = (self._request("", cwd=None, env=None, user=None).cwd, self._image.workdir)
-            shared = self._mount_targets(writable_only=True)
-            await self._sandbox.start(self._image.directories, limits, _directories(workdirs, shared))
-            await self._upload_environment_dir_after_start()
-            await self._start_entrypoint(self._image)
-        except BaseException:
-            await self.stop(delete=True)
-            raise
+        image, self._hold = await self._hold_image(force_build=force_build)
+        self._image = image
+        limits = self._limits()
+        self._sandbox = SupervisedSandbox()
+        await self._sandbox.start(image.directories, limits, self._directories(image))
+        await self._upload_environment_dir_after_start()
+        await self._start_entrypoint(image)
 
     async def _start_entrypoint(self, image: Image) -> None:
         if not image.entrypoint:
             return
-        request = self._request("", cwd=None, env=None, user=image.user)
+        request = self._request("", user=image.user)
 
         def run(argv: Sequence[str]) -> Awaitable[PipedCommand]:
             shown = replace(request, command=shlex.join(argv), argv=tuple(argv), joins_outputs=True)
@@ -277,10 +219,9 @@ class LocalEnvironment(CarriesFiles):
         if chosen.setup_command is None:
             return image, held
         try:
-            workdir = config.workdir or self._workdir or image.workdir
-            setup = Setup(chosen.setup_command, _directories([workdir]), workdir, _with_path(image.env))
-            limits = self._limits()
-            return await hold_set_up(image, setup, limits, timeout_sec=timeout_sec)
+            workdir = self._default_workdir(image)
+            setup = Setup(chosen.setup_command, {"/tmp": 0o1777, workdir: None}, workdir, default_env(image))
+            return await hold_set_up(image, setup, self._limits(), timeout_sec=timeout_sec)
         finally:
             held.release()
 
@@ -307,84 +248,17 @@ class LocalEnvironment(CarriesFiles):
         await self._running().switch_network(is_open=is_open)
 
     @override
-    async def stop(self, delete: bool) -> None:
-        """End the sandbox with everything in it. Idempotent, and safe in any state.
-
-        ``delete`` changes nothing: a sandbox leaves nothing that could be kept; its image stays in the cache.
-
-        Raises:
-            SandboxTimeoutError: It had to be killed the hard way.
-        """
+    def _let_go(self) -> Coroutine[Any, Any, None] | None:
         entrypoint, self._entrypoint = self._entrypoint, None
         sandbox, self._sandbox = self._sandbox, None
         hold, self._hold = self._hold, None
-        if sandbox is not None or hold is not None:
-            self._ending = asyncio.ensure_future(_end(sandbox, hold, entrypoint))
-        elif self._ending is None or self._ending.done():
-            return
-        # Neither a cancellation nor a second call returns before the sandbox is gone: it takes milliseconds.
-        await shielded(self._ending)
+        return None if sandbox is None and hold is None else _end(sandbox, hold, entrypoint)
 
     # --- commands ------------------------------------------------------------------------------------------------
 
     @override
-    async def exec(
-        self,
-        command: str,
-        cwd: str | None = None,
-        env: dict[str, str] | None = None,
-        timeout_sec: int | None = None,
-        user: str | int | None = None,
-    ) -> ExecResult:
-        """Run ``command`` in bash (sh where the image has no bash) and wait for its exit.
-
-        What it leaves running lives on, even if it holds the output open. Its stdin is empty. A killed command's
-        return code is 128 + the signal.
-
-        Args:
-            command: Shell text, of any length.
-            cwd: Working directory; None is the task's ``workdir``, else the option's, else the image's.
-            env: Variables on top of the image's, the task's and the trial's.
-            timeout_sec: After so many seconds the command's process group is killed.
-            user: Name or uid, with ``:group`` if need be, of the sandbox's own accounts; None is the default user.
-
-        Raises:
-            SandboxError: No such user or directory in the sandbox.
-            SandboxLostError: The sandbox is not running.
-            LocalExecTimeoutError: The time was up.
-        """
-        emit = self._output_callback()
-        request = self._request(command, cwd=cwd, env=env, user=user)
-        try:
-            finished = await self._running().run(
-                request, timeout_sec=timeout_sec, on_chunk=None if emit is None else text_chunks(emit)
-            )
-        except SandboxTimeoutError as exc:
-            raise LocalExecTimeoutError(str(exc)) from None
-        return ExecResult(
-            stdout=finished.stdout.text(), stderr=finished.stderr.text(), return_code=finished.return_code
-        )
-
-    def exec_argv(
-        self,
-        command: str,
-        *,
-        cwd: str | None = None,
-        env: dict[str, str] | None = None,
-        user: str | int | None = None,
-    ) -> list[str]:
-        """Return an argument vector for a process of this machine that is ``command`` in the sandbox.
-
-        For whoever needs a long-lived process with pipes or a terminal of its own: the command has the starter's
-        stdio, its exit status becomes the process's, TERM, INT and HUP reach it, and it ends with the process and with
-        the sandbox. Give it pipes or a terminal of its own: a file of the host handed in could be opened again and
-        written by the sandbox, and your own terminal could be typed into. The arguments mean what they mean for
-        :meth:`exec`. 125 is the status when the sandbox is gone.
-
-        Raises:
-            SandboxLostError: The sandbox is not running.
-        """
-        return self._running().enter_argv(self._request(command, cwd=cwd, env=env, user=user))
+    async def _run(self, request: Request, timeout_sec: float | None, on_chunk: Chunk | None) -> Finished:
+        return await self._running().run(request, timeout_sec=timeout_sec, on_chunk=on_chunk)
 
     async def exec_pipes(self, command: str, *, user: str | int | None = None) -> PipedCommand:
         """Start ``command`` in the sandbox and return while it runs, its input and output as streams.
@@ -399,103 +273,12 @@ class LocalEnvironment(CarriesFiles):
         Raises:
             SandboxLostError: The sandbox is not running.
         """
-        return await self._running().open(self._request(command, cwd=None, env=None, user=user))
+        return await self._running().open(self._request(command, user=user))
 
-    async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
-        """Do one of the works by which an episode cleans up, by no program of the sandbox's.
-
-        Args:
-            work: ``baseline``, ``stop`` or ``reset_verifier_dirs``: a function of the supervisor's ``cleanup`` module.
-            arguments: What it is called with.
-            timeout_sec: After so long it is killed.
-
-        Returns:
-            What it returned, and ``oom_kills``: the processes that the sandbox's memory limit has killed so far; None
-            where nothing counts them.
-
-        Raises:
-            SandboxError: It failed.
-            SandboxLostError: The sandbox is not running.
-            SandboxTimeoutError: The time was up.
-        """
-        sandbox = self._running()
-        answer = await sandbox.clean_up(work, arguments, timeout_sec=timeout_sec)
-        return {**answer, "oom_kills": sandbox.memory_kills()}
-
-    async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
-        """Switch every further call to a pristine view: a fresh overlay of the image's layers.
-
-        In it are /tests, /tmp and /logs/verifier as the image has them, and of the sandbox's own files these paths and
-        Harbor's other log directories, each as it is: absent where it is absent, or where a link leads to it. setuid
-        programs give nothing there. Processes and network are the sandbox's.
-
-        Args:
-            verify_paths: Absolute paths of directories or regular files.
-
-        Raises:
-            SandboxError: The kernel refuses.
-            SandboxLostError: The sandbox is not running.
-        """
-        logs = [target for target in self._mount_targets(writable_only=True) if not _is_of_verifier(target)]
-        await self._running().enter_view([*map(str, verify_paths), *logs])
-
-    async def leave_verifier_view(self) -> None:
-        """Switch every further call back to the sandbox's own files, and drop the view. Idempotent.
-
-        Raises:
-            SandboxLostError: The sandbox is not running.
-        """
-        await self._running().leave_view()
-
-    async def written_paths(self) -> Sequence[PurePosixPath]:
-        """Return the paths that differ from the image, some thousand at most: files, links, empty directories, and
-        what was deleted.
-
-        Raises:
-            SandboxError: They can't be listed.
-            SandboxLostError: The sandbox is not running.
-        """
-        return [PurePosixPath(path) for path in await self._running().written_paths()]
-
-    async def is_up(self) -> bool:
-        """Return whether the sandbox itself, its first process and what serves it, is there, whatever runs in it."""
-        return self._sandbox is not None and self._sandbox.is_running
-
-    def _running(self) -> SupervisedSandbox:
-        if self._sandbox is None:
-            raise SandboxLostError(f"the local sandbox of {self.environment_name} is not running")
-        return self._sandbox
-
-    def _request(self, command: str, *, cwd: str | None, env: dict[str, str] | None, user: str | int | None) -> Request:
-        if self._image is None:
-            self._running()
-        assert self._image is not None
-        resolved = self._resolve_user(user)
-        return Request(
-            command=command,
-            user=self._image.user if resolved is None else str(resolved),
-            cwd=cwd or self.task_env_config.workdir or self._workdir or self._image.workdir,
-            env={**_with_path(self._image.env), **(self._merge_env(env) or {})},
-        )
-
+    @property
     @override
-    def _way(self) -> Way:
-        return self._running().carry
-
-
-def _directories(workdirs: Iterable[str], shared: Iterable[str] = ()) -> dict[str, int | None]:
-    """Return the directories that a sandbox has from its start, and their modes; ``shared`` ones all may write."""
-    # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it.
-    return {"/tmp": 0o1777, **dict.fromkeys(workdirs), **dict.fromkeys(shared, 0o777)}
-
-
-def _is_of_verifier(target: str) -> bool:
-    verifier_dir = PurePosixPath(_HARBOR_LOGS) / "verifier"
-    return PurePosixPath(target).is_relative_to(verifier_dir)
-
-
-def _with_path(env: dict[str, str]) -> dict[str, str]:
-    return {"PATH": _DEFAULT_PATH, **env}
+    def memory_kills(self) -> int | None:
+        return self._running().memory_kills()
 
 
 async def _end(sandbox: SupervisedSandbox | None, hold: Hold | None, entrypoint: Entrypoint | None) -> None:

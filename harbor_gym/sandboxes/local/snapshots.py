@@ -14,8 +14,9 @@ from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes.images import layers
 from harbor_gym.sandboxes.images.build import Image, hold_known, load_image, write_record
-from harbor_gym.sandboxes.local.client import Request, SupervisedSandbox
+from harbor_gym.sandboxes.local.client import SupervisedSandbox
 from harbor_gym.sandboxes.local.options import Limits
+from harbor_gym.sandboxes.running import Request
 from harbor_gym.sandboxes.setup_command import require_success, setting_up
 
 _FORMAT = 2

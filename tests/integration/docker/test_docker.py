@@ -20,7 +20,6 @@ from harbor.models.trial.paths import TrialPaths
 from harbor_gym._runtime.owners import owner_label
 from harbor_gym.errors import SandboxError, SandboxStartError, SandboxTimeoutError
 from harbor_gym.sandboxes import environment_config
-from harbor_gym.sandboxes.docker.environment import DockerEnvironment
 from harbor_gym.sandboxes.docker.network import SHARED_NETWORK
 from harbor_gym.sandboxes.labels import IMAGE_LABEL, OWNER_LABEL
 from tests.helpers.engines import require_engine
@@ -193,34 +192,13 @@ async def nothing_of_this_machine_is_read(environment: BaseEnvironment, scratch:
     assert (scratch / "followed").read_text() == "other\n"
 
 
-OF_ITS_MAKER = {"Hostname", "AttachStdout", "AttachStderr", "NetworkMode", "RestartPolicy"}
-"""Settings of a container that show who made it, or are another spelling of the same."""
-
-
-async def what_makes(name: str) -> dict[str, Any]:
-    """Return what a main container is made of, without what is empty and what only Compose's own commands read."""
-    container = await inspect_main(name)
-    labels: dict[str, str] = container["Config"].pop("Labels")
-    made = {**container["HostConfig"], **container["Config"], "Networks": [*container["NetworkSettings"]["Networks"]]}
-    made["Labels"] = {key: value for key, value in labels.items() if not key.startswith("com.docker.compose")}
-    return {key: value for key, value in made.items() if value and key not in OF_ITS_MAKER}
-
-
-async def test_a_container_without_compose_is_the_one_that_compose_makes(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[dict[str, Any]] = []
-    own_image = f"FROM {BASE}\nRUN echo {name} >/name\nWORKDIR /srv\n"
-    for past_compose in (True, False):
-        if not past_compose:
-            monkeypatch.setattr(DockerEnvironment, "_runs_past_compose", False)
-        (tmp_path / str(past_compose)).mkdir()
-        task = write_task(tmp_path / str(past_compose) / "task", dockerfile=own_image)
-        async with started(task, name):
-            made.append(await what_makes(name))
-    assert made[0] == made[1]
-    assert (made[0]["Memory"], made[0]["NanoCpus"], made[0]["Cmd"][-1]) == (700 << 20, 10**9, "sleep infinity")
-    assert "GIVEN=two\nlines" in made[0]["Env"]
+async def test_a_container_has_what_its_task_declares(tmp_path: Path, name: str) -> None:
+    task = write_task(tmp_path / "task", dockerfile=f"FROM {BASE}\nRUN echo {name} >/name\nWORKDIR /srv\n")
+    async with started(task, name):
+        made = await inspect_main(name)
+    assert (made["HostConfig"]["Memory"], made["HostConfig"]["NanoCpus"]) == (700 << 20, 10**9)
+    assert made["Config"]["Cmd"][-1] == "sleep infinity"
+    assert "GIVEN=two\nlines" in made["Config"]["Env"]
 
 
 async def test_sandboxes_share_a_network_in_which_they_do_not_meet_and_an_image(tmp_path: Path, name: str) -> None:

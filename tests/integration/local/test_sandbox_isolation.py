@@ -18,6 +18,7 @@ from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -119,7 +120,7 @@ async def test_no_process_of_the_host_can_be_signalled(sandbox: LocalEnvironment
         # The same words end a process that they can reach: on the host one, in the sandbox one of its own.
         words = signal_all.format(pid=control.pid).removesuffix("; kill -9 -1")
         await (await asyncio.create_subprocess_shell(words, stderr=asyncio.subprocess.DEVNULL)).wait()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SEC):
             assert await control.wait() == -signal.SIGKILL
         own = await sandbox.exec("sleep 1000 & kill -9 $!; wait $!; echo $?")
         assert (own.stdout or "").split() == [str(128 + signal.SIGKILL)]
@@ -248,7 +249,7 @@ async def test_after_sigkill_of_the_host_process_nothing_is_left(tmp_path: Path)
     assert len(groups) == 2 * len(cgroups.places())
     host.send_signal(signal.SIGKILL)
     await host.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_SEC
     while left := [
         *_pids(mark),
         *_pids(f" forkserver 3 {host.pid} "),
@@ -266,7 +267,7 @@ async def test_after_sigkill_of_the_supervisor_nothing_is_left(sandbox: LocalEnv
     assert _pids(f"sleep {mark}")
     (supervisor,) = _supervisors(os.getpid())
     os.kill(supervisor, signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_SEC
     while left := _pids(f"sleep {mark}"):
         assert time.monotonic() < deadline, left
         await asyncio.sleep(0.02)

@@ -15,7 +15,6 @@ DEFAULTS: dict[str, Any] = {
     "force_pull": False,
     "registry": None,
     "no_mount": (),
-    "workdir": None,
     "extra_args": (),
     "setup_command": None,
     "overlay": "auto",
@@ -45,7 +44,6 @@ def test_an_unknown_option_is_refused_with_the_nearest_ones() -> None:
     [
         ("no_mount", "home,tpm", "'tpm' is none of"),
         ("no_mount", "proc", "can't do without proc"),
-        ("workdir", "app", "not an absolute path"),
         ("overlay", "disk", "'disk' is none of"),
         ("registry", "docker://host/x", "does not begin with oras://"),
         ("extra_args", "--nv", "no list of words"),

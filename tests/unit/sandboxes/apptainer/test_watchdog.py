@@ -9,6 +9,7 @@ import pytest
 from harbor_gym._runtime.procfs import read_stat
 from harbor_gym.sandboxes.apptainer import watchdog
 from harbor_gym.sandboxes.apptainer.watchdog import Member, heaviest_branch, look
+from tests.helpers.patience import PATIENCE_SEC
 
 MIB = 1 << 20
 HOG = "import sys; held = bytearray(96 << 20); print('up', flush=True); sys.stdin.read()"
@@ -80,7 +81,7 @@ def test_a_process_above_the_limit_is_killed_and_reported(
 ) -> None:
     member = watched(monkeypatch, hog)
     used, kill = look(1, 100 * MIB)
-    assert hog.wait(10) == -9
+    assert hog.wait(PATIENCE_SEC) == -9
     assert kill is not None
     assert kill.processes == (member,)
     assert 96 * MIB < used == kill.held_bytes < 200 * MIB

@@ -1,0 +1,316 @@
+"""What the environments have in common whose sandboxes are entered by processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Protocol, override
+
+from harbor.environments.base import ExecResult
+from harbor.environments.definition import COMPOSE_FILE_NAME, require_agent_environment_definition
+
+from harbor_gym._runtime.shielded import shielded
+from harbor_gym.errors import SandboxLostError, SandboxStartError, SandboxTimeoutError, TaskError, UsageError
+from harbor_gym.sandboxes import reaper
+from harbor_gym.sandboxes.archive.environment import CarriesFiles
+from harbor_gym.sandboxes.archive.transfers import Way
+from harbor_gym.sandboxes.pipes import Chunk, text_chunks
+from harbor_gym.sandboxes.running import Finished, Request, RunningSandbox
+
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_HARBOR_LOGS = "/logs/"
+
+
+class ExecTimeoutError(SandboxTimeoutError, RuntimeError):
+    """A command ran out of time and was killed. A ``RuntimeError`` too, as Harbor's own environments raise."""
+
+
+class ImageDefaults(Protocol):
+    """What an image sets for the commands of its sandboxes."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """ENV."""
+        ...
+
+    @property
+    def workdir(self) -> str:
+        """WORKDIR."""
+        ...
+
+    @property
+    def user(self) -> str:
+        """USER."""
+        ...
+
+    @property
+    def substitutions(self) -> tuple[str, ...]:
+        """Base images that were not available, and what stands in for each."""
+        ...
+
+
+class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
+    """One sandbox of this machine's kernel, from its start to its end."""
+
+    def __init__(self, *args: Any, workdir: str | None, **kwargs: Any) -> None:
+        if workdir is not None and not workdir.startswith("/"):
+            raise UsageError(f"sandbox option workdir: {workdir!r} is no absolute path")
+        self._workdir = workdir
+        self._sandbox: Sandbox | None = None
+        self._image: ImageDefaults | None = None
+        self._ending: asyncio.Future[None] | None = None
+        self._is_started = False
+        super().__init__(*args, **kwargs)
+
+    @property
+    def image_substitutions(self) -> tuple[str, ...]:
+        """Base images that were not available, and what stands in for each. Empty before :meth:`start`."""
+        return self._image.substitutions if self._image is not None else ()
+
+    @override
+    def _validate_definition(self) -> None:
+        if (self.environment_dir / COMPOSE_FILE_NAME).exists():
+            raise TaskError(
+                f"{self.environment_dir / COMPOSE_FILE_NAME}: {self.type()} sandboxes run one container and no "
+                "Compose: use --env docker for this task"
+            )
+        if not self._has_image_of_options:
+            require_agent_environment_definition(self.environment_dir, docker_image=self.task_env_config.docker_image)
+        foreign = [target for target in self._mount_targets() if not target.startswith(_HARBOR_LOGS)]
+        if foreign:
+            raise TaskError(
+                f"{self.type()} sandboxes mount nothing of the host (asked for: {', '.join(foreign)}): use --env docker"
+            )
+        limits = {
+            "cpus": self._effective_cpus,
+            "memory_mb": self._effective_memory_mb,
+            "storage_mb": self._effective_storage_mb,
+        }
+        for name, value in limits.items():
+            if value is not None and value < 1:
+                raise TaskError(f"[environment] {name} = {value}: must be at least 1; without it, the default holds")
+
+    @property
+    def _has_image_of_options(self) -> bool:
+        """Whether an option names the image, so that the task need not define one."""
+        return False
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        """Get the image, building it if it is not kept here, and start the sandbox.
+
+        Raises:
+            MissingDependencyError: A program or a right is missing; for a task with a public network, what that needs.
+            SandboxStartError: The image is not available, the sandbox does not come up, or the set-up fails.
+        """
+        if self._is_started:
+            raise SandboxStartError(f"this {self.type()} sandbox was started before: make a new environment instead")
+        self._is_started = True
+        await asyncio.to_thread(self.preflight)
+        reaper.reap_in_background(in_docker=False)
+        try:
+            await self._bring_up(force_build=force_build)
+        except BaseException:
+            await self.stop(delete=True)
+            raise
+
+    @abstractmethod
+    async def _bring_up(self, *, force_build: bool) -> None:
+        """Set ``_image``, then ``_sandbox``, and make it ready; after a failure :meth:`stop` is called."""
+
+    @override
+    async def stop(self, delete: bool) -> None:
+        """End the sandbox with everything in it. Idempotent, and safe in any state.
+
+        ``delete`` changes nothing: a sandbox leaves nothing that could be kept; its image stays.
+
+        Raises:
+            SandboxTimeoutError: It did not end in time, or had to be killed the hard way.
+        """
+        ending = self._let_go()
+        if ending is not None:
+            self._ending = asyncio.ensure_future(ending)
+        elif self._ending is None or self._ending.done():
+            return
+        # Neither a cancellation nor a second call returns before the sandbox is gone.
+        await shielded(self._ending)
+
+    @abstractmethod
+    def _let_go(self) -> Coroutine[Any, Any, None] | None:
+        """Forget the sandbox and what it holds; return what ends them, None where there is nothing."""
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    @override
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        """Run ``command`` in bash (sh where the image has no bash) and wait for its exit.
+
+        What it leaves running lives on, even if it holds the output open. Its stdin is empty. A killed command's
+        return code is 128 + the signal.
+
+        Args:
+            command: Shell text, of any length.
+            cwd: Working directory; None is the task's ``workdir``, else the option's, else the image's.
+            env: Variables on top of the image's, the task's and the trial's.
+            timeout_sec: After so many seconds the command's process group is killed.
+            user: Name or uid, with ``:group`` if need be, of the sandbox's own accounts; None is the default user.
+
+        Raises:
+            SandboxError: No such user or directory in a local sandbox; in one of Apptainer the return code is 126.
+            SandboxLostError: The sandbox is not running.
+            ExecTimeoutError: The time was up.
+        """
+        emit = self._output_callback()
+        request = self._request(command, cwd=cwd, env=env, user=user)
+        try:
+            finished = await self._run(request, timeout_sec, None if emit is None else text_chunks(emit))
+        except SandboxTimeoutError as exc:
+            raise ExecTimeoutError(str(exc)) from None
+        return ExecResult(
+            stdout=finished.stdout.text(), stderr=finished.stderr.text(), return_code=finished.return_code
+        )
+
+    @abstractmethod
+    async def _run(self, request: Request, timeout_sec: float | None, on_chunk: Chunk | None) -> Finished:
+        """Run one command in the running sandbox and wait for its exit, not for the end of its output."""
+
+    def exec_argv(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | int | None = None,
+    ) -> list[str]:
+        """Return an argument vector for a process of this machine that is ``command`` in the sandbox.
+
+        For whoever needs a long-lived process with pipes or a terminal of its own: the command has the starter's
+        stdio, its exit status becomes the process's, TERM, INT and HUP reach it, and it ends with the process and with
+        the sandbox. Give it pipes or a terminal of its own: a file of the host handed in could be opened again and
+        written by the sandbox, and your own terminal could be typed into. The arguments mean what they mean for
+        :meth:`exec`. 125 is the status when the sandbox is gone.
+
+        Raises:
+            SandboxLostError: The sandbox is not running.
+        """
+        return self._running().enter_argv(self._request(command, cwd=cwd, env=env, user=user))
+
+    async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
+        """Do one of the works by which an episode cleans up, by no program of the sandbox's.
+
+        Args:
+            work: ``baseline``, ``stop`` or ``reset_verifier_dirs``: a function of the supervisor's ``cleanup`` module.
+            arguments: What it is called with.
+            timeout_sec: After so long it is killed.
+
+        Returns:
+            What it returned, and ``oom_kills``: :attr:`memory_kills`.
+
+        Raises:
+            SandboxError: It failed.
+            SandboxLostError: The sandbox is not running.
+            SandboxTimeoutError: The time was up.
+        """
+        answer = await self._running().clean_up(work, arguments, timeout_sec=timeout_sec)
+        return {**answer, "oom_kills": self.memory_kills}
+
+    @property
+    @abstractmethod
+    def memory_kills(self) -> int | None:
+        """Processes that the sandbox's memory limit has killed so far; None where nothing counts them."""
+
+    async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
+        """Switch every further call to a pristine view: a fresh overlay on the image.
+
+        In it are /tests, /tmp and /logs/verifier as the image has them, and of the sandbox's own files these paths and
+        Harbor's other log directories, each as it is: absent where it is absent, or where a link leads to it. setuid
+        programs give nothing there. Processes and network are the sandbox's.
+
+        Args:
+            verify_paths: Absolute paths of directories or regular files.
+
+        Raises:
+            SandboxError: The kernel refuses, or the overlay is not the kernel's.
+            SandboxLostError: The sandbox is not running.
+        """
+        logs = [target for target in self._mount_targets(writable_only=True) if not _is_of_verifier(target)]
+        await self._running().enter_view([*map(str, verify_paths), *logs])
+
+    async def leave_verifier_view(self) -> None:
+        """Switch every further call back to the sandbox's own files, and drop the view. Idempotent.
+
+        Raises:
+            SandboxLostError: The sandbox is not running.
+        """
+        await self._running().leave_view()
+
+    async def written_paths(self) -> Sequence[PurePosixPath]:
+        """Return the paths that differ from the image, some thousand at most: files, links, empty directories, and
+        what was deleted.
+
+        Raises:
+            SandboxError: They can't be listed.
+            SandboxLostError: The sandbox is not running.
+        """
+        return [PurePosixPath(path) for path in await self._running().written_paths()]
+
+    async def is_up(self) -> bool:
+        """Return whether the sandbox itself, its first process and what serves it, is there, whatever runs in it."""
+        return self._sandbox is not None and self._sandbox.is_running
+
+    @override
+    def _way(self) -> Way:
+        return self._running().carry
+
+    def _running(self) -> Sandbox:
+        if self._sandbox is None:
+            raise SandboxLostError(f"the {self.type()} sandbox of {self.environment_name} is not running")
+        return self._sandbox
+
+    def _default_workdir(self, image: ImageDefaults) -> str:
+        return self.task_env_config.workdir or self._workdir or image.workdir
+
+    def _request(
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | int | None = None,
+    ) -> Request:
+        if (image := self._image) is None:
+            raise SandboxLostError(f"the {self.type()} sandbox of {self.environment_name} is not running")
+        resolved = self._resolve_user(user)
+        return Request(
+            command=command,
+            user=image.user if resolved is None else str(resolved),
+            cwd=cwd or self._default_workdir(image),
+            env={**default_env(image), **(self._merge_env(env) or {})},
+        )
+
+    def _directories(self, image: ImageDefaults) -> dict[str, int | None]:
+        """Return the directories that a sandbox has from its start, and their modes; logs are for all to write."""
+        # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it.
+        workdirs = (self._default_workdir(image), image.workdir)
+        shared = self._mount_targets(writable_only=True)
+        return {"/tmp": 0o1777, **dict.fromkeys(workdirs), **dict.fromkeys(shared, 0o777)}
+
+
+def default_env(image: ImageDefaults) -> dict[str, str]:
+    """Return the environment of a command for which neither task nor caller sets one."""
+    return {"PATH": _DEFAULT_PATH, **image.env}
+
+
+def _is_of_verifier(target: str) -> bool:
+    return PurePosixPath(target).is_relative_to(f"{_HARBOR_LOGS}verifier")

@@ -1,0 +1,69 @@
+"""A running sandbox that processes of this machine enter: what its environment requires of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from harbor_gym.sandboxes.archive.transfers import Work
+from harbor_gym.sandboxes.pipes import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One command, resolved: who, where, with what environment."""
+
+    command: str
+    """For the image's shell; where ``argv`` is given, what errors call it."""
+
+    user: str
+    cwd: str
+    env: Mapping[str, str]
+    argv: tuple[str, ...] = ()
+    """A program, by its path or by its name in PATH, and its arguments: run without a shell."""
+
+    joins_outputs: bool = False
+    """Whether standard error goes where standard output goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A command's end."""
+
+    return_code: int
+    stdout: Output
+    stderr: Output
+
+
+class RunningSandbox(Protocol):
+    """One sandbox. Every method raises ``SandboxLostError`` when the sandbox is gone."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether commands can still be run."""
+        ...
+
+    def enter_argv(self, request: Request) -> list[str]:
+        """Return an argument vector that runs a command with the stdio of whoever starts it."""
+        ...
+
+    async def carry(self, spec: Mapping[str, Any], work: Work) -> None:
+        """Move files, by a process that sees the sandbox's and by ``work`` on this machine's side of the stream."""
+        ...
+
+    async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
+        """Run one of the functions of the supervisor's ``cleanup`` module."""
+        ...
+
+    async def enter_view(self, paths: Sequence[str]) -> None:
+        """Switch commands and transfers to the image as it was, with these paths as they are."""
+        ...
+
+    async def leave_view(self) -> None:
+        """Switch commands and transfers back to the sandbox's own files. Idempotent."""
+        ...
+
+    async def written_paths(self) -> list[str]:
+        """Return the paths that were written in the sandbox since its start, or deleted."""
+        ...

@@ -1,0 +1,26 @@
+"""What the kinds of sandboxes that this machine's kernel runs refuse before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from harbor_gym.errors import TaskError, UsageError
+from harbor_gym.sandboxes.apptainer.environment import ApptainerEnvironment
+from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from tests.helpers.sandboxes.local import DOCKERFILE, make
+
+pytestmark = pytest.mark.parametrize("kind", [ApptainerEnvironment, LocalEnvironment])
+
+
+def test_a_relative_working_directory_is_refused(kind: type[ApptainerEnvironment | LocalEnvironment]) -> None:
+    with pytest.raises(UsageError, match="workdir: 'app' is no absolute path"):
+        kind(workdir="app")
+
+
+@pytest.mark.parametrize("name", ["cpus", "memory_mb", "storage_mb"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_limit_of_nothing_is_refused_and_is_not_the_default(
+    kind: type[ApptainerEnvironment | LocalEnvironment], tmp_path: Path, name: str, value: int
+) -> None:
+    with pytest.raises(TaskError, match=f"{name} = {value}: must be at least 1"):
+        make(kind, tmp_path, DOCKERFILE, config={name: value})
