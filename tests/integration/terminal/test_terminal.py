@@ -3,6 +3,7 @@
 import asyncio
 import re
 import subprocess
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ type Sandbox = LocalSandbox | Container
 
 _LONG_SEC = 30.0
 """A ceiling that a passing test never reaches."""
+
+_FLOOR_SEC = 10.0
+"""A floor that outlasts a short command, also on a loaded machine."""
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +134,25 @@ async def test_a_slow_command_is_waited_for(terminal: Terminal) -> None:
     assert (turn.text, turn.waits) == ("$ sleep 0.3; echo done\ndone\n$", ("prompt",))
 
 
-async def test_the_floor_rescues_a_batch_whose_first_command_is_slow(terminal: Terminal) -> None:
+async def test_the_floor_rescues_a_batch_whose_first_command_is_slow(sandbox: Sandbox) -> None:
+    terminal = await open_session(sandbox, min_wait_sec=_FLOOR_SEC)
     turn = await enter(terminal, "sleep 0.4; X=1\n", "echo X=$X\n", wait_sec=0.0)
+    await terminal.close()
     assert turn.waits == ("prompt", "prompt")
     assert turn.text.endswith("$ echo X=$X\nX=1\n$")
+
+
+async def test_keys_that_a_lines_reader_is_not_woken_by_wait_for_their_echo(terminal: Terminal) -> None:
+    """The echo is the work of a thread of the kernel's, which is late where every processor is busy."""
+    await enter(terminal, "cat\n")
+    assert (await enter(terminal, "part")).shown[-1].endswith("part")
+    await enter(terminal, "ial\n")
+    await enter(terminal, "\x03")
+    await enter(terminal, "stty -echo; cat\n")
+    begun = time.monotonic()
+    turn = await enter(terminal, "part")
+    assert turn.waits == ("tty_read",)
+    assert time.monotonic() - begun > 0.1, "nothing was drawn: it may still be on its way"
 
 
 async def test_the_deadline_is_reported_and_the_command_goes_on(sandbox: Sandbox, terminal: Terminal) -> None:
@@ -156,8 +175,10 @@ async def test_the_wait_is_capped(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("wait_sec", [-5.0, 0.0, float("nan")])
-async def test_an_odd_duration_is_the_floor(terminal: Terminal, wait_sec: float) -> None:
+async def test_an_odd_duration_is_the_floor(sandbox: Sandbox, wait_sec: float) -> None:
+    terminal = await open_session(sandbox, min_wait_sec=_FLOOR_SEC)
     assert (await enter(terminal, "sleep 0.3\n", wait_sec=wait_sec)).waits == ("prompt",)
+    await terminal.close()
 
 
 async def test_empty_keystrokes_at_the_prompt_wait_for_background_output(terminal: Terminal) -> None:

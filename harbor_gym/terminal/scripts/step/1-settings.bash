@@ -35,6 +35,7 @@
 #   polls                       how often they have looked up since
 #   raw_looks                   for how many looks the terminal has been raw, where nobody else reports it
 #   keys_end_line types_ahead can_settle needs_run   see `note_keys`
+#   untyped                     where nobody has to run: the screen from before the keys
 #   signed                      the second of the last sign of life
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 exec 2>/dev/null

@@ -160,6 +160,8 @@ has_settled() {
     read_stat "$server" && [ "$state" = S ] || return
     read_screen
     [ "$is_dead" = 0 ] && ! at_new_prompt || return
+    # The terminal's own answer, the echo, comes from a thread of the kernel's, which may be late where all is at work.
+    [ "$screen" != "$untyped" ] || return
     # Nothing of all this took place unless everybody is still where they were.
     examine '' && [ "$evidence" = "$before" ] && [ "$patience" = "$wanted" ] || return
     why=tty_read

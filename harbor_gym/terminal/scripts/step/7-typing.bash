@@ -83,7 +83,7 @@ recall_typing() {
 #   keys_end_line  they end a line, or interrupt       types_ahead  there is more after a line's end
 #   can_settle     they are complete by themselves     needs_run    somebody has to run before they are answered
 note_keys() {
-    keys_end_line='' types_ahead='' can_settle='' needs_run=1
+    keys_end_line='' types_ahead='' can_settle='' needs_run=1 untyped=''
     case "$1 $2" in
         hex*0[ad]* | hex*03* | hex*04* | base64* | file* | 'keys C-'[cdjm] | 'keys Enter') keys_end_line=1 ;;
         # Keys that tmux reads by itself: line feeds and controls, C-…, ^… and Enter.
@@ -113,7 +113,12 @@ run_command() {
         note_runtimes
         if [ "$foreground" != "$shell" ]; then
             # Between the ends of lines the terminal itself answers for whoever reads lines.
-            if [ -n "$keys_end_line" ] || is_raw; then needs_run=1; else needs_run=''; fi
+            if [ -n "$keys_end_line" ] || is_raw; then
+                needs_run=1
+            else
+                read_screen
+                needs_run='' untyped=$screen
+            fi
         fi
         [ "$2" = keys ] || [ "$foreground" = "$shell" ] || [ -z "$keys_end_line" ] || types_ahead=1
         type_keys "$2" "$3" || { why=ended && return; }
