@@ -17,7 +17,7 @@ from harbor_gym.errors import SandboxLostError, SandboxStartError
 from harbor_gym.terminal import Terminal
 from harbor_gym.testing.conformance.known_failures import FAKE
 from harbor_gym.testing.fake.cleanup import FakeProcesses, answer_cleanup
-from harbor_gym.testing.fake.files import FakeFiles
+from harbor_gym.testing.fake.files import FakeFiles, read_tree, write_tree
 from harbor_gym.testing.fake.shell import FakeShell, Output, Program
 
 FailurePoint = Literal["start", "exec", "upload", "download", "verifier"]
@@ -250,13 +250,13 @@ class FakeEnvironment(BaseEnvironment):
         self._begin_transfer("upload")
         if self.files.is_dir(target_path):
             target_path = str(PurePosixPath(target_path) / Path(source_path).name)
-        await asyncio.to_thread(self.files.upload, Path(source_path), target_path)
+        self.files.insert(await asyncio.to_thread(read_tree, Path(source_path)), target_path)
 
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         """Copy a folder's contents in."""
         self._begin_transfer("upload")
-        await asyncio.to_thread(self.files.upload, Path(source_dir), target_dir)
+        self.files.insert(await asyncio.to_thread(read_tree, Path(source_dir)), target_dir)
 
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
@@ -278,14 +278,14 @@ class FakeEnvironment(BaseEnvironment):
         self._begin_transfer("download")
         if not self.files.is_dir(source_dir):
             raise FileNotFoundError(f"{source_dir}: No such folder in the fake sandbox")
-        await asyncio.to_thread(self.files.download, source_dir, Path(target_dir))
+        await asyncio.to_thread(write_tree, self.files.tree(source_dir), Path(target_dir))
 
     @override
     async def download_dir_with_exclusions(
         self, *, source_dir: str, target_dir: Path | str, exclude: list[str]
     ) -> None:
         self._begin_transfer("download")
-        await asyncio.to_thread(self.files.download, source_dir, Path(target_dir), exclude)
+        await asyncio.to_thread(write_tree, self.files.tree(source_dir, exclude), Path(target_dir))
 
     @override
     async def is_file(self, path: str, user: str | int | None = None) -> bool:

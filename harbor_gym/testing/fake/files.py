@@ -4,9 +4,16 @@ import fnmatch
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
+type Tree = dict[str, tuple[bytes | None, int]]
+"""Relative path → content and permissions. A folder's content is None, and it comes before what is in it."""
+
 
 class FakeFiles:
-    """Absolute paths → contents. A folder's content is None. There are no links and no owners."""
+    """Absolute paths → contents. A folder's content is None. There are no links and no owners.
+
+    It is for one thread. A transfer reads and writes this machine's files in another one, a whole :data:`Tree` at a
+    time.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[PurePosixPath, bytes | None] = {PurePosixPath("/"): None}
@@ -85,24 +92,41 @@ class FakeFiles:
         where = PurePosixPath(path)
         return sorted(str(entry.relative_to(where)) for entry in self._entries if where in entry.parents)
 
-    def upload(self, source: Path, target: str) -> None:
-        """Copy a file, or a folder's contents, from this machine."""
-        if source.is_file():
-            self.write(target, source.read_bytes(), mode=source.stat().st_mode & 0o777)
-            return
-        self.make_dir(target)
-        for child in source.iterdir():
-            self.upload(child, str(PurePosixPath(target) / child.name))
-
-    def download(self, source: str, target: Path, exclude: Collection[str] = ()) -> None:
-        """Copy a folder's contents to a folder of this machine, but for names that match a pattern."""
-        target.mkdir(parents=True, exist_ok=True)
-        for name in self.below(source):
-            if any(fnmatch.fnmatch(part, pattern) for part in PurePosixPath(name).parts for pattern in exclude):
-                continue
-            path = str(PurePosixPath(source) / name)
-            if self.is_dir(path):
-                (target / name).mkdir(parents=True, exist_ok=True)
+    def insert(self, tree: Tree, target: str) -> None:
+        """Write what :func:`read_tree` returned: a file at ``target``, or a folder's contents below it."""
+        for name, (content, mode) in tree.items():
+            path = str(PurePosixPath(target) / name)
+            if content is None:
+                self.make_dir(path)
             else:
-                (target / name).write_bytes(self.read(path))
-                (target / name).chmod(self.mode(path))
+                self.write(path, content, mode=mode)
+
+    def tree(self, path: str, exclude: Collection[str] = ()) -> Tree:
+        """Return a folder's contents as they are now, but for names that match a pattern."""
+        return {
+            name: (self._entries[PurePosixPath(path) / name], self.mode(str(PurePosixPath(path) / name)))
+            for name in self.below(path)
+            if not any(fnmatch.fnmatch(part, pattern) for part in PurePosixPath(name).parts for pattern in exclude)
+        }
+
+
+def read_tree(source: Path) -> Tree:
+    """Return a file of this machine, or a folder with its contents; symbolic links are followed."""
+    if source.is_file():
+        return {".": (source.read_bytes(), source.stat().st_mode & 0o777)}
+    tree: Tree = {".": (None, 0o755)}
+    for child in source.iterdir():
+        tree |= {str(PurePosixPath(child.name) / name): entry for name, entry in read_tree(child).items()}
+    return tree
+
+
+def write_tree(tree: Tree, target: Path) -> None:
+    """Write a folder's contents to a folder of this machine, which is made."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name, (content, mode) in tree.items():
+        path = target / name
+        if content is None:
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path.write_bytes(content)
+            path.chmod(mode)

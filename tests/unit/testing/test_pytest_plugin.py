@@ -138,9 +138,7 @@ def test_leftovers_fail_the_test_that_leaves_them(project: pytest.Pytester) -> N
 
 
 def test_the_plugin_is_light_and_starts_nothing() -> None:
-    code = (
-        "import sys, harbor_gym.testing.pytest_plugin as p; print('tinker' in sys.modules, 'gymnasium' in sys.modules)"
-    )
+    code = "import sys, harbor_gym.testing.pytest_plugin as p; print('tinker' in sys.modules, 'litellm' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.split() == ["False", "False"]
 
