@@ -1,6 +1,6 @@
 # A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
 .DEFAULT_GOAL := help
-.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-registry engines-browser train learn test docs check fmt lock mutants clean
+.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-registry engines-browser train learn policy test docs check fmt lock mutants clean
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -37,6 +37,9 @@ train: setup engines-local ## Train on tasks/devops_task here, on the CPU (ARGS=
 learn: setup engines-local ## Show that it learns: 3 learning rates x 3 seeds here, hours; a table and a figure (ARGS= adds flags)
 	.venv/bin/harbor-gym sweep --task-dir tasks/devops_task --sweep-path runs/learn --env local --backend local \
 		--num-batches 25 --save-every 5 --zero-reward-on-limit $(ARGS)
+
+policy: setup engines-local ## Make the policy anew that is shipped for tasks/devops_task
+	.venv/bin/python .ci/policy.py tasks/devops_task
 
 test: setup engines-local ## Run the tests, those on Docker where it is available (ARGS= adds pytest's flags)
 	.ci/test.sh $(ARGS)

@@ -54,7 +54,7 @@ async def ensure_policy(
     rebuild: bool = False,
     progress: Callable[[str, int, int, float | None], None] | None = None,
 ) -> Path:
-    """Return the warm-started policy for a task: the cached one, or one made now in a few minutes.
+    """Return the warm-started policy for a task: the cached one, the shipped one, or one made now in a few minutes.
 
     A scripted demonstrator plays the task in its true sandbox; the policy learns to imitate it. Two callers at once
     build it once. The result is a Hugging Face directory: the ``model_name`` for renderer, tokenizer and server.
@@ -67,9 +67,9 @@ async def ensure_policy(
         agent: The agent that the policy will be the model of: the demonstrator plays behind the gateway then, and the
             policy learns what the agent shows. None is our own loop.
         seed: Decides the demonstrator's choices and the policy's weights.
-        rebuild: Make it anew although it is cached.
+        rebuild: Make it anew although it is cached or shipped.
         progress: Called as ``progress(phase, done, total, loss)`` while one is made, perhaps from another thread;
-            ``phase`` is ``"demonstrations"`` (the loss is None) or ``"warm start"``.
+            ``phase`` is ``"demonstrations"``, ``"warm start"`` or ``"shipped policy"``; only a warm start has a loss.
 
     Raises:
         TaskError: The task is malformed or has no demonstrator.
@@ -84,6 +84,10 @@ async def ensure_policy(
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         if (known := _complete_policy(folder)) is not None:
             return known
+        if not rebuild and agent is None and (shipped := await _shipped_policy(task_dir, renderer_name, seed, folder)):
+            if progress is not None:
+                progress("shipped policy", 1, 1, None)
+            return shipped
         from harbor_gym.embedded.demonstrations import play_demonstrations
         from harbor_gym.embedded.policy import training_stack
 
@@ -141,6 +145,12 @@ def _complete_policy(folder: Path) -> Path | None:
     from harbor_gym.embedded.warm_start import RECORD_NAME
 
     return next((record.parent for record in sorted(folder.glob(f"policy-*/{RECORD_NAME}"))), None)
+
+
+async def _shipped_policy(task_dir: Path, renderer_name: str, seed: int, folder: Path) -> Path | None:
+    from harbor_gym.embedded.shipped import SEED, unpack_policy
+
+    return await asyncio.to_thread(unpack_policy, task_dir, renderer_name, folder) if seed == SEED else None
 
 
 def _quickest(sandbox: str) -> str:

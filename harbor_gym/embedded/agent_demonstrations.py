@@ -47,17 +47,14 @@ async def play_with_agent(
     """Play one episode in which an agent types what the demonstrator answers.
 
     Args:
-        config: The task, the sandbox and ``max_turns``.
+        config: The task, the sandbox, ``max_turns``, ``time_limit_sec`` and ``reward_key``.
         agent: As :class:`harbor_gym.adapters.harbor.RolloutInterface` takes it. It must read terminus-json-plain.
         demonstrator: A fresh one.
 
     Raises:
         HarborGymError: The sandbox, the agent or the verifier failed.
     """
-    from harbor.models.trial.config import TaskConfig
-
     from harbor_gym.adapters.harbor import RolloutInterface
-    from harbor_gym.gateway import SessionLimits
 
     codec = ChatLines()
 
@@ -65,15 +62,7 @@ async def play_with_agent(
         shown = codec.messages(prompt)[-1]["content"]
         return Sample(codec.line("assistant", demonstrator.answer(shown).text()))
 
-    interface = RolloutInterface(
-        sampler=sample,
-        codec=codec,
-        agent=agent,
-        sandbox=config.sandbox,
-        sandbox_options=config.sandbox_options,
-        limits=SessionLimits(max_turns=config.max_turns),
-    )
-    (rollout,) = await interface.run([TaskConfig(path=config.task_dir)])
+    rollout = await RolloutInterface.from_config(config, sample, codec, agent).run_one(config.task_dir)
     if rollout.error is not None:
         raise rollout.error
     messages = codec.messages(rollout.token_ids)

@@ -13,10 +13,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from harbor_gym.config import TerminalEnvConfig
-from harbor_gym.embedded.demonstrator import Demonstration, Demonstrator, Script, load_script
+from harbor_gym.embedded.demonstrator import Demonstration, Demonstrator, load_script
 from harbor_gym.env import AsyncTerminalGymEnv
-from harbor_gym.errors import HarborGymError
 from harbor_gym.formats import prompts
+from harbor_gym.outcomes import RetryBudget
 from harbor_gym.types import EndReason
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_ATTEMPTS = 3
-"""Sandboxes that one episode may use up before an infrastructure failure is passed on."""
+_RETRIES = 2
+"""Fresh sandboxes that an episode may get before an infrastructure failure is passed on."""
 
 type _Play = Callable[[TerminalEnvConfig, Demonstrator], Awaitable[Demonstration]]
 """Plays one episode with a fresh demonstrator."""
@@ -69,8 +69,10 @@ async def play_demonstrations(
 
     async def play(index: int) -> Demonstration:
         nonlocal finished
-        async with slots:
-            demonstration = await _play_surviving(play_one, config, script, f"{seed}/{index}")
+        async with slots:  # an attempt after a lost one makes the same choices
+            demonstration = await RetryBudget(_RETRIES).run(
+                lambda: play_one(config, Demonstrator(script, random.Random(f"{seed}/{index}")))
+            )
         finished += 1
         if progress is not None:
             progress(finished, episodes)
@@ -132,15 +134,3 @@ def _player(agent: "AgentConfig | str | None") -> _Play:
 
     require_terminus_json(agent)
     return lambda config, demonstrator: play_with_agent(config, agent, demonstrator)
-
-
-async def _play_surviving(play: _Play, config: TerminalEnvConfig, script: Script, seed: str) -> Demonstration:
-    """Play one episode; after an infrastructure failure play it anew, with the same choices, in a fresh sandbox."""
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            return await play(config, Demonstrator(script, random.Random(seed)))
-        except HarborGymError as exc:
-            if not exc.is_infrastructure or attempt == _ATTEMPTS:
-                raise
-            _log.warning("demonstration %s, attempt %d of %d: %s", seed, attempt, _ATTEMPTS, exc)
-    raise AssertionError("the last attempt returns or raises")

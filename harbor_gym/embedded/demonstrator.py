@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.errors import TaskError
 from harbor_gym.types import EndReason
 
@@ -145,9 +146,10 @@ def load_script(task_dir: Path) -> Script:
     """
     path = task_dir / MOVES_PATH
     if not path.is_file():
+        explained = resolve_shipped("task:devops_task") / "README.md"
         raise TaskError(
             f"{task_dir} has no {MOVES_PATH}, which the built-in tiny policy is warm-started from; write one "
-            "(tasks/devops_task/README.md explains the format), or bring a policy with --model-name MODEL_DIRECTORY"
+            f"({explained} explains the format), or bring a policy with --model-name MODEL_DIRECTORY"
         )
     try:
         return Script.model_validate_json(path.read_bytes())

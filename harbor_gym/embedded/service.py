@@ -17,9 +17,11 @@ from harbor_gym.adapters.tinker.training.config import Backend
 from harbor_gym.adapters.tinker.training.preparation import TrainRun
 from harbor_gym.adapters.tinker.training.service import ModelService, OpenService, cancelled_with, tinker_service
 from harbor_gym.embedded import ensure_policy
+from harbor_gym.embedded.demonstrator import load_script
 from harbor_gym.embedded.interpreter import server_python
-from harbor_gym.embedded.policy import training_stack
+from harbor_gym.embedded.policy import build_tokenizer, training_stack
 from harbor_gym.embedded.server import TrainingServer, export_adapter
+from harbor_gym.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     import tinker
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
     from tinker_cookbook.checkpoint_utils import CheckpointRecord
 
 type Show = Callable[[str], None]
+
+_INSTALLED_BY = {
+    Backend.TINKER: ("training with the Tinker service", "tinker", ""),
+    Backend.LOCAL: ("training with --backend local", "tinker,server", ", then run `harbor-gym server install`"),
+}
+"""What needs which extras, and what is done after that."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +61,31 @@ def require_backend(backend: Backend) -> None:
         MissingDependencyError: A part of it is not.
     """
     needed = ("tinker", "tinker_cookbook") + (("torch", "transformers") if backend is Backend.LOCAL else ())
-    with training_stack():
-        for name in needed:
-            if importlib.util.find_spec(name) is None:
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        what, extras, then = _INSTALLED_BY[backend]
+        raise MissingDependencyError(
+            f'{what} needs {missing[0]}, which is not installed: pip install "harbor-gym[{extras}]"{then}'
+        )
     if backend is Backend.LOCAL:
         server_python()
+
+
+async def require_policy(run: TrainRun) -> None:
+    """Check that the run's policy can be made, where it is the built-in one; nothing is started or written.
+
+    Raises:
+        TaskError: The task has no demonstrator, or a malformed one.
+        UsageError: There is no such renderer.
+    """
+    if run.config.backend is Backend.LOCAL and run.config.model_name is None:
+        load_script(run.env.task_dir)
+        await asyncio.to_thread(_require_renderer, run.config.renderer_name)
+
+
+def _require_renderer(name: str) -> None:
+    with training_stack():
+        from harbor_gym.adapters.tinker.codec import renderer_of
+    renderer_of(name, build_tokenizer(["any text"]))
 
 
 def service_of(backend: Backend, show: Show, bar: ShowBar = show_no_bar) -> OpenService:

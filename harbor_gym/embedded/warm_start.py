@@ -11,12 +11,11 @@ import hashlib
 import json
 import logging
 import math
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harbor_gym._runtime.files import publishing_once
 from harbor_gym.embedded import policy
 from harbor_gym.errors import UsageError
 
@@ -109,23 +108,22 @@ def warm_start(
         progress: Called after each step, in this thread. What it raises ends the training and leaves nothing behind.
 
     Raises:
-        UsageError: There is nothing to learn from, or a conversation can't be rendered.
+        UsageError: There is nothing to learn from, a conversation can't be rendered, or the policy's directory is there
+            without its record.
         MissingDependencyError: torch, transformers or the cookbook is not installed.
     """
     settings = WarmStartSettings(renderer_name=renderer_name, seed=seed, steps=steps)
     final = out_dir / f"policy-{_digest(conversations, settings)}"
     if (final / RECORD_NAME).is_file():
         return final
+    if final.exists():
+        raise UsageError(f"{final} is a policy without its {RECORD_NAME}: remove that directory, and it is made anew")
     if not any(message["role"] == "assistant" for conversation in conversations for message in conversation):
         raise UsageError("a warm start needs conversations with answers of the assistant; there are none")
-    out_dir.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=".building-", dir=out_dir))
-    try:
+    with publishing_once(final) as building:
+        building.mkdir()
         record = _build(conversations, building, settings, progress)
         (building / RECORD_NAME).write_text(json.dumps(record, indent=1) + "\n")
-        _publish(building, final)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
     return final
 
 
@@ -143,10 +141,8 @@ def encode_conversation(
 
 def _encoder(tokenizer: PreTrainedTokenizerFast, renderer_name: str) -> Callable[[Sequence[Mapping[str, str]]], Row]:
     with policy.training_stack():
-        from tinker_cookbook.renderers import get_renderer
-
-        from harbor_gym.adapters.tinker.codec import RendererCodec
-    codec = RendererCodec(get_renderer(renderer_name, tokenizer))  # pyright: ignore[reportArgumentType]  # the cookbook names one tokenizer class, takes any
+        from harbor_gym.adapters.tinker.codec import RendererCodec, renderer_of
+    codec = RendererCodec(renderer_of(renderer_name, tokenizer))
     stop = codec.stop[0]
     end = [stop] if isinstance(stop, int) else tokenizer.encode(stop, add_special_tokens=False)
 
@@ -306,11 +302,3 @@ def _digest(conversations: Sequence[Sequence[Mapping[str, str]]], settings: Warm
     plain = [[[message["role"], message["content"]] for message in conversation] for conversation in conversations]
     whole = json.dumps([POLICY_FORMAT, dataclasses.asdict(settings), plain])
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
-
-
-def _publish(building: Path, final: Path) -> None:
-    try:
-        building.rename(final)
-    except OSError:
-        if not (final / RECORD_NAME).is_file():  # otherwise another process made the same policy meanwhile
-            raise

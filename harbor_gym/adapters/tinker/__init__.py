@@ -4,10 +4,9 @@ A name is imported when it is first used; without the extra that raises
 :class:`harbor_gym.errors.MissingDependencyError`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from harbor_gym.errors import MissingDependencyError
+from harbor_gym._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
     from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
@@ -25,21 +24,6 @@ if TYPE_CHECKING:
     from harbor_gym.adapters.tinker.strategy import RetryThenMask
     from harbor_gym.adapters.tinker.training.config import TrainConfig
 
-_HOMES = {
-    "HarborAgentEnvGroupBuilder": "agent_group",
-    "HarborAgentTinkerEnv": "agent_env",
-    "HarborEvaluator": "evaluator",
-    "HarborRLDataset": "dataset",
-    "HarborRLDatasetBuilder": "dataset",
-    "HarborSingleTaskEnvGroupBuilder": "group",
-    "HarborSingleTaskRLDataset": "dataset",
-    "HarborSingleTaskRLDatasetBuilder": "dataset",
-    "HarborTerminalTinkerEnv": "env",
-    "RendererCodec": "codec",
-    "RetryThenMask": "strategy",
-    "TrainConfig": "training.config",
-}
-
 __all__ = [
     "HarborAgentEnvGroupBuilder",
     "HarborAgentTinkerEnv",
@@ -55,18 +39,24 @@ __all__ = [
     "TrainConfig",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as exc:
-        if exc.name not in ("tinker", "tinker_cookbook", "chz"):
-            raise
-        message = 'harbor_gym.tinker needs tinker-cookbook: pip install "harbor-gym[tinker]"'
-        raise MissingDependencyError(message) from exc
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "agent_env": ("HarborAgentTinkerEnv",),
+        "agent_group": ("HarborAgentEnvGroupBuilder",),
+        "codec": ("RendererCodec",),
+        "dataset": (
+            "HarborRLDataset",
+            "HarborRLDatasetBuilder",
+            "HarborSingleTaskRLDataset",
+            "HarborSingleTaskRLDatasetBuilder",
+        ),
+        "env": ("HarborTerminalTinkerEnv",),
+        "evaluator": ("HarborEvaluator",),
+        "group": ("HarborSingleTaskEnvGroupBuilder",),
+        "strategy": ("RetryThenMask",),
+        "training.config": ("TrainConfig",),
+    },
+    requires=("tinker", "tinker_cookbook", "chz"),
+    install='"harbor-gym[tinker]"',
+)

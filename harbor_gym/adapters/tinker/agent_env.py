@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tinker
-from harbor.models.trial.config import AgentConfig, TaskConfig
+from harbor.models.trial.config import AgentConfig
 from tinker_cookbook.completers import StopCondition
 from tinker_cookbook.rl.types import (
     Action,
@@ -28,7 +28,6 @@ from harbor_gym.adapters.tinker.env import stop_metric
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_reward
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, UsageError
-from harbor_gym.gateway import SessionLimits
 from harbor_gym.tokens import Transcript
 from harbor_gym.transcripts import write_transcript
 from harbor_gym.types import Sample, TokenSequence, Turn
@@ -75,23 +74,11 @@ class HarborAgentTinkerEnv(Env):
     ) -> None:
         self._codec, self._config, self._labels = codec, config, labels or {}
         self._transcript_path, self._reward = transcript_path, reward
-        limits = SessionLimits(
-            max_turns=config.max_turns,
-            time_limit_sec=config.time_limit_sec,
-            max_context_tokens=max_context_tokens,
-            max_answer_tokens=max_tokens,
-        )
-        self._interface = RolloutInterface(
-            sampler=self._sample,
-            codec=codec,
-            agent=agent,
-            sandbox=config.sandbox,
-            sandbox_options=config.sandbox_options,
-            limits=limits,
-            reward_key=config.reward_key,
+        self._interface = RolloutInterface.from_config(
+            config, self._sample, codec, agent, max_context_tokens=max_context_tokens, max_answer_tokens=max_tokens
         )
         self._requests: asyncio.Queue[_Request] = asyncio.Queue()
-        self._playing: asyncio.Task[list[TokenRollout]] | None = None
+        self._playing: asyncio.Task[TokenRollout] | None = None
         self._request: _Request | None = None
         self._rollout: TokenRollout | None = None
         self._started = 0.0
@@ -111,7 +98,7 @@ class HarborAgentTinkerEnv(Env):
         if self._playing is not None:
             raise UsageError("an environment plays one episode")
         self._started = time.monotonic()
-        self._playing = asyncio.create_task(self._interface.run([TaskConfig(path=self._config.task_dir)]))
+        self._playing = asyncio.create_task(self._interface.run_one(self._config.task_dir))
         prompt = await self._next()
         if prompt is None:
             reward, metrics = await self._end()
@@ -178,7 +165,7 @@ class HarborAgentTinkerEnv(Env):
             try:
                 await asyncio.wait((waiting, self._playing), return_when=asyncio.FIRST_COMPLETED)
                 if not waiting.done():
-                    (self._rollout,) = await self._playing
+                    self._rollout = await self._playing
                     return None
                 request = waiting.result()
             finally:

@@ -2,17 +2,35 @@
 
 import logging
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from tinker_cookbook.exceptions import RendererError
-from tinker_cookbook.renderers import Message, Renderer
+from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.renderers.base import get_text_content
 
 from harbor_gym.codecs.tail import PROBE_TASK, ChatTail, Messages, tokenizer_lock
+from harbor_gym.errors import UsageError
 from harbor_gym.formats.tool_text import ToolCall, write_calls
 from harbor_gym.types import ChatMessage
 
 logger = logging.getLogger(__name__)
+
+
+def renderer_of(name: str, tokenizer: Any, *, model_name: str | None = None) -> Renderer:
+    """Return the cookbook's renderer of this name, or one that was registered with it.
+
+    Args:
+        name: As ``renderer_name`` everywhere.
+        tokenizer: A Hugging Face tokenizer, or one of the cookbook's.
+        model_name: What the tokenizer was loaded by, where that is not the tokenizer's own ``name_or_path``.
+
+    Raises:
+        UsageError: There is none of this name, or it needs more than a tokenizer.
+    """
+    try:
+        return get_renderer(name, tokenizer, model_name=model_name)
+    except RendererError as exc:
+        raise UsageError(f"renderer_name {name!r} can't be used: {exc}") from exc
 
 
 class RendererCodec:

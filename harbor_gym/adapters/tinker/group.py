@@ -1,7 +1,6 @@
 """A group of episodes of one task for tinker-cookbook's RL loop."""
 
 import asyncio
-import functools
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -9,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
-from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from harbor_gym import errors
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.env import STOP_REASONS, HarborTerminalTinkerEnv
+from harbor_gym.adapters.tinker.sampling import codec_for
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward, find_make_env, find_trajectory_reward
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError
@@ -31,11 +29,6 @@ logger = logging.getLogger(__name__)
 _INFRASTRUCTURE_ERRORS = tuple(
     name for name, kind in vars(errors).items() if isinstance(kind, type) and getattr(kind, "is_infrastructure", False)
 )
-
-
-@functools.lru_cache(maxsize=8)
-def _codec(renderer_name: str, model_name: str) -> RendererCodec:
-    return RendererCodec(get_renderer(renderer_name, get_tokenizer(model_name), model_name=model_name))
 
 
 @dataclass
@@ -100,7 +93,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
 
     async def make_envs(self) -> Sequence[Env]:
         """Make ``group_size`` environments. May be called again for retries; ``cleanup`` closes all of them."""
-        codec = await asyncio.to_thread(_codec, self.renderer_name, self.model_name)
+        codec = await asyncio.to_thread(codec_for, self.renderer_name, self.model_name)
         pool = await self._pool()
         for config, size in self.warm_next:
             shared_pool(config, size=size).refill_to(size)

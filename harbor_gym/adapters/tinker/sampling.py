@@ -1,18 +1,29 @@
 """A Tinker sampling client as the sampler of :func:`harbor_gym.rollout.run_episode`."""
 
+import functools
 from collections.abc import Sequence
 
 import tinker
-from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from harbor_gym.adapters.tinker.codec import RendererCodec
+from harbor_gym.adapters.tinker.codec import RendererCodec, renderer_of
+from harbor_gym.errors import UsageError
 from harbor_gym.rollout import Sample, Sampler
 
 
+@functools.lru_cache(maxsize=8)
 def codec_for(renderer_name: str, model_name: str) -> RendererCodec:
-    """Return the codec of a cookbook renderer with a model's tokenizer; the model is a name, or a directory."""
-    return RendererCodec(get_renderer(renderer_name, get_tokenizer(model_name), model_name=model_name))
+    """Return the codec of a cookbook renderer with a model's tokenizer; the model is a name, or a directory.
+
+    Raises:
+        UsageError: The tokenizer can't be loaded, there is no such renderer, or it can't be continued token by token.
+    """
+    try:
+        tokenizer = get_tokenizer(model_name)
+    except (OSError, ValueError) as exc:  # what transformers raises for a model that is not there, or is none
+        reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0]
+        raise UsageError(f"model_name {model_name!r}: its tokenizer can't be loaded: {reason}") from exc
+    return RendererCodec(renderer_of(renderer_name, tokenizer, model_name=model_name))
 
 
 def tinker_sampler(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import harbor_gym.embedded as embedded
+from harbor_gym.adapters.tinker.training.config import Backend
 from harbor_gym.embedded import policy, warm_start
 from harbor_gym.embedded.policy import ADDED_TOKENS, SPECIAL_TOKENS, build_model, build_tokenizer, save_policy
+from harbor_gym.embedded.service import require_backend
 from harbor_gym.errors import MissingDependencyError, TaskError, UsageError
 from tests.helpers.engines import require_engine
 
@@ -113,6 +116,21 @@ def test_a_missing_package_is_named_and_a_broken_one_keeps_its_error() -> None:
         raise ModuleNotFoundError("No module named 'torch.x'", name="torch.x")
     with pytest.raises(ModuleNotFoundError, match="libx"), policy.training_stack():
         raise ModuleNotFoundError("No module named 'libx'", name="libx")
+
+
+@pytest.mark.parametrize(
+    ("backend", "advice"),
+    [
+        (Backend.TINKER, r'"harbor-gym\[tinker\]"$'),
+        (Backend.LOCAL, r'"harbor-gym\[tinker,server\]", then run `.* install`$'),
+    ],
+)
+def test_a_backend_that_is_not_installed_is_named_with_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, backend: Backend, advice: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "tinker", None)
+    with pytest.raises(MissingDependencyError, match=f"needs tinker, which is not installed: pip install {advice}"):
+        require_backend(backend)
 
 
 def test_rows_are_the_prompts_that_the_renderer_writes(tokenizer: Any) -> None:
@@ -216,6 +234,13 @@ def test_an_interrupted_warm_start_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UsageError, match="there are none"):
         warm_start.warm_start([], tmp_path, renderer_name="qwen3")
+
+
+def test_a_policy_that_lost_its_record_is_not_returned(tmp_path: Path) -> None:
+    made = warm_start.warm_start(CONVERSATIONS, tmp_path, renderer_name="qwen3", steps=1)
+    (made / warm_start.RECORD_NAME).unlink()
+    with pytest.raises(UsageError, match=f"{made.name} is a policy without its warm_start.json"):
+        warm_start.warm_start(CONVERSATIONS, tmp_path, renderer_name="qwen3", steps=1)
 
 
 @pytest.mark.local

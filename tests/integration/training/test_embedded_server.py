@@ -17,6 +17,7 @@ from harbor_gym.embedded.policy import build_model, build_tokenizer, save_policy
 from harbor_gym.embedded.server import TrainingServer, TrainingServerError, export_adapter
 from harbor_gym.errors import UsageError
 from tests.helpers.engines import require_engine
+from tests.helpers.patience import PATIENCE_SEC
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.usefixtures("engines", "nothing_left")]
 
@@ -74,7 +75,7 @@ async def _until_engine_runs(leader: int) -> None:
 
 
 async def _until_gone(leader: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SEC):
         while _group(leader):  # noqa: ASYNC110 - processes of others send no event
             await asyncio.sleep(0.05)
 

@@ -32,7 +32,7 @@ async def start(model_dir: Path, task_dir: Path, log_path: Path, *more: str) -> 
         *("--task-dir", task_dir, "--env", "tests.helpers.sandboxes.judged:Judged", "--log-path", log_path),
         *("--backend", "local", "--model-name", model_dir),
         # For a policy that knows nothing: each of its messages is typed, so that there is something to learn.
-        *("--action-format", "keystrokes"),
+        *("--action-format", "keystrokes", "--terminal-max-wait-sec", 1),  # of these, many are empty: they wait
         *("--renderer-name", "qwen3_instruct", "--lora-rank", 8, "--learning-rate", 0.003, "--seed", 5),
         *("--group-size", 4, "--num-batches", 4, "--save-every", 2, "--max-turns", 2, "--max-tokens", 24),
         *("--eval-every", 2, "--test-episodes", 2, "--eval-temperature", 1, "--kl-penalty-coef", 0.01),
@@ -50,6 +50,7 @@ async def start(model_dir: Path, task_dir: Path, log_path: Path, *more: str) -> 
 async def end(process: asyncio.subprocess.Process) -> None:
     _, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()[-3000:]
+    assert b"\x1b" not in errors, "colour codes in a pipe"
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

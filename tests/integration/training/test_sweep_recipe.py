@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -119,12 +120,14 @@ def test_an_interrupted_sweep_interrupts_its_runs_and_waits_for_them(trainer: Pa
     assert (folder / "lr_0.001_seed_0" / "interrupted").exists(), f"it was killed, or logged why not: {log.read_text()}"
 
 
-def test_the_real_recipe_takes_what_the_sweep_gives_it(tmp_path: Path) -> None:
-    done = sweep("--learning-rates", "1e-3", "--seeds", "0", "--sweep-path", str(tmp_path), "--env", "dokcer")
-    assert done.returncode == 1
-    assert "ended with exit code 2" in done.stderr
-    assert "harbor-gym train: " in done.stderr
-    assert "docker" in done.stderr
+def test_flags_that_training_refuses_end_the_sweep_at_once_and_can_be_corrected(trainer: Path, tmp_path: Path) -> None:
+    grid = ("--learning-rates", "1e-3,1e-4", "--seeds", "0,1", "--sweep-path", str(tmp_path / "sweep"))
+    refused = sweep(*grid, "--env", "dokcer")
+    assert refused.returncode == 2
+    assert refused.stdout == "4 runs to train, 0 finished already\n"
+    assert re.fullmatch(r"error: harbor-gym train: .*dokcer.* docker.*\n", refused.stderr)
+    corrected = sweep(*grid, "--env", "docker", trainer=trainer)
+    assert corrected.returncode == 0, corrected.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from harbor_gym import report
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
+from tests.helpers.policies.random_policy import write_random_policy
 from tests.helpers.recipe_runs import SECRETS, expect_refused, run_recipe
 
 TASK = ROOT / "tasks" / "devops_task"
@@ -57,6 +58,39 @@ def test_what_can_not_work_is_one_line_and_exit_code_2(arguments: list[str], exp
     env = {"DOCKER_HOST": f"unix://{tmp_path}/no.sock"}
     expect_refused(run_recipe("train", *arguments, "--log-path", str(log_path), env=env), expected)
     assert not log_path.exists(), "nothing may be started or made"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("task", "arguments", "expected"),
+    [
+        ("devops_task", ["--renderer-name", "qwen4"], "renderer_name 'qwen4'"),
+        ("sensor_console", [], "devops_task/README.md explains the format"),
+        ("devops_task", ["--model-name", "no-such-folder"], "no-such-folder has no config.json"),
+        ("devops_task", ["--model-name", "{model}", "--renderer-name", "qwen4"], "renderer_name 'qwen4'"),
+    ],
+)
+def test_a_policy_that_cannot_be_driven_is_refused_before_anything_is_made(
+    task: str, arguments: list[str], expected: str, tmp_path: Path
+) -> None:
+    require_engine("server")
+    require_engine("tinker")
+    model = str(write_random_policy(tmp_path / "model"))
+    arguments = [argument.format(model=model) for argument in arguments]
+    log_path = tmp_path / "run"
+    sandbox = "tests.helpers.sandboxes.judged:Judged"
+    flags = ("--task-dir", str(TASK.parent / task), "--env", sandbox, "--backend", "local")
+    expect_refused(run_recipe("train", *flags, *arguments, "--log-path", str(log_path)), expected)
+    assert not log_path.exists()
+
+
+@pytest.mark.server
+def test_a_folder_that_cannot_be_made_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    require_engine("server")
+    require_engine("tinker")
+    (tmp_path / "taken").touch()
+    flags = ("--task-dir", str(TASK), "--env", "tests.helpers.sandboxes.judged:Judged", "--backend", "local")
+    expect_refused(run_recipe("train", *flags, "--log-path", str(tmp_path / "taken" / "run")), "run's folder")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Generator
 from concurrent.futures import Executor
@@ -30,8 +31,7 @@ async def run_loop(
     evaluator = await _evaluator(run, service, strategy)
     start_path = await first_weights(run, service)
     config = _loop_config(run, service, strategy, start_path, evaluator)
-    # The loop sets up logging before it first waits; the console is made quiet right after that.
-    asyncio.get_running_loop().call_soon(report.quiet_console)
+    _quiet_after_setup()
     total = run.config.num_batches or count_batches(run)
     async with report.live_progress(run.log_path, total=total, show=show, title=run.title, bar=bar):
         try:
@@ -43,6 +43,21 @@ async def run_loop(
                     await export_best(run, service, show)
         finally:
             await close_shared_pools()
+
+
+def _quiet_after_setup() -> None:
+    """Log no details until the loop has set up logging, which it does before it first waits; then quiet the console.
+
+    Its own handler prints colour codes, to a file too.
+    """
+    before = logging.root.manager.disable
+
+    def quiet() -> None:
+        logging.disable(before)
+        report.quiet_console()
+
+    logging.disable(logging.INFO)
+    asyncio.get_running_loop().call_soon(quiet)
 
 
 def count_batches(run: TrainRun) -> int:

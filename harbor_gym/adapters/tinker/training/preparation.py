@@ -90,6 +90,8 @@ async def prepare(config: TrainConfig) -> TrainRun:
     _check_service(config)
     if config.base_url is not None:
         await require_endpoint(config.base_url)
+    if config.model_name is not None:
+        await asyncio.to_thread(_check_model, config, config.model_name)
     return run
 
 
@@ -108,9 +110,16 @@ def claim_folder(run: TrainRun) -> None:
     Blocks; asks on the terminal where the folder exists and ``log_dir_exists`` is ``ask``.
 
     Raises:
-        UsageError: The folder exists and may not be used, or its run had other settings or tasks: the batches of a
-            resumed run would not continue where they were.
+        UsageError: The folder can't be written; it exists and may not be used; or its run had other settings or tasks:
+            the batches of a resumed run would not continue where they were.
     """
+    try:
+        _claim(run)
+    except OSError as exc:
+        raise UsageError(f"{run.log_path} can't be the run's folder: {exc}") from exc
+
+
+def _claim(run: TrainRun) -> None:
     settle_folder(run.log_path, run.config)
     path = run.log_path / "tasks.json"
     if path.is_file():
@@ -174,9 +183,19 @@ def _check_batches(run: TrainRun) -> None:
     count_batches(run)
 
 
+def _check_model(config: TrainConfig, model_name: str) -> None:
+    from harbor_gym.adapters.tinker.sampling import codec_for
+
+    if config.backend is Backend.LOCAL and not (Path(model_name) / "config.json").is_file():
+        raise UsageError(f"--backend local serves a model's directory, and {model_name} has no config.json")
+    codec_for(config.renderer_name, model_name)
+
+
 def _check_service(config: TrainConfig) -> None:
     is_local = config.backend is Backend.LOCAL
     if is_local and config.base_url is not None:
         raise UsageError("--backend local starts its own server; --base-url belongs to --backend tinker")
+    if not is_local and config.model_name is None:
+        raise UsageError("--backend tinker needs a --model-name")
     if not is_local and config.base_url is None and not os.environ.get("TINKER_API_KEY"):
         raise UsageError("TINKER_API_KEY is not set; set it, or train on this machine with --backend local")

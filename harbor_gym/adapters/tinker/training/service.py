@@ -74,11 +74,9 @@ async def tinker_service(run: TrainRun) -> AsyncGenerator[ModelService]:
     """Yield the Tinker service of a run; nothing is started. A server at ``base_url`` that goes away cancels the block.
 
     Raises:
-        UsageError: The run names no model.
         ServiceLostError: The server stopped answering while the block ran.
     """
-    if run.config.model_name is None:
-        raise UsageError("--backend tinker needs a --model-name")
+    assert run.config.model_name is not None, "a prepared run of this backend names its model"
     service = TinkerService(run.config.model_name, run.config.base_url)
     if service.base_url is None:
         yield service

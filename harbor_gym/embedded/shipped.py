@@ -1,0 +1,88 @@
+"""Policies that come with the package, so that a first run needs neither demonstrations nor a warm start.
+
+A policy is shipped with bfloat16 weights (4 MB) and unpacked with float32 ones. It belongs to what it was shown: where
+the task or the prompts differ, a policy is made as for any other task. ``make policy`` makes the shipped ones anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+from harbor_gym._runtime.files import publishing_once
+from harbor_gym.embedded.policy import training_stack
+from harbor_gym.embedded.warm_start import POLICY_FORMAT, RECORD_NAME
+from harbor_gym.errors import UsageError
+from harbor_gym.formats import prompts
+
+SEED = 0
+"""Seed of every shipped policy."""
+
+POLICIES = Path(__file__).with_name("policies")
+"""One folder for each task that has a shipped policy."""
+
+_KEY_NAME = "key.txt"
+_WEIGHTS = "model.safetensors"
+_SHOWN = ("environment", "demonstrations", "instruction.md", "task.toml")
+"""Parts of a task that decide what its demonstrations show."""
+
+
+def policy_fingerprint(task_dir: Path, renderer_name: str) -> str:
+    """Return a digest of what a policy of this task is shown, and how."""
+    digest = hashlib.sha256(f"{POLICY_FORMAT}\0{prompts.PROMPT_FORMAT}\0{renderer_name}\0".encode())
+    for path in sorted(path for name in _SHOWN for path in (task_dir / name, *(task_dir / name).rglob("*"))):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(f"{path.relative_to(task_dir).as_posix()}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def unpack_policy(task_dir: Path, renderer_name: str, out_dir: Path) -> Path | None:
+    """Write the policy that is shipped for a task below ``out_dir``; return its directory, None where there is none.
+
+    Raises:
+        MissingDependencyError: torch or transformers is not installed.
+    """
+    fingerprint = policy_fingerprint(task_dir, renderer_name)
+    keys = sorted(POLICIES.glob(f"*/{_KEY_NAME}"))
+    source = next((key.parent for key in keys if key.read_text(encoding="utf-8").strip() == fingerprint), None)
+    if source is None:
+        return None
+    final = out_dir / f"policy-shipped-{fingerprint}"
+    with publishing_once(final) as building:
+        _copy(source, building, "float32")
+    return final
+
+
+def pack_policy(policy_dir: Path, task_dir: Path) -> Path:
+    """Make a warm-started policy the one that is shipped for a task, in place of an older one.
+
+    Args:
+        policy_dir: What :func:`harbor_gym.embedded.warm_start.warm_start` returned for this task and :data:`SEED`.
+        task_dir: The task; its folder's name becomes the policy's.
+
+    Raises:
+        UsageError: The policy has another seed.
+        MissingDependencyError: torch or transformers is not installed.
+    """
+    settings = json.loads((policy_dir / RECORD_NAME).read_text(encoding="utf-8"))["settings"]
+    if settings["seed"] != SEED:
+        raise UsageError(f"{policy_dir} was made with seed {settings['seed']}; a shipped policy has seed {SEED}")
+    final = POLICIES / task_dir.resolve().name
+    shutil.rmtree(final, ignore_errors=True)
+    _copy(policy_dir, final, "bfloat16")
+    (final / _KEY_NAME).write_text(f"{policy_fingerprint(task_dir, settings['renderer_name'])}\n", encoding="utf-8")
+    return final
+
+
+def _copy(source: Path, target: Path, dtype: str) -> None:
+    with training_stack():
+        import torch
+        from safetensors.torch import load_file, save_file
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(_WEIGHTS, _KEY_NAME))
+    weights = load_file(source / _WEIGHTS)
+    converted = {name: tensor.to(getattr(torch, dtype)) for name, tensor in weights.items()}
+    save_file(converted, target / _WEIGHTS, metadata={"format": "pt"})
+    (target / _WEIGHTS).chmod(0o644)
