@@ -1,12 +1,13 @@
 """Harbor tasks as reinforcement-learning environments.
 
-Importing this package costs little: what a name needs is imported when the name is first used.
+Importing this package registers ``HarborTerminal-v0`` with Gymnasium. Whatever else a name needs is imported when the
+name is first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from harbor_gym.adapters.gymnasium.registration import register_when_imported
+from harbor_gym._runtime.imports import lazy_names
+from harbor_gym.adapters.gymnasium.registration import register
 
 __version__ = "0.1.0"
 
@@ -55,54 +56,6 @@ if TYPE_CHECKING:
         Turn,
     )
     from harbor_gym.wrappers import TerminalEnvWrapper
-
-_HOMES = {
-    "AgentFailedError": "harbor_gym.errors",
-    "ActionFormat": "harbor_gym.types",
-    "AsyncTerminalGymEnv": "harbor_gym.env",
-    "ChatCodec": "harbor_gym.types",
-    "ChatMessage": "harbor_gym.types",
-    "Command": "harbor_gym.types",
-    "EndReason": "harbor_gym.types",
-    "EpisodeInfo": "harbor_gym.types",
-    "HFCodec": "harbor_gym.codecs",
-    "HarborGymError": "harbor_gym.errors",
-    "MissingDependencyError": "harbor_gym.errors",
-    "PoolLimits": "harbor_gym.config",
-    "Rollout": "harbor_gym.types",
-    "Sample": "harbor_gym.types",
-    "SamplerError": "harbor_gym.errors",
-    "Sampler": "harbor_gym.types",
-    "SandboxError": "harbor_gym.errors",
-    "SandboxLostError": "harbor_gym.errors",
-    "SandboxMemoryError": "harbor_gym.errors",
-    "SandboxStartError": "harbor_gym.errors",
-    "SandboxThrottledError": "harbor_gym.errors",
-    "SandboxTimeoutError": "harbor_gym.errors",
-    "StepResult": "harbor_gym.types",
-    "StopReason": "harbor_gym.types",
-    "TaskError": "harbor_gym.errors",
-    "TaskSourceError": "harbor_gym.errors",
-    "TerminalConfig": "harbor_gym.config",
-    "TerminalEnvConfig": "harbor_gym.config",
-    "TerminalEnvWrapper": "harbor_gym.wrappers",
-    "TerminalError": "harbor_gym.errors",
-    "TerminalStartError": "harbor_gym.errors",
-    "TokenSequence": "harbor_gym.types",
-    "TokenStep": "harbor_gym.types",
-    "TokenTerminalEnv": "harbor_gym.tokens",
-    "TokenTransition": "harbor_gym.types",
-    "Transcript": "harbor_gym.tokens",
-    "Turn": "harbor_gym.types",
-    "UsageError": "harbor_gym.errors",
-    "VerifierError": "harbor_gym.errors",
-    "VerifierOutOfMemoryError": "harbor_gym.errors",
-    "WarmPool": "harbor_gym.pool",
-    "flatten": "harbor_gym.sequences",
-    "merge": "harbor_gym.sequences",
-    "run_episode": "harbor_gym.rollout",
-    "run_with_retries": "harbor_gym.rollout",
-}
 
 __all__ = [
     "ActionFormat",
@@ -153,15 +106,55 @@ __all__ = [
     "run_with_retries",
 ]
 
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "codecs": ("HFCodec",),
+        "config": ("PoolLimits", "TerminalConfig", "TerminalEnvConfig"),
+        "env": ("AsyncTerminalGymEnv",),
+        "errors": (
+            "AgentFailedError",
+            "HarborGymError",
+            "MissingDependencyError",
+            "SamplerError",
+            "SandboxError",
+            "SandboxLostError",
+            "SandboxMemoryError",
+            "SandboxStartError",
+            "SandboxThrottledError",
+            "SandboxTimeoutError",
+            "TaskError",
+            "TaskSourceError",
+            "TerminalError",
+            "TerminalStartError",
+            "UsageError",
+            "VerifierError",
+            "VerifierOutOfMemoryError",
+        ),
+        "pool": ("WarmPool",),
+        "rollout": ("run_episode", "run_with_retries"),
+        "sequences": ("flatten", "merge"),
+        "tokens": ("TokenTerminalEnv", "Transcript"),
+        "types": (
+            "ActionFormat",
+            "ChatCodec",
+            "ChatMessage",
+            "Command",
+            "EndReason",
+            "EpisodeInfo",
+            "Rollout",
+            "Sample",
+            "Sampler",
+            "StepResult",
+            "StopReason",
+            "TokenSequence",
+            "TokenStep",
+            "TokenTransition",
+            "Turn",
+        ),
+        "wrappers": ("TerminalEnvWrapper",),
+    },
+)
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
-register_when_imported()
+register()

@@ -12,7 +12,7 @@ from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError, SamplerError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.tool_text import ToolCall, write_calls
-from harbor_gym.samplers.engine_client import EngineClient, EngineUser, StatusError
+from harbor_gym.samplers.engine_client import EngineClient, StatusError
 from harbor_gym.types import ActionFormat, EndReason, EpisodeInfo, StepResult, StopReason, Turn
 
 _OVERFLOWS = ("context_length_exceeded", "maximum context length", "maximum model length", "longer than the maximum")
@@ -78,7 +78,7 @@ class ContextOverflowError(BudgetSpentError):
     reason = EndReason.CONTEXT_OVERFLOW
 
 
-class ChatEndpoint(EngineUser):
+class ChatEndpoint(EngineClient):
     """Ask an OpenAI-style endpoint (``POST /v1/chat/completions``). One serves any number of episodes at once.
 
     Use it as a context manager.
@@ -111,7 +111,7 @@ class ChatEndpoint(EngineUser):
         extra_body: Mapping[str, Any] | None = None,
         api_key: str | None = None,
     ) -> None:
-        self._client = EngineClient(
+        super().__init__(
             base_url,
             "/v1/chat/completions",
             api_key_env=api_key_env,
@@ -141,7 +141,7 @@ class ChatEndpoint(EngineUser):
         """
         try:
             declared = {"tools": list(tools)} if tools else {}
-            return _read_answer(await self._client.post({**self._body, **declared, "messages": list(messages)}))
+            return _read_answer(await self._post({**self._body, **declared, "messages": list(messages)}))
         except StatusError as exc:
             if exc.status == 400 and any(words in exc.body for words in _OVERFLOWS):
                 raise ContextOverflowError(str(exc)) from exc

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from harbor_gym.errors import SamplerError
-from harbor_gym.samplers.engine_client import EngineClient, EngineUser
+from harbor_gym.samplers.engine_client import EngineClient
 from harbor_gym.types import Sample, StopReason
 
 
-class CompletionsSampler(EngineUser):
+class CompletionsSampler(EngineClient):
     """Sample from an engine's ``POST /v1/completions`` with a prompt of token ids, as vLLM serves it.
 
     The sampled ids come from ``return_token_ids`` (vLLM 0.10.2 and later) or, where the engine ignores that, from
@@ -46,7 +46,7 @@ class CompletionsSampler(EngineUser):
         max_attempts: int = 4,
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
-        self._client = EngineClient(
+        super().__init__(
             base_url, "/v1/completions", api_key_env=api_key_env, timeout_sec=timeout_sec, max_attempts=max_attempts
         )
         self._body: dict[str, Any] = {
@@ -70,7 +70,7 @@ class CompletionsSampler(EngineUser):
             SamplerError: The engine can't be reached, refuses the request, or returns no token ids.
             UsageError: The sampler is not open.
         """
-        return _read_sample(await self._client.post({**self._body, "prompt": list(prompt)}))
+        return _read_sample(await self._post({**self._body, "prompt": list(prompt)}))
 
 
 def _read_sample(answer: object) -> Sample:

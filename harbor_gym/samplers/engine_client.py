@@ -33,7 +33,7 @@ class StatusError(SamplerError):
 
 
 class EngineClient:
-    """Send requests to one address. Use it as a context manager; any number of requests at once.
+    """What sends requests to one address. Use it as a context manager; any number of requests at once.
 
     Args:
         base_url: The engine's address, with or without ``/v1``.
@@ -83,7 +83,7 @@ class EngineClient:
         if session is not None:
             await session.close()
 
-    async def post(self, body: Mapping[str, Any]) -> object:
+    async def _post(self, body: Mapping[str, Any]) -> object:
         """Send a request and return the JSON that answers it.
 
         Raises:
@@ -93,7 +93,7 @@ class EngineClient:
         """
         for attempt in range(1, self._max_attempts):
             try:
-                return await self._post(body)
+                return await self._post_once(body)
             except _UnreachableError as exc:
                 error: SamplerError = exc
             except StatusError as exc:
@@ -102,9 +102,9 @@ class EngineClient:
                 error = exc
             logger.info("attempt %d of %d: %s", attempt, self._max_attempts, error)
             await asyncio.sleep(_BACKOFF_SEC * 2 ** (attempt - 1))
-        return await self._post(body)
+        return await self._post_once(body)
 
-    async def _post(self, body: Mapping[str, Any]) -> object:
+    async def _post_once(self, body: Mapping[str, Any]) -> object:
         if self._session is None:
             raise UsageError("this sampler is not open: use it as an `async with` block")
         try:
@@ -134,20 +134,3 @@ def _status_error(url: str, status: int, text: str) -> StatusError:
     error = StatusError(f"{url} answered with status {status}: {text[:_SHOWN_CHARACTERS]}")
     error.status, error.body = status, text
     return error
-
-
-class EngineUser:
-    """What asks one engine by ``_client``: an asynchronous context manager that opens and closes its connections."""
-
-    _client: EngineClient
-
-    async def __aenter__(self) -> Self:
-        """Open the connections."""
-        await self._client.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the connections."""
-        await self._client.__aexit__(kind, error, traceback)

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from harbor_gym.errors import SamplerError
-from harbor_gym.samplers.engine_client import EngineClient, EngineUser
+from harbor_gym.samplers.engine_client import EngineClient
 from harbor_gym.types import Sample, StopReason
 
 
-class SGLangSampler(EngineUser):
+class SGLangSampler(EngineClient):
     """Sample from SGLang's ``POST /generate`` with a prompt of token ids.
 
     The sampled ids are those of ``output_token_logprobs``, so each has its log-probability. These are of the
@@ -47,7 +47,7 @@ class SGLangSampler(EngineUser):
         sampling_params: Mapping[str, Any] | None = None,
         extra_body: Mapping[str, Any] | None = None,
     ) -> None:
-        self._client = EngineClient(
+        super().__init__(
             base_url, "/generate", api_key_env=api_key_env, timeout_sec=timeout_sec, max_attempts=max_attempts
         )
         params: dict[str, Any] = {
@@ -68,7 +68,7 @@ class SGLangSampler(EngineUser):
             SamplerError: The engine can't be reached, refuses the request, or returns no token ids.
             UsageError: The sampler is not open.
         """
-        return _read_sample(await self._client.post({**self._body, "input_ids": list(prompt)}))
+        return _read_sample(await self._post({**self._body, "input_ids": list(prompt)}))
 
 
 def _read_sample(answer: object) -> Sample:

@@ -5,13 +5,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from harbor.models.trial.config import AgentConfig, TaskConfig
+from harbor.models.trial.config import AgentConfig
 
 from harbor_gym.adapters.harbor.interface import RolloutInterface
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError
 from harbor_gym.evaluation.episodes import EpisodeResult, error_text, with_recording
-from harbor_gym.gateway import SessionLimits
 from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
 from harbor_gym.samplers import ChatEndpoint
 from harbor_gym.tokens import Transcript
@@ -40,16 +39,8 @@ class AgentPlayer:
         _, path = with_recording(config, self.transcripts_dir, name, number)
         started = time.monotonic()
         sampler = ProxySampler(self.endpoint)
-        interface = RolloutInterface(
-            sampler=sampler,
-            codec=ProxyCodec(),
-            agent=self.agent,
-            sandbox=config.sandbox,
-            sandbox_options=config.sandbox_options,
-            limits=SessionLimits(max_turns=config.max_turns, time_limit_sec=config.time_limit_sec),
-            reward_key=config.reward_key,
-        )
-        (rollout,) = await interface.run([TaskConfig(path=config.task_dir)])
+        interface = RolloutInterface.from_config(config, sampler, ProxyCodec(), self.agent)
+        rollout = await interface.run_one(config.task_dir)
         seconds = time.monotonic() - started
         if path is not None:
             labels = {"task": name, "group": name, "episode": number}

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Self, TypeGuard
 
 from harbor.models.trial.config import AgentConfig, TaskConfig
 
@@ -15,6 +15,7 @@ from harbor_gym.adapters.harbor.agents import runs_in_sandbox
 from harbor_gym.adapters.harbor.players import EnvPlayer, Player, TrialPlayer
 from harbor_gym.adapters.harbor.rollout import Strategy, TokenRollout
 from harbor_gym.adapters.harbor.sources import resolve_task_configs
+from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.episode.grading.rewards import reward_function
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
@@ -89,6 +90,42 @@ class RolloutInterface:
             self._require_env_arguments(agent)
         elif self._env_settings:
             raise UsageError("env_settings are for the strategy env")
+
+    @classmethod
+    def from_config(
+        cls,
+        config: TerminalEnvConfig,
+        sampler: Sampler,
+        codec: ChatCodec | ConversationCodec,
+        agent: AgentConfig | str | None,
+        *,
+        agent_in_sandbox: bool | None = None,
+        trials_dir: Path | None = None,
+        max_context_tokens: int | None = None,
+        max_answer_tokens: int = 0,
+    ) -> Self:
+        """Make one for an agent, with the sandbox, the budgets and the reward of a configuration of our own loop."""
+        return cls(
+            sampler=sampler,
+            codec=codec,
+            agent=agent,
+            sandbox=config.sandbox,
+            sandbox_options=config.sandbox_options,
+            limits=SessionLimits(
+                max_turns=config.max_turns,
+                time_limit_sec=config.time_limit_sec,
+                max_context_tokens=max_context_tokens,
+                max_answer_tokens=max_answer_tokens,
+            ),
+            reward_key=config.reward_key,
+            agent_in_sandbox=agent_in_sandbox,
+            trials_dir=trials_dir,
+        )
+
+    async def run_one(self, task_dir: Path) -> TokenRollout:
+        """Play one task once, as :meth:`run` does."""
+        (rollout,) = await self.run([TaskConfig(path=task_dir)])
+        return rollout
 
     async def run(self, tasks: Sequence[TaskConfig], *, on_rollout: OnRollout | None = None) -> list[TokenRollout]:
         """Play each task once; give a task as often as it is to be played.

@@ -80,24 +80,14 @@ async def _by_loop(plan: EpisodePlan, server: ModelServer) -> Played:
 
 
 async def _by_agent(plan: EpisodePlan, server: ModelServer) -> Played:
-    from harbor.models.trial.config import TaskConfig
-
     from harbor_gym.adapters.harbor import RolloutInterface
-    from harbor_gym.gateway import SessionLimits
     from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
 
     config = plan.config
-    interface = RolloutInterface(
-        sampler=ProxySampler(server),
-        codec=ProxyCodec(),
-        agent=plan.agent,
-        sandbox=config.sandbox,
-        sandbox_options=config.sandbox_options,
-        limits=SessionLimits(max_turns=config.max_turns, time_limit_sec=config.time_limit_sec),
-        reward_key=config.reward_key,
-        trials_dir=config.trials_dir,
+    interface = RolloutInterface.from_config(
+        config, ProxySampler(server), ProxyCodec(), plan.agent, trials_dir=config.trials_dir
     )
-    (rollout,) = await interface.run([TaskConfig(path=config.task_dir)])
+    rollout = await interface.run_one(config.task_dir)
     reward = rollout.reward
     if reward is not None and config.zero_reward_on_limit and rollout.end_reason.is_truncation:
         reward = min(reward, 0.0)

@@ -4,11 +4,9 @@ A name is imported when it is first used; without the extra that raises
 :class:`harbor_gym.errors.MissingDependencyError`.
 """
 
-from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from harbor_gym.errors import MissingDependencyError
+from harbor_gym._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
     from harbor_gym.adapters.openenv.client import HarborTerminalClient
@@ -22,30 +20,6 @@ if TYPE_CHECKING:
     from harbor_gym.adapters.openenv.suite import TaskSuite
     from harbor_gym.adapters.openenv.traces import training_trace
     from harbor_gym.adapters.openenv.worker import TerminalRolloutWorker
-
-_HOMES = {
-    "HarborTerminalClient": "client",
-    "HarborTerminalEnvironment": "environment",
-    "HarborTerminalSession": "sessions",
-    "HarborTerminalSessionFactory": "sessions",
-    "LocalTasks": "sources",
-    "RemoteTerminalEnv": "remote",
-    "ServedTasks": "sources",
-    "ServerConfig": "config",
-    "TOKEN_VARIABLE": "config",
-    "TaskSuite": "suite",
-    "TerminalAction": "models",
-    "TerminalCommand": "models",
-    "TerminalObservation": "models",
-    "TerminalRolloutWorker": "worker",
-    "TerminalServer": "server",
-    "TerminalState": "models",
-    "create_app": "server",
-    "serve": "server",
-    "training_trace": "traces",
-}
-
-_PACKAGES = ("openenv", "fastapi", "uvicorn", "websockets")
 
 __all__ = [
     "TOKEN_VARIABLE",
@@ -69,15 +43,21 @@ __all__ = [
     "training_trace",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if missing := [package for package in _PACKAGES if find_spec(package) is None]:
-        message = f'harbor_gym.adapters.openenv needs {missing[0]}: pip install "harbor-gym[openenv]"'
-        raise MissingDependencyError(message)
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "client": ("HarborTerminalClient",),
+        "config": ("ServerConfig", "TOKEN_VARIABLE"),
+        "environment": ("HarborTerminalEnvironment",),
+        "models": ("TerminalAction", "TerminalCommand", "TerminalObservation", "TerminalState"),
+        "remote": ("RemoteTerminalEnv",),
+        "server": ("TerminalServer", "create_app", "serve"),
+        "sessions": ("HarborTerminalSession", "HarborTerminalSessionFactory"),
+        "sources": ("LocalTasks", "ServedTasks"),
+        "suite": ("TaskSuite",),
+        "traces": ("training_trace",),
+        "worker": ("TerminalRolloutWorker",),
+    },
+    requires=("openenv", "fastapi", "uvicorn", "websockets"),
+    install='"harbor-gym[openenv]"',
+)

@@ -1,15 +1,14 @@
 """One served episode after another on the portal's loop, and what closes all of them."""
 
 import asyncio
-import itertools
 import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
-from harbor_gym.errors import HarborGymError, SandboxTimeoutError, UsageError
-from harbor_gym.outcomes import RetryBudget, classify
+from harbor_gym.errors import SandboxTimeoutError, UsageError
+from harbor_gym.outcomes import RetryBudget
 from harbor_gym.pool import WarmPool, shared_pool
 from harbor_gym.types import EpisodeInfo, StepResult
 
@@ -91,17 +90,13 @@ class EpisodeSlot:
         await self._release()
 
     async def _open(self, config: TerminalEnvConfig) -> tuple[str, EpisodeInfo]:
-        budget = RetryBudget(self._settings.max_retries)
-        for attempt in itertools.count():
+        async def attempt() -> tuple[str, EpisodeInfo]:
             if self._is_closed or self._episodes.is_closed:
-                break
+                raise UsageError("the session is closed: open another one")
             self._env = AsyncTerminalGymEnv(config, pool=self._pool(config))
-            try:
-                return await self._env.reset()
-            except HarborGymError as exc:
-                if not classify(exc).is_retryable or not await budget.allows(exc, attempt):
-                    raise
-        raise UsageError("the session is closed: open another one")
+            return await self._env.reset()
+
+        return await RetryBudget(self._settings.max_retries).run(attempt)
 
     def _pool(self, config: TerminalEnvConfig) -> WarmPool | None:
         if self._settings.pool_size is None:

@@ -5,11 +5,9 @@ A name is imported when it is first used; without the extra that raises
 :class:`harbor_gym.errors.MissingDependencyError`.
 """
 
-from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from harbor_gym.errors import MissingDependencyError
+from harbor_gym._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
     from harbor_gym.adapters.skyrl.dataset import write_dataset
@@ -17,19 +15,6 @@ if TYPE_CHECKING:
     from harbor_gym.adapters.skyrl.generator import HarborTerminalGenerator
     from harbor_gym.adapters.skyrl.settings import HarborSettings
     from harbor_gym.adapters.skyrl.text_env import HarborTextEnv, register
-
-_HOMES = {
-    "HarborExp": "experiment",
-    "HarborSettings": "settings",
-    "HarborTerminalGenerator": "generator",
-    "HarborTextEnv": "text_env",
-    "HarborTrainConfig": "experiment",
-    "main": "experiment",
-    "register": "text_env",
-    "write_dataset": "dataset",
-}
-
-_PACKAGES = ("skyrl", "skyrl_gym", "torch", "transformers", "ray", "omegaconf", "loguru", "jaxtyping", "torchdata")
 
 __all__ = [
     "HarborExp",
@@ -42,15 +27,15 @@ __all__ = [
     "write_dataset",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if missing := [package for package in _PACKAGES if find_spec(package) is None]:
-        message = f'harbor_gym.adapters.skyrl needs {missing[0]}: pip install "harbor-gym[skyrl]"'
-        raise MissingDependencyError(message)
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "dataset": ("write_dataset",),
+        "experiment": ("HarborExp", "HarborTrainConfig", "main"),
+        "generator": ("HarborTerminalGenerator",),
+        "settings": ("HarborSettings",),
+        "text_env": ("HarborTextEnv", "register"),
+    },
+    requires=("skyrl", "skyrl_gym", "torch", "transformers", "ray", "omegaconf", "loguru", "jaxtyping", "torchdata"),
+    install='"harbor-gym[skyrl]"',
+)

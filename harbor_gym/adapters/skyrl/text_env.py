@@ -11,9 +11,9 @@ from skyrl_gym.envs.registration import registry
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
-from harbor_gym.errors import HarborGymError, UsageError
+from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
-from harbor_gym.outcomes import RetryBudget, classify
+from harbor_gym.outcomes import RetryBudget
 
 ENV_ID = "harbor"
 """The id in skyrl-gym's registry."""
@@ -65,7 +65,7 @@ class HarborTextEnv(BaseTextEnv):
     @override
     def init(self, prompt: Any) -> tuple[list[dict[str, str]], dict[str, Any]]:
         """Start the sandbox; return the system prompt, the instruction and the terminal. ``prompt`` is not read."""
-        screen, info = self._portal.call(_reset, self._env, self._max_retries)
+        screen, info = self._portal.call(RetryBudget(self._max_retries).run, self._env.reset)
         return [
             {"role": "system", "content": prompts.system_prompt(self._env.config.action_format)},
             {"role": "user", "content": prompts.first_message(info.get("instruction", ""), screen)},
@@ -102,15 +102,3 @@ class HarborTextEnv(BaseTextEnv):
         """Stop the sandbox. Idempotent."""
         self._portal.call(self._env.close)
         self._disown()
-
-
-async def _reset(env: AsyncTerminalGymEnv, max_retries: int) -> tuple[str, Any]:
-    """Start an episode, again in a fresh sandbox while the start fails and retries last."""
-    budget, attempt = RetryBudget(max_retries), 0
-    while True:
-        try:
-            return await env.reset()
-        except HarborGymError as exc:
-            if not classify(exc).is_retryable or not await budget.allows(exc, attempt):
-                raise
-        attempt += 1

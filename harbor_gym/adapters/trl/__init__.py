@@ -6,11 +6,9 @@ A name is imported when it is first used; without the extra that raises
 :class:`harbor_gym.errors.MissingDependencyError`.
 """
 
-from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from harbor_gym.errors import MissingDependencyError
+from harbor_gym._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
     from harbor_gym.adapters.trl.async_worker import HarborRolloutWorker, RolloutProcessError
@@ -21,25 +19,6 @@ if TYPE_CHECKING:
     from harbor_gym.adapters.trl.rewards import verified_reward
     from harbor_gym.adapters.trl.rollouts import TerminalRollouts, rollout_reward
     from harbor_gym.adapters.trl.spec import HarborSpec
-
-_HOMES = {
-    "BASH_TOOL_VERSION": "bash",
-    "BashHarness": "bash",
-    "HarborRolloutWorker": "async_worker",
-    "HarborSpec": "spec",
-    "HarnessSettings": "harness",
-    "JUPYTER_TOOL_VERSION": "jupyter",
-    "JupyterHarness": "jupyter",
-    "NOTES_TOOL_VERSION": "notes",
-    "RolloutProcessError": "async_worker",
-    "TerminalNotesHarness": "notes",
-    "TerminalRollouts": "rollouts",
-    "ToolHarness": "harness",
-    "rollout_reward": "rollouts",
-    "verified_reward": "rewards",
-}
-
-_PACKAGES = ("trl", "datasets", "transformers", "torch")
 
 __all__ = [
     "BASH_TOOL_VERSION",
@@ -58,15 +37,18 @@ __all__ = [
     "verified_reward",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if missing := [package for package in _PACKAGES if find_spec(package) is None]:
-        message = f'harbor_gym.adapters.trl needs {missing[0]}: pip install "harbor-gym[trl]"'
-        raise MissingDependencyError(message)
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "async_worker": ("HarborRolloutWorker", "RolloutProcessError"),
+        "bash": ("BASH_TOOL_VERSION", "BashHarness"),
+        "harness": ("HarnessSettings", "ToolHarness"),
+        "jupyter": ("JUPYTER_TOOL_VERSION", "JupyterHarness"),
+        "notes": ("NOTES_TOOL_VERSION", "TerminalNotesHarness"),
+        "rewards": ("verified_reward",),
+        "rollouts": ("TerminalRollouts", "rollout_reward"),
+        "spec": ("HarborSpec",),
+    },
+    requires=("trl", "datasets", "transformers", "torch"),
+    install='"harbor-gym[trl]"',
+)

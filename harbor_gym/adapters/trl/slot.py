@@ -1,7 +1,6 @@
 """One trainer's slot on the portal's loop: one episode after another, each call behind the ones before it."""
 
 import asyncio
-import itertools
 import logging
 import weakref
 from collections import defaultdict
@@ -80,7 +79,7 @@ class EpisodeSlot:
             self.error, self._reward, self._is_done = None, 0.0, False
             try:
                 await self._release()
-                await self._open(config, pool_size, RetryBudget(max_retries), prepare)
+                await RetryBudget(max_retries).run(lambda: self._open(config, pool_size, prepare))
             except Exception as exc:  # kept for the reward function: nobody waits for a start
                 self._lose(exc)
 
@@ -148,22 +147,17 @@ class EpisodeSlot:
             self.error = _closed_error()
         await self._release()
 
-    async def _open(
-        self, config: TerminalEnvConfig, pool_size: int | None, budget: RetryBudget, prepare: Preparation | None
-    ) -> None:
-        for attempt in itertools.count():
-            if self._is_closed:
-                raise _closed_error()
-            self._env = make_env(self._run_id, config, pool_size=pool_size)
-            try:
-                await self._env.reset()
-                if prepare is not None:
-                    await prepare(self._env)
-                return
-            except HarborGymError as exc:
-                await self._release()
-                if not classify(exc).is_retryable or not await budget.allows(exc, attempt):
-                    raise
+    async def _open(self, config: TerminalEnvConfig, pool_size: int | None, prepare: Preparation | None) -> None:
+        if self._is_closed:
+            raise _closed_error()
+        self._env = make_env(self._run_id, config, pool_size=pool_size)
+        try:
+            await self._env.reset()
+            if prepare is not None:
+                await prepare(self._env)
+        except HarborGymError:
+            await self._release()
+            raise
 
     def _take(self, result: StepResult) -> str:
         self._reward += result.reward

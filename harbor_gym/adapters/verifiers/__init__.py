@@ -5,11 +5,9 @@ A name is imported when it is first used; without the extra that raises
 :class:`harbor_gym.errors.MissingDependencyError`.
 """
 
-from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from harbor_gym.errors import MissingDependencyError
+from harbor_gym._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
     from harbor_gym.adapters.verifiers.env import HarborEnvConfig, HarborTerminalEnv
@@ -24,17 +22,6 @@ if TYPE_CHECKING:
 PLUGIN_ID = "harbor-gym-verifiers"
 """The id under which verifiers finds the taskset, the harness and the environment."""
 
-_HOMES = {
-    "HarborEnvConfig": "env",
-    "HarborHarnessConfig": "harness",
-    "HarborTask": "taskset",
-    "HarborTaskData": "taskset",
-    "HarborTasksetConfig": "taskset",
-    "HarborTerminalEnv": "env",
-    "HarborTerminalHarness": "harness",
-    "HarborTerminalTaskset": "taskset",
-}
-
 __all__ = [
     "PLUGIN_ID",
     "HarborEnvConfig",
@@ -47,15 +34,13 @@ __all__ = [
     "HarborTerminalTaskset",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if find_spec("verifiers") is None:
-        message = 'harbor_gym.adapters.verifiers needs verifiers: pip install "harbor-gym[verifiers]"'
-        raise MissingDependencyError(message)
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "env": ("HarborEnvConfig", "HarborTerminalEnv"),
+        "harness": ("HarborHarnessConfig", "HarborTerminalHarness"),
+        "taskset": ("HarborTask", "HarborTaskData", "HarborTasksetConfig", "HarborTerminalTaskset"),
+    },
+    requires=("verifiers",),
+    install='"harbor-gym[verifiers]"',
+)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import verifiers.v1 as vf
-from harbor.models.trial.config import AgentConfig, TaskConfig
+from harbor.models.trial.config import AgentConfig
 
 from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.adapters.verifiers.outcome import Outcome, budget_of
@@ -13,7 +13,6 @@ from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.formats.tool_call import TERMINAL_TOOLS
 from harbor_gym.formats.tool_text import tool_schema
-from harbor_gym.gateway import SessionLimits
 from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
 from harbor_gym.pool import WarmPool
 from harbor_gym.samplers import BudgetSpentError, ChatAnswer, ChatEndpoint, run_chat_episode
@@ -105,18 +104,11 @@ async def play_agent(
         HarborGymError: The infrastructure or the agent failed, or the task or a setting is wrong.
     """
     async with address.open() as endpoint:
-        interface = RolloutInterface(
-            sampler=ProxySampler(_Asker(endpoint, address)),
-            codec=ProxyCodec(),
-            agent=agent,
-            agent_in_sandbox=in_sandbox,
-            sandbox=config.sandbox,
-            sandbox_options=config.sandbox_options,
-            limits=SessionLimits(max_turns=config.max_turns, time_limit_sec=config.time_limit_sec),
-            reward_key=config.reward_key,
-            trials_dir=config.trials_dir,
+        sampler = ProxySampler(_Asker(endpoint, address))
+        interface = RolloutInterface.from_config(
+            config, sampler, ProxyCodec(), agent, agent_in_sandbox=in_sandbox, trials_dir=config.trials_dir
         )
-        (rollout,) = await interface.run([TaskConfig(path=config.task_dir)])
+        rollout = await interface.run_one(config.task_dir)
     if rollout.error is not None:
         raise rollout.error
     return Outcome.of_agent(rollout, config)

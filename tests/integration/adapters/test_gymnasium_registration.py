@@ -46,22 +46,17 @@ def run(code: str, installed: Path, directory: Path) -> str:
         "import harbor_gym, gymnasium as gym; gym.spec('HarborTerminal-v0')",
         "import gymnasium as gym; gym.make_vec('harbor_gym:HarborTerminal-v0', num_envs=2, task_dir='.').close()",
         "import gymnasium as gym; gym.make('harbor_gym:HarborTerminal-v0', task_dir='.').close(); import harbor_gym",
-        "import harbor_gym, importlib.util; importlib.util.find_spec('gymnasium').loader.get_filename('gymnasium');"
-        " import gymnasium as gym; gym.spec('HarborTerminal-v0')",
         "import harbor_gym; from gymnasium.envs.registration import registry; registry['HarborTerminal-v0']",
         "import harbor_gym.gymnasium, gymnasium as gym; harbor_gym.gymnasium.register(); gym.spec('HarborTerminal-v0')",
     ],
 )
 def test_the_environment_is_known(lines: str, installed: Path, tmp_path: Path) -> None:
-    checks = (
-        "import harbor_gym, sys, importlib.resources, gymnasium; assert harbor_gym.__file__.startswith(sys.path[1])"
-    )
-    hidden = "assert not vars(gymnasium.__spec__.loader).get('exec_module'), gymnasium.__spec__"
-    assert run(f"{lines}\n{checks}\n{hidden}", installed, tmp_path) == ""
+    check = "import harbor_gym, sys; assert harbor_gym.__file__.startswith(sys.path[1])"
+    assert run(f"{lines}\n{check}", installed, tmp_path) == ""
 
 
-def test_importing_the_package_does_not_import_gymnasium(installed: Path, tmp_path: Path) -> None:
-    code = "import harbor_gym, sys; print(sorted({'gymnasium', 'numpy', 'harbor', 'pydantic'} & set(sys.modules)))"
+def test_importing_the_package_imports_no_more_than_gymnasium(installed: Path, tmp_path: Path) -> None:
+    code = "import harbor_gym, sys; print(sorted({'harbor', 'pydantic', 'torch'} & set(sys.modules)))"
     assert run(code, installed, tmp_path) == "[]"
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.helpers.patience import PATIENCE_SEC
+
 pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
 
 from websockets.exceptions import ConnectionClosed
@@ -29,7 +31,6 @@ AT_ONCE = 8
 SOLVE = TerminalAction(commands=[TerminalCommand(keystrokes="echo done > /srv/answer\n", duration_sec=10.0)])
 IDLE = TerminalAction(commands=[TerminalCommand(keystrokes="true\n", duration_sec=10.0)])
 FINISH = TerminalAction(message=COMPLETE)
-SETTLE_SEC = 30.0
 
 
 def client_of(server: Served, **settings: Any) -> Any:  # whose socket some tests break
@@ -49,9 +50,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
 
 
 async def eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + SETTLE_SEC
+    deadline = time.monotonic() + PATIENCE_SEC
     while not condition():
-        assert time.monotonic() < deadline, f"not within {SETTLE_SEC} s: {what}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE_SEC} s: {what}"
         await asyncio.sleep(0.05)
 
 
@@ -169,7 +170,7 @@ async def test_an_idle_session_expires(server: Served) -> None:
     async with client_of(server) as client:
         await client.reset(index=0)
         socket = client._ws
-        await asyncio.wait_for(socket.wait_closed(), 20)
+        await asyncio.wait_for(socket.wait_closed(), PATIENCE_SEC)
         assert (socket.close_code, socket.close_reason) == (4008, "no message for 1 s")
 
 
@@ -249,7 +250,7 @@ async def test_every_end_of_the_server_stops_its_sandboxes(
         await eventually(lambda: mounts() == before, "its mounts are gone")
         for client in clients:
             socket = client._ws
-            await asyncio.wait_for(socket.wait_closed(), 20)
+            await asyncio.wait_for(socket.wait_closed(), PATIENCE_SEC)
     if number is signal.SIGKILL:
         assert run("reap").returncode == 0
     assert [name for name in contents(scratch) if name.startswith("harbor-gym")] == []

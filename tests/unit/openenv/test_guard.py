@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.patience import PATIENCE_SEC
+
 pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
 
 from harbor_gym.adapters.openenv.guard import Guard
@@ -38,7 +40,7 @@ class Client:
         self.answers.append(message)
 
     async def call(self, app: Guard, scope: Scope) -> list[dict[str, Any]]:
-        await asyncio.wait_for(app(scope, self.inbox.get, self.send), 10)
+        await asyncio.wait_for(app(scope, self.inbox.get, self.send), PATIENCE_SEC)
         return self.answers
 
 

@@ -14,6 +14,8 @@ from typing import Any, ClassVar, override
 
 import pytest
 
+from tests.helpers.patience import PATIENCE_SEC
+
 pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
 
 from harbor_gym._runtime.portal import get_portal
@@ -185,7 +187,7 @@ def test_a_forgotten_environment_is_closed(fake: Callable[..., HarborSpec]) -> N
     assert find_leftovers(is_exempt=lambda pid: True) > before, "the trial has a folder"
     del environment
     gc.collect()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_SEC
     while find_leftovers(is_exempt=lambda pid: True) > before and time.monotonic() < deadline:
         get_portal().call(asyncio.sleep, 0.05)
     assert find_leftovers(is_exempt=lambda pid: True) <= before

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from harbor_gym._runtime import imports
 from harbor_gym.adapters import nemo_gym
 from harbor_gym.adapters.nemo_gym.failures import FailedRow, failed_rows
 from harbor_gym.adapters.nemo_gym.server import SERVER
@@ -143,6 +144,6 @@ def _no_spec(name: str) -> None:
 
 
 def test_without_nemo_gym_the_agent_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nemo_gym, "find_spec", _no_spec)
+    monkeypatch.setattr(imports, "find_spec", _no_spec)
     with pytest.raises(MissingDependencyError, match=r"harbor-gym\[nemo-gym\]"):
         _ = nemo_gym.HarborGymAgent
