@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import override
 
 from harbor_gym.bench.implementations import terminal_config
-from harbor_gym.bench.report import percentile
+from harbor_gym.bench.report import BenchReport, percentile
 from harbor_gym.bench.sandbox import PROMPT, started_environment
 from harbor_gym.errors import HarborGymError
 from harbor_gym.terminal import Terminal, open_terminal
@@ -24,7 +23,7 @@ _LONG_SEC = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class ConcurrencyReport:
+class ConcurrencyReport(BenchReport):
     """What ``harbor-gym bench concurrency`` found."""
 
     env: str
@@ -51,13 +50,10 @@ class ConcurrencyReport:
     """Transport → steps that came over it."""
 
     @property
+    @override
     def is_right(self) -> bool:
         """Return whether no step was lost."""
         return self.lost == 0
-
-    def as_object(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
-        return dataclasses.asdict(self)
 
 
 async def bench_concurrency(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import os
 import resource
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, override
+from typing import override
 
 from harbor.agents.base import BaseAgent
 from harbor.environments.base import BaseEnvironment
@@ -20,9 +18,9 @@ from harbor.models.agent.context import AgentContext
 from harbor.models.trial.paths import EnvironmentPaths
 
 from harbor_gym._runtime.console.tables import plain_table
-from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.procfs import read_stat
-from harbor_gym.bench.sandbox import write_bench_task
+from harbor_gym.bench.report import BenchReport
+from harbor_gym.bench.sandbox import bench_task
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError, SandboxError, VerifierError
@@ -66,7 +64,7 @@ class EpisodeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeReport:
+class EpisodeReport(BenchReport):
     """What ``harbor-gym bench episode`` found."""
 
     env: str
@@ -74,13 +72,10 @@ class EpisodeReport:
     rows: list[EpisodeRow]
 
     @property
+    @override
     def is_right(self) -> bool:
         """Return whether every episode got the verdict that its script deserves."""
         return not any(row.failed for row in self.rows)
-
-    def as_object(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
-        return dataclasses.asdict(self)
 
 
 async def bench_episode(sandbox: str, *, episodes: int, at_once: int, harbor_episodes: int) -> EpisodeReport:
@@ -95,23 +90,17 @@ async def bench_episode(sandbox: str, *, episodes: int, at_once: int, harbor_epi
     Raises:
         HarborGymError: The first, uncounted episode failed.
     """
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
-        task_dir = await asyncio.to_thread(_write_task, Path(folder) / "task")
+    with bench_task() as task_dir:
+        await asyncio.to_thread((task_dir / "tests" / "test.sh").write_text, _TEST)
         config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, confirm_task_complete=False)
         await _our_episode(config)
         rows = [await _measure(f"harbor_gym, {sandbox}", lambda: _our_episode(config), episodes, at_once)]
         if harbor_episodes:
-            trials = Path(folder) / "trials"
+            trials = task_dir.parent / "trials"
             await _harbor_episode(task_dir, trials)
             theirs = "Harbor's Terminus-2 session, docker"
             rows.append(await _measure(theirs, lambda: _harbor_episode(task_dir, trials), harbor_episodes, at_once))
         return EpisodeReport(sandbox, os.cpu_count() or 1, rows)
-
-
-def _write_task(task_dir: Path) -> Path:
-    write_bench_task(task_dir)
-    (task_dir / "tests" / "test.sh").write_text(_TEST)
-    return task_dir
 
 
 async def _measure(way: str, episode: Callable[[], Awaitable[None]], episodes: int, at_once: int) -> EpisodeRow:
@@ -243,7 +232,7 @@ def format_episodes(report: EpisodeReport) -> str:
         )
         for row in report.rows
     ]
-    text = [plain_table(head, lines)]
+    text = [plain_table(head, lines, right=range(1, len(head)))]
     if len(report.rows) > 1:
         text.append(f"\nours is {report.rows[0].per_minute / max(report.rows[1].per_minute, 1e-9):.1f} times Harbor's")
     return "\n".join(line.rstrip() for line in text)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import os
 import statistics
-import tempfile
 import time
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, override
 
 from harbor_gym._runtime.console.tables import plain_table
-from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym.bench.sandbox import write_bench_task
+from harbor_gym.bench.report import BenchReport
+from harbor_gym.bench.sandbox import bench_task
 from harbor_gym.cluster import open_executor
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
@@ -49,7 +46,7 @@ class ExecutorRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorReport:
+class ExecutorReport(BenchReport):
     """What ``harbor-gym bench executors`` found."""
 
     env: str
@@ -59,13 +56,10 @@ class ExecutorReport:
     rows: list[ExecutorRow]
 
     @property
+    @override
     def is_right(self) -> bool:
         """Return whether every episode was graded."""
         return not any(row.ungraded for row in self.rows)
-
-    def as_object(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
-        return dataclasses.asdict(self)
 
 
 def bench_executors(
@@ -83,9 +77,7 @@ def bench_executors(
     Raises:
         MissingDependencyError: Ray is not installed.
     """
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
-        task_dir = Path(folder) / "task"
-        write_bench_task(task_dir)
+    with bench_task() as task_dir:
         play = functools.partial(play_group, TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox), group_size)
         rows: list[ExecutorRow] = []
         for kind in (None, *kinds):
@@ -156,4 +148,4 @@ def format_executors(report: ExecutorReport) -> str:
         )
         for row in report.rows
     ]
-    return plain_table(head, lines)
+    return plain_table(head, lines, right=range(1, len(head)))

@@ -2,11 +2,12 @@
 
 import os
 import platform
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from harbor_gym import __version__
+from harbor_gym._runtime.procfs import PROC, size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,9 @@ def describe_machine() -> Machine:
     from importlib.metadata import version
 
     return Machine(
-        processor=_value(Path("/proc/cpuinfo"), "model name") or platform.processor(),
+        processor=_model() or platform.processor(),
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
-        memory_gib=round(int(_value(Path("/proc/meminfo"), "MemTotal").split(" ")[0] or 0) / (1 << 20), 1),
+        memory_gib=round((size_bytes("meminfo", "MemTotal") or 0) / (1 << 30), 1),
         system=platform.system() + "".join(f", {name}" for name in _distribution()),
         kernel=platform.release(),
         python=platform.python_version(),
@@ -46,15 +47,12 @@ def load() -> float:
     return round(os.getloadavg()[0], 2)
 
 
-def _value(file: Path, key: str) -> str:
-    """Return a key's value in a file of lines ``key : value``; empty where there is none."""
+def _model() -> str:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        found = re.search(r"^model name\s*: (.+)$", (PROC / "cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         return ""
-    return next(
-        (value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == key), ""
-    )
+    return found[1].strip() if found else ""
 
 
 def _distribution() -> Iterator[str]:

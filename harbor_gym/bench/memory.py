@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from harbor_gym._runtime.procfs import PROC, descendants, process_ids
+from harbor_gym._runtime.procfs import PROC, descendants, process_ids, size_bytes
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.episode.prepared import PreparedEpisode
 
@@ -118,12 +118,4 @@ def processes_of_container(container: str) -> set[int]:
 
 def pss_bytes(pids: Iterable[int]) -> int:
     """Return the processes' proportional set size together: what they share with others is counted in parts."""
-    total = 0
-    for pid in pids:
-        try:
-            text = (PROC / str(pid) / "smaps_rollup").read_text()
-        except OSError:
-            continue
-        found = re.search(r"^Pss:\s+(\d+) kB", text, flags=re.MULTILINE)
-        total += int(found[1]) << 10 if found else 0
-    return total
+    return sum(size_bytes(f"{pid}/smaps_rollup", "Pss") or 0 for pid in pids)

@@ -1,14 +1,34 @@
-"""From samples to rows and ratios. Pure functions, no I/O."""
+"""What every benchmark reports, and from samples of steps to rows and ratios. Pure functions, no I/O."""
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, override
 
 from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym.bench.implementations import HARBOR
 from harbor_gym.bench.scenarios import ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """Base of what a benchmark found. Its fields are what JSON can hold, or dataclasses of such."""
+
+    @property
+    def is_right(self) -> bool:
+        """Return whether the figures count: nothing that was timed went wrong."""
+        return True
+
+    def as_object(self) -> dict[str, Any]:
+        """Return the report as JSON has it."""
+        return dataclasses.asdict(self)
+
+
+def format_fields(report: BenchReport) -> str:
+    """Return a report without rows for people: a line for each field."""
+    return plain_table((), [(name, str(value)) for name, value in report.as_object().items()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +63,7 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(BenchReport):
     """What ``harbor-gym bench step`` found."""
 
     sandbox: str
@@ -64,14 +84,16 @@ class StepReport:
     """For each row and implementation that went wrong, the first observation that did."""
 
     @property
+    @override
     def is_right(self) -> bool:
         """Return whether every step of ours showed what it should."""
         return all(row.correct == row.of for row in self.rows if row.implementation != HARBOR)
 
+    @override
     def as_object(self) -> dict[str, Any]:
         """Return the report as JSON has it: ``rows`` and ``summary``."""
         return {
-            "rows": [_as_dict(row) for row in self.rows],
+            "rows": [dataclasses.asdict(row) for row in self.rows],
             "summary": {
                 "env": self.sandbox,
                 "repeat": self.repeat,
@@ -174,7 +196,3 @@ def _cells(row: StepRow, report: StepReport, misread: set[str]) -> tuple[str, ..
         f"{row.execs_per_step:g}",
         "" if ratio is None else f"{ratio:.1f}{'*' if row.row in misread else ' '}",
     )
-
-
-def _as_dict(value: StepRow) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__slots__}

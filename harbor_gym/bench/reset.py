@@ -6,19 +6,16 @@ import asyncio
 import contextlib
 import dataclasses
 import shutil
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, override
 
 from harbor_gym._runtime.console.tables import plain_table
-from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.processes import start_process
 from harbor_gym.bench.memory import measure_idle_memory
-from harbor_gym.bench.report import percentile
-from harbor_gym.bench.sandbox import started_environment, write_bench_task
+from harbor_gym.bench.report import BenchReport, percentile
+from harbor_gym.bench.sandbox import bench_task, started_environment
 from harbor_gym.bench.steps import rotate
 from harbor_gym.config import PoolLimits, TerminalEnvConfig
 from harbor_gym.episode.prepared import PreparedEpisode
@@ -58,7 +55,7 @@ class ResetRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ResetReport:
+class ResetReport(BenchReport):
     """What ``harbor-gym bench reset`` found."""
 
     env: str
@@ -83,8 +80,8 @@ class ResetReport:
             if row.way not in (OURS, POOL) and (ours := self.row(OURS, row.at_once)) is not None
         }
 
+    @override
     def as_object(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
         return {**dataclasses.asdict(self), "ratios": self.ratios()}
 
 
@@ -113,8 +110,8 @@ async def bench_reset(sandbox: str, *, at_once: list[int], repeat: int) -> Reset
     Raises:
         SandboxStartError: A sandbox did not start.
     """
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
-        config = TerminalEnvConfig(task_dir=write_bench_task(Path(folder) / "task"), sandbox=sandbox)
+    with bench_task() as task_dir:
+        config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox)
         async with hold_ours(config):
             pass  # The image is built and everything imported: not counted.
         rows: list[ResetRow] = []
@@ -310,7 +307,7 @@ def format_reset(report: ResetReport) -> str:
         )
         for row in report.rows
     ]
-    text = [plain_table(head, lines)]
+    text = [plain_table(head, lines, right=range(1, len(head)))]
     if report.idle_bytes is not None:
         text.append(f"\nidle sandbox: {report.idle_bytes / (1 << 20):.1f} MiB")
     text += [f"{way}: {ratio:g} times ours" for way, ratio in report.ratios().items()]

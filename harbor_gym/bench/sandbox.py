@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -50,6 +50,13 @@ def write_bench_task(task_dir: Path) -> Path:
     test.chmod(0o755)
     (task_dir / "environment" / "Dockerfile").write_text(BENCH_DOCKERFILE)
     return task_dir
+
+
+@contextmanager
+def bench_task() -> Generator[Path]:
+    """Yield the directory of :func:`write_bench_task`'s task in a temporary one, which goes at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
+        yield write_bench_task(Path(folder) / "task")
 
 
 @asynccontextmanager

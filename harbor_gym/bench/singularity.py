@@ -12,20 +12,18 @@ import dataclasses
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, override
 
 from harbor_gym._runtime.console.tables import plain_table
-from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.procfs import PROC, descendants, read_stat
 from harbor_gym.bench.implementations import HARBOR, PERSISTENT, HarborTerminal, Implementation, OurTerminal
-from harbor_gym.bench.report import StepReport, summarize
+from harbor_gym.bench.report import BenchReport, StepReport, summarize
 from harbor_gym.bench.reset import OURS, ResetRow, ResetSample, hold_ours, measure_in_turn
-from harbor_gym.bench.sandbox import BENCH_DOCKERFILE, ExecCounter, started_environment, write_bench_task
+from harbor_gym.bench.sandbox import BENCH_DOCKERFILE, ExecCounter, bench_task, started_environment
 from harbor_gym.bench.steps import take_turns
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import MissingDependencyError
@@ -84,7 +82,7 @@ class MemoryRow:
 
 
 @dataclass(frozen=True, slots=True)
-class SingularityReport:
+class SingularityReport(BenchReport):
     """What ``harbor-gym bench singularity`` found."""
 
     resets: list[ResetRow]
@@ -96,17 +94,14 @@ class SingularityReport:
     memory: list[MemoryRow]
 
     @property
+    @override
     def is_right(self) -> bool:
         """Return whether every step of ours showed what it should."""
         return self.steps.is_right
 
+    @override
     def as_object(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
-        return {
-            "resets": [dataclasses.asdict(row) for row in self.resets],
-            "steps": self.steps.as_object(),
-            "memory": [dataclasses.asdict(row) for row in self.memory],
-        }
+        return dataclasses.asdict(self) | {"steps": self.steps.as_object()}
 
 
 async def bench_singularity(
@@ -123,8 +118,8 @@ async def bench_singularity(
         MissingDependencyError: Apptainer is missing, or pip can't download what Harbor's server needs.
         SandboxStartError: A sandbox did not start.
     """
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder, _singularity_in_path(Path(folder)):
-        task_dir = await _make_task(Path(folder) / "task")
+    with bench_task() as task_dir, _singularity_in_path(task_dir.parent):
+        await _make_task(task_dir)
         config = TerminalEnvConfig(task_dir=task_dir, sandbox=_SANDBOX)
         holds = {OURS: lambda: hold_ours(config), HARBOR: lambda: _hold_harbors(task_dir)}
         async with hold_ours(config):
@@ -156,15 +151,13 @@ def _singularity_in_path(folder: Path) -> Generator[None]:
         os.environ["PATH"] = path
 
 
-async def _make_task(task_dir: Path) -> Path:
-    """Write a task whose image is a SIF file with what Harbor's server needs."""
-    await asyncio.to_thread(write_bench_task, task_dir)
+async def _make_task(task_dir: Path) -> None:
+    """Make a SIF file with what Harbor's server needs the task's image."""
     environment = task_dir / "environment"
     await asyncio.to_thread((environment / "Dockerfile").write_text, f"{BENCH_DOCKERFILE}{_SERVER}")
     await _download(environment / "packages")
     stored = await provide_sif(SifSource(environment, None), default_image_dir(), build_timeout_sec=_BUILD_TIMEOUT_SEC)
     await asyncio.to_thread(_append, task_dir / "task.toml", f'[environment]\ndocker_image = "{stored.image.path}"\n')
-    return task_dir
 
 
 def _append(file: Path, text: str) -> None:

@@ -29,7 +29,7 @@ async def bench_steps(sandbox: str, *, repeat: int, on_progress: Callable[[int],
     Args:
         sandbox: ``local``, ``docker``, or any other sandbox by name.
         repeat: Repetitions of every step.
-        on_progress: Told the number of finished repetitions.
+        on_progress: Called with the number of finished repetitions.
 
     Raises:
         SandboxStartError: The sandbox did not start.

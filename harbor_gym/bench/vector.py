@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import override
 
-from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.adapters.gymnasium import HarborTerminalVectorEnv
-from harbor_gym.bench.report import percentile
-from harbor_gym.bench.sandbox import write_bench_task
+from harbor_gym.bench.report import BenchReport, percentile
+from harbor_gym.bench.sandbox import bench_task
 
 _SLEEP = "sleep 0.3; echo slept-{number}\n"
 _LS = "ls /srv/bench/{number}\n"
 
 
 @dataclass(frozen=True, slots=True)
-class VectorReport:
+class VectorReport(BenchReport):
     """What ``harbor-gym bench vector`` found. Times are medians of wall-clock time."""
 
     env: str
@@ -42,13 +38,10 @@ class VectorReport:
     """Observations that lacked what the command prints."""
 
     @property
+    @override
     def is_right(self) -> bool:
         """Return whether every observation was right."""
         return self.wrong == 0
-
-    def as_object(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
-        return dataclasses.asdict(self)
 
 
 def bench_vector(sandbox: str, *, num_envs: int, repeat: int) -> VectorReport:
@@ -62,8 +55,7 @@ def bench_vector(sandbox: str, *, num_envs: int, repeat: int) -> VectorReport:
     Raises:
         SandboxStartError: A sandbox did not start.
     """
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
-        task_dir = write_bench_task(Path(folder) / "task")
+    with bench_task() as task_dir:
         item, all_ = (
             HarborTerminalVectorEnv(count, task_dir, sandbox=sandbox, max_turns=None, time_limit_sec=86_400)
             for count in (1, num_envs)

@@ -1,13 +1,12 @@
 """How many sandboxes this machine holds at once, for a scheduler."""
 
 import os
-import re
 from pathlib import Path
 
+from harbor_gym._runtime.procfs import size_bytes
 from harbor_gym.errors import UsageError
 
 _SANDBOXES_PER_CPU = 16
-_MEMINFO = Path("/proc/meminfo")
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Of the container that this process runs in, with control groups of version 2 and 1."""
 
@@ -27,9 +26,9 @@ def sandboxes_at_once(memory_mb: int) -> int:
 
 
 def _free_mb() -> int:
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", _MEMINFO.read_text(), re.MULTILINE)
-    assert found is not None, "Linux has it since 3.14"
-    return min([int(found[1]) >> 10, *(limit >> 20 for path in _LIMITS if (limit := _limit(path)))])
+    free = size_bytes("meminfo", "MemAvailable")
+    assert free is not None, "Linux has it since 3.14"
+    return min([free >> 20, *(limit >> 20 for path in _LIMITS if (limit := _limit(path)))])
 
 
 def _limit(path: Path) -> int:

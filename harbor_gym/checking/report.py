@@ -6,14 +6,22 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from harbor_gym._runtime.console.tables import plain_table
+
 if TYPE_CHECKING:
     from harbor_gym.checking.verdict import TaskCheck
+
+_HEAD = ("task", "oracle", "nop", "forged", "start", "agent", "verify", "stop", "all", "harbor", "pristine", "verdict")
+_WIDTHS = (7, 7, 6, 5, 5, 6, 5, 5, 9, 9)
+"""Least widths of the columns after the task's: rows are printed as tasks are done."""
+
+_SECONDS = range(4, 9)
+"""Columns."""
 
 
 def table_head(width: int) -> str:
     """Return the line above all rows; ``width`` is that of the longest task name, in characters."""
-    times = "  start  agent verify   stop    all"
-    return f"{'task':<{width}}  {'oracle':<9}{'nop':<9}{'forged':<8}{times}  harbor     pristine   verdict"
+    return plain_table(_HEAD, [], right=_SECONDS, widths=(width, *_WIDTHS))
 
 
 def table_row(check: TaskCheck, width: int) -> str:
@@ -21,11 +29,10 @@ def table_row(check: TaskCheck, width: int) -> str:
     rewards = [_rewards(check.oracle), _rewards(check.nop), "-" if check.forged is None else f"{check.forged:g}"]
     phases = check.phases
     times = ["-"] * 4 if phases is None else [f"{t:.1f}" for t in dataclasses.astuple(phases)]
-    seconds = "".join(f"{time:>7}" for time in [*times, f"{check.seconds:.1f}"])
     views = [check.harbors_verdict.value, "-" if check.pristine is None else check.pristine.verdict.value]
-    bases = "".join(f"  ({base})" for base in check.image_substitutions)
-    words = f"{views[0]:<11}{views[1]:<11}{check.verdict.value}{bases}"
-    return f"{check.task:<{width}}  {rewards[0]:<9}{rewards[1]:<9}{rewards[2]:<8}{seconds}  {words}"
+    bases = [f"({base})" for base in check.image_substitutions]
+    cells = [check.task, *rewards, *times, f"{check.seconds:.1f}", *views, check.verdict.value, *bases]
+    return plain_table((), [cells], right=_SECONDS, widths=(width, *_WIDTHS))
 
 
 def remarks(check: TaskCheck) -> list[str]:

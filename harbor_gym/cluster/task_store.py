@@ -2,13 +2,12 @@
 
 import hashlib
 import io
-import shutil
 import tarfile
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from harbor_gym._runtime.cache import cache_dir
+from harbor_gym._runtime.files import publishing_once
 from harbor_gym.errors import TaskError
 
 _STORE = "tasks"
@@ -58,17 +57,9 @@ def unpack_task(task: PackedTask) -> Path:
     """Put a task into this node's cache, whole or not at all, and return where it is. Safe for several processes."""
     home = _home(task.digest)
     if not home.is_dir():
-        partial = home.with_name(f".{task.digest}-{uuid.uuid4().hex}")
-        partial.mkdir(parents=True)
-        try:
-            with tarfile.open(fileobj=io.BytesIO(task.archive)) as archive:
-                archive.extractall(partial, filter="tar")
-            partial.rename(home)
-        except OSError:
-            if not home.is_dir():  # nobody else was first
-                raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        with publishing_once(home) as building, tarfile.open(fileobj=io.BytesIO(task.archive)) as archive:
+            building.mkdir()
+            archive.extractall(building, filter="tar")
     return task_path(task.digest)
 
 

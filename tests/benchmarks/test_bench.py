@@ -15,6 +15,7 @@ from harbor_gym.bench.scenarios import LIST, ROWS, SIX, Step, make_scenarios
 from harbor_gym.errors import SandboxStartError, UsageError
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
+from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.tasks import BASE, write_task
 from tests.unit.house.test_cli import run
 
@@ -249,6 +250,13 @@ async def test_an_unknown_sandbox_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="did you mean docker"):
         async with started_environment("dockr"):
             pass
+
+
+def test_a_wrong_observation_fails_the_command_whose_report_is_shown_all_the_same() -> None:
+    done = run("bench", "vector", "--env", FAKE, "--num-envs", "2", "--repeat", "1")  # a fake has no files to list
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[:2] == [f"env           {FAKE}", "num_envs      2"]
+    assert done.stdout.splitlines()[-1] == "wrong         6"
 
 
 @pytest.mark.parametrize("command", ["step", "concurrency"])

@@ -7,8 +7,9 @@ from typing import Any, override
 import pytest
 
 from harbor_gym.bench.memory import measure_idle_memory
-from harbor_gym.bench.scale import bench_scale, bench_soak
+from harbor_gym.bench.scale import SoakReport, bench_scale, bench_soak
 from harbor_gym.bench.scale.holdings import Holdings
+from harbor_gym.bench.scale.soak import format_soak
 from harbor_gym.testing import FakeEnvironment
 from tests.helpers.sandboxes.fake_episodes import FAKE, fake_config
 from tests.unit.house.test_cli import run
@@ -72,6 +73,22 @@ async def test_every_troubled_episode_is_accounted_for() -> None:
     assert report.outcomes["none: completed"] > 40
     assert len(report.samples) == 10
     assert report.left == ()
+
+
+def test_a_soak_is_shown_with_its_outcomes_below_one_another() -> None:
+    outcomes = {"killed: sandbox_lost": 2, "none: completed": 118}
+    report = SoakReport("local", 120, 8, 3.5, outcomes, 0, [], ("3 processes, were 2",), 0.25)
+    assert format_soak(report).splitlines() == [
+        "env                     local",
+        "episodes                120",
+        "at_once                 8",
+        "wall_sec                3.5",
+        "unaccounted             0",
+        "  killed: sandbox_lost  2",
+        "  none: completed       118",
+        "growth                  0.25 KiB an episode",
+        "left                    3 processes, were 2",
+    ]
 
 
 def test_holdings_are_compared_but_for_memory() -> None:

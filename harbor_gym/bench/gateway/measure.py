@@ -12,14 +12,14 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, override
 
 from aiohttp import web
 
 from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.processes import start_process
 from harbor_gym.bench.gateway.client import Findings, Plan
-from harbor_gym.bench.report import percentile
+from harbor_gym.bench.report import BenchReport, percentile
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.gateway import Gateway
 from harbor_gym.types import ChatMessage, Sample
@@ -66,7 +66,7 @@ class EndpointRow:
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayReport:
+class GatewayReport(BenchReport):
     """What ``harbor-gym bench gateway`` found."""
 
     sessions: int
@@ -82,6 +82,7 @@ class GatewayReport:
     """Mean length of a prompt."""
 
     @property
+    @override
     def is_right(self) -> bool:
         """Return whether each conversation is one training sequence."""
         return self.segments == self.sessions
@@ -93,8 +94,8 @@ class GatewayReport:
         names = ("median_ms", "p99_ms", "server_cpu_ms")
         return {name: round(getattr(ours, name) / max(getattr(bare, name), 0.01), 2) for name in names}
 
+    @override
     def as_object(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
         return dataclasses.asdict(self) | {"ratio_to_sampler_alone": self.ratios(), "one_segment_each": self.is_right}
 
 

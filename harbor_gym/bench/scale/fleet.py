@@ -2,19 +2,15 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import os
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, override
 
-from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.bench.concurrency import watch_loop
-from harbor_gym.bench.report import percentile
-from harbor_gym.bench.sandbox import write_bench_task
+from harbor_gym.bench.report import BenchReport, percentile
+from harbor_gym.bench.sandbox import bench_task
 from harbor_gym.bench.scale.holdings import Holdings, fill_executor, take_holdings
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.episode.prepared import PreparedEpisode
@@ -26,7 +22,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleReport:
+class ScaleReport(BenchReport):
     """What ``harbor-gym bench scale`` found."""
 
     env: str
@@ -64,13 +60,10 @@ class ScaleReport:
     """What there is more of after the last close than before the first start."""
 
     @property
+    @override
     def is_right(self) -> bool:
         """Return whether none was lost and nothing is left."""
         return self.lost == 0 and not self.left
-
-    def as_object(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
-        return dataclasses.asdict(self)
 
 
 async def bench_scale(
@@ -87,8 +80,7 @@ async def bench_scale(
     Raises:
         HarborGymError: The first, uncounted sandbox failed.
     """
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
-        task_dir = await asyncio.to_thread(write_bench_task, Path(folder) / "task")
+    with bench_task() as task_dir:
         config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, sandbox_options=dict(options or {}))
         first = _Member(config)
         await first.start()
@@ -209,8 +201,3 @@ async def _lags() -> AsyncGenerator[list[float]]:
         yield lags
     finally:
         task.cancel()
-
-
-def format_scale(report: ScaleReport) -> str:
-    """Return the report for people."""
-    return "\n".join(f"{name:<22}{value}" for name, value in report.as_object().items())

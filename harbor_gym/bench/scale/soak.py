@@ -3,17 +3,17 @@
 import asyncio
 import dataclasses
 import random
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import override
 
-from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym.bench.sandbox import write_bench_task
+from harbor_gym._runtime.console.tables import plain_table
+from harbor_gym.bench.report import BenchReport
+from harbor_gym.bench.sandbox import bench_task
 from harbor_gym.bench.scale.holdings import Holdings, fill_executor, take_holdings
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
@@ -45,7 +45,7 @@ class Trouble(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SoakReport:
+class SoakReport(BenchReport):
     """What ``harbor-gym bench soak`` found."""
 
     env: str
@@ -68,13 +68,10 @@ class SoakReport:
     """What this process holds more at the end than after the first tenth, per episode in between."""
 
     @property
+    @override
     def is_right(self) -> bool:
         """Return whether every episode is accounted for and nothing is left."""
         return self.unaccounted == 0 and not self.left
-
-    def as_object(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
-        return dataclasses.asdict(self)
 
 
 async def bench_soak(
@@ -99,19 +96,17 @@ async def bench_soak(
     Raises:
         HarborGymError: A first, uncounted episode failed.
     """
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
-        task_dir = await asyncio.to_thread(_write_task, Path(folder) / "task")
+    with bench_task() as task_dir:
+        await asyncio.to_thread(_limit_storage, task_dir / "task.toml")
         config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, confirm_task_complete=False)
         soak = _Soak(config, random.Random(seed), trouble_share, on_progress)
         await soak.warm_up(at_once)
         return await soak.run(episodes, at_once)
 
 
-def _write_task(task_dir: Path) -> Path:
-    write_bench_task(task_dir)
-    with (task_dir / "task.toml").open("a") as file:
+def _limit_storage(declaration: Path) -> None:
+    with declaration.open("a") as file:
         file.write(f"[environment]\nstorage_mb = {_STORAGE_MB}\n")
-    return task_dir
 
 
 class _Soak:
@@ -211,10 +206,11 @@ class _Soak:
 
 def format_soak(report: SoakReport) -> str:
     """Return the report for people."""
-    lines = [f"{name:<14}{getattr(report, name)}" for name in ("env", "episodes", "at_once", "wall_sec", "unaccounted")]
-    lines += [f"  {name:<32}{count}" for name, count in report.outcomes.items()]
-    lines += [
-        f"growth        {report.growth_kib:g} KiB an episode",
-        f"left          {', '.join(report.left) or 'none'}",
+    names = ("env", "episodes", "at_once", "wall_sec", "unaccounted")
+    rows = [
+        *((name, str(getattr(report, name))) for name in names),
+        *((f"  {name}", str(count)) for name, count in report.outcomes.items()),
+        ("growth", f"{report.growth_kib:g} KiB an episode"),
+        ("left", ", ".join(report.left) or "none"),
     ]
-    return "\n".join(lines)
+    return plain_table((), rows)

@@ -1,14 +1,12 @@
 """Many resets of a trainer's environments, and what they leave on the machine."""
 
-import tempfile
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, override
 
-from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.adapters.trl import HarborSpec, verified_reward
-from harbor_gym.bench.sandbox import write_bench_task
+from harbor_gym.bench.report import BenchReport
+from harbor_gym.bench.sandbox import bench_task
 from harbor_gym.testing.leftovers import find_leftovers
 
 _ANSWERED = [{"role": "assistant", "content": "done"}]
@@ -16,7 +14,7 @@ _SETTLE_SEC = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class ResetsReport:
+class ResetsReport(BenchReport):
     """What was found."""
 
     resets: int
@@ -24,9 +22,11 @@ class ResetsReport:
     left: tuple[str, ...]
     """Folders, mounts and processes that are still there, a line each."""
 
-    def as_object(self) -> dict[str, Any]:
-        """Return everything as what JSON can hold."""
-        return asdict(self)
+    @property
+    @override
+    def is_right(self) -> bool:
+        """Return whether nothing is left."""
+        return not self.left
 
 
 def bench_resets(*, resets: int = 640, slots: int = 16, sandbox: str = "local") -> ResetsReport:
@@ -39,8 +39,7 @@ def bench_resets(*, resets: int = 640, slots: int = 16, sandbox: str = "local") 
     """
     from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
 
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
-        task = write_bench_task(Path(folder) / "task")
+    with bench_task() as task:
         before = find_leftovers(is_exempt=lambda pid: pid == forkserver_pid())
         started = time.monotonic()
         with HarborSpec(task, agent="bash", sandbox=sandbox) as spec:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any, override
 
 from harbor_gym._runtime.console.tables import plain_table
-from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.adapters.trl import HarborSpec, verified_reward
-from harbor_gym.bench.sandbox import write_bench_task
+from harbor_gym.bench.report import BenchReport
+from harbor_gym.bench.sandbox import bench_task
 from harbor_gym.errors import HarborGymError
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 
@@ -67,7 +66,7 @@ class PhaseRow:
 
 
 @dataclass(frozen=True, slots=True)
-class TrlReport:
+class TrlReport(BenchReport):
     """What was found."""
 
     slots: int
@@ -80,8 +79,8 @@ class TrlReport:
         seconds = {row.module: row.whole_sec for row in self.rows}
         return seconds[THEIRS] / seconds[POOLED]
 
+    @override
     def as_object(self) -> dict[str, Any]:
-        """Return everything as what JSON can hold."""
         return {**asdict(self), "ratio": self.ratio}
 
 
@@ -95,8 +94,7 @@ def bench_step(*, slots: int = 16, start_delay_sec: float = 2.0) -> TrlReport:
     Raises:
         HarborGymError: A module's step did not earn full reward: its time would count for nothing.
     """
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("bench")) as folder:
-        task = write_bench_task(Path(folder) / "task")
+    with bench_task() as task:
         (task / "tests/test.sh").write_text(_TEST)
         rows = (
             _ours(task, slots, start_delay_sec, pool_size=None),

@@ -9,10 +9,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, override
 
+from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.processes import start_process
 from harbor_gym.bench.implementations import our_transports, terminal_config
+from harbor_gym.bench.report import BenchReport
 from harbor_gym.bench.truth.sessions import Session, TruthStep
 from harbor_gym.terminal import TerminalTurn, open_terminal
 from harbor_gym.terminal.tmux import TmuxTerminal
@@ -29,7 +31,7 @@ _IDLE_SEC = 2.0
 """A program that wrote nothing for so long before the deadline was waiting for input, if that is what it does."""
 
 _NUMBERED = re.compile(r"^L\d{6}$", re.MULTILINE)
-_WANTED = {"prompt": ("prompt",), "input": ("tty_read",), "screen": ("fullscreen",), "busy": ("deadline",)}
+_EXPECTED = {"prompt": ("prompt",), "input": ("tty_read",), "screen": ("fullscreen",), "busy": ("deadline",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class TruthReport:
+class TruthReport(BenchReport):
     """Every verdict, and the lines that went wrong."""
 
     sandbox: str
@@ -62,8 +64,8 @@ class TruthReport:
         chosen = [item.kind for item in self.verdicts if transport in (None, item.transport)]
         return chosen.count(kind) / len(chosen) if chosen else 0.0
 
+    @override
     def as_object(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
         names = sorted({item.transport for item in self.verdicts})
         return {
             "sandbox": self.sandbox,
@@ -86,21 +88,23 @@ class TruthReport:
 
 def format_truth(report: TruthReport) -> str:
     """Return the report as text."""
-    rows = [f"{'transport':<12}{'steps':>6}{'false early':>13}{'false late':>12}{'other name':>12}"]
-    for name, found in report.as_object()["transports"].items():
-        shares = (f"{100 * found[kind]:.2f} %" for kind in ("early", "late", "label"))
-        rows.append("{:<12}{:>6}{:>13}{:>12}{:>12}".format(name, found["steps"], *shares))
-    rows.append(f"lines lost, doubled or out of order: {len(report.wrong_lines)}")
-    rows += [f"  {line}" for line in report.wrong_lines[:20]]
-    wrong = Counter(
-        f"  {item.kind:<6}{item.transport:<11}{item.session}: {item.keys!r} {item.detail}"
-        for item in report.verdicts
-        if item.kind != "right"
-    )
-    rows += [f"{line} ({count} times)" if count > 1 else line for line, count in wrong.items()]
+    head = ("transport", "steps", "false early", "false late", "other name")
+    rows = [
+        (name, str(found["steps"]), *(f"{100 * found[kind]:.2f} %" for kind in ("early", "late", "label")))
+        for name, found in report.as_object()["transports"].items()
+    ]
+    lines = [plain_table(head, rows, right=range(1, len(head)))]
+    lines.append(f"lines lost, doubled or out of order: {len(report.wrong_lines)}")
+    lines += [f"  {line}" for line in report.wrong_lines[:20]]
+    counts = Counter(item for item in report.verdicts if item.kind != "right")
+    wrong = [
+        (f"  {count} x", item.kind, item.transport, f"{item.session}: {item.keys!r} {item.detail}")
+        for item, count in counts.items()
+    ]
+    lines += plain_table((), wrong).splitlines()
     if report.unavailable:
-        rows.append(f"skipped, programs missing: {', '.join(report.unavailable)}")
-    return "\n".join(rows)
+        lines.append(f"skipped, programs missing: {', '.join(report.unavailable)}")
+    return "\n".join(lines)
 
 
 @dataclass
@@ -206,7 +210,7 @@ async def _take_session(
                 turn = await terminal.run([Command(step.keys, step.deadline_sec)])
                 returned = time.monotonic()
                 shown.append(turn.text)
-                await asyncio.sleep(0 if step.want == "busy" else WATCH_SEC)
+                await asyncio.sleep(0 if step.expected == "busy" else WATCH_SEC)
                 after = await terminal.screen()
                 later = [] if after is None else after.text.splitlines()
                 verdicts.append(_judge(session, transport, step, turn, returned, witness, later))
@@ -234,17 +238,18 @@ def _judge(
 
     (how,) = turn.waits
     if how == "deadline":
-        if step.want == "busy":
+        if step.expected == "busy":
             return verdict("right")
         last = max((stamp for stamp in witness.stamps if stamp <= returned), default=returned - _IDLE_SEC)
         return verdict("late" if returned - last >= _IDLE_SEC else "right", f"{turn.text[-60:]!r}")
-    if step.want == "busy":
+    if step.expected == "busy":
         return verdict("early", f"{how} {turn.text[-60:]!r}")
     wrote = witness.since(returned)
     changed = [line.rstrip() for line in later] != "\n".join(turn.shown).rstrip().split("\n")
     if wrote and changed and not step.repaints and _screens_differ(turn.shown, later):
         return verdict("early", f"{how}, then {1000 * (wrote[0] - returned):.0f} ms later {later[-2:]!r}")
-    return verdict("right" if how in _WANTED[step.want] else "label", "" if how in _WANTED[step.want] else how)
+    is_right = how in _EXPECTED[step.expected]
+    return verdict("right" if is_right else "label", "" if is_right else how)
 
 
 def _screens_differ(before: Sequence[str], after: Sequence[str]) -> bool:

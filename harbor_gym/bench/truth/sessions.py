@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-type Want = Literal["prompt", "input", "screen", "busy"]
+type Expected = Literal["prompt", "input", "screen", "busy"]
 
 _SLOW_START_SEC = 40.0
 
@@ -15,7 +15,7 @@ class TruthStep:
     """One string of keystrokes."""
 
     keys: str
-    want: Want
+    expected: Expected
     """How the wait should end; ``busy``: by the deadline alone."""
 
     deadline_sec: float = 8.0
@@ -41,13 +41,13 @@ class Session:
     user: str = "root"
 
 
-def _session(name: str, *steps: TruthStep | tuple[str, Want], needs: str = "", setup: str = "") -> Session:
+def _session(name: str, *steps: TruthStep | tuple[str, Expected], needs: str = "", setup: str = "") -> Session:
     made = tuple(step if isinstance(step, TruthStep) else TruthStep(*step) for step in steps)
     return Session(name, made, tuple(needs.split()), setup)
 
 
-def _slow(keys: str, want: Want) -> TruthStep:
-    return TruthStep(keys, want, deadline_sec=_SLOW_START_SEC)
+def _slow(keys: str, expected: Expected) -> TruthStep:
+    return TruthStep(keys, expected, deadline_sec=_SLOW_START_SEC)
 
 
 def _busy(keys: str) -> TruthStep:
@@ -496,7 +496,7 @@ _LINES = (
             step
             for n in range(1, 5)
             for step in (
-                replace(_numbered(100 * n, 100 * n + 30, delay="sleep 0.05;"), want="busy", deadline_sec=1.0),
+                replace(_numbered(100 * n, 100 * n + 30, delay="sleep 0.05;"), expected="busy", deadline_sec=1.0),
                 TruthStep("", "prompt", deadline_sec=20.0),
             )
         ),
