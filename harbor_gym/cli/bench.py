@@ -3,8 +3,10 @@
 import asyncio
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,8 +14,22 @@ from harbor_gym.cli.shared import FAILED, one_line_errors, preflight_by_name, qu
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ExecutorKind
 
+if TYPE_CHECKING:
+    from harbor_gym.bench.report import BenchReport
+
 bench = typer.Typer(help="Measure the terminal, side by side with Harbor's own.", no_args_is_help=True)
 type _BenchEnv = Annotated[str, typer.Option("--env", help="Sandbox, as `check` takes it.")]
+
+
+def _print[R: BenchReport](report: R, format_report: Callable[[R], str], as_json: bool) -> None:
+    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else format_report(report))
+    if not report.is_right:
+        raise typer.Exit(FAILED)
+
+
+def _show(what: str, done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        typer.echo(f"\r{done}/{total} {what}", err=True, nl=done == total)
 
 
 @bench.command("step")
@@ -26,16 +42,10 @@ def bench_step(
     from harbor_gym.bench import bench_steps
     from harbor_gym.bench.report import format_table
 
-    def show_progress(done: int) -> None:
-        if sys.stderr.isatty():
-            typer.echo(f"\r{done}/{repeat} repetitions", err=True, nl=done == repeat)
-
     with one_line_errors(), quiet_harbor():
         preflight_by_name(env)
-        report = asyncio.run(bench_steps(env, repeat=repeat, on_progress=show_progress))
-    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else format_table(report))
-    if not report.is_right:
-        raise typer.Exit(FAILED)
+        report = asyncio.run(bench_steps(env, repeat=repeat, on_progress=partial(_show, "repetitions", total=repeat)))
+    _print(report, format_table, as_json)
 
 
 @bench.command("all")
@@ -71,17 +81,13 @@ def bench_truth(
     from harbor_gym.bench.truth import measure as truth
     from harbor_gym.bench.truth.sessions import make_sessions
 
-    def show_progress(done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            typer.echo(f"\r{done}/{total} sessions", err=True, nl=done == total)
-
     chosen = [item for item in make_sessions() if not session or item.name in session]
     options = {} if rootfs is None else {"rootfs": str(rootfs.resolve())}
 
     async def judge() -> truth.TruthReport:
         async with started_environment(env, options=options) as environment:
             return await truth.bench_truth(
-                environment, chosen, sandbox=env, at_once=at_once, repeat=repeat, on_progress=show_progress
+                environment, chosen, sandbox=env, at_once=at_once, repeat=repeat, on_progress=partial(_show, "sessions")
             )
 
     with one_line_errors(), quiet_harbor():
@@ -90,7 +96,7 @@ def bench_truth(
             raise UsageError(f"no session has that name; there are: {names}")
         preflight_by_name(env)
         report = asyncio.run(judge())
-    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else truth.format_truth(report))
+    _print(report, truth.format_truth, as_json)
 
 
 @bench.command("concurrency")
@@ -103,14 +109,12 @@ def bench_concurrency(
 ) -> None:
     """Take steps in many terminals at once: none may be lost, and the event loop must stay free."""
     from harbor_gym import bench as benchmarks
+    from harbor_gym.bench.report import format_fields
 
     with one_line_errors(), quiet_harbor():
         preflight_by_name(env)
         report = asyncio.run(benchmarks.bench_concurrency(env, terminals=terminals, steps=steps, transport=transport))
-    found = report.as_object()
-    typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(f"{k:<18}{v}" for k, v in found.items()))
-    if not report.is_right:
-        raise typer.Exit(FAILED)
+    _print(report, format_fields, as_json)
 
 
 @bench.command("vector")
@@ -121,13 +125,13 @@ def bench_vector(
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
     """Step many sub-environments of `gym.make_vec` at once, and a single one in between."""
+    from harbor_gym.bench.report import format_fields
     from harbor_gym.bench.vector import bench_vector
 
     with one_line_errors(), quiet_harbor():
         preflight_by_name(env)
         report = bench_vector(env, num_envs=num_envs, repeat=repeat)
-    found = report.as_object()
-    typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(f"{k:<20}{v}" for k, v in found.items()))
+    _print(report, format_fields, as_json)
 
 
 @bench.command("reset")
@@ -146,7 +150,7 @@ def bench_reset(
         preflight_by_name(env)
         fleets = at_once or ([8, 64] if env == "local" else [8])
         report = asyncio.run(bench_reset(env, at_once=fleets, repeat=repeat))
-    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else format_reset(report))
+    _print(report, format_reset, as_json)
 
 
 @bench.command("singularity")
@@ -158,16 +162,11 @@ def bench_singularity(
     """Time resets and steps of apptainer sandboxes beside Harbor's own singularity, on one image, taking turns."""
     from harbor_gym.bench import singularity as benchmark
 
-    def show_progress(done: int) -> None:
-        if sys.stderr.isatty():
-            typer.echo(f"\r{done}/{repeat} repetitions", err=True, nl=done == repeat)
-
     with one_line_errors(), quiet_harbor():
         preflight_by_name("apptainer")
-        report = asyncio.run(benchmark.bench_singularity(at_once=at_once, repeat=repeat, on_progress=show_progress))
-    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else benchmark.format_singularity(report))
-    if not report.is_right:
-        raise typer.Exit(FAILED)
+        show = partial(_show, "repetitions", total=repeat)
+        report = asyncio.run(benchmark.bench_singularity(at_once=at_once, repeat=repeat, on_progress=show))
+    _print(report, benchmark.format_singularity, as_json)
 
 
 @bench.command("episode")
@@ -189,9 +188,7 @@ def bench_episode(
         report = asyncio.run(
             benchmark.bench_episode(env, episodes=episodes, at_once=at_once, harbor_episodes=harbor_episodes)
         )
-    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else benchmark.format_episodes(report))
-    if not report.is_right:
-        raise typer.Exit(FAILED)
+    _print(report, benchmark.format_episodes, as_json)
 
 
 @bench.command("gateway")
@@ -214,9 +211,7 @@ def bench_gateway(
                 sessions=sessions, calls=calls, sampler_sec=sampler_sec, calls_per_sec=rate, with_litellm=litellm
             )
         )
-    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else benchmark.format_gateway(report))
-    if not report.is_right:
-        raise typer.Exit(FAILED)
+    _print(report, benchmark.format_gateway, as_json)
 
 
 @bench.command("scale")
@@ -227,14 +222,13 @@ def bench_scale(
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
     """Hold many live sandboxes: time to the first prompt, event-loop lag, memory, time to close, none lost."""
+    from harbor_gym.bench.report import format_fields
     from harbor_gym.bench.scale import fleet
 
     with one_line_errors(), quiet_harbor():
         preflight_by_name(env)
         report = asyncio.run(fleet.bench_scale(env, sandboxes=sandboxes, starts_at_once=starts_at_once))
-    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else fleet.format_scale(report))
-    if not report.is_right:
-        raise typer.Exit(FAILED)
+    _print(report, format_fields, as_json)
 
 
 @bench.command("soak")
@@ -251,20 +245,13 @@ def bench_soak(
     """Run short episodes with failures thrown in: each accounted for, and nothing left at the end."""
     from harbor_gym.bench.scale import soak
 
-    def show_progress(done: int) -> None:
-        if sys.stderr.isatty():
-            typer.echo(f"\r{done}/{episodes} episodes", err=True, nl=done == episodes)
-
     with one_line_errors(), quiet_harbor():
         preflight_by_name(env)
+        show = partial(_show, "episodes", total=episodes)
         report = asyncio.run(
-            soak.bench_soak(
-                env, episodes=episodes, at_once=at_once, trouble_share=trouble, seed=seed, on_progress=show_progress
-            )
+            soak.bench_soak(env, episodes=episodes, at_once=at_once, trouble_share=trouble, seed=seed, on_progress=show)
         )
-    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else soak.format_soak(report))
-    if not report.is_right:
-        raise typer.Exit(FAILED)
+    _print(report, soak.format_soak, as_json)
 
 
 @bench.command("executors")
@@ -286,9 +273,7 @@ def bench_executors(
         report = benchmark.bench_executors(
             env, groups=groups, group_size=group_size, workers=workers, kinds=tuple(kinds or ExecutorKind)
         )
-    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else benchmark.format_executors(report))
-    if not report.is_right:
-        raise typer.Exit(FAILED)
+    _print(report, benchmark.format_executors, as_json)
 
 
 @bench.command("trl")
@@ -311,5 +296,5 @@ def bench_trl(
         typer.echo(benchmark.format_step(step))
         if many is not None:
             typer.echo(f"{many.resets} resets in {many.seconds:.1f} s left {len(many.left)} folders, mounts, processes")
-    if many is not None and many.left:
+    if many is not None and not many.is_right:
         raise typer.Exit(FAILED)

@@ -1,6 +1,7 @@
 """What commands share: exit codes, errors on one line, and the check before anything starts."""
 
 import logging
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -41,10 +42,15 @@ def quiet_harbor() -> Generator[None]:
 
 @contextmanager
 def one_line_errors() -> Generator[None]:
-    """Turn our errors into one line on stderr and an exit code."""
+    """Turn our errors, and those of a file that can't be read or written, into one line on stderr and an exit code."""
     try:
         yield
     except HarborGymError as exc:
         code = MISUSED if isinstance(exc, UsageError | MissingDependencyError | TaskSourceError) else FAILED
         typer.echo(f"error: {exc}", err=True)
         raise typer.Exit(code) from None
+    except OSError as exc:
+        if exc.filename is None:
+            raise
+        typer.echo(f"error: {os.fsdecode(exc.filename)}: {exc.strerror}", err=True)
+        raise typer.Exit(FAILED) from None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harbor_gym.report.metrics import Curves
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Told apart by colour-blind readers too. Source: Okabe and Ito, Color Universal Design."""
+"""Distinct for colour-blind readers too. Source: Okabe and Ito, Color Universal Design."""
 
 _DASHES = ("-", "--", ":", "-.")
 _REWARD = "env/all/reward/total"

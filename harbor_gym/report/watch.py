@@ -41,7 +41,7 @@ def open_watch(run_dir: Path, *, panes: int = 4) -> libtmux.Session:
         MissingDependencyError: This machine has no tmux.
     """
     if not run_dir.is_dir():
-        raise UsageError(f"{run_dir} is not a directory: name the folder of a run (--log-path of train.py)")
+        raise UsageError(f"{run_dir} is not a directory: name the folder of a run (--log-path of train)")
     if shutil.which("tmux") is None:
         raise MissingDependencyError("harbor-gym watch needs tmux on this machine: apt-get install tmux")
     import libtmux

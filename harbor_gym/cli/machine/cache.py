@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym.cli.shared import one_line_errors
 from harbor_gym.errors import UsageError
 
@@ -30,9 +32,7 @@ def cache_list(
     if as_json:
         typer.echo(json.dumps([{**dataclasses.asdict(item), "path": str(item.path)} for item in found], indent=2))
         return
-    for item in found:
-        typer.echo(_cache_row(item))
-    typer.echo(f"{_megabytes(sum(item.size_bytes for item in found))}  in {cache_dir()}")
+    _show(found, f"in {cache_dir()}")
 
 
 @cache.command("prune")
@@ -58,21 +58,24 @@ def cache_prune(
             max_bytes=_quantity(max_size, {"M": 1 << 20, "G": 1 << 30}, "--max-size") if max_size else None,
             everything=everything,
         )
-    for item in gone:
-        typer.echo(_cache_row(item))
-    typer.echo(f"{_megabytes(sum(item.size_bytes for item in gone))}  removed")
+    _show(gone, "removed")
 
 
-def _cache_row(item: CacheEntry) -> str:
+def _show(entries: Sequence[CacheEntry], what: str) -> None:
+    """Print a row for each entry, and below them the size of all."""
+    if entries:
+        typer.echo(plain_table((), [_cells(item) for item in entries], right=[0]))
+    typer.echo(f"{_megabytes(sum(item.size_bytes for item in entries))} {what}")
+
+
+def _cells(item: CacheEntry) -> tuple[str, ...]:
     used = datetime.fromtimestamp(item.last_used).isoformat(sep=" ", timespec="minutes")
-    state = "in use" if item.in_use else "      "
-    return (
-        f"{_megabytes(item.size_bytes)}  {used}  {state}  {item.kind:<8}  {item.path.name[:12]}  {item.what}".rstrip()
-    )
+    state = "in use" if item.in_use else ""
+    return _megabytes(item.size_bytes), used, state, item.kind, item.path.name[:12], item.what
 
 
 def _megabytes(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 20):8.1f} MiB"
+    return f"{size_bytes / (1 << 20):.1f} MiB"
 
 
 def _quantity(text: str, units: dict[str, int], option: str) -> int:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym.cli.shared import FAILED, one_line_errors, quiet_harbor
 
 
@@ -29,10 +30,14 @@ def doctor(
     if as_json:
         typer.echo(json.dumps({"usable": kinds, "findings": [dataclasses.asdict(item) for item in findings]}, indent=2))
     else:
-        for item in findings:
-            state = "ok" if item.ok else "MISSING" if item.is_needed else "missing"
-            fix = f" -> {item.fix}" if item.fix else ""
-            typer.echo(f"{item.area:<10}{item.what:<32}{state:<9}{item.note}{fix}".rstrip())
+        rows = [
+            (
+                *(item.area, item.what, "ok" if item.ok else "MISSING" if item.is_needed else "missing"),
+                f"{item.note} -> {item.fix}" if item.fix else item.note,
+            )
+            for item in findings
+        ]
+        typer.echo(plain_table((), rows))
         for kind, is_usable in kinds.items():
             typer.echo(f"--env {kind} {'can' if is_usable else 'can NOT'} be used")
     if not any(kinds.values()):

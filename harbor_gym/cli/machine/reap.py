@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym.cli.shared import FAILED
 
 
@@ -20,8 +21,8 @@ def reap(
     from harbor_gym.sandboxes import reaper
 
     found = reaper.find_leftovers() + (reaper.find_images() if images else [])
-    for item in found:
-        typer.echo(f"{item.kind:<10} {item.name}")
+    if found:
+        typer.echo(plain_table((), [(item.kind, item.name) for item in found]))
     refusals = [] if dry_run else reaper.remove(found)
     for refusal in refusals:
         typer.echo(f"not removed: {refusal}", err=True)

@@ -248,5 +248,6 @@ def _problem(item: Mapping[str, Any], flags: Sequence[Flag]) -> str:
     message = message[:1].lower() + message[1:]
     flag = next((flag for flag in flags if place[: len(flag.path)] == flag.path), None)
     if flag is None:
-        return f"{'.'.join(place)}: {message}" if place else message
+        derived = place[-1:] in ((), ("task_dir",))  # from other flags; the message names what was given
+        return message if derived else f"{'.'.join(place)}: {message}"
     return f"--{flag.name}: {message}, got {item['input']!r}"

@@ -31,12 +31,17 @@ def train(config: TrainConfig) -> Path:
     """
     # Read when tqdm is imported: the cookbook's progress bars would break up our lines.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from harbor_gym.adapters.tinker.training.preparation import claim_folder, prepare
+    from harbor_gym.adapters.tinker.training.preparation import TrainRun, claim_folder, prepare
     from harbor_gym.adapters.tinker.training.run import train as train_run
-    from harbor_gym.embedded.service import require_backend, service_of
+    from harbor_gym.embedded.service import require_backend, require_policy, service_of
+
+    async def prepared() -> TrainRun:
+        run = await prepare(config)
+        await require_policy(run)
+        return run
 
     require_backend(config.backend)
-    run = asyncio.run(prepare(config))
+    run = asyncio.run(prepared())
     claim_folder(run)
     try:
         with progress() as shown:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from harbor_gym.cli.plain_help import HELP_NAMES
-from harbor_gym.cli.shared import INTERRUPTED, one_line_errors
+from harbor_gym.cli.shared import INTERRUPTED, MISUSED, one_line_errors
 from harbor_gym.errors import UsageError
 
 SWEEP_FORMAT = 1
@@ -34,6 +34,11 @@ class Run:
     rate: float
     seed: int
     folder: Path
+
+    @property
+    def log(self) -> Path:
+        """What the run printed, beside its folder."""
+        return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
     def is_finished(self) -> bool:
@@ -72,7 +77,8 @@ def sweep(
         rates, numbers = numbers_of(learning_rates, float), numbers_of(seeds, int)
         runs = settle(folder, rates=rates, seeds=numbers, flags=flags)
     try:
-        failures = asyncio.run(train_all(runs, flags, parallel))
+        with one_line_errors():
+            failures = asyncio.run(train_all(runs, flags, parallel))
     except KeyboardInterrupt:
         typer.echo("sweep: interrupted; the same command continues it", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -96,7 +102,7 @@ def settle(folder: Path, *, rates: Sequence[float], seeds: Sequence[int], flags:
     if not (rates and seeds):
         raise UsageError("a sweep needs at least one learning rate and one seed")
     file = folder / "sweep.json"
-    if file.is_file():
+    if file.is_file() and any(path.is_dir() for path in folder.glob("lr_*")):
         known = json.loads(file.read_text(encoding="utf-8"))
         if known["train_flags"] != list(flags):
             raise UsageError(f"{file} is a sweep with other flags, {known['train_flags']}; choose another --sweep-path")
@@ -109,24 +115,35 @@ def settle(folder: Path, *, rates: Sequence[float], seeds: Sequence[int], flags:
 
 
 async def train_all(runs: Sequence[Run], flags: Sequence[str], parallel: int) -> list[str]:
-    """Train what is not finished and return what failed, a line each."""
-    slots = asyncio.Semaphore(parallel)
+    """Train what is not finished and return what failed, with the end of its log.
 
-    async def item(run: Run) -> str | None:
+    Raises:
+        UsageError: A run was refused before it began. All have the same flags, so no other is started.
+    """
+    slots = asyncio.Semaphore(parallel)
+    refused: list[str] = []
+
+    async def failure(run: Run) -> str | None:
         async with slots:
-            return await train(run, flags)
+            if refused or not (code := await train(run, flags)):
+                return None
+        tail = run.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+        if code == MISUSED and not run.folder.exists():
+            refused.extend(tail[-1:])
+        return f"{run.folder.name} ended with exit code {code}; the end of {run.log}:\n" + "\n".join(tail)
 
     async with asyncio.TaskGroup() as tasks:
-        waiting = [tasks.create_task(item(run)) for run in runs if not run.is_finished]
+        waiting = [tasks.create_task(failure(run)) for run in runs if not run.is_finished]
         typer.echo(f"{len(waiting)} runs to train, {len(runs) - len(waiting)} finished already")
-    return [failure for task in waiting if (failure := task.result()) is not None]
+    if refused:
+        raise UsageError(refused[0])
+    return [text for task in waiting if (text := task.result()) is not None]
 
 
-async def train(run: Run, flags: Sequence[str]) -> str | None:
-    """Train to the end; return None or what went wrong. What is printed is shown, and kept beside the run's folder."""
-    log = run.folder.with_name(f"{run.folder.name}.log")
+async def train(run: Run, flags: Sequence[str]) -> int:
+    """Train to the end and return the exit code. What is printed is shown, and kept in the run's log."""
     own = ["--learning-rate", f"{run.rate:g}", "--seed", str(run.seed), "--log-path", str(run.folder)]
-    with log.open("ab", buffering=0) as file:
+    with run.log.open("ab", buffering=0) as file:
         process = await asyncio.create_subprocess_exec(
             *(*TRAIN, *flags, *own, "--log-dir-exists", "resume"),
             stdin=asyncio.subprocess.DEVNULL,
@@ -140,13 +157,9 @@ async def train(run: Run, flags: Sequence[str]) -> str | None:
             async for line in process.stdout:
                 file.write(line)
                 typer.echo(f"{run.folder.name}  {line.decode(errors='replace').rstrip()}")
-            code = await process.wait()
+            return await process.wait()
         finally:
             await stop(process)
-    if code == 0:
-        return None
-    tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
-    return f"{run.folder.name} ended with exit code {code}; the end of {log}:\n" + "\n".join(tail)
 
 
 async def stop(process: asyncio.subprocess.Process) -> None:

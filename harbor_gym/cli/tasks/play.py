@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX
 
 HAND_IN = "\x1d"  # C-]
@@ -36,6 +37,8 @@ def _play(task_dir: str, env: str) -> str:
     from harbor_gym.adapters.gymnasium import HarborTerminalEnv, terminus_message
     from harbor_gym.config import TerminalConfig
 
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("play needs a terminal for its keys and its screen; a program plays with AsyncTerminalGymEnv")
     size = os.get_terminal_size()
     terminal = TerminalConfig(columns=max(size.columns, 20), rows=max(size.lines, 5), min_wait_sec=0)
     budgets: dict[str, Any] = {"max_turns": None, "time_limit_sec": 86_400, "confirm_task_complete": False}

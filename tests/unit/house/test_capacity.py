@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harbor_gym._runtime import procfs
 from harbor_gym.checking import capacity
 from harbor_gym.checking.capacity import sandboxes_at_once
 from harbor_gym.errors import UsageError
@@ -20,7 +21,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of 4 CPUs with 16 GiB free, whose container has no limit."""
     (tmp_path / "meminfo").write_text("MemTotal: 33554432 kB\nMemAvailable: 16777216 kB\n")
     (tmp_path / "v2").write_text("max\n")
-    monkeypatch.setattr(capacity, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(procfs, "PROC", tmp_path)
     monkeypatch.setattr(capacity, "_LIMITS", (tmp_path / "v2", tmp_path / "v1"))
     monkeypatch.setattr(os, "sched_getaffinity", four_cpus)
     return tmp_path

@@ -41,6 +41,27 @@ def test_help_names_every_command() -> None:
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ["init", "{taken}/task"],
+        ["sweep", "--task-dir", "task:devops_task", "--sweep-path", "{taken}/sweep"],
+        ["report", "{run}", "--output", "{taken}/page.html"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
+    taken, run_dir = tmp_path / "taken", tmp_path / "run"
+    taken.write_text("a file, where a folder would have to be")
+    run_dir.mkdir()
+    (run_dir / "metrics.jsonl").write_text('{"step": 0, "env/all/reward/total": 0.5}\n')
+    done = run(*(argument.format(taken=taken, run=run_dir) for argument in arguments))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith("error: ")
+    assert str(taken) in done.stderr
+    assert "Not a directory" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["missing"], "missing is not a directory"),

@@ -48,6 +48,25 @@ def test_the_demo_solves_a_task_in_a_real_sandbox() -> None:
     assert done.stdout.count("completed, reward 1,") == 2
 
 
+def test_play_outside_a_terminal_is_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "harbor_gym", "play"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: play needs a terminal")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_task_that_is_not_shipped_is_reported_without_a_settings_name() -> None:
+    done = CliRunner().invoke(app, ["train", "--task-dir", "task:nope", "--backend", "local"])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("harbor-gym train: no task 'task:nope' is shipped; there are task:devops_task")
+
+
 def test_the_tasks_of_the_repository_are_shipped(cache: Path) -> None:
     assert shipped_tasks() == SIX
     path = task_path("task:devops_task")

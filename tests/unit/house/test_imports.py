@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,7 @@ OWNERS = {
     "typer": {"cli"},
 }
 
-HEAVY = ("litellm", "torch", "jax", "tinker", "tinker_cookbook", "gymnasium", "harbor.agents", "harbor.trial")
+HEAVY = ("litellm", "torch", "jax", "tinker", "tinker_cookbook", "harbor.agents", "harbor.trial")
 
 FILES = sorted(file for file in PACKAGE.rglob("*.py") if file != PACKAGE / "__init__.py")
 
@@ -128,15 +128,39 @@ _DISTRIBUTIONS = {
 }
 
 
+def distributions(lines: Iterable[str]) -> set[str]:
+    """Return the names of what requirement lines declare."""
+    return {re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower() for line in lines}
+
+
+def imported_distributions(files: Iterable[Path]) -> set[str]:
+    """Return the names, as they are declared, of the packages outside the standard library that files import."""
+    packages = {name.split(".")[0] for file in files for name in imported_names(file)}
+    return {_DISTRIBUTIONS.get(name, name) for name in packages - set(sys.stdlib_module_names)}
+
+
 def test_what_is_imported_is_declared() -> None:
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project, engine = document["project"], document["dependency-groups"]["engine"]  # which the launcher runs in
     extras = project["optional-dependencies"].values()
-    lines = [*project["dependencies"], *engine, *(line for extra in extras for line in extra)]
-    declared = {re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower() for line in lines} | {"harbor_gym"}
+    declared = distributions([*project["dependencies"], *engine, *(line for extra in extras for line in extra)])
     apart = [file for file in FILES if file.is_relative_to(SUPERVISOR) or file.is_relative_to(TREES)]
-    imported = {name.split(".")[0] for file in FILES if file not in apart for name in imported_names(file)}
-    third_party = {_DISTRIBUTIONS.get(name, name) for name in imported - set(sys.stdlib_module_names)}
-    # With tinker-cookbook; in a sandbox's own Python; with harbor; what runs the plugin; a folder of ours.
-    elsewhere = {"chz", "jupyter_client", "litellm", "pytest", "trees"}
-    assert third_party - declared - elsewhere == set()
+    third_party = imported_distributions(file for file in FILES if file not in apart)
+    # With tinker-cookbook; in a sandbox's own Python; with harbor; what runs the plugin; with transformers; ours.
+    elsewhere = {"chz", "jupyter_client", "litellm", "pytest", "safetensors", "trees"}
+    assert third_party - declared - elsewhere - {"harbor_gym"} == set()
+
+
+_BROUGHT_ALONG = {
+    "openenv": {"fastmcp", "huggingface-hub"},
+    "skyrl": {"jaxtyping", "loguru", "omegaconf", "pybase64", "torchdata"},
+}
+"""Declared for a framework: it imports them without requiring them, or bounds them too widely."""
+
+
+def test_what_is_declared_is_imported() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    imported = imported_distributions(FILES)
+    groups = {"": project["dependencies"], **project["optional-dependencies"]}
+    unused = {name: distributions(lines) - imported for name, lines in groups.items()}
+    assert {name: left for name, left in unused.items() if left} == _BROUGHT_ALONG

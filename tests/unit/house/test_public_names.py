@@ -18,15 +18,40 @@ OLD_HOMES = {
 }
 
 
-def typed_names() -> set[str]:
-    """Return what a type checker sees in ``harbor_gym``."""
-    tree = ast.parse((ROOT / "harbor_gym/__init__.py").read_text())
+LAZY = sorted(
+    str(file.relative_to(ROOT))
+    for file in (ROOT / "harbor_gym").rglob("__init__.py")
+    if "import lazy_names" in file.read_text()
+)
+
+
+def read_lazy(file: str) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """Return what a type checker sees in a package and what an importer gets: each name with its module."""
+    tree = ast.parse((ROOT / file).read_text())
+    package = ".".join(Path(file).parent.parts)
     guarded = next(node for node in tree.body if isinstance(node, ast.If))
-    return {alias.name for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    imports = [node for node in guarded.body if isinstance(node, ast.ImportFrom)]
+    (call,) = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and "lazy_names" in ast.dump(node.func))
+    homes: dict[str, tuple[str, ...]] = ast.literal_eval(call.args[1])
+    return (
+        {(alias.name, str(node.module)) for node in imports for alias in node.names},
+        {(name, f"{package}.{home}") for home, names in homes.items() for name in names},
+    )
 
 
-def test_a_type_checker_sees_what_an_importer_gets() -> None:
-    assert typed_names() | {"__version__"} == set(harbor_gym.__all__) == set(dir(harbor_gym))
+def test_packages_with_lazy_names_were_found() -> None:
+    assert {"harbor_gym/__init__.py", "harbor_gym/adapters/trl/__init__.py"} <= set(LAZY)
+
+
+@pytest.mark.parametrize("file", LAZY)
+def test_a_type_checker_sees_what_an_importer_gets(file: str) -> None:
+    typed, homes = read_lazy(file)
+    assert typed == homes
+    module = importlib.import_module(".".join(Path(file).parent.parts))
+    assert {name for name, _ in typed} | set(module.__all__) == set(module.__all__) == set(dir(module))
+    assert {name for name in module.__all__ if name not in vars(module)} <= {name for name, _ in typed}
+    with pytest.raises(AttributeError, match="has no attribute 'absent'"):
+        _ = module.absent
 
 
 @pytest.mark.parametrize("name", harbor_gym.__all__)
