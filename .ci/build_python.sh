@@ -26,7 +26,7 @@ ready_made() {
 
 from_source() {
   local source
-  say 'building Python from source: a few minutes'
+  log 'building Python from source: a few minutes'
   apt_install "${headers[@]}" dpkg-dev xz-utils
   apt_newer_suite "$work" deb-src || die 'this machine names no mirror with a newer Python'
   source=$(apt-cache "${newer_suite[@]}" showsrc python3-defaults | sed -n 's/^Version: \([0-9]*\.[0-9]*\).*/python\1/p')
@@ -41,8 +41,8 @@ from_source() {
   ) >"$work/log" 2>&1 || { tail -n 30 "$work/log" >&2; die 'Python did not build'; }
 }
 
-say "getting a Python into $prefix"
+log "getting a Python into $prefix"
 if ! ready_made 2>"$work/why"; then
-  say "no ready-made Python is available: $(tail -n 1 "$work/why")"
+  log "no ready-made Python is available: $(tail -n 1 "$work/why")"
   from_source
 fi

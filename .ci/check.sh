@@ -8,8 +8,14 @@ cd "$here/.." || exit 1
 
 failed=()
 gate() {
-  say "$*"
+  log "$*"
   "$@" || failed+=("$(basename "$1") ${2:-}")
+}
+
+untracked() {
+  local files
+  files=$(git ls-files --others --exclude-standard -- .ci harbor_gym recipes tests)
+  [ -z "$files" ] || { printf 'error: a commit would lack these files; add or ignore them:\n%s\n' "$files" >&2; return 1; }
 }
 
 mapfile -t scripts < <(git ls-files '*.sh' '.ci/run' | grep -v '^tasks/.*/environment/')
@@ -21,4 +27,5 @@ gate .venv/bin/pyright
 gate .venv/bin/shellcheck -x "${scripts[@]}"
 gate .venv/bin/shellcheck -s bash "${fragments[@]}"
 gate .ci/leaks.sh
+gate untracked
 [ ${#failed[@]} -eq 0 ] || die "failed: $(printf '%s; ' "${failed[@]}")"

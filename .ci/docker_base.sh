@@ -10,7 +10,7 @@ image=${1:-debian:bookworm-slim}
 pull_timeout_sec=120
 
 if docker image inspect "$image" >/dev/null 2>&1; then exit 0; fi
-say "pulling $image"
+log "pulling $image"
 if timeout "$pull_timeout_sec" docker pull -q "$image" >&2; then exit 0; fi
-say "no registry gives $image: making a stand-in from Debian packages"
+log "no registry gives $image: making a stand-in from Debian packages"
 "$here/../.venv/bin/harbor-gym" base --docker "$image" >&2

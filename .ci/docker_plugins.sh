@@ -12,7 +12,7 @@ can_apt || die 'installing Docker plugins takes root and apt'
 apt_update
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-say 'taking compose and buildx from a newer suite'
+log 'taking compose and buildx from a newer suite'
 apt_newer_suite "$work" deb || die "no Compose v2 in this distribution's packages; install Docker's own: docker-compose-plugin docker-buildx-plugin"
 (cd "$work" && apt "${newer_suite[@]}" download docker-compose docker-buildx)
 for package in "$work"/*.deb; do dpkg-deb -x "$package" "$work/unpacked"; done

@@ -21,7 +21,7 @@ local_engine() {
   [[ $(ldconfig -p) == *libnftables.so.1* ]] || missing+=(libnftables1)
   if [ ${#missing[@]} -gt 0 ]; then
     can_apt || die "the local sandbox needs: ${missing[*]}. Install them as root: apt-get install ${missing[*]}"
-    say "installing ${missing[*]}"
+    log "installing ${missing[*]}"
     apt_update
     # Without them no offline base of the other distribution can be made. apt does not know both everywhere.
     for pair in debian-archive-keyring ubuntu-keyring; do
@@ -33,7 +33,7 @@ local_engine() {
     tun_device
     user_namespaces
   else
-    say 'as an ordinary user, see what the local sandbox lacks: harbor-gym doctor --env local'
+    log 'as an ordinary user, see what the local sandbox lacks: harbor-gym doctor --env local'
   fi
 }
 
@@ -48,9 +48,9 @@ tun_device() {
   fi
   chmod 666 "$device" 2>/dev/null || true
   if tun_is_open "$device"; then
-    say "$device is there, for every user, until the next boot"
+    log "$device is there, for every user, until the next boot"
   else
-    say "$device is not available: local sandboxes get no network (inside a container, start that with --device $device)"
+    log "$device is not available: local sandboxes get no network (inside a container, start that with --device $device)"
   fi
 }
 
@@ -59,11 +59,11 @@ tun_is_open() {
   [ -c "$1" ] && [ "$(stat -c %a "$1")" = 666 ] && { true <>"$1"; } 2>/dev/null
 }
 
-# Ubuntu 24.04 takes ordinary users' user namespaces away. That is a choice of the machine's; say what it costs.
+# Ubuntu 24.04 takes ordinary users' user namespaces away. That is a choice of the machine's; what it costs is logged.
 user_namespaces() {
   local switch=/proc/sys/kernel/apparmor_restrict_unprivileged_userns
   if [ "$(cat "$switch" 2>/dev/null)" = 1 ]; then
-    say "ordinary users get no local sandbox here (AppArmor). To let them: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+    log "ordinary users get no local sandbox here (AppArmor). To let them: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
   fi
 }
 
@@ -75,7 +75,7 @@ docker_client() {
   apt_update
   local packages=(docker.io ca-certificates iptables)
   ! apt_has docker-cli || packages+=(docker-cli)
-  say "installing ${packages[*]}"
+  log "installing ${packages[*]}"
   apt_install "${packages[@]}"
 }
 
@@ -90,13 +90,13 @@ docker_plugins() {
   local package
   for package in docker-compose-v2 docker-compose docker-compose-plugin; do
     if ! has_compose && [ "$(apt_major "$package")" -ge 2 ]; then
-      say "installing $package"
+      log "installing $package"
       apt_install "$package" || true
     fi
   done
   for package in docker-buildx docker-buildx-plugin; do
     if ! has_buildx && apt_has "$package"; then
-      say "installing $package"
+      log "installing $package"
       apt_install "$package" || true
     fi
   done
@@ -123,12 +123,12 @@ docker_daemon() {
   [ -z "${DOCKER_HOST:-}" ] || die "no Docker daemon answers at DOCKER_HOST=$DOCKER_HOST"
   is_root || die 'no Docker daemon answers (or you may not use it). As root: systemctl start docker; add yourself to the group docker'
   if [ -d /run/systemd/system ]; then
-    say 'starting docker.service'
+    log 'starting docker.service'
     systemctl start docker
   else
     has dockerd || die 'no Docker daemon answers and dockerd is not installed'
     forget_killed_daemon
-    say 'starting dockerd by hand; its log is /var/log/dockerd.log'
+    log 'starting dockerd by hand; its log is /var/log/dockerd.log'
     setsid nohup dockerd >>/var/log/dockerd.log 2>&1 </dev/null &
   fi
   local waited
@@ -146,7 +146,7 @@ agents() {
   cd "$here/.."
   wanted=$(cat "$requirements"/agents.{json,txt} | sha256sum)
   [ "$(cat "$folder/.installed" 2>/dev/null)" != "$wanted" ] || return 0
-  say 'installing the agents (1 GB)'
+  log 'installing the agents (1 GB)'
   mkdir -p "$folder"
   cp "$requirements/agents.json" "$folder/package.json"
   if ! has npm; then
@@ -184,7 +184,7 @@ fuse_device() {
   [ -e "$device" ] || mknod "$device" c 10 229 2>/dev/null || true
   chmod 666 "$device" 2>/dev/null || true
   { true <>"$device"; } 2>/dev/null \
-    || say "$device is not available: apptainer sandboxes do not start (inside a container, start that with --device $device)"
+    || log "$device is not available: apptainer sandboxes do not start (inside a container, start that with --device $device)"
 }
 
 apptainer_engine() {
@@ -192,7 +192,7 @@ apptainer_engine() {
   if has apptainer || has singularity; then return 0; fi
   "$here/apptainer/unpack.sh" && return 0
   ! is_required apptainer || die 'apptainer is not available'
-  say 'going on without apptainer: its tests are skipped'
+  log 'going on without apptainer: its tests are skipped'
 }
 
 registry_engine() {
@@ -200,7 +200,7 @@ registry_engine() {
   cd "$here/.."
   if has docker-registry || [ -x "$folder/usr/bin/docker-registry" ]; then return 0; fi
   can_apt || die 'docker-registry is missing: install it by your system'\''s means (Debian and Ubuntu have a package of that name)'
-  say "unpacking docker-registry into $folder"
+  log "unpacking docker-registry into $folder"
   apt_update
   work=$(mktemp -d)
   (cd "$work" && apt download docker-registry)
@@ -216,10 +216,10 @@ browser_engine() {
   apt_update
   if ! apt_has chromium; then
     ! is_required browser || die 'apt knows no chromium here'
-    say 'apt knows no chromium here (Ubuntu has it as a snap only): the tests of the page of a run are skipped'
+    log 'apt knows no chromium here (Ubuntu has it as a snap only): the tests of the page of a run are skipped'
     return 0
   fi
-  say 'installing chromium'
+  log 'installing chromium'
   apt_install chromium fonts-dejavu-core
 }
 

@@ -27,7 +27,7 @@ esac
 # The installed package is this checkout: another one with the same environment installs itself anew.
 wanted="$(cat "$pins" pyproject.toml | sha256sum) $("$python" --version) $PWD${checkout:+ $checkout $(git -C "$checkout" rev-parse HEAD)}"
 if [ "$(cat "$environment/.installed" 2>/dev/null)" != "$wanted" ]; then
-  say "making $environment (a few minutes the first time)"
+  log "making $environment (a few minutes the first time)"
   .venv/bin/uv venv -q --clear --seed --python "$python" "$environment"
   .venv/bin/uv pip install -q --python "$environment/bin/python" --no-deps -r "$pins"
   .venv/bin/uv pip install -q --python "$environment/bin/python" --no-deps --no-build-isolation --editable . "${beside[@]}"

@@ -4,9 +4,9 @@
 # Container images often set this: each of the suite's many processes would then compile its imports anew.
 unset PYTHONDONTWRITEBYTECODE
 
-say() { printf '==> %s\n' "$*" >&2; }
+log() { printf '==> %s\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
-# Return whether the engine $1 must be there; where it need not, what needs it is skipped and says so.
+# Return whether the engine $1 must be there; where it need not, what needs it is skipped with a reason.
 is_required() { [[ ,${HARBOR_GYM_REQUIRE:-}, == *,$1,* ]]; }
 has() { command -v "$1" >/dev/null 2>&1; }
 is_root() { [ "$(id -u)" -eq 0 ]; }
@@ -23,7 +23,7 @@ apt() {
 # Refresh apt's lists once per process tree.
 apt_update() {
   [ -z "${HARBOR_GYM_APT_UPDATED:-}" ] || return 0
-  apt update || say 'apt-get update failed; going on with the lists that are there'
+  apt update || log 'apt-get update failed; going on with the lists that are there'
   export HARBOR_GYM_APT_UPDATED=1
 }
 

@@ -10,7 +10,7 @@ new=$(mktemp)
 trap 'rm -f "$new"' EXIT
 upgrade=("$@")
 
-# Pin into file $1, whose first line says what $2 does; the others are uv's arguments. Pins that still fit are kept.
+# Pin into file $1, whose first line describes what $2 does; the others are uv's arguments. Pins that still fit are kept.
 pin() {
   local file=$1 title=$2
   shift 2
@@ -24,7 +24,7 @@ pin() {
   } >"$file"
 }
 
-count() { say "wrote $(grep -c == "$1") pins to $1"; }
+count() { log "wrote $(grep -c == "$1") pins to $1"; }
 
 pins=.requirements/all.txt overrides=.requirements/overrides.txt
 # Every extra but those that need an environment of their own.

@@ -34,7 +34,7 @@ apt_python() {
   local version
   version=$(apt_candidate python3)
   case $version in
-    3.12.* | 3.13.* | 3.14.*) say "installing Python $version"; apt_install python3 python3-venv ca-certificates ;;
+    3.12.* | 3.13.* | 3.14.*) log "installing Python $version"; apt_install python3 python3-venv ca-certificates ;;
     *) return 1 ;;
   esac
 }

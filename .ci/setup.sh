@@ -15,22 +15,22 @@ make_venv() {
   "$python" -m venv --clear .venv >/dev/null 2>&1 && return 0
   version=$("$python" -c 'import sys; print("{}.{}".format(*sys.version_info))')
   can_apt || die "$python cannot make a virtual environment. Install it as root: apt-get install python$version-venv"
-  say "installing python$version-venv"
+  log "installing python$version-venv"
   apt_install "python$version-venv" ca-certificates
   "$python" -m venv --clear .venv
 }
 
 if ! "$venv_python" -m pip --version >/dev/null 2>&1; then
   python=$("$here/python.sh")
-  say "making .venv with $python"
+  log "making .venv with $python"
   make_venv "$python"
 fi
-say 'installing uv'
+log 'installing uv'
 "$venv_python" -m pip install -q --disable-pip-version-check "$(grep '^uv==' "$pins")"
-say 'installing the pinned packages (a few GB the first time)'
+log 'installing the pinned packages (a few GB the first time)'
 # Every package is pinned, and some pins override what other packages declare: dependencies must not be resolved again.
 if ! .venv/bin/uv pip install -q --python "$venv_python" --no-deps -r "$pins"; then
-  say 'uv could not install them; trying pip, which may know another package index'
+  log 'uv could not install them; trying pip, which may know another package index'
   "$venv_python" -m pip install -q --disable-pip-version-check --no-deps -r "$pins"
 fi
 "$venv_python" -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --editable .

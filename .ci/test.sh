@@ -8,7 +8,7 @@ cd "$here/.."
 
 if ! { .ci/engines.sh docker && .ci/docker_base.sh; }; then
   ! is_required docker || die 'HARBOR_GYM_REQUIRE names docker, and Docker is not available here'
-  say 'going on without Docker: its tests are skipped'
+  log 'going on without Docker: its tests are skipped'
 fi
 # Most tests wait for sandboxes: three processes keep two cores busy. One that is killed ends the run: xdist would wait for
 # what it had not yet run, for ever.

@@ -21,7 +21,7 @@ fi
 { has apt-get && has dpkg-deb; } || die "apptainer is missing and can't be unpacked without apt: install it by your system's means"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-say "unpacking apptainer $version into $directory"
+log "unpacking apptainer $version into $directory"
 apt_newer_suite "$work" deb sid || die 'the packages of Debian unstable can not be listed: set HARBOR_GYM_DEBIAN_MIRROR, or install apptainer'
 # Against an empty list of installed packages: the programs bring all of their libraries.
 : >"$work/status"
@@ -29,7 +29,7 @@ newer_suite+=(-o "Dir::State::status=$work/status" -o 'Dir::Etc::preferencespart
 found=$(apt-cache "${newer_suite[@]}" policy apptainer 2>/dev/null | sed -n 's/^  Candidate: \([^(].*\)/\1/p')
 [ -n "$found" ] || die "Debian unstable has no apptainer for $(dpkg --print-architecture): install it by your system's means"
 if [ "$found" != "$version" ]; then
-  say "Debian unstable has moved from the pinned apptainer $version to $found: taking that. Change the pin in ${BASH_SOURCE[0]}"
+  log "Debian unstable has moved from the pinned apptainer $version to $found: taking that. Change the pin in ${BASH_SOURCE[0]}"
 fi
 apt "${newer_suite[@]}" --no-install-recommends --download-only install apptainer squashfuse fuse-overlayfs patchelf
 
@@ -56,4 +56,4 @@ ln -sfn ../../etc "$root/usr/lib/etc"
 for program in "${programs[@]}"; do ln -sfn "../usr/bin/$program" "$root/bin/$program"; done
 "$root/bin/apptainer" version >/dev/null || die "apptainer $found was unpacked, and does not start"
 echo "$version $PWD/$directory" >"$root/.installed"
-say "apptainer $found is in $directory/bin: put that into PATH (tests find it by themselves)"
+log "apptainer $found is in $directory/bin: put that into PATH (tests find it by themselves)"

@@ -9,7 +9,7 @@ cd "$here/../.."
 venv=build/mutants/venv
 pins=.requirements/mutants.txt
 if [ ! -x "$venv/bin/mutmut" ] || [ "$pins" -nt "$venv/bin/mutmut" ]; then
-  say "making $venv"
+  log "making $venv"
   .venv/bin/uv venv -q --clear --python .venv/bin/python "$venv"
   .venv/bin/uv pip install -q --python "$venv/bin/python" --no-deps -r "$pins"
   # Everything else is what .venv has; the editable install is left out, for a copy of the code is what is tested.

@@ -51,7 +51,7 @@ from_uv() {
 }
 
 find_python && exit 0
-say "getting a Python 3.13 into $prefix"
+log "getting a Python 3.13 into $prefix"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 from_debian || from_uv >&2 || true

@@ -17,7 +17,7 @@ download_timeout_sec=60
 checkout=$(mkdir -p "${1:?a directory for the checkout}" && cd "$1" && pwd)
 [ -d "$checkout/.git" ] || git init -q "$checkout"
 if [ "$(git -C "$checkout" rev-parse -q --verify HEAD)" != "$commit" ]; then
-  say "getting Prime-RL $commit into $checkout"
+  log "getting Prime-RL $commit into $checkout"
   GIT_TERMINAL_PROMPT=0 timeout "$download_timeout_sec" git -C "$checkout" fetch -q --depth 1 "$repository" "$commit" >&2 ||
     die "Prime-RL could not be fetched. Name a repository that this machine can reach: HARBOR_GYM_PRIME_RL=/path/or/url"
   git -C "$checkout" -c advice.detachedHead=false checkout -q --force FETCH_HEAD

@@ -10,7 +10,7 @@ cd "$here/.."
 
 if ! .ci/prime_rl/checkout.sh "${HARBOR_GYM_ENVIRONMENTS:-build/environments}/prime_rl_checkout" >/dev/null; then
   ! is_required prime_rl || die 'HARBOR_GYM_REQUIRE names prime_rl, and Prime-RL is not available here'
-  say "Prime-RL's tests are skipped. To run them: HARBOR_GYM_PRIME_RL=/path/or/url .ci/prime_rl/test.sh"
+  log "Prime-RL's tests are skipped. To run them: HARBOR_GYM_PRIME_RL=/path/or/url .ci/prime_rl/test.sh"
   exit 0
 fi
 environment=$(.ci/environment.sh prime_rl)
