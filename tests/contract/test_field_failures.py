@@ -56,6 +56,7 @@ from harbor_gym.rollout import Sample, run_episode
 from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.tokens import TokenStep, TokenTerminalEnv
 from tests.helpers.harbor_trials import COMPLETE
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes import failing
 from tests.helpers.tasks import BASE, DONE, write_task
 from tests.integration.episode.test_rollout import CharacterCodec
@@ -167,7 +168,7 @@ def test_row_07_a_killed_worker_leaves_no_sandbox(task_dir: Path) -> None:
         assert worker.stdout.readline() == "up\n"
         assert is_running("sleep 4242")
         worker.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_SEC
     while is_running("sleep 4242"):
         assert time.monotonic() < deadline, "the sandbox outlived its owner"
         time.sleep(0.05)
@@ -426,7 +427,7 @@ async def test_row_25_episodes_leave_nothing_open_in_the_process_that_plays_them
     files, tasks = await held()
     for _ in range(4):
         assert await reward_of(task_dir, DONE) == 1.0
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_SEC
     while (now := await held()) > (files, tasks) or now[1] > tasks:
         assert time.monotonic() < deadline, f"open files and tasks grew from {(files, tasks)} to {now}"
         await asyncio.sleep(0.1)

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from harbor_gym.terminal.screen.terminus_keys import HARBOR_SESSION, as_one_argument, harbor_send_keys, is_pasted
 from tests.helpers.engines import require_engine
+from tests.helpers.patience import PATIENCE_SEC
 
 END = b"\x1d\x1c\x1d"
 """What ends every message to the readers; typed as raw bytes, and no generated text contains it."""
 
-_PATIENCE_SEC = 20.0
 
 _READER = """\
 import os, sys, tty
@@ -96,7 +96,7 @@ class Panes:
 
     def _await(self, name: str, mark: bytes, start: int) -> int:
         file = self.directory / name
-        deadline = time.monotonic() + _PATIENCE_SEC
+        deadline = time.monotonic() + PATIENCE_SEC
         while not file.exists() or (found := file.read_bytes().find(mark, start)) < 0:
             assert time.monotonic() < deadline, f"the program in pane {name} never received {mark!r}"
             time.sleep(0.002)

@@ -20,10 +20,10 @@ from typing import Any
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym._runtime.owners import owner_label
 from harbor_gym.sandboxes.local.forkserver_client import end_forkserver
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.tasks import DONE
 
 _PR_SET_CHILD_SUBREAPER = 36
-_SETTLE_SEC = 20.0
 
 
 async def episodes(sandbox: str, task: Path, output: int) -> None:
@@ -81,7 +81,7 @@ def adopt_orphans() -> None:
 
 def orphans() -> list[str]:
     """Wait until everything that came to this process is gone; return what stays, and end it."""
-    deadline = time.monotonic() + _SETTLE_SEC
+    deadline = time.monotonic() + PATIENCE_SEC
     while True:
         try:
             while os.waitpid(-1, os.WNOHANG) != (0, 0):

@@ -9,6 +9,7 @@ from typing import Any
 from harbor_gym.gateway import Gateway, Session
 from harbor_gym.types import Sample, StopReason
 from tests.helpers.chats.character_codec import END, CharacterCodec
+from tests.helpers.patience import PATIENCE_SEC
 
 _THINKING = re.compile(r"\A\s*<think>(.*?)</think>\n*", re.DOTALL)
 
@@ -77,14 +78,14 @@ async def raw_exchange(gateway: Gateway, data: bytes) -> bytes:
     try:
         writer.write(data)
         await writer.drain()
-        return await asyncio.wait_for(reader.read(), 10)
+        return await asyncio.wait_for(reader.read(), PATIENCE_SEC)
     finally:
         writer.close()
         await writer.wait_closed()
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SEC):
         while not condition():  # noqa: ASYNC110  # what is watched has no event
             await asyncio.sleep(0.01)
 

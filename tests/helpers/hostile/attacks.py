@@ -21,6 +21,7 @@ from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.harbor_trials import run_episode
 from tests.helpers.hostile.behaviours import behaviours_of, run_as_program
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import DOCKERFILE, make_sandbox, output, running
 from tests.helpers.tasks import write_task
 
@@ -88,7 +89,7 @@ async def _use_shell(sandbox: LocalEnvironment) -> None:
     process = await asyncio.create_subprocess_exec(
         *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    await asyncio.wait_for(process.communicate(), 20)
+    await asyncio.wait_for(process.communicate(), PATIENCE_SEC)
     with contextlib.suppress(SandboxError):
         await sandbox.is_dir("/attack")
 
@@ -241,7 +242,7 @@ def _is_ours(pid: int) -> bool:
 
 async def _outside_uid(mark: str) -> int:
     """Return the host's uid of the process with the mark for an argument; one started behind & may come late."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SEC):
         while (uid := _find_outside_uid(mark)) is None:  # noqa: ASYNC110 - a process that begins sends no event
             await asyncio.sleep(0.02)
         return uid

@@ -60,4 +60,4 @@ async def expect_all_pass_as_rootless_user(module: str, count: int) -> None:
 
     done = await asyncio.to_thread(run_all)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout) == {"run": count, "failures": {}}
+    assert json.loads(done.stdout) == {"run": count, "failures": {}}, done.stdout + done.stderr

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harbor_gym._runtime.procfs import descendants, read_stat
+from tests.helpers.patience import PATIENCE_SEC
 
 BIN = Path(sys.executable).parent
 HEAD_PORT = 11000
@@ -21,7 +22,7 @@ HEAD_PORT = 11000
 
 START_TIMEOUT_SEC, RUN_TIMEOUT_SEC, STOP_TIMEOUT_SEC = 300.0, 240.0, 60.0
 _READY = "servers ready"
-_WATCH_SEC, _SETTLE_SEC = 0.2, 20.0
+_WATCH_SEC = 0.2
 _SERVERS = (
     "responses_api_agents/harbor_gym_agent",
     "responses_api_models/vllm_model",
@@ -56,7 +57,7 @@ class Servers:
     async def wait_for_the_end(self) -> list[str]:
         """Return what still runs after a while in which all of them should have ended."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SETTLE_SEC):
+            async with asyncio.timeout(PATIENCE_SEC):
                 while self.alive():  # noqa: ASYNC110  # nobody announces the end of another's processes
                     await asyncio.sleep(_WATCH_SEC)
         return self.alive()

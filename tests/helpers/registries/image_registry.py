@@ -9,6 +9,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.helpers.patience import PATIENCE_SEC
+
 USER, PASSWORD = "team", "not-a-secret"
 _HTPASSWD = "team:$2b$04$OtJIoYkXFg2.iwqzX/kyaunfVE4SiDsCCJqiILWY7SMn4fb2iIJhu\n"
 """``PASSWORD`` as htpasswd(1) writes it with ``-B``."""
@@ -17,7 +19,6 @@ CREDENTIALS = {"APPTAINER_DOCKER_USERNAME": USER, "APPTAINER_DOCKER_PASSWORD": P
 """Variables by which Apptainer shows who it is."""
 
 _LISTENING = re.compile(r"listening on (127\.0\.0\.1:\d+)")
-_START_TIMEOUT_SEC = 20.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def image_registry(folder: Path, *, needs_password: bool = False) -> Generator[I
 
 
 def _address(log: Path, process: subprocess.Popen[bytes]) -> str:
-    deadline = time.monotonic() + _START_TIMEOUT_SEC
+    deadline = time.monotonic() + PATIENCE_SEC
     while (found := _LISTENING.search(log.read_text())) is None:
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()

@@ -9,7 +9,7 @@ import pytest
 from harbor.models.trial.config import EnvironmentConfig
 
 from harbor_gym.checking import CheckPlan, PristineCheck, TaskCheck, Verdict, check_tasks
-from harbor_gym.checking.report import as_object, remarks, table_row
+from harbor_gym.checking.report import as_object, remarks, table_head, table_row
 from harbor_gym.sandboxes import environment_config
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.viewing import VIEWING
@@ -95,7 +95,11 @@ def test_a_row_names_the_base_that_stood_in_and_the_remarks_quote_the_verifier()
         output="one\ntwo",
         image_substitutions=("python:3.12 -> Debian",),
     )
-    assert table_row(check, 4).endswith("unsolved   -          unsolved  (python:3.12 -> Debian)")
+    assert [table_head(6), table_row(check, 6)] == [
+        "task    oracle   nop      forged  start  agent  verify   stop    all  harbor     pristine   verdict",
+        "t       0        0        -           -      -       -      -    0.0  unsolved   -          unsolved  "
+        "(python:3.12 -> Debian)",
+    ]
     assert remarks(check) == ["t: the task's own solution scores 0, not 1", "    | one", "    | two"]
     assert as_object(check)["image_substitutions"] == ("python:3.12 -> Debian",)
     assert remarks(replace(check, oracle=(1.0,))) == []

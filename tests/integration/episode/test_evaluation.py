@@ -23,6 +23,7 @@ from harbor_gym.testing import write_tiny_task
 from tests.helpers.chats.character_codec import ASK, END, CharacterCodec
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.recipe_runs import expect_refused, run_recipe
 
 
@@ -132,7 +133,7 @@ async def test_no_more_episodes_run_at_once_than_allowed(tmp_path: Path) -> None
         running -= 1
         return await give_up(prompt)
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SEC):
         await evaluate([task(tmp_path / "t")], player(count), episodes=9, concurrency=3)
     assert most == 3
 

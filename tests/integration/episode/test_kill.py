@@ -23,6 +23,7 @@ from harbor_gym.sandboxes.labels import OWNER_LABEL
 from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, running
 from tests.helpers.tasks import BASE, DONE, write_task
 from tests.unit.house.test_cli import run
@@ -174,7 +175,7 @@ def test_an_interrupted_script_ends_by_the_signal_and_leaves_nothing(
 
 def nothing_runs_of(owner: int) -> None:
     """Wait until no supervisor of a dead process runs: each has its caller's pid as its last argument."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_SEC
     while any(text.endswith(f"\0forkserver\0003\0{owner}\0") for text in command_lines()):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -22,6 +22,7 @@ from harbor_gym.pool import Lease, WarmPool, shared_pool
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engines import require_engine
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.tasks import DONE, write_task
 
 pytestmark = [pytest.mark.local]
@@ -79,7 +80,7 @@ def config_of(task_dir: Path, *, grudging: bool = False, **settings: Any) -> Ter
 async def filled(pool: WarmPool) -> None:
     """Wait until the pool has its stock."""
     pool.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SEC):
         while pool.metrics()["pool/ready"] < pool.size:  # noqa: ASYNC110 - a pool does not report that it is full
             await asyncio.sleep(0.01)
 

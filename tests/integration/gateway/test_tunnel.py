@@ -28,6 +28,7 @@ from harbor_gym.types import Sample
 from tests.helpers.chats.character_codec import CharacterCodec
 from tests.helpers.gateway.clients import chat_body, eventually, text_of, user
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 from tests.helpers.tasks import BASE
 
@@ -218,7 +219,7 @@ async def test_the_inner_end_ends_with_its_input() -> None:
     assert process.stdin is not None
     await process.stdout.readexactly(13)
     process.stdin.close()
-    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert await asyncio.wait_for(process.wait(), PATIENCE_SEC) == 0
 
 
 async def test_a_sender_beyond_its_window_breaks_the_protocol() -> None:
@@ -229,7 +230,7 @@ async def test_a_sender_beyond_its_window_breaks_the_protocol() -> None:
     reader.feed_data(OPEN + frame(multiplexer.DATA, 1, b"x" * 65536) * 5)
     receiver = Multiplexer(reader, cast("asyncio.StreamWriter", None), accept=accept)
     with pytest.raises(ProtocolError, match="granted"):
-        await asyncio.wait_for(receiver.run(), 10)
+        await asyncio.wait_for(receiver.run(), PATIENCE_SEC)
 
 
 async def test_a_slow_receiver_stops_the_sender() -> None:

@@ -33,6 +33,16 @@ def test_what_is_missing_has_a_command_and_makes_the_answer_no(tmp_path: Path) -
     assert first.split()[:3] == ["docker", "docker", "MISSING"]
 
 
+def test_columns_are_aligned_and_no_command_is_cut_in_a_pipe() -> None:
+    done = run("doctor", "--env", "local", COLUMNS="40", FORCE_COLOR="1")
+    rows = [line for line in done.stdout.splitlines() if not line.startswith("--env")]
+    titles = [item["what"] for item in json.loads(run("doctor", "--env", "local", "--json").stdout)["findings"]]
+    width = len("local  ") + max(map(len, titles)) + 2
+    assert [line[len("local  ") : width].rstrip() for line in rows] == titles
+    assert {line[width:].split()[0] for line in rows} <= {"ok", "missing", "MISSING"}
+    assert not set("\x1b…") & set(done.stdout.replace("=…", ""))
+
+
 def test_no_secret_is_shown_and_another_sandbox_is_asked_by_its_own_check() -> None:
     done = run("doctor", "--json", TINKER_API_KEY="tml-hunter2", PATH=os.environ["PATH"])
     assert "hunter2" not in done.stdout + done.stderr

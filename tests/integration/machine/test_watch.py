@@ -12,6 +12,7 @@ import pytest
 from harbor_gym.errors import MissingDependencyError, UsageError
 from harbor_gym.report.watch import attach_argv, newest, open_watch
 from tests.helpers.engines import require_engine
+from tests.helpers.patience import PATIENCE_SEC
 
 
 def record(path: Path, *outputs: str) -> None:
@@ -33,7 +34,7 @@ def session(tmp_path: Path) -> Iterator[libtmux.Session]:
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SEC
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.1)

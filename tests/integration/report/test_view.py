@@ -88,6 +88,20 @@ async def opened(page: Page, url: str, rows: int) -> None:
     await page.wait_for(f"{ROWS}.length === {rows} && {TITLE}")
 
 
+CURVES = "[...document.querySelector('.curves').children].map(curve => curve.getBoundingClientRect().top)"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("kind", ["live", "file"])
+async def test_a_wide_window_has_both_curves_side_by_side(page: Page, run_dir: Path, kind: str) -> None:
+    with Viewer([run_dir], port=0) as viewer:
+        await opened(page, viewer.url if kind == "live" else write_page(run_dir).path.as_uri(), 4)
+        await page.wait_for("[...document.querySelectorAll('.curves img')].every(image => image.complete)")
+        tops = await page.run(CURVES)
+    assert len(tops) == 2
+    assert tops[0] == tops[1]
+
+
 @pytest.mark.browser
 @pytest.mark.parametrize("kind", ["live", "file"])
 async def test_a_run_is_read_with_the_keyboard_alone(page: Page, run_dir: Path, kind: str) -> None:

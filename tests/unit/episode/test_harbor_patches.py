@@ -71,7 +71,6 @@ DOCKER = {
     "_output_callback": "9baf61f183a5",
     "_requires_egress_control": "e7e577a3d086",
     "_resource_limit_value": "92d215c36ff1",
-    "_resource_request_value": "002f7a3724e5",
     "_resources_compose_temp_dir": "a value",
     "_rootless_docker": "a value",
     "_run_docker_compose_command": "89551585d705",
@@ -86,7 +85,7 @@ DOCKER = {
     "_write_resources_compose_file": "821256feee9b",
 }
 """What sandboxes/docker uses of Harbor's environment beyond its public methods, and what runs Compose: launch.py
-matches those arguments, and does the same by one ``docker run``."""
+matches those arguments, and leaves out what has nothing to do."""
 
 
 def digest(function: Callable[..., Any]) -> str:

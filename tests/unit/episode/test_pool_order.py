@@ -17,10 +17,10 @@ from harbor_gym.errors import SandboxLostError, SandboxStartError, TaskError, Us
 from harbor_gym.pool import Lease, WarmPool, close_shared_pools, shared_pool
 from harbor_gym.terminal import Terminal
 from harbor_gym.testing import FakeEnvironment
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config
 
 SWIFT: dict[str, Any] = {"starts_per_sec": 1e6, "backoff_sec": 1e-6}
-_PATIENCE_SEC = 20.0
 
 
 class TooManyRequestsError(Exception):
@@ -102,7 +102,7 @@ async def leased(pool: WarmPool) -> AsyncGenerator[Lease]:
 
 async def until(pool: WarmPool, name: str, value: float, *, every_sec: float = 0.002) -> None:
     """Wait until a count of the pool has reached a value."""
-    async with asyncio.timeout(_PATIENCE_SEC):
+    async with asyncio.timeout(PATIENCE_SEC):
         while pool.metrics()[name] < value:  # noqa: ASYNC110 - a pool does not report how far it is
             await asyncio.sleep(every_sec)
 
@@ -177,7 +177,7 @@ async def test_what_a_cancelled_lessee_gives_back_goes_to_the_next(config: Termi
         lessee, other = (asyncio.create_task(pool.lease()) for _ in range(2))
         await until(pool, "pool/created", 1, every_sec=0)
         lessee.cancel()
-        async with asyncio.timeout(_PATIENCE_SEC):
+        async with asyncio.timeout(PATIENCE_SEC):
             lease = await other
         await lease.prepared.close()
         assert pool.metrics()["pool/created"] - pool.metrics()["pool/ready"] == 1
@@ -272,7 +272,7 @@ def refusals(count: int) -> list[Exception]:
 async def test_failures_in_a_row_reach_every_lessee(config: TerminalEnvConfig) -> None:
     Watched.refusals += refusals(3)
     async with pool_of(config, max_starts_at_once=1, max_failures=3) as pool:
-        async with asyncio.timeout(_PATIENCE_SEC):
+        async with asyncio.timeout(PATIENCE_SEC):
             errors = await asyncio.gather(pool.lease(), pool.lease(), return_exceptions=True)
         assert [type(error) for error in errors] == [SandboxStartError] * 2
         assert ["no room 2" in str(error) for error in errors] == [True] * 2
@@ -331,7 +331,7 @@ async def test_after_a_row_of_failures_no_stock_is_made(config: TerminalEnvConfi
 async def test_what_no_retry_can_repair_is_raised_at_once(config: TerminalEnvConfig) -> None:
     (config.task_dir / "task.toml").write_text("= broken")
     async with pool_of(config, max_starts_at_once=1, max_failures=9) as pool:
-        async with asyncio.timeout(_PATIENCE_SEC):
+        async with asyncio.timeout(PATIENCE_SEC):
             with pytest.raises(TaskError):
                 await pool.lease()
         assert pool.counts.failed == 1
