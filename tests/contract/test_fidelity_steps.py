@@ -216,7 +216,10 @@ exec /bin/cat.real "$@"
 @pytest.mark.parametrize("keeps", [False, True])
 async def test_what_a_steps_verifier_started_ends_with_it(tmp_path: Path, keeps: bool) -> None:
     """A planted program that the verifier calls leaves nothing behind that the next step's verdict could depend on."""
-    judge = "#!/bin/bash\ncat /dev/null; pgrep -fc 'sleep 100[9]' > /srv/counted; echo 1 > /logs/verifier/reward.txt\n"
+    judge = (
+        "#!/bin/bash\ncat /dev/null\nfor _ in {1..500}; do pgrep -f 'sleep 100[9]' >/dev/null && break; sleep 0.01; done\n"
+        "pgrep -fc 'sleep 100[9]' > /srv/counted; echo 1 > /logs/verifier/reward.txt\n"
+    )
     toml = f"[metadata]\nkeep_agent_processes = {str(keeps).lower()}\n"
     task_dir = write_two_steps(tmp_path / "planted", of_the_first="", test_sh=judge)
     (task_dir / "task.toml").write_text((task_dir / "task.toml").read_text() + toml)
