@@ -61,8 +61,15 @@ def _eval() -> typer.Typer:
     return eval_app(program="harbor-gym eval")
 
 
+def _openenv() -> typer.Typer:
+    from harbor_gym.cli.recipes.openenv import serve_app
+
+    return serve_app(program="harbor-gym openenv")
+
+
 LAZY["train"] = LazyCommand("Train a policy on Harbor tasks.", _train)
 LAZY["eval"] = LazyCommand("Show how many episodes a policy solves.", _eval)
+LAZY["openenv"] = LazyCommand("Serve tasks with OpenEnv.", _openenv)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -28,7 +28,7 @@ def _field(group: str, default: Any = None, **constraints: Any) -> Any:
 class ServerConfig(BaseModel):
     """A server of Harbor tasks behind OpenEnv.
 
-    Each field is a flag of ``recipes/openenv_server.py``, and so is each field of ``env``.
+    Each field is a flag of ``harbor-gym openenv``, and so is each field of ``env``.
     """
 
     model_config = ConfigDict(

@@ -45,7 +45,7 @@ class LocalTasks:
 
 @dataclass(frozen=True)
 class ServedTasks:
-    """Tasks of a server (``recipes/openenv_server.py``). Plain data: it pickles."""
+    """Tasks of a server (``harbor-gym openenv``). Plain data: it pickles."""
 
     url: str
     """The server's address."""

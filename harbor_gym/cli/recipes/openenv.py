@@ -1,4 +1,4 @@
-"""The command behind ``recipes/openenv_server.py``."""
+"""The command ``harbor-gym openenv``, which is also ``recipes/openenv_server.py``."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ def serve_app(model: type[ServerConfig] = ServerConfig, *, program: str) -> type
     def command(context: typer.Context, **values: Any) -> None:
         with common.one_line_errors(program):
             config = make_config(model, _complete(given_values(flags, context, values)), flags)
-            # OpenEnv takes seconds to import; --help does not wait for it.
-            from harbor_gym.adapters.openenv.server import serve
+            # OpenEnv takes seconds to import; --help does not wait for it. By the package, which names a missing extra.
+            from harbor_gym.adapters.openenv import serve
 
             serve(config, typer.echo)
 

@@ -57,7 +57,20 @@ def test_a_pipe_has_no_bars() -> None:
         assert isinstance(shown, PlainProgress)
 
 
-COMMANDS = ("train", "eval", "play", "plot", "sweep", "report", "watch", "check", "check-sandbox", "doctor", "reap")
+COMMANDS = (
+    "train",
+    "eval",
+    "openenv",
+    "play",
+    "plot",
+    "sweep",
+    "report",
+    "watch",
+    "check",
+    "check-sandbox",
+    "doctor",
+    "reap",
+)
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "base"])

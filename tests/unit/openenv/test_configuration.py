@@ -119,11 +119,18 @@ def test_a_generated_token_is_shown_once_and_an_open_address_warned_of(
     assert TOKEN not in caplog.text + "".join(shown)
 
 
+HIDE = (
+    "import importlib.util as util, sys\n"
+    "find = util.find_spec\n"
+    "util.find_spec = lambda name, *rest: None if name == 'openenv' else find(name, *rest)\n"
+)
+"""A program's first lines, after which OpenEnv is not installed."""
+
+NEEDS = 'harbor_gym.adapters.openenv needs openenv: pip install "harbor-gym[openenv]"'
+
+
 def test_the_extra_is_named_when_it_is_missing() -> None:
-    code = (
-        "import importlib.util as util, sys\n"
-        "find = util.find_spec\n"
-        "util.find_spec = lambda name, *rest: None if name == 'openenv' else find(name, *rest)\n"
+    code = HIDE + (
         "import harbor_gym.adapters.openenv as room\n"
         "assert 'openenv.core' not in sys.modules\n"
         "try: room.ServerConfig\n"
@@ -131,8 +138,18 @@ def test_the_extra_is_named_when_it_is_missing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     kind, _, message = done.stdout.strip().partition(" ")
-    assert kind == MissingDependencyError.__name__
-    assert message == 'harbor_gym.adapters.openenv needs openenv: pip install "harbor-gym[openenv]"'
+    assert (kind, message) == (MissingDependencyError.__name__, NEEDS)
+
+
+@pytest.mark.parametrize(("flags", "code"), [(["--task"], 2), (["--help"], 0)])
+def test_the_command_names_the_missing_extra_and_has_its_help_without(task: Path, flags: list[str], code: int) -> None:
+    program = HIDE + "from harbor_gym.cli.main import main; main(sys.argv[1:])"
+    given = [*flags, str(task)] if flags == ["--task"] else flags
+    command = [sys.executable, "-c", program, "openenv", *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+    assert done.returncode == code, done.stderr
+    assert done.stderr == (f"harbor-gym openenv: {NEEDS}\n" if code else "")
+    assert ("--max-sessions" in done.stdout) is (code == 0)
 
 
 def test_every_public_name_is_there() -> None:
