@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.helpers.paths import ROOT
 
 TOKEN_LINE = re.compile(r"HARBOR_GYM_OPENENV_TOKEN=(\S+)")
-ADDRESS_LINE = re.compile(r"serving at (http://\S+)")
+ADDRESS_LINE = re.compile(r"serving at (https?://\S+)")
 
 
 @dataclass

@@ -3,9 +3,9 @@
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from harbor_gym.adapters.openenv.episodes import DEFAULT_CALL_TIMEOUT_SEC, EpisodeSettings
 from harbor_gym.config import TerminalEnvConfig
@@ -16,6 +16,8 @@ TOKEN_VARIABLE = "HARBOR_GYM_OPENENV_TOKEN"
 
 MIN_TOKEN_CHARACTERS = 16
 """A shorter token could be guessed."""
+
+_GUESSED = f"is shorter than {MIN_TOKEN_CHARACTERS} characters: it could be guessed"
 
 TASKS, SERVER, LIMITS = "What to serve", "Where to listen", "Limits"
 """Groups of fields, in the order in which ``--help`` lists them."""
@@ -59,14 +61,14 @@ class ServerConfig(BaseModel):
     port: int = _field(SERVER, 8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
 
-    token: SecretStr | None = _field(SERVER, min_length=MIN_TOKEN_CHARACTERS)
+    token: SecretStr | None = _field(SERVER)
     """What clients must send. None: the environment variable HARBOR_GYM_OPENENV_TOKEN, else a generated one."""
 
     ssl_certfile: Path | None = _field(SERVER)
     """Certificate for https and wss."""
 
     ssl_keyfile: Path | None = _field(SERVER)
-    """Its key."""
+    """Its key, where the certificate's file does not hold it."""
 
     max_sessions: int = _field(LIMITS, 8, ge=1)
     """Sessions, and so sandboxes, at the same time."""
@@ -86,6 +88,19 @@ class ServerConfig(BaseModel):
     pool_size: int | None = _field(LIMITS, ge=1)
     """Sandboxes kept ready for each task."""
 
+    @field_validator("token")
+    @classmethod
+    def _is_no_guess(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None and len(token.get_secret_value()) < MIN_TOKEN_CHARACTERS:
+            raise ValueError(_GUESSED)
+        return token
+
+    @model_validator(mode="after")
+    def _has_a_certificate_with_its_key(self) -> Self:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_keyfile is given without ssl_certfile: there is no TLS without a certificate")
+        return self
+
     @property
     def episodes(self) -> EpisodeSettings:
         """How the episodes run."""
@@ -104,5 +119,5 @@ def find_token(config: ServerConfig) -> tuple[str, bool]:
     if not given:
         return secrets.token_urlsafe(32), True
     if len(given) < MIN_TOKEN_CHARACTERS:
-        raise UsageError(f"{TOKEN_VARIABLE} is shorter than {MIN_TOKEN_CHARACTERS} characters: it could be guessed")
+        raise UsageError(f"{TOKEN_VARIABLE} {_GUESSED}")
     return given, False

@@ -97,7 +97,7 @@ class TerminalServer:
         config: What to serve, and where.
 
     Raises:
-        HarborGymError: As :func:`create_app`, or it can't listen on its address.
+        HarborGymError: As :func:`create_app`, its certificate can't be used, or it can't listen on its address.
 
     Example::
 
@@ -110,9 +110,9 @@ class TerminalServer:
         self._app = create_app(config, self.token)
         logging.getLogger("uvicorn.error").addFilter(_is_no_refusal)
         self._config = config
+        self._server = uvicorn.Server(_load(self._settings(), config))
         self._socket = _listen(config)
         self._address: tuple[str, int] = self._socket.getsockname()[:2]
-        self._server = uvicorn.Server(self._settings())
         self._thread: threading.Thread | None = None
 
     @property
@@ -186,6 +186,15 @@ def serve(config: ServerConfig, show: Callable[[str], object]) -> None:
 def _is_no_refusal(record: logging.LogRecord) -> bool:
     # uvicorn logs an error for each handshake that is answered with a status: anybody could fill a disk with them.
     return record.getMessage() != "ASGI callable returned without completing handshake."
+
+
+def _load(settings: uvicorn.Config, config: ServerConfig) -> uvicorn.Config:
+    try:
+        settings.load()  # reads the certificate, which uvicorn otherwise does when it serves already
+    except OSError as exc:  # also ssl.SSLError
+        files = " and ".join(str(file) for file in (config.ssl_certfile, config.ssl_keyfile) if file is not None)
+        raise UsageError(f"the certificate in {files} can't be used: {exc}") from exc
+    return settings
 
 
 def _listen(config: ServerConfig) -> socket.socket:

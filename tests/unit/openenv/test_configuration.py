@@ -68,7 +68,10 @@ def test_the_command_line_is_the_configuration(task: Path, monkeypatch: pytest.M
         (["--port", "65536"], "--port"),
         (["--idle-timeout-sec", "nan"], "--idle-timeout-sec"),
         (["--call-timeout-sec", "0"], "--call-timeout-sec"),
-        (["--token", "short"], "--token"),
+        (["--token", "short"], "--token: is shorter than 16 characters: it could be guessed"),
+        (["--ssl-keyfile", "key.pem"], "without ssl_certfile"),
+        (["--ssl-certfile", "none.pem"], "certificate in none.pem can't be used: [Errno 2]"),
+        (["--ssl-certfile", __file__], "can't be used: [SSL] PEM lib"),
         (["--max-turns", "0"], "--max-turns"),
         (["--env", "lokal"], "did you mean local"),
         (["--test-task", "delta"], "no task to test on is called delta"),
@@ -78,7 +81,7 @@ def test_mistakes_are_one_line(task: Path, arguments: list[str], expected: str) 
     given = ["--task", str(task), *arguments] if arguments else []
     done = run(*given)
     expect_refused(done, expected)
-    assert "short" not in done.stderr
+    assert "'short'" not in done.stderr
 
 
 def test_a_token_comes_from_the_argument_the_variable_or_nowhere(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
