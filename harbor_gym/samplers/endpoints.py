@@ -37,6 +37,8 @@ async def find_silence(base_url: str, *, timeout_sec: float = ANSWER_SEC) -> str
             client.get(f"{base_url.rstrip('/')}/api/v1/healthz", allow_redirects=False),
         ):
             return None
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
+        return "no address that begins with http:// or https://"
     except TimeoutError:
         return f"no answer in {timeout_sec:g} s"
     except (aiohttp.ClientError, ValueError, OSError) as exc:

@@ -113,8 +113,10 @@ def find_policy(config: EvalConfig) -> EvaluatedPolicy:
     from harbor_gym.report.metrics import run_config
 
     run = config.run
-    if (run is None) == (config.model_name is None):
-        raise UsageError("nothing to evaluate: give either --run or --model-name")
+    if run is not None and config.model_name is not None:
+        raise UsageError("--run and --model-name are two policies: give one of them")
+    if run is None and config.model_name is None:
+        raise UsageError("nothing to evaluate: give --model and --base-url (a chat endpoint), --run, or --model-name")
     recorded = run_config(run) if run is not None else {}
     if run is not None and "model_name" not in recorded:
         raise UsageError(f"{run} is no training run: it has no config.json with a model_name")

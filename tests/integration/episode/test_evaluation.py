@@ -166,7 +166,8 @@ async def test_a_real_task_is_evaluated_in_real_sandboxes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ((), "either --run or --model-name"),
+        ((), "give --model and --base-url (a chat endpoint), --run, or --model-name"),
+        (("--run", "nowhere", "--model-name", "m"), "are two policies"),
         (("--run", "nowhere"), "is no training run"),
         (("--model-name", "m", "--checkpoint", "7"), "no checkpoint '7'"),
         (("--model-name", "m"), "TINKER_API_KEY is not set"),

@@ -178,7 +178,8 @@ async def test_an_endpoint_that_never_answers_is_dead_too() -> None:
     server = await asyncio.start_server(hang, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     assert await endpoints.find_silence(url, timeout_sec=0.05) == "no answer in 0.05 s"
-    assert await endpoints.find_silence("nonsense")
+    for address in ("nonsense", "ftp://127.0.0.1/v1", "localhost:8000/v1", "http://"):
+        assert await endpoints.find_silence(address) == "no address that begins with http:// or https://"
     over.set()
     server.close()
     await server.wait_closed()
