@@ -46,7 +46,7 @@ class ChatPlayer:
         rollout = await run_chat_episode(AsyncTerminalGymEnv(config), ask)
         seconds = time.monotonic() - started
         if path is not None:
-            labels = {"task": name, "group": name, "episode": number + 1}
+            labels = {"task": name, "group": name, "episode": number}
             transcript = Transcript(turns=list(rollout.turns), system_prompt=system_prompt(config.action_format))
             await asyncio.to_thread(write_transcript, path, transcript, labels=labels, error=error_text(rollout.error))
         result = EpisodeResult(

@@ -28,7 +28,7 @@ class EpisodeResult:
     """Name of the task's directory."""
 
     episode: int
-    """Its number among the task's episodes."""
+    """Its number among the task's episodes, from 1."""
 
     reward: float | None
     """The verifier's reward; None after an infrastructure error, which is no result of the policy."""
@@ -95,7 +95,7 @@ class Player:
         rollout = await run_episode(env, timed)
         seconds = time.monotonic() - started
         if path is not None:
-            labels = {"task": name, "group": name, "episode": number + 1}
+            labels = {"task": name, "group": name, "episode": number}
             error = error_text(rollout.error)
             await asyncio.to_thread(write_transcript, path, env.transcript, labels=labels, error=error)
         return result_of(name, number, rollout, seconds, timed.seconds), rollout.error
@@ -114,7 +114,7 @@ class EpisodePlayer(Protocol):
 
         Args:
             config: The task, its sandbox and budgets.
-            number: The episode's place among the task's, from 0.
+            number: The episode's number among the task's, from 1.
 
         Raises:
             HarborGymError: What no retry can repair.
@@ -131,11 +131,11 @@ def with_recording(
         config: The task, its sandbox and budgets.
         transcripts_dir: Where transcripts are kept; None keeps none.
         name: The task's name.
-        number: The episode's place, from 0; its file counts from 1.
+        number: The episode's number, from 1.
     """
     if transcripts_dir is None:
         return config, None
-    path = transcripts_dir / "test" / "batch_0000" / name / f"episode_{number + 1:03d}.json"
+    path = transcripts_dir / "test" / "batch_0000" / name / f"episode_{number:03d}.json"
     return config.model_copy(update={"recording_path": path.with_suffix(".cast")}), path
 
 
@@ -186,7 +186,7 @@ async def evaluate(
 
     try:
         async with asyncio.TaskGroup() as group:
-            playing = [group.create_task(item(config, number)) for config in tasks for number in range(episodes)]
+            playing = [group.create_task(item(config, number)) for config in tasks for number in range(1, episodes + 1)]
     except BaseExceptionGroup as failures:
         # The first failure cancelled the rest; it is the cause.
         raise failures.exceptions[0] from None

@@ -148,7 +148,7 @@ def _estimate(estimate: Estimate | None) -> str:
 def describe_episode(result: EpisodeResult) -> str:
     """Return one line about an episode that has ended."""
     outcome = result.error or f"{result.end_reason}, reward {result.reward:g}"
-    return f"{result.task} {result.episode}: {outcome}, {result.turns} turns, {result.seconds:.1f} s"
+    return f"{result.task} episode {result.episode}: {outcome}, {result.turns} turns, {result.seconds:.1f} s"
 
 
 class Progress:

@@ -95,8 +95,8 @@ async def test_every_task_is_played_and_distinguished(tmp_path: Path) -> None:
     policy = player(solve, retries=2, transcripts_dir=kept)
     results = await evaluate(tasks, policy, episodes=2, on_episode=lambda item: lines.append(item.task))
     assert [(item.task, item.episode, item.reward) for item in results] == [
-        *[("open", 0, 1.0), ("open", 1, 1.0), ("shut", 0, 0.0), ("shut", 1, 0.0)],
-        *[("broken", 0, None), ("broken", 1, None)],
+        *[("open", 1, 1.0), ("open", 2, 1.0), ("shut", 1, 0.0), ("shut", 2, 0.0)],
+        *[("broken", 1, None), ("broken", 2, None)],
     ]
     assert sorted(lines) == sorted(item.task for item in results)
     assert [item.failed_attempts for item in results] == [0, 0, 0, 0, 2, 2]

@@ -55,7 +55,7 @@ def config_of(folder: Path, **settings: Any) -> TerminalEnvConfig:
     return fake_config(folder, solved_when={"/srv/answer": "done"}, **settings)
 
 
-def result_of(episode: int = 0, reward: float | None = 1.0, **fields: Any) -> EpisodeResult:
+def result_of(episode: int = 1, reward: float | None = 1.0, **fields: Any) -> EpisodeResult:
     settings: dict[str, Any] = {"end_reason": EndReason.COMPLETED, "turns": 3, "prompt_tokens": 20, "sampled_tokens": 9}
     settings |= {"task": "task", "seconds": 1.25, "sampling_sec": 0.5, **fields}
     return EpisodeResult(episode=episode, reward=reward, **settings)
@@ -66,11 +66,11 @@ def result_of(episode: int = 0, reward: float | None = 1.0, **fields: Any) -> Ep
 
 async def test_a_chat_episode_is_counted_to_the_token(tmp_path: Path) -> None:
     player = ChatPlayer(model(message("echo done > /srv/answer\n"), COMPLETE), transcripts_dir=tmp_path / "kept")
-    result, error = await player.attempt(config_of(tmp_path / "task"), 4)
+    result, error = await player.attempt(config_of(tmp_path / "task"), 5)
     assert error is None
     assert 2 * WAIT_SEC <= result.sampling_sec <= result.seconds < 60
     timed = {"seconds": result.seconds, "sampling_sec": result.sampling_sec}
-    assert result == result_of(4, turns=2, prompt_tokens=101, sampled_tokens=15, **timed)
+    assert result == result_of(5, turns=2, prompt_tokens=101, sampled_tokens=15, **timed)
     (written,) = (tmp_path / "kept").rglob("*.json")
     assert written.relative_to(tmp_path / "kept").as_posix() == "test/batch_0000/task/episode_005.json"
     assert written.with_suffix(".cast").is_file()
@@ -83,7 +83,7 @@ async def test_a_chat_episode_is_counted_to_the_token(tmp_path: Path) -> None:
 
 async def test_a_chat_episode_that_is_lost_has_no_reward(tmp_path: Path) -> None:
     player = ChatPlayer(model(), transcripts_dir=tmp_path / "kept")
-    result, error = await player.attempt(config_of(tmp_path / "task", fail={"start": 1}), 0)
+    result, error = await player.attempt(config_of(tmp_path / "task", fail={"start": 1}), 1)
     assert isinstance(error, SandboxStartError)
     assert (result.reward, result.end_reason) == (None, EndReason.INFRASTRUCTURE_ERROR)
     assert (result.turns, result.prompt_tokens, result.sampled_tokens, result.sampling_sec) == (0, 0, 0, 0.0)
@@ -95,7 +95,7 @@ async def test_a_chat_episode_that_is_lost_has_no_reward(tmp_path: Path) -> None
 async def test_without_a_folder_nothing_is_written(tmp_path: Path) -> None:
     config = config_of(tmp_path / "task")
     before = everything_in(tmp_path)
-    result, _ = await ChatPlayer(model(COMPLETE)).attempt(config, 0)
+    result, _ = await ChatPlayer(model(COMPLETE)).attempt(config, 1)
     assert (result.reward, ChatPlayer(model()).retries) == (0.0, 1)
     assert everything_in(tmp_path) == before
 
@@ -132,7 +132,7 @@ async def test_an_executor_plays_what_the_player_would(tmp_path: Path) -> None:
     config = config_of(tmp_path / "task")
     results = await evaluate([config], RemotePlayer(Loses(0), opened), episodes=3)
     assert [(item.episode, item.reward, item.turns, item.prompt_tokens) for item in results] == [
-        (number, 1.0, 2, 101) for number in range(3)
+        (number, 1.0, 2, 101) for number in (1, 2, 3)
     ]
 
 
@@ -146,7 +146,7 @@ async def test_lost_workers_are_infrastructure_and_retried(tmp_path: Path, retri
     lost = EndReason.INFRASTRUCTURE_ERROR
     numbers = {"turns": 0, "prompt_tokens": 0, "sampled_tokens": 0, "seconds": 0.0, "sampling_sec": 0.0}
     output = "SandboxLostError: a call lost its worker 4 times"
-    assert result == result_of(0, None, end_reason=lost, error=output, **numbers)
+    assert result == result_of(1, None, end_reason=lost, error=output, **numbers)
 
 
 async def test_what_no_retry_repairs_ends_the_evaluation(tmp_path: Path) -> None:
@@ -210,9 +210,9 @@ def test_a_journal_of_something_else_is_refused_and_kept(tmp_path: Path, content
 
 def test_an_episode_is_a_line_and_the_count_goes_on() -> None:
     progress = Progress(5, 0.5, [result_of(0, 0.4), result_of(1, None)])
-    assert progress.line(result_of(2, 0.5)) == "[3/5, solved 1/2] task 2: completed, reward 0.5, 3 turns, 1.2 s"
+    assert progress.line(result_of(2, 0.5)) == "[3/5, solved 1/2] task episode 2: completed, reward 0.5, 3 turns, 1.2 s"
     lost = result_of(3, None, error="SandboxError: gone", seconds=61.0)
-    assert progress.line(lost) == "[4/5, solved 1/2] task 3: SandboxError: gone, 3 turns, 61.0 s"
+    assert progress.line(lost) == "[4/5, solved 1/2] task episode 3: SandboxError: gone, 3 turns, 61.0 s"
     assert Progress(1, 1.0).line(result_of(0)) == f"[1/1, solved 1/1] {describe_episode(result_of(0))}"
 
 
