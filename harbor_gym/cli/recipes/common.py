@@ -1,6 +1,7 @@
 """What the commands behind ``recipes/`` share: how an episode's settings are written as flags, and how errors end."""
 
 import contextlib
+import os
 from collections.abc import Collection, Generator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +15,7 @@ from harbor_gym.cli.shared import FAILED, INTERRUPTED, MISUSED
 from harbor_gym.config.verify_paths import parse_verify_paths
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
 
-__all__ = ["COMMAND", "INTERRUPTED", "new_app", "one_line_errors", "spelling"]
+__all__ = ["COMMAND", "INTERRUPTED", "new_app", "one_line_errors", "spelling", "use_litellms_own_prices"]
 
 COMMAND: dict[str, Any] = {"cls": PlainCommand, "context_settings": HELP_NAMES}
 """Keyword arguments of ``app.command``."""
@@ -53,6 +54,14 @@ def spelling(
         defaults=defaults,
         with_commas=with_commas,
     )
+
+
+def use_litellms_own_prices() -> None:
+    """Keep litellm, which Harbor's agents use, from requesting prices from the internet; before it is imported.
+
+    The policy costs nothing, and without a network each process waits for its attempts.
+    """
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 
 def new_app() -> typer.Typer:

@@ -45,6 +45,7 @@ def eval_command(*, program: str) -> Callable[..., None]:
             given = given_values(flags, context, values)
             env = {"task_dir": paths[0], "max_turns": MAX_TURNS, **given.get("env", {})}
             config = make_config(EvalConfig, {**given, "paths": paths, "env": env}, flags)
+            common.use_litellms_own_prices()
             # What plays imports Harbor's trial; --help does not wait for it.
             from harbor_gym.cli.recipes import evaluation
 

@@ -70,6 +70,7 @@ def train_app(model: type[TrainConfig] = TrainConfig, *, program: str) -> typer.
                     config = _resumed(model, resume, given, flags)
                 else:
                     config = make_config(model, _complete(given), flags)
+                common.use_litellms_own_prices()
                 folder = train(config)
         except KeyboardInterrupt as exc:
             notes = "; ".join(["interrupted", *getattr(exc, "__notes__", ())])

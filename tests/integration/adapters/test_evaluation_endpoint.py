@@ -101,12 +101,15 @@ async def test_an_agent_never_sees_the_key(agent: AgentConfig, tmp_path: Path) -
 @pytest.mark.local
 @pytest.mark.slow
 async def test_terminus_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    config = TerminalEnvConfig(task_dir=write_task(tmp_path / "task"), sandbox="local", max_turns=9)
+    monkeypatch.delenv("LITELLM_LOCAL_MODEL_COST_MAP", raising=False)
+    played = ["--env", "local", "--max-turns", "9", "--agent", "terminus-2", "--episodes", "1", "--attempts", "1"]
     # Terminus-2 waits out each duration. What is left of the time is litellm's: its import and its first call.
-    async with serving(message(DONE, duration=0.1), COMPLETE, COMPLETE) as model, endpoint(model) as chat:
-        (result,) = await evaluate([config], AgentPlayer(chat, "terminus-2"), episodes=1)
-    assert (result.reward, result.end_reason, result.turns) == (1.0, EndReason.COMPLETED, 3)
+    async with serving(message(DONE, duration=0.1), COMPLETE, COMPLETE) as model:
+        where = ["--model", "m", "--base-url", model.url, "--api-key-env", "OWN_KEY"]
+        code, shown = await run_eval(str(write_task(tmp_path / "task")), *played, *where)
+    assert code == 0, shown
+    assert "[1/1, solved 1/1] task episode 1: completed, reward 1, 3 turns" in shown
+    assert "model cost map" not in shown, "litellm looked for prices on the internet"
 
 
 async def test_a_wrong_key_is_an_infrastructure_error_and_is_not_shown(
