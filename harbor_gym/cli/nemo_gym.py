@@ -9,6 +9,7 @@ import typer
 
 from harbor_gym import __version__
 from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.types import DEFAULT_SANDBOX
 
 nemo_gym = typer.Typer(help="Play Harbor tasks in NeMo Gym.", no_args_is_help=True)
 
@@ -22,7 +23,7 @@ def nemo_gym_init(
     alias: Annotated[str, typer.Option(help="The dataset's name in instance_id.")] = "tasks",
     env: Annotated[
         str, typer.Option("--env", help="Sandbox: local, docker, any Harbor environment type, or module.path:Class.")
-    ] = "docker",
+    ] = DEFAULT_SANDBOX,
     requirement: Annotated[
         str, typer.Option(help="How pip finds harbor_gym for the server: a version, or -e /a/checkout.")
     ] = f"harbor-gym=={__version__}",

@@ -8,6 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from harbor_gym.errors import UsageError
+from harbor_gym.sandboxes import environment_config
 from harbor_gym.tasks import find_tasks
 
 SERVER = Path("responses_api_agents/harbor_gym_agent")
@@ -36,10 +37,11 @@ def write_server_folder(
         The files written.
 
     Raises:
-        UsageError: A file is there already, or there are no tasks.
+        UsageError: A file is there already, there are no tasks, or no sandbox has that name.
     """
     if not alias or "::" in alias:
         raise UsageError(f"an alias is a name without '::', got {alias!r}")
+    environment_config(sandbox)
     values = {"alias": json.dumps(alias), "path": json.dumps(str(tasks)), "sandbox": json.dumps(sandbox)}
     texts = _render(files(__package__) / "server_folder", {**values, "requirement": requirement})
     rows = [_row(f"{alias}::{task.name}") for task in find_tasks([directory / tasks])]

@@ -11,6 +11,7 @@ from skyrl.train.config import BaseConfig, GeneratorConfig
 
 from harbor_gym.config import TerminalEnvConfig, describe_problems
 from harbor_gym.errors import UsageError
+from harbor_gym.types import DEFAULT_SANDBOX
 
 
 @dataclass
@@ -26,7 +27,7 @@ class HarborSettings(BaseConfig):
     eval_tasks: list[str] = field(default_factory=list[str])
     """Task sources of the evaluation set. Empty: ``data.val_data`` is read."""
 
-    sandbox: str = "docker"
+    sandbox: str = DEFAULT_SANDBOX
     """``local``, a Harbor environment type by name, or ``module.path:Class``."""
 
     sandbox_options: dict[str, Any] = field(default_factory=dict[str, Any])

@@ -21,7 +21,7 @@ from harbor_gym.outcomes import pause_sec
 from harbor_gym.pool import WarmPool, shared_pool
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.registry import preflight
-from harbor_gym.types import ActionFormat
+from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
 
 _OWN_FIELDS = {"task_dir", "sandbox", "sandbox_options", "step_rewards"}
 """Fields of ``TerminalEnvConfig`` that the task or this configuration sets."""
@@ -33,7 +33,7 @@ _AGENTS_FIELDS = {"max_turns", "time_limit_sec", "reward_key", "trials_dir"}
 class HarborHarnessConfig(vf.HarnessConfig):
     """The sandbox, and who works in it."""
 
-    sandbox: str = "docker"
+    sandbox: str = DEFAULT_SANDBOX
     """``local``, a Harbor environment type by name (``docker``, ``modal``, …), or ``module.path:Class``."""
 
     sandbox_options: dict[str, Any] = Field(default_factory=dict)
@@ -71,6 +71,7 @@ class HarborHarnessConfig(vf.HarnessConfig):
             raise ValueError(f"with an agent of Harbor's terminal_env can't set {', '.join(sorted(unfit))}")
         if self.agent is not None and self.pool_size is not None:
             raise ValueError("an agent of Harbor's starts its own sandbox: leave pool_size out")
+        environment_config(self.sandbox, options=self.sandbox_options)
         try:
             self.env_config(Path())
             self.harbor_agent()

@@ -253,6 +253,7 @@ async def test_a_foreign_agent_is_graded_when_its_budget_is_spent(
     ("harness", "words"),
     [
         ({"terminal_env": {"max_turn": 3}}, "max_turn: Extra inputs are not permitted"),
+        ({"sandbox": "lokal"}, "no sandbox is called 'lokal'; did you mean local"),
         ({"terminal_env": {"step_rewards": True}}, "terminal_env can't set step_rewards"),
         ({"terminal_env": {"action_format": "keystrokes"}}, "strip white space around a message"),
         ({"agent": {"name": "terminus-2"}, "terminal_env": {"action_format": "bash-tool"}}, "can't set action_format"),

@@ -61,7 +61,7 @@ def test_init_replaces_nothing_unasked(tmp_path: Path) -> None:
     assert program.read_text() != "mine\n"
 
 
-@pytest.mark.parametrize("more", [("--tasks", "nowhere"), ("--alias", "a::b")])
+@pytest.mark.parametrize("more", [("--tasks", "nowhere"), ("--alias", "a::b"), ("--env", "lokal")])
 def test_init_refuses(more: tuple[str, ...], tmp_path: Path) -> None:
     write_task(tmp_path / "tasks/one")
     done = init(tmp_path, *more)
