@@ -18,7 +18,7 @@ nemo_gym = typer.Typer(help="Play Harbor tasks in NeMo Gym.", no_args_is_help=Tr
 def nemo_gym_init(
     directory: Annotated[Path, typer.Argument(help="Where NeMo Gym's commands will run.")],
     tasks: Annotated[
-        Path, typer.Option(help="A directory of tasks, or one task; a relative path begins at DIRECTORY.")
+        Path, typer.Option(help="A directory of tasks, one task, or task:NAME; a relative path begins at DIRECTORY.")
     ] = Path("tasks"),
     alias: Annotated[str, typer.Option(help="The dataset's name in instance_id.")] = "tasks",
     env: Annotated[

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
+from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.tasks import find_tasks
@@ -27,7 +28,7 @@ def write_server_folder(
 
     Args:
         directory: Where NeMo Gym's commands will run; it may exist.
-        tasks: A directory of tasks, or one task. A relative path begins at ``directory``.
+        tasks: A directory of tasks, one task, or a shipped one's name. A relative path begins at ``directory``.
         alias: The dataset's name in ``instance_id``.
         sandbox: As ``TerminalEnvConfig.sandbox``.
         requirement: How pip finds harbor_gym, for the environment that NeMo Gym makes for the server.
@@ -44,7 +45,7 @@ def write_server_folder(
     environment_config(sandbox)
     values = {"alias": json.dumps(alias), "path": json.dumps(str(tasks)), "sandbox": json.dumps(sandbox)}
     texts = _render(files(__package__) / "server_folder", {**values, "requirement": requirement})
-    rows = [_row(f"{alias}::{task.name}") for task in find_tasks([directory / tasks])]
+    rows = [_row(f"{alias}::{task.name}") for task in find_tasks([directory / resolve_shipped(tasks)])]
     texts[EXAMPLE] = "".join(f"{json.dumps(row)}\n" for row in rows)
     folder = directory / SERVER
     if not overwrite and (there := [name for name in texts if (folder / name).exists()]):

@@ -25,7 +25,8 @@ class DatasetSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     local_dataset_path: Path | None = None
-    """A directory of tasks, or one task; a relative path begins at the directory that ``init`` was given."""
+    """A directory of tasks, one task, or a shipped one's name (``task:devops_task``). A relative path begins at the
+    directory that ``init`` was given."""
 
     dataset_name: str | None = None
     """A dataset of Harbor's registry."""

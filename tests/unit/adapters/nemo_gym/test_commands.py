@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from harbor_gym._runtime import imports
 from harbor_gym.adapters import nemo_gym
+from harbor_gym.adapters.nemo_gym.datasets import Datasets
 from harbor_gym.adapters.nemo_gym.failures import FailedRow, failed_rows
 from harbor_gym.adapters.nemo_gym.server import SERVER
 from harbor_gym.adapters.nemo_gym.settings import RolloutSettings
@@ -47,6 +48,18 @@ def test_init_writes_a_server_that_its_own_settings_read(tmp_path: Path) -> None
         assert settings.harbor_datasets["mine: own"].local_dataset_path == Path("tasks")
         assert config["harbor_gym_environment"]["environment_servers"]["legacy_agent"]["agent_server"]["name"] in config
         assert ("policy_model" in config) is is_training
+
+
+async def test_a_shipped_task_is_found_wherever_the_folder_is(tmp_path: Path) -> None:
+    done = init(tmp_path, "--tasks", "task:devops_task")
+    assert done.exit_code == 0, done.output
+    config = yaml.safe_load((tmp_path / SERVER / "configs/harbor_gym_agent.yaml").read_text())
+    block = config["harbor_gym_agent"]["responses_api_agents"][SERVER.name]
+    settings = RolloutSettings(**{key: value for key, value in block.items() if key not in NEMO_GYMS_OWN})
+    row = json.loads((tmp_path / SERVER / "data/example.jsonl").read_text())
+    assert row["instance_id"] == "tasks::devops_task"
+    found = await Datasets(settings.harbor_datasets, root=tmp_path).find(row["instance_id"])
+    assert (found / "task.toml").is_file()
 
 
 def test_init_replaces_nothing_unasked(tmp_path: Path) -> None:
