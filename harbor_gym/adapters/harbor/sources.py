@@ -10,7 +10,7 @@ from harbor_gym.tasks import SourcedTask, resolve_tasks
 
 
 async def resolve_task_configs(tasks: Sequence[TaskConfig]) -> list[tuple[TaskConfig, Path]]:
-    """Return each task's configuration, with the commit that it means now, and its directory.
+    """Return each task's configuration, with the commit or the directory that it means now, and its directory.
 
     Equal tasks are fetched once. What comes from git or a registry lies in Harbor's cache afterwards, so that trials
     which start at once do not fetch it again.
@@ -26,9 +26,14 @@ async def resolve_task_configs(tasks: Sequence[TaskConfig]) -> list[tuple[TaskCo
         if key not in fetched:
             fetched[key] = await _fetch(task)
         found = fetched[key]
-        pinned = task.model_copy(update={"git_commit_id": found.commit}) if task.is_git_task() else task
-        resolved.append((pinned, found.path))
+        resolved.append((_pinned(task, found), found.path))
     return resolved
+
+
+def _pinned(task: TaskConfig, found: SourcedTask) -> TaskConfig:
+    if task.is_git_task():
+        return task.model_copy(update={"git_commit_id": found.commit})
+    return task if task.is_package_task() else task.model_copy(update={"path": found.path})
 
 
 async def _fetch(task: TaskConfig) -> SourcedTask:

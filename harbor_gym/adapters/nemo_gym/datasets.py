@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.adapters.nemo_gym.settings import DatasetSettings
 from harbor_gym.errors import UsageError
-from harbor_gym.tasks import find_tasks, resolve_tasks
+from harbor_gym.tasks import find_tasks, resolve_tasks, task_path
 
 
 class Datasets:
@@ -37,7 +36,7 @@ class Datasets:
                 f"instance_id is ALIAS::TASK with an alias of {', '.join(sorted(self._datasets))}, got {instance_id!r}"
             )
         if dataset.local_dataset_path is not None:
-            tasks = await asyncio.to_thread(_local, self._root / resolve_shipped(dataset.local_dataset_path), name)
+            tasks = await asyncio.to_thread(_local, self._root / task_path(dataset.local_dataset_path), name)
         else:
             tasks = await self._fetch(alias, dataset)
         if name not in tasks:

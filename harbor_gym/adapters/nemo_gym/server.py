@@ -7,10 +7,9 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
-from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes import environment_config
-from harbor_gym.tasks import find_tasks
+from harbor_gym.tasks import find_tasks, task_path
 
 SERVER = Path("responses_api_agents/harbor_gym_agent")
 """The server's folder below the directory where NeMo Gym's commands run; that place is NeMo Gym's rule."""
@@ -45,7 +44,7 @@ def write_server_folder(
     environment_config(sandbox)
     values = {"alias": json.dumps(alias), "path": json.dumps(str(tasks)), "sandbox": json.dumps(sandbox)}
     texts = _render(files(__package__) / "server_folder", {**values, "requirement": requirement})
-    rows = [_row(f"{alias}::{task.name}") for task in find_tasks([directory / resolve_shipped(tasks)])]
+    rows = [_row(f"{alias}::{task.name}") for task in find_tasks([directory / task_path(tasks)])]
     texts[EXAMPLE] = "".join(f"{json.dumps(row)}\n" for row in rows)
     folder = directory / SERVER
     if not overwrite and (there := [name for name in texts if (folder / name).exists()]):

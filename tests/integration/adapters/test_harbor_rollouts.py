@@ -143,6 +143,14 @@ async def test_order_progress_and_limits(tmp_path: Path) -> None:
     assert (cut.reward, cut.end_reason, sum(cut.mask)) == (1.0, EndReason.MAX_TURNS, len(Policy().answers[0]) + 1)
 
 
+async def test_a_shipped_task_and_a_directory_that_holds_one(tmp_path: Path) -> None:
+    write_task(tmp_path / "suite/only")
+    tasks = [TaskConfig(path=Path("task:devops_task")), TaskConfig(path=tmp_path / "suite")]
+    rollouts = await interface().run(tasks)
+    assert [(rollout.task_name, rollout.error) for rollout in rollouts] == [("devops_task", None), ("only", None)]
+    assert "appctl" in "".join(map(chr, rollouts[0].token_ids))
+
+
 async def test_a_task_of_a_git_repository(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     write_task(repository / "tasks/one")
