@@ -162,6 +162,8 @@ def _terminus_options(url: str, max_context_tokens: int, max_answer_tokens: int)
         "max_input_tokens": max_context_tokens,
         "max_output_tokens": max_answer_tokens,
         "input_cost_per_token": 0.0,
+        "cache_creation_input_token_cost": 0.0,
+        "cache_read_input_token_cost": 0.0,
         "output_cost_per_token": 0.0,
     }
     return {"api_base": url, "llm_kwargs": {"api_key": UNUSED_KEY}, "model_info": model_info}
