@@ -182,12 +182,9 @@ def _registry() -> Iterable[Finding]:
 
 def _others() -> Iterable[Finding]:
     yield _program("other", "tmux", "tmux", is_needed=False, lack="for tests; sandboxes bring their own")
-    for extra, modules, fix in (
-        ("tinker extra", ("tinker", "tinker_cookbook"), 'pip install "harbor-gym[tinker]"'),
-        ("training server", ("skyrl", "jax"), "make setup"),
-    ):
-        missing = [name for name in modules if importlib.util.find_spec(name) is None]
-        yield _finding("other", extra, f"no {', '.join(missing)}" if missing else "", fix, is_needed=False)
+    missing = [name for name in ("tinker", "tinker_cookbook") if importlib.util.find_spec(name) is None]
+    refusal, fix = f"no {', '.join(missing)}" if missing else "", 'pip install "harbor-gym[tinker]"'
+    yield _finding("other", "tinker extra", refusal, fix, is_needed=False)
     for key in _KEYS:
         refusal = "" if os.environ.get(key) else "not set"
         yield _finding("other", key, refusal, f"export {key}=…", note="set", is_needed=False)

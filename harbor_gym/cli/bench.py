@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harbor_gym.cli.plain_help import PlainGroup
 from harbor_gym.cli.shared import FAILED, one_line_errors, preflight_by_name, quiet_harbor
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ExecutorKind
@@ -17,7 +18,7 @@ from harbor_gym.types import ExecutorKind
 if TYPE_CHECKING:
     from harbor_gym.bench.report import BenchReport
 
-bench = typer.Typer(help="Measure the terminal, side by side with Harbor's own.", no_args_is_help=True)
+bench = typer.Typer(cls=PlainGroup, help="Measure the terminal, side by side with Harbor's own.", no_args_is_help=True)
 type _BenchEnv = Annotated[str, typer.Option("--env", help="Sandbox, as `check` takes it.")]
 
 

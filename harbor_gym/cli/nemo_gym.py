@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from harbor_gym import __version__
+from harbor_gym.cli.plain_help import PlainGroup
 from harbor_gym.cli.shared import one_line_errors
 from harbor_gym.types import DEFAULT_SANDBOX
 
-nemo_gym = typer.Typer(help="Play Harbor tasks in NeMo Gym.", no_args_is_help=True)
+nemo_gym = typer.Typer(cls=PlainGroup, help="Play Harbor tasks in NeMo Gym.", no_args_is_help=True)
 
 
 @nemo_gym.command("init")

@@ -6,6 +6,9 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
+_WHOLE = 1000
+"""Characters of a sentence that are never reached."""
+
 _FIRST_COLUMN = 34
 """Width of the flags' column; a longer flag has a line of its own."""
 
@@ -28,4 +31,15 @@ class PlainCommand(TyperCommand):
 
 
 class PlainGroup(TyperGroup):
-    """A group of commands with plain help."""
+    """A group of commands with plain help, whose list has each command's first sentence whole."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands."""
+        rows: list[tuple[str, str]] = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                rows.append((name, command.get_short_help_str(_WHOLE)))
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from harbor_gym.cli.plain_help import PlainGroup
 from harbor_gym.cli.shared import FAILED, one_line_errors, quiet_harbor
 from harbor_gym.errors import UsageError
 
 if TYPE_CHECKING:
     from harbor_gym.sandboxes.apptainer.sif.bulk import SifResult, SifTask
 
-sif = typer.Typer(help="Make tasks' images as SIF files, for clusters.", no_args_is_help=True)
+sif = typer.Typer(cls=PlainGroup, help="Make tasks' images as SIF files, for clusters.", no_args_is_help=True)
 
 
 @sif.callback()

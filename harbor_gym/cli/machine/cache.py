@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harbor_gym._runtime.console.tables import plain_table
+from harbor_gym.cli.plain_help import PlainGroup
 from harbor_gym.cli.shared import one_line_errors
 from harbor_gym.errors import UsageError
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from harbor_gym._runtime.cache import CacheEntry
 
 
-cache = typer.Typer(help="Show and prune what was built and is kept between runs.", no_args_is_help=True)
+cache = typer.Typer(
+    cls=PlainGroup, help="Show and prune what was built and is kept between runs.", no_args_is_help=True
+)
 
 
 @cache.command("list")

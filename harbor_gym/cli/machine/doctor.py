@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym.cli.shared import FAILED, one_line_errors, quiet_harbor
+
+if TYPE_CHECKING:
+    from harbor_gym.checking.doctor import Finding
 
 
 def doctor(
@@ -25,7 +28,7 @@ def doctor(
         typer.echo(sandboxes_at_once(memory_mb))
         return
     with one_line_errors(), quiet_harbor():
-        findings = examine(env)
+        findings = examine(env) if env is not None else [*examine(), _training_server()]
     kinds = usable(findings)
     if as_json:
         typer.echo(json.dumps({"usable": kinds, "findings": [dataclasses.asdict(item) for item in findings]}, indent=2))
@@ -42,3 +45,16 @@ def doctor(
             typer.echo(f"--env {kind} {'can' if is_usable else 'can NOT'} be used")
     if not any(kinds.values()):
         raise typer.Exit(FAILED)
+
+
+def _training_server() -> "Finding":
+    """Look for what `train --backend local` starts, as it does."""
+    from harbor_gym.checking.doctor import Finding
+    from harbor_gym.embedded.interpreter import server_python
+    from harbor_gym.errors import MissingDependencyError
+
+    try:
+        return Finding("other", "training server", ok=True, note=server_python())
+    except MissingDependencyError:
+        fix = 'pip install "harbor-gym[tinker,server]" && harbor-gym server install'
+        return Finding("other", "training server", ok=False, note="not installed", fix=fix, is_needed=False)

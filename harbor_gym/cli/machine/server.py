@@ -2,9 +2,10 @@
 
 import typer
 
+from harbor_gym.cli.plain_help import PlainGroup
 from harbor_gym.cli.shared import one_line_errors
 
-server = typer.Typer(help="Install the server of `train --backend local`.", no_args_is_help=True)
+server = typer.Typer(cls=PlainGroup, help="Install the server of `train --backend local`.", no_args_is_help=True)
 
 
 @server.command("install")

@@ -6,9 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from harbor_gym._runtime import rootless
 from harbor_gym.checking import doctor
+from harbor_gym.cli.main import app
+from harbor_gym.embedded import interpreter
+from harbor_gym.errors import MissingDependencyError
 from tests.helpers.engines import require_engine
 from tests.unit.house.test_cli import run
 
@@ -52,6 +56,23 @@ def test_no_secret_is_shown_and_another_sandbox_is_asked_by_its_own_check() -> N
     assert refused.returncode == 1
     assert "daytona can NOT be used" in refused.stdout
     assert run("doctor", "--env", "nonsense").returncode == 2
+
+
+@pytest.mark.parametrize("python", ["/opt/server/bin/python", None])
+def test_the_training_server_is_looked_for_as_a_training_does(
+    python: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find() -> str:
+        if python is None:
+            raise MissingDependencyError("not installed")
+        return python
+
+    monkeypatch.setattr(interpreter, "server_python", find)
+    monkeypatch.setattr(doctor, "examine", list)
+    done = CliRunner().invoke(app, ["doctor", "--json"])
+    (found,) = json.loads(done.stdout)["findings"]
+    assert (found["what"], found["ok"]) == ("training server", python is not None)
+    assert "harbor-gym server install" in found["fix"] if python is None else found["note"] == python
 
 
 def test_a_kind_is_usable_when_it_has_all_that_it_needs() -> None:

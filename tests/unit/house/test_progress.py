@@ -91,6 +91,16 @@ def test_help_shows_whole_flags_on_80_columns(command: str, flag: str) -> None:
         ]
 
 
+@pytest.mark.parametrize("group", ["server", "cache", "sif", "bench", "nemo-gym"])
+def test_the_list_of_a_groups_commands_has_whole_sentences(group: str) -> None:
+    done = CliRunner().invoke(app, [group, "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+    assert done.exit_code == 0, done.stderr
+    listed = done.stdout.partition("Commands:")[2]
+    assert re.findall(r"^  [a-z]+  ", listed, re.MULTILINE)
+    assert "..." not in listed
+    assert max(map(len, listed.splitlines())) <= 80
+
+
 def test_the_list_of_commands_costs_no_framework() -> None:
     code = "import sys; from harbor_gym.cli.main import app; app(['--help'], standalone_mode=False); "
     code += "print([name for name in ('pydantic', 'tinker', 'harbor') if name in sys.modules])"
