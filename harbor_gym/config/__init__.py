@@ -50,8 +50,8 @@ class TerminalConfig(_Config):
     keystrokes as under Terminus-2, see :mod:`harbor_gym.terminal.screen.terminus_keys`."""
 
     transport: Literal["auto", "portable", "persistent"] = "auto"
-    """``persistent`` keeps a channel into the sandbox open (local and docker); ``portable`` is one ``exec`` per step,
-    anywhere; ``auto`` takes the first where it is available."""
+    """``persistent`` keeps a channel into the sandbox open (local, docker, apptainer); ``portable`` is one ``exec`` per
+    step, anywhere; ``auto`` takes the first where it is available."""
 
 
 class TerminalEnvConfig(_Config):
