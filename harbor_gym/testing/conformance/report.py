@@ -30,7 +30,7 @@ class Outcome:
     """The behaviour's name, a sentence in small letters."""
 
     family: str
-    """What it belongs to: ``commands``, ``files`` …"""
+    """What it belongs to: ``commands``, ``uploads`` …"""
 
     contract: str
     """What must hold, in a sentence or two."""

@@ -54,7 +54,7 @@ async def check_sandbox(
     Args:
         sandbox: A name as ``--env`` takes it, Harbor's configuration of an environment, or whatever makes one from
             the keyword arguments of Harbor's ``BaseEnvironment``: a class, or a ``functools.partial`` of one.
-        only: Names of behaviours or of families (``commands``, ``files`` …); None is all.
+        only: Names of behaviours or of families (``commands``, ``uploads`` …); None is all.
         known_failures: Behaviour → why this kind does not do it. It is put on the class's own list: a class may have
             an attribute ``known_failures`` of the same shape.
         probe_known_failures: Check also what is known to fail; it is a failure then if it holds after all.
