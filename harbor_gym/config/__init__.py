@@ -152,6 +152,32 @@ class TerminalEnvConfig(_Config):
         return check_paths(value) if isinstance(value, tuple) else value
 
 
+FIELDS_WITH_AGENT = frozenset(
+    {"max_turns", "time_limit_sec", "reward_key", "reward_function", "zero_reward_on_limit", "trials_dir"}
+)
+"""The further fields of :class:`TerminalEnvConfig` that an episode has in which one of Harbor's agents plays."""
+
+_ALWAYS = frozenset({"task_dir", "sandbox", "sandbox_options", "step_rewards"})  # such an episode is paid once anyhow
+
+
+def require_fields_of_agents(config: TerminalEnvConfig) -> None:
+    """Check that a configuration has nothing that one of Harbor's agents would play without.
+
+    Raises:
+        UsageError: A field of our own loop is not as it is by default.
+    """
+    fields = TerminalEnvConfig.model_fields
+    own = fields.keys() - FIELDS_WITH_AGENT - _ALWAYS
+    changed = [
+        name for name in sorted(own) if getattr(config, name) != fields[name].get_default(call_default_factory=True)
+    ]
+    if changed:
+        raise UsageError(
+            f"{', '.join(changed)}: of our own loop, and one of Harbor's agents plays; with an agent there are "
+            f"{', '.join(sorted(FIELDS_WITH_AGENT))}"
+        )
+
+
 class PoolLimits(_Config):
     """How fast a :class:`harbor_gym.pool.WarmPool` may start sandboxes, and when it gives up."""
 

@@ -47,7 +47,7 @@ async def play_with_agent(
     """Play one episode in which an agent types what the demonstrator answers.
 
     Args:
-        config: The task, the sandbox, ``max_turns``, ``time_limit_sec`` and ``reward_key``.
+        config: The task, the sandbox, and :data:`harbor_gym.config.FIELDS_WITH_AGENT`.
         agent: As :class:`harbor_gym.adapters.harbor.RolloutInterface` takes it. It must read terminus-json-plain.
         demonstrator: A fresh one.
 

@@ -15,8 +15,8 @@ from harbor_gym.adapters.harbor.agents import runs_in_sandbox
 from harbor_gym.adapters.harbor.players import EnvPlayer, Player, TrialPlayer
 from harbor_gym.adapters.harbor.rollout import Strategy, TokenRollout
 from harbor_gym.adapters.harbor.sources import resolve_task_configs
-from harbor_gym.config import TerminalEnvConfig
-from harbor_gym.episode.grading.rewards import reward_function
+from harbor_gym.config import TerminalEnvConfig, require_fields_of_agents
+from harbor_gym.episode.grading import rewards
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
 from harbor_gym.outcomes import RetryBudget
@@ -50,6 +50,8 @@ class RolloutInterface:
         env_settings: Further fields of ``TerminalEnvConfig`` for the strategy ``env``.
         max_retries: Fresh attempts that may follow one that the infrastructure lost.
         reward_key: Name of the reward; None is ``reward``, or the only one there is.
+        reward_function: As ``TerminalEnvConfig.reward_function``.
+        zero_reward_on_limit: As ``TerminalEnvConfig.zero_reward_on_limit``.
         agent_in_sandbox: Whether the agent runs in the sandbox, for one that is not listed.
         trials_dir: Where to keep the trials' folders; None removes them.
 
@@ -71,6 +73,8 @@ class RolloutInterface:
         env_settings: Mapping[str, Any] | None = None,
         max_retries: int = 0,
         reward_key: str | None = None,
+        reward_function: str | None = None,
+        zero_reward_on_limit: bool = False,
         agent_in_sandbox: bool | None = None,
         trials_dir: Path | None = None,
     ) -> None:
@@ -82,7 +86,9 @@ class RolloutInterface:
         self._n_concurrent = n_concurrent
         self._limits = limits or SessionLimits()
         self._env_settings = dict(env_settings or {})
-        self._reward_key, self._choose_reward = reward_key, reward_function(reward_key)
+        self._choose_reward = rewards.reward_function(reward_key, reward_function)
+        self._reward_key, self._reward_function = reward_key, reward_function
+        self._zero_reward_on_limit = zero_reward_on_limit
         self._trials_dir, self._max_retries = trials_dir, max_retries
         if n_concurrent < 1:
             raise UsageError(f"n_concurrent must be at least 1, got {n_concurrent}")
@@ -100,11 +106,15 @@ class RolloutInterface:
         agent: AgentConfig | str | None,
         *,
         agent_in_sandbox: bool | None = None,
-        trials_dir: Path | None = None,
         max_context_tokens: int | None = None,
         max_answer_tokens: int = 0,
     ) -> Self:
-        """Make one for an agent, with the sandbox, the budgets and the reward of a configuration of our own loop."""
+        """Make one for an agent, with the sandbox, the budgets and the reward of a configuration of our own loop.
+
+        Raises:
+            UsageError: The configuration has what no agent would heed, or the arguments contradict each other.
+        """
+        require_fields_of_agents(config)
         return cls(
             sampler=sampler,
             codec=codec,
@@ -118,8 +128,10 @@ class RolloutInterface:
                 max_answer_tokens=max_answer_tokens,
             ),
             reward_key=config.reward_key,
+            reward_function=config.reward_function,
+            zero_reward_on_limit=config.zero_reward_on_limit,
             agent_in_sandbox=agent_in_sandbox,
-            trials_dir=trials_dir,
+            trials_dir=config.trials_dir,
         )
 
     async def run_one(self, task_dir: Path) -> TokenRollout:
@@ -192,6 +204,7 @@ class RolloutInterface:
                     environment=environment_config(self._sandbox, options=self._sandbox_options),
                     limits=self._limits,
                     choose_reward=self._choose_reward,
+                    zero_reward_on_limit=self._zero_reward_on_limit,
                     trials_dir=self._trials_dir or Path(temporary),
                     use_details=self._strategy is Strategy.DETAILS,
                 )
@@ -202,6 +215,8 @@ class RolloutInterface:
             "sandbox": self._sandbox,
             "sandbox_options": self._sandbox_options,
             "reward_key": self._reward_key,
+            "reward_function": self._reward_function,
+            "zero_reward_on_limit": self._zero_reward_on_limit,
             "max_turns": self._limits.max_turns,
             "time_limit_sec": self._limits.time_limit_sec,
             **self._env_settings,

@@ -112,6 +112,9 @@ class TrialPlayer:
     choose_reward: RewardFunction
     """Makes the scalar of what the verifier wrote."""
 
+    zero_reward_on_limit: bool
+    """Whether a rollout that a budget cut short is paid nothing above 0."""
+
     trials_dir: Path
     """Where the trials' folders are."""
 
@@ -143,6 +146,9 @@ class TrialPlayer:
             raise error
         end_reason = EndReason.INFRASTRUCTURE_ERROR if error is not None else _end_reason(session, result)
         score = None if isinstance(reward, HarborGymError) else reward
+        metrics = {**_metrics(session), "time/total_sec": time.monotonic() - started}
+        if score is not None and self.zero_reward_on_limit and end_reason.is_truncation:
+            score, metrics["zero_reward_on_limit"] = min(score, 0.0), 1.0
         return TokenRollout(
             task_name=path.name,
             trial_name=config.trial_name,
@@ -151,7 +157,7 @@ class TrialPlayer:
             error=error,
             segments=segments,
             turns=with_outcome(session.turns, end_reason, score, result),
-            metrics={**_metrics(session), "time/total_sec": time.monotonic() - started},
+            metrics=metrics,
             rewards={} if error is not None else rewards_of(result),
         )
 

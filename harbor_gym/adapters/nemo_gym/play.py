@@ -84,17 +84,12 @@ async def _by_agent(plan: EpisodePlan, server: ModelServer) -> Played:
     from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
 
     config = plan.config
-    interface = RolloutInterface.from_config(
-        config, ProxySampler(server), ProxyCodec(), plan.agent, trials_dir=config.trials_dir
-    )
+    interface = RolloutInterface.from_config(config, ProxySampler(server), ProxyCodec(), plan.agent)
     rollout = await interface.run_one(config.task_dir)
-    reward = rollout.reward
-    if reward is not None and config.zero_reward_on_limit and rollout.end_reason.is_truncation:
-        reward = min(reward, 0.0)
     return Played(
         conversation(rollout.segments),
         server.calls,
-        reward,
+        rollout.reward,
         rollout.end_reason,
         rollout.error,
         trial_dir=None if config.trials_dir is None else config.trials_dir / rollout.trial_name,

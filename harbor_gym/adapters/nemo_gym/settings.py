@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from harbor_gym.config import TerminalEnvConfig, describe_problems
+from harbor_gym.config import FIELDS_WITH_AGENT, TerminalEnvConfig, describe_problems
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX
 
 if TYPE_CHECKING:
     from harbor.models.trial.config import AgentConfig
-
-
-_FIELDS_WITH_AGENT = frozenset({"max_turns", "time_limit_sec", "reward_key", "trials_dir", "zero_reward_on_limit"})
-"""What a trial with one of Harbor's agents knows of ``TerminalEnvConfig``'s further fields."""
 
 
 class DatasetSettings(BaseModel):
@@ -197,8 +193,8 @@ def plan_episode(
 def _require_fields_of_agents(instance_id: str, settings: RolloutSettings, overrides: RequestOverrides) -> None:
     dataset = settings.harbor_datasets[instance_id.partition("::")[0]]
     given = {*settings.terminal_env, *dataset.terminal_env, *overrides.terminal_env}
-    if foreign := sorted(given - _FIELDS_WITH_AGENT):
-        known = ", ".join(sorted(_FIELDS_WITH_AGENT))
+    if foreign := sorted(given - FIELDS_WITH_AGENT):
+        known = ", ".join(sorted(FIELDS_WITH_AGENT))
         raise UsageError(
             f"{instance_id}: terminal_env.{foreign[0]} is of our own loop, and {settings.harbor_agent} plays; "
             f"with an agent there are {known}"

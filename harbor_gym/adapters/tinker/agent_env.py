@@ -49,8 +49,7 @@ class HarborAgentTinkerEnv(Env):
     with the last action; an infrastructure failure raises.
 
     Args:
-        config: The task, the sandbox, ``max_turns``, ``time_limit_sec``, ``reward_key`` and ``zero_reward_on_limit``;
-            the rest is our own loop's.
+        config: The task, the sandbox, and :data:`harbor_gym.config.FIELDS_WITH_AGENT`; the rest is our own loop's.
         agent: As :class:`harbor_gym.adapters.harbor.RolloutInterface` takes it.
         codec: How the model writes a chat.
         max_tokens: The sampler's limit for one message, in tokens.
@@ -189,12 +188,11 @@ class HarborAgentTinkerEnv(Env):
             await self._write_transcript(rollout.turns)
             assert rollout.error is not None
             raise rollout.error
-        is_unpaid = self._config.zero_reward_on_limit and rollout.end_reason.is_truncation
-        reward = min(0.0, rollout.reward) if is_unpaid else rollout.reward
+        reward = rollout.reward
         logger.info("episode %s: %s, reward %g", label, rollout.end_reason, reward)
         metrics: Metrics = {**rollout.metrics, "off_template_history": float(self._codec.off_template)}
         metrics |= {stop_metric(rollout.end_reason): 1.0, "time/episode_sec": time.monotonic() - self._started}
-        turns = _with_reward(rollout.turns, reward)
+        turns = list(rollout.turns)
         if self._reward is not None and turns:
             added = await trajectory_reward(self._reward, self._transcript(turns))
             metrics["trajectory_reward"] = added

@@ -15,7 +15,7 @@ from verifiers.v1.runtimes import ProgramResult, Runtime
 from harbor_gym.adapters.verifiers.outcome import as_rollout_error
 from harbor_gym.adapters.verifiers.players import Endpoint, play_agent, play_terminal
 from harbor_gym.adapters.verifiers.taskset import HarborTaskData
-from harbor_gym.config import TerminalEnvConfig, describe_problems
+from harbor_gym.config import FIELDS_WITH_AGENT, TerminalEnvConfig, describe_problems
 from harbor_gym.errors import HarborGymError, SandboxThrottledError
 from harbor_gym.outcomes import pause_sec
 from harbor_gym.pool import WarmPool, shared_pool
@@ -25,9 +25,6 @@ from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
 
 _OWN_FIELDS = {"task_dir", "sandbox", "sandbox_options", "step_rewards"}
 """Fields of ``TerminalEnvConfig`` that the task or this configuration sets."""
-
-_AGENTS_FIELDS = {"max_turns", "time_limit_sec", "reward_key", "trials_dir"}
-"""Fields that mean something where a foreign agent is the loop."""
 
 
 class HarborHarnessConfig(vf.HarnessConfig):
@@ -52,8 +49,7 @@ class HarborHarnessConfig(vf.HarnessConfig):
     agent: dict[str, Any] | None = None
     """One of Harbor's agents works instead of our loop: Harbor's ``AgentConfig``, such as ``{ name = "terminus-2" }``.
     One that :data:`harbor_gym.gateway.agents.AGENTS` does not list has ``{gateway_url}`` where its base URL belongs.
-    ``terminal_env`` takes ``max_turns``, ``time_limit_sec``, ``reward_key`` and ``trials_dir`` then, and there is no
-    pool."""
+    ``terminal_env`` takes :data:`harbor_gym.config.FIELDS_WITH_AGENT` then, and there is no pool."""
 
     agent_in_sandbox: bool | None = None
     """Whether that agent runs in the sandbox, for one that is not listed."""
@@ -67,7 +63,7 @@ class HarborHarnessConfig(vf.HarnessConfig):
                 "terminal_env can't set action_format = 'keystrokes': verifiers' renderers strip white space around a "
                 "message, and Enter with it. Use terminus-json-plain or bash-tool"
             )
-        if self.agent is not None and (unfit := set(self.terminal_env) - _AGENTS_FIELDS):
+        if self.agent is not None and (unfit := set(self.terminal_env) - FIELDS_WITH_AGENT):
             raise ValueError(f"with an agent of Harbor's terminal_env can't set {', '.join(sorted(unfit))}")
         if self.agent is not None and self.pool_size is not None:
             raise ValueError("an agent of Harbor's starts its own sandbox: leave pool_size out")

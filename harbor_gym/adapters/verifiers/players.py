@@ -95,7 +95,7 @@ async def play_agent(
     """Play a trial with one of Harbor's agents behind the gateway.
 
     Args:
-        config: The task, the sandbox, ``max_turns``, ``time_limit_sec`` and ``reward_key``.
+        config: The task, the sandbox, and :data:`harbor_gym.config.FIELDS_WITH_AGENT`.
         address: Where the gateway asks the policy, in chat completions whatever the agent speaks.
         agent: The agent.
         in_sandbox: Whether it runs in the sandbox; None is known of listed agents.
@@ -105,9 +105,7 @@ async def play_agent(
     """
     async with address.open() as endpoint:
         sampler = ProxySampler(_Asker(endpoint, address))
-        interface = RolloutInterface.from_config(
-            config, sampler, ProxyCodec(), agent, agent_in_sandbox=in_sandbox, trials_dir=config.trials_dir
-        )
+        interface = RolloutInterface.from_config(config, sampler, ProxyCodec(), agent, agent_in_sandbox=in_sandbox)
         rollout = await interface.run_one(config.task_dir)
     if rollout.error is not None:
         raise rollout.error

@@ -13,7 +13,7 @@ import typer
 from harbor_gym import sandboxes
 from harbor_gym.adapters.tinker.policies import MAX_TOKENS, EvalConfig, EvaluatedPolicy, find_policy
 from harbor_gym.cluster.workers import require_shared_rate
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import TerminalEnvConfig, require_fields_of_agents
 from harbor_gym.errors import UsageError
 from harbor_gym.evaluation import (
     ChatPlayer,
@@ -128,6 +128,11 @@ async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig])
         temperature=config.temperature,
         api_key_env=config.api_key_env,
     )
+    if config.agent is not None:
+        from harbor_gym.adapters.harbor.agents import agent_of
+
+        agent_of(config.agent, config.agent_options)
+        require_fields_of_agents(config.env)
     make_endpoint()  # raises where the key is not set
     await require_endpoint(config.base_url)
     journal = Journal(config.output, _settings(config)) if config.output is not None else None

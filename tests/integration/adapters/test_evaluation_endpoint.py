@@ -71,8 +71,8 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OWN_KEY", KEY)
 
 
-def fake_task(folder: Path) -> TerminalEnvConfig:
-    return fake_config(write_task(folder), solved_when={"/srv/answer": "done"})
+def fake_task(folder: Path, **settings: Any) -> TerminalEnvConfig:
+    return fake_config(write_task(folder), solved_when={"/srv/answer": "done"}, **settings)
 
 
 async def test_our_own_loop(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ async def test_our_own_loop(tmp_path: Path) -> None:
 async def test_an_agent_never_sees_the_key(agent: AgentConfig, tmp_path: Path) -> None:
     async with serving() as model, endpoint(model) as chat:
         player = AgentPlayer(chat, agent, transcripts_dir=tmp_path / "transcripts")
-        (result,) = await evaluate([fake_task(tmp_path / "task")], player, episodes=1)
+        (result,) = await evaluate([fake_task(tmp_path / "task", confirm_task_complete=True)], player, episodes=1)
     assert (result.reward, result.end_reason, result.turns) == (1.0, EndReason.COMPLETED, 2)
     assert (result.prompt_tokens, result.sampled_tokens) == (101, 14)
     assert [item["role"] for item in model.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
@@ -119,7 +119,8 @@ async def test_a_wrong_key_is_an_infrastructure_error_and_is_not_shown(
     for is_agent in (False, True):
         async with serving() as model, endpoint(model) as chat:
             player = AgentPlayer(chat, AGENT, retries=0) if is_agent else ChatPlayer(chat, retries=0)
-            (result,) = await evaluate([fake_task(tmp_path / "task")], player, episodes=1)
+            config = fake_task(tmp_path / "task", confirm_task_complete=True)
+            (result,) = await evaluate([config], player, episodes=1)
         assert result.reward is None
         assert result.end_reason is EndReason.INFRASTRUCTURE_ERROR
         assert "401" in (result.error or "")
@@ -186,6 +187,9 @@ async def test_episodes_in_other_processes(kind: str, agent: str | None, tmp_pat
     assert written == [f"episode_00{number}.json" for number in range(1, 5)]
 
 
+NOWHERE = ["--model", "m", "--base-url", "http://127.0.0.1:1"]
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -193,6 +197,8 @@ async def test_episodes_in_other_processes(kind: str, agent: str | None, tmp_pat
         (["--model", "m", "--rollout-starts-per-sec", "1"], "--rollout-executor ray"),
         (["--model-name", "x", "--agent", "terminus-2"], "--model and --base-url"),
         (["--model", "m", "--base-url", "http://127.0.0.1:1", "--api-key-env", "NOT_SET"], "NOT_SET is not set"),
+        ([*NOWHERE, "--agent", "terminus2"], "did you mean terminus-2"),
+        ([*NOWHERE, "--agent", "terminus-2", "--setup-command", "true"], "setup_command: of our own loop"),
     ],
 )
 async def test_misuse(args: list[str], words: str, tmp_path: Path) -> None:

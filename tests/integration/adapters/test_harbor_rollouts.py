@@ -11,7 +11,7 @@ from harbor.job import Job
 from harbor.models.job.config import JobConfig
 from harbor.models.trial.config import AgentConfig, TaskConfig
 
-from harbor_gym import EndReason, Sample
+from harbor_gym import EndReason, Sample, TerminalConfig, TerminalEnvConfig
 from harbor_gym.adapters.harbor import RolloutInterface, TokenRollout, details_sequences
 from harbor_gym.adapters.harbor.results import segment_sequence
 from harbor_gym.errors import AgentFailedError, SamplerError, SandboxStartError, TaskSourceError, UsageError
@@ -21,7 +21,7 @@ from harbor_gym.sandboxes import environment_config
 from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.gateway.clients import ThinkingCodec
 from tests.helpers.gateway.format_agent import FormatAgent
-from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
 from tests.helpers.tasks import DONE, write_task
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "quiet_litellm")
@@ -141,6 +141,50 @@ async def test_order_progress_and_limits(tmp_path: Path) -> None:
         require_whole(rollout, turns=2)
     (cut,) = await interface(limits=SessionLimits(max_turns=1)).run(tasks[:1])
     assert (cut.reward, cut.end_reason, sum(cut.mask)) == (1.0, EndReason.MAX_TURNS, len(Policy().answers[0]) + 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reward"),
+    [
+        ({}, 1.0),
+        ({"max_turns": 1}, 1.0),
+        ({"max_turns": 1, "zero_reward_on_limit": True}, 0.0),
+        ({"zero_reward_on_limit": True}, 1.0),
+        ({"reward_function": "tests.integration.adapters.test_harbor_rollouts:half"}, 0.5),
+    ],
+)
+async def test_a_configuration_of_our_loop_means_the_same_with_an_agent(
+    changed: dict[str, Any], reward: float, tmp_path: Path
+) -> None:
+    config = fake_config(write_task(tmp_path / "task"), **SOLVED, confirm_task_complete=True, **changed)
+    kept = config.model_copy(update={"trials_dir": tmp_path / "trials"})
+    rollout = await RolloutInterface.from_config(kept, Policy(), ThinkingCodec(), AGENT).run_one(kept.task_dir)
+    assert (rollout.reward, rollout.rewards, rollout.error) == (reward, {"reward": 1.0}, None)
+    assert rollout.turns[-1].reward == reward
+    assert ("zero_reward_on_limit" in rollout.metrics) is (reward == 0)
+    assert (tmp_path / "trials" / rollout.trial_name / "result.json").is_file()
+
+
+def half(rewards: dict[str, float]) -> float:
+    return rewards["reward"] / 2
+
+
+OWN_LOOPS: dict[str, Any] = {
+    "setup_command": "true",
+    "verify_paths": "off",
+    "verifier": {"override_timeout_sec": 3},
+    "keep_agent_processes": True,
+    "confirm_task_complete": False,
+    "action_format": "bash-tool",
+    "terminal": TerminalConfig(columns=100),
+}
+
+
+@pytest.mark.parametrize("name", OWN_LOOPS)
+def test_what_no_agent_would_heed_is_refused(name: str, tmp_path: Path) -> None:
+    config = TerminalEnvConfig(task_dir=write_task(tmp_path / "task"), sandbox=FAKE, **{name: OWN_LOOPS[name]})
+    with pytest.raises(UsageError, match=f"^{name}: of our own loop, and one of Harbor's agents plays"):
+        RolloutInterface.from_config(config, Policy(), ThinkingCodec(), AGENT)
 
 
 async def test_a_shipped_task_and_a_directory_that_holds_one(tmp_path: Path) -> None:

@@ -47,6 +47,10 @@ def train(*arguments: str, timeout_sec: float = 60, **environment: str) -> subpr
         (["--task-dir", str(TASK.parent), "--remove-constant-groups"], "--max-steps-off-policy"),
         (["--task-dir", str(TASK), "--agent", "terminus2"], "terminus-2"),
         (["--task-dir", str(TASK), "--agent", "terminus-2", "--warm-sandboxes", "2"], "--warm-sandboxes"),
+        (
+            ["--task-dir", str(TASK), "--agent", "terminus-2", "--setup-command", "true"],
+            "setup_command: of our own loop",
+        ),
         (["--task-dir", str(TASK), "--agent", "claude-code", "--backend", "local"], "--model-name"),
         (["--task-dir", str(TASK), "--agent", "tests.helpers.gateway.format_agent:FormatAgent"], "{gateway_url}"),
         (["--task-dir", str(TASK), "--agent-option", "base_url={gateway_url}"], "--agent"),

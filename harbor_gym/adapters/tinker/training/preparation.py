@@ -14,7 +14,7 @@ from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_re
 from harbor_gym.adapters.tinker.training.config import Backend, TrainConfig
 from harbor_gym.adapters.tinker.training.folder import settle_folder, write_run_config
 from harbor_gym.cluster.workers import require_shared_rate
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import TerminalEnvConfig, require_fields_of_agents
 from harbor_gym.errors import UsageError
 from harbor_gym.samplers.endpoints import require_endpoint
 from harbor_gym.tasks import SourcedTask, filter_tasks, resolve_tasks, split_tasks
@@ -169,6 +169,7 @@ def _check_agent(config: TrainConfig, agent: str) -> None:
     from harbor_gym.adapters.harbor.agents import agent_of, require_terminus_json
 
     agent_of(agent, config.agent_options)
+    require_fields_of_agents(config.env)
     if config.backend is Backend.LOCAL and config.model_name is None:
         require_terminus_json(agent)
     if config.make_env is not None:

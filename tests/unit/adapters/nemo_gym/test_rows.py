@@ -78,7 +78,7 @@ async def test_a_solved_episode(tmp_path: Path) -> None:
 
 async def test_an_agent_that_a_limit_ends(tmp_path: Path) -> None:
     for zero, reward in ((False, 1.0), (True, 0.0)):
-        planned = plan(tmp_path, max_turns=1, zero_reward_on_limit=zero)
+        planned = plan(tmp_path, max_turns=1, zero_reward_on_limit=zero, confirm_task_complete=True)
         engine = double(message(DONE))
         row = await row_of(replace(planned, agent=FORMAT_AGENT), engine)
         assert verdict(row) == (reward, False, None)
@@ -87,7 +87,9 @@ async def test_an_agent_that_a_limit_ends(tmp_path: Path) -> None:
 
 
 async def test_an_agents_first_prompt_that_does_not_fit(tmp_path: Path) -> None:
-    row = await row_of(replace(plan(tmp_path), agent=FORMAT_AGENT), double(max_context_tokens=100))
+    row = await row_of(
+        replace(plan(tmp_path, confirm_task_complete=True), agent=FORMAT_AGENT), double(max_context_tokens=100)
+    )
     assert verdict(row) == (0.0, True, "harbor_gym:context_overflow")
 
 
