@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harbor_gym.bench.report import BenchReport
 
 bench = typer.Typer(cls=PlainGroup, help="Measure the terminal, side by side with Harbor's own.", no_args_is_help=True)
-type _BenchEnv = Annotated[str, typer.Option("--env", help="Sandbox, as `check` takes it.")]
+_BenchEnv = Annotated[str, typer.Option("--env", help="Sandbox, as `check` takes it.")]
 
 
 def _print[R: BenchReport](report: R, format_report: Callable[[R], str], as_json: bool) -> None:

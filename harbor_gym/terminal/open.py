@@ -138,9 +138,8 @@ async def _connected(
     environment: "BaseEnvironment", config: TerminalConfig, persistent: PersistentTransport
 ) -> Transport:
     """Return the persistent transport, or the portable one where that is not available and not insisted on."""
-    problem = (
-        f"{type(environment).__name__} lets no process into its sandbox but by exec; local and docker sandboxes do"
-    )
+    kind = type(environment).__name__
+    problem = f"{kind} lets no process into its sandbox but by exec; local, docker and apptainer sandboxes do"
     try:
         if await persistent.connect():
             return persistent

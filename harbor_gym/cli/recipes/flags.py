@@ -82,6 +82,7 @@ class Flag:
         """Return the flag as a parameter of a typer command."""
         kind, default, extra = self._kind()
         name = f"--{self.name}/--no-{self.name}" if kind is bool else f"--{self.name}"
+        extra["show_default"] = self.shown_default is None  # else its own text stands in the help
         option = typer.Option(name, help=self._help(is_repeatable=default == []), rich_help_panel=self.group, **extra)
         annotation = Annotated[kind if default is not None or kind is bool else kind | None, option]
         return inspect.Parameter(self.parameter, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -30,7 +30,7 @@ def serve_app(model: type[ServerConfig] = ServerConfig, *, program: str) -> type
 
     add_flags(command, flags)
     app = common.new_app()
-    app.command(help="Serve Harbor tasks as OpenEnv environments.")(command)
+    app.command(help="Serve Harbor tasks as OpenEnv environments.", **common.COMMAND)(command)
     return app
 
 

@@ -73,15 +73,19 @@ COMMANDS = (
 )
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "base"])
+@pytest.mark.parametrize("command", [*COMMANDS, "base", "bench step", "server install", "nemo-gym init"])
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_shows_whole_flags_on_80_columns(command: str, flag: str) -> None:
-    done = CliRunner().invoke(app, [command, flag], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+    done = CliRunner().invoke(app, [*command.split(), flag], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
     assert done.exit_code == 0, done.stderr
     assert "…-" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     flags = re.findall(r"^  (--?[a-z-]+)", done.stdout, re.MULTILINE)
     assert "-h" in flags
+    joined = " ".join(done.stdout.split())
+    assert "\\[" not in joined, "an escape that only rich would read"
+    assert not re.search(r"\[default: [^]]*\] \[default", joined), "two defaults of one flag"
+    assert "<_" not in joined, "a private name for a type"
     if command == "train":
         assert "--max-consecutive-parse-failures" in flags
         assert [line for line in done.stdout.splitlines() if line.endswith(":") and line[0] != " "][:3] == [
