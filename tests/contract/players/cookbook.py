@@ -4,6 +4,7 @@ import functools
 import math
 from typing import Any
 
+from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError
 from harbor_gym.types import TokenSequence
 from tests.contract.players.episode import MAX_TOKENS, Episode, Played, format_agent, lost
@@ -14,17 +15,18 @@ async def by_tinker(episode: Episode) -> Played:
     """The cookbook's own rollout, and its own making of a datum."""
     from harbor_gym.adapters.tinker import HarborSingleTaskEnvGroupBuilder
 
-    return await _by_cookbook(episode, HarborSingleTaskEnvGroupBuilder)
+    return await _by_cookbook(episode, HarborSingleTaskEnvGroupBuilder, episode.config)
 
 
 async def by_tinker_agent(episode: Episode) -> Played:
     """The same loop of the cookbook's, around a foreign agent."""
     from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
 
-    return await _by_cookbook(episode, functools.partial(HarborAgentEnvGroupBuilder, agent=format_agent()))
+    make_builder = functools.partial(HarborAgentEnvGroupBuilder, agent=format_agent())
+    return await _by_cookbook(episode, make_builder, episode.agents_config)
 
 
-async def _by_cookbook(episode: Episode, make_builder: Any) -> Played:
+async def _by_cookbook(episode: Episode, make_builder: Any, config: TerminalEnvConfig) -> Played:
     from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
     from tinker_cookbook.rl.data_processing import trajectory_to_data
     from tinker_cookbook.rl.rollouts import do_single_rollout
@@ -39,7 +41,7 @@ async def _by_cookbook(episode: Episode, make_builder: Any) -> Played:
             )
 
     builder = make_builder(
-        config=episode.config,
+        config=config,
         group_size=1,
         model_name=episode.model_dir,
         renderer_name=RENDERER,

@@ -82,6 +82,11 @@ class Episode:
             confirm_task_complete=False,
         )
 
+    @property
+    def agents_config(self) -> TerminalEnvConfig:
+        """The same without what our own loop alone has: the agent decides when it is done."""
+        return self.config.model_copy(update={"confirm_task_complete": True})
+
     def codec(self) -> Any:
         if importlib.util.find_spec("tinker_cookbook") is None:
             return HFCodec(byte_level_tokenizer(), QWEN3)

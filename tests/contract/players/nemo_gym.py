@@ -26,7 +26,8 @@ async def _by_nemo_gym(episode: Episode, agent: Any) -> Played:
     engine = ModelServerDouble(
         episode.sampler, episode.codec(), max_tokens=MAX_TOKENS, max_context_tokens=episode.max_context_tokens
     )
-    plan = EpisodePlan("alias::task", episode.config, agent, max_retries=0)
+    config = episode.config if agent is None else episode.agents_config
+    plan = EpisodePlan("alias::task", config, agent, max_retries=0)
     played = await play(plan, lambda: ModelServer(engine.post, {}, require_token_ids=True))
     row = make_row(played, require_token_ids=True)
     sequence = read_as_trainer(row.output)

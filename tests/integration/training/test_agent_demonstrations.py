@@ -41,11 +41,13 @@ def demonstrator(**settings: Any) -> Demonstrator:
 
 
 def solvable(folder: Path, **settings: Any) -> TerminalEnvConfig:
+    settings = {"confirm_task_complete": True, **settings}
     return fake_config(write_task(folder), solved_when={"/srv/answer": "done"}, **settings)
 
 
 async def in_our_loop(config: TerminalEnvConfig) -> Demonstration:
-    return await play_in_env(config, demonstrator())
+    """The agent asks for no second ``task_complete``; our loop would."""
+    return await play_in_env(config.model_copy(update={"confirm_task_complete": False}), demonstrator())
 
 
 async def test_an_agent_with_our_prompts_records_our_conversation(tmp_path: Path) -> None:
