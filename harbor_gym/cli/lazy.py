@@ -28,17 +28,9 @@ LAZY: dict[str, LazyCommand] = {}
 class CommandsGroup(PlainGroup):
     """The console command's group: what is registered with typer, and :data:`LAZY`."""
 
-    @override
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, those that are made late first."""
-        return [*LAZY, *super().list_commands(ctx)]
-
-    @override
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command; one of the late ones as something that makes it when it is used."""
-        if cmd_name in LAZY:
-            return _Late(cmd_name, LAZY[cmd_name])
-        return super().get_command(ctx, cmd_name)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {**{name: _Late(name, command) for name, command in LAZY.items()}, **self.commands}
 
 
 class _Late(PlainCommand):

@@ -22,6 +22,9 @@ def view(
 
     with one_line_errors():
         viewer = Viewer(run_dirs, port=port)
+    for folder in run_dirs:
+        if not (folder / "transcripts").is_dir():
+            typer.echo(f"{folder} holds no transcripts/: its page stays empty until a run writes some there", err=True)
     typer.echo(f"{viewer.url}  (Ctrl-C ends it)")
     if browse:
         webbrowser.open(viewer.url)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,13 @@ def test_help_names_every_command() -> None:
     done = run("--help")
     assert done.returncode == 0
     assert all(command in done.stdout for command in ("check", "base", "bench"))
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("doctr", "doctor")])
+def test_a_misspelt_command_is_answered_with_the_one_that_is_meant(typed: str, meant: str) -> None:
+    done = run(typed)
+    assert done.returncode == 2
+    assert f"Did you mean '{meant}'?" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -223,3 +231,15 @@ def test_nothing_is_kept_unless_asked(tmp_path: Path, refusing: str) -> None:
     assert list(temporary.iterdir()) == []
     run("check", task, "--env", refusing, "--trials-dir", tmp_path / "kept")
     assert list((tmp_path / "kept").iterdir())
+
+
+def test_a_page_of_a_folder_that_is_no_run_is_served_with_a_remark(tmp_path: Path) -> None:
+    arguments = (sys.executable, "-m", "harbor_gym", "view", tmp_path, "--port", "0")
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        shown = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        remark = process.stderr.read()
+    assert "http://127.0.0.1:" in shown
+    assert f"{tmp_path} holds no transcripts/" in remark
