@@ -124,6 +124,8 @@ class HarborTerminal:
         """See :class:`Implementation`."""
         if self._session is not None:
             await self._session.stop()
+            # A server whose last session ended goes away by itself, and a session that is opened meanwhile with it.
             await self._environment.exec(
-                f"tmux kill-session -t {self._session_name}", user=self._environment.default_user
+                f"tmux set-option -s exit-empty off; tmux kill-session -t {self._session_name}",
+                user=self._environment.default_user,
             )
