@@ -415,6 +415,7 @@ class AsyncTerminalGymEnv:
         info["end_reason"] = reason
         info["truncated"] = reason.is_truncation
         info["episode_reward"] = episode_reward
+        info["missing_protections"] = self._episode.missing_protections
         info["trial_dir"] = self._episode.trial_dir if self.config.trials_dir is not None else None
         info["metrics"]["time/terminal_sec"] = self._terminal_sec
         trajectory, self._trajectory = self._trajectory, None

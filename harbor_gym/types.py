@@ -167,6 +167,9 @@ class EpisodeInfo(TypedDict, total=False):
     the steps that were graded. An episode that a budget cuts in a middle step is reported as Harbor reports one that a
     ``min_reward`` gate stopped there: the steps behind it don't count."""
 
+    missing_protections: tuple[str, ...]
+    """When done: what the sandbox could not give to the grading, one sentence each; empty is as it should be."""
+
     skills_dir: str
     """Where the task declares one: the sandbox's directory of skills. ``instruction`` lists them."""
 

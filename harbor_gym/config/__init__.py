@@ -153,7 +153,10 @@ class TerminalEnvConfig(_Config):
 
 
 FIELDS_WITH_AGENT = frozenset(
-    {"max_turns", "time_limit_sec", "reward_key", "reward_function", "zero_reward_on_limit", "trials_dir"}
+    {
+        *("max_turns", "time_limit_sec", "reward_key", "reward_function", "zero_reward_on_limit"),
+        *("verify_paths", "keep_agent_processes", "trials_dir"),
+    }
 )
 """The further fields of :class:`TerminalEnvConfig` that an episode has in which one of Harbor's agents plays."""
 

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from harbor.environments.base import BaseEnvironment
-from harbor.models.task.config import MultiStepRewardStrategy, StepConfig
 from harbor.models.task.task import Task
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig, VerifierConfig
 from harbor.models.trial.result import StepResult, TimingInfo, TrialResult
-from harbor.trial.hooks import TrialEvent, TrialHookEvent
 from harbor.trial.trial import Trial
 from pydantic import ValidationError
 
@@ -29,16 +27,13 @@ from harbor_gym._runtime.shielded import cancel_and_wait, shielded
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode import _harbor_patches, agent, failures
 from harbor_gym.episode.diagnostics import VerifierReport, read_diagnostics, read_verifier
-from harbor_gym.episode.grading import cleanup
-from harbor_gym.episode.grading.breakage import find_breakage, interpreter_of
-from harbor_gym.episode.grading.process_watch import ProcessWatch
-from harbor_gym.episode.grading.verifier_view import VerifierView, paths_in_view
+from harbor_gym.episode.grading.breakage import find_breakage
+from harbor_gym.episode.grading.guard import GradingGuard, current_step
 from harbor_gym.episode.grading.verifiers import require_separate_verifiers
 from harbor_gym.episode.resources import Resources
-from harbor_gym.episode.task import grades_in_shared_sandbox, phase_timeout_sec, phase_users, sets_up, test_script
+from harbor_gym.episode.task import keeps_processes, phase_timeout_sec
 from harbor_gym.errors import (
     HarborGymError,
-    SandboxError,
     SandboxLostError,
     SandboxStartError,
     SandboxTimeoutError,
@@ -140,7 +135,6 @@ class Episode:
         self._environment_config = environment
         self._verifier_config = _verifier_config(verifier or {})
         self._verify_paths: VerifyPaths = verify_paths
-        self._view: VerifierView | None = None
         self._trials_dir = trials_dir
         self._stop_timeout_sec = stop_timeout_sec
         self._temporary_dir: Path | None = None
@@ -151,11 +145,7 @@ class Episode:
         self._phases_ended = 0
         self._closing: asyncio.Task[None] | None = None
         self._start_error: BaseException | None = None
-        self._watch: ProcessWatch | None = None
-        self._stopped = cleanup.CleanupResult(0, None)
-        self._postmortem: cleanup.Postmortem | None = None
-        self._breakage: str | None = None
-        self._stopping: asyncio.Task[None] | None = None
+        self._guard: GradingGuard | None = None
 
     @property
     def trial_dir(self) -> Path | None:
@@ -165,7 +155,12 @@ class Episode:
     @property
     def task_keeps_processes(self) -> bool:
         """Whether the task declares that its verifier needs what the policy started still running."""
-        return self._task.config.metadata.get("keep_agent_processes") is True
+        return keeps_processes(self._task)
+
+    @property
+    def missing_protections(self) -> tuple[str, ...]:
+        """What the sandbox, once started, can't give to the grading, one sentence each."""
+        return self._guard.missing_protections if self._guard is not None else ()
 
     @property
     def step_names(self) -> list[str]:
@@ -200,13 +195,8 @@ class Episode:
         finally:
             forget()
         self._check_open()
-        self._trial.add_hook(TrialEvent.VERIFICATION_START, self._begin_verification)
-        self._view = self._plan_view(self._trial)
-        self._watch = ProcessWatch(self._trial.agent_environment)
-        environment = self._trial.agent_environment
-        _harbor_patches.examine_before_stop(environment, self._examine)
-        _harbor_patches.note_start_error(environment, self._note_start_error)
-        _harbor_patches.keep_closed(environment, self._trial.agent_env_paths.verifier_dir, self._end_step)
+        self._guard = GradingGuard(self._trial, verify_paths=self._verify_paths)
+        _harbor_patches.note_start_error(self._trial.agent_environment, self._note_start_error)
         if (portal := current_portal()) is not None:
             portal.close_at_exit(self)
         self._run = asyncio.create_task(self._trial.run(), name=f"harbor-trial-{self._trial.config.trial_name}")
@@ -249,8 +239,8 @@ class Episode:
         if error.diagnostics or self._trial is None:
             return error
         diagnostics = await asyncio.to_thread(read_diagnostics, self._trial.paths.trial_dir)
-        if self._postmortem is not None and self._postmortem.output:
-            diagnostics.setdefault("verifier_output", self._postmortem.output.strip())
+        if self._guard is not None and (postmortem := self._guard.postmortem) is not None and postmortem.output:
+            diagnostics.setdefault("verifier_output", postmortem.output.strip())
         return error.attach(diagnostics, trial_dir=self.trial_dir if self._trials_dir is not None else None)
 
     async def _end_phase(
@@ -263,17 +253,10 @@ class Episode:
         terminal: Leavings | None,
     ) -> PhaseEnd:
         assert self._trial is not None
-        assert self._watch is not None
+        assert self._guard is not None
         if run.done():
             raise failures.lost(self._finished_result(run))
-        try:
-            self._stopped = await self._watch.end_phase(keep_processes=keep_processes, terminal=terminal)
-        except cleanup.BrokenByPolicyError as exc:
-            return self._end_as_broken(str(exc))
-        except SandboxError:
-            if (breakage := await self.find_breakage()) is None:
-                raise
-            return self._end_as_broken(breakage)
+        self._guard.keep_processes, self._guard.terminal = keep_processes, terminal
         if is_last and (steps := self._trial.task.config.steps):
             # A gate that no reward passes: Harbor then ends the trial after this step, in good order.
             steps[self._phases_ended].min_reward = math.inf
@@ -304,18 +287,14 @@ class Episode:
     def _end_as_broken(self, breakage: str) -> PhaseEnd:
         """Return the end of a phase after which the sandbox that its policy broke gives no verdict."""
         assert self._trial is not None
-        graded = [step.verifier_result for step in self._trial.result.step_results or ()]
-        verdicts = [verdict.rewards or {} for verdict in graded if verdict is not None]
-        is_mean = self._task.config.multi_step_reward_strategy is not MultiStepRewardStrategy.FINAL
-        names = {name for rewards in verdicts for name in rewards} if is_mean else set[str]()
+        assert self._guard is not None
         return PhaseEnd(
             rewards={},
             next_phase=None,
             verifier_sec=0.0,
-            # The step without a verdict counts as 0 beside those that were graded.
-            episode_rewards={name: sum(item.get(name, 0) for item in verdicts) / (len(verdicts) + 1) for name in names},
-            stopped_processes=self._stopped.processes,
-            oom_kills=self._stopped.oom_kills,
+            episode_rewards=self._guard.rewards_without_verdict(),
+            stopped_processes=self._guard.stopped.processes,
+            oom_kills=self._guard.stopped.oom_kills,
             is_gated=False,
             breakage=breakage,
         )
@@ -324,12 +303,9 @@ class Episode:
         self, instruction: str, environment: BaseEnvironment, context: contextvars.Context, resources: Resources
     ) -> asyncio.Future[None]:
         """Open an agent phase (called by the trial's agent)."""
-        assert self._watch is not None
-        step = self._current_step()
-        # Done before the policy's terminal opens: nothing of the policy's can be taken for the task's own.
-        await self._watch.begin_phase(has_setup=sets_up(self._task, step))
+        assert self._trial is not None
         done = asyncio.get_running_loop().create_future()
-        limit_sec = phase_timeout_sec(self._task, step)
+        limit_sec = phase_timeout_sec(self._task, current_step(self._trial))
         phase = AgentPhase(instruction, environment, environment.default_user, limit_sec, context, done, resources)
         self._phases.put_nowait(phase)
         return done
@@ -405,6 +381,7 @@ class Episode:
 
     def _verdict(self, next_phase: AgentPhase | None) -> PhaseEnd:
         assert self._trial is not None
+        assert self._guard is not None
         result = self._trial.result
         graded: StepResult | TrialResult = result
         if result.step_results:
@@ -412,11 +389,13 @@ class Episode:
         rewards = graded.verifier_result.rewards if graded.verifier_result is not None else None
         begun = len(result.step_results or ())
         is_cut = next_phase is None and begun > self._phases_ended
-        if (rewards is None or is_cut) and (breakage := self._breakage or failures.breakage(result)) is not None:
+        if (rewards is None or is_cut) and (breakage := self._guard.breakage(result)) is not None:
             end = self._end_as_broken(breakage)
             return replace(end, rewards=_floats(rewards or {}), verifier_sec=_seconds(graded.verifier))
         if rewards is None:
-            raise failures.grading_failure(result, graded.exception_info or result.exception_info, self._oom_kills())
+            raise failures.grading_failure(
+                result, graded.exception_info or result.exception_info, self._guard.oom_kills
+            )
         if is_cut:
             raise failures.step_failure(result)
         combined = result.verifier_result.rewards if result.verifier_result is not None else None
@@ -425,75 +404,10 @@ class Episode:
             next_phase=next_phase,
             verifier_sec=_seconds(graded.verifier),
             episode_rewards=_floats(combined or {}),
-            stopped_processes=self._stopped.processes,
-            oom_kills=self._stopped.oom_kills,
+            stopped_processes=self._guard.stopped.processes,
+            oom_kills=self._guard.stopped.oom_kills,
             is_gated=next_phase is None and begun < len(self._task.config.steps or ()),
         )
-
-    def _oom_kills(self) -> int:
-        """Return how many processes the memory limit killed since the last phase began, as far as that is known."""
-        before = self._watch.oom_kills if self._watch is not None else None
-        after = self._postmortem.oom_kills if self._postmortem is not None else None
-        return after - before - (self._stopped.oom_kills or 0) if before is not None and after is not None else 0
-
-    def _plan_view(self, trial: Trial) -> VerifierView | None:
-        environment = trial.agent_environment
-        paths = paths_in_view(self._task, environment, self._verify_paths)
-        return None if paths is None else VerifierView(environment, paths, lambda: len(trial.result.step_results or ()))
-
-    async def _begin_verification(self, event: TrialHookEvent) -> None:
-        """Give the verifier a view of its own, or at least directories in which nothing of the policy's lies."""
-        assert self._trial is not None
-        assert self._watch is not None
-        if not grades_in_shared_sandbox(self._task, self._current_step()):
-            return  # a sandbox that the policy never saw
-        environment = self._trial.agent_environment
-        is_last = self._phases_ended + 1 >= len(self._task.config.steps or ())
-        await self._watch.begin_verification(is_last=is_last)
-        if self._view is not None:
-            await self._view.enter()
-        await cleanup.reset_verifier_dirs(environment, await self._verifier_dirs_reset(environment))
-
-    async def _verifier_dirs_reset(self, environment: BaseEnvironment) -> cleanup.VerifierDirsReset:
-        assert self._trial is not None
-        paths = self._trial.agent_env_paths
-        agent_user, verifier_user = phase_users(self._task, self._current_step())
-        owner = ""
-        if agent_user != verifier_user:
-            owner = str(verifier_user) if verifier_user is not None else await cleanup.user_id(environment)
-        return cleanup.VerifierDirsReset((paths.verifier_dir, paths.tests_dir), owner)
-
-    def _current_step(self) -> StepConfig | None:
-        assert self._trial is not None
-        begun = len(self._trial.result.step_results or ())
-        return self._task.config.steps[begun - 1] if self._task.config.steps and begun else None
-
-    async def _end_step(self) -> None:
-        if self._watch is not None and self._is_between_steps():
-            await self._watch.end_verification()
-
-    async def _examine(self) -> None:
-        """Examine a sandbox whose verifier gave no verdict."""
-        self._stopping = asyncio.current_task()
-        if self._lacks_verdict() and self._closing is None and self._trial is not None:
-            test_output = self._trial.agent_env_paths.verifier_dir / "test-stdout.txt"
-            interpreter = interpreter_of(test_script(self._task, self._current_step()))
-            self._breakage = await find_breakage(environment := self._trial.agent_environment, interpreter=interpreter)
-            self._postmortem = None if self._breakage else await cleanup.examine(environment, test_output)
-
-    def _lacks_verdict(self) -> bool:
-        assert self._trial is not None
-        result = self._trial.result
-        graded = result.step_results[-1] if result.step_results else result
-        has_failed = (graded.exception_info or result.exception_info) is not None
-        was_reached = graded.verifier is not None or (graded.agent_execution is not None and has_failed)
-        return graded.verifier_result is None and (was_reached or (self._phases_ended > 0 and has_failed))
-
-    def _is_between_steps(self) -> bool:
-        """Return whether the last step was graded and the next one is being prepared."""
-        assert self._trial is not None
-        steps = self._trial.result.step_results or ()
-        return len(steps) > 1 and steps[-1].agent_execution is None
 
     async def _close(self) -> None:
         try:
@@ -522,10 +436,11 @@ class Episode:
             run.cancel()
         if not run.done():  # one that ended with its loop can't be waited for
             await asyncio.wait((run,), timeout=self._stop_timeout_sec)
-        if run.done() and self._stopping is not None and self._stopping is not run and not self._stopping.done():
+        stopping = self._guard.stopping if self._guard is not None else None
+        if run.done() and stopping is not None and stopping is not run and not stopping.done():
             # A cancelled trial ends without its shielded stop, which goes on alone.
-            await asyncio.wait((self._stopping,), timeout=self._stop_timeout_sec)
-        if not run.done() or (self._stopping is not None and not self._stopping.done()):
+            await asyncio.wait((stopping,), timeout=self._stop_timeout_sec)
+        if not run.done() or (stopping is not None and not stopping.done()):
             raise SandboxTimeoutError(
                 f"the sandbox of task {self._task.name!r} did not stop within {self._stop_timeout_sec:g} s; "
                 "look for what is left with the sandbox's own tools (for Docker: docker ps)"

@@ -72,11 +72,9 @@ def declared_verify_paths(task: Task) -> tuple[PurePosixPath, ...] | None:
         raise TaskError(f"{where} {exc}") from None
 
 
-def sets_up(task: Task, step: StepConfig | None) -> bool:
-    """Return whether the task runs something of its own in the sandbox just before a step, or before its only phase."""
-    if step is None:
-        return True
-    return step.healthcheck is not None or task.paths.step_setup_path(step.name).exists()
+def keeps_processes(task: Task) -> bool:
+    """Return whether a task declares that its verifier needs what the policy started still running."""
+    return task.config.metadata.get("keep_agent_processes") is True
 
 
 def test_script(task: Task, step: StepConfig | None) -> Path:

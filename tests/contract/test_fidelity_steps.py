@@ -248,12 +248,20 @@ async def test_a_planted_program_costs_no_later_step_its_verdict(tmp_path: Path)
     assert [info.get("rewards") for _, _, info in ends] == [{"reward": 1.0}] * 2
 
 
-async def test_what_a_steps_own_setup_starts_runs_on(tmp_path: Path) -> None:
-    judge = "#!/bin/bash\nif pgrep -f 'sleep 101[0]'; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
-    judge = judge.replace("if pgrep -f 'sleep 101[0]'", "if pgrep -f 'sleep 101[0]' >/dev/null")
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_what_a_later_steps_setup_starts_runs_on_only_where_the_task_keeps_processes(
+    tmp_path: Path, keeps: bool
+) -> None:
+    """Its programs may be the policy's: what they start is not to be told from what the policy starts."""
+    judge = (
+        "#!/bin/bash\nif pgrep -f 'sleep 101[0]' >/dev/null; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+    )
     task_dir = write_two_steps(tmp_path / "served", of_the_first="", test_sh=judge)
+    if keeps:
+        with (task_dir / "task.toml").open("a") as file:
+            file.write("[metadata]\nkeep_agent_processes = true\n")
     (task_dir / "steps/two/workdir").mkdir()
     (task_dir / "steps/two/workdir/setup.sh").write_text("setsid sleep 1010 >/dev/null 2>&1 &\n")
     ends, _ = await run_episode(task_dir, ["true", "setsid --fork sleep 1011"], sandbox="local")
-    assert [info.get("rewards") for _, _, info in ends] == [{"reward": 0.0}, {"reward": 1.0}]
-    assert [info["metrics"]["stopped_processes"] for _, _, info in ends] == [0, 1]
+    assert [info.get("rewards") for _, _, info in ends] == [{"reward": 0.0}, {"reward": float(keeps)}]
+    assert [info["metrics"]["stopped_processes"] for _, _, info in ends] == ([0, 0] if keeps else [0, 2])

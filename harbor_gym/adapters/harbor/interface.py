@@ -16,6 +16,7 @@ from harbor_gym.adapters.harbor.players import EnvPlayer, Player, TrialPlayer
 from harbor_gym.adapters.harbor.rollout import Strategy, TokenRollout
 from harbor_gym.adapters.harbor.sources import resolve_task_configs
 from harbor_gym.config import TerminalEnvConfig, require_fields_of_agents
+from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode.grading import rewards
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
@@ -52,6 +53,8 @@ class RolloutInterface:
         reward_key: Name of the reward; None is ``reward``, or the only one there is.
         reward_function: As ``TerminalEnvConfig.reward_function``.
         zero_reward_on_limit: As ``TerminalEnvConfig.zero_reward_on_limit``.
+        verify_paths: As ``TerminalEnvConfig.verify_paths``.
+        keep_agent_processes: As ``TerminalEnvConfig.keep_agent_processes``.
         agent_in_sandbox: Whether the agent runs in the sandbox, for one that is not listed.
         trials_dir: Where to keep the trials' folders; None removes them.
 
@@ -75,6 +78,8 @@ class RolloutInterface:
         reward_key: str | None = None,
         reward_function: str | None = None,
         zero_reward_on_limit: bool = False,
+        verify_paths: VerifyPaths = "auto",
+        keep_agent_processes: bool | None = None,
         agent_in_sandbox: bool | None = None,
         trials_dir: Path | None = None,
     ) -> None:
@@ -89,6 +94,8 @@ class RolloutInterface:
         self._choose_reward = rewards.reward_function(reward_key, reward_function)
         self._reward_key, self._reward_function = reward_key, reward_function
         self._zero_reward_on_limit = zero_reward_on_limit
+        self._verify_paths: VerifyPaths = verify_paths
+        self._keep_agent_processes = keep_agent_processes
         self._trials_dir, self._max_retries = trials_dir, max_retries
         if n_concurrent < 1:
             raise UsageError(f"n_concurrent must be at least 1, got {n_concurrent}")
@@ -130,6 +137,8 @@ class RolloutInterface:
             reward_key=config.reward_key,
             reward_function=config.reward_function,
             zero_reward_on_limit=config.zero_reward_on_limit,
+            verify_paths=config.verify_paths,
+            keep_agent_processes=config.keep_agent_processes,
             agent_in_sandbox=agent_in_sandbox,
             trials_dir=config.trials_dir,
         )
@@ -205,6 +214,8 @@ class RolloutInterface:
                     limits=self._limits,
                     choose_reward=self._choose_reward,
                     zero_reward_on_limit=self._zero_reward_on_limit,
+                    verify_paths=self._verify_paths,
+                    keep_agent_processes=self._keep_agent_processes,
                     trials_dir=self._trials_dir or Path(temporary),
                     use_details=self._strategy is Strategy.DETAILS,
                 )
@@ -217,6 +228,8 @@ class RolloutInterface:
             "reward_key": self._reward_key,
             "reward_function": self._reward_function,
             "zero_reward_on_limit": self._zero_reward_on_limit,
+            "verify_paths": self._verify_paths,
+            "keep_agent_processes": self._keep_agent_processes,
             "max_turns": self._limits.max_turns,
             "time_limit_sec": self._limits.time_limit_sec,
             **self._env_settings,

@@ -22,7 +22,9 @@ from harbor_gym.adapters.harbor.results import (
 )
 from harbor_gym.adapters.harbor.rollout import TokenRollout
 from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.env import AsyncTerminalGymEnv
+from harbor_gym.episode.grading.guard import GradingGuard
 from harbor_gym.episode.grading.rewards import RewardFunction
 from harbor_gym.errors import AgentFailedError, HarborGymError
 from harbor_gym.gateway import CallKind, Gateway, Session, SessionLimits
@@ -87,6 +89,7 @@ class EnvPlayer:
             turns=env.transcript.turns,
             metrics={**last, "turns": float(len(steps)), "time/total_sec": time.monotonic() - started},
             rewards=steps[-1].info.get("rewards", {}) if steps and rollout.error is None else {},
+            missing_protections=steps[-1].info.get("missing_protections", ()) if steps else (),
         )
 
 
@@ -115,6 +118,12 @@ class TrialPlayer:
     zero_reward_on_limit: bool
     """Whether a rollout that a budget cut short is paid nothing above 0."""
 
+    verify_paths: VerifyPaths
+    """As ``TerminalEnvConfig.verify_paths``."""
+
+    keep_agent_processes: bool | None
+    """As ``TerminalEnvConfig.keep_agent_processes``."""
+
     trials_dir: Path
     """Where the trials' folders are."""
 
@@ -131,12 +140,16 @@ class TrialPlayer:
             config.agent = self._agent_config(session)
             trial = await Trial.create(config)
             attach(trial, self.gateway, session, in_sandbox=self.in_sandbox)
+            guard = GradingGuard(trial, verify_paths=self.verify_paths, keep_processes=self.keep_agent_processes)
             result = await trial.run()
         finally:
             self.gateway.close_session(session)
             if trial is not None:
                 forget_loggers(trial.logger)
-        reward = session.error or reward_of(result, self.choose_reward)
+        breakage, rewards = guard.breakage(result), rewards_of(result)
+        if breakage is not None:
+            rewards = guard.rewards_without_verdict()
+        reward = session.error or reward_of(result, rewards, self.choose_reward, breakage=breakage)
         segments = self._segments(session, result)
         if isinstance(segments, AgentFailedError):
             reward = reward if isinstance(reward, HarborGymError) else segments
@@ -144,7 +157,7 @@ class TrialPlayer:
         error = reward if isinstance(reward, HarborGymError) else None
         if error is not None and not error.is_infrastructure:
             raise error
-        end_reason = EndReason.INFRASTRUCTURE_ERROR if error is not None else _end_reason(session, result)
+        end_reason = EndReason.INFRASTRUCTURE_ERROR if error is not None else _end_reason(session, result, breakage)
         score = None if isinstance(reward, HarborGymError) else reward
         metrics = {**_metrics(session), "time/total_sec": time.monotonic() - started}
         if score is not None and self.zero_reward_on_limit and end_reason.is_truncation:
@@ -156,9 +169,10 @@ class TrialPlayer:
             end_reason=end_reason,
             error=error,
             segments=segments,
-            turns=with_outcome(session.turns, end_reason, score, result),
+            turns=with_outcome(session.turns, end_reason, score, rewards, breakage),
             metrics=metrics,
-            rewards={} if error is not None else rewards_of(result),
+            rewards={} if error is not None else rewards,
+            missing_protections=guard.missing_protections,
         )
 
     def _agent_config(self, session: Session) -> AgentConfig:
@@ -177,7 +191,9 @@ class TrialPlayer:
             return exc
 
 
-def _end_reason(session: Session, result: TrialResult) -> EndReason:
+def _end_reason(session: Session, result: TrialResult, breakage: str | None) -> EndReason:
+    if breakage is not None:
+        return EndReason.SANDBOX_BROKEN
     if session.end_reason is not None:
         return session.end_reason
     last = max(session.segments, key=lambda segment: segment.calls[-1], default=None)

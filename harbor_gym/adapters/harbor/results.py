@@ -1,7 +1,7 @@
 """What a finished Harbor trial means: its reward, why it ended, and the tokens that its agent reports."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harbor.models.agent.context import AgentContext
@@ -18,16 +18,19 @@ from harbor_gym.types import EndReason, EpisodeInfo, Sample, TokenSequence, Turn
 _AGENT_TIMEOUT = "AgentTimeoutError"
 
 
-def reward_of(result: TrialResult, choose: RewardFunction) -> float | HarborGymError:
+def reward_of(
+    result: TrialResult, rewards: Mapping[str, float], choose: RewardFunction, *, breakage: str | None
+) -> float | HarborGymError:
     """Return the reward of a trial, or why there is none.
 
     Args:
         result: The finished trial.
-        choose: Makes the scalar of what the verifier wrote.
+        rewards: The task's rewards.
+        choose: Makes the scalar of them.
+        breakage: How the policy broke the sandbox so that there is no verdict: that pays 0.
     """
-    rewards = rewards_of(result)
     if not rewards:
-        return _failure(result)
+        return _failure(result) if breakage is None else 0.0
     try:
         return choose(rewards)
     except VerifierError as exc:
@@ -47,20 +50,29 @@ def end_reason_of(result: TrialResult) -> EndReason:
     return EndReason.TIME_LIMIT if timed_out else EndReason.COMPLETED
 
 
-def with_outcome(turns: Sequence[Turn], end_reason: EndReason, reward: float | None, result: TrialResult) -> list[Turn]:
+def with_outcome(
+    turns: Sequence[Turn],
+    end_reason: EndReason,
+    reward: float | None,
+    rewards: Mapping[str, float],
+    breakage: str | None,
+) -> list[Turn]:
     """Return the turns of a finished trial with its outcome in the last; none where there are none.
 
     Args:
         turns: The session's.
         end_reason: Why the trial ended.
         reward: Its reward; None where there is no verdict.
-        result: The trial, for every key of the verifier's reward.
+        rewards: Every key of the verifier's reward.
+        breakage: How the policy broke the sandbox, if it did.
     """
     if not turns:
         return []
     info: EpisodeInfo = {**turns[-1].info, "end_reason": end_reason}
-    if result.verifier_result is not None and result.verifier_result.rewards:
-        info["rewards"] = {name: float(value) for name, value in result.verifier_result.rewards.items()}
+    if rewards:
+        info["rewards"] = dict(rewards)
+    if breakage is not None:
+        info["breakage"] = breakage
     return [*turns[:-1], replace(turns[-1], info=info, reward=reward or 0.0)]
 
 

@@ -54,6 +54,9 @@ class TokenRollout:
     """Every key that the verifier wrote; of a multi-step task what Harbor makes of its steps. Empty without a
     verdict."""
 
+    missing_protections: Sequence[str] = ()
+    """What the sandbox could not give to the grading, one sentence each; empty is as it should be."""
+
     @property
     def token_ids(self) -> list[int]:
         """Token ids of the segment with the most sampled tokens; empty where nothing was sampled."""

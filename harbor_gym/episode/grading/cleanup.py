@@ -44,10 +44,6 @@ class Baseline:
     oom_kills: int | None
     """Processes that the sandbox's memory limit had killed by then; None where it doesn't report it."""
 
-    def with_those_of(self, later: "Baseline") -> "Baseline":
-        """Return what is the task's own when also all of a later moment's is."""
-        return Baseline(self.processes | later.processes, self.ipc | later.ipc, later.oom_kills)
-
 
 @dataclass(frozen=True)
 class CleanupResult:

@@ -10,9 +10,9 @@ from harbor_gym.terminal.session import Leavings
 class ProcessWatch:
     """Stops what the policy and the verifier leave running. One for an episode.
 
-    The task's own is what ran before the first phase, and what the set-up of a later step starts. All else ends with
-    the phase in which it was started: what the policy started before it is graded, what a step's verifier started (or
-    what it found planted) before the next step begins.
+    The task's own is what ran before the first phase. All else ends with the phase in which it was started: what the
+    policy or a later step's set-up started before it is graded, what a step's verifier started (or what it found
+    planted) before the next step begins.
 
     Args:
         environment: The sandbox.
@@ -27,21 +27,24 @@ class ProcessWatch:
         self.oom_kills: int | None = None
         """Processes that the memory limit had killed when the last phase began; None where none is reported."""
 
-    async def begin_phase(self, *, has_setup: bool) -> None:
-        """Take note of a phase that is about to begin.
-
-        Args:
-            has_setup: Whether the task started something of its own since the phase before.
+    async def begin_phase(self) -> None:
+        """Take note of a phase that is about to begin; before the first, also of what is the task's own.
 
         Raises:
             SandboxError: The sandbox does not answer.
         """
         now = await cleanup.take_baseline(self._environment)
-        if self._own is None:
-            self._own = now
-        elif has_setup:
-            self._own = self._own.with_those_of(now)
+        self._own = self._own or now
         self.oom_kills = now.oom_kills
+
+    async def has_others(self) -> bool:
+        """Return whether anything runs that is not the task's own.
+
+        Raises:
+            SandboxError: The sandbox does not answer.
+        """
+        now = await cleanup.take_baseline(self._environment)
+        return self._own is not None and not now.processes <= self._own.processes
 
     async def end_phase(self, *, keep_processes: bool, terminal: Leavings | None) -> CleanupResult:
         """Stop what the policy left running, unless it is to be kept.
@@ -58,6 +61,16 @@ class ProcessWatch:
             return CleanupResult(0, None)
         stopped = await cleanup.stop_processes(self._environment, self._own, terminal=terminal)
         return CleanupResult(stopped.processes, _grown(stopped.oom_kills, self.oom_kills))
+
+    async def stop_again(self) -> None:
+        """Stop what was started since the end of the phase, unless what the policy started is kept.
+
+        Raises:
+            SandboxError: The sandbox does not answer.
+            BrokenByPolicyError: Some could not be killed.
+        """
+        if self._own is not None and not self._keeps_processes:
+            await cleanup.stop_processes(self._environment, self._own)
 
     async def begin_verification(self, *, is_last: bool) -> None:
         """Take note of what must outlive the verifier; after the last one there is nothing to outlive it in.

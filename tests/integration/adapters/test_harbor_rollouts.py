@@ -171,9 +171,7 @@ def half(rewards: dict[str, float]) -> float:
 
 OWN_LOOPS: dict[str, Any] = {
     "setup_command": "true",
-    "verify_paths": "off",
     "verifier": {"override_timeout_sec": 3},
-    "keep_agent_processes": True,
     "confirm_task_complete": False,
     "action_format": "bash-tool",
     "terminal": TerminalConfig(columns=100),

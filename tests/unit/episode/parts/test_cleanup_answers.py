@@ -167,7 +167,7 @@ async def test_a_postmortem_is_read_where_the_sandbox_answers() -> None:
 async def test_the_policys_processes_are_stopped_and_its_memory_kills_counted() -> None:
     environment = Able(baseline("1:0", oom_kills=2), stopped(3, oom_kills=5))
     watch = ProcessWatch(sandbox(environment))
-    await watch.begin_phase(has_setup=False)
+    await watch.begin_phase()
     assert watch.oom_kills == 2
     assert await watch.end_phase(keep_processes=False, terminal=None) == CleanupResult(3, 3)
 
@@ -175,7 +175,7 @@ async def test_the_policys_processes_are_stopped_and_its_memory_kills_counted() 
 async def test_kept_processes_outlive_the_phase_and_the_verifier_between_steps() -> None:
     environment = Able(baseline("1:0"), baseline("1:0", "9:5"), stopped(1))
     watch = ProcessWatch(sandbox(environment))
-    await watch.begin_phase(has_setup=False)
+    await watch.begin_phase()
     assert await watch.end_phase(keep_processes=True, terminal=None) == CleanupResult(0, None)
     await watch.begin_verification(is_last=False)
     await watch.end_verification()
@@ -185,22 +185,37 @@ async def test_kept_processes_outlive_the_phase_and_the_verifier_between_steps()
     assert environment.answers == [], "only once"
 
 
-async def test_what_a_steps_setup_started_is_the_tasks_and_what_the_policy_started_is_not() -> None:
-    environment = Able(
-        baseline("1:0"), stopped(0), baseline("1:0", "5:5"), stopped(0), baseline("1:0", "6:6"), stopped(0)
-    )
+async def test_only_what_ran_before_the_first_phase_is_the_tasks_own() -> None:
+    environment = Able(baseline("1:0"), stopped(0), baseline("1:0", "5:5"), stopped(0), stopped(0))
     watch = ProcessWatch(sandbox(environment))
-    for has_setup in (False, True, False):
-        await watch.begin_phase(has_setup=has_setup)
+    for _ in range(2):
+        await watch.begin_phase()
         await watch.end_phase(keep_processes=False, terminal=None)
+    await watch.stop_again()
     stops = [arguments["own"] for what, arguments in environment.asked if what == "stop"]
-    assert stops == [["1:0"], ["1:0", "5:5"], ["1:0", "5:5"]]
+    assert stops == [["1:0"], ["1:0"], ["1:0"]]
+
+
+async def test_what_was_to_be_kept_is_not_stopped_when_the_verifier_begins() -> None:
+    environment = Able(baseline("1:0"))
+    watch = ProcessWatch(sandbox(environment))
+    await watch.begin_phase()
+    await watch.end_phase(keep_processes=True, terminal=None)
+    await watch.stop_again()
+    assert [what for what, _ in environment.asked] == ["baseline"]
+
+
+async def test_an_agents_own_processes_are_noticed() -> None:
+    environment = Able(baseline("1:0"), baseline("1:0"), baseline("1:0", "5:5"))
+    watch = ProcessWatch(sandbox(environment))
+    await watch.begin_phase()
+    assert [await watch.has_others(), await watch.has_others()] == [False, True]
 
 
 async def test_after_the_last_verifier_nothing_has_to_be_stopped() -> None:
     environment = Able(baseline("1:0"), stopped(0))
     watch = ProcessWatch(sandbox(environment))
-    await watch.begin_phase(has_setup=False)
+    await watch.begin_phase()
     await watch.end_phase(keep_processes=False, terminal=None)
     await watch.begin_verification(is_last=True)
     await watch.end_verification()

@@ -1,0 +1,219 @@
+"""Keep a policy out of its own grading, in any Harbor trial, whether our own loop plays it or one of Harbor's agents.
+
+The guard attaches to a trial by Harbor's hooks, and by the methods that :mod:`harbor_gym.episode._harbor_patches`
+replaces. Before the policy it notes what runs in the sandbox. After it, it stops everything else, gives the verifier
+its view and empty directories, and stops once more what ran a program of the sandbox in between.
+"""
+
+import asyncio
+from pathlib import PurePosixPath
+
+from harbor.environments.base import BaseEnvironment
+from harbor.models.task.config import MultiStepRewardStrategy, StepConfig
+from harbor.models.trial.result import TrialResult
+from harbor.trial.hooks import TrialEvent, TrialHookEvent
+from harbor.trial.trial import Trial
+
+from harbor_gym.config.verify_paths import VerifyPaths
+from harbor_gym.episode import _harbor_patches, failures
+from harbor_gym.episode.grading import cleanup
+from harbor_gym.episode.grading.breakage import find_breakage, interpreter_of
+from harbor_gym.episode.grading.process_watch import ProcessWatch
+from harbor_gym.episode.grading.verifier_view import VerifierView, paths_in_view
+from harbor_gym.episode.task import grades_in_shared_sandbox, keeps_processes, phase_users, test_script
+from harbor_gym.errors import SandboxError
+from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsVerifierView
+from harbor_gym.terminal.session import Leavings
+
+
+class GradingGuard:
+    """Guards the grading of one trial that has not run yet.
+
+    Args:
+        trial: The trial. Hooks that must run before the clean-up, such as the end of a tunnel, are added before.
+        verify_paths: As ``TerminalEnvConfig.verify_paths``.
+        keep_processes: As ``TerminalEnvConfig.keep_agent_processes``; None is the task's own setting.
+
+    Raises:
+        TaskError: Paths are demanded of a sandbox that has no pristine view.
+    """
+
+    def __init__(self, trial: Trial, *, verify_paths: VerifyPaths = "auto", keep_processes: bool | None = None) -> None:
+        self._trial = trial
+        self._environment = trial.agent_environment
+        self._watch = ProcessWatch(self._environment)
+        self._view = _plan_view(trial, verify_paths)
+        self._set_up_agent = trial.agent.setup
+        self._agent_has_processes = False
+        self._image_user_id: str | None = None
+        self._phases_ended = 0
+        self._is_abandoned = False
+        self.keep_processes = keeps_processes(trial.task) if keep_processes is None else keep_processes
+        """Whether what the policy started runs on while it is graded."""
+        self.terminal: Leavings | None = None
+        """What the policy's terminal, detached by the end of the phase, left in the sandbox."""
+        self.stopped = cleanup.CleanupResult(0, None)
+        """What was stopped at the end of the last phase."""
+        self.postmortem: cleanup.Postmortem | None = None
+        """What the sandbox reported about a verifier that gave no verdict."""
+        self.stopping: asyncio.Task[object] | None = None
+        """The task in which Harbor stops the sandbox."""
+        self._breakage: str | None = None
+        self._attach()
+
+    def _attach(self) -> None:
+        trial, environment = self._trial, self._environment
+        trial.agent.setup = self._begin
+        trial.add_hook(TrialEvent.AGENT_START, self._begin_phase)
+        trial.add_hook(TrialEvent.AGENT_END, self._end_phase)
+        trial.add_hook(TrialEvent.VERIFICATION_START, self._begin_verification)
+        trial.add_hook(TrialEvent.CANCEL, self._abandon)
+        _harbor_patches.examine_before_stop(environment, self._examine)
+        _harbor_patches.keep_closed(environment, trial.agent_env_paths.verifier_dir, self._end_step)
+
+    @property
+    def missing_protections(self) -> tuple[str, ...]:
+        """What the sandbox can't give to this task's grading, one sentence each."""
+        task, environment = self._trial.task, self._environment
+        if not any(grades_in_shared_sandbox(task, step) for step in task.config.steps or [None]):
+            return ()
+        kind = environment.type()
+        missing: list[str] = []
+        if self._view is None and not isinstance(environment, SupportsVerifierView):
+            missing.append(f"{kind} sandboxes have no pristine view: the verifier runs among the policy's files")
+        if not isinstance(environment, SupportsCleanUp):
+            missing.append(f"{kind} sandboxes are cleaned up by a script inside, which a root policy can replace")
+        return tuple(missing)
+
+    @property
+    def oom_kills(self) -> int:
+        """How many processes the memory limit killed since the last phase ended, as far as that is known."""
+        before, after = self._watch.oom_kills, self.postmortem.oom_kills if self.postmortem is not None else None
+        return after - before - (self.stopped.oom_kills or 0) if before is not None and after is not None else 0
+
+    def breakage(self, result: TrialResult) -> str | None:
+        """Return how the policy broke the sandbox so that a trial has no verdict; None where it did not.
+
+        Args:
+            result: The trial's, finished or not.
+        """
+        return self._breakage or failures.breakage(result)
+
+    def rewards_without_verdict(self) -> dict[str, float]:
+        """Return the task's rewards where the policy left no verdict to its last step, which then counts as 0."""
+        config, steps = self._trial.task.config, self._trial.result.step_results or ()
+        if config.multi_step_reward_strategy is MultiStepRewardStrategy.FINAL:
+            return {}
+        graded = [step.verifier_result.rewards or {} for step in steps if step.verifier_result is not None]
+        names = {name for rewards in graded for name in rewards}
+        return {name: sum(rewards.get(name, 0) for rewards in graded) / (len(graded) + 1) for name in names}
+
+    # --- the trial's moments, in order ----------------------------------------------------------------------------
+
+    async def _begin(self, environment: BaseEnvironment) -> None:
+        """Note what is the task's own, then set up the agent: what that starts is the policy's already."""
+        await self._watch.begin_phase()
+        self._image_user_id = await self._user_id_needed()
+        await self._set_up_agent(environment)
+        if len(self._trial.task.config.steps or ()) > 1:
+            self._agent_has_processes = await self._watch.has_others()
+
+    async def _begin_phase(self, _: TrialHookEvent) -> None:
+        if self._phases_ended == 0:
+            return
+        await self._watch.begin_phase()
+        if self._agent_has_processes and not self.keep_processes:
+            # The clean-up after the step before ended its processes, such as the terminal of Terminus-2.
+            agent_user, _verifier_user = phase_users(self._trial.task, current_step(self._trial))
+            with self._environment.with_default_user(agent_user):
+                await self._set_up_agent(self._environment)
+
+    async def _end_phase(self, _: TrialHookEvent) -> None:
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            return  # nothing is going to be graded
+        self._phases_ended += 1
+        terminal, self.terminal = self.terminal, None
+        try:
+            self.stopped = await self._watch.end_phase(keep_processes=self.keep_processes, terminal=terminal)
+        except cleanup.BrokenByPolicyError as exc:
+            self._breakage = str(exc)
+            raise
+        except SandboxError as exc:
+            if (breakage := await find_breakage(self._environment)) is None:
+                raise
+            self._breakage = breakage
+            raise cleanup.BrokenByPolicyError(breakage) from exc
+
+    async def _begin_verification(self, _: TrialHookEvent) -> None:
+        """Give the verifier a view of its own, or at least directories in which nothing of the policy's lies."""
+        if self._breakage is not None:
+            raise cleanup.BrokenByPolicyError(self._breakage)  # a multi-step trial goes on after a failed clean-up
+        task, environment = self._trial.task, self._environment
+        if not grades_in_shared_sandbox(task, current_step(self._trial)):
+            return  # a sandbox that the policy never saw
+        is_last = self._phases_ended >= len(task.config.steps or ())
+        await self._watch.begin_verification(is_last=is_last)
+        if self._view is not None:
+            await self._view.enter()
+        if isinstance(environment, SupportsCleanUp):
+            # Since the clean-up, Harbor may have run a program that the policy replaced, to collect artifacts.
+            await self._watch.stop_again()
+        await cleanup.reset_verifier_dirs(environment, self._verifier_dirs_reset())
+
+    async def _end_step(self) -> None:
+        """Stop what a step's verifier left: Harbor empties directories before all else when it prepares the next."""
+        steps = self._trial.result.step_results or ()
+        if len(steps) > 1 and steps[-1].agent_execution is None:
+            await self._watch.end_verification()
+
+    async def _abandon(self, _: TrialHookEvent) -> None:
+        self._is_abandoned = True
+
+    async def _examine(self) -> None:
+        """Examine a sandbox whose verifier gave no verdict, before Harbor stops it."""
+        self.stopping = asyncio.current_task()
+        if self._is_abandoned or not self._lacks_verdict():
+            return
+        trial, environment = self._trial, self._environment
+        interpreter = interpreter_of(test_script(trial.task, current_step(trial)))
+        self._breakage = self._breakage or await find_breakage(environment, interpreter=interpreter)
+        if self._breakage is None:
+            test_output: PurePosixPath = trial.agent_env_paths.verifier_dir / "test-stdout.txt"
+            self.postmortem = await cleanup.examine(environment, test_output)
+
+    # --- parts ----------------------------------------------------------------------------------------------------
+
+    def _lacks_verdict(self) -> bool:
+        result = self._trial.result
+        graded = result.step_results[-1] if result.step_results else result
+        has_failed = (graded.exception_info or result.exception_info) is not None
+        was_reached = graded.verifier is not None or (graded.agent_execution is not None and has_failed)
+        return graded.verifier_result is None and (was_reached or (self._phases_ended > 0 and has_failed))
+
+    async def _user_id_needed(self) -> str | None:
+        """Return the id of the image's user where a verifier is that user; asked before the policy can answer."""
+        task = self._trial.task
+        users = [phase_users(task, step) for step in task.config.steps or [None]]
+        if any(agent != verifier and verifier is None for agent, verifier in users):
+            return await cleanup.user_id(self._environment)
+        return None
+
+    def _verifier_dirs_reset(self) -> cleanup.VerifierDirsReset:
+        paths = self._trial.agent_env_paths
+        agent_user, verifier_user = phase_users(self._trial.task, current_step(self._trial))
+        owner = ""
+        if agent_user != verifier_user:
+            owner = str(verifier_user) if verifier_user is not None else self._image_user_id or ""
+        return cleanup.VerifierDirsReset((paths.verifier_dir, paths.tests_dir), owner)
+
+
+def current_step(trial: Trial) -> StepConfig | None:
+    """Return the step of a multi-step trial that runs; None before the first, and in any other trial."""
+    begun, steps = len(trial.result.step_results or ()), trial.task.config.steps
+    return steps[begun - 1] if steps and begun else None
+
+
+def _plan_view(trial: Trial, verify_paths: VerifyPaths) -> VerifierView | None:
+    environment = trial.agent_environment
+    paths = paths_in_view(trial.task, environment, verify_paths)
+    return None if paths is None else VerifierView(environment, paths, lambda: len(trial.result.step_results or ()))
