@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import posixpath
 from abc import abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 from typing import Any, Protocol, override
 
 from harbor.environments.base import ExecResult
@@ -21,6 +22,7 @@ from harbor_gym.sandboxes.running import Finished, Request, RunningSandbox
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HARBOR_LOGS = "/logs/"
+_LOOK_TIMEOUT_SEC, _DIRECTORIES_TIMEOUT_SEC = 10.0, 60.0
 
 
 class ExecTimeoutError(SandboxTimeoutError, RuntimeError):
@@ -206,6 +208,71 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         """
         return self._running().enter_argv(self._request(command, cwd=cwd, env=env, user=user))
 
+    # --- directories, by no program of the sandbox's: supervisor/grading/directories.py -------------------------------
+
+    @override
+    async def is_dir(self, path: str, user: str | int | None = None) -> bool:
+        """Return whether a user finds a directory at a path, through links too. The arguments are those of exec.
+
+        Raises:
+            SandboxError: No such user in the sandbox.
+            SandboxLostError: The sandbox is not running.
+        """
+        return (await self._look(path, user))["is_dir"]
+
+    @override
+    async def is_file(self, path: str, user: str | int | None = None) -> bool:
+        """Return whether a user finds a regular file at a path, through links too; else as :meth:`is_dir`."""
+        return (await self._look(path, user))["is_file"]
+
+    @override
+    async def ensure_dirs(self, dirs: Sequence[str | PurePath], *, chmod: bool = True) -> ExecResult | None:
+        """Make directories that are missing, as root, and open them to all; without ``chmod`` as the default user.
+
+        As root no link is followed but root's own. What could not be done is in the result, with a return code of 1.
+
+        Raises:
+            SandboxLostError: The sandbox is not running.
+        """
+        user = "root" if chmod else self._user(None)
+        paths = self._absolute(dirs)
+        return await self._change("ensure_dirs", {"directories": paths, "user": user, "opens": chmod}) if dirs else None
+
+    @override
+    async def empty_dirs(self, dirs: Sequence[str | PurePath], *, chmod: bool = True) -> ExecResult | None:
+        """Make directories empty, as root, in place of files and links with their names; else as :meth:`ensure_dirs`.
+
+        Without ``chmod`` one that is there keeps its mode.
+        """
+        paths = self._absolute(dirs)
+        return await self._change("empty_dirs", {"directories": paths, "opens": chmod}) if dirs else None
+
+    @override
+    async def reset_dirs(
+        self,
+        *,
+        remove_dirs: Sequence[str | PurePath],
+        create_dirs: Sequence[str | PurePath],
+        chmod_dirs: Sequence[str | PurePath] | None = None,
+    ) -> ExecResult:
+        """Remove whatever has some names, make directories and open some to all, as root; as :meth:`ensure_dirs`."""
+        lists = {"remove": remove_dirs, "create": create_dirs, "open_to_all": chmod_dirs or ()}
+        return await self._change("reset_dirs", {name: self._absolute(dirs) for name, dirs in lists.items()})
+
+    async def _look(self, path: str, user: str | int | None) -> dict[str, Any]:
+        [absolute] = self._absolute([path])
+        arguments = {"path": absolute, "user": self._user(user)}
+        return await self._running().clean_up("look", arguments, timeout_sec=_LOOK_TIMEOUT_SEC)
+
+    async def _change(self, work: str, arguments: Mapping[str, Any]) -> ExecResult:
+        answer = await self._running().clean_up(work, arguments, timeout_sec=_DIRECTORIES_TIMEOUT_SEC)
+        problem: str = answer["problem"]
+        return ExecResult(stdout="", stderr=problem and f"{problem}\n", return_code=1 if problem else 0)
+
+    def _absolute(self, paths: Sequence[str | PurePath]) -> list[str]:
+        workdir = self._default_workdir(self._started_image())
+        return [posixpath.join(workdir, str(path)) for path in paths]
+
     async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
         """Do one of the works by which an episode cleans up, by no program of the sandbox's.
 
@@ -289,15 +356,22 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         env: dict[str, str] | None = None,
         user: str | int | None = None,
     ) -> Request:
-        if (image := self._image) is None:
-            raise SandboxLostError(f"the {self.type()} sandbox of {self.environment_name} is not running")
-        resolved = self._resolve_user(user)
+        image = self._started_image()
         return Request(
             command=command,
-            user=image.user if resolved is None else str(resolved),
+            user=self._user(user),
             cwd=cwd or self._default_workdir(image),
             env={**default_env(image), **(self._merge_env(env) or {})},
         )
+
+    def _user(self, user: str | int | None) -> str:
+        resolved = self._resolve_user(user)
+        return self._started_image().user if resolved is None else str(resolved)
+
+    def _started_image(self) -> ImageDefaults:
+        if self._image is None:
+            raise SandboxLostError(f"the {self.type()} sandbox of {self.environment_name} is not running")
+        return self._image
 
     def _directories(self, image: ImageDefaults) -> dict[str, int | None]:
         """Return the directories that a sandbox has from its start, and their modes; logs are for all to write."""

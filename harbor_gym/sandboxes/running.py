@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from harbor_gym.sandboxes.archive.transfers import Work
+from harbor_gym.sandboxes.local.supervisor.kernel.capabilities import POLICY, SERVICE, VERIFIER
 from harbor_gym.sandboxes.pipes import Output
 
 
@@ -25,6 +26,29 @@ class Request:
 
     joins_outputs: bool = False
     """Whether standard error goes where standard output goes."""
+
+
+class Ranks:
+    """Which rank the next command of one sandbox has: the memory and files of a higher rank's processes are closed."""
+
+    def __init__(self) -> None:
+        self._has_policy = False
+        self.is_in_view = False
+        """Whether commands are the verifier's: they see its view."""
+
+    @property
+    def outside_of_view(self) -> str:
+        """The rank of a command that sees the sandbox's own files."""
+        return POLICY if self._has_policy else SERVICE
+
+    @property
+    def now(self) -> str:
+        """The rank of a command that sees whatever files are to be seen now."""
+        return VERIFIER if self.is_in_view else self.outside_of_view
+
+    def note_work(self, work: str) -> None:
+        """Take note of a work of the clean-up: with the first baseline the sandbox becomes its policy's, for good."""
+        self._has_policy = self._has_policy or work == "baseline"
 
 
 @dataclass(frozen=True, slots=True)

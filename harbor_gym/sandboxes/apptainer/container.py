@@ -41,7 +41,7 @@ from harbor_gym.sandboxes.local.supervisor.messages import (
     as_object,
     to_json,
 )
-from harbor_gym.sandboxes.running import Request
+from harbor_gym.sandboxes.running import Ranks, Request
 
 _READY_TIMEOUT_SEC = 120.0
 """A machine that starts 64 at once on two cores takes a while for each."""
@@ -100,6 +100,7 @@ class Container:
         self._site: ContainerSite | None = None
         self._view: int | None = None
         self._views = 0
+        self._ranks = Ranks()
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -220,18 +221,20 @@ class Container:
     def enter_argv(self, request: Request) -> list[str]:
         """Return an argument vector that runs a command with the stdio of whoever starts it.
 
+        The command sees the container's own files, also while there is a view.
+
         Raises:
             SandboxLostError: It is gone.
         """
-        return supervisor_argv("enter", to_json(self._entering(request)))
+        return supervisor_argv("enter", to_json(self._entering(request, self._ranks.outside_of_view)))
 
     def enter_request(self, request: Request) -> bytes:
         """Return the same as a request for ``enter-by``, of any length."""
-        return to_json(self._entering(request)).encode()
+        return to_json(self._entering(request, self._ranks.now)).encode()
 
-    def _entering(self, request: Request) -> dict[str, Any]:
+    def _entering(self, request: Request, rank: str) -> dict[str, Any]:
         who = request.command, request.user, request.cwd, dict(request.env), request.argv, request.joins_outputs
-        return {"target": self.target, "spec": CommandSpec(*who, data_limit_bytes=None, user_processes=None)}
+        return {"target": self.target, "spec": CommandSpec(*who, data_limit_bytes=None, user_processes=None, rank=rank)}
 
     async def carry(self, spec: Mapping[str, Any], work: Work) -> None:
         """Move files, by a process that sees the container's and by ``work`` on this machine's side of the stream.
@@ -260,6 +263,7 @@ class Container:
             SandboxLostError: The container is gone.
             SandboxTimeoutError: The time was up.
         """
+        self._ranks.note_work(work)
         target = self.target
         handles = self.view_handles
         request = {"work": work, "arguments": dict(arguments), "view_namespace": handles[0] if handles else -1}
@@ -299,6 +303,7 @@ class Container:
             near.setblocking(False)
             _, handles, *_ = socket.recv_fds(near, _VIEW_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         (self._view,) = handles
+        self._ranks.is_in_view = True
 
     async def leave_view(self) -> None:
         """Switch commands and transfers back to the container's own files, and drop the view. Idempotent.
@@ -329,6 +334,7 @@ class Container:
         return answer
 
     def _forget_view(self) -> None:
+        self._ranks.is_in_view = False
         if self._view is not None:
             os.close(self._view)
             self._view = None

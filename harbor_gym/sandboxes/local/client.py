@@ -38,7 +38,7 @@ from harbor_gym.sandboxes.local.options import Limits
 from harbor_gym.sandboxes.local.supervisor.messages import CommandSpec, SupervisorConfig, Target, as_object, to_json
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk, InputPipe, OutputPipe
-from harbor_gym.sandboxes.running import Finished, Request
+from harbor_gym.sandboxes.running import Finished, Ranks, Request
 from harbor_gym.sandboxes.tools import find_program, run_tool
 
 _READY_TIMEOUT_SEC = 30.0
@@ -67,6 +67,7 @@ class SupervisedSandbox:
         self._target: Target | None = None
         self._process_limits: tuple[int | None, int | None] = (None, None)
         self._view: int | None = None
+        self._ranks = Ranks()
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -239,13 +240,16 @@ class SupervisedSandbox:
     # --- commands ------------------------------------------------------------------------------------------------
 
     def enter_argv(self, request: Request) -> list[str]:
-        """Return an argument vector that runs ``request`` in this sandbox with the stdio of whoever starts it."""
-        entered = {"target": self._require_target(), "spec": self._spec(request)}
+        """Return an argument vector that runs ``request`` in this sandbox with the stdio of whoever starts it.
+
+        The command sees the sandbox's own files, also while there is a view.
+        """
+        entered = {"target": self._require_target(), "spec": self._spec(request, self._ranks.outside_of_view)}
         return supervisor_argv("enter", to_json(entered))
 
-    def _spec(self, request: Request) -> CommandSpec:
+    def _spec(self, request: Request, rank: str) -> CommandSpec:
         who = request.command, request.user, request.cwd, dict(request.env), request.argv, request.joins_outputs
-        return CommandSpec(*who, *self._process_limits)
+        return CommandSpec(*who, *self._process_limits, rank=rank)
 
     def _require_target(self) -> Target:
         if self._target is None:
@@ -279,9 +283,11 @@ class SupervisedSandbox:
             SandboxError: The kernel refuses.
             SandboxLostError: The sandbox is gone.
         """
+        self._ranks.is_in_view = True  # at once, as requests are answered in their order
         answer = await self._ask({"op": "view"}, {"paths": list(paths)}, "its view changed")
         self._forget_view()
         if answer["error"]:
+            self._ranks.is_in_view = False
             raise SandboxError(f"the local sandbox gets no view for its verifier: {answer['error']}")
         (self._view,) = answer["handles"]
 
@@ -291,6 +297,7 @@ class SupervisedSandbox:
         Raises:
             SandboxLostError: The sandbox is gone.
         """
+        self._ranks.is_in_view = False
         await self._ask({"op": "view"}, {"paths": None}, "its view changed")
         self._forget_view()
 
@@ -338,6 +345,7 @@ class SupervisedSandbox:
             SandboxLostError: The sandbox is gone.
             SandboxTimeoutError: The time was up.
         """
+        self._ranks.note_work(work)
         answer: dict[str, Any] = {}
         for _ in range(_CLEANUP_TRIES):
             answer = await self._clean_up_once(work, arguments, timeout_sec)
@@ -479,7 +487,7 @@ class SupervisedSandbox:
     def _send(self, number: int, request: Request, source: InputPipe, pipes: Sequence[OutputPipe]) -> None:
         handles = [source.far_end, *(pipe.far_end for pipe in pipes)]
         try:
-            self._send_spec({"op": "exec", "id": number}, as_object(self._spec(request)), handles)
+            self._send_spec({"op": "exec", "id": number}, as_object(self._spec(request, self._ranks.now)), handles)
         finally:
             for pipe in (source, *pipes):
                 pipe.close_far_end()

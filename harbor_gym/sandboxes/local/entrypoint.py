@@ -1,7 +1,7 @@
-"""An image's ENTRYPOINT in a local sandbox: run as Harbor's Docker runs it, with Harbor's own command for an argument.
+"""An image's ENTRYPOINT in a local sandbox: run as Harbor's Docker runs it, with a command of ours for an argument.
 
 Harbor replaces an image's CMD by a command that keeps the container alive, so CMD runs nowhere; an ENTRYPOINT runs,
-starts its services, and ends with ``exec "$@"``.
+starts its services, and ends with ``exec "$@"``. A local sandbox lives without that command, which ends at once there.
 """
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ _MAX_OUTPUT_BYTES = 64 << 10
 _LAST_BYTES = 2000
 _READ_BYTES = 1 << 14
 
+_WAIT_FOR_NOBODY = "case $PPID in 0 | 1) ;; *) exec sleep infinity ;; esac"
+"""Harbor's own command, but only where a living parent waits for its end (tini, a shell that did not ``exec``).
+
+Where the ENTRYPOINT has executed its arguments, the parent is the supervisor, outside of the PID namespace (0), or the
+first process, which waits for nobody (1): a process that does nothing is one more for the policy to take over.
+"""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -39,11 +46,12 @@ class Entrypoint:
 
     def __init__(self, argv: Sequence[str], log: Path) -> None:
         self._nonce = secrets.token_hex(8)
-        # As Harbor's Compose files have it, but that it reports when it is reached.
-        self.argv = (*argv, "sh", "-c", f"echo {self._nonce}; exec sleep infinity")
+        self.argv = (*argv, "sh", "-c", f"echo {self._nonce}; {_WAIT_FOR_NOBODY}")
         self._log = log
         self._output = bytearray()
         self._reached = asyncio.Event()
+        """Its arguments were executed, or it is over."""
+        self._hands_over = False
         self._reading: asyncio.Task[None] | None = None
         self._command: PipedCommand | None = None
 
@@ -54,14 +62,14 @@ class Entrypoint:
             run: Starts a command in the sandbox, both outputs on its ``stdout``.
 
         Raises:
-            SandboxStartError: It ended before.
+            SandboxStartError: It ended before. One that ends with its arguments is well: what it started lives on.
         """
         self._command = await run(self.argv)
         self._reading = asyncio.create_task(self._read(self._command), name="harbor-gym-entrypoint")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_HANDOVER_TIMEOUT_SEC):
                 await self._reached.wait()
-        if self._reading.done():
+        if self._reading.done() and not self._hands_over:
             status = await self._command.wait()
             answer = bytes(self._output[-_LAST_BYTES:]).decode("utf-8", "replace").strip()
             raise SandboxStartError(
@@ -99,6 +107,7 @@ class Entrypoint:
         marked = f"{self._nonce}\n".encode()
         if not self._reached.is_set() and marked in self._output:
             self._output = self._output.replace(marked, b"")
+            self._hands_over = True
             self._reached.set()
 
 

@@ -351,6 +351,110 @@ async def who_attacks_the_first_process_earns_nothing(_sandbox: LocalEnvironment
         assert ends[-1][0] == 0.0
 
 
+# --- ranks: who may look into whom ---------------------------------------------------------------------------------
+
+_WAIT_FOR = "until grep -q {} /attack/found 2>/dev/null; do sleep 0.05; done"
+
+
+async def a_command_in_the_view_is_closed_to_all_outside(sandbox: LocalEnvironment, _scratch: Path) -> None:
+    """What survived the clean-up writes no verdict by /proc/PID/root of the verifier, whoever the verifier is."""
+    attack = await _bring(sandbox, "neighbours.py")
+    theirs, roots, users = (str(_unique() * 10 + number) for number in range(3))
+    watch = f"setsid python3 {attack} --watch /attack {theirs} {roots} {users} >/dev/null 2>&1 &"
+    await output(sandbox, f"setsid sleep {theirs} >/dev/null 2>&1 & {watch} {_WAIT_FOR.format(theirs)}")
+    await sandbox.enter_verifier_view([])
+    graded = [
+        asyncio.ensure_future(sandbox.exec(f"sleep {mark}; :", user=user, cwd="/"))
+        for mark, user in ((roots, "root"), (users, "dev"))
+    ]
+    try:
+        await asyncio.sleep(0)
+        await output(sandbox, f"until [ $(pgrep -cf '^sleep ({roots}|{users})$') -ge 2 ]; do sleep 0.05; done", cwd="/")
+        await sandbox.leave_verifier_view()
+        await output(sandbox, f"{_WAIT_FOR.format(roots)}; {_WAIT_FOR.format(users)}; touch /attack/stop")
+    finally:
+        for command in graded:
+            command.cancel()
+        await asyncio.wait(graded)
+    found = json.loads(await output(sandbox, "cat /attack/found"))
+    assert "root mem" in found[theirs], found  # what there is to get
+    assert {mark: found[mark] for mark in (roots, users)} == {roots: [], users: []}
+
+
+_SERVICE = "(while :; do sleep 0.05; done) & sleep 100000001 &"
+_ENTRYPOINTS = {
+    "executes its arguments": f'{_SERVICE} exec "$@"',
+    "waits for them": f'{_SERVICE} "$@"; exit',
+}
+
+
+def _with_entrypoint(script: str, user: str = "root") -> str:
+    words = json.dumps(["bash", "-c", script, "entrypoint"])
+    return f"{DOCKERFILE}RUN mkdir -p /srv && chmod 777 /srv\nUSER {user}\nENTRYPOINT {words}\n"
+
+
+async def what_ran_before_the_policy_is_closed_to_it(_sandbox: LocalEnvironment, scratch: Path) -> None:
+    """The clean-up spares it, so whoever became it would live through the grading."""
+    for user in ("root", "dev"):
+        for number, (kind, script) in enumerate(_ENTRYPOINTS.items()):
+            made = make_sandbox(scratch / f"{user}-{number}", dockerfile=_with_entrypoint(script, user))
+            async with running(made) as sandbox:
+                attack = await _bring(sandbox, "neighbours.py")
+                await sandbox.clean_up("baseline", {}, timeout_sec=20)
+                tried = f"python3 {attack} entrypoint 100000001 infinity"
+                found = json.loads(await output(sandbox, tried, user="root"))
+                # Without a waiting parent Harbor's own command is not there at all.
+                expected = ["100000001", "entrypoint", *(["infinity"] if kind == "waits for them" else [])]
+                assert sorted(found) == expected, (user, kind, found)
+                assert not any(found.values()), (user, kind, found)
+
+
+async def who_becomes_what_the_clean_up_spares_earns_nothing(_sandbox: LocalEnvironment, scratch: Path) -> None:
+    program = (_INSIDE / "rewriter.py").read_text()
+    keys = f"cat > /rewriter.py << 'END'\n{program}END\npython3 /rewriter.py entrypoint 100000001 infinity"
+    for number, script in enumerate(_ENTRYPOINTS.values()):
+        dockerfile = f"{_with_entrypoint(script)}WORKDIR /srv\n"
+        task_dir = write_task(scratch / f"task-{number}", dockerfile=dockerfile, test_sh=_SLOW_TEST)
+        for verify_paths in ("off", ("/srv",)):
+            ends, _ = await run_episode(task_dir, [keys], sandbox="local", verify_paths=verify_paths)
+            assert ends[-1][0] == 0.0, (script, verify_paths)
+
+
+_SLOW_TEST = "#!/bin/bash\necho 0 > /logs/verifier/reward.txt\nsleep 2\n"
+
+
+_CALLED = "/attack/called"
+_PROGRAMS = ("bash", "sh", "dash", "test", "[", "mkdir", "rm", "find", "chmod", "env")
+_MARKED = f"#!/usr/bin/kept-shell\necho x >> {_CALLED}\n"
+_REPLACE = (
+    f"mkdir -p /attack; cp $(readlink -f /bin/bash) /usr/bin/kept-shell; printf '{_MARKED}' > /attack/marked; "
+    f"chmod 755 /attack/marked; touch {_CALLED}; cp /bin/cp /bin/mv /attack; "
+    f"for name in {' '.join(_PROGRAMS)}; do /attack/cp --remove-destination /attack/marked /usr/bin/new && "
+    f"/attack/mv /usr/bin/new /usr/bin/$name; done"
+)
+
+
+async def no_program_of_the_sandbox_serves_the_directory_calls(sandbox: LocalEnvironment, scratch: Path) -> None:
+    for _ in range(2):
+        await output(sandbox, _REPLACE, cwd="/")
+        with contextlib.suppress(SandboxError):
+            await sandbox.exec("echo called", cwd="/")
+        await sandbox.download_file(_CALLED, scratch / "called")
+        assert (scratch / "called").read_text() == "x\n"  # what is called leaves its mark
+        await _call_all(sandbox)
+        await sandbox.download_file(_CALLED, scratch / "called")
+        assert (scratch / "called").read_text() == "x\n"
+        await sandbox.enter_verifier_view([])
+
+
+async def _call_all(sandbox: LocalEnvironment) -> None:
+    await sandbox.ensure_dirs(["/made/by us"])
+    await sandbox.empty_dirs(["/made/by us", "/made/empty"])
+    await sandbox.reset_dirs(remove_dirs=["/made/empty"], create_dirs=["/made/new"], chmod_dirs=["/made/new"])
+    assert [await sandbox.is_dir(f"/made/{name}") for name in ("by us", "empty", "new")] == [True, False, True]
+    assert await sandbox.is_file("/etc/passwd")
+
+
 # --- what the kernel shows ----------------------------------------------------------------------------------------
 
 _HIDDEN = ("kpagecount", "kpageflags", "kpagecgroup", "slabinfo", "vmallocinfo", "kcore", "kmsg", "keys", "timer_list")

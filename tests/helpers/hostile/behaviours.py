@@ -44,6 +44,7 @@ async def _run(behaviours: Collection[Behaviour]) -> dict[str, str]:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 async with running(make_sandbox(Path(folder) / "sandbox")) as sandbox:
+                    await sandbox.clean_up("baseline", {}, timeout_sec=20)  # commands are the policy's from here on
                     await behaviour(sandbox, Path(folder))
             except BaseException:
                 failures[behaviour.__name__] = traceback.format_exc()

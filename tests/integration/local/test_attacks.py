@@ -18,10 +18,11 @@ pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 async def sandbox(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[LocalEnvironment]:
-    """A running sandbox; the second kind is what a kernel or a cache without idmapped mounts gives."""
+    """A sandbox in its policy's hands; the second kind is what a kernel or a cache without idmapped mounts gives."""
     if request.param == "shared ids":
         monkeypatch.setattr(own_ids, "refusal", lambda: "the test refuses")
     async with running(make_sandbox(tmp_path / "sandbox")) as made:
+        await made.clean_up("baseline", {}, timeout_sec=20)
         yield made
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn
 import files
 from kernel import cgroups, programs, system_calls
 from kernel.calls import PR_SET_PDEATHSIG, drop_privileges, prctl
+from kernel.capabilities import RANKS
 from messages import CommandSpec
 
 _ACCOUNT_FILE_BYTES, _READ_BYTES = 1 << 20, 1 << 15
@@ -115,7 +116,7 @@ def _become(command: Command, *, dies_with_parent: bool) -> NoReturn:
     spec = command.spec
     # While it may: this way setuid programs keep working inside.
     system_calls.install()
-    drop_privileges(command.uid, command.gid, command.groups)
+    drop_privileges(command.uid, command.gid, command.groups, RANKS[spec.rank])
     if dies_with_parent:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if spec.joins_outputs:

@@ -154,6 +154,9 @@ class CommandSpec(NamedTuple):
     user_processes: int | None
     """Processes of its user, where nothing counts the sandbox's."""
 
+    rank: str
+    """One of :data:`kernel.capabilities.RANKS`: which other processes' memory and files are closed to it."""
+
 
 class MessageError(ValueError):
     """What arrived is not what was to arrive: the caller's code is another version, or broken."""

@@ -7,10 +7,11 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from child import identity
-from grading import removal
+from grading import directories, removal
 from kernel import ipc
 from kernel.ids import Ids
 from kernel.procfs import read_stat
@@ -35,8 +36,8 @@ def do(work: str, arguments: dict[str, Any], ids: Ids) -> dict[str, Any]:
         OSError: The kernel refused something.
         RequestError: A user is not in the sandbox's /etc/passwd.
     """
-    if work == "reset_verifier_dirs":
-        return reset_verifier_dirs(**arguments, ids=ids)
+    if works := _OF_DIRECTORIES.get(work):
+        return works(**arguments, ids=ids)
     return {"baseline": take_baseline, "stop": stop}[work](**arguments)
 
 
@@ -109,6 +110,15 @@ def reset_verifier_dirs(directories: list[str], owner: str, ids: Ids) -> dict[st
     problems = [removal.empty_as_roots(path, root) for path in directories]
     removal.hand_over(directories[0], uid)
     return {"problem": "; ".join(filter(None, problems))}
+
+
+_OF_DIRECTORIES: dict[str, Callable[..., dict[str, Any]]] = {
+    "reset_verifier_dirs": reset_verifier_dirs,
+    "look": directories.look,
+    "ensure_dirs": directories.ensure,
+    "empty_dirs": directories.empty,
+    "reset_dirs": directories.reset,
+}
 
 
 class _Counted:

@@ -18,7 +18,7 @@ def remove(path: str) -> None:
             os.unlink(path)  # noqa: PTH108  # pathlib would cost 20 ms of imports at every start
         except IsADirectoryError:
             with contextlib.suppress(OSError):
-                _empty(os.open(path, _DIRECTORY))
+                empty(os.open(path, _DIRECTORY))
                 os.rmdir(path)  # noqa: PTH106  # as above
 
 
@@ -27,7 +27,7 @@ def remove_entry(name: str, place: int) -> None:
     try:
         os.unlink(name, dir_fd=place)
     except IsADirectoryError:
-        _empty(os.open(name, _DIRECTORY, dir_fd=place))
+        empty(os.open(name, _DIRECTORY, dir_fd=place))
         os.rmdir(name, dir_fd=place)
 
 
@@ -55,7 +55,7 @@ def empty_as_roots(path: str, root: int) -> str:
     try:
         os.fchmod(handle, _CLOSED)
         os.fchown(handle, root, root)
-        _empty(os.dup(handle))
+        empty(os.dup(handle))
         left = os.listdir(handle)  # noqa: PTH208  # as above
     except OSError as exc:
         return f"{path} could not be emptied: {exc.strerror}"
@@ -85,7 +85,7 @@ def hand_over(path: str, uid: int | None) -> None:
             os.close(handle)
 
 
-def _empty(place: int) -> None:
+def empty(place: int) -> None:
     """Remove all that is in a directory, however deep, as far as that can be done; close its descriptor.
 
     Holds one descriptor at a time: it goes up again by "..", and gives up where that is another directory meanwhile.

@@ -7,6 +7,7 @@ import ctypes
 import os
 import struct
 import sys
+from collections.abc import Collection
 from typing import Any
 
 from kernel.capabilities import KEPT_CAPABILITIES
@@ -14,10 +15,12 @@ from kernel.capabilities import KEPT_CAPABILITIES
 CAP_SYS_PTRACE = 19
 
 _LAST_CAPABILITY = 63
+_OF_FILES = 0b11111
+"""CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER and CAP_FSETID."""
 _KILLED_EARLY = b"500"
 """Half the memory limit more than it has: the largest of a sandbox's commands is killed, and never its PID 1."""
 PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_CHILD_SUBREAPER = 1, 4, 8, 36
-_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 _CAPABILITY_VERSION_3 = 0x20080522
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
@@ -141,6 +144,20 @@ def write_files_as_root() -> None:
     _libc.setfsuid(0)
 
 
+def use_files_as(uid: int, gid: int, groups: list[int], *, is_root: bool) -> None:
+    """Let the kernel judge this process's use of files as it judges a user's, and make its new files the user's.
+
+    Whom it may signal, and who may signal or open it, stays as it is. Source: setfsuid(2), capabilities(7).
+    """
+    os.setgroups(groups)
+    _libc.setfsgid(gid)
+    _libc.setfsuid(uid)
+    header, data = _capability_data()
+    data[0], data[3] = data[1] if is_root else data[1] & ~_OF_FILES, data[4]
+    _checked(_libc.capset(header, data), "capset")
+    not_dumpable()
+
+
 def become_root() -> None:
     """Become root of this process's user namespace, which it has just entered, and stay unreadable for its others."""
     os.setresgid(0, 0, 0)
@@ -184,13 +201,32 @@ def bound_capabilities(*also_kept: int) -> None:
             prctl(_PR_CAPBSET_DROP, capability)
 
 
-def drop_privileges(uid: int, gid: int, groups: list[int]) -> None:
-    """Become the user, with no more capabilities than a sandbox may have, for good."""
-    bound_capabilities()
+def drop_privileges(uid: int, gid: int, groups: list[int], rank: Collection[int] = ()) -> None:
+    """Become the user, with no more capabilities than a sandbox may have and those of a rank, for good.
+
+    Root gets a rank's at the next execve as it gets all that is bounded. Others have to take theirs along: else root of
+    a lower rank could become that user, who then would have nothing that is lacking to it.
+    """
+    bound_capabilities(*rank)
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
+    takes_along = rank and uid != 0
+    if takes_along:
+        prctl(PR_SET_KEEPCAPS, 1)  # until execve
     os.setresuid(uid, uid, uid)
+    if takes_along:
+        _hold_over_execve(rank)
     not_dumpable()
+
+
+def _hold_over_execve(capabilities: Collection[int]) -> None:
+    header, data = _capability_data()
+    for word in range(2):
+        mask = sum(1 << number % 32 for number in capabilities if number // 32 == word)
+        data[3 * word] = data[3 * word + 1] = data[3 * word + 2] = mask
+    _checked(_libc.capset(header, data), "capset")
+    for number in capabilities:
+        _checked(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number, 0, 0), "keep an ambient capability")
 
 
 def write_file(path: str, content: str) -> None:
