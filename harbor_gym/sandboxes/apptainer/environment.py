@@ -28,6 +28,7 @@ from harbor_gym.sandboxes.setup_command import is_of_verifier, require_success, 
 
 _FILES, _SET_UP = "files", "setup.sh"
 _NO_VIEW = "the view is made by the kernel's overlay"
+_NOT_WATCHED = "memory_mb is watched here by process, and socket buffers are no process's"
 _NO_FILTER = "libseccomp or the OCI seccomp profile is missing on this machine"
 
 
@@ -48,8 +49,8 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
 
     **Limits**: ``memory_mb`` by watching: where the processes hold 95 % of it together (PSS), the branch that holds the
     greater part is killed, and counted. What allocates faster than a watcher looks (20 times a second) gets over it for
-    a moment. ``cpus`` is not enforced, nor is the number of processes: a resource policy of Harbor's that asks for
-    enforcement is refused.
+    a moment. What sockets hold unread is not watched. A process may open 4096 files. ``cpus`` is not enforced, nor is
+    the number of processes: a resource policy of Harbor's that asks for enforcement is refused.
 
     **Network**: ``no-network`` is loopback only. ``public`` is the machine's own network, its loopback included.
     Allowlists, and phases with other networks, are refused.
@@ -124,7 +125,9 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
     @property
     def known_failures(self) -> Mapping[str, str]:
         """Behaviours that don't hold."""
-        lacking = {"system_calls_are_filtered": _NO_FILTER} if seccomp.missing_profile() else {}
+        lacking = {"socket_buffers_end_at_the_sandboxs_own_limit": _NOT_WATCHED}
+        if seccomp.missing_profile():
+            lacking["system_calls_are_filtered"] = _NO_FILTER
         if self._options.overlay == "fuse":
             lacking["a_verifier_sees_the_image_and_what_counts"] = _NO_VIEW
         return lacking

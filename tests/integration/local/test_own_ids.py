@@ -37,6 +37,15 @@ async def _range_of(sandbox: LocalEnvironment) -> int:
     return (int((await output(sandbox, "cat /proc/self/uid_map")).split()[1]) - _FIRST) // _COUNT
 
 
+def _supervisors() -> list[int]:
+    """Return the pids of this process's supervisors."""
+    return [*map(int, Path(f"/proc/{forkserver_pid()}/task/{forkserver_pid()}/children").read_text().split())]
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
 def _is_claimed(number: int) -> bool:
     with _CLAIMS.open("rb+") as claims:
         ask = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0)
@@ -47,7 +56,7 @@ async def test_a_stranger_can_take_no_lock(tmp_path: Path) -> None:
     async with running(make_sandbox(tmp_path)) as sandbox:
         assert _is_claimed(await _range_of(sandbox))
         attempt = (
-            f"for way in 'exec 3< {_CLAIMS}' 'exec 3>> {_CLAIMS}' 'ls {_CLAIMS.parent}' 'mv {_CLAIMS.parent} /run/x'; do "
+            f"for way in 'exec 3<{_CLAIMS}' 'exec 3>>{_CLAIMS}' 'ls {_CLAIMS.parent}' 'mv {_CLAIMS.parent} /run/x'; do "
             '(eval "$way") 2>/dev/null && echo "$way"; done; id -u'
         )
         tried = await asyncio.to_thread(
@@ -62,11 +71,11 @@ async def test_two_sandboxes_have_two_ranges_and_a_killed_supervisor_keeps_none(
         ranges = [await _range_of(one), await _range_of(two)]
         assert len(set(ranges)) == 2
         assert all(map(_is_claimed, ranges))
-        for supervisor in Path(f"/proc/{forkserver_pid()}/task/{forkserver_pid()}/children").read_text().split():
-            left = descendants(int(supervisor))
-            os.kill(int(supervisor), signal.SIGKILL)
+        for supervisor in _supervisors():
+            left = descendants(supervisor)
+            os.kill(supervisor, signal.SIGKILL)
             async with asyncio.timeout(PATIENCE_SEC):
-                while any(Path(f"/proc/{pid}").exists() for pid in left):  # noqa: ASYNC110  # the death of another's child sends no event
+                while any(map(_lives, left)):  # noqa: ASYNC110  # the death of another's child sends no event
                     await asyncio.sleep(0.02)
         with pytest.raises(SandboxError):
             await one.exec("true")
@@ -148,4 +157,4 @@ def test_who_finds_every_range_taken_learns_it_in_one_line_whatever_its_network(
 
 def test_a_directory_that_is_another_users_is_refused_in_one_line(tmp_path: Path) -> None:
     (line,) = _start_after("make the directory", tmp_path / "sandbox")
-    assert line.endswith("another user can write there: /run/harbor-gym has to be a directory of root's")
+    assert line.endswith("another user can write there: /run/harbor-gym has to be root's directory")

@@ -11,6 +11,14 @@ from typing import Any, NamedTuple, cast, get_args, get_origin
 NAMESPACES = os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWNET | os.CLONE_NEWCGROUP
 """Those of a sandbox's own, beside the mounts' and the user's."""
 
+OPEN_FILES, MAX_OPEN_FILES = 1024, 4096
+"""Descriptors of one process of a sandbox: at first, and at most where it raises its limit.
+
+The machine has one number of open files for all (fs.file-max), and the trainer's own limit is often a hundred times
+these. They are Linux's defaults (INR_OPEN_CUR, INR_OPEN_MAX): ordinary programs run with the first, and servers and
+compilers that raise it find enough in the second. ``harbor-gym doctor`` compares fs.file-max with what comes of it.
+"""
+
 
 class CgroupLimits(NamedTuple):
     """What one sandbox may use, all its processes together. None is no limit."""

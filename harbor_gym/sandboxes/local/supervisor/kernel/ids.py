@@ -71,7 +71,7 @@ def _claim_range() -> tuple[int, int]:
     try:
         claims = _open_claims()
     except OSError as exc:
-        raise OSError(f"it gets no user ids of its own: {exc.strerror}: {CLAIMS} has to be a directory of root's") from exc
+        raise OSError(f"it gets no user ids of its own: {exc.strerror}: {CLAIMS} has to be root's directory") from exc
     start = int.from_bytes(os.urandom(4)) % RANGES
     for number in range(RANGES):
         place = (start + number) % RANGES
@@ -85,7 +85,7 @@ def _claim_range() -> tuple[int, int]:
 
 
 def _open_claims() -> int:
-    """Return a descriptor of the file in which a byte stands for each range; only root can open it, and lock bytes of it.
+    """Return a descriptor of the file in which a byte stands for each range; only root can open it, and so lock one.
 
     Raises:
         OSError: It can't be made, or its directory is another user's, who could put another file in its place.
