@@ -26,19 +26,37 @@ failure: it does not measure the policy and must never become a reward. ``is_inf
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import Self, override
+
+from harbor_gym._printable import printable
 
 
 class HarborGymError(Exception):
-    """Base of every error that harbor_gym raises on purpose."""
+    """Base of every error that harbor_gym raises on purpose.
+
+    Its text and its notes may quote what a sandbox printed, and are shown by tracebacks and logs: control characters in
+    them are spelled out.
+    """
 
     is_infrastructure: bool = False
 
     diagnostics: Mapping[str, str] = MappingProxyType({})
-    """What the trial left, as far as there is any: the ends of ``exception``, ``verifier_output``, ``trial_log``."""
+    """What the trial left, as far as there is any: the ends of ``exception``, ``verifier_output``, ``trial_log``.
+
+    It is the raw text, for programs: a sandbox may have put escape sequences into it.
+    """
 
     trial_dir: Path | None = None
     """The trial's folder, if it is kept."""
+
+    @override
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+    @override
+    def add_note(self, note: str, /) -> None:
+        """Add a note, with control characters spelled out."""
+        super().add_note(printable(note))
 
     def attach(self, diagnostics: Mapping[str, str], *, trial_dir: Path | None) -> Self:
         """Put what the trial left on the error, for programs as attributes and for people as notes; survives pickling.

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._printable import printable
 from harbor_gym._runtime.console.progress import ShowBar, show_no_bar
 from harbor_gym.errors import MissingDependencyError
 from harbor_gym.report.curves import draw_curve
@@ -182,4 +183,4 @@ class _Elapsed(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
-        return f"[{record.created - self._start:7.1f} s] {level}{record.getMessage()}"
+        return f"[{record.created - self._start:7.1f} s] {level}{printable(record.getMessage())}"
