@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from harbor_gym._printable import printable
 from harbor_gym._runtime.interrupts import TERMINATED, sigterm_as_interrupt
+from harbor_gym.errors import printable
 
 _RESTLESS = "tinker"
 """A package whose thread has no end of its own."""

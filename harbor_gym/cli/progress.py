@@ -8,8 +8,8 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from harbor_gym._printable import printable
 from harbor_gym.cli.shared import echo
+from harbor_gym.errors import printable
 
 _TENTHS = 10
 _LINE_SEC = 10.0

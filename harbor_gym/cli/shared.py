@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
-from harbor_gym._printable import printable
-from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskSourceError, UsageError
+from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskSourceError, UsageError, printable
 
 FAILED = 1
 """Exit code: the answer is no."""

@@ -8,9 +8,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harbor_gym._printable import printable
 from harbor_gym._runtime.console.progress import ShowBar, show_no_bar
-from harbor_gym.errors import MissingDependencyError
+from harbor_gym.errors import MissingDependencyError, printable
 from harbor_gym.report.curves import draw_curve
 from harbor_gym.report.metrics import METRICS_NAME, read_metrics, read_records
 

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harbor_gym._printable import printable
 from harbor_gym._runtime.files import open_regular
-from harbor_gym.errors import MissingDependencyError, UsageError
+from harbor_gym.errors import MissingDependencyError, UsageError, printable
 
 if TYPE_CHECKING:
     import libtmux

@@ -12,9 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from harbor_gym._printable import printable
 from harbor_gym.cli.shared import echo, one_line_errors
-from harbor_gym.errors import UsageError
+from harbor_gym.errors import UsageError, printable
 from harbor_gym.types import DEFAULT_SANDBOX
 
 HAND_IN = "\x1d"  # C-]

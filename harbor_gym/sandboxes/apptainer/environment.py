@@ -13,6 +13,7 @@ from harbor.environments.definition import (
 )
 from harbor.models.task.config import NetworkMode
 
+from harbor_gym._runtime.processes import allow_open_files
 from harbor_gym.sandboxes.apptainer.commands import run_command
 from harbor_gym.sandboxes.apptainer.container import Container, ContainerOptions
 from harbor_gym.sandboxes.apptainer.options import checked_options
@@ -21,6 +22,7 @@ from harbor_gym.sandboxes.apptainer.sif.format import SifImage
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, provide_sif
 from harbor_gym.sandboxes.apptainer.watchdog import Watchdog
 from harbor_gym.sandboxes.local import seccomp
+from harbor_gym.sandboxes.local.supervisor.messages import OPEN_FILES_OF_CALLER
 from harbor_gym.sandboxes.namespaced import NamespacedEnvironment
 from harbor_gym.sandboxes.pipes import Chunk
 from harbor_gym.sandboxes.running import Finished, Request
@@ -151,6 +153,7 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
 
     @override
     async def _bring_up(self, *, force_build: bool) -> None:
+        allow_open_files(OPEN_FILES_OF_CALLER)
         stored = await provide_sif(
             self._source(force_build=force_build),
             self._options.image_cache_dir,

@@ -19,6 +19,7 @@ from harbor.models.task.config import NetworkPolicy
 
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import Hold
+from harbor_gym._runtime.processes import allow_open_files
 from harbor_gym.errors import MissingDependencyError
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image
 from harbor_gym.sandboxes.local import cgroups, seccomp
@@ -26,6 +27,7 @@ from harbor_gym.sandboxes.local.client import SupervisedSandbox
 from harbor_gym.sandboxes.local.entrypoint import Entrypoint
 from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES, Limits, LocalOptions
 from harbor_gym.sandboxes.local.snapshots import ImageOptions, Setup, hold_set_up
+from harbor_gym.sandboxes.local.supervisor.messages import OPEN_FILES_OF_CALLER
 from harbor_gym.sandboxes.namespaced import NamespacedEnvironment, default_env
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk
@@ -190,6 +192,7 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     @override
     async def _bring_up(self, *, force_build: bool) -> None:
         _outweigh_sandboxes()
+        allow_open_files(OPEN_FILES_OF_CALLER)
         image, self._hold = await self._hold_image(force_build=force_build)
         self._image = image
         limits = self._limits()

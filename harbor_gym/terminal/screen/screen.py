@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harbor_gym._printable import printable
+from harbor_gym.errors import printable
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 from harbor_gym.terminal.screen.capture import drop_dead_line
 from harbor_gym.terminal.tools import path_prefix

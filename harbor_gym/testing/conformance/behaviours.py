@@ -7,8 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harbor_gym._printable import printable
-from harbor_gym.errors import UsageError
+from harbor_gym.errors import UsageError, printable
 from harbor_gym.testing.conformance.report import Outcome, Verdict
 
 _SHOWN_CHARACTERS = 300

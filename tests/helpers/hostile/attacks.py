@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -320,6 +321,25 @@ async def no_process_has_more_open_files_than_ordinary_programs_need(sandbox: Lo
         raised = await sandbox.exec(f"python3 -c '{_RAISE_OPEN_FILES % who}'")
         assert "PermissionError" in (raised.stderr or ""), raised
     assert "not permitted" in ((await sandbox.exec("ulimit -n 4097")).stderr or "")
+
+
+async def descriptors_under_way_stop_nobody_elses_commands(_sandbox: LocalEnvironment, scratch: Path) -> None:
+    """The kernel counts them by user, and root inside may be the trainer, whose limit is an ordinary user's here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        async with (
+            running(make_sandbox(scratch / "attacker")) as attacker,
+            running(make_sandbox(scratch / "x")) as other,
+        ):
+            attack = await _bring(attacker, "descriptors.py")
+            start = f"setsid python3 {attack} > /attack/sent 2>&1 & while [ ! -s /attack/sent ]; do sleep 0.05; done"
+            await output(attacker, f"{start}; grep ETOOMANYREFS /attack/sent", timeout_sec=30)
+            for sandbox in (attacker, other):
+                assert await output(sandbox, "echo goes on") == "goes on"
+                await sandbox.upload_file(_INSIDE / "hunter.py", "/attack/other")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def what_sockets_hold_counts_as_memory(_sandbox: LocalEnvironment, scratch: Path) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harbor_gym._printable import printable
-from harbor_gym.errors import SandboxError, VerifierError
+from harbor_gym.errors import SandboxError, VerifierError, printable
 from tests.helpers.harbor_trials import run_episode
 from tests.helpers.paths import ROOT
 from tests.helpers.tasks import write_task

@@ -18,6 +18,12 @@ The machine has one number of open files for all (fs.file-max), and the trainer'
 these. They are Linux's defaults (INR_OPEN_CUR, INR_OPEN_MAX): ordinary programs run with the first, and servers and
 compilers that raise it find enough in the second. ``harbor-gym doctor`` compares fs.file-max with what comes of it.
 """
+OPEN_FILES_OF_CALLER = 2 * MAX_OPEN_FILES
+"""The least limit of a process that sends descriptors to sandboxes of its own user, and so of all that start any.
+
+The kernel counts descriptors that are under way in sockets by user, and lets nobody of a user send any whose own limit
+is passed (unix(7), ETOOMANYREFS): where root inside is the caller, it could stop the caller from running commands.
+"""
 
 
 class CgroupLimits(NamedTuple):
