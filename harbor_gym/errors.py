@@ -23,22 +23,52 @@ failure: it does not measure the policy and must never become a reward. ``is_inf
 :mod:`harbor_gym.outcomes` has one word for each, and what to do about it.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import Self, override
+
+_OBEYED = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""C0 but tabs and line ends, DEL, C1, what changes the direction of writing, and what no terminal's encoding has."""
+
+
+def printable(text: str) -> str:
+    r"""Return a text without control characters: each becomes its escape sequence in Python, as ``\x1b``.
+
+    Line feeds (with or without a carriage return) and tabs stay.
+
+    Source: ECMA-48 (C0 and C1), UAX #9 (the characters for directions).
+    """
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class HarborGymError(Exception):
-    """Base of every error that harbor_gym raises on purpose."""
+    """Base of every error that harbor_gym raises on purpose.
+
+    Its text and its notes may quote what a sandbox printed, and are shown by tracebacks and logs: control characters in
+    them are spelled out.
+    """
 
     is_infrastructure: bool = False
 
     diagnostics: Mapping[str, str] = MappingProxyType({})
-    """What the trial left, as far as there is any: the ends of ``exception``, ``verifier_output``, ``trial_log``."""
+    """What the trial left, as far as there is any: the ends of ``exception``, ``verifier_output``, ``trial_log``.
+
+    It is the raw text, for programs: a sandbox may have put escape sequences into it.
+    """
 
     trial_dir: Path | None = None
     """The trial's folder, if it is kept."""
+
+    @override
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+    @override
+    def add_note(self, note: str, /) -> None:
+        """Add a note, with control characters spelled out."""
+        super().add_note(printable(note))
 
     def attach(self, diagnostics: Mapping[str, str], *, trial_dir: Path | None) -> Self:
         """Put what the trial left on the error, for programs as attributes and for people as notes; survives pickling.

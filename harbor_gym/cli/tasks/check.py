@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym.cli.shared import FAILED, one_line_errors, quiet_harbor
+from harbor_gym.cli.shared import FAILED, echo, one_line_errors, quiet_harbor
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX
 
@@ -86,7 +86,7 @@ def check(
         )
         checks = asyncio.run(_check_all(tasks, plan, concurrency, table=not as_json))
     if as_json:
-        typer.echo(json.dumps([as_object(item) for item in checks], indent=2))
+        echo(json.dumps([as_object(item) for item in checks], indent=2))
     if not all(item.ok for item in checks):
         raise typer.Exit(UNPROVEN if all(item.ok or item.verdict is Verdict.UNPROVEN for item in checks) else FAILED)
 
@@ -103,7 +103,7 @@ async def _check_all(
     width = max(len("task"), *(len(task.name) for task in tasks))
     if not table:
         return await check_tasks(tasks, plan, concurrency=concurrency)
-    typer.echo(table_head(width))
+    echo(table_head(width))
     console = Console()
     with progress(console) if console.is_terminal else nullcontext(None) as shown:
         done = 0
@@ -113,7 +113,7 @@ async def _check_all(
             done += 1
             row = table_row(item, width)
             if shown is None:
-                typer.echo(row)
+                echo(row)
             else:
                 shown.line(row)
                 shown.bar("tasks", done, len(tasks))
@@ -122,7 +122,7 @@ async def _check_all(
             shown.bar("tasks", 0, len(tasks))
         checks = await check_tasks(tasks, plan, concurrency=concurrency, on_checked=show)
     for line in (line for item in checks for line in remarks(item)):
-        typer.echo(line, err=True)
+        echo(line, err=True)
     return checks
 
 

@@ -44,6 +44,7 @@ class DockerEnvironment(DockerLaunch):
         "stderr_is_told_apart": "stderr comes in stdout, in order of printing",
         "root_inside_is_root_of_its_own_namespace": "containers have the machine's user namespace, unless remapped",
         "terminals_end_at_the_sandboxs_own_limit": "the machine's pseudo-terminals are one number for all containers",
+        **engine.DAEMON_LIMITS,
         "the_first_process_is_closed": "root inside may write to the memory of the first process, which is its equal",
         "the_kernels_memory_is_hidden": "Docker hides less: kpagecount, slabinfo and others are the machine's",
         "a_verifier_sees_the_image_and_what_counts": "a container has no second root for its verifier",

@@ -25,6 +25,25 @@ true
 """Prints each program that a process executes and that the sandbox has not; a file in memory is nobody's program."""
 
 _MORE_TERMINALS_THAN_ANY_TASK_NEEDS = 256
+_MORE_FILES_THAN_ANY_TASK_NEEDS = 10_000
+_SMALL_MB, _DIED = 128, 128
+_FILL_SOCKETS = """\
+use Socket;
+socket(my $server, PF_INET, SOCK_STREAM, 0) or die $!;
+bind($server, sockaddr_in(0, INADDR_LOOPBACK)) or die $!;
+listen($server, 8) or die $!;
+my ($held, @kept) = (0);
+for (1 .. 400) {
+  socket(my $writer, PF_INET, SOCK_STREAM, 0) or last;
+  connect($writer, getsockname($server)) or last;
+  accept(my $reader, $server) or last;
+  push @kept, $writer, $reader;
+  fcntl($writer, 4, 2048);
+  while ($held < $ARGV[0] and my $count = syswrite($writer, "x" x 65536)) { $held += $count }
+}
+print $held;
+"""
+"""Fills TCP connections to itself, and prints the bytes that they took. F_SETFL is 4, O_NONBLOCK 2048."""
 _HIDDEN = ("kcore", "kpagecount", "kpageflags", "kpagecgroup", "slabinfo", "vmallocinfo", "keys", "timer_list")
 
 
@@ -58,6 +77,28 @@ async def terminals_end_at_the_sandboxs_own_limit(probe: Probe) -> None:
     )
     taken = int(await probe.output(f"bash -c {shlex.quote(script)} 2>/dev/null"))
     expect(0 < taken < most, f"one command took {taken} pseudo-terminals")
+
+
+@CONFINEMENT.behaviour
+async def open_files_end_at_the_processs_own_limit(probe: Probe) -> None:
+    """A process's open files, of which the machine has one number for all, are bounded, and root can't raise that."""
+    most = _MORE_FILES_THAN_ANY_TASK_NEEDS
+    limit = await probe.output("ulimit -Hn")
+    expect(limit.isdecimal() and int(limit) < most, f"a process may open {limit} files")
+    raised = await probe.run(f"ulimit -n {most}")
+    expect(raised.return_code != 0, f"root raised its limit of open files from {limit} to {most}")
+
+
+@CONFINEMENT.behaviour_alone
+async def socket_buffers_end_at_the_sandboxs_own_limit(probe: Probe) -> None:
+    """What sockets hold unread is the kernel's memory and counts: with ``memory_mb`` it is bounded."""
+    most = 2 * _SMALL_MB
+    async with probe.small(_SMALL_MB) as sandbox:
+        result = await probe.run(f"perl -e {shlex.quote(_FILL_SOCKETS)} {most << 20}", sandbox=sandbox)
+    held = (result.stdout or "").strip()
+    expect(held.isdecimal() or result.return_code > _DIED, f"sockets could not be filled: {result.stderr or held!r}")
+    # A process that the limit has killed prints nothing.
+    expect(int(held or 0) >> 20 < most, f"sockets held {most} MiB in a sandbox that has {_SMALL_MB} (memory_mb)")
 
 
 @CONFINEMENT.behaviour

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from harbor_gym.sandboxes.docker.engine import DAEMON_LIMITS
+
 type Reasons = Mapping[str, str]
 """Behaviour → why it does not hold."""
 
@@ -49,6 +51,8 @@ FAKE: Reasons = {
         "no_program_of_the_host_is_reached",
         "root_inside_is_root_of_its_own_namespace",
         "terminals_end_at_the_sandboxs_own_limit",
+        "open_files_end_at_the_processs_own_limit",
+        "socket_buffers_end_at_the_sandboxs_own_limit",
         "the_first_process_is_closed",
         "the_kernels_memory_is_hidden",
         "system_calls_are_filtered",
@@ -68,6 +72,7 @@ CONTAINERS: Reasons = {
         "root_inside_is_root_of_its_own_namespace",
     ),
     **_for("the machine's pseudo-terminals are one number for all", "terminals_end_at_the_sandboxs_own_limit"),
+    **DAEMON_LIMITS,
     **_for("root inside may trace the first process, which has no right more", "the_first_process_is_closed"),
     **_for("Docker hides less: kpagecount, slabinfo and others are the machine's", "the_kernels_memory_is_hidden"),
     **_for("a container has no second root for its verifier", "a_verifier_sees_the_image_and_what_counts"),

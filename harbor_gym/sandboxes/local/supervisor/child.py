@@ -16,7 +16,7 @@ import files
 from kernel import cgroups, programs, system_calls
 from kernel.calls import PR_SET_PDEATHSIG, drop_privileges, prctl
 from kernel.capabilities import RANKS
-from messages import CommandSpec
+from messages import MAX_OPEN_FILES, OPEN_FILES, CommandSpec
 
 _ACCOUNT_FILE_BYTES, _READ_BYTES = 1 << 20, 1 << 15
 _ACCOUNT_LINE_FIELDS = 4
@@ -111,6 +111,12 @@ def become_plain() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
+def bound_open_files() -> None:
+    """Bound this process's open files and those of all that come of it, for good: root inside can't raise that."""
+    hard = min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
+
+
 def _become(command: Command, *, dies_with_parent: bool) -> NoReturn:
     """Turn this process, root in all of the sandbox's namespaces, into the requested command."""
     spec = command.spec
@@ -128,6 +134,7 @@ def _become(command: Command, *, dies_with_parent: bool) -> NoReturn:
     # Python ignores these two.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    bound_open_files()
     if limit := spec.data_limit_bytes:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     if limit := spec.user_processes:

@@ -12,7 +12,7 @@ import os
 import signal
 from typing import Any, NoReturn
 
-from child import become_plain
+from child import become_plain, bound_open_files
 from kernel import packet_filter, programs
 from kernel.calls import (
     MS_NODEV,
@@ -226,4 +226,5 @@ def _become_runtime(config: ContainerConfig) -> NoReturn:
     with open("runtime.conf", "w") as text:  # noqa: PTH123  # as above
         text.write(config.runtime_config)
     become_plain()
+    bound_open_files()
     os.execve(config.runtime[0], config.runtime, {**os.environ, **config.runtime_environment})

@@ -330,18 +330,18 @@ def serve(control_fd: int, data: object) -> int:
     control = socket.socket(fileno=control_fd)
     try:
         config = parse(SupervisorConfig, data)
-    except MessageError as exc:
-        control.send(json.dumps({"error": str(exc)}).encode())
-        return 1
-    try:
         parent = os.pidfd_open(config.parent)
-    except ProcessLookupError:
+        memory_kills = MemoryKills()
+        harden_self()
+        become_plain()
+        system_calls.prepare(config.filters)
+        supervisor = _Supervisor(control, config, memory_kills)
+    except ProcessLookupError:  # the caller has ended
         return 0
-    memory_kills = MemoryKills()
-    harden_self()
-    become_plain()
-    system_calls.prepare(config.filters)
-    supervisor = _Supervisor(control, config, memory_kills)
+    except (OSError, MessageError) as exc:
+        with contextlib.suppress(OSError):
+            control.send(json.dumps({"error": str(exc)}).encode())
+        return 1
     try:
         supervisor.build()
         supervisor.serve(parent)

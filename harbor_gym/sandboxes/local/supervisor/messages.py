@@ -11,6 +11,20 @@ from typing import Any, NamedTuple, cast, get_args, get_origin
 NAMESPACES = os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWNET | os.CLONE_NEWCGROUP
 """Those of a sandbox's own, beside the mounts' and the user's."""
 
+OPEN_FILES, MAX_OPEN_FILES = 1024, 4096
+"""Descriptors of one process of a sandbox: at first, and at most where it raises its limit.
+
+The machine has one number of open files for all (fs.file-max), and the trainer's own limit is often a hundred times
+these. They are Linux's defaults (INR_OPEN_CUR, INR_OPEN_MAX): ordinary programs run with the first, and servers and
+compilers that raise it find enough in the second. ``harbor-gym doctor`` compares fs.file-max with what comes of it.
+"""
+OPEN_FILES_OF_CALLER = 2 * MAX_OPEN_FILES
+"""The least limit of a process that sends descriptors to sandboxes of its own user, and so of all that start any.
+
+The kernel counts descriptors that are under way in sockets by user, and lets nobody of a user send any whose own limit
+is passed (unix(7), ETOOMANYREFS): where root inside is the caller, it could stop the caller from running commands.
+"""
+
 
 class CgroupLimits(NamedTuple):
     """What one sandbox may use, all its processes together. None is no limit."""

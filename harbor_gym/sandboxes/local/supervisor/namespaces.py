@@ -17,6 +17,7 @@ import struct
 from typing import NoReturn
 
 import files
+from child import bound_open_files
 from kernel import cgroups, packet_filter
 from kernel.calls import (
     CAP_SYS_PTRACE,
@@ -253,6 +254,7 @@ class NamespaceBuild:
             bound_capabilities(CAP_SYS_PTRACE)
             for target, handle in enumerate((self._stdin, self._stdout, self._report)):
                 os.dup2(handle, target)
+            bound_open_files()
             os.execve(self._first, ["init"], {})
         except BaseException as exc:  # as above
             self._fail(exc)
