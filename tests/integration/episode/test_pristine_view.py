@@ -1,16 +1,20 @@
 """A verifier in a pristine view on ``local``: what a root policy planted is not there, and what counts is."""
 
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar, override
 
 import pytest
+from harbor.environments.base import ExecResult
 
 from harbor_gym.checking import CheckPlan, Verdict, check_tasks
 from harbor_gym.sandboxes import environment_config
+from harbor_gym.sandboxes.local import LocalEnvironment
+from harbor_gym.sandboxes.piped import PipedCommand
 from tests.helpers.engines import require_engine
 from tests.helpers.harbor_trials import run_episode
 from tests.helpers.paths import ROOT
-from tests.helpers.tasks import PASS_IF_DONE, write_task
+from tests.helpers.tasks import BASE, PASS_IF_DONE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
@@ -101,6 +105,55 @@ async def test_each_step_has_a_view_of_its_own_and_the_policys_files_again_after
         (task / "steps" / name / "instruction.md").write_text("Go on.\n")
     second = "[ -e /etc/before ] && [ ! -e /etc/left ] && [ ! -e /tests/test.sh ] || rm /srv/answer"
     assert await played(task, f"{DONE}; touch /etc/before", second, verify_paths=SRV) == 1.0
+
+
+class Noting(LocalEnvironment):
+    """A local sandbox that notes what is asked of it once the policy's processes are stopped."""
+
+    noted: ClassVar[list[str]] = []
+
+    @override
+    async def exec(self, command: str, *args: Any, **settings: Any) -> ExecResult:
+        self.noted.append(f"exec {command}")
+        return await super().exec(command, *args, **settings)
+
+    @override
+    async def exec_pipes(self, command: str, *args: Any, **settings: Any) -> PipedCommand:
+        self.noted.append(f"exec_pipes {command}")
+        return await super().exec_pipes(command, *args, **settings)
+
+    @override
+    async def clean_up(self, work: str, *args: Any, **settings: Any) -> dict[str, Any]:
+        self.noted.append(work)
+        return await super().clean_up(work, *args, **settings)
+
+    @override
+    async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
+        self.noted.append("enter view")
+        await super().enter_verifier_view(verify_paths)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+async def test_no_program_of_the_sandbox_runs_between_the_clean_up_and_the_verifier(tmp_path: Path, steps: int) -> None:
+    """Whatever Harbor does in between: it collects artifacts, makes directories, looks up users."""
+    Noting.noted.clear()
+    dockerfile = f"FROM {BASE}\nRUN useradd dev\nWORKDIR /srv\nRUN chown dev /srv\n"
+    toml = '[agent]\nuser = "dev"\n' + "".join(f'[[steps]]\nname = "s{n}"\n' for n in range(steps))
+    task = write_task(tmp_path / "task", dockerfile=dockerfile, root_toml='artifacts = ["/srv/answer"]\n', toml=toml)
+    for n in range(steps):
+        (task / "steps" / f"s{n}").mkdir(parents=True)
+        (task / "steps" / f"s{n}" / "instruction.md").write_text("Do it.\n")
+    sandbox = f"{__name__}:{Noting.__name__}"
+    ends, _ = await run_episode(task, [DONE] * max(1, steps), sandbox=sandbox, verify_paths=SRV)
+    assert [reward for reward, _, _ in ends] == [1.0] * max(1, steps)
+    stops = [at for at, what in enumerate(Noting.noted) if what == "stop"]
+    firsts = [at for at in stops if "enter view" in Noting.noted[at : at + 12]]
+    assert len(firsts) >= max(1, steps)
+    for first in firsts:
+        verifying = next(at for at in range(first, len(Noting.noted)) if "/tests/test.sh" in Noting.noted[at])
+        between = Noting.noted[first:verifying]
+        assert between.count("stop") == 2, "once more in the view"
+        assert not [what for what in between if what.startswith("exec")]
 
 
 @pytest.fixture
