@@ -48,6 +48,9 @@ class DockerEnvironment(DockerLaunch):
         "the_first_process_is_closed": "root inside may write to the memory of the first process, which is its equal",
         "the_kernels_memory_is_hidden": "Docker hides less: kpagecount, slabinfo and others are the machine's",
         "a_verifier_sees_the_image_and_what_counts": "a container has no second root for its verifier",
+        "a_verifier_is_closed_to_all_outside_of_its_view": "a container has no second root for its verifier",
+        "what_ran_before_the_policy_is_closed_to_it": "all commands of a container have the same rights",
+        "no_program_inside_takes_part_in_directory_calls": "Harbor asks for them by the container's own shell",
     }
     """stderr as under Harbor, whose callers may rely on the order; the others are what containers leave open."""
 

@@ -58,6 +58,9 @@ FAKE: Reasons = {
         "system_calls_are_filtered",
         "no_program_inside_takes_part_in_transfers",
         "a_verifier_sees_the_image_and_what_counts",
+        "what_ran_before_the_policy_is_closed_to_it",
+        "a_verifier_is_closed_to_all_outside_of_its_view",
+        "no_program_inside_takes_part_in_directory_calls",
     ),
     **_for(
         "it has no links",
@@ -75,7 +78,15 @@ CONTAINERS: Reasons = {
     **DAEMON_LIMITS,
     **_for("root inside may trace the first process, which has no right more", "the_first_process_is_closed"),
     **_for("Docker hides less: kpagecount, slabinfo and others are the machine's", "the_kernels_memory_is_hidden"),
-    **_for("a container has no second root for its verifier", "a_verifier_sees_the_image_and_what_counts"),
+    **_for(
+        "a container has no second root for its verifier",
+        "a_verifier_sees_the_image_and_what_counts",
+        "a_verifier_is_closed_to_all_outside_of_its_view",
+    ),
+    **_for("all commands of a container have the same rights", "what_ran_before_the_policy_is_closed_to_it"),
+    **_for(
+        "Harbor asks for directories by the container's own shell", "no_program_inside_takes_part_in_directory_calls"
+    ),
 }
 """What the rights of an ordinary Docker container leave open to root inside."""
 

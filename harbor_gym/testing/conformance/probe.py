@@ -98,6 +98,10 @@ class Probe:
                 self._ended = (sandbox, command)
             return self._ended
 
+    async def fresh(self) -> BaseEnvironment:
+        """Return a further sandbox of the caller's own, in which nothing was done yet."""
+        return await self._start(self.make())
+
     def make(
         self, *, network_policy: NetworkPolicy | None = None, workdir: str | None = None, memory_mb: int | None = None
     ) -> BaseEnvironment:

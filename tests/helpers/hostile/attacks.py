@@ -471,6 +471,34 @@ async def who_becomes_what_the_clean_up_spares_earns_nothing(_sandbox: LocalEnvi
 _SLOW_TEST = "#!/bin/bash\necho 0 > /logs/verifier/reward.txt\nsleep 2\n"
 
 
+_OWN_RANK = """
+import ctypes, os, struct
+os.system("cp $(readlink -f /usr/bin/grep) /tmp/raised && chmod 755 /tmp/raised")
+# As setcap(8) writes it: permitted and effective, the capabilities 35 and 36.
+attribute = struct.pack("<IIIII", 0x02000001, 0, 0, 0b11 << 3, 0)
+os.setxattr("/tmp/raised", "security.capability", attribute)
+"""
+
+
+async def no_program_raises_its_rank(sandbox: LocalEnvironment, _scratch: Path) -> None:
+    """Neither setuid nor file capabilities give what a rank has not, and a rank changes nothing else for programs."""
+    await output(sandbox, f"cp /usr/bin/env /setuid; chmod 6755 /setuid; python3 -c '{_OWN_RANK}'")
+    show = "grep CapBnd /proc/self/status"
+    for user in ("root", "dev"):
+        ranks = [await output(sandbox, f"/setuid -- {show}", user=user)]
+        assert (await sandbox.exec("/tmp/raised x /etc/passwd", user=user)).return_code == 126  # EPERM
+        await sandbox.enter_verifier_view([])
+        ranks.append(await output(sandbox, show, user=user))
+        # No ambient capability makes the loader distrust the environment, and su still becomes whom it is to become.
+        assert "AT_SECURE:            0" in await output(sandbox, "LD_SHOW_AUXV=1 /usr/bin/env true", user=user)
+        await output(sandbox, "cp /usr/bin/id /own-id; chmod 4755 /own-id", user="root")
+        assert await output(sandbox, "/own-id -u", user=user) == "0"
+        assert await output(sandbox, "su dev -c 'id -un'", user="root") == "dev"
+        await sandbox.leave_verifier_view()
+        policys, verifiers = (int(line.split()[1], 16) for line in ranks)
+        assert verifiers - policys == 0b11 << 35, ranks
+
+
 _CALLED = "/attack/called"
 _PROGRAMS = ("bash", "sh", "dash", "test", "[", "mkdir", "rm", "find", "chmod", "env")
 _MARKED = f"#!/usr/bin/kept-shell\necho x >> {_CALLED}\n"

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, override
 
-from harbor.environments.base import ExecResult
+from harbor.environments.base import BaseEnvironment, ExecResult
 
 from harbor_gym.errors import SandboxTimeoutError, UsageError
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from harbor_gym.sandboxes.local.supervisor.kernel.capabilities import POLICY
 from harbor_gym.sandboxes.piped import PipedCommand
+from harbor_gym.sandboxes.running import Ranks
 from harbor_gym.terminal.scripts import read_script
 
 
@@ -26,6 +28,20 @@ class Broken(LocalEnvironment):
     """The behaviours that must fail."""
 
     known_failures: ClassVar[Mapping[str, str]] = {}  # pyright: ignore[reportIncompatibleMethodOverride]  # on any machine
+
+
+class _ByItsShell(BaseEnvironment):
+    """Harbor's own directory calls."""
+
+    is_dir = BaseEnvironment.is_dir
+    is_file = BaseEnvironment.is_file
+    ensure_dirs = BaseEnvironment.ensure_dirs
+    empty_dirs = BaseEnvironment.empty_dirs
+    reset_dirs = BaseEnvironment.reset_dirs
+
+
+class AsksItsShell(_ByItsShell, Broken):
+    breaks = ("no_program_inside_takes_part_in_directory_calls",)
 
 
 class LosesOutput(Broken):
@@ -74,7 +90,7 @@ class MixesAnswersUp(Broken):
         return self._last
 
 
-class ForgetsArguments(Broken):
+class ForgetsArguments(_ByItsShell, Broken):
     breaks = (
         "cwd_is_the_calls",
         "cwd_is_the_tasks_where_it_names_one",
@@ -102,7 +118,7 @@ class ForgetsArguments(Broken):
         return await super().exec_pipes(command, **options)
 
 
-class AddsArguments(Broken):
+class AddsArguments(_ByItsShell, Broken):
     breaks = (
         "cwd_is_the_images_by_default",
         "a_directory_change_ends_with_its_command",
@@ -292,7 +308,7 @@ class HasNoLogs(Broken):
         await self.exec("chmod 700 /logs/artifacts")
 
 
-class IsOneForAll(Broken):
+class IsOneForAll(_ByItsShell, Broken):
     breaks = ("two_sandboxes_share_no_files", "two_sandboxes_share_no_processes")
     first: ClassVar["IsOneForAll | None"] = None
 
@@ -341,6 +357,19 @@ class OpensItsFirstProcess(Broken):
     @override
     async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
         return await super().exec(command.replace("/proc/1/", "/proc/self/"), *args, **kwargs)
+
+
+class _OneRank(Ranks):
+    outside_of_view = now = POLICY  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]  # a constant
+
+
+class HasNoRanks(Broken):
+    breaks = ("what_ran_before_the_policy_is_closed_to_it", "a_verifier_is_closed_to_all_outside_of_its_view")
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        await super().start(force_build)
+        self._running()._ranks = _OneRank()  # pyright: ignore[reportPrivateUsage]  # what is broken
 
 
 class UsesItsTar(Broken):

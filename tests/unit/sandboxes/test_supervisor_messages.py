@@ -38,7 +38,7 @@ CONFIG = SupervisorConfig(
     cgroups={"memory": (1, "/sys/fs/cgroup/memory/x")},
     limits=CgroupLimits(memory_bytes=1 << 20, cpus=0.5, max_processes=10),
 )
-COMMAND = CommandSpec("ls", "root", "/", {"PATH": "/bin"}, ("ls", "-l"), True, None, 3)
+COMMAND = CommandSpec("ls", "root", "/", {"PATH": "/bin"}, ("ls", "-l"), True, None, 3, "policy")
 TARGET = Target(7, "123", 1 << 20, {"pids": (2, "/x")}, True, ())
 
 
