@@ -11,6 +11,10 @@ from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
 
 
+AmbiguousFailures = Literal["zero", "infrastructure"]
+"""What becomes of an episode whose missing verdict the policy may have caused, and the task as well."""
+
+
 def describe_problems(error: ValidationError) -> str:
     """Return on one line what is wrong with which fields."""
     return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False))
@@ -120,6 +124,12 @@ class TerminalEnvConfig(_Config):
     ``auto``: the paths are ``verify_paths`` in the task's ``[metadata]``; without it, or on a sandbox without such a
     view, which is logged once, grading is Harbor's. ``off``: it is Harbor's. Paths: these, and a sandbox without such a
     view is a :class:`harbor_gym.errors.TaskError`."""
+
+    ambiguous_failures: AmbiguousFailures = "zero"
+    """What a missing verdict is that the policy may have caused, and the task as well: a verifier that ran out of time
+    or memory in the policy's own sandbox, where its tests load what the policy made, or a later step's set-up that
+    failed there. ``zero``: the policy's failure, reward 0, with the reason in ``info["breakage"]``.
+    ``infrastructure``: a :class:`harbor_gym.errors.VerifierError` or ``SandboxStartError``, retried and then masked."""
 
     verifier: dict[str, Any] = Field(default_factory=dict)
     """Harbor's settings of a run's verifier: ``import_path`` and ``kwargs`` of a verifier of your own, ``env`` (write

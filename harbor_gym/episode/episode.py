@@ -26,11 +26,12 @@ from harbor_gym._runtime.loggers import forget_loggers
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.portal import current_portal
 from harbor_gym._runtime.shielded import cancel_and_wait, shielded
+from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode import _harbor_patches, agent, failures
 from harbor_gym.episode.diagnostics import VerifierReport, read_diagnostics, read_verifier
 from harbor_gym.episode.grading import cleanup
-from harbor_gym.episode.grading.breakage import find_breakage, interpreter_of
+from harbor_gym.episode.grading.breakage import Grader, can_run, find_breakage, interpreter_of
 from harbor_gym.episode.grading.process_watch import ProcessWatch
 from harbor_gym.episode.grading.verifier_view import VerifierView, paths_in_view
 from harbor_gym.episode.grading.verifiers import require_separate_verifiers
@@ -120,6 +121,7 @@ class Episode:
         stop_timeout_sec: Seconds that ``close`` waits for Harbor to stop the sandbox.
         verifier: Harbor's settings of a run's verifier (its ``VerifierConfig``); None are Harbor's defaults.
         verify_paths: As ``TerminalEnvConfig.verify_paths``.
+        ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
 
     Raises:
         UsageError: Harbor knows no such setting of a verifier, it would switch the verifier off, or its class can't be
@@ -135,11 +137,14 @@ class Episode:
         stop_timeout_sec: float,
         verifier: Mapping[str, Any] | None = None,
         verify_paths: VerifyPaths = "auto",
+        ambiguous_failures: AmbiguousFailures = "zero",
     ) -> None:
         self._task = task
         self._environment_config = environment
         self._verifier_config = _verifier_config(verifier or {})
         self._verify_paths: VerifyPaths = verify_paths
+        self._ambiguous_failures: AmbiguousFailures = ambiguous_failures
+        self._grader_was_able = True
         self._view: VerifierView | None = None
         self._trials_dir = trials_dir
         self._stop_timeout_sec = stop_timeout_sec
@@ -326,6 +331,8 @@ class Episode:
         """Open an agent phase (called by the trial's agent)."""
         assert self._watch is not None
         step = self._current_step()
+        agent_user, verifier_user = phase_users(self._task, step)
+        self._grader_was_able = agent_user == verifier_user or await can_run(environment, verifier_user)
         # Done before the policy's terminal opens: nothing of the policy's can be taken for the task's own.
         await self._watch.begin_phase(has_setup=sets_up(self._task, step))
         done = asyncio.get_running_loop().create_future()
@@ -412,8 +419,9 @@ class Episode:
         rewards = graded.verifier_result.rewards if graded.verifier_result is not None else None
         begun = len(result.step_results or ())
         is_cut = next_phase is None and begun > self._phases_ended
-        if (rewards is None or is_cut) and (breakage := self._breakage or failures.breakage(result)) is not None:
-            end = self._end_as_broken(breakage)
+        failure = failures.policy_failure(result, self._finding(), self._ambiguous_failures)
+        if (rewards is None or is_cut) and failure is not None:
+            end = self._end_as_broken(failure)
             return replace(end, rewards=_floats(rewards or {}), verifier_sec=_seconds(graded.verifier))
         if rewards is None:
             raise failures.grading_failure(result, graded.exception_info or result.exception_info, self._oom_kills())
@@ -428,6 +436,14 @@ class Episode:
             stopped_processes=self._stopped.processes,
             oom_kills=self._stopped.oom_kills,
             is_gated=next_phase is None and begun < len(self._task.config.steps or ()),
+        )
+
+    def _finding(self) -> failures.SandboxFinding:
+        return failures.SandboxFinding(
+            is_shared=grades_in_shared_sandbox(self._task, self._current_step()),
+            breakage=self._breakage,
+            was_full=self._stopped.was_full,
+            oom_kills=self._oom_kills(),
         )
 
     def _oom_kills(self) -> int:
@@ -477,9 +493,20 @@ class Episode:
         self._stopping = asyncio.current_task()
         if self._lacks_verdict() and self._closing is None and self._trial is not None:
             test_output = self._trial.agent_env_paths.verifier_dir / "test-stdout.txt"
-            interpreter = interpreter_of(test_script(self._task, self._current_step()))
-            self._breakage = await find_breakage(environment := self._trial.agent_environment, interpreter=interpreter)
+            environment, step = self._trial.agent_environment, self._current_step()
+            self._breakage = await find_breakage(
+                environment, grader=self._grader(step), interpreter=interpreter_of(test_script(self._task, step))
+            )
             self._postmortem = None if self._breakage else await cleanup.examine(environment, test_output)
+
+    def _grader(self, step: StepConfig | None) -> Grader | None:
+        """Return who was to grade in the policy's sandbox, and could before the policy came; None for nobody."""
+        assert self._trial is not None
+        result = self._trial.result
+        graded = result.step_results[-1] if result.step_results else result
+        if graded.verifier is None or not self._grader_was_able or not grades_in_shared_sandbox(self._task, step):
+            return None
+        return Grader(phase_users(self._task, step)[1], self._trial.agent_env_paths.verifier_dir)
 
     def _lacks_verdict(self) -> bool:
         assert self._trial is not None

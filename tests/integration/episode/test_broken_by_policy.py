@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.types import EpisodeInfo
 from tests.helpers.harbor_trials import COMPLETE
 from tests.helpers.rootless import rootless_user, run_as
-from tests.helpers.tasks import DONE, write_task
+from tests.helpers.tasks import DONE, PASS_IF_DONE, write_task
 
 pytestmark = [pytest.mark.usefixtures("nothing_left")]
 
@@ -55,6 +56,101 @@ RUINS = {
     "no programs": "rm -rf /usr /bin\n",
 }
 """What leaves nothing to run the tests with."""
+
+
+_ANSWER_OF_USERS = (
+    "FROM debian:bookworm-slim\nRUN useradd -m dev && useradd -m grader && install -d -o dev /app\nWORKDIR /app\n"
+)
+_SOLVED = "mkdir -p /srv && echo done > /srv/answer\n"
+
+
+@dataclass(frozen=True)
+class Deed:
+    """Something in the policy's power, and the task that it is done to."""
+
+    keys: str
+    reward: float | None = 1.0
+    """What the task, solved before, is graded; None where there is no verdict: then it counts as 0."""
+
+    toml: str = ""
+    as_user: bool = True
+    """Whether an ordinary user of the sandbox can do it, too."""
+
+
+DEEDS = {
+    "its workdir removed": Deed("cd /; rm -rf /app\n", as_user=False),
+    "a file in place of its workdir": Deed("cd /; rm -rf /app; echo > /app\n", as_user=False),
+    "a link to itself in place of its workdir": Deed("cd /; rm -rf /app; ln -s app /app\n", as_user=False),
+    "a file in place of the agent's logs": Deed("rm -rf /logs/agent; echo > /logs/agent\n", as_user=False),
+    "a file in place of all logs": Deed("rm -rf /logs; echo > /logs\n", as_user=False),
+    "the verifier's user renamed": Deed(
+        "sed -i s/^grader:/other:/ /etc/passwd\n", toml='[verifier]\nuser = "grader"\n', as_user=False
+    ),
+    "the verifier's user out of range": Deed(
+        "sed -i 's/^grader:x:[0-9]*/grader:x:99999999999/' /etc/passwd\n",
+        toml='[verifier]\nuser = "grader"\n',
+        as_user=False,
+    ),
+    "no accounts": Deed("rm /etc/passwd /etc/group\n", toml='[verifier]\nuser = "grader"\n', as_user=False),
+    "no bytes left": Deed(
+        "cat /dev/zero > /tmp/z; while echo >> /tmp/y; do :; done\n", toml="[environment]\nstorage_mb = 64\n"
+    ),
+    "no inodes left": Deed(
+        "cd /tmp; mkdir many; cd many; i=0; while : > $((i+=1)); do :; done 2>/dev/null; cd /\n",
+        toml="[environment]\nstorage_mb = 64\n",
+    ),
+    "a directory in place of the resolver": Deed(
+        "rm -rf /etc/resolv.conf; mkdir -p /etc/resolv.conf/x\n",
+        toml='[environment]\nnetwork_mode = "no-network"\n[verifier]\nnetwork_mode = "public"\n',
+        as_user=False,
+    ),
+    "a file in place of /etc": Deed(
+        "mv /etc /gone; echo > /etc\n",
+        toml='[environment]\nnetwork_mode = "no-network"\n[verifier]\nnetwork_mode = "public"\n',
+        as_user=False,
+    ),
+    "tests without an end": Deed("touch /srv/endless\n", None, "[verifier]\ntimeout_sec = 3.0\n"),
+}
+"""What ends neither the episode nor its grading, whoever does it; each was an infrastructure error once."""
+
+_LOADS_WHAT_THE_POLICY_MADE = f"{PASS_IF_DONE}if [ -e /srv/endless ]; then sleep 1000; fi\n"
+
+
+def write_deed_task(task_dir: Path, deed: Deed, *, has_view: bool, user: str | None) -> Path:
+    """Write a task whose answer lies outside its workdir."""
+    root = 'verify_paths = ["/srv", "/app"]\n' if has_view else ""
+    owner = f'[agent]\nuser = "{user}"\n' if user is not None else ""
+    return write_task(
+        task_dir,
+        dockerfile=_ANSWER_OF_USERS + "RUN chmod 777 /srv\n",
+        test_sh=_LOADS_WHAT_THE_POLICY_MADE,
+        toml=f"{deed.toml}{owner}[metadata]\n{root}",
+    )
+
+
+async def check_deed(task_dir: Path, deed: Deed, *, has_view: bool, user: str | None, **settings: Any) -> None:
+    """Solve a task, do the deed, and expect a verdict on what was done."""
+    write_deed_task(task_dir, deed, has_view=has_view, user=user)
+    reward, info = await play(task_dir, _SOLVED, deed.keys, **settings)
+    if deed.reward is None:
+        assert (reward, info.get("end_reason")) == (0.0, EndReason.SANDBOX_BROKEN)
+        assert "ran out of time" in info.get("breakage", "")
+    else:
+        assert (reward, info.get("rewards"), info.get("breakage")) == (deed.reward, {"reward": deed.reward}, None)
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("has_view", [False, True], ids=["plain", "view"])
+@pytest.mark.parametrize("deed", DEEDS)
+async def test_what_root_can_do_is_graded(tmp_path: Path, deed: str, has_view: bool) -> None:
+    await check_deed(tmp_path / "task", DEEDS[deed], has_view=has_view, user=None)
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("has_view", [False, True], ids=["plain", "view"])
+@pytest.mark.parametrize("deed", [name for name, deed in DEEDS.items() if deed.as_user])
+async def test_what_a_user_can_do_is_graded(tmp_path: Path, deed: str, has_view: bool) -> None:
+    await check_deed(tmp_path / "task", DEEDS[deed], has_view=has_view, user="dev")
 
 
 @pytest.mark.local
