@@ -10,7 +10,6 @@ from harbor_gym.config.verify_paths import VerifyPaths, check_paths
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
 
-
 AmbiguousFailures = Literal["zero", "infrastructure"]
 """What becomes of an episode whose missing verdict the policy may have caused, and the task as well."""
 

@@ -19,7 +19,7 @@ SandboxError: a command that can't start,   if broken                       infr
 the network, the view                                                       not fit there: the policy's
 SandboxLostError, SandboxMemoryError        infrastructure, where the       infrastructure
                                             sandbox is not up
-EnvironmentStartTimeoutError                –                               infrastructure
+EnvironmentStartTimeoutError                none                            infrastructure
 any other                                   if broken                       infrastructure
 ==========================================  ==============================  ====================================
 """

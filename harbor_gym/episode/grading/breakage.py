@@ -2,8 +2,8 @@
 
 Only what the host observes counts: that the sandbox itself is there, and what is wrong in it. The shell or the tests'
 interpreter, which worked before the policy's phase, is gone or answers something else, the terminal's own processes
-were stopped or killed, or the verifier's user can't run a command or write its verdict. A sandbox that is gone, or one whose state only its provider knows, is the
-infrastructure's failure.
+were stopped or killed, or the verifier's user can't run a command or write its verdict. A sandbox that is gone, or one
+whose state only its provider knows, is the infrastructure's failure.
 """
 
 import secrets

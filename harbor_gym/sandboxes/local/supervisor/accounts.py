@@ -4,8 +4,8 @@ Imported by the supervisor, which runs by itself, and by the caller. Stdlib only
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 PASSWD, GROUP = "/etc/passwd", "/etc/group"
 _FILE_BYTES, _READ_BYTES = 1 << 20, 1 << 15
