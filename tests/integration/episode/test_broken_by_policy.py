@@ -15,7 +15,7 @@ from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.types import EpisodeInfo
 from tests.helpers.harbor_trials import COMPLETE
 from tests.helpers.rootless import rootless_user, run_as
-from tests.helpers.tasks import DONE, PASS_IF_DONE, write_task
+from tests.helpers.tasks import BASE, DONE, PASS_IF_DONE, write_task
 
 pytestmark = [pytest.mark.usefixtures("nothing_left")]
 
@@ -58,9 +58,11 @@ RUINS = {
 """What leaves nothing to run the tests with."""
 
 
-_ANSWER_OF_USERS = (
-    "FROM debian:bookworm-slim\nRUN useradd -m dev && useradd -m grader && install -d -o dev /app\nWORKDIR /app\n"
-)
+_IMAGE = f"""\
+FROM {BASE}
+RUN useradd -m dev && useradd -m grader && install -d -o dev /app && chmod 777 /srv
+WORKDIR /app
+"""
 _SOLVED = "mkdir -p /srv && echo done > /srv/answer\n"
 
 
@@ -122,7 +124,7 @@ def write_deed_task(task_dir: Path, deed: Deed, *, has_view: bool, user: str | N
     owner = f'[agent]\nuser = "{user}"\n' if user is not None else ""
     return write_task(
         task_dir,
-        dockerfile=_ANSWER_OF_USERS + "RUN chmod 777 /srv\n",
+        dockerfile=_IMAGE,
         test_sh=_LOADS_WHAT_THE_POLICY_MADE,
         toml=f"{deed.toml}{owner}[metadata]\n{root}",
     )
@@ -229,6 +231,30 @@ async def test_on_docker_the_same_holds(tmp_path: Path) -> None:
     assert (reward, info.get("end_reason")) == (1.0, EndReason.SESSION_ENDED)
     reward, info = await play(task_dir, DONE, RUINS["no shell"], sandbox="docker")
     assert (reward, info.get("end_reason")) == (0.0, EndReason.SANDBOX_BROKEN)
+
+
+_ON_DOCKER = {
+    "its workdir removed": 1.0,
+    "a file in place of its workdir": 1.0,
+    "a link to itself in place of its workdir": 1.0,
+    "the verifier's user renamed": None,
+    "no accounts": None,
+    "tests without an end": None,
+}
+"""Containers have no accounts but their own. Their logs are mounted, their storage is the machine's."""
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.parametrize("deed", _ON_DOCKER)
+async def test_on_docker_what_root_can_do_is_graded(tmp_path: Path, deed: str) -> None:
+    task_dir = write_deed_task(tmp_path / "task", DEEDS[deed], has_view=False, user=None)
+    reward, info = await play(task_dir, _SOLVED, DEEDS[deed].keys, sandbox="docker")
+    if (expected := _ON_DOCKER[deed]) is None:
+        assert (reward, info.get("end_reason")) == (0.0, EndReason.SANDBOX_BROKEN)
+        assert info.get("breakage")
+    else:
+        assert (reward, info.get("rewards"), info.get("breakage")) == (expected, {"reward": expected}, None)
 
 
 async def _play_all() -> None:
