@@ -100,8 +100,12 @@ class Postmortem:
     """The end of what the tests printed."""
 
 
-async def take_baseline(environment: BaseEnvironment) -> Baseline:
+async def take_baseline(environment: BaseEnvironment, *, is_first: bool = False) -> Baseline:
     """Note what runs in a sandbox before the policy, so that what the policy starts is distinct from it.
+
+    Args:
+        environment: The sandbox.
+        is_first: Whether no policy was there yet, so that its workdir is the task's.
 
     Raises:
         SandboxError: The sandbox does not answer.
@@ -110,14 +114,15 @@ async def take_baseline(environment: BaseEnvironment) -> Baseline:
         found = await environment.clean_up("baseline", {}, timeout_sec=_TIMEOUT_SEC)
         return Baseline(frozenset(found["processes"]), frozenset(found["ipc"]), found["oom_kills"])
     what = "note what runs before the policy"
-    answer = await _run(environment, [("baseline", ())], what, _TIMEOUT_SEC, cwd=None)
+    answer = await _run(environment, [("baseline", ())], what, _TIMEOUT_SEC, cwd=None if is_first else "/")
     listed, _, place = answer.partition("\n")
     owner, _, place = place.partition(" ")
     mode, _, path = place.strip("\n").partition(" ")
+    workdir = (owner, mode, path) if is_first else ("", "", "")
     match listed.split():
         case ["baseline", kills, *names]:
             objects = {name for name in names if not name[0].isdecimal()}
-            return Baseline(frozenset(names) - objects, frozenset(objects), _count(kills), (owner, mode, path))
+            return Baseline(frozenset(names) - objects, frozenset(objects), _count(kills), workdir)
         case _:
             raise _no_answer(what, answer)
 

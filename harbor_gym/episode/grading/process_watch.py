@@ -41,7 +41,7 @@ class ProcessWatch:
         Raises:
             SandboxError: The sandbox does not answer.
         """
-        now = await cleanup.take_baseline(self._environment)
+        now = await cleanup.take_baseline(self._environment, is_first=self._own is None)
         if self._own is None:
             self._own = now
         elif has_setup:

@@ -207,7 +207,7 @@ async def test_what_is_left_of_a_multi_step_task_counts_as_nothing(tmp_path: Pat
 
 @pytest.mark.local
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 async def test_an_ordinary_users_policy_fares_no_better(tmp_path: Path) -> None:
     base = await ensure_base_tar()
 
@@ -220,6 +220,8 @@ async def test_an_ordinary_users_policy_fares_no_better(tmp_path: Path) -> None:
     output = json.loads((await asyncio.to_thread(run)).splitlines()[-1])
     assert {name: tuple(output[name]) for name in RUINS} == dict.fromkeys(RUINS, (0.0, "sandbox_broken"))
     assert {name: output[name][0] for name in BLOWS} == dict.fromkeys(BLOWS, 1.0)
+    expected = {name: deed.reward or 0.0 for name, deed in DEEDS.items()}
+    assert {name: output[name][0] for name in DEEDS} == expected
 
 
 @pytest.mark.docker
@@ -262,6 +264,10 @@ async def _play_all() -> None:
     for name, keys in {**BLOWS, **RUINS}.items():
         task_dir = write_task(Path.home() / name.replace(" ", "-"))
         reward, info = await play(task_dir, DONE, keys, sandbox_options={"max_processes": 200})
+        ends[name] = (reward, info["end_reason"].value if "end_reason" in info else "")
+    for number, (name, deed) in enumerate(DEEDS.items()):
+        task_dir = write_deed_task(Path.home() / f"deed-{number}", deed, has_view=number % 2 == 0, user=None)
+        reward, info = await play(task_dir, _SOLVED, deed.keys)
         ends[name] = (reward, info["end_reason"].value if "end_reason" in info else "")
     sys.stdout.write(f"{json.dumps(ends)}\n")
 

@@ -1,8 +1,8 @@
 """What is done from outside to a running container of a foreign runtime (``container.py``). Runs nothing of the image.
 
-``prepare`` closes what the runtime left open. ``clean_up`` does the works of ``grading/cleanup.py``, ``resize`` changes
-how much may be written, ``view`` makes the verifier's view of ``grading/view.py``, where the container's files are mounted: around the container's first process
-there is another one, which has mounted them.
+``prepare`` closes what the runtime left open. ``clean_up`` does the works of ``grading/cleanup.py``. ``resize`` changes
+how much may be written, and ``view`` makes the verifier's view of ``grading/view.py``, where the container's files are
+mounted: around the container's first process there is another one, which has mounted them.
 """
 
 import contextlib

@@ -39,7 +39,7 @@ def name_server(address: str, owner: int = 0) -> None:
     Raises:
         OSError: There is no place for it.
     """
-    directory, name = os.path.split(RESOLVER)  # as above
+    directory, name = os.path.split(RESOLVER)
     if problem := removal.make_again(directory, [owner, owner, 0o755], owner):
         raise OSError(problem)
     place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
