@@ -44,7 +44,7 @@ async def end(task_dir: Path, *, keys: str = DONE) -> tuple[list[float], Episode
     """Run an episode to its end, and return what each phase was paid, and its last info."""
     rewards: list[float] = []
     async with make_env(task_dir) as env:
-        await env.reset()
+        _, info = await env.reset()
         done = False
         while not done:
             await env.step([(keys, 5.0)])

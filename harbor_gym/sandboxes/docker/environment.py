@@ -46,6 +46,7 @@ class DockerEnvironment(DockerLaunch):
         "terminals_end_at_the_sandboxs_own_limit": "the machine's pseudo-terminals are one number for all containers",
         "the_first_process_is_closed": "root inside may write to the memory of the first process, which is its equal",
         "the_kernels_memory_is_hidden": "Docker hides less: kpagecount, slabinfo and others are the machine's",
+        "a_user_stays_who_it_was": "Docker looks users up in the container's own /etc/passwd",
         "a_verifier_sees_the_image_and_what_counts": "a container has no second root for its verifier",
     }
     """stderr as under Harbor, whose callers may rely on the order; the others are what containers leave open."""

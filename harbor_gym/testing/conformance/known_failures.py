@@ -29,6 +29,7 @@ FAKE: Reasons = {
         "a_user_goes_by_uid",
         "a_user_goes_by_uid_and_gid",
         "a_user_that_is_not_there_is_refused",
+        "a_user_stays_who_it_was",
         "an_ordinary_user_is_no_root",
         "is_file_and_is_dir_ask_as_the_user",
     ),
@@ -42,6 +43,7 @@ FAKE: Reasons = {
     **_for(
         "it has no image, so it reads none",
         "cwd_is_the_images_by_default",
+        "a_workdir_is_made_again",
         "env_of_image_task_and_trial_arrive",
     ),
     **_for(
@@ -71,6 +73,7 @@ CONTAINERS: Reasons = {
     **_for("root inside may trace the first process, which has no right more", "the_first_process_is_closed"),
     **_for("Docker hides less: kpagecount, slabinfo and others are the machine's", "the_kernels_memory_is_hidden"),
     **_for("a container has no second root for its verifier", "a_verifier_sees_the_image_and_what_counts"),
+    **_for("Docker looks users up in the container's own /etc/passwd", "a_user_stays_who_it_was"),
 }
 """What the rights of an ordinary Docker container leave open to root inside."""
 

@@ -88,7 +88,13 @@ class Probe:
                 self._ended = (sandbox, command)
             return self._ended
 
-    def make(self, *, network_policy: NetworkPolicy | None = None, workdir: str | None = None) -> BaseEnvironment:
+    def make(
+        self,
+        *,
+        network_policy: NetworkPolicy | None = None,
+        workdir: str | None = None,
+        storage_mb: int | None = None,
+    ) -> BaseEnvironment:
         """Make a sandbox without starting it."""
         name = f"check-{secrets.token_hex(4)}"
         paths = TrialPaths(self._root / name)
@@ -108,7 +114,7 @@ class Probe:
             environment_name="harbor-gym-check",
             session_id=name,
             trial_paths=paths,
-            task_env_config=EnvironmentConfig(env=dict(TASK_ENV), workdir=workdir),
+            task_env_config=EnvironmentConfig(env=dict(TASK_ENV), workdir=workdir, storage_mb=storage_mb),
             persistent_env=dict(TRIAL_ENV),
             mounts=mounts,
             **settings,

@@ -235,6 +235,14 @@ async def test_on_docker_the_same_holds(tmp_path: Path) -> None:
     assert (reward, info.get("end_reason")) == (0.0, EndReason.SANDBOX_BROKEN)
 
 
+@pytest.mark.apptainer
+@pytest.mark.slow
+@pytest.mark.parametrize("deed", [name for name in DEEDS if "network_mode" not in DEEDS[name].toml])
+async def test_in_apptainer_what_root_can_do_is_graded(tmp_path: Path, deed: str) -> None:
+    has_view = deed != "tests without an end"
+    await check_deed(tmp_path / "task", DEEDS[deed], has_view=has_view, user=None, sandbox="apptainer")
+
+
 _ON_DOCKER = {
     "its workdir removed": 1.0,
     "a file in place of its workdir": 1.0,
