@@ -1,27 +1,6 @@
 """Harbor's ways to fail, made into our error tree. This is the one seam where that happens.
 
-What rises between the end of the policy's work and the reward, and whose failure it is (:func:`policy_failure`). *If
-broken*: the policy's where something shows that it broke its sandbox (:mod:`.grading.breakage`) or left its storage
-full; else as the error says. *Ambiguous*: ``TerminalEnvConfig.ambiguous_failures`` decides.
-
-==========================================  ==============================  ====================================
-what rises                                  in the policy's own sandbox     in a separate verifier's
-==========================================  ==============================  ====================================
-BrokenByPolicyError (the clean-up, where    the policy's                    the policy's: it is cleaned up, too
-it is not done or not done in time)
-VerifierTimeoutError                        ambiguous                       infrastructure
-no reward, and the memory limit killed      ambiguous                       infrastructure (nothing counts there)
-HealthcheckError, a later step's setup.sh   ambiguous                       ambiguous: it is the policy's sandbox
-AddTestsDirError, DownloadVerifierDirError  if broken                       infrastructure
-RewardFileNotFoundError, -EmptyError,       if broken; else the task's      the task's (VerifierError)
-VerifierOutputParseError                    (VerifierError)
-SandboxError: a command that can't start,   if broken                       infrastructure; artifacts that do
-the network, the view                                                       not fit there: the policy's
-SandboxLostError, SandboxMemoryError        infrastructure, where the       infrastructure
-                                            sandbox is not up
-EnvironmentStartTimeoutError                none                            infrastructure
-any other                                   if broken                       infrastructure
-==========================================  ==============================  ====================================
+Whose failure a missing verdict is: :func:`policy_failure`. The table is in :mod:`harbor_gym.outcomes`.
 """
 
 import math

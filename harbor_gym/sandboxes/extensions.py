@@ -189,8 +189,10 @@ class SupportsCleanUp(Protocol):
         """Do one of the works by which an episode cleans up before grading.
 
         Args:
-            work: ``baseline`` (list what runs), ``stop`` (end what is not in a baseline) or ``reset_verifier_dirs``
-                (empty the verifier's directories). Unknown ones are refused.
+            work: ``baseline`` (list what runs), ``stop`` (end what is not in a baseline), ``open_grading`` (make again
+                the workdir and the log directories, and give room that the policy could not use), ``close_grading``
+                (take that room back, as far as it is free) or ``reset_verifier_dirs`` (empty the verifier's
+                directories). Unknown ones are refused.
             arguments: What the work takes; see :mod:`harbor_gym.episode.grading.cleanup`, its only caller.
             timeout_sec: Seconds after which the work is given up.
 
