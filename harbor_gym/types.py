@@ -71,7 +71,8 @@ class EndReason(StrEnum):
 
     SANDBOX_BROKEN = "sandbox_broken"
     """The policy broke its sandbox so that nothing could be graded any more (no shell, processes that can't be
-    stopped). The reward is 0: the policy has failed."""
+    stopped), or tests that load what it made ran out of time or memory there (``ambiguous_failures``). The reward is 0:
+    the policy has failed."""
 
     NO_TOOL_CALL = "no_tool_call"
     """The policy answered without a tool call, which the caller's loop takes for the end of its work. The episode is
@@ -148,7 +149,7 @@ class EpisodeInfo(TypedDict, total=False):
     """When done: why."""
 
     breakage: str
-    """With ``SANDBOX_BROKEN``: what was found. There are no ``rewards`` then."""
+    """With ``SANDBOX_BROKEN``: what was found, in words. There are no ``rewards`` then."""
 
     truncated: bool
     """When done: whether a budget of ours cut the episode short."""

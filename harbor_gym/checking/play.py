@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.verdict import PhaseSeconds
+from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.errors import TaskError
 from harbor_gym.sandboxes import image_substitutions
@@ -62,6 +63,7 @@ async def play(
     *,
     keep_processes: bool | None = None,
     verify_paths: VerifyPaths = "off",
+    ambiguous_failures: AmbiguousFailures = "zero",
 ) -> Played:
     """Play one episode and return what it came to.
 
@@ -71,6 +73,7 @@ async def play(
         plan: The sandbox, the reward's name, and where to keep the trial's folder.
         keep_processes: Whether what the work left running runs on while it is graded; None is the task's own setting.
         verify_paths: What the verifier sees, as ``TerminalEnvConfig.verify_paths``.
+        ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``: what is the task's own fault is to be an error.
 
     Raises:
         RefusedError: The sandbox does not take this task.
@@ -86,6 +89,7 @@ async def play(
         trials_dir=plan.trials_dir,
         stop_timeout_sec=plan.stop_timeout_sec,
         verify_paths=verify_paths,
+        ambiguous_failures=ambiguous_failures,
     )
     keep = episode.task_keeps_processes if keep_processes is None else keep_processes
     try:

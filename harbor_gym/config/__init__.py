@@ -10,6 +10,9 @@ from harbor_gym.config.verify_paths import VerifyPaths, check_paths
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
 
+AmbiguousFailures = Literal["zero", "infrastructure"]
+"""What becomes of an episode whose missing verdict the policy may have caused, and the task as well."""
+
 
 def describe_problems(error: ValidationError) -> str:
     """Return on one line what is wrong with which fields."""
@@ -121,6 +124,12 @@ class TerminalEnvConfig(_Config):
     view, which is logged once, grading is Harbor's. ``off``: it is Harbor's. Paths: these, and a sandbox without such a
     view is a :class:`harbor_gym.errors.TaskError`."""
 
+    ambiguous_failures: AmbiguousFailures = "zero"
+    """What a missing verdict is that the policy may have caused, and the task as well: a verifier that ran out of time
+    or memory in the policy's own sandbox, where its tests load what the policy made, or a later step's set-up that
+    failed there. ``zero``: the policy's failure, reward 0, with the reason in ``info["breakage"]``.
+    ``infrastructure``: a :class:`harbor_gym.errors.VerifierError` or ``SandboxStartError``, retried and then masked."""
+
     verifier: dict[str, Any] = Field(default_factory=dict)
     """Harbor's settings of a run's verifier: ``import_path`` and ``kwargs`` of a verifier of your own, ``env`` (write
     secrets as ``${NAME}``), ``override_timeout_sec``, ``max_timeout_sec``. The task's own stand in its task.toml."""
@@ -155,7 +164,7 @@ class TerminalEnvConfig(_Config):
 FIELDS_WITH_AGENT = frozenset(
     {
         *("max_turns", "time_limit_sec", "reward_key", "reward_function", "zero_reward_on_limit"),
-        *("verify_paths", "keep_agent_processes", "trials_dir"),
+        *("verify_paths", "keep_agent_processes", "ambiguous_failures", "trials_dir"),
     }
 )
 """The further fields of :class:`TerminalEnvConfig` that an episode has in which one of Harbor's agents plays."""

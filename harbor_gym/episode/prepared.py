@@ -69,6 +69,7 @@ class PreparedEpisode:
             stop_timeout_sec=config.stop_timeout_sec,
             verifier=config.verifier,
             verify_paths=config.verify_paths,
+            ambiguous_failures=config.ambiguous_failures,
         )
         self._phase = await _start(self._episode)
         if config.setup_command is not None and not is_taken:

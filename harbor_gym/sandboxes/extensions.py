@@ -197,8 +197,10 @@ class SupportsCleanUp(Protocol):
         as any user. What the policy is to have is therefore started after the first baseline, its terminal included.
 
         Args:
-            work: ``baseline`` (list what runs), ``stop`` (end what is not in a baseline) or ``reset_verifier_dirs``
-                (empty the verifier's directories). Others are refused, or the class's own.
+            work: ``baseline`` (list what runs), ``stop`` (end what is not in a baseline), ``open_grading`` (make again
+                the workdir and the log directories, and give room that the policy could not use), ``close_grading``
+                (take that room back, as far as it is free) or ``reset_verifier_dirs`` (empty the verifier's
+                directories). Others are refused, or the class's own.
             arguments: What the work takes; see :mod:`harbor_gym.episode.grading.cleanup`, its only caller.
             timeout_sec: Seconds after which the work is given up.
 

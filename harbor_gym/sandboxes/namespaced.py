@@ -277,7 +277,8 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         """Do one of the works by which an episode cleans up, by no program of the sandbox's.
 
         Args:
-            work: ``baseline``, ``stop`` or ``reset_verifier_dirs``: a function of the supervisor's ``cleanup`` module.
+            work: ``baseline``, ``stop``, ``open_grading``, ``close_grading`` or ``reset_verifier_dirs``: a function of
+                the supervisor's ``cleanup`` module, but for ``close_grading``.
             arguments: What it is called with.
             timeout_sec: After so long it is killed.
 
@@ -289,6 +290,8 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             SandboxLostError: The sandbox is not running.
             SandboxTimeoutError: The time was up.
         """
+        if work == "baseline" and self._image is not None:
+            arguments = {**arguments, "directories": list(self._directories(self._image))}
         answer = await self._running().clean_up(work, arguments, timeout_sec=timeout_sec)
         return {**answer, "oom_kills": self.memory_kills}
 

@@ -188,7 +188,7 @@ async def test_a_steps_verifier_whose_time_is_up_gives_no_verdict(tmp_path: Path
     assert step.exception_info.exception_type == "VerifierTimeoutError"
     assert step.verifier_result is None
     with pytest.raises(VerifierError, match=r"timed out after 0\.3 seconds"):
-        await run_episode(task_dir, ["true"], sandbox="local")
+        await run_episode(task_dir, ["true"], sandbox="local", ambiguous_failures="infrastructure")
 
 
 SPAWNER = """\

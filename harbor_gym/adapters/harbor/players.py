@@ -21,7 +21,7 @@ from harbor_gym.adapters.harbor.results import (
     with_outcome,
 )
 from harbor_gym.adapters.harbor.rollout import TokenRollout
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import AmbiguousFailures, TerminalEnvConfig
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.grading.guard import GradingGuard
@@ -124,6 +124,9 @@ class TrialPlayer:
     keep_agent_processes: bool | None
     """As ``TerminalEnvConfig.keep_agent_processes``."""
 
+    ambiguous_failures: AmbiguousFailures
+    """As ``TerminalEnvConfig.ambiguous_failures``."""
+
     trials_dir: Path
     """Where the trials' folders are."""
 
@@ -140,13 +143,18 @@ class TrialPlayer:
             config.agent = self._agent_config(session)
             trial = await Trial.create(config)
             attach(trial, self.gateway, session, in_sandbox=self.in_sandbox)
-            guard = GradingGuard(trial, verify_paths=self.verify_paths, keep_processes=self.keep_agent_processes)
+            guard = GradingGuard(
+                trial,
+                verify_paths=self.verify_paths,
+                keep_processes=self.keep_agent_processes,
+                ambiguous_failures=self.ambiguous_failures,
+            )
             result = await trial.run()
         finally:
             self.gateway.close_session(session)
             if trial is not None:
                 forget_loggers(trial.logger)
-        breakage, rewards = guard.breakage(result), rewards_of(result)
+        breakage, rewards = guard.policy_failure(result), rewards_of(result)
         if breakage is not None:
             rewards = guard.rewards_without_verdict()
         reward = session.error or reward_of(result, rewards, self.choose_reward, breakage=breakage)

@@ -47,6 +47,7 @@ class DockerEnvironment(DockerLaunch):
         **engine.DAEMON_LIMITS,
         "the_first_process_is_closed": "root inside may write to the memory of the first process, which is its equal",
         "the_kernels_memory_is_hidden": "Docker hides less: kpagecount, slabinfo and others are the machine's",
+        "a_user_stays_who_it_was": "Docker looks users up in the container's own /etc/passwd",
         "a_verifier_sees_the_image_and_what_counts": "a container has no second root for its verifier",
         "a_verifier_is_closed_to_all_outside_of_its_view": "a container has no second root for its verifier",
         "what_ran_before_the_policy_is_closed_to_it": "all commands of a container have the same rights",

@@ -56,8 +56,9 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     """Run a task in namespaces of this machine: no daemon, nothing of the host visible, nothing left behind.
 
     The root file system is the task's image, read-only, under an overlay in memory (``storage_mb``, 2 GiB by default,
-    beside ``memory_mb``; at most one file for each 8 KiB of it). Processes, mounts, IPC, host name, network and cgroups
-    are namespaces of their own. Root inside is root without the capabilities to mount, to make devices or to trace.
+    beside ``memory_mb``; at most one file for each 8 KiB of it; an eighth more, 64 MiB at least, while it is graded).
+    Processes, mounts, IPC, host name, network and cgroups are namespaces of their own. Root inside is root without the
+    capabilities to mount, to make devices or to trace.
 
     **Limits** hold for all processes of a sandbox together, by control groups of either version: ``memory_mb`` (files
     not counted; a tolerance of 64 MiB or an eighth), ``cpus``, and the option ``max_processes`` (1024). Where memory

@@ -31,6 +31,7 @@ FAKE: Reasons = {
         "a_user_goes_by_uid",
         "a_user_goes_by_uid_and_gid",
         "a_user_that_is_not_there_is_refused",
+        "a_user_stays_who_it_was",
         "an_ordinary_user_is_no_root",
         "is_file_and_is_dir_ask_as_the_user",
     ),
@@ -44,6 +45,7 @@ FAKE: Reasons = {
     **_for(
         "it has no image, so it reads none",
         "cwd_is_the_images_by_default",
+        "a_workdir_is_made_again",
         "env_of_image_task_and_trial_arrive",
     ),
     **_for(
@@ -87,6 +89,7 @@ CONTAINERS: Reasons = {
     **_for(
         "Harbor asks for directories by the container's own shell", "no_program_inside_takes_part_in_directory_calls"
     ),
+    **_for("Docker looks users up in the container's own /etc/passwd", "a_user_stays_who_it_was"),
 }
 """What the rights of an ordinary Docker container leave open to root inside."""
 

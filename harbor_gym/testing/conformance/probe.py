@@ -103,7 +103,12 @@ class Probe:
         return await self._start(self.make())
 
     def make(
-        self, *, network_policy: NetworkPolicy | None = None, workdir: str | None = None, memory_mb: int | None = None
+        self,
+        *,
+        network_policy: NetworkPolicy | None = None,
+        workdir: str | None = None,
+        memory_mb: int | None = None,
+        storage_mb: int | None = None,
     ) -> BaseEnvironment:
         """Make a sandbox without starting it."""
         name = f"check-{secrets.token_hex(4)}"
@@ -124,7 +129,9 @@ class Probe:
             environment_name="harbor-gym-check",
             session_id=name,
             trial_paths=paths,
-            task_env_config=EnvironmentConfig(env=dict(TASK_ENV), workdir=workdir, memory_mb=memory_mb),
+            task_env_config=EnvironmentConfig(
+                env=dict(TASK_ENV), workdir=workdir, memory_mb=memory_mb, storage_mb=storage_mb
+            ),
             persistent_env=dict(TRIAL_ENV),
             mounts=mounts,
             **settings,

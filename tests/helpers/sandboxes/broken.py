@@ -134,6 +134,16 @@ class AddsArguments(_ByItsShell, Broken):
         return await super().exec(f"LEFT=over; {command}", cwd or "/", variables, timeout_sec, user="dev")
 
 
+class RepairsNothing(Broken):
+    breaks = ("a_workdir_is_made_again", "a_user_stays_who_it_was", "full_storage_leaves_room_for_the_tests")
+
+    @override
+    async def clean_up(self, work: str, arguments: Any, *, timeout_sec: float) -> dict[str, Any]:
+        if work == "reset_verifier_dirs":
+            return await super().clean_up(work, arguments, timeout_sec=timeout_sec)
+        return {"processes": [], "ipc": [], "problem": "", "is_full": False, "oom_kills": None}
+
+
 class ForgetsToKill(Broken):
     breaks = ("a_timed_out_command_is_dead", "a_cancelled_command_is_dead")
 

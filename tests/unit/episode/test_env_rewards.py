@@ -144,7 +144,8 @@ async def test_where_the_sandbox_reports_none_there_is_no_count(task: Path) -> N
 async def test_what_the_policy_ran_out_of_is_not_the_verifiers(
     task: Path, oom_kills: tuple[int, int, int], kind: type[VerifierError]
 ) -> None:
-    async with make_env(task, fail={"verifier": 1}, processes={"oom_kills": oom_kills}) as env:
+    settings: dict[str, Any] = {"fail": {"verifier": 1}, "processes": {"oom_kills": oom_kills}}
+    async with make_env(task, ambiguous_failures="infrastructure", **settings) as env:
         await env.reset()
         with pytest.raises(VerifierError) as caught:
             await env.step(COMPLETE)

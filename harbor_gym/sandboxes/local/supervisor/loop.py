@@ -157,12 +157,19 @@ class _Supervisor:
 
     def start_cleanup(self, request: int, spec_handle: int) -> None:
         spec = read_spec(spec_handle)
+        work, arguments = spec["work"], spec["arguments"]
+        if work == "open_grading":
+            arguments["is_full"] = namespaces.open_reserve(self.config.storage_bytes)
+        elif work == "close_grading":
+            namespaces.close_reserve(self.config.storage_bytes)
+            self.reply(id=request, return_code=0, error="")
+            return
 
         def enter() -> None:
             os.setns(self.mount_namespace if self.view is None else self.view.namespace, os.CLONE_NEWNS)
             self.ids.become_untouchable()
 
-        self.children.start(request, enter, lambda: cleanup.do(spec["work"], spec["arguments"], self.ids))
+        self.children.start(request, enter, lambda: cleanup.do(work, arguments, self.ids))
 
     def change_view(self, request: int, paths: list[str] | None) -> None:
         """Switch all commands to a pristine view with these paths; None switches back."""

@@ -143,10 +143,22 @@ class ContainerSite(NamedTuple):
     """The first process around the container."""
 
     place: str
+    storage_bytes: int
+    """What may be written there."""
+
     directories: dict[str, int | None]
     """Those of the container, for each view."""
 
     etc: dict[str, str]
+
+
+class Identity(NamedTuple):
+    """A user by numbers."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
 
 
 class CommandSpec(NamedTuple):
@@ -156,6 +168,9 @@ class CommandSpec(NamedTuple):
     """For the sandbox's shell."""
 
     user: str
+    identity: Identity | None
+    """Who that was before a policy came; None: to be looked up in the sandbox's own."""
+
     cwd: str
     env: dict[str, str]
     argv: tuple[str, ...]
