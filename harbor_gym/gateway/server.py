@@ -13,7 +13,8 @@ from harbor_gym.gateway.codec import ConversationCodec, as_conversation_codec
 from harbor_gym.gateway.config import GatewayConfig
 from harbor_gym.gateway.endpoints import Endpoints, FindOwner, key_digest
 from harbor_gym.gateway.group import SessionGroup
-from harbor_gym.gateway.session import Session, SessionLimits
+from harbor_gym.gateway.limits import SessionLimits
+from harbor_gym.gateway.session import Session
 from harbor_gym.types import ChatCodec, EndReason, Sampler
 
 _SHUTDOWN_SEC = 5.0

@@ -11,7 +11,17 @@ from typing import Any, cast
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 from harbor_gym.gateway.chat import Answer, ChatRequest, Message, Role
 from harbor_gym.gateway.errors import ErrorKind, InvalidRequestError, RequestError
-from harbor_gym.gateway.wires.wire import Body, Event, http_status, mapping, new_id, objects, string, text_of
+from harbor_gym.gateway.wires.wire import (
+    Body,
+    Event,
+    http_status,
+    mapping,
+    model_name,
+    new_id,
+    objects,
+    string,
+    text_of,
+)
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -35,7 +45,7 @@ class ChatCompletionsWire:
             raise InvalidRequestError("n must be 1")
         messages = tuple(_message(item) for item in objects(body.get("messages"), "messages"))
         return ChatRequest(
-            model=string(body.get("model"), "model", ""),
+            model=model_name(body),
             messages=messages,
             tools=tuple(_tool(item) for item in objects(body.get("tools"), "tools")),
             stream=body.get("stream") is True,

@@ -11,7 +11,17 @@ from typing import Any, cast
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 from harbor_gym.gateway.chat import Answer, ChatRequest, Message
 from harbor_gym.gateway.errors import ErrorKind, InvalidRequestError, RequestError
-from harbor_gym.gateway.wires.wire import Body, Event, http_status, mapping, new_id, objects, string, text_of
+from harbor_gym.gateway.wires.wire import (
+    Body,
+    Event,
+    http_status,
+    mapping,
+    model_name,
+    new_id,
+    objects,
+    string,
+    text_of,
+)
 
 # claude-code repeats a 401 and leaves on this one.
 _ENDED_STATUS = 403
@@ -42,7 +52,7 @@ class MessagesWire:
             messages.insert(0, Message("system", system))
         tools = [_tool(item) for item in objects(body.get("tools"), "tools") if "input_schema" in item]
         return ChatRequest(
-            model=string(body.get("model"), "model", ""),
+            model=model_name(body),
             messages=tuple(messages),
             tools=tuple(tools),
             stream=body.get("stream") is True,

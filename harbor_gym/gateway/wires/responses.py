@@ -13,7 +13,17 @@ from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 from harbor_gym.gateway.chat import Answer, ChatRequest, Message, Role
 from harbor_gym.gateway.errors import InvalidRequestError, RequestError
 from harbor_gym.gateway.wires.chat_completions import openai_words
-from harbor_gym.gateway.wires.wire import Body, Event, http_status, mapping, new_id, objects, string, text_of
+from harbor_gym.gateway.wires.wire import (
+    Body,
+    Event,
+    http_status,
+    mapping,
+    model_name,
+    new_id,
+    objects,
+    string,
+    text_of,
+)
 
 # codex repeats every other status but this one.
 _ENDED_STATUS = 400
@@ -44,7 +54,7 @@ class ResponsesWire:
             messages += _merged_answers([_message(item) for item in objects(given, "input")])
         tools = (_tool(item) for item in objects(body.get("tools"), "tools"))
         return ChatRequest(
-            model=string(body.get("model"), "model", ""),
+            model=model_name(body),
             messages=tuple(messages),
             tools=tuple(tool for tool in tools if tool is not None),
             stream=body.get("stream") is True,
