@@ -35,8 +35,8 @@ class Gateway:
             rows = session.trained_segments
 
     Args:
-        sampler: Samples every answer. Sampling parameters of requests (temperature, stop sequences, token limits) have
-            no effect: what is trained must come from the policy as the trainer configures it.
+        sampler: Samples every answer. Sampling parameters of requests (temperature, seed, token limits) have no effect:
+            what is trained must come from the policy as the trainer configures it. Others are honoured or refused.
         codec: Writes conversations as tokens. A :class:`ConversationCodec` renders tools itself; for a plain
             :class:`ChatCodec` they are rendered as text.
         model: The policy's model name. Requests for another one are recorded as side calls; None takes every name for

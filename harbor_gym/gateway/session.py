@@ -8,10 +8,11 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
+from dataclasses import replace
 
 from harbor_gym.errors import SamplerError
 from harbor_gym.gateway.bridge import Bridge, Match
-from harbor_gym.gateway.chat import Answer, ChatRequest
+from harbor_gym.gateway.chat import Answer, ChatRequest, ParsedAnswer
 from harbor_gym.gateway.codec import ConversationCodec
 from harbor_gym.gateway.errors import (
     ContextOverflowError,
@@ -179,7 +180,7 @@ class Session:
             started = time.monotonic()
             sample = await self._sample(prompt, is_policy_model)
             duration = time.monotonic() - started
-            parsed = await asyncio.to_thread(self._codec.parse, sample.tokens, request.tools)
+            parsed = await self._parse(sample, request)
             call = CallRecord(
                 index=len(self._tree.calls),
                 parent=match.parent,
@@ -335,6 +336,11 @@ class Session:
         # A list, as loops without a gateway pass it: codecs compare slices of it with lists.
         sampled = list(match.parent.sampled)
         return await asyncio.to_thread(self._codec.render_next, sampled, match.messages, request.tools)
+
+    async def _parse(self, sample: Sample, request: ChatRequest) -> ParsedAnswer:
+        tools = () if request.max_calls == 0 else request.tools
+        parsed = await asyncio.to_thread(self._codec.parse, sample.tokens, tools)
+        return replace(parsed, tool_calls=parsed.tool_calls[: request.max_calls])
 
     async def _sample(self, prompt: list[int], is_policy_model: bool) -> Sample:
         self._check_open()
