@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import replace
 
-from harbor_gym.errors import SamplerError
+from harbor_gym.errors import HarborGymError, SamplerError, UsageError
 from harbor_gym.gateway.bridge import Bridge, Match
 from harbor_gym.gateway.chat import Answer, ChatRequest, ParsedAnswer
 from harbor_gym.gateway.codec import ConversationCodec
@@ -68,6 +68,8 @@ class Session:
         """The budget that ran out, if one did."""
         self.sampler_failures: list[SamplerError] = []
         """Every failure of the sampler, in order."""
+        self.usage_error: UsageError | None = None
+        """The sampler's settings that are wrong: it refuses each further request, so the session ended."""
         self.is_closed = False
         """Whether the owner closed the session. A closed session takes no requests; its records stay."""
         self._sampler, self._codec, self._on_limit = sampler, codec, on_limit
@@ -123,8 +125,13 @@ class Session:
         return self._tree.break_counts()
 
     @property
-    def error(self) -> SamplerError | None:
-        """The infrastructure error that the episode ended with: the sampler's failure, if no later call succeeded."""
+    def error(self) -> HarborGymError | None:
+        """What the episode was lost by: the sampler's failure, if no later call succeeded, or a setting that is wrong.
+
+        The latter is no infrastructure error: it ends the run.
+        """
+        if self.usage_error is not None:
+            return self.usage_error
         return self.sampler_failures[-1] if self._failed_last else None
 
     @property
@@ -360,6 +367,11 @@ class Session:
                 raise RequestError(ErrorKind.CONTEXT_OVERFLOW, _ENGINE_OVERFLOW) from exc
             self.end(exc.reason)
             raise SessionEndedError(self.end_reason) from exc
+        except UsageError as exc:
+            # Each further answer would fail, too: the run has to end, and not this episode alone.
+            self.usage_error = exc.with_traceback(None)
+            self.end(EndReason.INFRASTRUCTURE_ERROR)
+            raise SessionEndedError(self.end_reason) from None
         except Exception as exc:  # The boundary to the sampler: whatever it raises is its failure.
             raise self._failed(f"{type(exc).__name__}: {exc}") from exc
         finally:

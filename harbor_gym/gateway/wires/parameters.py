@@ -1,7 +1,7 @@
 """Parameters of requests: what is honoured, what is refused, and what the trainer's sampler decides.
 
 A parameter that changes what an answer is (its form, its end, its calls) is honoured or refused. Those of the
-distribution (temperature, top_p, top_k, seed, penalties, reasoning effort) and the longest answer are the sampler's own:
+distribution (temperature, top_p, top_k, seed, penalties, reasoning effort) and the longest answer are the sampler's:
 what is trained must come from the policy as the trainer configures it.
 """
 
