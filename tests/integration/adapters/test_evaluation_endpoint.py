@@ -120,7 +120,7 @@ async def test_a_wrong_key_ends_the_evaluation_and_is_not_shown(
         async with serving() as model, endpoint(model) as chat:
             player = AgentPlayer(chat, AGENT, retries=0) if is_agent else ChatPlayer(chat, retries=0)
             config = fake_task(tmp_path / "task", confirm_task_complete=True)
-            with pytest.raises(EngineSettingsError, match="--api-key-env.*status 401") as refused:
+            with pytest.raises(EngineSettingsError, match=r"--api-key-env.*status 401") as refused:
                 await evaluate([config], player, episodes=3, concurrency=1)
         assert "sk-wrong-but-secret" not in str(refused.value)
 
