@@ -79,7 +79,9 @@ def _sif_task(name: str, path: Path, *, build_dockerfile: bool) -> SifTask:
 
     from harbor_gym.sandboxes.apptainer.sif.bulk import SifTask
     from harbor_gym.sandboxes.apptainer.sif.store import SifSource
+    from harbor_gym.tasks.links import require_own_files
 
+    require_own_files(path)
     task = Task(path)
     environment, folder = task.config.environment, task.paths.environment_dir
     is_prebuilt = should_use_prebuilt_docker_image(

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from harbor_gym.config import describe_problems
 from harbor_gym.config.verify_paths import check_paths
 from harbor_gym.errors import TaskError
+from harbor_gym.tasks.links import require_own_files
 
 
 async def load_task(task_dir: Path) -> Task:
@@ -86,6 +87,7 @@ def test_script(task: Task, step: StepConfig | None) -> Path:
 
 def _load(task_dir: Path) -> Task:
     _check_files(task_dir)
+    require_own_files(task_dir)
     try:
         task = Task(task_dir)
     except ValidationError as exc:

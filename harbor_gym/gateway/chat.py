@@ -57,6 +57,9 @@ class ChatRequest:
     stream: bool = False
     """Whether the client reads server-sent events."""
 
+    max_calls: int | None = None
+    """Most calls that the client takes in the answer; without any, their text is content. None is no limit."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:

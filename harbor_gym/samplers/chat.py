@@ -90,7 +90,7 @@ class ChatEndpoint(EngineClient):
         temperature: Sampling temperature; None leaves it to the endpoint.
         api_key_env: Name of the environment variable that holds the key; None sends no key.
         timeout_sec: Longest wait for one answer, in seconds; None is no limit.
-        max_attempts: How often a request is sent when the endpoint can't be reached or is overloaded.
+        max_attempts: How often a request is sent while the endpoint can't be reached, fails, or is overloaded.
         extra_body: Further fields of each request, such as ``tools`` or ``reasoning_effort``.
         api_key: The key itself, where it is made for one episode and stands in no environment variable.
 

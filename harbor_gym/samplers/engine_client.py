@@ -4,18 +4,13 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import aiohttp
 
-from harbor_gym.errors import SamplerError, UsageError
-
-_RETRIED = frozenset({429, 502, 503, 504})
-"""Statuses of an engine that restarts, reloads its weights, or has too many requests."""
-
-_BACKOFF_SEC = 1.0
-"""Wait before the second attempt; doubled for each further one."""
+from harbor_gym.errors import HarborGymError, SamplerError, UsageError
+from harbor_gym.samplers.statuses import EngineSettingsError, is_retried, pause_sec, settings_error
 
 _SHOWN_CHARACTERS = 500
 
@@ -30,6 +25,9 @@ class StatusError(SamplerError):
 
     body: str = ""
     """What came with it."""
+
+    headers: Mapping[str, str] = MappingProxyType({})
+    """Its headers."""
 
 
 class EngineClient:
@@ -89,19 +87,20 @@ class EngineClient:
         Raises:
             StatusError: The engine refuses the request, or is overloaded after the last attempt.
             SamplerError: The engine can't be reached, or does not answer in time or with JSON.
+            EngineSettingsError: The engine refuses the key or the model.
             UsageError: The client is not open.
         """
         for attempt in range(1, self._max_attempts):
             try:
                 return await self._post_once(body)
             except _UnreachableError as exc:
-                error: SamplerError = exc
+                error, headers = str(exc), {}
             except StatusError as exc:
-                if exc.status not in _RETRIED:
+                if not is_retried(exc.status):
                     raise
-                error = exc
+                error, headers = str(exc), exc.headers
             logger.info("attempt %d of %d: %s", attempt, self._max_attempts, error)
-            await asyncio.sleep(_BACKOFF_SEC * 2 ** (attempt - 1))
+            await asyncio.sleep(pause_sec(headers, attempt))
         return await self._post_once(body)
 
     async def _post_once(self, body: Mapping[str, Any]) -> object:
@@ -111,12 +110,14 @@ class EngineClient:
             async with self._session.post(self._url, json=body) as response:
                 if response.status != 200:
                     text = self._without_key(await response.text(errors="replace"))
-                    raise _status_error(self._url, response.status, text)
+                    raise _status_error(self._url, response, text)
                 return await response.json(content_type=None)
         except TimeoutError:
             raise SamplerError(f"{self._url} did not answer within {self._timeout_sec:g} seconds") from None
         except aiohttp.ClientError as exc:
             raise _UnreachableError(f"{self._url} can't be reached: {exc}") from exc
+        except EngineSettingsError:
+            raise  # a ValueError, too
         except ValueError as exc:
             raise SamplerError(f"{self._url} did not answer with JSON: {exc}") from exc
 
@@ -130,7 +131,10 @@ class _UnreachableError(SamplerError):
     """The engine may be there at a later attempt."""
 
 
-def _status_error(url: str, status: int, text: str) -> StatusError:
-    error = StatusError(f"{url} answered with status {status}: {text[:_SHOWN_CHARACTERS]}")
-    error.status, error.body = status, text
+def _status_error(url: str, response: aiohttp.ClientResponse, text: str) -> HarborGymError:
+    refusal = f"{url} answered with status {response.status}: {text[:_SHOWN_CHARACTERS]}"
+    if (wrong := settings_error(refusal, response.status)) is not None:
+        return wrong
+    error = StatusError(refusal)
+    error.status, error.body, error.headers = response.status, text, response.headers
     return error

@@ -204,8 +204,7 @@ def _end_reason(session: Session, result: TrialResult, breakage: str | None) -> 
         return EndReason.SANDBOX_BROKEN
     if session.end_reason is not None:
         return session.end_reason
-    last = max(session.segments, key=lambda segment: segment.calls[-1], default=None)
-    if last is not None and last.kind is CallKind.MAIN and last.stop_reason == "length":
+    if session.calls and session.calls[-1].stop_reason == "length" and session.last_kind is CallKind.MAIN:
         return EndReason.MAX_TOKENS
     return end_reason_of(result)
 

@@ -22,6 +22,8 @@ class VllmDouble:
         self.keys: list[str] = []
         self.statuses: list[int] = []
         """Statuses of the next answers, in place of 200."""
+        self.headers: dict[str, str] = {}
+        """Headers of these answers."""
         self.returns_token_ids = True
         self.names_token_ids = True
         self.changes: dict[str, Any] = {}
@@ -33,7 +35,9 @@ class VllmDouble:
         self.keys.append(request.headers.get("Authorization", ""))
         if self.statuses and (status := self.statuses.pop(0)) != 200:
             return web.json_response(
-                {"error": {"message": "no", "type": "BadRequestError", "code": status}}, status=status
+                {"error": {"message": "no", "type": "BadRequestError", "code": status}},
+                status=status,
+                headers=self.headers,
             )
         wanted = [*reversed(body["prompt"]), END]
         tokens = wanted[: body["max_tokens"]]

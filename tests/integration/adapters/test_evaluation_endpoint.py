@@ -16,7 +16,7 @@ from harbor.models.trial.config import AgentConfig
 from harbor_gym import EndReason, TerminalEnvConfig
 from harbor_gym.adapters.harbor.evaluation import AgentPlayer
 from harbor_gym.evaluation import ChatPlayer, evaluate
-from harbor_gym.samplers import ChatEndpoint
+from harbor_gym.samplers import ChatEndpoint, EngineSettingsError
 from tests.helpers.cluster.nodes import ray_of_its_own
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
@@ -112,7 +112,7 @@ async def test_terminus_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "LiteLLM" not in shown, "litellm looked for prices, on the internet or in vain"
 
 
-async def test_a_wrong_key_is_an_infrastructure_error_and_is_not_shown(
+async def test_a_wrong_key_ends_the_evaluation_and_is_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OWN_KEY", "sk-wrong-but-secret")
@@ -120,11 +120,9 @@ async def test_a_wrong_key_is_an_infrastructure_error_and_is_not_shown(
         async with serving() as model, endpoint(model) as chat:
             player = AgentPlayer(chat, AGENT, retries=0) if is_agent else ChatPlayer(chat, retries=0)
             config = fake_task(tmp_path / "task", confirm_task_complete=True)
-            (result,) = await evaluate([config], player, episodes=1)
-        assert result.reward is None
-        assert result.end_reason is EndReason.INFRASTRUCTURE_ERROR
-        assert "401" in (result.error or "")
-        assert "sk-wrong-but-secret" not in (result.error or "")
+            with pytest.raises(EngineSettingsError, match=r"--api-key-env.*status 401") as refused:
+                await evaluate([config], player, episodes=3, concurrency=1)
+        assert "sk-wrong-but-secret" not in str(refused.value)
 
 
 async def run_eval(*args: str, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
