@@ -16,6 +16,8 @@ HarborGymError
 ├── VerifierError           the verifier gave no verdict (crash, timeout, missing or broken reward file)
 │   └── VerifierOutOfMemoryError  the sandbox's memory limit killed part of it
 ├── SamplerError            the engine that samples the policy's messages failed
+│   └── BudgetSpentError        it grants no further answer: not a failure, the episode ends truncated and is verified
+│       └── ContextOverflowError    because the prompt does not fit its context window
 └── AgentFailedError        the program of a foreign agent failed, and left nothing to verify or to train on
 
 Everything below SandboxError, TerminalError and VerifierError, SamplerError and AgentFailedError is an infrastructure
@@ -126,6 +128,19 @@ class SamplerError(HarborGymError):
     """The engine that samples the policy's messages failed, or can't be reached."""
 
     is_infrastructure = True
+
+
+class BudgetSpentError(SamplerError):
+    """The engine grants no further answer: a budget ran out. The episode ends truncated, and is verified."""
+
+    reason: str = "max_turns"
+    """Why the episode ends: the word of an :class:`harbor_gym.EndReason` that is a truncation."""
+
+
+class ContextOverflowError(BudgetSpentError):
+    """The engine refuses the prompt because it does not fit its context window."""
+
+    reason = "context_overflow"
 
 
 class AgentFailedError(HarborGymError):

@@ -142,7 +142,7 @@ class _Player:
         self._stopped += end.stopped_processes
         self._keys.update(end.rewards)
         self._is_broken = end.breakage is not None
-        return end.next_phase, dict(end.episode_rewards or end.rewards)
+        return end.next_phase, dict(end.episode_rewards)
 
     async def _output(self) -> str:
         from harbor_gym.episode.diagnostics import read_diagnostics

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from harbor_gym.errors import SamplerError
+from harbor_gym.errors import BudgetSpentError, SamplerError
 from harbor_gym.gateway.bridge import Bridge, Match
 from harbor_gym.gateway.chat import Answer, ChatRequest
 from harbor_gym.gateway.codec import ConversationCodec
@@ -23,7 +23,7 @@ from harbor_gym.gateway.errors import (
     SessionEndedError,
 )
 from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, CallTree, Segment
-from harbor_gym.samplers import BudgetSpentError
+from harbor_gym.rollout import KnowsContext
 from harbor_gym.types import EndReason, Sample, Sampler, Turn
 
 _ENGINE_OVERFLOW = "The messages exceed the model's maximum context length. Please reduce the length of the messages."
@@ -47,7 +47,7 @@ class SessionLimits(BaseModel):
     """Seconds from the first request, whether the agent samples or works. None is no limit."""
 
     max_context_tokens: int | None = Field(default=None, gt=0)
-    """The model's context window, in tokens. None checks nothing."""
+    """The model's context window, in tokens. None: the one that the sampler's engine tells, or else what it refuses."""
 
     max_answer_tokens: int = Field(default=0, ge=0)
     """The sampler's limit for one answer, in tokens; reserved when the context window is checked."""
@@ -193,7 +193,7 @@ class Session:
         match = self._match(request, is_policy_model)
         suffix = await self._render(match, request)
         prompt = suffix if match.parent is None else match.parent.tokens + suffix
-        self._check_context(len(prompt), is_policy_model)
+        self._check_context(len(prompt), is_policy_model, await self._window())
         started = time.monotonic()
         sample = await self._sample(prompt, is_policy_model)
         duration = time.monotonic() - started
@@ -282,12 +282,17 @@ class Session:
             self.end(EndReason.MAX_TOKENS)
         self._check_open()
 
-    def _check_context(self, prompt_tokens: int, is_policy_model: bool) -> None:
-        limits = self.limits
-        if limits.max_context_tokens is None or prompt_tokens + limits.max_answer_tokens <= limits.max_context_tokens:
+    async def _window(self) -> int | None:
+        """Return the context window: the session's, or else the one that the sampler's engine tells."""
+        own = self.limits.max_context_tokens
+        return await self._sampler.context_tokens() if own is None and isinstance(self._sampler, KnowsContext) else own
+
+    def _check_context(self, prompt_tokens: int, is_policy_model: bool, window: int | None) -> None:
+        reserved = self.limits.max_answer_tokens
+        if window is None or prompt_tokens + reserved <= window:
             return
         self._end_on_overflow(is_policy_model)
-        raise ContextOverflowError(prompt_tokens, limits.max_answer_tokens, limits.max_context_tokens)
+        raise ContextOverflowError(prompt_tokens, reserved, window)
 
     def _end_on_overflow(self, is_policy_model: bool) -> None:
         if is_policy_model and self.limits.overflow_ends_episode:
@@ -324,10 +329,10 @@ class Session:
             self._check_open()  # the session ended, and cancelled the sampling only
             raise self._failed("the sampling was cancelled") from None
         except BudgetSpentError as exc:
-            if exc.reason is EndReason.CONTEXT_OVERFLOW:
+            if exc.reason == EndReason.CONTEXT_OVERFLOW:
                 self._end_on_overflow(is_policy_model)
                 raise RequestError(ErrorKind.CONTEXT_OVERFLOW, _ENGINE_OVERFLOW) from exc
-            self.end(exc.reason)
+            self.end(EndReason(exc.reason))
             raise SessionEndedError(self.end_reason) from exc
         except Exception as exc:  # The boundary to the sampler: whatever it raises is its failure.
             raise self._failed(f"{type(exc).__name__}: {exc}") from exc

@@ -67,6 +67,7 @@ class CompletionsSampler(EngineClient):
         """Sample one message.
 
         Raises:
+            ContextOverflowError: The prompt does not fit the engine's context window.
             SamplerError: The engine can't be reached, refuses the request, or returns no token ids.
             UsageError: The sampler is not open.
         """

@@ -9,7 +9,8 @@ from typing import Any, Self
 
 import aiohttp
 
-from harbor_gym.errors import SamplerError, UsageError
+from harbor_gym.errors import ContextOverflowError, SamplerError, UsageError
+from harbor_gym.samplers.overflow import is_overflow
 
 _RETRIED = frozenset({429, 502, 503, 504})
 """Statuses of an engine that restarts, reloads its weights, or has too many requests."""
@@ -18,6 +19,10 @@ _BACKOFF_SEC = 1.0
 """Wait before the second attempt; doubled for each further one."""
 
 _SHOWN_CHARACTERS = 500
+_WINDOW_SEC = 10.0
+"""Longest wait for the page of models; without it the engine itself refuses what does not fit."""
+
+_NOT_OPEN = "this sampler is not open: use it as an `async with` block"
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +62,8 @@ class EngineClient:
         max_attempts: int,
         api_key: str | None = None,
     ) -> None:
-        self._url = f"{base_url.rstrip('/').removesuffix('/v1')}{path}"
+        root = base_url.rstrip("/").removesuffix("/v1")
+        self._url, self._models_url = f"{root}{path}", f"{root}/v1/models"
         self._timeout_sec, self._max_attempts = timeout_sec, max_attempts
         self._headers: dict[str, str] = {}
         if api_key is not None and api_key_env is not None:
@@ -67,6 +73,7 @@ class EngineClient:
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._session: aiohttp.ClientSession | None = None
+        self._window: asyncio.Future[int | None] | None = None
 
     async def __aenter__(self) -> Self:
         """Open the connections."""
@@ -83,10 +90,26 @@ class EngineClient:
         if session is not None:
             await session.close()
 
+    async def context_tokens(self) -> int | None:
+        """Return the context window in tokens that the engine tells (``max_model_len`` of ``/v1/models``), asked once.
+
+        Returns:
+            None where it serves no such page, or models with different windows.
+
+        Raises:
+            UsageError: The client is not open.
+        """
+        if self._session is None:
+            raise UsageError(_NOT_OPEN)
+        if self._window is None:
+            self._window = asyncio.ensure_future(_ask_window(self._session, self._models_url))
+        return await asyncio.shield(self._window)
+
     async def _post(self, body: Mapping[str, Any]) -> object:
         """Send a request and return the JSON that answers it.
 
         Raises:
+            ContextOverflowError: The prompt does not fit the engine's context window.
             StatusError: The engine refuses the request, or is overloaded after the last attempt.
             SamplerError: The engine can't be reached, or does not answer in time or with JSON.
             UsageError: The client is not open.
@@ -106,11 +129,13 @@ class EngineClient:
 
     async def _post_once(self, body: Mapping[str, Any]) -> object:
         if self._session is None:
-            raise UsageError("this sampler is not open: use it as an `async with` block")
+            raise UsageError(_NOT_OPEN)
         try:
             async with self._session.post(self._url, json=body) as response:
                 if response.status != 200:
                     text = self._without_key(await response.text(errors="replace"))
+                    if is_overflow(response.status, text):
+                        raise ContextOverflowError(_refusal(self._url, response.status, text))
                     raise _status_error(self._url, response.status, text)
                 return await response.json(content_type=None)
         except TimeoutError:
@@ -126,11 +151,30 @@ class EngineClient:
         return text.replace(key, "***") if key else text
 
 
+async def _ask_window(session: aiohttp.ClientSession, url: str) -> int | None:
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=_WINDOW_SEC)) as response:
+            page = await response.json(content_type=None) if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return None
+    match page:
+        case {"data": [*models]}:
+            windows = {model.get("max_model_len") for model in models if isinstance(model, dict)}
+        case _:
+            return None
+    window = windows.pop() if len(windows) == 1 else None
+    return window if isinstance(window, int) else None
+
+
 class _UnreachableError(SamplerError):
     """The engine may be there at a later attempt."""
 
 
 def _status_error(url: str, status: int, text: str) -> StatusError:
-    error = StatusError(f"{url} answered with status {status}: {text[:_SHOWN_CHARACTERS]}")
+    error = StatusError(_refusal(url, status, text))
     error.status, error.body = status, text
     return error
+
+
+def _refusal(url: str, status: int, text: str) -> str:
+    return f"{url} answered with status {status}: {text[:_SHOWN_CHARACTERS]}"

@@ -17,6 +17,7 @@ from harbor_gym.adapters.harbor.rollout import Strategy, TokenRollout
 from harbor_gym.adapters.harbor.sources import resolve_task_configs
 from harbor_gym.config import TerminalEnvConfig, require_fields_of_agents
 from harbor_gym.episode.grading import rewards
+from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
 from harbor_gym.outcomes import RetryBudget
@@ -203,8 +204,7 @@ class RolloutInterface:
                     in_sandbox=self._in_sandbox,
                     environment=environment_config(self._sandbox, options=self._sandbox_options),
                     limits=self._limits,
-                    choose_reward=self._choose_reward,
-                    zero_reward_on_limit=self._zero_reward_on_limit,
+                    account=RewardAccount(self._choose_reward, self._zero_reward_on_limit),
                     trials_dir=self._trials_dir or Path(temporary),
                     use_details=self._strategy is Strategy.DETAILS,
                 )

@@ -18,12 +18,13 @@ from harbor_gym.adapters.harbor.results import (
     reward_of,
     rewards_of,
     segment_sequence,
+    step_rewards_of,
     with_outcome,
 )
 from harbor_gym.adapters.harbor.rollout import TokenRollout
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
-from harbor_gym.episode.grading.rewards import RewardFunction
+from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.errors import AgentFailedError, HarborGymError
 from harbor_gym.gateway import CallKind, Gateway, Session, SessionLimits
 from harbor_gym.rollout import run_episode
@@ -86,7 +87,8 @@ class EnvPlayer:
             segments=[flatten(rollout)] if steps else [],
             turns=env.transcript.turns,
             metrics={**last, "turns": float(len(steps)), "time/total_sec": time.monotonic() - started},
-            rewards=steps[-1].info.get("rewards", {}) if steps and rollout.error is None else {},
+            rewards=rollout.rewards,
+            step_rewards=rollout.step_rewards,
         )
 
 
@@ -109,11 +111,8 @@ class TrialPlayer:
     limits: SessionLimits
     """The budgets of each session."""
 
-    choose_reward: RewardFunction
-    """Makes the scalar of what the verifier wrote."""
-
-    zero_reward_on_limit: bool
-    """Whether a rollout that a budget cut short is paid nothing above 0."""
+    account: RewardAccount
+    """What a verdict is worth."""
 
     trials_dir: Path
     """Where the trials' folders are."""
@@ -136,7 +135,7 @@ class TrialPlayer:
             self.gateway.close_session(session)
             if trial is not None:
                 forget_loggers(trial.logger)
-        reward = session.error or reward_of(result, self.choose_reward)
+        reward = session.error or reward_of(result, self.account.choose)
         segments = self._segments(session, result)
         if isinstance(segments, AgentFailedError):
             reward = reward if isinstance(reward, HarborGymError) else segments
@@ -147,8 +146,8 @@ class TrialPlayer:
         end_reason = EndReason.INFRASTRUCTURE_ERROR if error is not None else _end_reason(session, result)
         score = None if isinstance(reward, HarborGymError) else reward
         metrics = {**_metrics(session), "time/total_sec": time.monotonic() - started}
-        if score is not None and self.zero_reward_on_limit and end_reason.is_truncation:
-            score, metrics["zero_reward_on_limit"] = min(score, 0.0), 1.0
+        if score is not None and self.account.is_capped(end_reason):
+            score, metrics["zero_reward_on_limit"] = self.account.settle(rewards_of(result), end_reason), 1.0
         return TokenRollout(
             task_name=path.name,
             trial_name=config.trial_name,
@@ -159,6 +158,7 @@ class TrialPlayer:
             turns=with_outcome(session.turns, end_reason, score, result),
             metrics=metrics,
             rewards={} if error is not None else rewards_of(result),
+            step_rewards=[] if error is not None else step_rewards_of(result),
         )
 
     def _agent_config(self, session: Session) -> AgentConfig:

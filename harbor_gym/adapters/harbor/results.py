@@ -1,7 +1,7 @@
 """What a finished Harbor trial means: its reward, why it ended, and the tokens that its agent reports."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harbor.models.agent.context import AgentContext
@@ -36,8 +36,13 @@ def reward_of(result: TrialResult, choose: RewardFunction) -> float | HarborGymE
 
 def rewards_of(result: TrialResult) -> dict[str, float]:
     """Return what the verifier of a trial wrote, by key; empty without a verdict."""
-    rewards = result.verifier_result.rewards if result.verifier_result is not None else None
-    return {name: float(value) for name, value in (rewards or {}).items()}
+    return _floats(result.verifier_result.rewards if result.verifier_result is not None else None)
+
+
+def step_rewards_of(result: TrialResult) -> list[dict[str, float]]:
+    """Return what the verifier of a trial wrote of each step; none of a task without steps."""
+    verdicts = [step.verifier_result for step in result.step_results or ()]
+    return [_floats(verdict.rewards if verdict is not None else None) for verdict in verdicts]
 
 
 def end_reason_of(result: TrialResult) -> EndReason:
@@ -59,8 +64,10 @@ def with_outcome(turns: Sequence[Turn], end_reason: EndReason, reward: float | N
     if not turns:
         return []
     info: EpisodeInfo = {**turns[-1].info, "end_reason": end_reason}
-    if result.verifier_result is not None and result.verifier_result.rewards:
-        info["rewards"] = {name: float(value) for name, value in result.verifier_result.rewards.items()}
+    if rewards := rewards_of(result):
+        info["rewards"] = rewards
+    if steps := step_rewards_of(result):
+        info["step_rewards"] = tuple(steps)
     return [*turns[:-1], replace(turns[-1], info=info, reward=reward or 0.0)]
 
 
@@ -88,6 +95,10 @@ def segment_sequence(segment: Segment) -> TokenSequence:
         list(segment.mask[length:]),
         list(segment.logprobs[length:]),
     )
+
+
+def _floats(rewards: Mapping[str, float | int] | None) -> dict[str, float]:
+    return {name: float(value) for name, value in (rewards or {}).items()}
 
 
 def _details(result: TrialResult) -> Iterator[RolloutDetail]:

@@ -54,6 +54,9 @@ class TokenRollout:
     """Every key that the verifier wrote; of a multi-step task what Harbor makes of its steps. Empty without a
     verdict."""
 
+    step_rewards: Sequence[Mapping[str, float]] = ()
+    """Of a multi-step task, what the verifier wrote of each step."""
+
     @property
     def token_ids(self) -> list[int]:
         """Token ids of the segment with the most sampled tokens; empty where nothing was sampled."""

@@ -17,7 +17,7 @@ from harbor_gym import (
     run_episode,
 )
 from harbor_gym.codecs import HFCodec
-from harbor_gym.errors import HarborGymError
+from harbor_gym.errors import ContextOverflowError, HarborGymError
 from harbor_gym.outcomes import classify
 from harbor_gym.testing import FakeEnvironment
 from harbor_gym.types import TokenSequence
@@ -27,6 +27,8 @@ from tests.helpers.policies.token_policies import RENDERER
 
 MAX_TOKENS = 500
 VANISH = "vanish"
+SECOND_STEP = "Do step-2."
+"""What the second instruction of a task with steps begins with."""
 
 
 class Vanishing(FakeEnvironment):
@@ -40,6 +42,14 @@ class Vanishing(FakeEnvironment):
         return super().answer(command)
 
 
+def refusal(prompt: int, window: int) -> str:
+    """Return what vLLM's engine says of a prompt that is too long."""
+    return (
+        f"This model's maximum context length is {window} tokens. However, you requested {prompt + MAX_TOKENS} tokens "
+        f"({prompt} in the messages, {MAX_TOKENS} in the completion). Please reduce the length of the messages."
+    )
+
+
 @dataclass(frozen=True)
 class Script:
     """A sampler that answers turn by turn from a list."""
@@ -48,10 +58,20 @@ class Script:
     cut_at: int | None = None
     """The turn whose answer is cut at the token limit."""
 
+    second: tuple[str, ...] = ()
+    """The answers in a task's second step."""
+
+    window: int | None = None
+    """The engine's context window, in tokens; it refuses a prompt that leaves no room for a full answer."""
+
     async def __call__(self, prompt: Sequence[int]) -> Sample:
+        if self.window is not None and len(prompt) + MAX_TOKENS > self.window:
+            raise ContextOverflowError(refusal(len(prompt), self.window))
         tokenizer = byte_level_tokenizer()
-        turn = tokenizer.decode(list(prompt)).count("<|im_start|>assistant") - 1
-        tokens = tokenizer.encode(self.answers[turn], add_special_tokens=False)
+        _, marker, text = tokenizer.decode(list(prompt)).rpartition(SECOND_STEP)
+        turn = text.count("<|im_start|>assistant") - 1
+        answers = self.second if marker else self.answers
+        tokens = tokenizer.encode(answers[turn], add_special_tokens=False)
         is_cut = turn == self.cut_at
         tokens = tokens if is_cut else [*tokens, tokenizer.convert_tokens_to_ids("<|im_end|>")]
         logprobs = [-(turn + 1) / (place + 1) for place in range(len(tokens))]
@@ -103,7 +123,7 @@ class Played:
     end_reason: EndReason
     failure_kind: str | None = None
     sequence: TokenSequence | None = field(default=None, compare=False)
-    """Of an episode that was not lost."""
+    """Of an episode that was not lost; None where one is not all of it."""
 
     @property
     def trained(self) -> list[tuple[int, int, float]]:
@@ -116,6 +136,11 @@ class Played:
 
 def lost(error: HarborGymError) -> Played:
     return Played(None, EndReason.INFRASTRUCTURE_ERROR, classify(error).failure_kind)
+
+
+def only[T](sequences: Sequence[T]) -> T | None:
+    """Return the one sequence of an episode; None where there are several, such as those of an agent in two steps."""
+    return sequences[0] if len(sequences) == 1 else None
 
 
 def played_of(rollout: Rollout) -> Played:

@@ -37,4 +37,5 @@ async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
         (error,) = trace.errors
         assert not any(trace.rewards.values())
         return Played(None, EndReason.INFRASTRUCTURE_ERROR, error.message.partition(":")[0])
-    return Played(trace.reward, end_reason_of(trace), sequence=sequence_of(trace))
+    sequence = sequence_of(trace) if len(trace.branches) == 1 else None
+    return Played(trace.reward, end_reason_of(trace), sequence=sequence)
