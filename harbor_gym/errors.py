@@ -4,7 +4,8 @@ HarborGymError
 ├── UsageError              a call in the wrong order or with a wrong argument
 ├── MissingDependencyError  an optional package or program is not installed
 ├── TaskError               the task directory is wrong
-│   └── TaskSourceError         where it should come from can't be reached, or has no such task
+│   ├── TaskSourceError         where it should come from can't be reached, or has no such task
+│   └── TaskUnsupportedError    it may be fine, but asks for what this sandbox, or a terminal, has not
 ├── SandboxError            the sandbox failed
 │   ├── SandboxStartError       it could not be built or started
 │   │   └── SandboxThrottledError   its provider requires fewer or later starts (rate limit, quota)
@@ -71,6 +72,10 @@ class TaskError(HarborGymError):
 
 class TaskSourceError(TaskError):
     """A git repository or a registry can't be reached, or has no such task."""
+
+
+class TaskUnsupportedError(TaskError):
+    """The task asks for something that the sandbox, or a terminal, has not. On another sandbox it may well run."""
 
 
 class SandboxError(HarborGymError):
@@ -144,6 +149,7 @@ class ContextOverflowError(BudgetSpentError):
 
 
 class AgentFailedError(HarborGymError):
-    """A foreign agent's program failed so that nothing was verified, or it reported tokens that can't be trained on."""
+    """A foreign agent's program could not be installed, or failed so that nothing was verified, or it reported tokens
+    that can't be trained on."""
 
     is_infrastructure = True

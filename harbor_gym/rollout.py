@@ -1,6 +1,6 @@
 """One episode from a sampler to a token-level trajectory. No training framework is involved."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +15,10 @@ __all__ = ["Rollout", "Sample", "Sampler", "TokenTransition", "run_episode", "ru
 @runtime_checkable
 class KnowsContext(Protocol):
     """A sampler whose engine tells its context window."""
+
+    async def __call__(self, prompt: Sequence[int], /) -> Sample:
+        """Sample one message."""
+        ...
 
     async def context_tokens(self) -> int | None:
         """Return the window in tokens; None where the engine does not tell."""

@@ -163,7 +163,7 @@ class TokenTerminalEnv:
         Args:
             sampled: The tokens as they were sampled, with the stop token if the sampler returns it.
             stop_reason: ``"length"`` means the message was cut at the token limit: nothing of it is executed, and
-                the episode ends truncated and verified.
+                the episode ends truncated and verified. A message without tokens is one that can't be read.
             logprobs: Log-probability of each of the tokens, in nats; kept in the transcript.
 
         Raises:
@@ -174,7 +174,7 @@ class TokenTerminalEnv:
         self._lengths = len(self._prompt), len(sampled)
         self._sampled = logprobs, time.monotonic() - self._shown_at
         action = await asyncio.to_thread(self._codec.text, sampled)
-        if stop_reason == "length":
+        if stop_reason == "length" and sampled:  # an answer without tokens was not cut: it says nothing
             return self._record(action, await self._truncated(EndReason.MAX_TOKENS))
         observation, reward, done, info = await self.env.step(action)
         if done:

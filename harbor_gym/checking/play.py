@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.verdict import PhaseSeconds
 from harbor_gym.config.verify_paths import VerifyPaths
-from harbor_gym.errors import TaskError
 from harbor_gym.sandboxes import image_substitutions
 from harbor_gym.sandboxes.extensions import SupportsVerifierView
 
@@ -23,10 +22,6 @@ type Work = Callable[[Episode, AgentPhase], Awaitable[None]]
 """What is done in each agent phase; the episode runs from before to after it."""
 
 _OUTPUT_LINES = 10
-
-
-class RefusedError(TaskError):
-    """The sandbox does not take this task, which nothing is wrong with as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +68,7 @@ async def play(
         verify_paths: What the verifier sees, as ``TerminalEnvConfig.verify_paths``.
 
     Raises:
-        RefusedError: The sandbox does not take this task.
+        TaskError: The task is wrong, or the sandbox does not take it.
         SandboxError: The sandbox did not start or went away.
         VerifierError: There was no verdict, or no single reward in it.
     """
@@ -108,7 +103,7 @@ class _Player:
 
     async def play(self, work: Work) -> Played:
         started = time.monotonic()
-        phase: AgentPhase | None = await self._start()
+        phase: AgentPhase | None = await self._episode.start()
         start_sec = time.monotonic() - started
         sandbox = phase.environment
         rewards: dict[str, float] = {}
@@ -124,12 +119,6 @@ class _Player:
             image_substitutions=image_substitutions(sandbox),
             supports_view=isinstance(sandbox, SupportsVerifierView),
         )
-
-    async def _start(self) -> AgentPhase:
-        try:
-            return await self._episode.start()
-        except TaskError as exc:
-            raise RefusedError(str(exc)) from exc
 
     async def _play_phase(self, phase: AgentPhase, work: Work) -> tuple[AgentPhase | None, dict[str, float]]:
         begun = time.monotonic()

@@ -35,14 +35,21 @@ from harbor_gym.episode.grading.process_watch import ProcessWatch
 from harbor_gym.episode.grading.verifier_view import VerifierView, paths_in_view
 from harbor_gym.episode.grading.verifiers import require_separate_verifiers
 from harbor_gym.episode.resources import Resources
-from harbor_gym.episode.task import grades_in_shared_sandbox, phase_timeout_sec, phase_users, sets_up, test_script
+from harbor_gym.episode.task import (
+    grades_in_shared_sandbox,
+    phase_timeout_sec,
+    phase_users,
+    require_variables,
+    sets_up,
+    test_script,
+)
 from harbor_gym.errors import (
     HarborGymError,
     SandboxError,
     SandboxLostError,
     SandboxStartError,
     SandboxTimeoutError,
-    TaskError,
+    TaskUnsupportedError,
     UsageError,
 )
 from harbor_gym.sandboxes.extensions import ReportsLeftBehind
@@ -356,15 +363,16 @@ class Episode:
             environment=self._environment_config,
             verifier=self._verifier_config,
         )
+        require_variables(self._task, self._verifier_config.env)
         try:
             self._trial = trial = await Trial.create(config)
             require_separate_verifiers(trial)
             return trial
         except ValidationError as exc:
-            raise TaskError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
+            raise TaskUnsupportedError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
         except (ValueError, TypeError, NotImplementedError, ImportError, RuntimeError) as exc:
             # Harbor's RuntimeErrors here are a task's wish for GPUs or TPUs that the sandbox has not.
-            raise TaskError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
+            raise TaskUnsupportedError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
         except OSError as exc:
             raise SandboxStartError(f"the sandbox of task {self._task.name!r} can't be set up: {exc}") from exc
 

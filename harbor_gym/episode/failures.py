@@ -6,6 +6,7 @@ from harbor_gym import errors
 from harbor_gym.episode.grading.cleanup import BrokenByPolicyError
 from harbor_gym.episode.throttling import is_throttled, retry_after_sec
 from harbor_gym.errors import (
+    AgentFailedError,
     HarborGymError,
     SandboxLostError,
     SandboxMemoryError,
@@ -18,7 +19,7 @@ from harbor_gym.errors import (
 
 _DIAGNOSTICS_LINES = 30
 
-_START_TIMEOUTS = {"EnvironmentStartTimeoutError", "AgentSetupTimeoutError"}
+_START_TIMEOUT = "EnvironmentStartTimeoutError"
 
 _VERIFIER_HINTS = {
     "RewardFileNotFoundError": "tests/test.sh must write /logs/verifier/reward.txt or reward.json, also when it fails",
@@ -42,10 +43,12 @@ def start_failure(result: TrialResult, cause: BaseException | None = None) -> Ha
         return SandboxStartError(f"trial of task {result.task_name!r} ended before the agent could run, with no error")
     if (own := _own_error(info, cause)) is not None:
         return own
+    if result.agent_setup is not None:
+        return AgentFailedError(f"the agent of task {result.task_name!r} could not be set up: {_describe(info)}")
     message = f"the sandbox of task {result.task_name!r} did not start: {_describe(info)}"
     if cause is not None and is_throttled(cause):
         return SandboxThrottledError(message, retry_after_sec(cause))
-    kind = SandboxTimeoutError if info.exception_type in _START_TIMEOUTS else SandboxStartError
+    kind = SandboxTimeoutError if info.exception_type == _START_TIMEOUT else SandboxStartError
     return kind(message)
 
 

@@ -204,7 +204,7 @@ class Session:
             prompt_suffix=tuple(suffix),
             sampled=tuple(sample.tokens),
             logprobs=None if sample.logprobs is None else tuple(sample.logprobs),
-            stop_reason=sample.stop_reason,
+            stop_reason=sample.stop_reason if sample.tokens else "stop",  # without tokens nothing was cut
             model=request.model,
             head=match.head,
             request=match.digests[-1] + match.tools,
@@ -217,7 +217,7 @@ class Session:
         )
         self._tree.calls.append(call)
         self._bridge.add(call, match, parsed)
-        return Answer(parsed, sample.stop_reason, prompt, call.sampled, call.logprobs), call
+        return Answer(parsed, call.stop_reason, prompt, call.sampled, call.logprobs), call
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the request's prompt, in tokens, without sampling."""

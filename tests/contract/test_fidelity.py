@@ -201,7 +201,7 @@ async def test_one_final_reward_for_all_steps(tmp_path: Path, step_rewards: bool
     ends, _ = await run_episode(task_dir, scripts, sandbox="local", step_rewards=step_rewards)
     paid = [1 / 3, 1 / 3, 0.0] if step_rewards else [0.0, 0.0, 2 / 3]
     assert [reward for reward, _, _ in ends] == pytest.approx(paid)
-    assert graded_in(ends) == [{"reward": 1.0}, {"reward": 1.0}, {"reward": 0.0}]
+    assert [item["reward"] for item in graded_in(ends)] == [1.0, 1.0, 0.0]
 
 
 async def test_a_budget_that_ends_a_middle_step_is_reported_as_a_gate_there_would_be(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ async def test_what_a_steps_verifier_started_ends_with_it(tmp_path: Path, keeps:
         await env.reset()
         await env.step([(f"setsid sleep 1008 & {PLANT}\n", 30.0)])
         _, reward, done, info = await env.step(COMPLETE)
-        assert (reward, done, info["metrics"]["stopped_processes"]) == (1.0, False, 0 if keeps else 1)
+        assert (reward, done, info["metrics"]["stopped_processes"]) == (0.0, False, 0 if keeps else 1)
         observation, *_ = await env.step([("/bin/cat.real /srv/counted; ps -ef | grep -o 'sleep 100[89]'\n", 30.0)])
         lines = observation.splitlines()
         assert "1" in lines, "the planted program was to leave a process"

@@ -5,13 +5,14 @@ One whose framework has an environment of its own is in ``ENGINES``: it runs the
 """
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harbor_gym import EndReason
+from harbor_gym import EndReason, Sample
+from harbor_gym.errors import HarborGymError
 from tests.contract.players import cookbook, harbor, nemo_gym, openenv, skyrl, trl, verifiers
 from tests.contract.players.episode import VANISH, Episode, Played, Script, by_run_episode
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
@@ -67,6 +68,8 @@ EPISODES: Mapping[str, tuple[Script, Mapping[str, int], Played]] = {
         {"max_context_tokens": 4000},
         Played(1.0, EndReason.CONTEXT_OVERFLOW),
     ),
+    "empty": (Script(("", message(DONE), COMPLETE)), {}, Played(1.0, EndReason.COMPLETED)),
+    "mute": (Script(("", message(DONE), COMPLETE), mute_at=0), {}, Played(1.0, EndReason.COMPLETED)),
     "session ended": (Script((message(DONE), message("exit\n"))), {}, Played(1.0, EndReason.SESSION_ENDED)),
     "lost": (
         Script((message("true\n"), message(f"{VANISH}\n"))),
@@ -105,6 +108,16 @@ STEPS: Mapping[str, tuple[Script, str, Mapping[str, int], Played]] = {
 """Sampler, the task's own rule, budgets, and what comes of a task of two steps."""
 
 
+class Counting:
+    """A sampler that counts what it is asked."""
+
+    asked = 0
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        type(self).asked += 1
+        return await SOLVED(prompt)
+
+
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A directory that holds a tokenizer and nothing else."""
@@ -136,6 +149,26 @@ async def test_a_prompt_that_the_engine_refuses(adapter: str, model_dir: str, tm
     assert played == Played(1.0, EndReason.CONTEXT_OVERFLOW)
     ours = dataclasses.replace(episode, sampler=dataclasses.replace(REFUSED, window=None), max_context_tokens=4000)
     assert played.trained == (await by_run_episode(ours)).trained, "as when our own limit sees it"
+
+
+@pytest.mark.parametrize("adapter", adapters(but=frozenset(ADAPTERS) - AGENTS))
+async def test_an_agent_that_can_not_be_installed(adapter: str, model_dir: str, tmp_path: Path) -> None:
+    agent = "tests.helpers.gateway.format_agent:UninstallableAgent"
+    sandbox = "harbor_gym.testing:FakeEnvironment"
+    episode = Episode(write_task(tmp_path / "task"), model_dir, SOLVED, sandbox, {}, agent_path=agent)
+    assert await ADAPTERS[adapter](episode) == Played(None, EndReason.INFRASTRUCTURE_ERROR, "agent_failed")
+
+
+@pytest.mark.parametrize("adapter", adapters())
+async def test_a_missing_variable_is_found_before_the_episode(adapter: str, model_dir: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", toml='[verifier.env]\nKEY = "${NO_SUCH_KEY_HERE}"\n')
+    Counting.asked = 0
+    episode = Episode(task, model_dir, Counting(), "harbor_gym.testing:FakeEnvironment", {})
+    try:
+        is_found = (await ADAPTERS[adapter](episode)).failure_kind == "task_error"
+    except (HarborGymError, ValueError) as exc:  # a ValueError is how TRL's worker is told to stop
+        is_found = "NO_SUCH_KEY_HERE" in str(exc)
+    assert (is_found, Counting.asked) == (True, 0)
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -217,6 +217,7 @@ class RolloutInterface:
             "reward_key": self._reward_key,
             "reward_function": self._reward_function,
             "zero_reward_on_limit": self._zero_reward_on_limit,
+            "trials_dir": self._trials_dir,
             "max_turns": self._limits.max_turns,
             "time_limit_sec": self._limits.time_limit_sec,
             **self._env_settings,

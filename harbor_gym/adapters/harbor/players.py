@@ -25,6 +25,7 @@ from harbor_gym.adapters.harbor.rollout import TokenRollout
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.grading.account import RewardAccount
+from harbor_gym.episode.task import require_variables
 from harbor_gym.errors import AgentFailedError, HarborGymError
 from harbor_gym.gateway import CallKind, Gateway, Session, SessionLimits
 from harbor_gym.rollout import run_episode
@@ -129,6 +130,7 @@ class TrialPlayer:
         try:
             config.agent = self._agent_config(session)
             trial = await Trial.create(config)
+            require_variables(trial.task)
             attach(trial, self.gateway, session, in_sandbox=self.in_sandbox)
             result = await trial.run()
         finally:

@@ -165,6 +165,9 @@ class HarborTerminalGenerator(GeneratorInterface):
             env_settings=own.env,
             max_retries=own.max_retries,
             reward_key=own.reward_key,
+            reward_function=own.reward_function,
+            zero_reward_on_limit=own.zero_reward_on_limit,
+            trials_dir=None if own.trials_dir is None else Path(own.trials_dir),
         )
 
     def _max_tokens(self, params: Mapping[str, Any] | None) -> int:

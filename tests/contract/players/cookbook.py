@@ -7,7 +7,7 @@ from typing import Any
 from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError
 from harbor_gym.types import TokenSequence
-from tests.contract.players.episode import MAX_TOKENS, Episode, Played, format_agent, lost, only
+from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost, only
 from tests.helpers.policies.token_policies import RENDERER
 
 
@@ -22,7 +22,7 @@ async def by_tinker_agent(episode: Episode) -> Played:
     """The same loop of the cookbook's, around a foreign agent."""
     from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
 
-    make_builder = functools.partial(HarborAgentEnvGroupBuilder, agent=format_agent())
+    make_builder = functools.partial(HarborAgentEnvGroupBuilder, agent=episode.agent())
     return await _by_cookbook(episode, make_builder, episode.agents_config)
 
 

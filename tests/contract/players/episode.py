@@ -11,6 +11,7 @@ from harbor_gym import (
     EndReason,
     Rollout,
     Sample,
+    Sampler,
     TerminalEnvConfig,
     TokenTerminalEnv,
     flatten,
@@ -61,6 +62,9 @@ class Script:
     second: tuple[str, ...] = ()
     """The answers in a task's second step."""
 
+    mute_at: int | None = None
+    """The turn whose answer has no tokens."""
+
     window: int | None = None
     """The engine's context window, in tokens; it refuses a prompt that leaves no room for a full answer."""
 
@@ -74,6 +78,7 @@ class Script:
         tokens = tokenizer.encode(answers[turn], add_special_tokens=False)
         is_cut = turn == self.cut_at
         tokens = tokens if is_cut else [*tokens, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+        tokens = [] if turn == self.mute_at else tokens
         logprobs = [-(turn + 1) / (place + 1) for place in range(len(tokens))]
         return Sample(tokens, logprobs, "length" if is_cut else "stop")
 
@@ -86,9 +91,12 @@ class Episode:
     model_dir: str
     """Holds the tokenizer."""
 
-    sampler: Script
+    sampler: Sampler
     sandbox: str
     sandbox_options: Mapping[str, Any]
+    agent_path: str = "tests.helpers.gateway.format_agent:FormatAgent"
+    """The foreign agent, of the adapters that play one; it writes our format."""
+
     max_turns: int = 8
     max_context_tokens: int = 20_000
 
@@ -106,6 +114,12 @@ class Episode:
     def agents_config(self) -> TerminalEnvConfig:
         """The same without what our own loop alone has: the agent decides when it is done."""
         return self.config.model_copy(update={"confirm_task_complete": True})
+
+    def agent(self) -> Any:
+        """Return Harbor's configuration of the foreign agent."""
+        from harbor.models.trial.config import AgentConfig
+
+        return AgentConfig(import_path=self.agent_path, kwargs={"base_url": "{gateway_url}"})
 
     def codec(self) -> Any:
         if importlib.util.find_spec("tinker_cookbook") is None:
@@ -159,11 +173,3 @@ async def by_run_episode(episode: Episode) -> Played:
         assert rollout.reward is None
         return lost(rollout.error)
     return played_of(rollout)
-
-
-def format_agent() -> Any:
-    """Return a foreign agent that writes our format."""
-    from harbor.models.trial.config import AgentConfig
-
-    kwargs = {"base_url": "{gateway_url}"}
-    return AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs=kwargs)

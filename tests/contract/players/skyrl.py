@@ -4,7 +4,7 @@ from typing import Any
 
 from harbor_gym import EndReason
 from harbor_gym.types import TokenSequence
-from tests.contract.players.episode import MAX_TOKENS, Episode, Played, format_agent, only
+from tests.contract.players.episode import MAX_TOKENS, Episode, Played, only
 
 
 async def by_skyrl(episode: Episode) -> Played:
@@ -16,7 +16,7 @@ async def by_skyrl_step_wise(episode: Episode) -> Played:
 
 
 async def by_skyrl_agent(episode: Episode) -> Played:
-    agent = format_agent()
+    agent = episode.agent()
     return await _by_skyrl(episode, step_wise=True, agent=agent.import_path, agent_kwargs=agent.kwargs)
 
 
