@@ -4,7 +4,8 @@ HarborGymError
 ├── UsageError              a call in the wrong order or with a wrong argument
 ├── MissingDependencyError  an optional package or program is not installed
 ├── TaskError               the task directory is wrong
-│   └── TaskSourceError         where it should come from can't be reached, or has no such task
+│   ├── TaskSourceError         where it should come from can't be reached, or has no such task
+│   └── TaskUnsupportedError    it may be fine, but asks for what this sandbox, or a terminal, has not
 ├── SandboxError            the sandbox failed
 │   ├── SandboxStartError       it could not be built or started
 │   │   └── SandboxThrottledError   its provider requires fewer or later starts (rate limit, quota)
@@ -16,6 +17,8 @@ HarborGymError
 ├── VerifierError           the verifier gave no verdict (crash, timeout, missing or broken reward file)
 │   └── VerifierOutOfMemoryError  the sandbox's memory limit killed part of it
 ├── SamplerError            the engine that samples the policy's messages failed
+│   └── BudgetSpentError        it grants no further answer: not a failure, the episode ends truncated and is verified
+│       └── ContextOverflowError    because the prompt does not fit its context window
 └── AgentFailedError        the program of a foreign agent failed, and left nothing to verify or to train on
 
 Everything below SandboxError, TerminalError and VerifierError, SamplerError and AgentFailedError is an infrastructure
@@ -101,6 +104,10 @@ class TaskSourceError(TaskError):
     """A git repository or a registry can't be reached, or has no such task."""
 
 
+class TaskUnsupportedError(TaskError):
+    """The task asks for something that the sandbox, or a terminal, has not. On another sandbox it may well run."""
+
+
 class SandboxError(HarborGymError):
     """The sandbox failed for a reason that is not the policy's doing."""
 
@@ -158,7 +165,21 @@ class SamplerError(HarborGymError):
     is_infrastructure = True
 
 
+class BudgetSpentError(SamplerError):
+    """The engine grants no further answer: a budget ran out. The episode ends truncated, and is verified."""
+
+    reason: str = "max_turns"
+    """Why the episode ends: the word of an :class:`harbor_gym.EndReason` that is a truncation."""
+
+
+class ContextOverflowError(BudgetSpentError):
+    """The engine refuses the prompt because it does not fit its context window."""
+
+    reason = "context_overflow"
+
+
 class AgentFailedError(HarborGymError):
-    """A foreign agent's program failed so that nothing was verified, or it reported tokens that can't be trained on."""
+    """A foreign agent's program could not be installed, or failed so that nothing was verified, or it reported tokens
+    that can't be trained on."""
 
     is_infrastructure = True

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from harbor_gym.checking.carrying import candidates, what_remains
 from harbor_gym.checking.oracle import Oracle, do_nothing, has_solution
 from harbor_gym.checking.plan import CheckPlan
-from harbor_gym.checking.play import Played, RefusedError, Work, last_lines, play
+from harbor_gym.checking.play import Played, Work, last_lines, play
 from harbor_gym.checking.reward_hacking import run_exploit
 from harbor_gym.checking.trials import run_plain_oracle
 from harbor_gym.checking.verdict import SOLVED, UNSOLVED, PristineCheck, TaskCheck, Verdict
 from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
-from harbor_gym.errors import HarborGymError, VerifierError
+from harbor_gym.errors import HarborGymError, TaskUnsupportedError, VerifierError
 
 if TYPE_CHECKING:
     from harbor.models.task.task import Task
@@ -90,7 +90,7 @@ class _Check:
         except HarborGymError as exc:
             self._note(
                 error=f"{self._doing}: {' '.join(str(exc).split())}",
-                refused=isinstance(exc, RefusedError),
+                refused=isinstance(exc, TaskUnsupportedError),
                 output=last_lines(exc.diagnostics.get("verifier_output", "")),
             )
         return self._found
@@ -105,7 +105,11 @@ class _Check:
             await self._compare_plain_trial()
         for _ in self._runs("nop"):
             played = await self._play(do_nothing)
-            self._note(nop=(*self._found.nop, played.reward), phases=self._found.phases or played.phases)
+            self._note(
+                nop=(*self._found.nop, played.reward),
+                phases=self._found.phases or played.phases,
+                nop_output=self._found.nop_output if played.reward == UNSOLVED else played.output,
+            )
         if self._found.verdict is Verdict.UNSOLVED:
             return
         if self._plan.try_exploits:

@@ -13,7 +13,6 @@ from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.verdict import PhaseSeconds
 from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
-from harbor_gym.errors import TaskError
 from harbor_gym.sandboxes import image_substitutions
 from harbor_gym.sandboxes.extensions import SupportsVerifierView
 
@@ -24,10 +23,6 @@ type Work = Callable[[Episode, AgentPhase], Awaitable[None]]
 """What is done in each agent phase; the episode runs from before to after it."""
 
 _OUTPUT_LINES = 10
-
-
-class RefusedError(TaskError):
-    """The sandbox does not take this task, which nothing is wrong with as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +71,7 @@ async def play(
         ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``: what is the task's own fault is to be an error.
 
     Raises:
-        RefusedError: The sandbox does not take this task.
+        TaskError: The task is wrong, or the sandbox does not take it.
         SandboxError: The sandbox did not start or went away.
         VerifierError: There was no verdict, or no single reward in it.
     """
@@ -112,7 +107,7 @@ class _Player:
 
     async def play(self, work: Work) -> Played:
         started = time.monotonic()
-        phase: AgentPhase | None = await self._start()
+        phase: AgentPhase | None = await self._episode.start()
         start_sec = time.monotonic() - started
         sandbox = phase.environment
         rewards: dict[str, float] = {}
@@ -129,12 +124,6 @@ class _Player:
             supports_view=isinstance(sandbox, SupportsVerifierView),
         )
 
-    async def _start(self) -> AgentPhase:
-        try:
-            return await self._episode.start()
-        except TaskError as exc:
-            raise RefusedError(str(exc)) from exc
-
     async def _play_phase(self, phase: AgentPhase, work: Work) -> tuple[AgentPhase | None, dict[str, float]]:
         begun = time.monotonic()
         await work(self._episode, phase)
@@ -146,7 +135,7 @@ class _Player:
         self._stopped += end.stopped_processes
         self._keys.update(end.rewards)
         self._is_broken = end.breakage is not None
-        return end.next_phase, dict(end.episode_rewards or end.rewards)
+        return end.next_phase, dict(end.episode_rewards)
 
     async def _output(self) -> str:
         from harbor_gym.episode.diagnostics import read_diagnostics

@@ -102,14 +102,14 @@ class TerminalEnvConfig(_Config):
     reward_function: str | None = None
     """Make the scalar of all keys instead: ``mean``, ``min``, ``max``, ``sum``, or ``module.path:function``."""
 
-    step_rewards: bool = True
-    """In a multi-step task, pay each step's reward with the transition that ended it. False: every transition but the
-    last carries 0.0, and the last the task's reward by its own strategy (``info["episode_reward"]``)."""
+    step_rewards: bool = False
+    """In a multi-step task whose reward is the mean of its steps, pay each step's share of it with the transition that
+    ended the step; the last transition pays what is left. Either way the transitions sum to ``info["episode_reward"]``.
+    False: the last transition pays all of it."""
 
     zero_reward_on_limit: bool = False
-    """Pay nothing above 0 for an episode that a budget cut short (``info["truncated"]``): its rewards sum to at most 0.
-    In a multi-step task the last transition takes back what earlier steps were paid, and ``info["episode_reward"]`` is
-    at most 0. Negative sums stay, ``info["rewards"]`` stays the verifier's, and ``zero_reward_on_limit`` in the metrics
+    """Pay nothing above 0 for an episode that a budget cut short (``info["truncated"]``): ``info["episode_reward"]`` is
+    at most 0. Negative ones stay, ``info["rewards"]`` stays the verifier's, and ``zero_reward_on_limit`` in the metrics
     marks such an episode. A step that the task's own time limit ends before another one is no end of the episode."""
 
     keep_agent_processes: bool | None = None

@@ -32,13 +32,13 @@ from harbor_gym.episode.grading.breakage import find_breakage
 from harbor_gym.episode.grading.guard import GradingGuard, current_step
 from harbor_gym.episode.grading.verifiers import require_separate_verifiers
 from harbor_gym.episode.resources import Resources
-from harbor_gym.episode.task import keeps_processes, phase_timeout_sec
+from harbor_gym.episode.task import keeps_processes, phase_timeout_sec, require_variables
 from harbor_gym.errors import (
     HarborGymError,
     SandboxLostError,
     SandboxStartError,
     SandboxTimeoutError,
-    TaskError,
+    TaskUnsupportedError,
     UsageError,
 )
 from harbor_gym.sandboxes.extensions import ReportsLeftBehind
@@ -338,15 +338,16 @@ class Episode:
             environment=self._environment_config,
             verifier=self._verifier_config,
         )
+        require_variables(self._task, self._verifier_config.env)
         try:
             self._trial = trial = await Trial.create(config)
             require_separate_verifiers(trial)
             return trial
         except ValidationError as exc:
-            raise TaskError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
+            raise TaskUnsupportedError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
         except (ValueError, TypeError, NotImplementedError, ImportError, RuntimeError) as exc:
             # Harbor's RuntimeErrors here are a task's wish for GPUs or TPUs that the sandbox has not.
-            raise TaskError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
+            raise TaskUnsupportedError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
         except OSError as exc:
             raise SandboxStartError(f"the sandbox of task {self._task.name!r} can't be set up: {exc}") from exc
 

@@ -13,6 +13,7 @@ from harbor_gym.config import AmbiguousFailures
 from harbor_gym.episode.grading.cleanup import BrokenByPolicyError
 from harbor_gym.episode.throttling import is_throttled, retry_after_sec
 from harbor_gym.errors import (
+    AgentFailedError,
     HarborGymError,
     SandboxLostError,
     SandboxMemoryError,
@@ -31,7 +32,7 @@ _GONE = {"SandboxLostError", "SandboxMemoryError", "SandboxThrottledError", "Env
 _SET_UP_FAILED = "setup.sh exited with code"
 """Harbor's words for a step's script (a RuntimeError)."""
 
-_START_TIMEOUTS = {"EnvironmentStartTimeoutError", "AgentSetupTimeoutError"}
+_START_TIMEOUT = "EnvironmentStartTimeoutError"
 
 _VERIFIER_HINTS = {
     "RewardFileNotFoundError": "tests/test.sh must write /logs/verifier/reward.txt or reward.json, also when it fails",
@@ -55,10 +56,12 @@ def start_failure(result: TrialResult, cause: BaseException | None = None) -> Ha
         return SandboxStartError(f"trial of task {result.task_name!r} ended before the agent could run, with no error")
     if (own := _own_error(info, cause)) is not None:
         return own
+    if result.agent_setup is not None:
+        return AgentFailedError(f"the agent of task {result.task_name!r} could not be set up: {_describe(info)}")
     message = f"the sandbox of task {result.task_name!r} did not start: {_describe(info)}"
     if cause is not None and is_throttled(cause):
         return SandboxThrottledError(message, retry_after_sec(cause))
-    kind = SandboxTimeoutError if info.exception_type in _START_TIMEOUTS else SandboxStartError
+    kind = SandboxTimeoutError if info.exception_type == _START_TIMEOUT else SandboxStartError
     return kind(message)
 
 

@@ -34,7 +34,7 @@ class SessionLimits(BaseModel):
     """Seconds from the first request, whether the agent samples or works. None is no limit."""
 
     max_context_tokens: int | None = Field(default=None, gt=0)
-    """The model's context window, in tokens. None checks nothing."""
+    """The model's context window, in tokens. None: the one that the sampler's engine tells, or else what it refuses."""
 
     max_answer_tokens: int = Field(default=0, ge=0)
     """The sampler's limit for one answer, in tokens; reserved when the context window is checked."""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import replace
 
-from harbor_gym.errors import HarborGymError, SamplerError, UsageError
+from harbor_gym.errors import BudgetSpentError, HarborGymError, SamplerError, UsageError
 from harbor_gym.gateway.bridge import Bridge, Match
 from harbor_gym.gateway.chat import Answer, ChatRequest, ParsedAnswer
 from harbor_gym.gateway.codec import ConversationCodec
@@ -24,7 +24,7 @@ from harbor_gym.gateway.errors import (
 from harbor_gym.gateway.limits import SessionLimits
 from harbor_gym.gateway.prompts import PromptStore
 from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, CallTree, Segment
-from harbor_gym.samplers import BudgetSpentError
+from harbor_gym.rollout import KnowsContext
 from harbor_gym.types import EndReason, Sample, Sampler, Turn
 
 _ENGINE_OVERFLOW = "The messages exceed the model's maximum context length. Please reduce the length of the messages."
@@ -183,7 +183,7 @@ class Session:
             match = self._match(request, is_policy_model)
             suffix = await self._render(match, request)
             prompt = suffix if match.parent is None else self._tokens_of(match.parent) + suffix
-            self._check_context(len(prompt), is_policy_model)
+            self._check_context(len(prompt), is_policy_model, await self._window())
             started = time.monotonic()
             sample = await self._sample(prompt, is_policy_model)
             duration = time.monotonic() - started
@@ -194,7 +194,7 @@ class Session:
                 prompt_suffix=self._prompts.keep(suffix),
                 sampled=tuple(sample.tokens),
                 logprobs=None if sample.logprobs is None else tuple(sample.logprobs),
-                stop_reason=sample.stop_reason,
+                stop_reason=sample.stop_reason if sample.tokens else "stop",  # without tokens nothing was cut
                 model=request.model,
                 head=match.head,
                 request=match.digests[-1] + match.tools,
@@ -208,7 +208,7 @@ class Session:
             self._tree.calls.append(call)
             self._bridge.add(call, match, parsed)
             self._latest = call, [*prompt, *call.sampled]
-        return Answer(parsed, sample.stop_reason, prompt, call.sampled, call.logprobs), call
+        return Answer(parsed, call.stop_reason, prompt, call.sampled, call.logprobs), call
 
     def _tokens_of(self, call: CallRecord) -> list[int]:
         return self._latest[1] if self._latest is not None and self._latest[0] is call else call.tokens
@@ -315,12 +315,17 @@ class Session:
             self.end(EndReason.MAX_TOKENS)
         self._check_open()
 
-    def _check_context(self, prompt_tokens: int, is_policy_model: bool) -> None:
-        limits = self.limits
-        if limits.max_context_tokens is None or prompt_tokens + limits.max_answer_tokens <= limits.max_context_tokens:
+    async def _window(self) -> int | None:
+        """Return the context window: the session's, or else the one that the sampler's engine tells."""
+        own = self.limits.max_context_tokens
+        return await self._sampler.context_tokens() if own is None and isinstance(self._sampler, KnowsContext) else own
+
+    def _check_context(self, prompt_tokens: int, is_policy_model: bool, window: int | None) -> None:
+        reserved = self.limits.max_answer_tokens
+        if window is None or prompt_tokens + reserved <= window:
             return
         self._end_on_overflow(is_policy_model)
-        raise ContextOverflowError(prompt_tokens, limits.max_answer_tokens, limits.max_context_tokens)
+        raise ContextOverflowError(prompt_tokens, reserved, window)
 
     def _end_on_overflow(self, is_policy_model: bool) -> None:
         if is_policy_model and self.limits.overflow_ends_episode:
@@ -362,10 +367,10 @@ class Session:
             self._check_open()  # the session ended, and cancelled the sampling only
             raise self._failed("the sampling was cancelled") from None
         except BudgetSpentError as exc:
-            if exc.reason is EndReason.CONTEXT_OVERFLOW:
+            if exc.reason == EndReason.CONTEXT_OVERFLOW:
                 self._end_on_overflow(is_policy_model)
                 raise RequestError(ErrorKind.CONTEXT_OVERFLOW, _ENGINE_OVERFLOW) from exc
-            self.end(exc.reason)
+            self.end(EndReason(exc.reason))
             raise SessionEndedError(self.end_reason) from exc
         except UsageError as exc:
             # Each further answer would fail, too: the run has to end, and not this episode alone.

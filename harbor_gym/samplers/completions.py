@@ -68,6 +68,7 @@ class CompletionsSampler(EngineClient):
         """Sample one message.
 
         Raises:
+            ContextOverflowError: The prompt does not fit the engine's context window.
             SamplerError: The engine can't be reached, refuses the request, or ends a message otherwise.
             EngineSettingsError: The engine refuses the key or the model, or returns no token ids or log-probabilities.
             UsageError: The sampler is not open.

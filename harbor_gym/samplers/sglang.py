@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from harbor_gym.errors import SamplerError
+from harbor_gym.errors import ContextOverflowError, SamplerError
 from harbor_gym.samplers.engine_client import EngineClient
+from harbor_gym.samplers.overflow import is_overflow
 from harbor_gym.samplers.statuses import EngineSettingsError
 from harbor_gym.types import Sample, StopReason
 
@@ -66,6 +67,7 @@ class SGLangSampler(EngineClient):
         """Sample one message.
 
         Raises:
+            ContextOverflowError: The prompt does not fit the engine's context window.
             SamplerError: The engine can't be reached, refuses the request, or ends a message otherwise.
             EngineSettingsError: The engine refuses the key, or returns no token ids with log-probabilities.
             UsageError: The sampler is not open.
@@ -86,6 +88,8 @@ def _read_sample(answer: object) -> Sample:
             pairs = [_pair(item) for item in cast("list[object]", sampled)] if isinstance(sampled, list) else None
         case {"meta_info": {"finish_reason": {"type": ("stop" | "length")}}}:
             pairs, reason = None, "stop"
+        case {"meta_info": {"finish_reason": {"type": "abort", "message": str() as why}}} if is_overflow(400, why):
+            raise ContextOverflowError(f"the engine refuses the prompt: {why}")
         case {"meta_info": {"finish_reason": reason}}:
             raise SamplerError(f"the engine ended a message with {reason!r:.200}, which is neither stop nor length")
         case _:

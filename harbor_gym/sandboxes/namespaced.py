@@ -13,7 +13,14 @@ from harbor.environments.base import ExecResult
 from harbor.environments.definition import COMPOSE_FILE_NAME, require_agent_environment_definition
 
 from harbor_gym._runtime.shielded import shielded
-from harbor_gym.errors import SandboxLostError, SandboxStartError, SandboxTimeoutError, TaskError, UsageError
+from harbor_gym.errors import (
+    SandboxLostError,
+    SandboxStartError,
+    SandboxTimeoutError,
+    TaskError,
+    TaskUnsupportedError,
+    UsageError,
+)
 from harbor_gym.sandboxes import reaper
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
 from harbor_gym.sandboxes.archive.transfers import Way
@@ -74,7 +81,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
     @override
     def _validate_definition(self) -> None:
         if (self.environment_dir / COMPOSE_FILE_NAME).exists():
-            raise TaskError(
+            raise TaskUnsupportedError(
                 f"{self.environment_dir / COMPOSE_FILE_NAME}: {self.type()} sandboxes run one container and no "
                 "Compose: use --env docker for this task"
             )
@@ -82,7 +89,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             require_agent_environment_definition(self.environment_dir, docker_image=self.task_env_config.docker_image)
         foreign = [target for target in self._mount_targets() if not target.startswith(_HARBOR_LOGS)]
         if foreign:
-            raise TaskError(
+            raise TaskUnsupportedError(
                 f"{self.type()} sandboxes mount nothing of the host (asked for: {', '.join(foreign)}): use --env docker"
             )
         limits = {

@@ -18,6 +18,7 @@ from harbor_gym.adapters.harbor.sources import resolve_task_configs
 from harbor_gym.config import AmbiguousFailures, TerminalEnvConfig, require_fields_of_agents
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode.grading import rewards
+from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
 from harbor_gym.outcomes import RetryBudget
@@ -216,8 +217,7 @@ class RolloutInterface:
                     in_sandbox=self._in_sandbox,
                     environment=environment_config(self._sandbox, options=self._sandbox_options),
                     limits=self._limits,
-                    choose_reward=self._choose_reward,
-                    zero_reward_on_limit=self._zero_reward_on_limit,
+                    account=RewardAccount(self._choose_reward, self._zero_reward_on_limit),
                     verify_paths=self._verify_paths,
                     keep_agent_processes=self._keep_agent_processes,
                     ambiguous_failures=self._ambiguous_failures,
@@ -236,6 +236,7 @@ class RolloutInterface:
             "verify_paths": self._verify_paths,
             "keep_agent_processes": self._keep_agent_processes,
             "ambiguous_failures": self._ambiguous_failures,
+            "trials_dir": self._trials_dir,
             "max_turns": self._limits.max_turns,
             "time_limit_sec": self._limits.time_limit_sec,
             **self._env_settings,

@@ -60,8 +60,7 @@ class HarborSpec:
         max_retries: What may follow an attempt that the infrastructure failed, of each episode: starts with a tool
             harness, whole episodes with ``terminal``.
         max_context_tokens: Only with ``terminal``, see :class:`TerminalRollouts`.
-        settings: Other fields of :class:`harbor_gym.TerminalEnvConfig`. ``step_rewards`` is False here unless given:
-            the reward of a task of several steps is then the task's, and not their sum.
+        settings: Other fields of :class:`harbor_gym.TerminalEnvConfig`.
 
     Raises:
         UsageError: An argument is wrong; the message lists near matches.
@@ -288,9 +287,6 @@ def _make_config(task_dir: Path, sandbox: str, settings: dict[str, Any]) -> Term
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(known))}"
             raise UsageError(f"there is no setting {name!r}; {hint}")
     try:
-        # A trainer takes one reward of an episode: that of the task, and not the sum of its steps'.
-        return TerminalEnvConfig.model_validate(
-            {"task_dir": task_dir, "sandbox": sandbox, "step_rewards": False, **settings}
-        )
+        return TerminalEnvConfig.model_validate({"task_dir": task_dir, "sandbox": sandbox, **settings})
     except ValidationError as exc:
         raise UsageError(f"the environments can't be made with these settings: {describe_problems(exc)}") from exc

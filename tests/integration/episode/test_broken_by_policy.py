@@ -197,12 +197,12 @@ async def test_what_is_left_of_a_multi_step_task_counts_as_nothing(tmp_path: Pat
         await env.reset()
         await env.step([(DONE, 5.0)])
         _, reward, done, _ = await env.step(COMPLETE)
-        assert (reward, done) == (1.0, False)
+        assert (reward, done) == (0.0, False)
         _, reward, done, info = await env.step([(RUINS["no shell"], 5.0)])
         if not done:
             _, reward, done, info = await env.step(COMPLETE)
-    assert (reward, done, info.get("end_reason")) == (0.0, True, EndReason.SANDBOX_BROKEN)
-    assert info.get("episode_reward") == 0.5
+    assert (reward, done, info.get("end_reason")) == (0.5, True, EndReason.SANDBOX_BROKEN)
+    assert (info.get("rewards"), info.get("step_rewards")) == ({"reward": 0.5}, ({"reward": 1.0}, {}))
 
 
 @pytest.mark.local

@@ -27,7 +27,7 @@ GIVEN = {
     "confirm-task-complete": (False, False),
     "reward-key": ("speed", "speed"),
     "reward-function": ("mean", "mean"),
-    "step-rewards": (False, False),
+    "step-rewards": (True, True),
     "keep-agent-processes": (True, True),
     "zero-reward-on-limit": (True, True),
     "verify-paths": ("/app,/srv", (PurePosixPath("/app"), PurePosixPath("/srv"))),

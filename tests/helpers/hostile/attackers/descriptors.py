@@ -19,7 +19,7 @@ while True:
     except BlockingIOError:
         continue
     except OSError as refusal:
-        print(errno.errorcode[refusal.errno], sent, flush=True)
+        print(errno.errorcode[refusal.errno or 0], sent, flush=True)
         break
 os.close(1)
 time.sleep(1000)
