@@ -83,8 +83,14 @@ class ChatTail:
         """Return the tail behind ``stop``; None if it does not begin with that."""
         if isinstance(stop, int):
             return tail[1:] if tail[:1] == [stop] else None
-        text = self._decode(tail)
-        return self._encode(text.removeprefix(stop)) if text.startswith(stop) else None
+        # Only the token that the stop ends in is encoded again: decoded marks of a message would become control tokens.
+        for length in range(1, len(tail) + 1):
+            text = self._decode(tail[:length])
+            if text.startswith(stop):
+                return [*self._encode(text.removeprefix(stop)), *tail[length:]]
+            if not stop.startswith(text):
+                break
+        return None
 
     def _find(self) -> int:
         """Return how many tokens of a probe conversation precede the end of its answer."""

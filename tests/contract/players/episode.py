@@ -50,12 +50,18 @@ class Script:
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
         tokenizer = byte_level_tokenizer()
-        turn = tokenizer.decode(list(prompt)).count("<|im_start|>assistant") - 1
+        turn = _openings(list(prompt)) - 1
         tokens = tokenizer.encode(self.answers[turn], add_special_tokens=False)
         is_cut = turn == self.cut_at
         tokens = tokens if is_cut else [*tokens, tokenizer.convert_tokens_to_ids("<|im_end|>")]
         logprobs = [-(turn + 1) / (place + 1) for place in range(len(tokens))]
         return Sample(tokens, logprobs, "length" if is_cut else "stop")
+
+
+def _openings(prompt: list[int]) -> int:
+    """Count the answers' openings; what only looks like one in a file is text."""
+    opening = byte_level_tokenizer().encode("<|im_start|>assistant", add_special_tokens=False)
+    return sum(prompt[place : place + len(opening)] == opening for place in range(len(prompt)))
 
 
 @dataclass(frozen=True)
