@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from harbor_gym.codecs.marks import Marks
-from harbor_gym.codecs.tail import PROBE_TASK, ChatTail, Messages, tokenizer_lock
+from harbor_gym.codecs.tail import PROBE_TASK, ChatTail, Messages, common_prefix, tokenizer_lock
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ChatMessage
 
@@ -126,6 +126,23 @@ class HFCodec:
         """
         with tokenizer_lock:
             return self._is_off_template(sampled)
+
+    def written(self, message: Mapping[str, Any]) -> str:
+        """Return what the template writes for an earlier answer, without its thinking and up to its end.
+
+        Args:
+            message: An assistant's message as the template takes it, for instance with ``tool_calls``.
+        """
+        with tokenizer_lock:
+            text = self._marks.unbroken(self._write([_user(PROBE_TASK), message, *_PROBE_NEXT]))
+            following = self._decode(self._tail.of(_PROBE_NEXT))
+            ends = [self._decode([token]) for token in self.stop]
+        thinking = self._opening.find(_THINK, self._opening.rfind(PROBE_TASK))
+        opening = self._opening if thinking < 0 else self._opening[:thinking]
+        answer = text[common_prefix(text, opening) :].removesuffix(following)
+        for end in ends:
+            answer = answer.partition(end)[0]
+        return answer.rpartition(_END_THINK)[2].lstrip("\n")
 
     def _split(self, sampled: Sequence[int]) -> tuple[str, str]:
         """Return the thinking and the answer."""

@@ -100,8 +100,8 @@ class Marks:
 
     def _break(self, value: Any, role: str) -> Any:
         match value:
-            case TemplateText(parts=parts):
-                return "".join(self._break(part, role) for part in parts) or str(value)
+            case TemplateText():
+                return "".join(self._break(part, role) for part in value.parts) or str(value)
             case str():
                 return self._break_text(value, self._breaks.get(role, self._breaks[""]))
             case dict():
@@ -199,7 +199,8 @@ def _rename(backend: Any) -> tuple[Callable[[str], list[int]], dict[str, str], d
     word = f"y{secrets.token_hex(8)}y"
     names: dict[str, str] = {}
     real: dict[str, int] = {}
-    for number, token in enumerate(described["added_tokens"]):
+    added: list[dict[str, Any]] = described["added_tokens"] or []
+    for number, token in enumerate(added):
         name = names[token["content"]] = f"{word}{number:06d}{word}"
         real[name] = token["id"]
         token["content"] = name

@@ -98,7 +98,7 @@ class ChatTail:
         for message in _PROBE_MESSAGES:
             messages = [{"role": "user", "content": message}]
             first, second = (self._render(answer, messages) for answer in _PROBE_ANSWERS)
-            start, length = _common_prefix(first, second), len(first) - _common_prefix(first[::-1], second[::-1])
+            start, length = common_prefix(first, second), len(first) - common_prefix(first[::-1], second[::-1])
             if self._decode(first[start:length]).strip() != _PROBE_ANSWERS[0]:
                 raise UsageError(
                     f"{self._name} can't be continued token by token: an earlier answer is left out, or is followed by "
@@ -113,6 +113,7 @@ class ChatTail:
         return lengths.pop()
 
 
-def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return how many items two sequences begin with in common."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))

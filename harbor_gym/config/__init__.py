@@ -46,10 +46,10 @@ class TerminalConfig(_Config):
     Terminus-2 does."""
 
     keys: Literal["exact", "literal", "harbor"] | None = None
-    """``exact``: a key's name on its own is that key, all else arrives byte by byte. ``literal``: the same, and the shell
-    takes a line as it stands, without completion and history expansion, and control characters as characters. ``harbor``:
-    tmux reads the keystrokes as under Terminus-2, see :mod:`harbor_gym.terminal.screen.terminus_keys`. None: ``literal``
-    where the policy calls a tool with a command's text (``bash-tool``), else ``exact``."""
+    """``exact``: a key's name on its own is that key, all else arrives byte by byte. ``literal``: the same, and the
+    shell takes a line as it stands, without completion and history expansion, and control characters as characters.
+    ``harbor``: tmux reads the keystrokes as under Terminus-2, see :mod:`harbor_gym.terminal.screen.terminus_keys`.
+    None: ``literal`` where the policy calls a tool with a command's text (``bash-tool``), else ``exact``."""
 
     transport: Literal["auto", "portable", "persistent"] = "auto"
     """``persistent`` keeps a channel into the sandbox open (local, docker, apptainer); ``portable`` is one ``exec`` per

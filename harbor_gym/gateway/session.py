@@ -157,6 +157,7 @@ class Session:
             "sampled_tokens": sum(len(call.sampled) for call in self._tree.calls),
             "sampler_failures": len(self.sampler_failures),
             "sampler_sec": math.fsum(durations),
+            "unread_calls": sum(call.answer.is_unread_call for call in self._tree.calls),
             **{f"breaks/{reason}": count for reason, count in self.breaks.items()},
             **{f"refused/{kind}": count for kind, count in self._refused.items()},
         }

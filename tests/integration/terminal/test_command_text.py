@@ -66,7 +66,8 @@ BODIES = {
     "a Makefile": "all: prog\n\ncc:\n\tgcc -o prog main.c\n\n\t@echo !! !cc done\n",
     "tabs": "\t\n\tls\t/\t\t\nls /u\t\n",
     "exclamation marks": "!\n!!\n!x !?x? !$ ^a^b\n'!!' \"!!\"\n",
-    "control characters": "".join(chr(code) for code in [*range(1, 9), *range(11, 32), 127] if code not in SIGNALS) + "\nend\n",
+    "control characters": "".join(chr(code) for code in [*range(1, 9), *range(11, 32), 127] if code not in SIGNALS)
+    + "\nend\n",
     "an escape sequence": "\x1b[31mred\x1b[0m\x1b[A\x1bb\n",
     "a long line": "x" * 3000 + "\t" + "y" * 3000 + "!z\n",
     "many lines": "".join(f"\tline {number} !{number}\n" for number in range(300)),
