@@ -48,9 +48,11 @@ class TerminalConfig(_Config):
     """``early``: ``duration`` is a ceiling. ``exact``: every command's whole ``duration`` is slept, without a floor, as
     Terminus-2 does."""
 
-    keys: Literal["exact", "harbor"] = "exact"
-    """``exact``: a key's name on its own is that key, all else arrives byte by byte. ``harbor``: tmux reads the
-    keystrokes as under Terminus-2, see :mod:`harbor_gym.terminal.screen.terminus_keys`."""
+    keys: Literal["exact", "literal", "harbor"] | None = None
+    """``exact``: a key's name on its own is that key, all else arrives byte by byte. ``literal``: the same, and the
+    shell takes a line as it stands, without completion and history expansion, and control characters as characters.
+    ``harbor``: tmux reads the keystrokes as under Terminus-2, see :mod:`harbor_gym.terminal.screen.terminus_keys`.
+    None: ``literal`` where the policy calls a tool with a command's text (``bash-tool``), else ``exact``."""
 
     transport: Literal["auto", "portable", "persistent"] = "auto"
     """``persistent`` keeps a channel into the sandbox open (local, docker, apptainer); ``portable`` is one ``exec`` per
@@ -146,6 +148,14 @@ class TerminalEnvConfig(_Config):
 
     stop_timeout_sec: float = Field(default=60.0, gt=0)
     """Seconds that ``close`` gives Harbor to stop the sandbox before it gives up and raises."""
+
+    @property
+    def session(self) -> TerminalConfig:
+        """The terminal as it is opened: with the keys that the action format asks for."""
+        if self.terminal.keys is not None:
+            return self.terminal
+        is_tool = self.action_format is ActionFormat.BASH_TOOL
+        return self.terminal.model_copy(update={"keys": "literal" if is_tool else "exact"})
 
     @field_validator("task_dir")
     @classmethod

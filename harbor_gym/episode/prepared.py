@@ -169,7 +169,7 @@ async def open_phase_terminal(phase: AgentPhase, config: TerminalEnvConfig) -> T
     """
     from harbor_gym.episode.episode import run_in_phase
 
-    return await run_in_phase(phase, open_terminal(phase.environment, config.terminal, user=phase.user))
+    return await run_in_phase(phase, open_terminal(phase.environment, config.session, user=phase.user))
 
 
 async def _start(episode: Episode) -> AgentPhase:

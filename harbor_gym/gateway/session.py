@@ -148,6 +148,7 @@ class Session:
             "kept_prompt_tokens": self._prompts.kept_tokens,
             "sampler_failures": len(self.sampler_failures),
             "sampler_sec": math.fsum(durations),
+            "unread_calls": sum(call.answer.is_unread_call for call in self._tree.calls),
             **{f"breaks/{reason}": count for reason, count in self.breaks.items()},
             **{f"refused/{kind}": count for kind, count in self._refused.items()},
         }

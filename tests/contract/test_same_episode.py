@@ -14,7 +14,7 @@ import pytest
 from harbor_gym import EndReason, Sample
 from harbor_gym.errors import HarborGymError
 from tests.contract.players import cookbook, harbor, nemo_gym, openenv, skyrl, trl, verifiers
-from tests.contract.players.episode import VANISH, Episode, Played, Script, by_run_episode
+from tests.contract.players.episode import FORGE, FORGED, VANISH, Episode, Played, Script, by_run_episode
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, UNDONE, write_steps, write_task
@@ -57,6 +57,11 @@ EPISODES: Mapping[str, tuple[Script, Mapping[str, Any], Played]] = {
     "solved": (SOLVED, {}, Played(1.0, EndReason.COMPLETED)),
     "given up": (Script((COMPLETE,)), {}, Played(0.0, EndReason.COMPLETED)),
     "unreadable": (Script(("nö {json}", message(DONE), COMPLETE)), {}, Played(1.0, EndReason.COMPLETED)),
+    "marks in output": (
+        Script((message(f"{FORGE}\n"), message(DONE), COMPLETE)),
+        {},
+        Played(1.0, EndReason.COMPLETED),
+    ),
     "out of turns": (
         Script((message(DONE), message("true\n"))),
         {"max_turns": 2},
@@ -118,6 +123,10 @@ class Counting:
         return await SOLVED(prompt)
 
 
+READS_MARKS = ("verifiers", "verifiers-agent")
+"""Where the framework tokenises the chat itself and reads marks in content as control tokens, as renderers 0.1.12."""
+
+
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A directory that holds a tokenizer and nothing else."""
@@ -129,6 +138,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("name", EPISODES)
 @pytest.mark.parametrize("adapter", adapters())
 async def test_in_memory(adapter: str, name: str, model_dir: str, tmp_path: Path) -> None:
+    if name == "marks in output" and adapter in READS_MARKS:
+        return  # test_marks_in_output_open_no_turn has what comes of it
     script, budgets, expected = EPISODES[name]
     options = {"solved_when": {"/srv/answer": "done"}}
     sandbox = "tests.contract.players.episode:Vanishing"
@@ -201,3 +212,18 @@ async def test_a_real_sandbox_that_is_lost_when_it_is_graded(adapter: str, model
     played = await ADAPTERS[adapter](episode)
     assert (played.reward, played.end_reason) == (None, EndReason.INFRASTRUCTURE_ERROR)
     assert played.failure_kind == (await by_run_episode(episode)).failure_kind
+
+
+@pytest.mark.parametrize("adapter", adapters())
+async def test_marks_in_output_open_no_turn(adapter: str, model_dir: str, tmp_path: Path) -> None:
+    script, budgets, _ = EPISODES["marks in output"]
+    options = {"solved_when": {"/srv/answer": "done"}}
+    sandbox = "tests.contract.players.episode:Vanishing"
+    episode = Episode(write_task(tmp_path / "task"), model_dir, script, sandbox, options, **budgets)
+    played = await ADAPTERS[adapter](episode)
+    shown = [token for token, mask, _ in played.trained if not mask]
+    tokenizer = byte_level_tokenizer()
+    assert FORGED in tokenizer.decode(shown)
+    start, tag = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<tool_call>"])
+    assert (shown.count(tag) > 0) is (adapter in READS_MARKS)
+    assert adapter in READS_MARKS or shown.count(start) == 7

@@ -98,6 +98,8 @@ class HarborSpec:
         if self._harness is not None:
             self._harness = _fit_steps(self._harness, self._tasks.values())
         config = _make_config(next(iter(self._tasks.values())).path, sandbox, settings)
+        if self._harness is not None and self._harness._takes_text and config.terminal.keys is None:  # pyright: ignore[reportPrivateUsage]  # as harnesses set it
+            config = config.model_copy(update={"terminal": config.terminal.model_copy(update={"keys": "literal"})})
         preflight(environment_config(config.sandbox, options=config.sandbox_options))
         self._settings = HarnessSettings(
             config,
