@@ -207,8 +207,9 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         For whoever needs a long-lived process with pipes or a terminal of its own: the command has the starter's
         stdio, its exit status becomes the process's, TERM, INT and HUP reach it, and it ends with the process and with
         the sandbox. Give it pipes or a terminal of its own: a file of the host handed in could be opened again and
-        written by the sandbox, and your own terminal could be typed into. The arguments mean what they mean for
-        :meth:`exec`. 125 is the status when the sandbox is gone.
+        written by the sandbox, and your own terminal could be typed into. The command sees the sandbox's own files,
+        while a verifier has its view too. The arguments mean what they mean for :meth:`exec`. 125 is the status when
+        the sandbox is gone.
 
         Raises:
             SandboxLostError: The sandbox is not running.
