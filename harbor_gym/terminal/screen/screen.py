@@ -75,6 +75,7 @@ async def capture_screen(
         timeout_sec=_CAPTURE_TIMEOUT_SEC,
         user=user,
         purpose="show the terminal's screen",
+        cwd="/",
     )
     return parse_screen(result.stdout or "", nonce)
 

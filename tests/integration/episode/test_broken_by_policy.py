@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -233,6 +233,21 @@ async def test_on_docker_the_same_holds(tmp_path: Path) -> None:
     assert (reward, info.get("end_reason")) == (1.0, EndReason.SESSION_ENDED)
     reward, info = await play(task_dir, DONE, RUINS["no shell"], sandbox="docker")
     assert (reward, info.get("end_reason")) == (0.0, EndReason.SANDBOX_BROKEN)
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("transport", ["portable", "persistent"])
+async def test_who_removes_its_workdir_goes_on(tmp_path: Path, transport: Literal["portable", "persistent"]) -> None:
+    task_dir = write_deed_task(tmp_path / "task", DEEDS["its workdir removed"], has_view=False, user=None)
+    settings: dict[str, Any] = {"terminal": TerminalConfig(transport=transport), "capture_screen": True}
+    keys = [DEEDS["its workdir removed"].keys, _SOLVED, f"true {'x' * 100_000}\n"]
+    config = TerminalEnvConfig(task_dir=task_dir, sandbox="local", confirm_task_complete=False, **settings)
+    async with AsyncTerminalGymEnv(config) as env:
+        await env.reset()
+        for typed in keys:
+            await env.step([(typed, 10.0)])
+        _, reward, _, info = await env.step(COMPLETE)
+    assert (reward, info.get("breakage")) == (1.0, None)
 
 
 @pytest.mark.apptainer

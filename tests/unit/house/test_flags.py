@@ -29,6 +29,7 @@ GIVEN = {
     "reward-function": ("mean", "mean"),
     "step-rewards": (True, True),
     "keep-agent-processes": (True, True),
+    "ambiguous-failures": ("infrastructure", "infrastructure"),
     "zero-reward-on-limit": (True, True),
     "verify-paths": ("/app,/srv", (PurePosixPath("/app"), PurePosixPath("/srv"))),
     "verifier-option": ("max_timeout_sec=9", {"max_timeout_sec": 9}),
