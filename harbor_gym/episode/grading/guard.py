@@ -6,6 +6,8 @@ its view and empty directories, and stops once more what ran a program of the sa
 """
 
 import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 from pathlib import PurePosixPath
 
 from harbor.environments.base import BaseEnvironment
@@ -20,9 +22,9 @@ from harbor_gym.episode.grading import cleanup
 from harbor_gym.episode.grading.breakage import find_breakage, interpreter_of
 from harbor_gym.episode.grading.process_watch import ProcessWatch
 from harbor_gym.episode.grading.verifier_view import VerifierView, paths_in_view
-from harbor_gym.episode.task import grades_in_shared_sandbox, keeps_processes, phase_users, test_script
+from harbor_gym.episode.task import grades_in_shared_sandbox, keeps_processes, phase_users, sets_up, test_script
 from harbor_gym.errors import SandboxError
-from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsVerifierView
+from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsSetUpView, SupportsVerifierView
 from harbor_gym.terminal.session import Leavings
 
 
@@ -69,6 +71,7 @@ class GradingGuard:
         trial.add_hook(TrialEvent.VERIFICATION_START, self._begin_verification)
         trial.add_hook(TrialEvent.CANCEL, self._abandon)
         _harbor_patches.examine_before_stop(environment, self._examine)
+        _harbor_patches.precede_commands(environment, self._begin_set_up)
         _harbor_patches.keep_closed(environment, trial.agent_env_paths.verifier_dir, self._end_step)
 
     @property
@@ -81,6 +84,9 @@ class GradingGuard:
         missing: list[str] = []
         if self._view is None and not isinstance(environment, SupportsVerifierView):
             missing.append(f"{kind} sandboxes have no pristine view: the verifier runs among the policy's files")
+        later = [step for step in (task.config.steps or ())[1:] if sets_up(task, step)]
+        if later and self._view is not None and not isinstance(environment, SupportsSetUpView):
+            missing.append(f"{kind} sandboxes prepare later steps among the policy's files, its shell included")
         if not isinstance(environment, SupportsCleanUp):
             missing.append(f"{kind} sandboxes are cleaned up by a script inside, which a root policy can replace")
         return tuple(missing)
@@ -118,7 +124,18 @@ class GradingGuard:
         if len(self._trial.task.config.steps or ()) > 1:
             self._agent_has_processes = await self._watch.has_others()
 
+    async def _begin_set_up(self) -> None:
+        """Prepare a later step where no program of the policy's is, and nothing runs that it started."""
+        step = current_step(self._trial)
+        if self._view is None or step is None or not sets_up(self._trial.task, step):
+            return
+        if await self._view.enter_for_set_up() and isinstance(self._environment, SupportsCleanUp):
+            await self._watch.stop_again()
+
     async def _begin_phase(self, _: TrialHookEvent) -> None:
+        if self._view is not None:
+            async with self._blaming_policy():
+                await self._view.begin_phase()
         if self._phases_ended == 0:
             return
         await self._watch.begin_phase()
@@ -133,16 +150,8 @@ class GradingGuard:
             return  # nothing is going to be graded
         self._phases_ended += 1
         terminal, self.terminal = self.terminal, None
-        try:
+        async with self._blaming_policy():
             self.stopped = await self._watch.end_phase(keep_processes=self.keep_processes, terminal=terminal)
-        except cleanup.BrokenByPolicyError as exc:
-            self._breakage = str(exc)
-            raise
-        except SandboxError as exc:
-            if (breakage := await find_breakage(self._environment)) is None:
-                raise
-            self._breakage = breakage
-            raise cleanup.BrokenByPolicyError(breakage) from exc
 
     async def _begin_verification(self, _: TrialHookEvent) -> None:
         """Give the verifier a view of its own, or at least directories in which nothing of the policy's lies."""
@@ -182,6 +191,20 @@ class GradingGuard:
             self.postmortem = await cleanup.examine(environment, test_output)
 
     # --- parts ----------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _blaming_policy(self) -> AsyncGenerator[None]:
+        """Note what the policy broke where something fails because of it."""
+        try:
+            yield
+        except cleanup.BrokenByPolicyError as exc:
+            self._breakage = str(exc)
+            raise
+        except SandboxError as exc:
+            if (breakage := await find_breakage(self._environment)) is None:
+                raise
+            self._breakage = breakage
+            raise cleanup.BrokenByPolicyError(breakage) from exc
 
     def _lacks_verdict(self) -> bool:
         result = self._trial.result

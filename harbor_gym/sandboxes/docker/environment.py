@@ -47,6 +47,7 @@ class DockerEnvironment(DockerLaunch):
         "the_first_process_is_closed": "root inside may write to the memory of the first process, which is its equal",
         "the_kernels_memory_is_hidden": "Docker hides less: kpagecount, slabinfo and others are the machine's",
         "a_verifier_sees_the_image_and_what_counts": "a container has no second root for its verifier",
+        "a_set_up_runs_with_the_images_programs": "a container has no second root for a later step's set-up",
     }
     """stderr as under Harbor, whose callers may rely on the order; the others are what containers leave open."""
 

@@ -54,6 +54,7 @@ FAKE: Reasons = {
         "system_calls_are_filtered",
         "no_program_inside_takes_part_in_transfers",
         "a_verifier_sees_the_image_and_what_counts",
+        "a_set_up_runs_with_the_images_programs",
     ),
     **_for(
         "it has no links",
@@ -70,7 +71,11 @@ CONTAINERS: Reasons = {
     **_for("the machine's pseudo-terminals are one number for all", "terminals_end_at_the_sandboxs_own_limit"),
     **_for("root inside may trace the first process, which has no right more", "the_first_process_is_closed"),
     **_for("Docker hides less: kpagecount, slabinfo and others are the machine's", "the_kernels_memory_is_hidden"),
-    **_for("a container has no second root for its verifier", "a_verifier_sees_the_image_and_what_counts"),
+    **_for(
+        "a container has no second root for its verifier",
+        "a_verifier_sees_the_image_and_what_counts",
+        "a_set_up_runs_with_the_images_programs",
+    ),
 }
 """What the rights of an ordinary Docker container leave open to root inside."""
 

@@ -22,11 +22,15 @@ def code(at):
         place += len(text)
     table = place + -place % 8
     movabs = lambda register, value: register + value.to_bytes(8, "little")  # noqa: E731
-    body = b"\x90\x90" + movabs(b"\x48\xbf", places[0]) + movabs(b"\x48\xbe", table) + b"\x31\xd2\xb8\x3b\x00\x00\x00\x0f\x05"
+    body = (
+        b"\x90\x90"
+        + movabs(b"\x48\xbf", places[0])
+        + movabs(b"\x48\xbe", table)
+        + b"\x31\xd2\xb8\x3b\x00\x00\x00\x0f\x05"
+    )
     body = body.ljust(body_length, b"\x90")
     words = b"".join(value.to_bytes(8, "little") for value in (*places, 0))
     return body + b"".join(strings) + bytes(table - place) + words
-
 
 
 def become(pid):
