@@ -1,5 +1,9 @@
 """A verifier in a pristine view on ``local``: what a root policy planted is not there, and what counts is."""
 
+import asyncio
+import json
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -9,9 +13,11 @@ import pytest
 from harbor_gym import EndReason
 from harbor_gym.checking import CheckPlan, Verdict, check_tasks
 from harbor_gym.sandboxes import environment_config
+from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from tests.helpers.engines import require_engine
 from tests.helpers.harbor_trials import run_episode
 from tests.helpers.paths import ROOT
+from tests.helpers.rootless import rootless_user, run_as
 from tests.helpers.tasks import PASS_IF_DONE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -216,6 +222,7 @@ TRAPS = {
     "a link in place of a link": "mkdir /trap; mkdir /data/deep; ln -s /trap /data/deep/link",
     "a link to the workdir's": "cp -a /srv /trap; rm -r /srv; ln -s /trap /srv; cd /",
 }
+_SHORT = "".join(SETUP.splitlines(keepends=True)[:4])
 SPRUNG = (
     "[ -d /data ] && [ ! -L /data ] && [ -f /data/file ] && [ $(cat /data/file) = set ]",
     "[ $(readlink /data/deep/link) = ../deep/er/file ]",
@@ -227,8 +234,7 @@ SPRUNG = (
 
 @pytest.mark.parametrize("trap", TRAPS)
 async def test_through_no_trap_of_the_policys_is_anything_written(tmp_path: Path, trap: str) -> None:
-    setup = "\n".join(SETUP.splitlines()[:4]) + "\n"
-    task = write_set_up(tmp_path / "task", setup)
+    task = write_set_up(tmp_path / "task", _SHORT)
     assert await played(task, TRAPS[trap], f"cd /; {answers(SPRUNG)}") == 1.0
 
 
@@ -248,13 +254,38 @@ async def test_a_set_up_for_which_the_policy_left_no_room_is_the_policys_failure
 async def test_what_a_later_set_up_started_serves_the_policy_and_ends_before_grading_unless_processes_are_kept(
     tmp_path: Path, keeps: bool
 ) -> None:
-    loop = "for n in {1..3000}; do cat file > /srv/log; sleep 0.02; done"
+    loop = "for n in {1..3000}; do cat file >> /srv/log; sleep 0.02; done"
     serve = f"echo served > /data/file; cd /data\nsetsid bash -c '{loop}' >/dev/null 2>&1 &\n"
     judge = "#!/bin/bash\nrm -f /srv/log; sleep 0.5; [ -s /srv/log ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
     toml = f"{SETS_UP}keep_agent_processes = {str(keeps).lower()}\n"
     task = write_set_up(tmp_path / "task", serve, toml=toml, test_sh=judge)
     waits = "until [ -s /srv/log ]; do sleep 0.05; done"
     assert await played(task, "true", f"{waits}; rm /srv/log; {waits}") == float(keeps)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_an_ordinary_users_later_set_up_is_the_same() -> None:
+    base = await ensure_base_tar()
+
+    def run() -> str:
+        with rootless_user() as (user, home):
+            done = run_as(user, home, sys.executable, "-m", __name__, base=base)
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+    rewards = json.loads((await asyncio.to_thread(run)).splitlines()[-1])
+    assert rewards == {"spoilt": 0.0, "all": 1.0, **dict.fromkeys(TRAPS, 1.0)}
+
+
+async def _rewards() -> dict[str, float]:
+    traps = {name: (_SHORT, trap, f"cd /; {answers(SPRUNG)}") for name, trap in TRAPS.items()}
+    cases = {"spoilt": ("true\n", SPOILS, "true"), "all": (SETUP, MINE, answers(LOOKS)), **traps}
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            name: await played(write_set_up(Path(folder) / f"task-{number}", setup), *scripts)
+            for number, (name, (setup, *scripts)) in enumerate(cases.items())
+        }
 
 
 @pytest.fixture
@@ -276,3 +307,7 @@ async def test_the_task_of_the_training_recipe_is_forgeable_only_under_harbors_g
     (check,) = await check_tasks([TASKS / "devops_task"], plan)
     assert (check.verdict, check.harbors_verdict) == (Verdict.OK, Verdict.FORGEABLE), check.error
     assert check.tricks == ("shell",)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{json.dumps(asyncio.run(_rewards()))}\n")
