@@ -49,7 +49,7 @@ class GradingGuard:
         self._agent_has_processes = False
         self._image_user_id: str | None = None
         self._phases_ended = 0
-        self._is_abandoned = False
+        self._is_abandoned = self._is_ending_step = False
         self.keep_processes = keeps_processes(trial.task) if keep_processes is None else keep_processes
         """Whether what the policy started runs on while it is graded."""
         self.terminal: Leavings | None = None
@@ -127,7 +127,7 @@ class GradingGuard:
     async def _begin_set_up(self) -> None:
         """Prepare a later step where no program of the policy's is, and nothing runs that it started."""
         step = current_step(self._trial)
-        if self._view is None or step is None or not sets_up(self._trial.task, step):
+        if self._view is None or step is None or self._is_ending_step or not sets_up(self._trial.task, step):
             return
         if await self._view.enter_for_set_up() and isinstance(self._environment, SupportsCleanUp):
             await self._watch.stop_again()
@@ -173,7 +173,11 @@ class GradingGuard:
         """Stop what a step's verifier left: Harbor empties directories before all else when it prepares the next."""
         steps = self._trial.result.step_results or ()
         if len(steps) > 1 and steps[-1].agent_execution is None:
-            await self._watch.end_verification()
+            self._is_ending_step = True  # a clean-up's own command is no set-up
+            try:
+                await self._watch.end_verification()
+            finally:
+                self._is_ending_step = False
 
     async def _abandon(self, _: TrialHookEvent) -> None:
         self._is_abandoned = True
