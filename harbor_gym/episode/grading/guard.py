@@ -61,6 +61,7 @@ class GradingGuard:
         self.stopping: asyncio.Task[object] | None = None
         """The task in which Harbor stops the sandbox."""
         self._breakage: str | None = None
+        self._failure: SandboxError | None = None
         self._attach()
 
     def _attach(self) -> None:
@@ -157,6 +158,8 @@ class GradingGuard:
         """Give the verifier a view of its own, or at least directories in which nothing of the policy's lies."""
         if self._breakage is not None:
             raise cleanup.BrokenByPolicyError(self._breakage)  # a multi-step trial goes on after a failed clean-up
+        if self._failure is not None:
+            raise self._failure  # as before, and what was not played is not graded
         task, environment = self._trial.task, self._environment
         if not grades_in_shared_sandbox(task, current_step(self._trial)):
             return  # a sandbox that the policy never saw
@@ -206,6 +209,7 @@ class GradingGuard:
             raise
         except SandboxError as exc:
             if (breakage := await find_breakage(self._environment)) is None:
+                self._failure = exc
                 raise
             self._breakage = breakage
             raise cleanup.BrokenByPolicyError(breakage) from exc

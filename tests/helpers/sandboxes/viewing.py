@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, override
 
+from harbor_gym.errors import SandboxLostError
 from harbor_gym.testing import FakeEnvironment
 from harbor_gym.testing.fake.files import FakeFiles
 from harbor_gym.testing.fake.shell import FakeShell, Output
 
+LOST = "the sandbox went away"
 FORGERY = b"forge"
 """What all tricks together plant, and the verifier runs."""
 
@@ -56,6 +58,8 @@ class Viewing(FakeEnvironment):
         for name in view.below("/"):
             if (text := view.text(f"/{name}")) is not None:
                 self.files.write(f"/{name}", text.encode())
+        if self.problem == LOST:
+            raise SandboxLostError(LOST)
         return self.problem
 
     async def written_paths(self) -> Sequence[PurePosixPath]:

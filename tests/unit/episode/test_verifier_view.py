@@ -11,9 +11,9 @@ from harbor_gym import EndReason, TerminalEnvConfig
 from harbor_gym.config.verify_paths import check_paths, parse_verify_paths
 from harbor_gym.episode.grading import verifier_view
 from harbor_gym.episode.task import load_task
-from harbor_gym.errors import TaskError, UsageError
+from harbor_gym.errors import SandboxLostError, TaskError, UsageError
 from tests.helpers.harbor_trials import run_episode
-from tests.helpers.sandboxes.viewing import VIEWING, VIEWING_VERIFIERS, Viewing
+from tests.helpers.sandboxes.viewing import LOST, VIEWING, VIEWING_VERIFIERS, Viewing
 from tests.helpers.tasks import write_task
 
 FAKE = "harbor_gym.testing:FakeEnvironment"
@@ -174,6 +174,16 @@ async def test_a_set_up_that_the_policy_left_no_room_for_ends_the_episode_as_its
     ((_, done, info),) = (await run_episode(task, [*DONE, "true"], sandbox=VIEWING, sandbox_options=SOLVED))[0]
     assert (done, info.get("end_reason")) == (True, EndReason.SANDBOX_BROKEN)
     assert "/big: No space left on device" in (info.get("breakage") or "")
+
+
+async def test_a_set_up_that_could_not_be_taken_over_is_graded_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Viewing, "problem", LOST)
+    task = write_set_ups(tmp_path / "steps")
+    with pytest.raises(SandboxLostError, match=LOST):
+        await run_episode(task, [*DONE, "true"], sandbox=VIEWING, sandbox_options=SOLVED)
+    assert Viewing.events.count("enter /srv") == 1
 
 
 async def test_a_sandbox_that_can_prepare_no_step_in_a_view_says_so(tmp_path: Path) -> None:
