@@ -64,16 +64,23 @@ def examine_before_stop(environment: BaseEnvironment, examine: Callable[[], Awai
     environment.stop = examined
 
 
+def precede_commands(environment: BaseEnvironment, before: Callable[[], Awaitable[None]]) -> None:
+    """Await ``before`` at each command. A step's first command asks where its set-up goes."""
+    environment.exec = _preceded(environment.exec, before)
+
+
 def precede_calls(environment: BaseEnvironment, before: Callable[[], Awaitable[None]]) -> None:
     """Await ``before`` at each call that reaches into the sandbox."""
-
-    def preceded[**P, T](call: Callable[P, CoroutineType[Any, Any, T]]) -> Callable[P, CoroutineType[Any, Any, T]]:
-        @functools.wraps(call)
-        async def preceded_call(*args: P.args, **kwargs: P.kwargs) -> T:
-            await before()
-            return await call(*args, **kwargs)
-
-        return preceded_call
-
     for name in _CALLS:
-        setattr(environment, name, preceded(getattr(environment, name)))
+        setattr(environment, name, _preceded(getattr(environment, name), before))
+
+
+def _preceded[**P, T](
+    call: Callable[P, CoroutineType[Any, Any, T]], before: Callable[[], Awaitable[None]]
+) -> Callable[P, CoroutineType[Any, Any, T]]:
+    @functools.wraps(call)
+    async def preceded_call(*args: P.args, **kwargs: P.kwargs) -> T:
+        await before()
+        return await call(*args, **kwargs)
+
+    return preceded_call

@@ -76,6 +76,11 @@ def declared_verify_paths(task: Task) -> tuple[PurePosixPath, ...] | None:
         raise TaskError(f"{where} {exc}") from None
 
 
+def sets_up(task: Task, step: StepConfig) -> bool:
+    """Return whether the task brings or runs something of its own in the sandbox just before a step."""
+    return step.healthcheck is not None or task.paths.step_workdir_dir(step.name).exists()
+
+
 def keeps_processes(task: Task) -> bool:
     """Return whether a task declares that its verifier needs what the policy started still running."""
     return task.config.metadata.get("keep_agent_processes") is True

@@ -12,6 +12,7 @@ SupportsExecArgv,         a terminal channel that stays open: a step      one ``
 SupportsExecPipes         takes milliseconds                              entered by its engine)
 SupportsTerminal          a terminal for sandboxes without processes      tmux in the sandbox
 SupportsVerifierView      grading in a pristine view                      grading as Harbor does it
+SupportsSetUpView         later steps prepared in one                     their set-up runs among the policy's files
 SupportsCleanUp           clean-up by no program of the sandbox           the same by a script in it
 SupportsIsUp              a lost sandbox distinct from a broken one       a silent sandbox counts as lost
 SupportsWrittenPaths      ``harbor-gym check`` proposes verify_paths      no proposal
@@ -181,6 +182,46 @@ class SupportsVerifierView(Protocol):
 
         Raises:
             SandboxLostError: The sandbox is not running.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsSetUpView(Protocol):
+    """A sandbox that can prepare a later step in a pristine view, too. Beside :class:`SupportsVerifierView`."""
+
+    async def enter_set_up_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
+        """Switch every further call to a view like the verifier's, in which the default workdir is the sandbox's own.
+
+        A workdir that is missing, or to which a link leads, is the image's, made if it has none.
+
+        Args:
+            verify_paths: As for :meth:`SupportsVerifierView.enter_verifier_view`.
+
+        Raises:
+            SandboxError: The view can't be made.
+        """
+        ...
+
+    async def leave_set_up_view(self, *, timeout_sec: float) -> str:
+        """Make what was written in the view part of the sandbox's own files, and switch every further call back.
+
+        Files, links, directories and removals, each with owner and mode, in place of whatever the policy has there:
+        nothing is written through its links. /tmp, /tests and /logs/verifier of the view are dropped.
+
+        Args:
+            timeout_sec: Seconds after which it is given up.
+
+        Returns:
+            Why not all could be written, as where the policy left no room; empty where all was. It is then the
+            policy's failure.
+
+        Raises:
+            SandboxTimeoutError: The time was up; the policy is held to be the cause.
+            SandboxError: It failed.
+
+        Not to be assumed: that what the set-up started sees the policy's files from then on. It stays in the view, with
+        what it wrote there, and is reached over the network or in the carried paths.
         """
         ...
 

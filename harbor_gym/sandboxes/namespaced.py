@@ -24,6 +24,7 @@ from harbor_gym.errors import (
 from harbor_gym.sandboxes import reaper
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
 from harbor_gym.sandboxes.archive.transfers import Way
+from harbor_gym.sandboxes.local.supervisor.kernel.capabilities import SERVICE, VERIFIER
 from harbor_gym.sandboxes.pipes import Chunk, text_chunks
 from harbor_gym.sandboxes.running import Finished, Request, RunningSandbox
 
@@ -322,8 +323,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             SandboxError: The kernel refuses, or the overlay is not the kernel's.
             SandboxLostError: The sandbox is not running.
         """
-        logs = [target for target in self._mount_targets(writable_only=True) if not _is_of_verifier(target)]
-        await self._running().enter_view([*map(str, verify_paths), *logs])
+        await self._running().enter_view([*map(str, verify_paths), *self._carried_logs()], rank=VERIFIER)
 
     async def leave_verifier_view(self) -> None:
         """Switch every further call back to the sandbox's own files, and drop the view. Idempotent.
@@ -332,6 +332,47 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             SandboxLostError: The sandbox is not running.
         """
         await self._running().leave_view()
+
+    async def enter_set_up_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
+        """Switch every further call to a view as :meth:`enter_verifier_view` makes, which has the default workdir too.
+
+        Its commands are closed to the policy's, and the verifier's to them.
+
+        Args:
+            verify_paths: Absolute paths of directories or regular files.
+
+        Raises:
+            SandboxError: The kernel refuses, or the overlay is not the kernel's.
+            SandboxLostError: The sandbox is not running.
+        """
+        carried = [PurePosixPath(path) for path in (*verify_paths, *self._carried_logs())]
+        workdir = PurePosixPath(self._default_workdir(self._started_image()))
+        is_apart = workdir != PurePosixPath("/") and not any(workdir.is_relative_to(path) for path in carried)
+        also = [str(workdir)] if is_apart else []
+        paths = [str(path) for path in carried if not also or not path.is_relative_to(workdir)]
+        await self._running().enter_view(paths, also=also, rank=SERVICE)
+
+    async def leave_set_up_view(self, *, timeout_sec: float) -> str:
+        """Copy what was written in the view to the sandbox's own files, and switch every further call back to them.
+
+        By no program of the sandbox, and through no link. Not copied are /tmp, /tests, /logs/verifier, sockets, and
+        attributes beyond owner, mode and time.
+
+        Args:
+            timeout_sec: Seconds after which it is given up.
+
+        Returns:
+            Why not all could be copied, as where the policy left no room; empty where all was.
+
+        Raises:
+            SandboxError: It failed.
+            SandboxLostError: The sandbox is not running.
+            SandboxTimeoutError: The time was up.
+        """
+        return await self._running().merge_view(timeout_sec=timeout_sec)
+
+    def _carried_logs(self) -> list[str]:
+        return [target for target in self._mount_targets(writable_only=True) if not _is_of_verifier(target)]
 
     async def written_paths(self) -> Sequence[PurePosixPath]:
         """Return the paths that differ from the image, some thousand at most: files, links, empty directories, and

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from harbor_gym.sandboxes.archive.transfers import Work
-from harbor_gym.sandboxes.local.supervisor.kernel.capabilities import POLICY, SERVICE, VERIFIER
+from harbor_gym.sandboxes.local.supervisor.kernel.capabilities import POLICY, SERVICE
 from harbor_gym.sandboxes.pipes import Output
 
 
@@ -33,8 +33,8 @@ class Ranks:
 
     def __init__(self) -> None:
         self._has_policy = False
-        self.is_in_view = False
-        """Whether commands are the verifier's: they see its view."""
+        self.in_view: str | None = None
+        """The rank of a command that sees a view; None where there is none."""
 
     @property
     def outside_of_view(self) -> str:
@@ -44,7 +44,7 @@ class Ranks:
     @property
     def now(self) -> str:
         """The rank of a command that sees whatever files are to be seen now."""
-        return VERIFIER if self.is_in_view else self.outside_of_view
+        return self.in_view or self.outside_of_view
 
     def note_work(self, work: str) -> None:
         """Take note of a work of the clean-up: with the first baseline the sandbox becomes its policy's, for good."""
@@ -80,12 +80,28 @@ class RunningSandbox(Protocol):
         """Run one of the functions of the supervisor's ``cleanup`` module."""
         ...
 
-    async def enter_view(self, paths: Sequence[str]) -> None:
-        """Switch commands and transfers to the image as it was, with these paths as they are."""
+    async def enter_view(self, paths: Sequence[str], *, rank: str, also: Sequence[str] = ()) -> None:
+        """Switch commands and transfers to the image as it was, with these paths as they are.
+
+        Args:
+            paths: What is carried; where it is not there, the view has nothing there either.
+            rank: That of the commands in the view.
+            also: What is carried where it is there; else the image's stays.
+        """
         ...
 
     async def leave_view(self) -> None:
         """Switch commands and transfers back to the sandbox's own files. Idempotent."""
+        ...
+
+    async def merge_view(self, *, timeout_sec: float) -> str:
+        """Copy what was written in the view to the sandbox's own files, and leave it.
+
+        What runs in the view keeps its files.
+
+        Returns:
+            Why not all could be copied; empty where all was.
+        """
         ...
 
     async def written_paths(self) -> list[str]:

@@ -6,6 +6,8 @@ its view and empty directories, and stops once more what ran a program of the sa
 """
 
 import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 from pathlib import PurePosixPath
 
 from harbor.environments.base import BaseEnvironment
@@ -21,9 +23,9 @@ from harbor_gym.episode.grading import cleanup
 from harbor_gym.episode.grading.breakage import Grader, can_run, find_breakage, interpreter_of
 from harbor_gym.episode.grading.process_watch import ProcessWatch
 from harbor_gym.episode.grading.verifier_view import VerifierView, paths_in_view
-from harbor_gym.episode.task import grades_in_shared_sandbox, keeps_processes, phase_users, test_script
+from harbor_gym.episode.task import grades_in_shared_sandbox, keeps_processes, phase_users, sets_up, test_script
 from harbor_gym.errors import SandboxError
-from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsVerifierView
+from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsSetUpView, SupportsVerifierView
 from harbor_gym.terminal.session import Leavings
 
 
@@ -58,7 +60,7 @@ class GradingGuard:
         self._image_user_id: str | None = None
         self._unable_verifiers: set[str | int | None] = set()
         self._phases_ended = 0
-        self._is_abandoned = False
+        self._is_abandoned = self._is_ending_step = False
         self.keep_processes = keeps_processes(trial.task) if keep_processes is None else keep_processes
         """Whether what the policy started runs on while it is graded."""
         self.terminal: Leavings | None = None
@@ -70,6 +72,7 @@ class GradingGuard:
         self.stopping: asyncio.Task[object] | None = None
         """The task in which Harbor stops the sandbox."""
         self._breakage: str | None = None
+        self._failure: SandboxError | None = None
         self._attach()
 
     def _attach(self) -> None:
@@ -80,6 +83,7 @@ class GradingGuard:
         trial.add_hook(TrialEvent.VERIFICATION_START, self._begin_verification)
         trial.add_hook(TrialEvent.CANCEL, self._abandon)
         _harbor_patches.examine_before_stop(environment, self._examine)
+        _harbor_patches.precede_commands(environment, self._begin_set_up)
         _harbor_patches.keep_closed(environment, trial.agent_env_paths.verifier_dir, self._end_step)
 
     @property
@@ -92,6 +96,9 @@ class GradingGuard:
         missing: list[str] = []
         if self._view is None and not isinstance(environment, SupportsVerifierView):
             missing.append(f"{kind} sandboxes have no pristine view: the verifier runs among the policy's files")
+        later = [step for step in (task.config.steps or ())[1:] if sets_up(task, step)]
+        if later and self._view is not None and not isinstance(environment, SupportsSetUpView):
+            missing.append(f"{kind} sandboxes prepare later steps among the policy's files, its shell included")
         if not isinstance(environment, SupportsCleanUp):
             missing.append(f"{kind} sandboxes are cleaned up by a script inside, which a root policy can replace")
         return tuple(missing)
@@ -137,7 +144,18 @@ class GradingGuard:
         if len(self._trial.task.config.steps or ()) > 1:
             self._agent_has_processes = await self._watch.has_others()
 
+    async def _begin_set_up(self) -> None:
+        """Prepare a later step where no program of the policy's is, and nothing runs that it started."""
+        step = current_step(self._trial)
+        if self._view is None or step is None or self._is_ending_step or not sets_up(self._trial.task, step):
+            return
+        if await self._view.enter_for_set_up() and isinstance(self._environment, SupportsCleanUp):
+            await self._watch.stop_again()
+
     async def _begin_phase(self, _: TrialHookEvent) -> None:
+        if self._view is not None:
+            async with self._blaming_policy():
+                await self._view.begin_phase()
         if self._phases_ended == 0:
             return
         await self._watch.begin_phase()
@@ -152,21 +170,15 @@ class GradingGuard:
             return  # nothing is going to be graded
         self._phases_ended += 1
         terminal, self.terminal = self.terminal, None
-        try:
+        async with self._blaming_policy():
             self.stopped = await self._watch.end_phase(keep_processes=self.keep_processes, terminal=terminal)
-        except cleanup.BrokenByPolicyError as exc:
-            self._breakage = str(exc)
-            raise
-        except SandboxError as exc:
-            if (breakage := await find_breakage(self._environment)) is None:
-                raise
-            self._breakage = breakage
-            raise cleanup.BrokenByPolicyError(breakage) from exc
 
     async def _begin_verification(self, _: TrialHookEvent) -> None:
         """Give the verifier a view of its own, or at least directories in which nothing of the policy's lies."""
         if self._breakage is not None:
             raise cleanup.BrokenByPolicyError(self._breakage)  # a multi-step trial goes on after a failed clean-up
+        if self._failure is not None:
+            raise self._failure  # as before, and what was not played is not graded
         task, environment = self._trial.task, self._environment
         if not grades_in_shared_sandbox(task, current_step(self._trial)):
             return  # a sandbox that the policy never saw
@@ -183,7 +195,11 @@ class GradingGuard:
         """Stop what a step's verifier left: Harbor empties directories before all else when it prepares the next."""
         steps = self._trial.result.step_results or ()
         if len(steps) > 1 and steps[-1].agent_execution is None:
-            await self._watch.end_verification()
+            self._is_ending_step = True  # a clean-up's own command is no set-up
+            try:
+                await self._watch.end_verification()
+            finally:
+                self._is_ending_step = False
 
     async def _abandon(self, _: TrialHookEvent) -> None:
         self._is_abandoned = True
@@ -204,6 +220,21 @@ class GradingGuard:
             self.postmortem = await cleanup.examine(environment, test_output)
 
     # --- parts ----------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _blaming_policy(self) -> AsyncGenerator[None]:
+        """Note what the policy broke where something fails because of it."""
+        try:
+            yield
+        except cleanup.BrokenByPolicyError as exc:
+            self._breakage = str(exc)
+            raise
+        except SandboxError as exc:
+            if (breakage := await find_breakage(self._environment)) is None:
+                self._failure = exc
+                raise
+            self._breakage = breakage
+            raise cleanup.BrokenByPolicyError(breakage) from exc
 
     def _lacks_verdict(self) -> bool:
         result = self._trial.result

@@ -1,7 +1,7 @@
 """Grade in a view of the sandbox that the policy cannot have prepared: the image, and of the policy's only what counts.
 
-A sandbox class may support it (:class:`harbor_gym.sandboxes.extensions.SupportsVerifierView`). The environment's calls
-then happen in the view.
+A sandbox class may support it (:class:`harbor_gym.sandboxes.extensions.SupportsVerifierView`), and the same for the
+set-up of later steps. The environment's calls then happen in the view.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from harbor.models.task.task import Task
 
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode._harbor_patches import precede_calls
+from harbor_gym.episode.grading.cleanup import BrokenByPolicyError
 from harbor_gym.episode.task import declared_verify_paths, grades_in_shared_sandbox
-from harbor_gym.errors import TaskUnsupportedError
-from harbor_gym.sandboxes.extensions import SupportsVerifierView
+from harbor_gym.errors import SandboxTimeoutError, TaskUnsupportedError
+from harbor_gym.sandboxes.extensions import SupportsSetUpView, SupportsVerifierView
 
+_MERGE_TIMEOUT_SEC = 120.0
 _logger = logging.getLogger(__name__)
 
 
@@ -27,6 +29,7 @@ class VerifierView:
     """The view of one sandbox: entered for each verification, left by the first call of a further step.
 
     Harbor reports when a verification begins, but not when it ends; its next request to the sandbox is the next step's.
+    The set-up of that step has a view of its own, from the first command to the beginning of the policy's phase.
 
     Args:
         environment: A sandbox that has the ability; its methods are wrapped.
@@ -40,6 +43,9 @@ class VerifierView:
         self._paths = tuple(paths)
         self._begun = begun
         self._entered_in: int | None = None
+        self._is_setting_up = False
+        self._prepared = 1
+        """The last step that has been prepared, or is being prepared."""
         precede_calls(environment, self._leave_for_next_step)
 
     async def enter(self) -> None:
@@ -50,6 +56,41 @@ class VerifierView:
         """
         await self._sandbox.enter_verifier_view(self._paths)
         self._entered_in = self._begun()
+
+    async def enter_for_set_up(self) -> bool:
+        """Enter the view of the present step's set-up, unless it was entered before or its phase has begun.
+
+        Returns:
+            Whether it was entered now.
+
+        Raises:
+            SandboxError: The sandbox could not make one.
+        """
+        if self._begun() <= self._prepared or not isinstance(self._sandbox, SupportsSetUpView):
+            return False
+        self._prepared = self._begun()
+        await self._leave_for_next_step()
+        await self._sandbox.enter_set_up_view(self._paths)
+        self._is_setting_up = True
+        return True
+
+    async def begin_phase(self) -> None:
+        """Leave the view of the set-up, if there is one: what was written in it is the policy's from now on.
+
+        Raises:
+            SandboxError: The sandbox could not do it.
+            BrokenByPolicyError: The policy left no room for it, or something that can't be replaced in time.
+        """
+        self._prepared = self._begun()
+        if not self._is_setting_up or not isinstance(self._sandbox, SupportsSetUpView):
+            return
+        self._is_setting_up = False
+        try:
+            problem = await self._sandbox.leave_set_up_view(timeout_sec=_MERGE_TIMEOUT_SEC)
+        except SandboxTimeoutError as exc:
+            problem = str(exc)
+        if problem:
+            raise BrokenByPolicyError(f"could not give the policy what its step's set-up wrote: {problem}")
 
     async def _leave_for_next_step(self) -> None:
         if self._entered_in is not None and self._begun() > self._entered_in:

@@ -100,6 +100,8 @@ class Container:
         self._target: Target | None = None
         self._site: ContainerSite | None = None
         self._view: int | None = None
+        self._bound: list[str] = []
+        self._asked: list[str] = []
         self._views = 0
         self._ranks = Ranks()
         self._before_policy = BeforePolicy()
@@ -298,8 +300,13 @@ class Container:
         """A descriptor of the verifier's view, where there is one: what is passed to whatever enters."""
         return () if self._view is None else (self._view,)
 
-    async def enter_view(self, paths: Sequence[str]) -> None:
+    async def enter_view(self, paths: Sequence[str], *, rank: str, also: Sequence[str] = ()) -> None:
         """Switch commands and transfers to the image as it was, with these paths as they are.
+
+        Args:
+            paths: What is carried; where it is not there, the view has nothing there either.
+            rank: That of the commands in the view.
+            also: What is carried where it is there; else the image's stays.
 
         Raises:
             SandboxError: The kernel refuses.
@@ -309,12 +316,14 @@ class Container:
         self._views += 1
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with near, far:
-            request = {"number": self._views, "paths": list(paths), "control": far.fileno()}
-            await self._at_the_files("view", request, far.fileno())
+            carried = {"paths": list(paths), "also": list(also)}
+            request = {"number": self._views, **carried, "control": far.fileno()}
+            self._bound = (await self._at_the_files("view", request, far.fileno()))["bound"]
+            self._asked = [*paths, *also]
             near.setblocking(False)
             _, handles, *_ = socket.recv_fds(near, _VIEW_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         (self._view,) = handles
-        self._ranks.is_in_view = True
+        self._ranks.in_view = rank
 
     async def leave_view(self) -> None:
         """Switch commands and transfers back to the container's own files, and drop the view. Idempotent.
@@ -323,8 +332,35 @@ class Container:
             SandboxLostError: It is gone.
         """
         if self._view is not None:
-            self._forget_view()
-            await self._at_the_files("drop_view", {"number": self._views})
+            await self._leave_view(keeps=False)
+
+    async def _leave_view(self, *, keeps: bool) -> None:
+        self._forget_view()
+        await self._at_the_files("drop_view", {"number": self._views, "keeps": keeps})
+
+    async def merge_view(self, *, timeout_sec: float) -> str:
+        """Copy what was written in the view to the container's own files, and leave it.
+
+        What runs in the view keeps its files.
+
+        Returns:
+            Why not all could be copied; empty where all was.
+
+        Raises:
+            SandboxError: It failed.
+            SandboxLostError: It is gone.
+            SandboxTimeoutError: The time was up.
+        """
+        if self._view is None:
+            raise SandboxError("the apptainer sandbox has no view to be merged")
+        request = {"number": self._views, "bound": self._bound, "asked": self._asked, "view_namespace": self._view}
+        try:
+            async with asyncio.timeout(timeout_sec):
+                answer = await self._at_the_files("merge", request, self._view)
+        except TimeoutError:
+            raise SandboxTimeoutError(f"the apptainer sandbox's view was not merged in {timeout_sec:g} s") from None
+        await self._leave_view(keeps=answer["is_used"])
+        return answer["problem"]
 
     async def written_paths(self) -> list[str]:
         """Return the paths that were written in it since its start, or deleted: some thousand at most.
@@ -345,7 +381,7 @@ class Container:
         return answer
 
     def _forget_view(self) -> None:
-        self._ranks.is_in_view = False
+        self._ranks.in_view = None
         if self._view is not None:
             os.close(self._view)
             self._view = None

@@ -132,6 +132,7 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
             lacking["system_calls_are_filtered"] = _NO_FILTER
         if self._options.overlay == "fuse":
             lacking["a_verifier_sees_the_image_and_what_counts"] = _NO_VIEW
+            lacking["a_set_up_runs_with_the_images_programs"] = _NO_VIEW
         return lacking
 
     @property

@@ -52,6 +52,7 @@ class DockerEnvironment(DockerLaunch):
         "a_verifier_is_closed_to_all_outside_of_its_view": "a container has no second root for its verifier",
         "what_ran_before_the_policy_is_closed_to_it": "all commands of a container have the same rights",
         "no_program_inside_takes_part_in_directory_calls": "Harbor asks for them by the container's own shell",
+        "a_set_up_runs_with_the_images_programs": "a container has no second root for a later step's set-up",
     }
     """stderr as under Harbor, whose callers may rely on the order; the others are what containers leave open."""
 

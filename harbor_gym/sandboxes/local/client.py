@@ -68,6 +68,7 @@ class SupervisedSandbox:
         self._target: Target | None = None
         self._process_limits: tuple[int | None, int | None] = (None, None)
         self._view: int | None = None
+        self._asked: list[str] = []
         self._ranks = Ranks()
         self._before_policy = BeforePolicy()
 
@@ -279,20 +280,26 @@ class SupervisedSandbox:
         if answer["error"]:
             raise SandboxError(f"the local sandbox gets no network: {answer['error']}")
 
-    async def enter_view(self, paths: Sequence[str]) -> None:
+    async def enter_view(self, paths: Sequence[str], *, rank: str, also: Sequence[str] = ()) -> None:
         """Switch commands and transfers to the image as it was, with these paths as they are.
+
+        Args:
+            paths: What is carried; where it is not there, the view has nothing there either.
+            rank: That of the commands in the view.
+            also: What is carried where it is there; else the image's stays.
 
         Raises:
             SandboxError: The kernel refuses.
             SandboxLostError: The sandbox is gone.
         """
-        self._ranks.is_in_view = True  # at once, as requests are answered in their order
-        answer = await self._ask({"op": "view"}, {"paths": list(paths)}, "its view changed")
+        self._ranks.in_view = rank  # at once, as requests are answered in their order
+        answer = await self._ask({"op": "view"}, {"paths": list(paths), "also": list(also)}, "its view changed")
         self._forget_view()
         if answer["error"]:
-            self._ranks.is_in_view = False
-            raise SandboxError(f"the local sandbox gets no view for its verifier: {answer['error']}")
+            self._ranks.in_view = None
+            raise SandboxError(f"the local sandbox gets no pristine view: {answer['error']}")
         (self._view,) = answer["handles"]
+        self._asked = [*paths, *also]
 
     async def leave_view(self) -> None:
         """Switch commands and transfers back to the sandbox's own files. Idempotent.
@@ -300,9 +307,31 @@ class SupervisedSandbox:
         Raises:
             SandboxLostError: The sandbox is gone.
         """
-        self._ranks.is_in_view = False
-        await self._ask({"op": "view"}, {"paths": None}, "its view changed")
+        await self._leave_view(keeps=False)
+
+    async def _leave_view(self, *, keeps: bool) -> None:
+        self._ranks.in_view = None
+        await self._ask({"op": "view"}, {"paths": None, "keeps": keeps}, "its view changed")
         self._forget_view()
+
+    async def merge_view(self, *, timeout_sec: float) -> str:
+        """Copy what was written in the view to the sandbox's own files, and leave it.
+
+        What runs in the view keeps its files.
+
+        Returns:
+            Why not all could be copied; empty where all was.
+
+        Raises:
+            SandboxError: It failed.
+            SandboxLostError: The sandbox is gone.
+            SandboxTimeoutError: The time was up.
+        """
+        answer = await self._ask_in_time({"op": "merge"}, {"asked": self._asked}, timeout_sec, "its view was merged")
+        if answer["error"]:
+            raise SandboxError(f"the local sandbox's view can't be merged: {answer['error']}")
+        await self._leave_view(keeps=answer["is_used"])
+        return answer["problem"]
 
     async def written_paths(self) -> list[str]:
         """Return the paths that were written in the sandbox since its start, or deleted: some thousand at most.
@@ -359,19 +388,25 @@ class SupervisedSandbox:
         raise SandboxError(f"the local sandbox can't be cleaned up ({work}): {answer['error']}")
 
     async def _clean_up_once(self, work: str, arguments: Mapping[str, Any], timeout_sec: float) -> dict[str, Any]:
+        details = {"work": work, "arguments": dict(arguments)}
+        return await self._ask_in_time({"op": "cleanup"}, details, timeout_sec, f"it was cleaned up ({work})")
+
+    async def _ask_in_time(
+        self, message: Mapping[str, Any], details: Mapping[str, Any], timeout_sec: float, what: str
+    ) -> dict[str, Any]:
         number, answered = self._expect_answer()
         try:
-            self._send_spec({"op": "cleanup", "id": number}, {"work": work, "arguments": dict(arguments)}, [])
+            self._send_spec({**message, "id": number}, details, [])
             async with asyncio.timeout(timeout_sec):
                 answer = await asyncio.shield(answered)
         except TimeoutError:
-            raise SandboxTimeoutError(f"the local sandbox was not cleaned up ({work}) in {timeout_sec:g} s") from None
+            raise SandboxTimeoutError(f"the local sandbox took more than {timeout_sec:g} s while {what}") from None
         finally:
             self._pending.pop(number, None)
             if not answered.done() and not self._is_lost:
                 self._kill(number)
         if "lost" in answer:
-            raise self._lost(f"the local sandbox went away while it was cleaned up ({work})")
+            raise self._lost(f"the local sandbox went away while {what}")
         return answer
 
     def _expect_answer(self) -> tuple[int, asyncio.Future[dict[str, Any]]]:

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from harbor.environments.base import BaseEnvironment
 
-from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsVerifierView
+from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsSetUpView, SupportsVerifierView
 from harbor_gym.testing.conformance.behaviours import Family, expect, expect_equal
 from harbor_gym.testing.conformance.probe import UID, USER, Probe
 
@@ -244,3 +244,34 @@ async def _sleeping(probe: Probe, sandbox: BaseEnvironment, marker: int, user: s
 async def _reached(probe: Probe, sandbox: BaseEnvironment, pid: int) -> list[str]:
     found = await probe.output(f"set -- {pid}\n{_REACH}", sandbox=sandbox, user="root", cwd="/")
     return sorted(set(found.split()))
+
+
+_PREPARED = """\
+rm -rf /srv/counts /srv/trap /etc/set /opt/set /opt/kept; mkdir -p /srv/counts /srv/trap /opt/kept
+ln -s /srv/trap /opt/set; mkfifo /etc/set; echo mine > /opt/kept/mine; echo mine > /usr/local/bin/planted
+"""
+_SET_UP = """\
+[ ! -e /usr/local/bin/planted ] || exit 1
+mkdir -p /opt/set /opt/kept; chmod 751 /opt/set; echo set > /opt/set/file; ln -s file /opt/set/link
+echo set > /etc/set; chmod 640 /etc/set; echo set > /srv/counts/file; echo set > /opt/kept/file; echo set > /tmp/set
+rm -f /etc/issue
+"""
+_FOUND = """\
+timeout 5 cat /etc/set /opt/set/link /srv/counts/file /opt/kept/file /opt/kept/mine
+stat -c %a /opt/set /etc/set; ls -A /srv/trap; ls -d /tmp/set /etc/issue 2>/dev/null || true
+"""
+
+
+@CONFINEMENT.behaviour_alone
+async def a_set_up_runs_with_the_images_programs(probe: Probe) -> None:
+    """A later step can be prepared in a view, and what that writes is the policy's then: through no link of its."""
+    sandbox = probe.sandbox
+    expect(isinstance(sandbox, SupportsSetUpView), "it has no view for a set-up (enter_set_up_view)")
+    assert isinstance(sandbox, SupportsSetUpView)
+    await probe.output(_PREPARED)
+    await sandbox.enter_set_up_view([PurePosixPath("/srv/counts")])
+    set_up = await probe.run(_SET_UP)
+    expect_equal(await sandbox.leave_set_up_view(timeout_sec=30.0), "", "what could not be copied")
+    expect_equal(set_up.return_code, 0, "the set-up's exit code")
+    found = (await probe.output(_FOUND)).split()
+    expect_equal(found, ["set", "set", "set", "set", "mine", "751", "640"], "what the set-up left")

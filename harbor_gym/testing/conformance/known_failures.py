@@ -63,6 +63,7 @@ FAKE: Reasons = {
         "what_ran_before_the_policy_is_closed_to_it",
         "a_verifier_is_closed_to_all_outside_of_its_view",
         "no_program_inside_takes_part_in_directory_calls",
+        "a_set_up_runs_with_the_images_programs",
     ),
     **_for(
         "it has no links",
@@ -84,6 +85,7 @@ CONTAINERS: Reasons = {
         "a container has no second root for its verifier",
         "a_verifier_sees_the_image_and_what_counts",
         "a_verifier_is_closed_to_all_outside_of_its_view",
+        "a_set_up_runs_with_the_images_programs",
     ),
     **_for("all commands of a container have the same rights", "what_ran_before_the_policy_is_closed_to_it"),
     **_for(

@@ -398,6 +398,11 @@ class HasNoView(Broken):
     async def enter_verifier_view(self, verify_paths: Any) -> None: ...
 
 
+class HasNoViewForSetUps(Broken):
+    breaks = ("a_set_up_runs_with_the_images_programs",)
+    enter_set_up_view: Any = None
+
+
 class LosesKeys(Broken):
     breaks = ("a_terminal_opens_and_answers", "a_running_program_is_interrupted_by_a_key")
     exec_argv: Any = None

@@ -4,20 +4,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, override
 
+from harbor_gym.errors import SandboxLostError
 from harbor_gym.testing import FakeEnvironment
 from harbor_gym.testing.fake.files import FakeFiles
 from harbor_gym.testing.fake.shell import FakeShell, Output
 
+LOST = "the sandbox went away"
 FORGERY = b"forge"
 """What all tricks together plant, and the verifier runs."""
 
 VIEWING = "tests.helpers.sandboxes.viewing:Viewing"
+VIEWING_VERIFIERS = "tests.helpers.sandboxes.viewing:ViewingVerifiers"
 
 
 class Viewing(FakeEnvironment):
     """A fake that notes what happened to it, in order: ``enter`` and ``leave``, and where files were copied to."""
 
     events: ClassVar[list[str]] = []
+    problem: ClassVar[str] = ""
+    """What keeps a set-up's view from being merged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -40,6 +45,22 @@ class Viewing(FakeEnvironment):
         assert self._outside is not None
         self.events.append("leave")
         self.files, self._outside = self._outside, None
+
+    async def enter_set_up_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
+        await self.enter_verifier_view([*verify_paths, PurePosixPath("/srv")])
+        self.events[-1] = f"set up in {self.events[-1].removeprefix('enter ')}"
+
+    async def leave_set_up_view(self, *, timeout_sec: float) -> str:
+        assert timeout_sec > 0
+        view = self.files
+        await self.leave_verifier_view()
+        self.events[-1] = "merge"
+        for name in view.below("/"):
+            if (text := view.text(f"/{name}")) is not None:
+                self.files.write(f"/{name}", text.encode())
+        if self.problem == LOST:
+            raise SandboxLostError(LOST)
+        return self.problem
 
     async def written_paths(self) -> Sequence[PurePosixPath]:
         return [PurePosixPath("/", name) for name in self.files.below("/") if self.files.is_file(f"/{name}")]
@@ -74,3 +95,9 @@ class Viewing(FakeEnvironment):
     async def empty_dirs(self, dirs: Sequence[Any], *, chmod: bool = True) -> Any:
         self.events.append(f"empty {' '.join(map(str, dirs))}")
         return await super().empty_dirs(dirs, chmod=chmod)
+
+
+class ViewingVerifiers(Viewing):
+    """One whose view is for verifiers alone."""
+
+    enter_set_up_view: Any = None

@@ -1,5 +1,9 @@
 """A verifier in a pristine view on ``local``: what a root policy planted is not there, and what counts is."""
 
+import asyncio
+import json
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, override
@@ -7,13 +11,16 @@ from typing import Any, ClassVar, override
 import pytest
 from harbor.environments.base import ExecResult
 
+from harbor_gym import EndReason
 from harbor_gym.checking import CheckPlan, Verdict, check_tasks
 from harbor_gym.sandboxes import environment_config
+from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.sandboxes.local import LocalEnvironment
 from harbor_gym.sandboxes.piped import PipedCommand
 from tests.helpers.engines import require_engine
 from tests.helpers.harbor_trials import run_episode
 from tests.helpers.paths import ROOT
+from tests.helpers.rootless import rootless_user, run_as
 from tests.helpers.tasks import BASE, PASS_IF_DONE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -156,6 +163,183 @@ async def test_no_program_of_the_sandbox_runs_between_the_clean_up_and_the_verif
         assert not [what for what in between if what.startswith("exec")]
 
 
+SETS_UP = '[metadata]\nverify_paths = ["/srv"]\n'
+IMAGE = (
+    "FROM debian:bookworm-slim\nRUN useradd --uid 1234 app && mkdir /data /old && echo old > /old/file && "
+    "echo old > /etc/replaced && mkdir -p /opt/again && echo old > /opt/again/old && echo old > /usr/local/gone\n"
+    "WORKDIR /srv\n"
+)
+
+
+def write_set_up(
+    task_dir: Path, setup: str, *, toml: str = SETS_UP, more: str = "", test_sh: str = PASS_IF_DONE
+) -> Path:
+    """Write a task of two steps, the second with a set-up."""
+    steps = f'[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n{more}'
+    write_task(task_dir, dockerfile=IMAGE, toml=toml + steps, test_sh=test_sh)
+    (task_dir / "instruction.md").unlink()
+    for name in ("one", "two"):
+        (task_dir / "steps" / name / "workdir").mkdir(parents=True)
+        (task_dir / "steps" / name / "instruction.md").write_text("Go on.\n")
+    (task_dir / "steps/two/workdir/setup.sh").write_text(f"set -e\n{setup}")
+    (task_dir / "steps/two/workdir/brought").write_text("brought\n")
+    return task_dir
+
+
+def replaced_bash(does: str, *, for_what: str) -> str:
+    """Return what replaces the sandbox's bash by one that does something else where its command has a word."""
+    text = f'#!/usr/bin/b\\ncase "$*" in *{for_what}*) {does}; exit 0;; esac\\nexec /usr/bin/b "$@"\\n'
+    return f"cp /usr/bin/bash /usr/bin/b; printf '{text}' > /x; chmod 755 /x; mv /x /usr/bin/bash"
+
+
+SPOILS = replaced_bash("echo done > /srv/answer", for_what="setup.sh")
+"""A set-up that never runs, and an answer that nobody gave."""
+
+
+async def test_what_a_replaced_shell_does_to_a_later_set_up_under_harbors_grading(tmp_path: Path) -> None:
+    """What the next test shows would be worth nothing if this were no forgery."""
+    task = write_set_up(tmp_path / "task", "echo secret > /srv/question\n", test_sh=PASS_IF_DONE)
+    assert await played(task, SPOILS, "true", verify_paths="off") == 1.0
+
+
+async def test_a_policys_shell_runs_no_later_set_up(tmp_path: Path) -> None:
+    judge = PASS_IF_DONE + "[ -e /srv/question ] && [ -e /srv/brought ] || echo 0.5 > /logs/verifier/reward.txt\n"
+    task = write_set_up(tmp_path / "task", "echo secret > /srv/question\n", test_sh=judge)
+    assert await played(task, SPOILS, "true") == 0.0
+    assert await played(task, SPOILS, DONE) == 1.0
+
+
+async def test_a_later_steps_healthcheck_runs_none_either(tmp_path: Path) -> None:
+    spoils = replaced_bash("echo done > /srv/answer", for_what="/srv/healthy")
+    more = '[steps.healthcheck]\ncommand = "test -e /srv/healthy"\n'
+    task = write_set_up(tmp_path / "task", "touch /srv/healthy\n", more=more)
+    assert await played(task, spoils, "true", verify_paths="off") == 1.0
+    assert await played(task, spoils, "true") == 0.0
+
+
+SETUP = """\
+mkdir -p /data/deep/er /opt/new
+echo set > /data/file; chown app:app /data/file; chmod 4640 /data/file
+echo set > /data/deep/er/file; chmod 711 /data/deep; chown app /data/deep
+ln -s ../deep/er/file /data/deep/link
+rm -r /old; rm /usr/local/gone
+echo set > /etc/replaced; rm -r /opt/again; mkdir /opt/again; echo set > /opt/again/new
+mkfifo /data/fifo
+truncate -s 20G /data/sparse; echo end >> /data/sparse
+echo set > /opt/new/file; useradd --uid 4321 late
+touch /tmp/of-the-set-up
+[ "$(cat /srv/kept)" = mine ]; [ ! -e /etc/mine ]; echo seen > /srv/seen
+"""
+
+LOOKS = (
+    "[ $(stat -c %U:%G:%a /data/file) = app:app:4640 ]",
+    "[ $(stat -c %U:%a /data/deep) = app:711 ]",
+    "[ $(cat /data/file /data/deep/er/file /data/deep/link /etc/replaced /opt/new/file | sort -u) = set ]",
+    "[ $(readlink /data/deep/link) = ../deep/er/file ]",
+    "[ ! -e /old ]",
+    "[ ! -e /usr/local/gone ]",
+    "[ $(ls /opt/again) = new ]",
+    "[ -p /data/fifo ]",
+    "[ $(stat -c %s /data/sparse) = 21474836484 ] && [ $(tail -c 4 /data/sparse) = end ]",
+    "[ $(id -u late) = 4321 ]",
+    "[ ! -e /tmp/of-the-set-up ]",
+    "[ $(cat /srv/seen) = seen ] && [ $(cat /srv/brought) = brought ]",
+    "[ $(cat /srv/kept /etc/mine /opt/new/mine | sort -u) = mine ]",
+    "[ $(stat -c %a /opt/new) = 755 ]",
+)
+MINE = "echo mine | tee /srv/kept /etc/mine; mkdir -m 700 /opt/new; echo mine > /opt/new/mine; chmod 700 /opt/again"
+
+
+def answers(looks: Sequence[str]) -> str:
+    """Return what writes the answer if all that is looked for is found, and all else to a file."""
+    found = " ".join(f"{{ {look}; }} || echo {number} >> /srv/missed;" for number, look in enumerate(looks))
+    return f"{found} [ -e /srv/missed ] || {DONE}"
+
+
+async def test_what_a_later_set_up_wrote_is_there_for_the_policy(tmp_path: Path) -> None:
+    judge = PASS_IF_DONE + "[ ! -e /srv/missed ] || { cat /srv/missed; }\n"
+    task = write_set_up(tmp_path / "task", SETUP, test_sh=judge)
+    ends, _ = await run_episode(task, [MINE, answers(LOOKS)], sandbox="local", trials_dir=tmp_path / "trials")
+    outputs = [path.read_text() for path in (tmp_path / "trials").rglob("test-stdout.txt")]
+    assert ends[-1][0] == 1.0, outputs
+
+
+TRAPS = {
+    "a link to a directory": "rm -r /data; mkdir /trap; ln -s /trap /data",
+    "a link to a file": "echo trap > /trap; ln -s /trap /data/file",
+    "a file in place of a directory": "rm -r /data; touch /data",
+    "a directory in place of a file": "mkdir -p /data/file/deep; touch /data/file/deep/file",
+    "a FIFO": "mkfifo /data/file",
+    "a hard link": "echo trap > /trap; ln /trap /data/file",
+    "a link in place of a link": "mkdir /trap; mkdir /data/deep; ln -s /trap /data/deep/link",
+    "a link to the workdir's": "cp -a /srv /trap; rm -r /srv; ln -s /trap /srv; cd /",
+}
+_SHORT = "".join(SETUP.splitlines(keepends=True)[:4])
+SPRUNG = (
+    "[ -d /data ] && [ ! -L /data ] && [ -f /data/file ] && [ $(cat /data/file) = set ]",
+    "[ $(readlink /data/deep/link) = ../deep/er/file ]",
+    "[ -d /srv ] && [ ! -L /srv ]",
+    '[ ! -d /trap ] || [ -z "$(find /trap -type f)" ]',
+    "[ ! -f /trap ] || [ $(cat /trap) = trap ]",
+)
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+async def test_through_no_trap_of_the_policys_is_anything_written(tmp_path: Path, trap: str) -> None:
+    task = write_set_up(tmp_path / "task", _SHORT)
+    assert await played(task, TRAPS[trap], f"cd /; {answers(SPRUNG)}") == 1.0
+
+
+async def test_a_set_up_for_which_the_policy_left_no_room_is_the_policys_failure(tmp_path: Path) -> None:
+    task = write_set_up(
+        tmp_path / "task", "setsid tail -f /data/big >/dev/null 2>&1 & head -c 20M /dev/zero > /data/big\n"
+    )
+    fills = f"{DONE}; head -c 35M /dev/zero > /fill"
+    ends, _ = await run_episode(task, [fills, "true"], sandbox="local", sandbox_options={"override_storage_mb": 64})
+    ((reward, done, info),) = ends
+    assert (done, info.get("end_reason")) == (True, EndReason.SANDBOX_BROKEN)
+    assert "what its step's set-up wrote: /data/big: No space left on device" in (info.get("breakage") or ""), info
+    assert (reward, info.get("episode_reward")) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_what_a_later_set_up_started_serves_the_policy_and_ends_before_grading_unless_processes_are_kept(
+    tmp_path: Path, keeps: bool
+) -> None:
+    loop = "for n in {1..3000}; do cat file >> /srv/log; sleep 0.02; done"
+    serve = f"echo served > /data/file; cd /data\nsetsid bash -c '{loop}' >/dev/null 2>&1 &\n"
+    judge = "#!/bin/bash\nrm -f /srv/log; sleep 0.5; [ -s /srv/log ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
+    toml = f"{SETS_UP}keep_agent_processes = {str(keeps).lower()}\n"
+    task = write_set_up(tmp_path / "task", serve, toml=toml, test_sh=judge)
+    waits = "until [ -s /srv/log ]; do sleep 0.05; done"
+    assert await played(task, "true", f"{waits}; rm /srv/log; {waits}") == float(keeps)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_an_ordinary_users_later_set_up_is_the_same() -> None:
+    base = await ensure_base_tar()
+
+    def run() -> str:
+        with rootless_user() as (user, home):
+            done = run_as(user, home, sys.executable, "-m", __name__, base=base)
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+    rewards = json.loads((await asyncio.to_thread(run)).splitlines()[-1])
+    assert rewards == {"spoilt": 0.0, "all": 1.0, **dict.fromkeys(TRAPS, 1.0)}
+
+
+async def _rewards() -> dict[str, float]:
+    traps = {name: (_SHORT, trap, f"cd /; {answers(SPRUNG)}") for name, trap in TRAPS.items()}
+    cases = {"spoilt": ("true\n", SPOILS, "true"), "all": (SETUP, MINE, answers(LOOKS)), **traps}
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            name: await played(write_set_up(Path(folder) / f"task-{number}", setup), *scripts)
+            for number, (name, (setup, *scripts)) in enumerate(cases.items())
+        }
+
+
 @pytest.fixture
 def plan(tmp_path: Path) -> CheckPlan:
     require_engine("local")
@@ -175,3 +359,7 @@ async def test_the_task_of_the_training_recipe_is_forgeable_only_under_harbors_g
     (check,) = await check_tasks([TASKS / "devops_task"], plan)
     assert (check.verdict, check.harbors_verdict) == (Verdict.OK, Verdict.FORGEABLE), check.error
     assert check.tricks == ("shell", "spawning_shell")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{json.dumps(asyncio.run(_rewards()))}\n")

@@ -24,7 +24,10 @@ import harbor_gym.sandboxes.docker
 TRIALS = {
     "ArtifactHandler.upload_artifacts": "51d83ecdeb80",
     "BaseEnvironment.empty_dirs": "1a3e418b336a",
+    "MultiStepTrial._prepare_step": "6a3d09b78249",
     "MultiStepTrial._reset_agent_logs_for_step": "bdbeaf1ed934",
+    "MultiStepTrial._run_step_setup": "6fbb330e9f0e",
+    "MultiStepTrial._upload_step_workdir": "58708a9101cc",
     "Trial._reset_shared_step_verifier_dirs": "77fa6cc37bb9",
     "Trial._run_separate_verifier": "5a976a8d798e",
     "Trial._separate_verifier_env": "2b9977c4b56b",
@@ -115,7 +118,14 @@ def callers(holder: Any, *texts: str) -> dict[str, str]:
 
 def replaced() -> dict[str, str]:
     """Return the parts of Harbor's trial that call what an episode replaces, and the replaced methods."""
-    calls = (".empty_dirs(", "environment.stop(", "env.stop(", "environment.start(")
+    calls = (
+        ".empty_dirs(",
+        "environment.stop(",
+        "env.stop(",
+        "environment.start(",
+        "environment.exec(",
+        "._upload_step_workdir(",
+    )
     holders = [trial.Trial, multi_step.MultiStepTrial, artifacts.ArtifactHandler]
     found = {name: value for holder in holders for name, value in callers(holder, *calls).items()}
     return {**found, "BaseEnvironment.empty_dirs": digest(BaseEnvironment.empty_dirs)}

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from harbor_gym import TerminalEnvConfig
+from harbor_gym import EndReason, TerminalEnvConfig
 from harbor_gym.config.verify_paths import check_paths, parse_verify_paths
 from harbor_gym.episode.grading import verifier_view
 from harbor_gym.episode.task import load_task
-from harbor_gym.errors import TaskError, UsageError
+from harbor_gym.errors import SandboxLostError, TaskError, UsageError
 from tests.helpers.harbor_trials import graded_in, run_episode
-from tests.helpers.sandboxes.viewing import VIEWING, Viewing
+from tests.helpers.sandboxes.viewing import LOST, VIEWING, VIEWING_VERIFIERS, Viewing
 from tests.helpers.tasks import write_task
 
 FAKE = "harbor_gym.testing:FakeEnvironment"
@@ -132,6 +132,67 @@ async def test_a_view_is_left_before_anything_of_the_next_step_and_entered_again
     for left in (at for at, event in enumerate(Viewing.events) if event == "leave"):
         assert Viewing.events[left - 1] == "download /logs/verifier"
         assert Viewing.events[left + 1] == "empty /logs/agent"
+
+
+def write_set_ups(task_dir: Path) -> Path:
+    """Write a task of three steps: the first and the second with files of their own, the third with a healthcheck."""
+    steps = "".join(f'[[steps]]\nname = "{name}"\n' for name in ("one", "two", "three"))
+    healthcheck = '[steps.healthcheck]\ncommand = "true"\n'
+    task = write_task(task_dir, toml=f"{DECLARED}{steps}{healthcheck}")
+    (task / "instruction.md").unlink()
+    for name in ("one", "two", "three"):
+        (task / "steps" / name).mkdir(parents=True)
+        (task / "steps" / name / "instruction.md").write_text(f"Leave it {name}.\n")
+    for name in ("one", "two"):
+        (task / "steps" / name / "workdir").mkdir()
+        (task / "steps" / name / "workdir/brought").write_text("brought\n")
+    return task
+
+
+NOT_PREPARED = "prepare later steps among the policy's files"
+MOVES = ("enter", "leave", "set up", "merge")
+
+
+async def test_a_later_set_up_has_a_view_which_is_merged_before_the_policys_phase(tmp_path: Path) -> None:
+    task = write_set_ups(tmp_path / "steps")
+    ends, _ = await run_episode(task, [*DONE, "true", "true"], sandbox=VIEWING, sandbox_options=SOLVED)
+    assert [reward for reward, _, _ in ends] == [1.0, 1.0, 1.0]
+    assert not any(NOT_PREPARED in text for text in ends[-1][2].get("missing_protections", ()))
+    moves = [event for event in Viewing.events if event.startswith(MOVES)]
+    between = ["leave", "set up in /srv /srv", "merge", "enter /srv"]
+    assert moves == ["enter /srv", *between, *between]
+    entered = Viewing.events.index("set up in /srv /srv")
+    assert Viewing.events[entered - 1].startswith("empty ")
+    assert Viewing.events[entered + 1 : entered + 3] == ["upload /srv", "merge"]
+
+
+async def test_a_set_up_that_the_policy_left_no_room_for_ends_the_episode_as_its_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Viewing, "problem", "/big: No space left on device")
+    task = write_set_ups(tmp_path / "steps")
+    ((_, done, info),) = (await run_episode(task, [*DONE, "true"], sandbox=VIEWING, sandbox_options=SOLVED))[0]
+    assert (done, info.get("end_reason")) == (True, EndReason.SANDBOX_BROKEN)
+    assert "/big: No space left on device" in (info.get("breakage") or "")
+
+
+async def test_a_set_up_that_could_not_be_taken_over_is_graded_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Viewing, "problem", LOST)
+    task = write_set_ups(tmp_path / "steps")
+    with pytest.raises(SandboxLostError, match=LOST):
+        await run_episode(task, [*DONE, "true"], sandbox=VIEWING, sandbox_options=SOLVED)
+    assert Viewing.events.count("enter /srv") == 1
+
+
+async def test_a_sandbox_that_can_prepare_no_step_in_a_view_says_so(tmp_path: Path) -> None:
+    task = write_set_ups(tmp_path / "steps")
+    ends, _ = await run_episode(task, [*DONE, "true", "true"], sandbox=VIEWING_VERIFIERS, sandbox_options=SOLVED)
+    assert [reward for reward, _, _ in ends] == [1.0, 1.0, 1.0]
+    assert any(NOT_PREPARED in text for text in ends[-1][2].get("missing_protections", ()))
+    moves = [event for event in Viewing.events if event.startswith(MOVES)]
+    assert moves == ["enter /srv", "leave", "enter /srv", "leave", "enter /srv"]
 
 
 async def test_a_sandbox_without_a_view_grades_as_harbor_does_and_logs_it_once(

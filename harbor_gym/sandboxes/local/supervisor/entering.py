@@ -19,7 +19,7 @@ import files
 from child import become_plain
 from children import answer_of, fork_entered
 from container import FIRST, IMAGE, write_etc
-from grading import cleanup
+from grading import cleanup, merging
 from grading.view import View, written_paths
 from kernel.calls import (
     MS_BIND,
@@ -131,7 +131,9 @@ def _check(target: Target) -> None:
 # --- where the files are mounted -------------------------------------------------------------------------------------
 
 
-def view(target: Target, site: ContainerSite, number: int, paths: list[str], control: int) -> dict[str, Any]:
+def view(
+    target: Target, site: ContainerSite, number: int, paths: list[str], also: list[str], control: int
+) -> dict[str, Any]:
     """Make a view and send a descriptor of its mount namespace to a socket.
 
     Args:
@@ -139,17 +141,18 @@ def view(target: Target, site: ContainerSite, number: int, paths: list[str], con
         site: Where its files are mounted.
         number: The view's own.
         paths: As :meth:`View.open` takes them.
+        also: As before.
         control: A descriptor of the socket.
 
     Returns:
-        The ``error``, if there is one.
+        Which paths are ``bound``; the ``error``, if there is one.
     """
 
     def work(init: int) -> dict[str, Any]:
         os.setns(init, target.namespaces)
         made = _view(site, number)
         try:
-            made.open(paths, -1, has_network=False)
+            made.open(paths, -1, has_network=False, also=also)
             os.setns(made.namespace, os.CLONE_NEWNS)
             write_etc("/etc", site.etc)
         except BaseException:
@@ -157,16 +160,47 @@ def view(target: Target, site: ContainerSite, number: int, paths: list[str], con
             raise
         with socket.socket(fileno=control) as caller:
             socket.send_fds(caller, [b"view"], [made.namespace])
-        return {}
+        return {"bound": made.bound}
 
     return _at_the_files(target, site, work)
 
 
-def drop_view(target: Target, site: ContainerSite, number: int) -> dict[str, Any]:
-    """Remove a view and what was written in it."""
+def merge(
+    target: Target, site: ContainerSite, number: int, bound: list[str], asked: list[str], view_namespace: int
+) -> dict[str, Any]:
+    """Copy what was written in a view to the container's own files.
+
+    Args:
+        target: The container.
+        site: Where its files are mounted.
+        number: The view's own.
+        bound: As :func:`view` returned them.
+        asked: All paths that it took.
+        view_namespace: The view.
+
+    Returns:
+        The ``problem``, if there is one, and whether the view ``is_used``.
+    """
+
+    def work(init: int) -> dict[str, Any]:
+        here = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        os.setns(init, os.CLONE_NEWNS)
+        keeps = merging.is_used(view_namespace)
+        os.setns(here, os.CLONE_NEWNS)
+        os.chdir(site.place)
+        write_files_as_root()
+        made = _view(site, number)
+        made.bound = bound
+        return {"is_used": keeps, **made.merge(asked, keeps=keeps)}
+
+    return _at_the_files(target, site, work)
+
+
+def drop_view(target: Target, site: ContainerSite, number: int, keeps: bool) -> dict[str, Any]:
+    """Remove a view, and unless it ``keeps`` them its files."""
 
     def work(_: int) -> dict[str, Any]:
-        _view(site, number).close()
+        _view(site, number).close(keeps=keeps)
         return {}
 
     return _at_the_files(target, site, work)

@@ -24,7 +24,7 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import files
@@ -32,7 +32,7 @@ import namespaces
 import transfers
 from child import REFUSED, RequestError, become_plain, resolve, run_child
 from children import Children
-from grading import cleanup, view
+from grading import cleanup, merging, view
 from grading.view import View, ViewError
 from kernel import cgroups, programs, system_calls
 from kernel.calls import (
@@ -147,7 +147,9 @@ class _Supervisor:
             elif message["op"] == "cleanup":
                 self.start_cleanup(message["id"], handles[0])
             elif message["op"] == "view":
-                self.change_view(message["id"], read_spec(handles[0])["paths"])
+                self.change_view(message["id"], **read_spec(handles[0]))
+            elif message["op"] == "merge":
+                self.start_merge(message["id"], read_spec(handles[0])["asked"])
             elif message["op"] == "written":
                 self.children.start(message["id"], lambda: None, view.written_paths)
         finally:
@@ -171,25 +173,45 @@ class _Supervisor:
 
         self.children.start(request, enter, lambda: cleanup.do(work, arguments, self.ids))
 
-    def change_view(self, request: int, paths: list[str] | None) -> None:
+    def start_merge(self, request: int, asked: list[str]) -> None:
+        """Copy what was written in the view to the sandbox's own files; the answer has whether the view ``is_used``."""
+        uses: list[bool] = []
+
+        def enter() -> None:
+            assert self.view is not None
+            os.setns(self.mount_namespace, os.CLONE_NEWNS)
+            uses.append(merging.is_used(self.view.namespace))
+            os.setns(self.home, os.CLONE_NEWNS)
+            os.fchdir(self.place)
+            self.ids.become_untouchable()
+
+        def work() -> dict[str, Any]:
+            assert self.view is not None
+            return {"is_used": uses[0], **self.view.merge(asked, keeps=uses[0])}
+
+        self.children.start(request, enter, work)
+
+    def change_view(
+        self, request: int, paths: list[str] | None, also: Sequence[str] = (), *, keeps: bool = False
+    ) -> None:
         """Switch all commands to a pristine view with these paths; None switches back."""
         error = ""
-        self.leave_view()
+        self.leave_view(keeps=keeps)
         try:
             if paths is not None:
                 self.views += 1
                 self.view = View(self.config, self.ids, self.views, self.cgroups.cgroup_mounts())
-                self.view.open(paths, self.init_pidfd, has_network=self.network.is_open)
+                self.view.open(paths, self.init_pidfd, has_network=self.network.is_open, also=also)
         except ViewError as exc:
             error = str(exc)
             self.leave_view()
         handles = () if self.view is None else (self.view.namespace,)
         self.reply(*handles, id=request, return_code=0, error=error)
 
-    def leave_view(self) -> None:
-        """End the view, if there is one."""
+    def leave_view(self, *, keeps: bool = False) -> None:
+        """End the view, if there is one; ``keeps`` leaves its files to the processes in it."""
         if self.view is not None:
-            self.view.close()
+            self.view.close(keeps=keeps)
             self.view = None
 
     def start_command(self, request: int, handles: list[int]) -> None:

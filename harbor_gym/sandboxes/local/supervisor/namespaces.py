@@ -158,13 +158,37 @@ def mount_root(config: SupervisorConfig, ids: Ids, user_namespace: int) -> None:
     mount_overlay(config, ".")
 
 
-def mount_overlay(config: SupervisorConfig, directory: str) -> None:
-    """Mount ``root`` in a directory that has ``upper`` and ``work``, on the layers in the working directory."""
-    lowers = ":".join(map(str, range(len(config.layers))))
-    # In a user namespace an overlay's own notes are attributes that a user may write; else lower directories stay put.
-    notes = ",userxattr" if config.is_rootless else ""
-    options = f"lowerdir={lowers},upperdir={directory}/upper,workdir={directory}/work{notes}"
+def mount_overlay(config: SupervisorConfig, directory: str, *, is_plain: bool = False) -> None:
+    """Mount ``root`` in a directory that has ``upper`` and ``work``, on the layers in the working directory.
+
+    Args:
+        config: The supervisor's configuration.
+        directory: The directory.
+        is_plain: Let ``upper`` have all of what is written, with no references to the layers.
+    """
+    notes = _overlay_notes(config)
+    if is_plain and not notes:
+        notes = ",redirect_dir=off,metacopy=off"  # as they are with the other notes
+    options = f"lowerdir={_lowers(config)},upperdir={directory}/upper,workdir={directory}/work{notes}"
     mount("overlay", f"{directory}/root", "overlay", MS_NODEV, options)
+
+
+def mount_image(config: SupervisorConfig, directory: str) -> None:
+    """Make and mount ``image`` in a directory: the layers in the working directory, not to be written to."""
+    for name in ("none", "image"):
+        os.mkdir(f"{directory}/{name}", 0o755)  # noqa: PTH102  # as above
+    # Without an upper directory an overlay has two layers at least.
+    options = f"lowerdir={directory}/none:{_lowers(config)}{_overlay_notes(config)}"
+    mount("overlay", f"{directory}/image", "overlay", MS_NODEV | MS_RDONLY, options)
+
+
+def _lowers(config: SupervisorConfig) -> str:
+    return ":".join(map(str, range(len(config.layers))))
+
+
+def _overlay_notes(config: SupervisorConfig) -> str:
+    # In a user namespace an overlay's own notes are attributes that a user may write; else lower directories stay put.
+    return ",userxattr" if config.is_rootless else ""
 
 
 class NamespaceBuild:

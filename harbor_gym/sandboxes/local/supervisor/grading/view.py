@@ -1,7 +1,8 @@
-"""The verifier's view of a sandbox: the image as it was, and of the policy's files only the paths that count.
+"""A pristine view of a sandbox: the image as it was, and of the policy's files only the paths that count.
 
 A mount namespace of its own with a fresh overlay on the image's layers, in which nothing is that the policy wrote but
-what is bound in from its root. Processes and network are the sandbox's.
+what is bound in from its root. Processes and network are the sandbox's. A verifier has one, and a later step's set-up,
+of which ``merging.py`` copies to the sandbox's own files what was written there.
 """
 
 import array
@@ -11,11 +12,12 @@ import select
 import signal
 import socket
 import stat
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import files
 import namespaces
-from grading import removal
+from grading import merging, removal
 from kernel.calls import MS_BIND, MS_NODEV, MS_NOSUID, MS_REC, MS_REMOUNT, become_root, mount, pivot_root, unmount
 from kernel.ids import Ids
 from messages import SupervisorConfig
@@ -46,8 +48,10 @@ class View:
         self._config, self._ids, self._cgroup_mounts = config, ids, cgroup_mounts
         self._place = f"view-{number}"
         self.namespace = -1
+        self.bound: list[str] = []
+        """Which paths are the sandbox's own in the view."""
 
-    def open(self, paths: list[str], user_namespace: int, *, has_network: bool) -> None:
+    def open(self, paths: list[str], user_namespace: int, *, has_network: bool, also: Sequence[str] = ()) -> None:
         """Make the view. In the supervisor's own mount namespace, with the sandbox's place as working directory.
 
         Args:
@@ -55,6 +59,7 @@ class View:
                 there, or to which only a link leads, is not there in the view either.
             user_namespace: A process of the sandbox; -1 where this process is in its user namespace.
             has_network: Whether it is to find a name server.
+            also: Paths that are carried too, of which the image's stays where nothing is there or a link leads to it.
 
         Raises:
             ViewError: The kernel refuses.
@@ -62,29 +67,39 @@ class View:
         try:
             os.mkdir(self._place, 0o755)  # noqa: PTH102  # pathlib would cost 20 ms of imports at every start
             namespaces.make_overlay_places(self._place, self._ids)
-            namespaces.mount_overlay(self._config, self._place)
-            for path in paths:
-                self._carry(path)
+            namespaces.mount_overlay(self._config, self._place, is_plain=True)
+            for path in (*paths, *also):
+                self._carry(path, or_image=path in also)
             self._enclose(user_namespace, has_network)
         except OSError as exc:
             raise ViewError(str(exc)) from exc
 
-    def close(self) -> None:
-        """Drop the view and what was written in it. Idempotent."""
+    def merge(self, asked: list[str], *, keeps: bool) -> dict[str, Any]:
+        """Copy what was written in the view to the sandbox's own files; see :func:`merging.merge`."""
+        return merging.merge(self._config, self._place, self.bound, asked, keeps=keeps)
+
+    def close(self, *, keeps: bool = False) -> None:
+        """Drop the view and what was written in it. Idempotent.
+
+        Args:
+            keeps: Leave what was written to the processes that run in the view.
+        """
         if self.namespace >= 0:
             os.close(self.namespace)
             self.namespace = -1
         with contextlib.suppress(OSError):
             unmount(f"{self._place}/root")
-        removal.remove(self._place)
+        if not keeps:
+            removal.remove(self._place)
 
-    def _carry(self, path: str) -> None:
+    def _carry(self, path: str, *, or_image: bool) -> None:
         names = [name for name in path.split("/") if name]
         root = os.open(f"{self._place}/root", _DIRECTORY)
         source = _reached(os.open("root", _DIRECTORY), names)
         try:
             if source is None:
-                removal.remove(f"{self._place}/root{_plain_parent(root, names)}")
+                if not or_image:
+                    removal.remove(f"{self._place}/root{_plain_parent(root, names)}")
                 return
             is_directory = stat.S_ISDIR(os.fstat(source).st_mode)
             if not is_directory and self._is_to_be_directory(path):
@@ -97,6 +112,7 @@ class View:
                 os.close(target)
             bound = "/".join([self._place, "root", *names])
             mount("none", bound, None, MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV)
+            self.bound.append("/" + "/".join(names))
         finally:
             os.close(root)
             if source is not None:
