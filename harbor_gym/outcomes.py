@@ -29,9 +29,9 @@ any other                   unexpected            no         no
 tokens must not be trained and its reward counts in no mean and no baseline. What is neither ends the run: no retry
 repairs a task or a bug, and an adapter must not skip it batch after batch.
 
-``ContextOverflowError`` and ``BudgetSpentError`` are no failure where a loop meets them: the episode ends truncated, and
-is verified. A subclass of these errors has its base's row. Adapters report ``failure_kind`` under whatever name their
-framework has.
+``ContextOverflowError`` and ``BudgetSpentError`` are no failure where a loop meets them: the episode ends truncated,
+and is verified. A subclass of these errors has its base's row. Adapters report ``failure_kind`` under whatever name
+their framework has.
 """
 
 import asyncio
