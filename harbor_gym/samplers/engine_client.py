@@ -85,6 +85,9 @@ class EngineClient:
     ) -> None:
         """Close the connections."""
         session, self._session = self._session, None
+        window, self._window = self._window, None
+        if window is not None:
+            window.cancel()
         if session is not None:
             await session.close()
 

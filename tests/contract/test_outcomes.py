@@ -105,7 +105,7 @@ async def test_a_later_step_that_can_not_be_set_up_is_no_reward(tmp_path: Path) 
     assert "step 'two'" in str(error)
     assert "no room" in str(error)
     rewards, info = await end(task_dir)
-    assert (rewards, info.get("end_reason")) == ([1.0], EndReason.SANDBOX_BROKEN)
+    assert (rewards, info.get("end_reason")) == ([0.5], EndReason.SANDBOX_BROKEN)
     assert "no room" in info.get("breakage", "")
     assert info.get("episode_reward") == 0.5
 

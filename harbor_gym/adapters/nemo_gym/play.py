@@ -116,7 +116,7 @@ def conversation(segments: Sequence[TokenSequence]) -> Messages:
         # The messages right before its first answer are what that answer was shown; the rest is known, or edited.
         while conversation and own and lines[own - 1]["role"] not in ("assistant", "system"):
             own -= 1
-        conversation += (
-            [{**line, ANEW: place == own} for place, line in enumerate(lines[own:], own)] if conversation else lines
-        )
+        if conversation and lines[own:]:
+            lines[own] = {**lines[own], ANEW: True}
+        conversation += lines[own:] if conversation else lines
     return conversation

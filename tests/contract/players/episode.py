@@ -103,11 +103,10 @@ class Episode:
     sampler: Sampler
     sandbox: str
     sandbox_options: Mapping[str, Any]
-    agent_path: str = "tests.helpers.gateway.format_agent:FormatAgent"
-    """The foreign agent, of the adapters that play one; it writes our format."""
-
     max_turns: int = 8
     max_context_tokens: int = 20_000
+    agent_path: str = "tests.helpers.gateway.format_agent:FormatAgent"
+    """The foreign agent, of the adapters that play one; it writes our format."""
 
     @property
     def config(self) -> TerminalEnvConfig:

@@ -299,7 +299,7 @@ async def test_a_set_up_for_which_the_policy_left_no_room_is_the_policys_failure
     ((reward, done, info),) = ends
     assert (done, info.get("end_reason")) == (True, EndReason.SANDBOX_BROKEN)
     assert "what its step's set-up wrote: /data/big: No space left on device" in (info.get("breakage") or ""), info
-    assert (reward, info.get("episode_reward")) == (1.0, 0.5)
+    assert (reward, info.get("episode_reward")) == (0.5, 0.5)
 
 
 @pytest.mark.parametrize("keeps", [False, True])

@@ -153,7 +153,8 @@ async def test_log_rotation_is_graded_step_by_step() -> None:
         assert "gzip" in info.get("instruction", "")
         await env.step([("cd /var/log/shop; gzip shop.log.2 shop.log.3\n", 5.0)])
         reward, is_over, info = await finish(env)
-        assert (reward, is_over, info.get("step_rewards", ())[1:]) == (0.0, False, ({"reward": 1.0, "kept": 1.0},))
+        assert (reward, is_over) == (0.0, False)
+        assert list(info.get("step_rewards", ()))[1:] == [{"reward": 1.0, "kept": 1.0}]
         await env.step([(f"cd /var/log/shop; {REPORT} > ~/report.txt\n", 5.0)])
         reward, is_over, info = await finish(env)
         assert (reward, is_over) == (info.get("episode_reward"), True)
