@@ -21,12 +21,20 @@ from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.images import layers, sources
-from harbor_gym.sandboxes.images.base_images import ULIMITS, Base, resolve_base
+from harbor_gym.sandboxes.images.base_images import Base, resolve_base
+from harbor_gym.sandboxes.images.builder import (
+    ULIMITS,
+    build_argv,
+    is_old,
+    require_faithful,
+    run_environment,
+)
+from harbor_gym.sandboxes.images.recipe import adapted
 from harbor_gym.sandboxes.tools import CONTAINED, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
 
-_FORMAT = 3
+_FORMAT = 4
 """Version of the cache's layout and of what an export writes. A change makes old entries unreachable."""
 _PRUNE_PAUSE_SEC = 0.05
 
@@ -159,7 +167,7 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
     async with locked(f"image-{digest[:32]}"):
         image = None if force_build else await asyncio.to_thread(load_image, digest)
         if image is None:
-            image = await _make_image(source, text, base_images, digest)
+            image = await _make_image(source, text, base_images, digest, is_fresh=force_build)
     _built[content] = image
     return image
 
@@ -192,7 +200,9 @@ def _naming_dockerfile(source: ImageSource) -> Generator[None]:
 # --- building --------------------------------------------------------------------------------------------------------
 
 
-async def _make_image(source: ImageSource, text: str, base_images: dict[str, Base], digest: str) -> Image:
+async def _make_image(
+    source: ImageSource, text: str, base_images: dict[str, Base], digest: str, *, is_fresh: bool
+) -> Image:
     started = time.monotonic()
     if source.rootfs is not None:
         async with layers.imported(source.rootfs) as names:
@@ -200,7 +210,7 @@ async def _make_image(source: ImageSource, text: str, base_images: dict[str, Bas
             await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
         return image
     if source.docker_image is None:
-        image_id = await _run_build(source.environment_dir, text, base_images)
+        image_id = await _run_build(source.environment_dir, text, base_images, is_fresh=is_fresh)
     elif sources.is_archive(source.docker_image):
         image_id = await sources.load_archive(source.docker_image, source.environment_dir)
     else:
@@ -226,18 +236,23 @@ async def _make_image(source: ImageSource, text: str, base_images: dict[str, Bas
     return image
 
 
-async def _run_build(environment_dir: Path, text: str, base_images: dict[str, Base]) -> str:
-    replaced = dockerfile.replace_references(text, {ref: base.reference for ref, base in base_images.items()})
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
-        recipe, id_file = Path(folder) / "Dockerfile", Path(folder) / "id"
-        recipe.write_text(replaced)
-        code, output = await run_tool(
-            *CONTAINED, *dockerfile.owned_build(folder), "--layers", "--force-rm", "--pull-never", *ULIMITS,
-            "--iidfile", str(id_file), "-f", str(recipe), str(environment_dir),
-        )  # fmt: skip
+async def _run_build(environment_dir: Path, text: str, base_images: dict[str, Base], *, is_fresh: bool) -> str:
+    path = environment_dir / "Dockerfile"
+    has_volumes = any(base.has_volumes for base in base_images.values())
+    await asyncio.to_thread(require_faithful, path, text, has_volumes=has_volumes)
+    changed = adapted(text, {ref: base.start for ref, base in base_images.items()})
+    changed = dockerfile.replace_references(changed, {ref: base.reference for ref, base in base_images.items()})
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as name:
+        folder = Path(name)
+        recipe = folder / "Dockerfile"
+        recipe.write_text(changed)
+        # An old one takes a file that a bind mount shows for the file that it showed before.
+        is_fresh = is_fresh or (is_old() and "--mount=" in text)
+        argv = build_argv(folder, environment_dir, recipe, is_fresh=is_fresh)
+        code, output = await run_tool(*argv, environment=run_environment())
         if code != 0:
-            raise SandboxStartError(f"{environment_dir / 'Dockerfile'} does not build:\n{tail(output)}")
-        return id_file.read_text().strip().removeprefix("sha256:")
+            raise SandboxStartError(f"{path} does not build:\n{tail(output)}")
+        return (folder / "id").read_text().strip().removeprefix("sha256:")
 
 
 def write_record(image: Image, *, made_for: str) -> None:

@@ -22,13 +22,16 @@ from harbor_gym._runtime.rootless import remove_tree
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images import layer_export, sources
+from harbor_gym.sandboxes.images.builder import NO_RUN
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
 
 _STAGING = ".partial-"
 _EXPORT = (
-    'set -e; container=$(buildah from --pull-never --name "$1" "$2"); '
+    # An image with ONBUILD makes its container, and then fails to run that.
+    'set -e; container=$1; said=$(buildah from --pull-never --name "$1" "$2" 2>&1) || :; '
     'trap \'buildah umount "$container" >/dev/null 2>&1 || :; buildah rm "$container" >/dev/null 2>&1 || :\' EXIT; '
-    'root=$(buildah mount "$container"); shift 2; program=$1; shift; "$program" -I -S "$1" "$root" "$2" "$3" "$4" "$5"'
+    'root=$(buildah mount "$container") || { echo "$said"; exit 1; }; '
+    'shift 2; program=$1; shift; "$program" -I -S "$1" "$root" "$2" "$3" "$4" "$5"'
 )
 
 
@@ -49,7 +52,7 @@ async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[list[st
         name = f"{temporary_prefix('export')}{uuid.uuid4().hex}"
         program = (sys.executable, layer_export.__file__, str(layers_dir()), str(folder), image_id)
         code, output = await run_tool(
-            *CONTAINED, "sh", "-c", _EXPORT, "sh", name, image_id, *program, json.dumps(diff_ids)
+            *CONTAINED, "sh", "-c", _EXPORT, "sh", name, image_id, *program, json.dumps(diff_ids), environment=NO_RUN
         )
         if code != 0:
             raise SandboxStartError(f"the root file system of {image_id} can't be exported: {tail(output)}")
