@@ -45,6 +45,7 @@ from harbor_gym.errors import (
     TaskError,
     UsageError,
 )
+from harbor_gym.sandboxes.declared import require_user
 from harbor_gym.sandboxes.extensions import ReportsLeftBehind
 from harbor_gym.terminal.session import Leavings
 
@@ -325,6 +326,7 @@ class Episode:
     ) -> asyncio.Future[None]:
         """Open an agent phase (called by the trial's agent)."""
         assert self._watch is not None
+        await require_user(environment, environment.default_user)
         step = self._current_step()
         # Done before the policy's terminal opens: nothing of the policy's can be taken for the task's own.
         await self._watch.begin_phase(has_setup=sets_up(self._task, step))

@@ -35,6 +35,7 @@ class Instruction:
 
     @property
     def name(self) -> str:
+        """Its first word, in capitals."""
         return self.text.split(maxsplit=1)[0].upper()
 
     def words(self) -> list[tuple[str, int]]:

@@ -15,7 +15,7 @@ from harbor_gym.sandboxes.images import debian_base, official_images
 from harbor_gym.sandboxes.images.builder import ULIMITS
 from harbor_gym.sandboxes.images.docker_images import copy_from_docker, find_in_docker
 from harbor_gym.sandboxes.images.official_images import OfflineBase
-from harbor_gym.sandboxes.images.recipe import StageStart
+from harbor_gym.sandboxes.images.recipe import ROOT_AT_THE_TOP, StageStart
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
 
 _logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Base:
     """What goes into the cache key: an image id, or the substitute's own key."""
 
     substitution: str | None = None
-    start: StageStart = StageStart()
+    start: StageStart = ROOT_AT_THE_TOP
     """Its USER and WORKDIR."""
 
     has_volumes: bool = False

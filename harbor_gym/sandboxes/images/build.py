@@ -20,6 +20,7 @@ from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes import dockerfile
+from harbor_gym.sandboxes.health import Healthcheck, healthcheck_config, healthcheck_of
 from harbor_gym.sandboxes.images import layers, sources
 from harbor_gym.sandboxes.images.base_images import Base, resolve_base
 from harbor_gym.sandboxes.images.builder import (
@@ -65,6 +66,14 @@ class Image:
 
     entrypoint: tuple[str, ...] = ()
     """ENTRYPOINT of the image; empty if it names none."""
+
+    healthcheck: Healthcheck | None = None
+
+    volumes: tuple[str, ...] = ()
+    """VOLUME of the image. As nothing of a sandbox outlives it, they are directories like others."""
+
+    highest_id: int = 0
+    """The highest uid or gid that a file of it has."""
 
     @property
     def home(self) -> Path:
@@ -205,8 +214,8 @@ async def _make_image(
 ) -> Image:
     started = time.monotonic()
     if source.rootfs is not None:
-        async with layers.imported(source.rootfs) as names:
-            image = Image(tuple(names), {}, "/", "0", digest, ())
+        async with layers.imported(source.rootfs) as (names, highest_id):
+            image = Image(tuple(names), {}, "/", "0", digest, (), highest_id=highest_id)
             await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
         return image
     if source.docker_image is None:
@@ -218,8 +227,8 @@ async def _make_image(
     code, output = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", image_id)
     if code != 0:
         raise SandboxStartError(f"buildah built {image_id} but can't show it: {tail(output)}")
-    shown = json.loads(output)["OCIv1"]
-    settings = shown.get("config", {})
+    shown = json.loads(output)
+    settings = shown["Docker"]["config"]
     image = Image(
         layers=(),
         env=dict(entry.partition("=")[::2] for entry in settings.get("Env") or []),
@@ -228,9 +237,11 @@ async def _make_image(
         digest=digest,
         substitutions=tuple(base.substitution for base in base_images.values() if base.substitution),
         entrypoint=tuple(settings.get("Entrypoint") or ()),
+        healthcheck=healthcheck_of(settings),
+        volumes=tuple(settings.get("Volumes") or ()),
     )
-    async with layers.exported(image_id, shown["rootfs"]["diff_ids"]) as names:
-        image = replace(image, layers=tuple(names))
+    async with layers.exported(image_id, shown["OCIv1"]["rootfs"]["diff_ids"]) as (names, highest_id):
+        image = replace(image, layers=tuple(names), highest_id=highest_id)
         await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
     _logger.info("built the image of %s in %.1f s", source, time.monotonic() - started)
     return image
@@ -238,8 +249,9 @@ async def _make_image(
 
 async def _run_build(environment_dir: Path, text: str, base_images: dict[str, Base], *, is_fresh: bool) -> str:
     path = environment_dir / "Dockerfile"
-    has_volumes = any(base.has_volumes for base in base_images.values())
-    await asyncio.to_thread(require_faithful, path, text, has_volumes=has_volumes)
+    for name, base in base_images.items():
+        if base.has_volumes:
+            await asyncio.to_thread(require_faithful, path, name)
     changed = adapted(text, {ref: base.start for ref, base in base_images.items()})
     changed = dockerfile.replace_references(changed, {ref: base.reference for ref, base in base_images.items()})
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as name:
@@ -262,7 +274,9 @@ def write_record(image: Image, *, made_for: str) -> None:
     if record.exists():
         # Running sandboxes may stand on what this one replaces.
         record.rename(record.with_name(f"replaced-{uuid.uuid4().hex}.json"))
-    replace_text(record, json.dumps({**asdict(image), "made_for": made_for}, indent=2))
+    health = healthcheck_config(image.healthcheck).get("Healthcheck")
+    document = {**asdict(image), "healthcheck": health, "made_for": made_for}
+    replace_text(record, json.dumps(document, indent=2))
 
 
 def load_image(digest: str) -> Image | None:
@@ -277,6 +291,9 @@ def load_image(digest: str) -> Image | None:
             digest=digest,
             substitutions=tuple(stored["substitutions"]),
             entrypoint=tuple(stored["entrypoint"]),
+            healthcheck=healthcheck_of({"Healthcheck": stored["healthcheck"]}),
+            volumes=tuple(stored["volumes"]),
+            highest_id=stored["highest_id"],
         )
     except (FileNotFoundError, KeyError, json.JSONDecodeError):
         return None

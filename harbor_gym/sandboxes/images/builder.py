@@ -16,14 +16,17 @@ from harbor_gym.sandboxes.tools import CONTAINED, find_program
 ULIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
 """Where CAP_SYS_RESOURCE is missing, buildah's own higher limits can't be set and every RUN would fail."""
 
+CAPABILITIES = ("--cap-add", "CAP_AUDIT_WRITE", "--cap-add", "CAP_MKNOD", "--cap-add", "CAP_NET_RAW")
+"""What Docker gives a RUN beside what buildah does."""
+
 RUNTIMES = ("runc", "crun")
-"""What gives a RUN its namespaces, so that its processes end with it. crun refuses machines with cgroups of both kinds."""
+"""What gives a RUN namespaces, so that its processes end with it. crun refuses machines with cgroups of both kinds."""
 
 NO_RUN = {"BUILDAH_ISOLATION": "oci", "BUILDAH_RUNTIME": "false"}
 """Environment in which buildah runs nothing: a container made from an image would run the image's ONBUILD."""
 
 _CURRENT = (1, 39)
-"""The first that keeps what lies below a VOLUME, and knows what a bind mount shows from what it showed before."""
+"""The first that keeps what a RUN writes below a VOLUME of its base, and whose cache knows what a bind mount shows."""
 
 _NAME_SERVER = "10.0.2.3"
 """Where slirp4netns answers for the machine's own resolver."""
@@ -52,7 +55,8 @@ def build_argv(folder: Path, context: Path, recipe: Path, *, is_fresh: bool) -> 
     """
     empty = folder / EMPTY
     empty.mkdir(exist_ok=True)
-    options = ["--format", "docker", "--layers", "--force-rm", "--pull-never", "--network", "host", *ULIMITS]
+    options = ["--format", "docker", "--layers", "--force-rm", "--pull-never", "--network", "host"]
+    options += [*ULIMITS, *CAPABILITIES]
     options += ["--build-context", f"{EMPTY}={empty}", "--iidfile", str(folder / "id"), "-f", str(recipe)]
     # buildah looks for it beside the Dockerfile, which is a copy.
     own = context / "Dockerfile.dockerignore"
@@ -87,26 +91,19 @@ def _version(program: str) -> tuple[int, int]:
 
 
 def is_old() -> bool:
-    """Return whether this machine's buildah has faults that this package has to work around. Blocks at the first call."""
+    """Return whether this machine's buildah has faults to work around. Blocks at the first call."""
     return _version(find_program("buildah") or "buildah") < _CURRENT
 
 
-def require_faithful(dockerfile_path: Path, text: str, *, has_volumes: bool) -> None:
-    """Refuse what an old buildah would build wrong without a word.
-
-    Args:
-        dockerfile_path: For the message.
-        text: Its instructions.
-        has_volumes: Whether a base image has a VOLUME.
+def require_faithful(dockerfile_path: Path, base: str) -> None:
+    """Refuse a base image with a VOLUME where an old buildah would lose what a RUN writes there, without a word.
 
     Raises:
-        TaskError: It has such an instruction.
+        TaskError: It would.
     """
-    names = {instruction.name for instruction in dockerfile.instructions(text)}
-    if is_old() and (has_volumes or "VOLUME" in names):
+    if is_old():
         version = ".".join(map(str, _version(find_program("buildah") or "buildah")))
         raise TaskError(
-            f"{dockerfile_path}: buildah {version} loses what a RUN writes below a VOLUME, which this Dockerfile or a base "
-            f"image of it has: install buildah {'.'.join(map(str, _CURRENT))} or newer (`make engines-local` unpacks it), "
-            "or use --env docker"
+            f"{dockerfile_path}: {base} has a VOLUME, and buildah {version} loses what a RUN writes there: install "
+            f"buildah {'.'.join(map(str, _CURRENT))} or newer (`make engines-local` unpacks it), or use --env docker"
         )

@@ -36,8 +36,10 @@ _EXPORT = (
 
 
 @contextlib.asynccontextmanager
-async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[list[str]]:
-    """Copy the layers of an image of buildah's that the cache has not; yields their names, the topmost first.
+async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[tuple[list[str], int]]:
+    """Copy the layers of an image of buildah's that the cache has not.
+
+    Yields their names, the topmost first, and the highest uid or gid that a file of the image has.
 
     The topmost is the runtime's own: ``/etc/hosts`` and the like. Write the image's record within the block.
 
@@ -56,11 +58,12 @@ async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[list[st
         )
         if code != 0:
             raise SandboxStartError(f"the root file system of {image_id} can't be exported: {tail(output)}")
-        yield json.loads(output.strip().splitlines()[-1])
+        shown = json.loads(output.strip().splitlines()[-1])
+        yield shown["layers"], shown["highest_id"]
 
 
 @contextlib.asynccontextmanager
-async def imported(rootfs: Path) -> AsyncGenerator[list[str]]:
+async def imported(rootfs: Path) -> AsyncGenerator[tuple[list[str], int]]:
     """Copy a root file system of the user's; yields what :func:`exported` yields.
 
     Raises:
@@ -73,10 +76,11 @@ async def imported(rootfs: Path) -> AsyncGenerator[list[str]]:
         await sources.copy_rootfs(rootfs, copied)
         try:
             await shielded(asyncio.to_thread(layer_export.write_top, copied, top))
+            highest_id = await asyncio.to_thread(layer_export.highest_id, copied)
         except OSError as exc:
             raise SandboxStartError(f"rootfs={str(rootfs)!r} can't be used: {exc}") from exc
         async with added([top, copied]) as names:
-            yield names
+            yield names, highest_id
 
 
 @contextlib.asynccontextmanager

@@ -1,7 +1,8 @@
 """A task's Dockerfile as buildah has to read it to make of it what ``docker build`` makes.
 
-buildah makes a WORKDIR only where the next RUN or COPY needs it, and COPY makes it root's; it knows stages by the letter
-case of their names, no ``--link``, and no mount target that is relative. Source: the dispatcher of BuildKit's frontend.
+buildah makes a WORKDIR only where the next RUN or COPY needs it, and COPY makes it root's. A VOLUME makes a directory,
+and changes later RUNs, where Docker only takes note of it. Stages are known by the letter case of their names. There is
+no ``--link``, and no relative target of a mount. Source: the dispatcher of BuildKit's frontend.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harbor_gym.errors import TaskError
 from harbor_gym.sandboxes import dockerfile
@@ -31,6 +32,9 @@ class StageStart:
 
     user: str = ""
     workdir: str = "/"
+
+
+ROOT_AT_THE_TOP = StageStart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +61,34 @@ def adapted(text: str, bases: Mapping[str, StageStart]) -> str:
 
 def _edits(text: str, bases: Mapping[str, StageStart]) -> Iterator[_Edit]:
     stages = dockerfile.stages(text)
-    ends: dict[str, StageStart] = {"scratch": StageStart(), **bases}
+    ends: dict[str, StageStart] = {"scratch": ROOT_AT_THE_TOP, **bases}
+    volumes: dict[str, tuple[str, ...]] = {}
     for number, instructions in enumerate(_by_stage(text)):
         names = [stage.name for stage in stages[:number]]
         stage = stages[number]
         yield from _lower_case(instructions[0], names)
-        state = ends.get(stage.base, StageStart())
+        state, found = ends.get(stage.base, ROOT_AT_THE_TOP), volumes.get(stage.base, ())
         for place, instruction in enumerate(instructions[1:], 1):
             match instruction.name:
                 case "USER":
-                    state = StageStart(_rest(instruction), state.workdir)
+                    state = replace(state, user=_rest(instruction))
                 case "WORKDIR":
                     is_last = number == len(stages) - 1
-                    if _needs_help(instructions[place + 1 :], state.user, is_last=is_last):
+                    is_made = _rest(instruction) == "/"
+                    if not is_made and _needs_help(instructions[place + 1 :], state.user, is_last=is_last):
                         at = instruction.places[0]
                         yield _Edit(at, at, _made(instruction, state.user))
-                    state = StageStart(state.user, posixpath.join(state.workdir, _rest(instruction).strip("\"'")))
+                    state = replace(state, workdir=posixpath.join(state.workdir, _rest(instruction).strip("\"'")))
+                case "VOLUME":
+                    found = (*found, instruction.text.strip())
+                    yield _written(instruction, (instruction.text, 0), "")
                 case "COPY" | "ADD" | "RUN":
                     yield from _of_flags(instruction, names, state.workdir)
                 case _:
                     pass
-        if stage.name:
-            ends[stage.name] = state
+        ends[stage.name], volumes[stage.name] = state, found
+        if number == len(stages) - 1 and found:
+            yield _Edit(len(text), len(text), "\n".join(("", *found, "")))
 
 
 def _by_stage(text: str) -> list[list[Instruction]]:
@@ -142,8 +152,8 @@ def _of_flags(instruction: Instruction, names: Sequence[str], workdir: str) -> I
         elif word.startswith("--mount=") and (found := _TARGET.search(word)) and not _is_absolute(found[2]):
             if "$" in workdir:
                 raise TaskError(
-                    f"{word}: local sandboxes can't tell where this relative target is, for its WORKDIR has a variable: "
-                    "write it out, or use --env docker"
+                    f"{word}: local sandboxes can't tell where this relative target is, for its WORKDIR has a "
+                    "variable: write it out, or use --env docker"
                 )
             target = posixpath.join(workdir, found[2])
             yield _written(instruction, (found[2], start + found.start(2)), target)
