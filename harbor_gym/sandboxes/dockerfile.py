@@ -248,7 +248,7 @@ def _heredocs(logical: str) -> Iterator[tuple[str, bool]]:
     name, rest = head[1].upper(), head[2] or ""
     if name == "ONBUILD" and rest:
         yield from _heredocs(rest)
-    if name not in _WITH_HEREDOCS or "<<" not in rest or _is_json(rest):
+    if name not in _WITH_HEREDOCS or "<<" not in rest or is_json(rest):
         return
     for word in _SHELL_WORD.findall(rest):
         if (found := _HEREDOC_WORD.fullmatch(word)) and (ending := _unquoted(found[2])):
@@ -264,7 +264,8 @@ def _unquoted(word: str) -> str:
     return words[0] if len(words) == 1 else ""
 
 
-def _is_json(rest: str) -> bool:
+def is_json(rest: str) -> bool:
+    """Return whether what follows an instruction's name is a list of words, flags before it left out."""
     arguments = re.sub(r"^(--\S+\s+)*", "", rest)
     try:
         return isinstance(json.loads(arguments), list)

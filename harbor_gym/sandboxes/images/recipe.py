@@ -1,8 +1,9 @@
 """A task's Dockerfile as buildah has to read it to make of it what ``docker build`` makes.
 
 buildah makes a WORKDIR only where the next RUN or COPY needs it, and COPY makes it root's. A VOLUME makes a directory,
-and changes later RUNs, where Docker only takes note of it. Stages are known by the letter case of their names. There is
-no ``--link``, and no relative target of a mount. Source: the dispatcher of BuildKit's frontend.
+and changes later RUNs, where Docker only takes note of it. CMD and ENTRYPOINT don't know SHELL. Stages are known by the
+letter case of their names. There is no ``--link``, and no relative target of a mount. Source: the dispatcher of
+BuildKit's frontend.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ _TARGET = re.compile(r"(?<=[=,])(?:target|dst|destination)=(\"?)([^,\"]+)\1(?=,|
 
 @dataclass(frozen=True, slots=True)
 class StageStart:
-    """What a stage begins with: the USER and the WORKDIR of its base."""
+    """What a stage begins with: the USER, the WORKDIR and the SHELL of its base."""
 
     user: str = ""
     workdir: str = "/"
+    shell: tuple[str, ...] = ()
+    """Empty is Docker's own."""
 
 
 ROOT_AT_THE_TOP = StageStart()
@@ -79,6 +82,11 @@ def _edits(text: str, bases: Mapping[str, StageStart]) -> Iterator[_Edit]:
                         at = instruction.places[0]
                         yield _Edit(at, at, _made(instruction, state.user))
                     state = replace(state, workdir=posixpath.join(state.workdir, _rest(instruction).strip("\"'")))
+                case "SHELL":
+                    state = replace(state, shell=_words(_rest(instruction)))
+                case "CMD" | "ENTRYPOINT" if state.shell and not dockerfile.is_json(_rest(instruction)):
+                    words = json.dumps([*state.shell, _rest(instruction)])
+                    yield _written(instruction, (instruction.text, 0), f"{instruction.name} {words}")
                 case "VOLUME":
                     found = (*found, instruction.text.strip())
                     yield _written(instruction, (instruction.text, 0), "")
@@ -103,6 +111,10 @@ def _by_stage(text: str) -> list[list[Instruction]]:
 
 def _rest(instruction: Instruction) -> str:
     return instruction.text.split(maxsplit=1)[1].strip() if instruction.words() else ""
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text)) if dockerfile.is_json(text) else ()
 
 
 # --- WORKDIR ---------------------------------------------------------------------------------------------------------

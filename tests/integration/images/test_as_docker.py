@@ -21,18 +21,28 @@ from tests.helpers.sandboxes.local import make_sandbox, output, running
 
 pytestmark = [pytest.mark.docker, pytest.mark.local, pytest.mark.timeout(600)]
 
-_OF_RUNTIME = (
-    "dev",
-    "proc",
-    "sys",
-    ".dockerenv",
-    "etc/hosts",
-    "etc/hostname",
-    "etc/resolv.conf",
-    "etc/mtab",
-    "run/.containerenv",
+_LEFT_OUT = (
+    *(
+        "dev",
+        "proc",
+        "sys",
+        ".dockerenv",
+        "etc/hosts",
+        "etc/hostname",
+        "etc/resolv.conf",
+        "etc/mtab",
+        "run/.containerenv",
+    ),
+    *("usr", "var/lib", "var/cache"),
 )
-"""What a container runtime makes, not the image."""
+"""What a container runtime makes, not the image, and what no recipe changes of its base."""
+
+_TAR = (
+    "-c",
+    "--numeric-owner",
+    "--sort=name",
+    *(f"--exclude=./{path}/*" for path in ("dev", "proc", "sys", "usr", "var/lib")),
+)
 
 _LABELS = ("io.buildah.version", "harbor_gym.substitute")
 _SETTINGS = (
@@ -98,18 +108,12 @@ async def docker_build(context: Path, name: str) -> dict[str, Any]:
 
 
 def docker_files(name: str) -> dict[str, Any]:
-    container = subprocess.run(
-        ["docker", "create", name, "x"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    try:
-        done = subprocess.run(["docker", "export", container], capture_output=True, check=True)
-    finally:
-        subprocess.run(["docker", "rm", container], capture_output=True, check=True)
-    return _listed(done.stdout)
+    words = ("docker", "run", "--rm", "--network", "none", "--user", "0", "--entrypoint", "tar", name)
+    return _listed(subprocess.run([*words, *_TAR, "-C", "/", "."], capture_output=True, check=True).stdout)
 
 
 def local_files(image: Image, folder: Path) -> dict[str, Any]:
-    """List the files of an image's layers, and of its WORKDIR, which a sandbox makes when it starts."""
+    """List the files of an image's layers, and the WORKDIR and VOLUMEs, which a sandbox makes when it starts."""
     merged = folder / "merged"
     merged.mkdir()
     for number, layer in enumerate(image.directories):
@@ -120,8 +124,9 @@ def local_files(image: Image, folder: Path) -> dict[str, Any]:
     )
     done = subprocess.run([*CONTAINED, "sh", "-c", script], capture_output=True, check=True)
     found = _listed(done.stdout)
-    for path in reversed([PurePosixPath(image.workdir), *PurePosixPath(image.workdir).parents]):
-        found.setdefault(str(path), ["dir", 0o755, 0, 0])
+    for path in map(PurePosixPath, (image.workdir, *image.volumes)):
+        for directory in (path, *path.parents):
+            found.setdefault(str(directory), ["dir", 0o755, 0, 0])
     return found
 
 
@@ -130,7 +135,7 @@ def _listed(archive: bytes) -> dict[str, Any]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as members:
         for member in members:
             name = member.name.removeprefix("./").strip("/")
-            if name in ("", ".") or name.startswith(_OF_RUNTIME):
+            if name in ("", ".") or name.startswith(_LEFT_OUT):
                 continue
             found[f"/{name}"] = _shown(members, member)
     return found

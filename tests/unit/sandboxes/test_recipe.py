@@ -65,3 +65,9 @@ def test_link_is_dropped() -> None:
 def test_a_relative_target_below_a_variable_is_refused() -> None:
     with pytest.raises(TaskError, match="--env docker"):
         adapted("FROM a\nWORKDIR $HOME\nRUN --mount=target=here x\n", {})
+
+
+def test_commands_as_text_are_for_the_shell_that_is_set() -> None:
+    text = 'FROM a AS s\nCMD x\nSHELL ["bash", "-c"]\nFROM s\nCMD echo "$A" \\\n  b\nENTRYPOINT ["c"]\n'
+    commands = 'CMD ["bash", "-c", "echo \\"$A\\"   b"]\nENTRYPOINT ["c"]\n'
+    assert adapted(text, {}) == f'FROM a AS s\nCMD x\nSHELL ["bash", "-c"]\nFROM s\n{commands}'
