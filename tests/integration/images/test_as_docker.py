@@ -158,6 +158,7 @@ def _shown(members: tarfile.TarFile, member: tarfile.TarInfo) -> list[Any]:
 def settings(config: dict[str, Any]) -> dict[str, Any]:
     found = {name: config.get(name) or None for name in _SETTINGS}
     found["Labels"] = {key: text for key, text in (config.get("Labels") or {}).items() if key not in _LABELS}
+    found["Env"] = sorted(found["Env"] or ())  # its order means nothing
     if found["WorkingDir"] == "/":
         found["WorkingDir"] = None
     return found
