@@ -28,6 +28,7 @@ from harbor_gym.sandboxes.images.builder import (
     build_argv,
     is_old,
     require_faithful,
+    run_buildah,
     run_environment,
 )
 from harbor_gym.sandboxes.images.recipe import adapted
@@ -261,7 +262,7 @@ async def _run_build(environment_dir: Path, text: str, base_images: dict[str, Ba
         # An old one takes a file that a bind mount shows for the file that it showed before.
         is_fresh = is_fresh or (is_old() and "--mount=" in text)
         argv = build_argv(folder, environment_dir, recipe, is_fresh=is_fresh)
-        code, output = await run_tool(*argv, environment=run_environment())
+        code, output = await run_buildah(*argv, environment=run_environment())
         if code != 0:
             raise SandboxStartError(f"{path} does not build:\n{tail(output)}")
         return (folder / "id").read_text().strip().removeprefix("sha256:")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from harbor_gym._runtime import rootless
 from harbor_gym.errors import MissingDependencyError, TaskError
 from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.images.recipe import EMPTY
-from harbor_gym.sandboxes.tools import CONTAINED, find_program
+from harbor_gym.sandboxes.tools import CONTAINED, find_program, run_tool
 
 ULIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
 """Where CAP_SYS_RESOURCE is missing, buildah's own higher limits can't be set and every RUN would fail."""
@@ -33,7 +35,7 @@ _NAME_SERVER = "10.0.2.3"
 
 _IN_NETWORK = f"""\
 folder=$1; shift
-mkfifo "$folder/ready" && touch "$folder/network" && unshare --net="$folder/network" true || exit
+rm -f "$folder/ready"; mkfifo "$folder/ready" && touch "$folder/network" && unshare --net="$folder/network" true || exit
 {{ grep -E '^(search|options)' /etc/resolv.conf; echo nameserver {_NAME_SERVER}; }} >"$folder/resolv.conf"
 slirp4netns --configure --mtu=65520 --disable-host-loopback --ready-fd=3 --netns-type=path "$folder/network" tap0 \
   3>"$folder/ready" >"$folder/slirp4netns.log" 2>&1 &
@@ -42,6 +44,21 @@ read -r ready <"$folder/ready"
 mount --bind "$folder/resolv.conf" /etc/resolv.conf && exec nsenter --net="$folder/network" "$@"
 """
 """A network namespace, closed to the machine's own loopback, for one build. It ends with the build's PID namespace."""
+
+
+_INCONSISTENT = "store is inconsistent"
+"""What buildah says where a killed one left a container half made and two others find it at once."""
+_ATTEMPTS = 3
+
+
+async def run_buildah(*argv: str, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Do what :func:`run_tool` does, again where buildah's store was being cleaned up by another buildah meanwhile."""
+    for attempt in range(1, _ATTEMPTS):
+        code, output = await run_tool(*argv, environment=environment)
+        if code == 0 or _INCONSISTENT not in output:
+            return code, output
+        await asyncio.sleep(attempt)
+    return await run_tool(*argv, environment=environment)
 
 
 def build_argv(folder: Path, context: Path, recipe: Path, *, is_fresh: bool) -> tuple[str, ...]:

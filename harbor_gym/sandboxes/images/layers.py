@@ -22,8 +22,8 @@ from harbor_gym._runtime.rootless import remove_tree
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images import layer_export, sources
-from harbor_gym.sandboxes.images.builder import NO_RUN
-from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
+from harbor_gym.sandboxes.images.builder import NO_RUN, run_buildah
+from harbor_gym.sandboxes.tools import CONTAINED, tail
 
 _STAGING = ".partial-"
 _EXPORT = (
@@ -53,7 +53,7 @@ async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[tuple[l
     async with locked(LAYERS_LOCK), staging() as folder:
         name = f"{temporary_prefix('export')}{uuid.uuid4().hex}"
         program = (sys.executable, layer_export.__file__, str(layers_dir()), str(folder), image_id)
-        code, output = await run_tool(
+        code, output = await run_buildah(
             *CONTAINED, "sh", "-c", _EXPORT, "sh", name, image_id, *program, json.dumps(diff_ids), environment=NO_RUN
         )
         if code != 0:
