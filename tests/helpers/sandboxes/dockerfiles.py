@@ -141,9 +141,12 @@ CONFIGS: dict[str, Recipe] = {
         twin="RUN echo a >/x; echo b >>/x\nRUN echo '$HOME' >/y && chmod 644 /y\n",
     ),
     "COPY --link": Recipe("COPY --link one /a/b/\n", {"one": "1"}, twin="COPY one /a/b/\n"),
-    "an ignore file": Recipe("COPY . /ctx\n", {"a": "a", "b": "b", "sub/a": "a", ".dockerignore": "**/a\n!sub/a\nDockerfile*\n"}),
+    "an ignore file": Recipe(
+        "COPY . /ctx\n", {"a": "a", "b": "b", "sub/a": "a", ".dockerignore": "**/a\n!sub/a\nDockerfile*\n"}
+    ),
     "an ignore file of the Dockerfile": Recipe(
-        "COPY . /ctx\n", {"a": "a", "b": "b", ".dockerignore": "a\n", "Dockerfile.dockerignore": "# words\nb\n*/c\n", "d/c": ""}
+        "COPY . /ctx\n",
+        {"a": "a", "b": "b", ".dockerignore": "a\n", "Dockerfile.dockerignore": "# words\nb\n*/c\n", "d/c": ""},
     ),
     "comments and directives": Recipe("# escape=\\\n# a comment\nRUN echo a \\\n# in between\n && echo b >/x\n"),
     "instructions in small letters": Recipe("run echo a >/x\nenv A=b\nworkdir /small\n"),
