@@ -34,8 +34,7 @@ episode ends as ``sandbox_broken`` with reward 0 and the reason in ``info["break
 sandbox is repaired: the workdir, Harbor's log directories, ``/tests`` and ``/etc/resolv.conf`` are made again, users
 are those of before, and there is room that the policy could not use. What then still keeps a verdict from being had:
 
-==========================================  ==============================  =============================
-
+==========================================  ==============================  ====================================
 what rises                                  in the policy's own sandbox     in a separate verifier's
 ==========================================  ==============================  ====================================
 BrokenByPolicyError: the clean-up is not    the policy's                    the policy's: it is cleaned up, too
@@ -58,8 +57,6 @@ any other                                   if broken, the policy's         infr
 can't run a command or write its verdict, or the storage was full. *Ambiguous*: the policy may have caused it, and the
 task as well; ``TerminalEnvConfig.ambiguous_failures`` decides, and by default it is the policy's.
 
-A subclass of these errors has its base's row. Adapters report ``failure_kind`` under whatever name their framework has.
-=======
 ``ContextOverflowError`` and ``BudgetSpentError`` are no failure where a loop meets them: the episode ends truncated,
 and is verified. A subclass of these errors has its base's row. Adapters report ``failure_kind`` under whatever name
 their framework has.

@@ -6,6 +6,7 @@ import asyncio
 import posixpath
 from abc import abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath, PurePosixPath
 from typing import Any, Protocol, override
 
@@ -14,6 +15,7 @@ from harbor.environments.definition import COMPOSE_FILE_NAME, require_agent_envi
 
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import (
+    SandboxError,
     SandboxLostError,
     SandboxStartError,
     SandboxTimeoutError,
@@ -24,6 +26,8 @@ from harbor_gym.errors import (
 from harbor_gym.sandboxes import reaper
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
 from harbor_gym.sandboxes.archive.transfers import Way
+from harbor_gym.sandboxes.declared import require_workdir
+from harbor_gym.sandboxes.health import Healthcheck, await_health
 from harbor_gym.sandboxes.local.supervisor.kernel.capabilities import SERVICE, VERIFIER
 from harbor_gym.sandboxes.pipes import Chunk, text_chunks
 from harbor_gym.sandboxes.running import Finished, Request, RunningSandbox
@@ -53,6 +57,16 @@ class ImageDefaults(Protocol):
     @property
     def user(self) -> str:
         """USER."""
+        ...
+
+    @property
+    def healthcheck(self) -> Healthcheck | None:
+        """HEALTHCHECK."""
+        ...
+
+    @property
+    def volumes(self) -> tuple[str, ...]:
+        """VOLUME."""
         ...
 
     @property
@@ -116,6 +130,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         Raises:
             MissingDependencyError: A program or a right is missing; for a task with a public network, what that needs.
             SandboxStartError: The image is not available, the sandbox does not come up, or the set-up fails.
+            TaskError: The image is unhealthy, or has not what the task declares of it.
         """
         if self._is_started:
             raise SandboxStartError(f"this {self.type()} sandbox was started before: make a new environment instead")
@@ -124,6 +139,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         reaper.reap_in_background(in_docker=False)
         try:
             await self._bring_up(force_build=force_build)
+            await require_workdir(self)
         except BaseException:
             await self.stop(delete=True)
             raise
@@ -427,10 +443,34 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
 
     def _directories(self, image: ImageDefaults) -> dict[str, int | None]:
         """Return the directories that a sandbox has from its start, and their modes; logs are for all to write."""
-        # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it.
-        workdirs = (self._default_workdir(image), image.workdir)
+        # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it, and each VOLUME.
+        made = (*((self._workdir,) if self._workdir else ()), image.workdir, *image.volumes)
         shared = self._mount_targets(writable_only=True)
-        return {"/tmp": 0o1777, **dict.fromkeys(workdirs), **dict.fromkeys(shared, 0o777)}
+        return {"/tmp": 0o1777, **dict.fromkeys(made), **dict.fromkeys(shared, 0o777)}
+
+    async def _await_health(self, image: ImageDefaults) -> None:
+        """Return when the image's HEALTHCHECK succeeds; at once where it has none.
+
+        Raises:
+            TaskError: It fails as often as the image allows.
+        """
+        if (declared := image.healthcheck) is None:
+            return
+        request = self._request("HEALTHCHECK", user=image.user, cwd=image.workdir)
+        request = replace(request, argv=declared.argv, joins_outputs=True)
+
+        async def check(limit_sec: float) -> tuple[int, str]:
+            try:
+                finished = await self._run(request, limit_sec, None)
+            except SandboxTimeoutError:
+                return -1, f"no answer within {limit_sec:g} s"
+            except SandboxLostError:
+                raise
+            except SandboxError as exc:
+                return -1, str(exc)
+            return finished.return_code, finished.stdout.text()
+
+        await await_health(declared, check)
 
 
 def default_env(image: ImageDefaults) -> dict[str, str]:

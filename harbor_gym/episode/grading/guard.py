@@ -25,6 +25,7 @@ from harbor_gym.episode.grading.process_watch import ProcessWatch
 from harbor_gym.episode.grading.verifier_view import VerifierView, paths_in_view
 from harbor_gym.episode.task import grades_in_shared_sandbox, keeps_processes, phase_users, sets_up, test_script
 from harbor_gym.errors import SandboxError
+from harbor_gym.sandboxes.declared import require_user
 from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsSetUpView, SupportsVerifierView
 from harbor_gym.terminal.session import Leavings
 
@@ -247,6 +248,8 @@ class GradingGuard:
         """Note what the policy could answer wrongly later: the image's user, and which verifiers can't run at all."""
         task = self._trial.task
         users = {phase_users(task, step) for step in task.config.steps or [None]}
+        for agent, _ in users:
+            await require_user(self._environment, agent)
         verifiers = {verifier for agent, verifier in users if agent != verifier}
         if None in verifiers:
             self._image_user_id = await cleanup.user_id(self._environment)

@@ -169,6 +169,7 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
         self._watch_memory()
         await self._set_up(self._default_workdir(image))
         await self._upload_environment_dir_after_start()
+        await self._await_health(image)
 
     def _source(self, *, force_build: bool) -> SifSource:
         named = self.task_env_config.docker_image

@@ -13,6 +13,7 @@ from harbor.environments.base import ExecResult
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError
 from harbor_gym.sandboxes import reaper
+from harbor_gym.sandboxes.declared import require_workdir
 from harbor_gym.sandboxes.docker import engine
 from harbor_gym.sandboxes.docker.engine import MAIN
 from harbor_gym.sandboxes.docker.exec import run_inside
@@ -85,6 +86,7 @@ class DockerEnvironment(DockerLaunch):
 
         Raises:
             SandboxStartError: Docker refuses, the main container ended at once, or the set-up command failed.
+            TaskError: The image has not the working directory that the task declares.
             RuntimeError: Compose failed; Harbor's own error.
         """
         reaper.reap_in_background(in_docker=True)
@@ -97,6 +99,7 @@ class DockerEnvironment(DockerLaunch):
             await self._apply_network_policy(self.network_policy)
         if self._setup_command is not None and not self.shares_setup:
             await self._set_up_here(self._setup_command)
+        await require_workdir(self)
 
     @property
     def shares_setup(self) -> bool:

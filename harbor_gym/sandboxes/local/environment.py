@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import shlex
@@ -20,12 +21,13 @@ from harbor.models.task.config import NetworkPolicy
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import Hold
 from harbor_gym._runtime.processes import allow_open_files
-from harbor_gym.errors import MissingDependencyError
+from harbor_gym.errors import MissingDependencyError, TaskError
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image
-from harbor_gym.sandboxes.local import cgroups, seccomp
+from harbor_gym.sandboxes.local import cgroups, own_ids, seccomp
 from harbor_gym.sandboxes.local.client import SupervisedSandbox
 from harbor_gym.sandboxes.local.entrypoint import Entrypoint
 from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES, Limits, LocalOptions
+from harbor_gym.sandboxes.local.own_ids import ID_COUNT
 from harbor_gym.sandboxes.local.snapshots import ImageOptions, Setup, hold_set_up
 from harbor_gym.sandboxes.local.supervisor.messages import OPEN_FILES_OF_CALLER
 from harbor_gym.sandboxes.namespaced import NamespacedEnvironment, default_env
@@ -196,11 +198,13 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
         allow_open_files(OPEN_FILES_OF_CALLER)
         image, self._hold = await self._hold_image(force_build=force_build)
         self._image = image
+        await asyncio.to_thread(_require_ids, image)
         limits = self._limits()
         self._sandbox = SupervisedSandbox()
         await self._sandbox.start(image.directories, limits, self._directories(image))
         await self._upload_environment_dir_after_start()
         await self._start_entrypoint(image)
+        await self._await_health(image)
 
     async def _start_entrypoint(self, image: Image) -> None:
         if not image.entrypoint:
@@ -291,6 +295,21 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     @override
     def memory_kills(self) -> int | None:
         return self._running().memory_kills()
+
+
+def _require_ids(image: Image) -> None:
+    """Refuse an image with ids that no sandbox of this machine has.
+
+    Raises:
+        TaskError: It has such.
+    """
+    user = image.user.partition(":")[0]
+    needed = max(image.highest_id, int(user) if user.isdecimal() else 0)
+    if needed >= ID_COUNT and not own_ids.refusal():
+        raise TaskError(
+            f"the image has user or group ids up to {needed}, a local sandbox 0 to {ID_COUNT - 1}: give its files "
+            "and its USER lower ids (tar --no-same-owner, useradd --uid), or use --env docker"
+        )
 
 
 async def _end(sandbox: SupervisedSandbox | None, hold: Hold | None, entrypoint: Entrypoint | None) -> None:
