@@ -14,6 +14,7 @@ from harbor_gym import EndReason
 from harbor_gym.checking import CheckPlan, Verdict, check_tasks
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
+from harbor_gym.sandboxes.local import own_ids
 from tests.helpers.engines import require_engine
 from tests.helpers.harbor_trials import run_episode
 from tests.helpers.paths import ROOT
@@ -204,7 +205,12 @@ def answers(looks: Sequence[str]) -> str:
     return f"{found} [ -e /srv/missed ] || {DONE}"
 
 
-async def test_what_a_later_set_up_wrote_is_there_for_the_policy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_own_ids", [True, False])
+async def test_what_a_later_set_up_wrote_is_there_for_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_own_ids: bool
+) -> None:
+    if not has_own_ids:
+        monkeypatch.setattr(own_ids, "refusal", lambda: "the test refuses")
     judge = PASS_IF_DONE + "[ ! -e /srv/missed ] || { cat /srv/missed; }\n"
     task = write_set_up(tmp_path / "task", SETUP, test_sh=judge)
     ends, _ = await run_episode(task, [MINE, answers(LOOKS)], sandbox="local", trials_dir=tmp_path / "trials")
