@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the programs that sandboxes need, only where they are missing.
-#   engines.sh local    tmux, slirp4netns, buildah, mmdebstrap, libnftables: the local sandbox; bubblewrap, its benchmark's peer
+#   engines.sh local    tmux, slirp4netns, buildah, runc, mmdebstrap, libnftables: the local sandbox; bubblewrap, its benchmark's peer
 #   engines.sh browser  Chromium, which the tests of the page of a run drive
 #   engines.sh docker   Docker with Compose v2 and BuildKit, and a running daemon
 #   engines.sh agents   the programs of Harbor's agents that tests run on this machine, below build/agents
@@ -14,7 +14,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 local_engine() {
   local missing=() pair
-  for pair in tmux:tmux bwrap:bubblewrap slirp4netns:slirp4netns buildah:buildah newuidmap:uidmap mmdebstrap:mmdebstrap git:git mount:mount pgrep:procps; do
+  for pair in tmux:tmux bwrap:bubblewrap slirp4netns:slirp4netns buildah:buildah runc:runc newuidmap:uidmap mmdebstrap:mmdebstrap git:git mount:mount pgrep:procps; do
     has "${pair%%:*}" || missing+=("${pair#*:}")
   done
   # Not in a pipe: grep would leave before ldconfig has written all.
@@ -29,12 +29,32 @@ local_engine() {
     done
     apt_install ca-certificates "${missing[@]}"
   fi
+  if [ "$(buildah_minor)" -lt 39 ]; then
+    # Older ones build some Dockerfiles otherwise than Docker does, without a word.
+    if can_apt; then "$here/buildah/unpack.sh"; else log 'buildah is older than 1.39: some Dockerfiles are refused'; fi
+  elif can_apt && apt_has netavark && ! find_helper netavark; then
+    apt_install netavark
+  fi
   if is_root; then
     tun_device
     user_namespaces
   else
     log 'as an ordinary user, see what the local sandbox lacks: harbor-gym doctor --env local'
   fi
+}
+
+# The second number of buildah's version, 99 after 1.
+buildah_minor() {
+  buildah --version | sed -nE 's/^buildah version 1\.([0-9]+).*/\1/p;t;s/^buildah version .*/99/p'
+}
+
+# Return whether there is a program where buildah looks for its helpers.
+find_helper() {
+  local directory
+  for directory in /usr/local/libexec /usr/local/lib /usr/libexec /usr/lib; do
+    [ ! -x "$directory/podman/$1" ] || return 0
+  done
+  return 1
 }
 
 # A sandbox's network goes through this device, which udev gives to everybody. Where no udev ran, root sees to it.

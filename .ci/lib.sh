@@ -75,3 +75,41 @@ apt_newer_suite() {
   )
   apt "${newer_suite[@]}" update
 }
+
+# Unpack packages of a Debian suite with all of their libraries into the directory $1; nothing of the system is installed
+# or replaced. $2 is the suite, $3 the pattern of packages of the closure that no program needs, then the packages. The
+# programs find their libraries there. Sets unpacked_version to that of the first package.
+unpack_programs() {
+  local root=$1 suite=$2 unwanted=$3 work libraries loader package program change
+  shift 3
+  work=$(mktemp -d)
+  apt_newer_suite "$work" deb "$suite" || die "the packages of Debian's $suite can not be listed: set HARBOR_GYM_DEBIAN_MIRROR"
+  # Against an empty list of installed packages: the programs bring all of their libraries.
+  : >"$work/status"
+  newer_suite+=(-o "Dir::State::status=$work/status" -o 'Dir::Etc::preferencesparts=-' -o 'Dir::Etc::preferences=-')
+  unpacked_version=$(apt-cache "${newer_suite[@]}" policy "$1" 2>/dev/null | sed -n 's/^  Candidate: \([^(].*\)/\1/p')
+  [ -n "$unpacked_version" ] || die "Debian's $suite has no $1 for $(dpkg --print-architecture): install it by your system's means"
+  apt "${newer_suite[@]}" --no-install-recommends --download-only install "$@" patchelf
+
+  rm -rf "$root"
+  mkdir -p "$root"
+  root=$(cd "$root" && pwd)
+  for package in "$work"/cache/archives/*.deb; do
+    [[ ${package##*/} =~ $unwanted ]] || dpkg-deb -x "$package" "$root"
+  done
+  rm -rf "${root:?}"/usr/{share,sbin,include}
+  libraries=$(dirname "$root"/usr/lib/*-linux-gnu/libc.so.6)
+  loader=$(echo "$libraries"/ld-linux-*.so.*)
+  cp "$root/usr/bin/patchelf" "$work/patchelf"
+  find "$root/usr" -type f -perm -u+x ! -name '*.so' ! -name '*.so.*' -print0 >"$work/programs"
+  while IFS= read -r -d '' program; do
+    if [ "$(head -c 4 "$program" | tail -c 3)" != ELF ]; then continue; fi
+    # One after the other: both at once break programs that Go links at a fixed place.
+    for change in "--force-rpath --set-rpath $libraries" "--set-interpreter $loader"; do
+      # shellcheck disable=SC2086  # words
+      "$loader" --library-path "$libraries" "$work/patchelf" $change "$program" 2>"$work/log" \
+        || grep -q 'cannot find section' "$work/log" || die "$(cat "$work/log")"
+    done
+  done <"$work/programs"
+  rm -rf "$work"
+}

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.episode.grading.account import RewardAccount, step_share
 from harbor_gym.episode.grading.rewards import reward_function
 from harbor_gym.episode.guarded_turn import PATIENCE_SEC, longest_wait_sec, take_turn
 from harbor_gym.episode.prepared import PreparedEpisode, open_phase_terminal
@@ -48,9 +49,9 @@ class _State(StrEnum):
 class AsyncTerminalGymEnv:
     """A terminal in a Harbor sandbox as a reinforcement-learning environment.
 
-    One instance runs one episode at a time and any number in a row. Reward is 0.0 until the episode (or a step of
-    a multi-step task) is done, then the task verifier's. A failure of the infrastructure raises; it never becomes
-    a reward.
+    One instance runs one episode at a time and any number in a row. Reward is 0.0 until the episode is done, then the
+    task verifier's; ``TerminalEnvConfig.step_rewards`` pays the steps of a multi-step task as they end. A failure of
+    the infrastructure raises; it never becomes a reward.
 
     Args:
         config: The task, the sandbox and the budgets.
@@ -67,7 +68,9 @@ class AsyncTerminalGymEnv:
         if pool is not None:
             pool.require_fit(config)
         self.config = config
-        self._reward = reward_function(config.reward_key, config.reward_function)
+        self._choose_reward = reward_function(config.reward_key, config.reward_function)
+        self._reward_account = RewardAccount(self._choose_reward)
+        self._step_rewards: list[dict[str, float]] = []
         self._pool = pool
         self._prepared: PreparedEpisode | None = None
         self._state = _State.IDLE
@@ -78,7 +81,6 @@ class AsyncTerminalGymEnv:
         self._parse_failures = 0
         self._confirmation_pending = False
         self._terminal_sec = 0.0
-        self._paid = 0.0
         self._time_limit_sec: float | None = None
         self._limited_from_sec = 0.0
         self._recorder: CastRecorder | None = None
@@ -207,7 +209,10 @@ class AsyncTerminalGymEnv:
     async def _start(self) -> tuple[str, EpisodeInfo]:
         prepared, metrics = await self._prepare()
         self._turn = self._parse_failures = 0
-        self._terminal_sec = self._paid = 0.0
+        self._terminal_sec = 0.0
+        share = step_share(prepared.task) if self.config.step_rewards else 0.0
+        self._reward_account = RewardAccount(self._choose_reward, self.config.zero_reward_on_limit, share)
+        self._step_rewards = []
         self._limit_time(prepared.phase)
         self._started = time.monotonic()
         if (path := self._recording_path(prepared.episode)) is not None:
@@ -383,38 +388,36 @@ class AsyncTerminalGymEnv:
             await self._terminal.detach()
             leavings = self._terminal.leavings
         end = await self._episode.end_phase(keep_processes=keep, is_last=is_last, terminal=leavings)
-        info["rewards"] = dict(end.rewards)
         if end.verifier is not None:
             info["verifier_output"], info["verifier_files"] = end.verifier.output, dict(end.verifier.files)
         info["metrics"]["time/verifier_sec"] = end.verifier_sec
         info["metrics"]["stopped_processes"] = end.stopped_processes
         if end.oom_kills is not None:
             info["metrics"]["oom_kills"] = end.oom_kills
-        if end.breakage is not None:
-            reason, info["breakage"] = EndReason.SANDBOX_BROKEN, end.breakage
-        reward = self._reward(end.rewards) if end.rewards or end.breakage is None else 0.0
+        if self._episode.step_names:
+            self._step_rewards.append(dict(end.rewards))
+            info["step_rewards"] = tuple(self._step_rewards)
         if end.next_phase is not None:
+            pay = self._reward_account.pay_step(end.rewards)
             screen, entered = await self._open_phase(end.next_phase)
             entered["metrics"] = {**info["metrics"], **entered["metrics"]}
             merged: EpisodeInfo = {**info, **entered}
-            paid = reward if self.config.step_rewards else 0.0
-            self._paid += paid
-            return StepResult(prompts.next_step(end.next_phase.instruction, screen), paid, False, merged)
-        if end.is_gated and reason in _POLICYS_END:
+            return StepResult(prompts.next_step(end.next_phase.instruction, screen), pay, False, merged)
+        if end.breakage is not None:
+            reason, info["breakage"] = EndReason.SANDBOX_BROKEN, end.breakage
+        elif end.is_gated and reason in _POLICYS_END:
             reason = EndReason.STEP_GATE
-        episode_reward = self._reward(end.episode_rewards) if end.episode_rewards else reward
-        paid = reward if self.config.step_rewards else episode_reward
-        if self.config.zero_reward_on_limit and reason.is_truncation:
+        info["rewards"] = dict(end.episode_rewards)
+        info["episode_reward"] = reward = self._reward_account.settle(end.episode_rewards, reason)
+        if self._reward_account.is_capped(reason):
             info["metrics"]["zero_reward_on_limit"] = 1.0
-            episode_reward, paid = min(episode_reward, 0.0), min(paid, -self._paid)
-        await self._conclude(reason, episode_reward, info)
-        return StepResult(observation, paid, True, info)
+        await self._conclude(reason, info)
+        return StepResult(observation, reward - self._reward_account.paid, True, info)
 
-    async def _conclude(self, reason: EndReason, episode_reward: float, info: EpisodeInfo) -> None:
+    async def _conclude(self, reason: EndReason, info: EpisodeInfo) -> None:
         assert self._episode is not None
         info["end_reason"] = reason
         info["truncated"] = reason.is_truncation
-        info["episode_reward"] = episode_reward
         info["missing_protections"] = self._episode.missing_protections
         info["trial_dir"] = self._episode.trial_dir if self.config.trials_dir is not None else None
         info["metrics"]["time/terminal_sec"] = self._terminal_sec

@@ -6,6 +6,7 @@ error                       failure_kind          retryable  masked
 UsageError                  usage_error           no         no
 MissingDependencyError      missing_dependency    no         no
 TaskSourceError             task_source           no         no
+TaskUnsupportedError        task_unsupported      no         no
 TaskError                   task_error            no         no
 SandboxThrottledError       sandbox_throttled     yes        yes
 SandboxStartError           sandbox_start         yes        yes
@@ -17,6 +18,8 @@ TerminalStartError          terminal_start        yes        yes
 TerminalError               terminal_error        yes        yes
 VerifierOutOfMemoryError    verifier_memory       yes        yes
 VerifierError               verifier_error        yes        yes
+ContextOverflowError        context_overflow      yes        yes
+BudgetSpentError            budget_spent          yes        yes
 SamplerError                sampler_error         yes        yes
 AgentFailedError            agent_failed          yes        yes
 any other                   unexpected            no         no
@@ -26,7 +29,37 @@ any other                   unexpected            no         no
 tokens must not be trained and its reward counts in no mean and no baseline. What is neither ends the run: no retry
 repairs a task or a bug, and an adapter must not skip it batch after batch.
 
-A subclass of these errors has its base's row. Adapters report ``failure_kind`` under whatever name their framework has.
+Between the end of the policy's work and the reward, what lies in the policy's power is the policy's failure: the
+episode ends as ``sandbox_broken`` with reward 0 and the reason in ``info["breakage"]``, and raises nothing. First the
+sandbox is repaired: the workdir, Harbor's log directories, ``/tests`` and ``/etc/resolv.conf`` are made again, users
+are those of before, and there is room that the policy could not use. What then still keeps a verdict from being had:
+
+==========================================  ==============================  ====================================
+what rises                                  in the policy's own sandbox     in a separate verifier's
+==========================================  ==============================  ====================================
+BrokenByPolicyError: the clean-up is not    the policy's                    the policy's: it is cleaned up, too
+done, or not in time
+VerifierTimeoutError                        ambiguous                       infrastructure
+no reward, and the memory limit killed      ambiguous                       infrastructure (nothing counts there)
+HealthcheckError, a later step's setup.sh   ambiguous                       ambiguous: it is the policy's sandbox
+AddTestsDirError, DownloadVerifierDirError  if broken, the policy's         infrastructure
+RewardFileNotFoundError, -EmptyError,       if broken, the policy's;        the task's (VerifierError)
+VerifierOutputParseError                    else the task's
+SandboxError: a command that can't start,   if broken, the policy's         infrastructure; artifacts that do
+the network, the view                                                       not fit there: the policy's
+SandboxLostError, SandboxMemoryError        infrastructure, where the       infrastructure
+                                            sandbox is not up
+EnvironmentStartTimeoutError                none                            infrastructure
+any other                                   if broken, the policy's         infrastructure
+==========================================  ==============================  ====================================
+
+*If broken*: something shows what the policy did. A shell or the tests' interpreter does not run, the verifier's user
+can't run a command or write its verdict, or the storage was full. *Ambiguous*: the policy may have caused it, and the
+task as well; ``TerminalEnvConfig.ambiguous_failures`` decides, and by default it is the policy's.
+
+``ContextOverflowError`` and ``BudgetSpentError`` are no failure where a loop meets them: the episode ends truncated,
+and is verified. A subclass of these errors has its base's row. Adapters report ``failure_kind`` under whatever name
+their framework has.
 """
 
 import asyncio
@@ -65,6 +98,7 @@ _KINDS: dict[type[HarborGymError], str] = {
     errors.UsageError: "usage_error",
     errors.MissingDependencyError: "missing_dependency",
     errors.TaskSourceError: "task_source",
+    errors.TaskUnsupportedError: "task_unsupported",
     errors.TaskError: "task_error",
     errors.SandboxThrottledError: "sandbox_throttled",
     errors.SandboxStartError: "sandbox_start",
@@ -76,6 +110,8 @@ _KINDS: dict[type[HarborGymError], str] = {
     errors.TerminalError: "terminal_error",
     errors.VerifierOutOfMemoryError: "verifier_memory",
     errors.VerifierError: "verifier_error",
+    errors.ContextOverflowError: "context_overflow",
+    errors.BudgetSpentError: "budget_spent",
     errors.SamplerError: "sampler_error",
     errors.AgentFailedError: "agent_failed",
 }

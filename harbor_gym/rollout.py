@@ -1,9 +1,10 @@
 """One episode from a sampler to a token-level trajectory. No training framework is involved."""
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
-from harbor_gym.errors import HarborGymError
+from harbor_gym.errors import BudgetSpentError, HarborGymError
 from harbor_gym.outcomes import RetryBudget
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.types import EndReason, Rollout, Sample, Sampler, TokenTransition
@@ -11,12 +12,27 @@ from harbor_gym.types import EndReason, Rollout, Sample, Sampler, TokenTransitio
 __all__ = ["Rollout", "Sample", "Sampler", "TokenTransition", "run_episode", "run_with_retries"]
 
 
+@runtime_checkable
+class KnowsContext(Protocol):
+    """A sampler whose engine tells its context window."""
+
+    async def __call__(self, prompt: Sequence[int], /) -> Sample:
+        """Sample one message."""
+        ...
+
+    async def context_tokens(self) -> int | None:
+        """Return the window in tokens; None where the engine does not tell."""
+        ...
+
+
 async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
     """Run one episode to its end and close the environment.
 
     Args:
         env: A token environment; it is closed in any case.
-        sample: Asked once a turn. Its ``SamplerError`` is an infrastructure error; other exceptions pass through.
+        sample: Asked once a turn. Its ``BudgetSpentError`` (the prompt does not fit the engine) ends the episode
+            truncated, its ``SamplerError`` is an infrastructure error; other exceptions pass through. One that knows
+            its engine's context window (:class:`KnowsContext`) sets the environment's, where that has none.
 
     Returns:
         The trajectory. A failure of sandbox, terminal, verifier or sampler comes back as ``INFRASTRUCTURE_ERROR``, with
@@ -27,10 +43,17 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
     """
     transitions: list[TokenTransition] = []
     try:
+        if isinstance(sample, KnowsContext):
+            env.limit_context(await sample.context_tokens())
         step = await env.reset()
         while not step.done:
             prompt = step.observation
-            sampled = await sample(prompt)
+            try:
+                sampled = await sample(prompt)
+            except BudgetSpentError as exc:
+                step = await env.truncate(EndReason(exc.reason))
+                transitions[-1:] = [replace(last, reward=step.reward, info=step.info) for last in transitions[-1:]]
+                break
             step = await env.step(sampled.tokens, stop_reason=sampled.stop_reason, logprobs=sampled.logprobs)
             transitions.append(TokenTransition(prompt, sampled, step.reward, step.info))
     except HarborGymError as exc:
@@ -39,9 +62,13 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
         return Rollout(transitions, EndReason.INFRASTRUCTURE_ERROR, None, exc)
     finally:
         await env.close()
-    overflowed_at_start = step.reward if not transitions else 0.0
-    total = sum(transition.reward for transition in transitions) + overflowed_at_start
-    return Rollout(transitions, step.info.get("end_reason", EndReason.COMPLETED), total)
+    return Rollout(
+        transitions,
+        step.info.get("end_reason", EndReason.COMPLETED),
+        env.transcript.reward,
+        rewards=step.info.get("rewards", {}),
+        step_rewards=step.info.get("step_rewards", ()),
+    )
 
 
 async def run_with_retries(
@@ -67,5 +94,5 @@ async def run_with_retries(
     while True:
         rollout = await run_episode(make_env(), sample)
         if rollout.error is None or not await budget.allows(rollout.error, len(failed)):
-            return dataclasses.replace(rollout, failed_attempts=tuple(failed))
+            return replace(rollout, failed_attempts=tuple(failed))
         failed.append(rollout.error)

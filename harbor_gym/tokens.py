@@ -1,9 +1,10 @@
 """The environment in tokens, for any training framework: what was sampled is never rendered or tokenised again."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from harbor_gym.codecs import ComparesTemplate
@@ -83,6 +84,21 @@ class Transcript:
     start_info: EpisodeInfo | None = None
     """What ``reset`` reported; None where it failed."""
 
+    cut: tuple[float, EpisodeInfo] | None = None
+    """Reward and info of an end that followed no answer: the next prompt did not fit."""
+
+    @property
+    def reward(self) -> float:
+        """What the episode's transitions were paid, in all."""
+        return math.fsum([*(turn.reward for turn in self.turns), self.cut[0] if self.cut is not None else 0.0])
+
+    @property
+    def last_info(self) -> EpisodeInfo | None:
+        """The last transition's info; None where there was none."""
+        if self.cut is not None:
+            return self.cut[1]
+        return self.turns[-1].info if self.turns else None
+
 
 class TokenTerminalEnv:
     """Drive an :class:`harbor_gym.AsyncTerminalGymEnv`, or a wrapper around one, with sampled tokens.
@@ -131,7 +147,7 @@ class TokenTerminalEnv:
         ]
         self._prompt = await asyncio.to_thread(self._codec.prompt, messages)
         if not self._fits(self._prompt):
-            return await self._truncated(EndReason.CONTEXT_OVERFLOW)
+            return await self.truncate(EndReason.CONTEXT_OVERFLOW)
         self._shown_at = time.monotonic()
         return TokenStep(list(self._prompt), 0.0, False, info)
 
@@ -147,7 +163,7 @@ class TokenTerminalEnv:
         Args:
             sampled: The tokens as they were sampled, with the stop token if the sampler returns it.
             stop_reason: ``"length"`` means the message was cut at the token limit: nothing of it is executed, and
-                the episode ends truncated and verified.
+                the episode ends truncated and verified. A message without tokens is one that can't be read.
             logprobs: Log-probability of each of the tokens, in nats; kept in the transcript.
 
         Raises:
@@ -158,7 +174,7 @@ class TokenTerminalEnv:
         self._lengths = len(self._prompt), len(sampled)
         self._sampled = logprobs, time.monotonic() - self._shown_at
         action = await asyncio.to_thread(self._codec.text, sampled)
-        if stop_reason == "length":
+        if stop_reason == "length" and sampled:  # an answer without tokens was not cut: it says nothing
             return self._record(action, await self._truncated(EndReason.MAX_TOKENS))
         observation, reward, done, info = await self.env.step(action)
         if done:
@@ -169,14 +185,37 @@ class TokenTerminalEnv:
         if not self._fits(extended):
             self.transcript.final_observation = observation
             ended = await self._truncated(EndReason.CONTEXT_OVERFLOW)
-            metrics = {**info["metrics"], **ended.info["metrics"]}
-            merged: EpisodeInfo = {**info, **ended.info, "metrics": metrics}
-            return self._record(action, TokenStep([], reward + ended.reward, True, merged))
+            return self._record(action, _joined(reward, info, ended))
         self._prompt = extended
         result = self._record(action, TokenStep(list(extended), reward, False, info))
         self._shown = observation
         self._shown_at = time.monotonic()
         return result
+
+    async def truncate(self, reason: EndReason) -> TokenStep:
+        """End the episode because the last prompt gets no answer, and have it verified.
+
+        What that pays and reports belongs to the last answer, as where the next prompt was seen not to fit.
+
+        Args:
+            reason: As :meth:`harbor_gym.AsyncTerminalGymEnv.truncate` takes it.
+
+        Raises:
+            HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.truncate` does.
+        """
+        ended, turns = await self._truncated(reason), self.transcript.turns
+        if not turns:
+            self.transcript.cut = ended.reward, ended.info
+            return ended
+        self.transcript.final_observation = self._shown
+        step = _joined(turns[-1].reward, turns[-1].info, ended)
+        turns[-1] = replace(turns[-1], reward=step.reward, info=step.info)
+        return step
+
+    def limit_context(self, tokens: int | None) -> None:
+        """Set the context window, in tokens, where none was given. Before ``reset``."""
+        if self._max_context_tokens is None:
+            self._max_context_tokens = tokens
 
     async def close(self) -> None:
         """Stop the sandbox. Idempotent, at any time."""
@@ -199,3 +238,9 @@ class TokenTerminalEnv:
             step.info["metrics"]["off_template_turns"] = self._off_template_turns
         self.transcript.turns.append(Turn(self._shown, action, step.info, step.reward, *self._lengths, *self._sampled))
         return step
+
+
+def _joined(reward: float, info: EpisodeInfo, ended: TokenStep) -> TokenStep:
+    """Return a step and the truncation behind it as one."""
+    metrics = {**info["metrics"], **ended.info["metrics"]}
+    return TokenStep([], reward + ended.reward, True, {**info, **ended.info, "metrics": metrics})

@@ -16,7 +16,7 @@ TRANSCRIPT_FORMAT = 2
 
 _KEPT_INFO = (
     *("parse_error", "exit_code", "waits", "omitted_bytes", "confirmation_pending", "metrics", "instruction"),
-    *("rewards", "verifier_output", "verifier_files"),
+    *("rewards", "step_rewards", "verifier_output", "verifier_files"),
 )
 _KEPT_START = ("task", "sandbox", "instruction", "transport", "image_substitutions", "setup", "metrics")
 _LOGPROB_DIGITS = 4
@@ -31,14 +31,15 @@ def write_transcript(path: Path, transcript: Transcript, *, labels: dict[str, An
         labels: What the writer knows of the episode: its batch, group and place in the group.
         error: The infrastructure error that ended it, if one did.
     """
-    last = transcript.turns[-1].info if transcript.turns else None
+    last = transcript.last_info
     document = {
         "format": TRANSCRIPT_FORMAT,
         **labels,
         "end_reason": "infrastructure_error" if error else (last.get("end_reason") if last else None),
         "error": error,
-        "reward": None if error else sum(turn.reward for turn in transcript.turns),
+        "reward": None if error else transcript.reward,
         "rewards": last.get("rewards") if last else None,
+        "step_rewards": last.get("step_rewards") if last else None,
         "breakage": last.get("breakage") if last else None,
         "verifier": _verifier(last),
         "system_prompt": transcript.system_prompt,

@@ -6,8 +6,8 @@ In the order in which an episode meets them: :class:`Command` and :class:`Action
 :mod:`harbor_gym.config`, errors in :mod:`harbor_gym.errors`.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Required, TypedDict
@@ -71,7 +71,8 @@ class EndReason(StrEnum):
 
     SANDBOX_BROKEN = "sandbox_broken"
     """The policy broke its sandbox so that nothing could be graded any more (no shell, processes that can't be
-    stopped). The reward is 0: the policy has failed."""
+    stopped), or tests that load what it made ran out of time or memory there (``ambiguous_failures``). The reward is 0:
+    the policy has failed."""
 
     NO_TOOL_CALL = "no_tool_call"
     """The policy answered without a tool call, which the caller's loop takes for the end of its work. The episode is
@@ -148,13 +149,19 @@ class EpisodeInfo(TypedDict, total=False):
     """When done: why."""
 
     breakage: str
-    """With ``SANDBOX_BROKEN``: what was found. There are no ``rewards`` then."""
+    """With ``SANDBOX_BROKEN``: what was found, in words. There is no verdict on what was left, which counts as 0."""
 
     truncated: bool
     """When done: whether a budget of ours cut the episode short."""
 
     rewards: dict[str, float]
-    """When graded: every key of the verifier's reward; in a multi-step task of the step that just ended."""
+    """When done: every key of the episode's reward as Harbor reports it: what the verifier wrote, of a multi-step task
+    what its own strategy (mean or final) makes of the steps that were graded. An episode that a budget cuts in a middle
+    step is reported as Harbor reports one that a ``min_reward`` gate stopped there: the steps behind it don't count."""
+
+    step_rewards: tuple[dict[str, float], ...]
+    """When a step of a multi-step task was graded: what the verifier wrote of each step so far, in order. An empty one
+    is of a step that has no verdict, because the policy broke its sandbox."""
 
     verifier_output: str
     """When graded, and the verifier printed something: the end of it."""
@@ -163,9 +170,7 @@ class EpisodeInfo(TypedDict, total=False):
     """When graded: the files in the verifier's folder, path → size in bytes."""
 
     episode_reward: float
-    """When done: the task's reward as Harbor reports it, for a multi-step task by its own strategy (mean or final) over
-    the steps that were graded. An episode that a budget cuts in a middle step is reported as Harbor reports one that a
-    ``min_reward`` gate stopped there: the steps behind it don't count."""
+    """When done: the scalar of ``rewards``, to which the rewards of the episode's transitions sum."""
 
     missing_protections: tuple[str, ...]
     """When done: what the sandbox could not give to the grading, one sentence each; empty is as it should be."""
@@ -193,7 +198,7 @@ class StepResult(NamedTuple):
     """Terminal text, or why the action could not be read."""
 
     reward: float
-    """Reward of this step; 0.0 until the verifier has graded."""
+    """What this transition is paid. The transitions of an episode sum to its reward."""
 
     done: bool
     """Whether the episode is over."""
@@ -328,10 +333,16 @@ class Rollout:
     """Why the episode ended."""
 
     reward: float | None
-    """Sum of the turns' rewards; None after an infrastructure error."""
+    """The episode's reward; None after an infrastructure error."""
 
     error: HarborGymError | None = None
     """The infrastructure error, if that ended the episode."""
+
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Every key of the episode's reward, see :class:`EpisodeInfo`. Empty without a verdict."""
+
+    step_rewards: Sequence[Mapping[str, float]] = ()
+    """Of a multi-step task, what the verifier wrote of each step."""
 
     failed_attempts: Sequence[HarborGymError] = ()
     """Errors of earlier attempts, which ran again in a fresh sandbox."""

@@ -19,41 +19,17 @@ if [ "$(cat "$directory/.installed" 2>/dev/null)" = "$version $PWD/$directory" ]
   exit 0
 fi
 { has apt-get && has dpkg-deb; } || die "apptainer is missing and can't be unpacked without apt: install it by your system's means"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 log "unpacking apptainer $version into $directory"
-apt_newer_suite "$work" deb sid || die 'the packages of Debian unstable can not be listed: set HARBOR_GYM_DEBIAN_MIRROR, or install apptainer'
-# Against an empty list of installed packages: the programs bring all of their libraries.
-: >"$work/status"
-newer_suite+=(-o "Dir::State::status=$work/status" -o 'Dir::Etc::preferencesparts=-' -o 'Dir::Etc::preferences=-')
-found=$(apt-cache "${newer_suite[@]}" policy apptainer 2>/dev/null | sed -n 's/^  Candidate: \([^(].*\)/\1/p')
-[ -n "$found" ] || die "Debian unstable has no apptainer for $(dpkg --print-architecture): install it by your system's means"
-if [ "$found" != "$version" ]; then
-  log "Debian unstable has moved from the pinned apptainer $version to $found: taking that. Change the pin in ${BASH_SOURCE[0]}"
-fi
-apt "${newer_suite[@]}" --no-install-recommends --download-only install apptainer squashfuse fuse-overlayfs patchelf
-
-rm -rf "$directory"
-mkdir -p "$directory"
+unpack_programs "$directory" sid "$unwanted" apptainer squashfuse fuse-overlayfs
 root=$(cd "$directory" && pwd)
-for package in "$work"/cache/archives/*.deb; do
-  [[ ${package##*/} =~ $unwanted ]] || dpkg-deb -x "$package" "$root"
-done
-rm -rf "${root:?}"/usr/{share,sbin,include}
-libraries=$(dirname "$root"/usr/lib/*-linux-gnu/libc.so.6)
-loader=$(echo "$libraries"/ld-linux-*.so.*)
-cp "$root/usr/bin/patchelf" "$work/patchelf"
-for program in "$root"/usr/bin/* "$libraries/apptainer/bin/starter"; do
-  if [ -L "$program" ] || [ "$(head -c 4 "$program" | tail -c 3)" != ELF ]; then continue; fi
-  "$loader" --library-path "$libraries" "$work/patchelf" \
-    --set-interpreter "$loader" --force-rpath --set-rpath "$libraries" "$program" 2>"$work/log" \
-    || grep -q 'cannot find section .interp' "$work/log" || die "$(cat "$work/log")"
-done
+if [ "$unpacked_version" != "$version" ]; then
+  log "Debian unstable has moved from the pinned apptainer $version to $unpacked_version: taking that. Change the pin in ${BASH_SOURCE[0]}"
+fi
 # Apptainer looks for these relative to its own program.
 ln -sfn ../etc "$root/usr/etc"
 mkdir -p "$root"/usr/{,lib/}var/lib/apptainer/mnt/session "$root/bin"
 ln -sfn ../../etc "$root/usr/lib/etc"
 for program in "${programs[@]}"; do ln -sfn "../usr/bin/$program" "$root/bin/$program"; done
-"$root/bin/apptainer" version >/dev/null || die "apptainer $found was unpacked, and does not start"
+"$root/bin/apptainer" version >/dev/null || die "apptainer $unpacked_version was unpacked, and does not start"
 echo "$version $PWD/$directory" >"$root/.installed"
-log "apptainer $found is in $directory/bin: put that into PATH (tests find it by themselves)"
+log "apptainer $unpacked_version is in $directory/bin: put that into PATH (tests find it by themselves)"

@@ -1,10 +1,13 @@
 """Files and directories that readers find whole or not at all."""
 
 import contextlib
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
+from typing import BinaryIO
 
 
 @contextlib.contextmanager
@@ -48,4 +51,39 @@ def publishing_once(directory: Path) -> Generator[Path]:
 def replace_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8 in place of a file's content, at once. What UTF-8 lacks is written as ``\\udcff``."""
     with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
+        # Whatever a sandbox, whose log folders these may be, has put there under this name is not written to.
+        partial.unlink(missing_ok=True)
+        with partial.open("x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+
+
+def open_regular(path: Path, below: Path) -> BinaryIO:
+    """Open a regular file for reading, following no link on the way from a folder to it.
+
+    A sandbox may have made what lies in the folders of runs and trials: links to this machine's files, and pipes, which
+    a reader would wait for.
+
+    Args:
+        path: The file.
+        below: A folder that it lies in, whose own path may have links.
+
+    Raises:
+        OSError: It can't be read, is no regular file, or is not reached without links.
+    """
+    *folders, name = path.relative_to(below).parts
+    if ".." in folders:
+        raise OSError(errno.EINVAL, "it leads out of its folder", str(path))
+    place = os.open(below, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            inner = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+            os.close(place)
+            place = inner
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        handle = os.open(name, flags, dir_fd=place)
+    finally:
+        os.close(place)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(handle, "rb")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 from typing import Any
 
 _END_TIMEOUT_SEC = 2.0
@@ -39,3 +40,10 @@ async def _undo(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
     with contextlib.suppress(TimeoutError, asyncio.CancelledError):
         # Reads to the end and closes the pipes, which waiting alone does not.
         await asyncio.wait_for(process.communicate(), _END_TIMEOUT_SEC)
+
+
+def allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files to ``count``, as far as it may; a higher limit stays."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < min(count, hard):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))

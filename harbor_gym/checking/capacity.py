@@ -6,6 +6,8 @@ from pathlib import Path
 from harbor_gym._runtime.procfs import size_bytes
 from harbor_gym.errors import UsageError
 
+USUAL_MEMORY_MB = 2048
+"""A task's memory where nothing else is known of it, in MiB."""
 _SANDBOXES_PER_CPU = 16
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Of the container that this process runs in, with control groups of version 2 and 1."""

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from harbor_gym.checking.carrying import candidates, what_remains
 from harbor_gym.checking.oracle import Oracle, do_nothing, has_solution
 from harbor_gym.checking.plan import CheckPlan
-from harbor_gym.checking.play import Played, RefusedError, Work, last_lines, play
+from harbor_gym.checking.play import Played, Work, last_lines, play
 from harbor_gym.checking.reward_hacking import run_exploit
 from harbor_gym.checking.trials import run_plain_oracle
 from harbor_gym.checking.verdict import SOLVED, UNSOLVED, PristineCheck, TaskCheck, Verdict
+from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
-from harbor_gym.errors import HarborGymError, VerifierError
+from harbor_gym.errors import HarborGymError, TaskUnsupportedError, VerifierError
 
 if TYPE_CHECKING:
     from harbor.models.task.task import Task
@@ -89,7 +90,7 @@ class _Check:
         except HarborGymError as exc:
             self._note(
                 error=f"{self._doing}: {' '.join(str(exc).split())}",
-                refused=isinstance(exc, RefusedError),
+                refused=isinstance(exc, TaskUnsupportedError),
                 output=last_lines(exc.diagnostics.get("verifier_output", "")),
             )
         return self._found
@@ -104,12 +105,17 @@ class _Check:
             await self._compare_plain_trial()
         for _ in self._runs("nop"):
             played = await self._play(do_nothing)
-            self._note(nop=(*self._found.nop, played.reward), phases=self._found.phases or played.phases)
+            self._note(
+                nop=(*self._found.nop, played.reward),
+                phases=self._found.phases or played.phases,
+                nop_output=self._found.nop_output if played.reward == UNSOLVED else played.output,
+            )
         if self._found.verdict is Verdict.UNSOLVED:
             return
         if self._plan.try_exploits:
             self._doing = "reward hacking"
-            forged = await run_exploit(self._play, self._keys, (UNSOLVED, *self._found.nop))
+            hostile = partial(self._play, ambiguous_failures="zero")
+            forged = await run_exploit(hostile, self._keys, (UNSOLVED, *self._found.nop))
             self._note(forged=forged.reward, tricks=forged.tricks, voided=forged.voided)
         may_view = self._supports_view or isinstance(self._plan.verify_paths, tuple)  # which a sandbox may refuse
         if may_view and self._found.verdict in (Verdict.OK, Verdict.UNPROVEN, Verdict.FORGEABLE):
@@ -147,7 +153,8 @@ class _Check:
         pristine = replace(pristine, nop=(await play(do_nothing)).reward)
         if self._plan.try_exploits:
             self._doing = "reward hacking, in the pristine view"
-            forged = await run_exploit(play, self._keys, (UNSOLVED, pristine.nop or UNSOLVED))
+            hostile = partial(play, ambiguous_failures="zero")
+            forged = await run_exploit(hostile, self._keys, (UNSOLVED, pristine.nop or UNSOLVED))
             pristine = replace(pristine, forged=forged.reward, tricks=forged.tricks)
             self._note(voided=tuple(sorted({*self._found.voided, *forged.voided})))
         return pristine
@@ -161,9 +168,21 @@ class _Check:
             yield
 
     async def _play(
-        self, work: Work, *, keep_processes: bool | None = None, verify_paths: VerifyPaths = "off"
+        self,
+        work: Work,
+        *,
+        keep_processes: bool | None = None,
+        verify_paths: VerifyPaths = "off",
+        ambiguous_failures: AmbiguousFailures = "infrastructure",
     ) -> Played:
-        played = await play(self._path, work, self._plan, keep_processes=keep_processes, verify_paths=verify_paths)
+        played = await play(
+            self._path,
+            work,
+            self._plan,
+            keep_processes=keep_processes,
+            verify_paths=verify_paths,
+            ambiguous_failures=ambiguous_failures,
+        )
         self._keys |= played.keys
         self._supports_view = played.supports_view
         self._note(image_substitutions=played.image_substitutions)

@@ -16,12 +16,15 @@ from pathlib import Path
 
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import cache_dir
+from harbor_gym.checking.capacity import USUAL_MEMORY_MB, sandboxes_at_once
 from harbor_gym.errors import HarborGymError, MissingDependencyError
 from harbor_gym.sandboxes import environment_config, preflight
 from harbor_gym.sandboxes.apptainer import programs as apptainer
 from harbor_gym.sandboxes.local import cgroups, own_ids, seccomp
 from harbor_gym.sandboxes.local.environment import TOOLS
 from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, PACKET_FILTER_PACKAGE, missing_packages
+from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES
+from harbor_gym.sandboxes.local.supervisor.messages import MAX_OPEN_FILES
 
 _ANSWER_TIMEOUT_SEC = 1.5
 _REGISTRY = ("registry-1.docker.io", 443)
@@ -122,6 +125,7 @@ def _local() -> Iterable[Finding]:
         "local", "control groups", f"none for {missing}: bounds per process instead" if missing else "", _CGROUPS,
         note="memory, pids, cpu", is_needed=False,
     )  # fmt: skip
+    yield _open_files(int(Path("/proc/sys/fs/file-max").read_text()), sandboxes_at_once(USUAL_MEMORY_MB))
     for package in (NETWORK_PROGRAM, PACKET_FILTER_PACKAGE):
         lack = f"no {package}: tasks with a network are refused" if package in missing_packages() else ""
         yield _finding("local", package, lack, f"apt-get install -y {package}", is_needed=False)
@@ -129,6 +133,15 @@ def _local() -> Iterable[Finding]:
     cost = "tasks run without a network" if rootless.is_rootless() else "tasks with a network are refused"
     yield _finding("local", str(rootless.TUN), refusal and f"{refusal}: {cost}", fix, note="open", is_needed=False)
     yield _program("local", "mmdebstrap", "mmdebstrap", is_needed=False, lack="no offline base image")
+
+
+def _open_files(most: int, sandboxes: int) -> Finding:
+    """Compare the machine's number of open files with what all sandboxes may hold: beyond it, nobody opens any."""
+    held = sandboxes * DEFAULT_MAX_PROCESSES * MAX_OPEN_FILES
+    each = f"{DEFAULT_MAX_PROCESSES} processes with {MAX_OPEN_FILES} in each"
+    cost = f"fs.file-max is {most}, and {sandboxes} sandboxes at once may hold {held} ({each})"
+    fix = f"sysctl -w fs.file-max={2 * held}, or a smaller max_processes"
+    return _finding("local", "open files", cost if most <= held else "", fix, note=f"{most} here", is_needed=False)
 
 
 _OWN_IDS = "boot Linux 5.19 or newer; a cache on ext4, xfs or btrfs (HARBOR_GYM_CACHE)"

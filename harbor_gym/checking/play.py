@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.verdict import PhaseSeconds
+from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
-from harbor_gym.errors import TaskError
 from harbor_gym.sandboxes import image_substitutions
 from harbor_gym.sandboxes.extensions import SupportsVerifierView
 
@@ -23,10 +23,6 @@ type Work = Callable[[Episode, AgentPhase], Awaitable[None]]
 """What is done in each agent phase; the episode runs from before to after it."""
 
 _OUTPUT_LINES = 10
-
-
-class RefusedError(TaskError):
-    """The sandbox does not take this task, which nothing is wrong with as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +58,7 @@ async def play(
     *,
     keep_processes: bool | None = None,
     verify_paths: VerifyPaths = "off",
+    ambiguous_failures: AmbiguousFailures = "zero",
 ) -> Played:
     """Play one episode and return what it came to.
 
@@ -71,9 +68,10 @@ async def play(
         plan: The sandbox, the reward's name, and where to keep the trial's folder.
         keep_processes: Whether what the work left running runs on while it is graded; None is the task's own setting.
         verify_paths: What the verifier sees, as ``TerminalEnvConfig.verify_paths``.
+        ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``: what is the task's own fault is to be an error.
 
     Raises:
-        RefusedError: The sandbox does not take this task.
+        TaskError: The task is wrong, or the sandbox does not take it.
         SandboxError: The sandbox did not start or went away.
         VerifierError: There was no verdict, or no single reward in it.
     """
@@ -86,6 +84,7 @@ async def play(
         trials_dir=plan.trials_dir,
         stop_timeout_sec=plan.stop_timeout_sec,
         verify_paths=verify_paths,
+        ambiguous_failures=ambiguous_failures,
     )
     keep = episode.task_keeps_processes if keep_processes is None else keep_processes
     try:
@@ -108,7 +107,7 @@ class _Player:
 
     async def play(self, work: Work) -> Played:
         started = time.monotonic()
-        phase: AgentPhase | None = await self._start()
+        phase: AgentPhase | None = await self._episode.start()
         start_sec = time.monotonic() - started
         sandbox = phase.environment
         rewards: dict[str, float] = {}
@@ -125,12 +124,6 @@ class _Player:
             supports_view=isinstance(sandbox, SupportsVerifierView),
         )
 
-    async def _start(self) -> AgentPhase:
-        try:
-            return await self._episode.start()
-        except TaskError as exc:
-            raise RefusedError(str(exc)) from exc
-
     async def _play_phase(self, phase: AgentPhase, work: Work) -> tuple[AgentPhase | None, dict[str, float]]:
         begun = time.monotonic()
         await work(self._episode, phase)
@@ -142,7 +135,7 @@ class _Player:
         self._stopped += end.stopped_processes
         self._keys.update(end.rewards)
         self._is_broken = end.breakage is not None
-        return end.next_phase, dict(end.episode_rewards or end.rewards)
+        return end.next_phase, dict(end.episode_rewards)
 
     async def _output(self) -> str:
         from harbor_gym.episode.diagnostics import read_diagnostics

@@ -42,7 +42,7 @@ def remarks(check: TaskCheck) -> list[str]:
     """
     lines: list[str] = []
     if check.reason is not None:
-        lines += [f"{check.task}: {check.reason}", *(f"    | {line}" for line in check.output.splitlines())]
+        lines += [f"{check.task}: {check.reason}", *(f"    | {line}" for line in check.shown_output.splitlines())]
     if check.voided:
         lines.append(f"{check.task}: no verdict is left by {', '.join(check.voided)}: such an episode is thrown away")
     pristine = check.pristine

@@ -10,7 +10,7 @@ import functools
 import json
 import shlex
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 _SCRIPTS = Path(__file__).parent / "exploits"
 _PLANTING_TIMEOUT_SEC = 60
 _EXPECTED_END = "planted"
+SABOTAGE = "sabotage"
+"""The trick that is to leave no verdict; it would undo the others, and is played alone."""
 
 
 def trick_names() -> list[str]:
-    """Return the names of all tricks."""
-    return sorted(path.stem for path in _SCRIPTS.glob("*.sh") if path.stem != "common")
+    """Return the names of all tricks that are to pay."""
+    return sorted(path.stem for path in _SCRIPTS.glob("*.sh") if path.stem not in ("common", SABOTAGE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ async def run_exploit(
 ) -> ExploitResult:
     """Play all tricks together; if that pays, or leaves no verdict, each one alone, to name those that do.
 
+    Sabotage is played too, alone.
+
     Args:
         play: Plays an episode.
         keys: Names of the rewards to forge.
@@ -57,6 +61,14 @@ async def run_exploit(
     Raises:
         SandboxError, VerifierError: No trick left a verdict.
     """
+    earned = await _forge(play, keys, honest)
+    sabotaged = await _earn(play, exploit_agent([SABOTAGE], keys))
+    return earned if isinstance(sabotaged, float) else replace(earned, voided=(*earned.voided, SABOTAGE))
+
+
+async def _forge(
+    play: Callable[[Work], Awaitable[Played]], keys: Collection[str], honest: Collection[float]
+) -> ExploitResult:
     together = await _earn(play, exploit_agent(trick_names(), keys))
     if isinstance(together, float) and together in honest:
         return ExploitResult(together, (), ())
@@ -81,7 +93,7 @@ def exploit_agent(tricks: Sequence[str], keys: Collection[str]) -> Work:
     """Return the work of an agent that plays tricks in every phase, as the policy's user, and does nothing else.
 
     Args:
-        tricks: Which ones, of :func:`trick_names`.
+        tricks: Which ones, of :func:`trick_names`, or :data:`SABOTAGE`.
         keys: Names of the rewards to forge, as the verifier writes them.
     """
     verdict = json.dumps(dict.fromkeys(sorted(keys) or ["reward"], 1))

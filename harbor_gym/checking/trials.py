@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbor_gym.checking.plan import CheckPlan
-from harbor_gym.checking.play import RefusedError
-from harbor_gym.errors import HarborGymError, TaskError
+from harbor_gym.errors import HarborGymError, TaskUnsupportedError
 
 if TYPE_CHECKING:
     from harbor.models.trial.result import TrialResult
@@ -22,7 +21,7 @@ async def run_plain_oracle(task_dir: Path, plan: CheckPlan) -> float:
         plan: The sandbox, the reward's name, and where to keep the trial's folder.
 
     Raises:
-        RefusedError: The sandbox does not take this task.
+        TaskError: The task is wrong, or the sandbox does not take it.
         SandboxError: The sandbox did not start or went away.
         VerifierError: There was no verdict, or no single reward in it.
     """
@@ -40,9 +39,9 @@ async def run_plain_oracle(task_dir: Path, plan: CheckPlan) -> float:
     try:
         trial = await Trial.create(config)
         require_separate_verifiers(trial)
-    except (ImportError, OSError, TypeError, ValueError, RuntimeError, NotImplementedError, TaskError) as exc:
+    except (ImportError, OSError, TypeError, ValueError, RuntimeError, NotImplementedError) as exc:
         # Harbor's constructors refuse a task that the sandbox cannot hold; nothing has been started yet.
-        raise RefusedError(f"task {task_dir.name!r} can't run in this sandbox: {exc}") from exc
+        raise TaskUnsupportedError(f"task {task_dir.name!r} can't run in this sandbox: {exc}") from exc
     return _reward(trial, await trial.run(), plan)
 
 
@@ -59,5 +58,4 @@ def _failure(result: TrialResult) -> HarborGymError:
 
     if result.agent_execution is not None or result.step_results:
         return grading_failure(result, result.exception_info)
-    failure = start_failure(result)
-    return RefusedError(str(failure)) if isinstance(failure, TaskError) else failure
+    return start_failure(result)

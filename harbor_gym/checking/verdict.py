@@ -134,6 +134,9 @@ class TaskCheck:
     output: str = ""
     """The end of what the verifier printed in the last run of the solution that was not rewarded in full."""
 
+    nop_output: str = ""
+    """The end of what the verifier printed in the last run of doing nothing that was rewarded."""
+
     image_substitutions: tuple[str, ...] = ()
     """Base images that were not available, and what stood in for each."""
 
@@ -200,6 +203,14 @@ class TaskCheck:
         return self.verdict is Verdict.OK
 
     @property
+    def shown_output(self) -> str:
+        """What the verifier printed in the run that the reason is about; empty where it printed nothing."""
+        is_of_nop = self.verdict is Verdict.TRIVIAL or (
+            self.verdict is Verdict.FLAKY and len(set(self.nop)) > 1 and len(set(self.oracle)) < 2
+        )
+        return self.nop_output if is_of_nop else self.output
+
+    @property
     def reason(self) -> str | None:
         """The reason why the task is not ok, on one line; None when it is."""
         if self.pristine is not None and self.verdict is not self.harbors_verdict:
@@ -211,8 +222,11 @@ class TaskCheck:
                 return self.error
             case Verdict.FLAKY:
                 plain = "" if self.plain is None else f", as a plain trial {self.plain:g}"
-                nop = _list(self.nop)
-                return f"rewards differ between runs: oracle {_list(self.oracle)}{plain}; doing nothing {nop}"
+                which = [*_odd_runs("oracle", self.oracle, SOLVED), *_odd_runs("doing nothing", self.nop, UNSOLVED)]
+                if self.plain not in (None, SOLVED):
+                    which.append("the plain trial")
+                found = f"oracle {_list(self.oracle)}{plain}; doing nothing {_list(self.nop)}"
+                return f"rewards differ between runs: {found}. Not as it should be: {', '.join(which)}"
             case Verdict.UNSOLVED:
                 return self._why_unsolved
             case Verdict.UNPROVEN:
@@ -268,6 +282,13 @@ _NO_SOLUTION = "the task has no solution/, so nothing shows that it can be solve
 
 def _names(tricks: tuple[str, ...]) -> str:
     return ", ".join(tricks) or "only all tricks together"
+
+
+def _odd_runs(agent: str, rewards: tuple[float, ...], expected: float) -> list[str]:
+    """Return which runs of an agent that scored differently did not score as they should."""
+    if len(set(rewards)) < 2:
+        return []
+    return [f"{agent}, run {run}" for run, reward in enumerate(rewards, start=1) if reward != expected]
 
 
 def _list(rewards: tuple[float, ...]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harbor_gym.cli.plain_help import PlainGroup
-from harbor_gym.cli.shared import FAILED, one_line_errors, preflight_by_name, quiet_harbor
+from harbor_gym.cli.shared import FAILED, echo, one_line_errors, preflight_by_name, quiet_harbor
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ExecutorKind
 
@@ -23,14 +23,14 @@ _BenchEnv = Annotated[str, typer.Option("--env", help="Sandbox, as `check` takes
 
 
 def _print[R: BenchReport](report: R, format_report: Callable[[R], str], as_json: bool) -> None:
-    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else format_report(report))
+    echo(json.dumps(report.as_object(), indent=2) if as_json else format_report(report))
     if not report.is_right:
         raise typer.Exit(FAILED)
 
 
 def _show(what: str, done: int, total: int) -> None:
     if sys.stderr.isatty():
-        typer.echo(f"\r{done}/{total} {what}", err=True, nl=done == total)
+        echo(f"{done}/{total} {what}", err=True, nl=done == total, before="\r")
 
 
 @bench.command("step")
@@ -62,8 +62,8 @@ def bench_all(
 
     with one_line_errors(), quiet_harbor():
         preflight_by_name(env)
-        report = bench_everything(env, scale=repeat, on_progress=lambda name: typer.echo(name, err=True))
-    typer.echo(json.dumps(report, indent=1))
+        report = bench_everything(env, scale=repeat, on_progress=lambda name: echo(name, err=True))
+    echo(json.dumps(report, indent=1))
 
 
 @bench.command("truth")
@@ -292,10 +292,10 @@ def bench_trl(
         step = benchmark.bench_step(slots=slots, start_delay_sec=start_delay_sec)
         many = benchmark.bench_resets(resets=resets, slots=slots) if resets else None
     if as_json:
-        typer.echo(json.dumps({"step": step.as_object(), "resets": many and many.as_object()}, indent=2))
+        echo(json.dumps({"step": step.as_object(), "resets": many and many.as_object()}, indent=2))
     else:
-        typer.echo(benchmark.format_step(step))
+        echo(benchmark.format_step(step))
         if many is not None:
-            typer.echo(f"{many.resets} resets in {many.seconds:.1f} s left {len(many.left)} folders, mounts, processes")
+            echo(f"{many.resets} resets in {many.seconds:.1f} s left {len(many.left)} folders, mounts, processes")
     if many is not None and not many.is_right:
         raise typer.Exit(FAILED)

@@ -2,12 +2,14 @@
 
 import atexit
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
 
 from harbor_gym._runtime.interrupts import TERMINATED, sigterm_as_interrupt
+from harbor_gym.errors import printable
 
 _RESTLESS = "tinker"
 """A package whose thread has no end of its own."""
@@ -44,5 +46,7 @@ def _run(program: Callable[[], object]) -> int:
             if isinstance(end.code, str):
                 sys.stderr.write(f"{end.code}\n")
         except BaseException as exc:  # the end of the process: no caller is left to handle it
-            sys.excepthook(type(exc), exc, exc.__traceback__)
+            with contextlib.redirect_stderr(io.StringIO()) as shown:
+                sys.excepthook(type(exc), exc, exc.__traceback__)
+            sys.stderr.write(printable(shown.getvalue()))
     return TERMINATED if termination.arrived and status else status

@@ -12,6 +12,7 @@ from harbor_gym.cli.lazy import LAZY, CommandsGroup, LazyCommand
 from harbor_gym.cli.machine import base, cache, doctor, reap, server
 from harbor_gym.cli.plain_help import HELP_NAMES, PlainCommand
 from harbor_gym.cli.results import animate, plot, report, sweep, view, watch
+from harbor_gym.cli.shared import echo
 from harbor_gym.cli.tasks import check, check_sandbox, demo, init, play
 
 app = typer.Typer(
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        typer.echo(f"harbor-gym {__version__}")
+        echo(f"harbor-gym {__version__}")
         raise typer.Exit
 
 

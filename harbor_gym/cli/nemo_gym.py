@@ -9,7 +9,7 @@ import typer
 
 from harbor_gym import __version__
 from harbor_gym.cli.plain_help import PlainGroup
-from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.cli.shared import echo, one_line_errors
 from harbor_gym.types import DEFAULT_SANDBOX
 
 nemo_gym = typer.Typer(cls=PlainGroup, help="Play Harbor tasks in NeMo Gym.", no_args_is_help=True)
@@ -38,7 +38,7 @@ def nemo_gym_init(
             directory, tasks, alias=alias, sandbox=env, requirement=requirement, overwrite=force
         )
     for file in written:
-        typer.echo(file)
+        echo(file)
 
 
 @nemo_gym.command("failures")
@@ -52,12 +52,12 @@ def nemo_gym_failures(
     with one_line_errors():
         rows = failed_rows(run)
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2, default=str))
+        echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2, default=str))
         return
     for row in rows:
-        typer.echo(f"{row.instance_id}  {row.kind}  {'masked' if row.is_masked else 'counted'}")
-        typer.echo(f"  {row.reason}")
-        typer.echo(f"  trial: {row.trial_dir or 'not kept'}")
+        echo(f"{row.instance_id}  {row.kind}  {'masked' if row.is_masked else 'counted'}")
+        echo(f"  {row.reason}")
+        echo(f"  trial: {row.trial_dir or 'not kept'}")
         for line in row.verifier_output.splitlines():
-            typer.echo(f"  | {line}")
-    typer.echo(f"{len(rows)} failed, {sum(row.is_masked for row in rows)} of them masked")
+            echo(f"  | {line}")
+    echo(f"{len(rows)} failed, {sum(row.is_masked for row in rows)} of them masked")

@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable, Generator
 from typing import Protocol, Self
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from harbor_gym.cli.shared import echo
+from harbor_gym.errors import printable
 
 _TENTHS = 10
 _LINE_SEC = 10.0
@@ -36,7 +38,7 @@ class ShowsProgress(Protocol):
 class PlainProgress:
     """Lines: every tenth of a phase, and one in ten seconds of a phase whose length is not known."""
 
-    def __init__(self, echo: Callable[[str], object] = typer.echo) -> None:
+    def __init__(self, echo: Callable[[str], object] = echo) -> None:
         self._echo = echo
         self._shown: dict[str, float] = {}
 
@@ -84,7 +86,7 @@ class RichProgress:
 
     def line(self, text: str) -> None:
         """Print it above the bars."""
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._progress.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def bar(self, phase: str, done: int, total: int | None, detail: str = "") -> None:
         """Draw it; a phase that is over leaves a line."""

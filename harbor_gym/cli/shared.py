@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
-from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskSourceError, UsageError
+from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskSourceError, UsageError, printable
 
 FAILED = 1
 """Exit code: the answer is no."""
@@ -17,6 +17,18 @@ MISUSED = 2
 
 INTERRUPTED = 130
 """Exit code: ended by SIGINT."""
+
+
+def echo(text: object, *, err: bool = False, nl: bool = True, before: str = "") -> None:
+    """Print a text, which may quote what a sandbox wrote, with control characters spelled out.
+
+    Args:
+        text: The text.
+        err: Print it on stderr.
+        nl: End the line.
+        before: Control characters of our own, to come first.
+    """
+    typer.echo(f"{before}{printable(str(text))}", err=err, nl=nl)
 
 
 def preflight_by_name(env: str) -> None:
@@ -47,10 +59,10 @@ def one_line_errors() -> Generator[None]:
         yield
     except HarborGymError as exc:
         code = MISUSED if isinstance(exc, UsageError | MissingDependencyError | TaskSourceError) else FAILED
-        typer.echo(f"error: {exc}", err=True)
+        echo(f"error: {exc}", err=True)
         raise typer.Exit(code) from None
     except OSError as exc:
         if exc.filename is None:
             raise
-        typer.echo(f"error: {os.fsdecode(exc.filename)}: {exc.strerror}", err=True)
+        echo(f"error: {os.fsdecode(exc.filename)}: {exc.strerror}", err=True)
         raise typer.Exit(FAILED) from None

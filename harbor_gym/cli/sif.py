@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harbor_gym.cli.plain_help import PlainGroup
-from harbor_gym.cli.shared import FAILED, one_line_errors, quiet_harbor
+from harbor_gym.cli.shared import FAILED, echo, one_line_errors, quiet_harbor
 from harbor_gym.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def build(
             )
         )
     if as_json:
-        typer.echo(json.dumps([asdict(result) for result in results], indent=2))
+        echo(json.dumps([asdict(result) for result in results], indent=2))
     if any(result.error for result in results):
         raise typer.Exit(FAILED)
 
@@ -79,7 +79,9 @@ def _sif_task(name: str, path: Path, *, build_dockerfile: bool) -> SifTask:
 
     from harbor_gym.sandboxes.apptainer.sif.bulk import SifTask
     from harbor_gym.sandboxes.apptainer.sif.store import SifSource
+    from harbor_gym.tasks.links import require_own_files
 
+    require_own_files(path)
     task = Task(path)
     environment, folder = task.config.environment, task.paths.environment_dir
     is_prebuilt = should_use_prebuilt_docker_image(
@@ -91,16 +93,16 @@ def _sif_task(name: str, path: Path, *, build_dockerfile: bool) -> SifTask:
 
 def _print_row(result: SifResult) -> None:
     if result.entry is None:
-        typer.echo(f"{result.task}: {result.error}", err=True)
+        echo(f"{result.task}: {result.error}", err=True)
         return
     state = "built" if result.is_new else "there"
     size = f"{result.entry.size_bytes / (1 << 20):.1f} MiB"
     pushed = f"  {result.entry.pushed}" if result.entry.pushed else ""
-    typer.echo(f"{result.task}  {state}  {size}  {result.seconds:.1f} s  {result.entry.file}{pushed}")
+    echo(f"{result.task}  {state}  {size}  {result.seconds:.1f} s  {result.entry.file}{pushed}")
     if result.error:
-        typer.echo(f"{result.task}: {result.error}", err=True)
+        echo(f"{result.task}: {result.error}", err=True)
     for sentence in result.entry.substitutions:
-        typer.echo(f"{result.task}: {sentence}", err=True)
+        echo(f"{result.task}: {sentence}", err=True)
 
 
 def _print_nothing(_: SifResult) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from harbor_gym._runtime.cache import cache_dir
 from harbor_gym._runtime.files import publishing_once
 from harbor_gym.errors import TaskError
+from harbor_gym.tasks.links import require_own_files
 
 _STORE = "tasks"
 
@@ -28,10 +29,11 @@ def pack_task(task_dir: Path) -> PackedTask:
     """Return a task directory as an archive.
 
     Raises:
-        TaskError: There is no such directory.
+        TaskError: There is no such directory, or it has links that leave it.
     """
     if not task_dir.is_dir():
         raise TaskError(f"{task_dir} is not a directory; a task that a node shall play must be one on this machine")
+    require_own_files(task_dir)
     buffer = io.BytesIO()
     root = task_dir.resolve()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:

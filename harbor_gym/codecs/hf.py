@@ -4,7 +4,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from harbor_gym.codecs.tail import PROBE_TASK, ChatTail, Messages, tokenizer_lock
+from harbor_gym.codecs.marks import Marks
+from harbor_gym.codecs.tail import PROBE_TASK, ChatTail, Messages, common_prefix, tokenizer_lock
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ChatMessage
 
@@ -40,7 +41,9 @@ class HFCodec:
 
     What follows an answer is found by probing the template, so any template works that writes an answer and what
     follows it one after the other. Thinking (a ``<think>`` block that opens an answer, also where the template opens
-    it) stays in the prompt as it was sampled and is left out of :meth:`text`. Safe for concurrent calls.
+    it) stays in the prompt as it was sampled and is left out of :meth:`text`. A mark of the format in content, such as
+    ``<|im_end|>`` in a file that the policy reads, stays text (:mod:`harbor_gym.codecs.marks`). Safe for concurrent
+    calls.
 
     Args:
         tokenizer: Any object with ``apply_chat_template``, ``encode``, ``decode`` and ``eos_token_id``.
@@ -70,6 +73,7 @@ class HFCodec:
         if tools is not None:
             self._settings["tools"] = [dict(tool) for tool in tools]
         with tokenizer_lock:
+            self._marks = Marks(tokenizer, _template_source(tokenizer, chat_template))
             self._tail = self._probe()
             self._opening = self._write([_user(PROBE_TASK)])
             self.stop = self._stop_tokens() if stop_token_ids is None else list(stop_token_ids)
@@ -123,6 +127,23 @@ class HFCodec:
         with tokenizer_lock:
             return self._is_off_template(sampled)
 
+    def written(self, message: Mapping[str, Any]) -> str:
+        """Return what the template writes for an earlier answer, without its thinking and up to its end.
+
+        Args:
+            message: An assistant's message as the template takes it, for instance with ``tool_calls``.
+        """
+        with tokenizer_lock:
+            text = self._marks.unbroken(self._write([_user(PROBE_TASK), message, *_PROBE_NEXT]))
+            following = self._decode(self._tail.of(_PROBE_NEXT))
+            ends = [self._decode([token]) for token in self.stop]
+        thinking = self._opening.find(_THINK, self._opening.rfind(PROBE_TASK))
+        opening = self._opening if thinking < 0 else self._opening[:thinking]
+        answer = text[common_prefix(text, opening) :].removesuffix(following)
+        for end in ends:
+            answer = answer.partition(end)[0]
+        return answer.rpartition(_END_THINK)[2].lstrip("\n")
+
     def _split(self, sampled: Sequence[int]) -> tuple[str, str]:
         """Return the thinking and the answer."""
         with tokenizer_lock:
@@ -138,7 +159,7 @@ class HFCodec:
         # What the template opened belongs to the answer, as a client would send it back.
         answer = f"{_THINK}\n{text}" if self._opens_thinking else text
         written = self._write([_user(PROBE_TASK), {"role": "assistant", "content": answer}, *_PROBE_NEXT])
-        return written != self._opening + text + self._decode(self._tail.of(_PROBE_NEXT))
+        return self._marks.unbroken(written) != self._opening + text + self._decode(self._tail.of(_PROBE_NEXT))
 
     @property
     def _opens_thinking(self) -> bool:
@@ -173,13 +194,15 @@ class HFCodec:
         return sampled[:-1] if sampled and sampled[-1] in self.stop else sampled
 
     def _write(self, chat: Messages | Sequence[ChatMessage]) -> str:
-        messages = [dict(message) for message in chat]
+        settings = self._settings
+        if "tools" in settings:
+            settings = {**settings, "tools": self._marks.break_all(settings["tools"])}
         return self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False, **self._settings
+            self._marks.break_in(chat), add_generation_prompt=True, tokenize=False, **settings
         )
 
     def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return self._marks.encode(text, add_special_tokens=False)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
@@ -187,6 +210,13 @@ class HFCodec:
 
 def _remake(tokenizer: ChatTokenizer, settings: Mapping[str, Any], stop_token_ids: Sequence[int]) -> HFCodec:
     return HFCodec(tokenizer, stop_token_ids=stop_token_ids, **settings)
+
+
+def _template_source(tokenizer: ChatTokenizer, chat_template: str | None) -> str:
+    """Return the source of the template in use, of all where the tokenizer has several; empty where it is unknown."""
+    own: Any = getattr(tokenizer, "chat_template", None) or ""
+    sources = [str(source) for source in (own.values() if isinstance(own, dict) else [own])]
+    return "\n".join([*sources, chat_template or ""])
 
 
 def _user(content: str) -> ChatMessage:

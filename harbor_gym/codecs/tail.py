@@ -83,8 +83,14 @@ class ChatTail:
         """Return the tail behind ``stop``; None if it does not begin with that."""
         if isinstance(stop, int):
             return tail[1:] if tail[:1] == [stop] else None
-        text = self._decode(tail)
-        return self._encode(text.removeprefix(stop)) if text.startswith(stop) else None
+        # Only the token that the stop ends in is encoded again: decoded marks of a message would become control tokens.
+        for length in range(1, len(tail) + 1):
+            text = self._decode(tail[:length])
+            if text.startswith(stop):
+                return [*self._encode(text.removeprefix(stop)), *tail[length:]]
+            if not stop.startswith(text):
+                break
+        return None
 
     def _find(self) -> int:
         """Return how many tokens of a probe conversation precede the end of its answer."""
@@ -92,7 +98,7 @@ class ChatTail:
         for message in _PROBE_MESSAGES:
             messages = [{"role": "user", "content": message}]
             first, second = (self._render(answer, messages) for answer in _PROBE_ANSWERS)
-            start, length = _common_prefix(first, second), len(first) - _common_prefix(first[::-1], second[::-1])
+            start, length = common_prefix(first, second), len(first) - common_prefix(first[::-1], second[::-1])
             if self._decode(first[start:length]).strip() != _PROBE_ANSWERS[0]:
                 raise UsageError(
                     f"{self._name} can't be continued token by token: an earlier answer is left out, or is followed by "
@@ -107,6 +113,7 @@ class ChatTail:
         return lengths.pop()
 
 
-def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return how many items two sequences begin with in common."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))

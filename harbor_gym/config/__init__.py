@@ -10,6 +10,9 @@ from harbor_gym.config.verify_paths import VerifyPaths, check_paths
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
 
+AmbiguousFailures = Literal["zero", "infrastructure"]
+"""What becomes of an episode whose missing verdict the policy may have caused, and the task as well."""
+
 
 def describe_problems(error: ValidationError) -> str:
     """Return on one line what is wrong with which fields."""
@@ -45,9 +48,11 @@ class TerminalConfig(_Config):
     """``early``: ``duration`` is a ceiling. ``exact``: every command's whole ``duration`` is slept, without a floor, as
     Terminus-2 does."""
 
-    keys: Literal["exact", "harbor"] = "exact"
-    """``exact``: a key's name on its own is that key, all else arrives byte by byte. ``harbor``: tmux reads the
-    keystrokes as under Terminus-2, see :mod:`harbor_gym.terminal.screen.terminus_keys`."""
+    keys: Literal["exact", "literal", "harbor"] | None = None
+    """``exact``: a key's name on its own is that key, all else arrives byte by byte. ``literal``: the same, and the
+    shell takes a line as it stands, without completion and history expansion, and control characters as characters.
+    ``harbor``: tmux reads the keystrokes as under Terminus-2, see :mod:`harbor_gym.terminal.screen.terminus_keys`.
+    None: ``literal`` where the policy calls a tool with a command's text (``bash-tool``), else ``exact``."""
 
     transport: Literal["auto", "portable", "persistent"] = "auto"
     """``persistent`` keeps a channel into the sandbox open (local, docker, apptainer); ``portable`` is one ``exec`` per
@@ -99,14 +104,14 @@ class TerminalEnvConfig(_Config):
     reward_function: str | None = None
     """Make the scalar of all keys instead: ``mean``, ``min``, ``max``, ``sum``, or ``module.path:function``."""
 
-    step_rewards: bool = True
-    """In a multi-step task, pay each step's reward with the transition that ended it. False: every transition but the
-    last carries 0.0, and the last the task's reward by its own strategy (``info["episode_reward"]``)."""
+    step_rewards: bool = False
+    """In a multi-step task whose reward is the mean of its steps, pay each step's share of it with the transition that
+    ended the step; the last transition pays what is left. Either way the transitions sum to ``info["episode_reward"]``.
+    False: the last transition pays all of it."""
 
     zero_reward_on_limit: bool = False
-    """Pay nothing above 0 for an episode that a budget cut short (``info["truncated"]``): its rewards sum to at most 0.
-    In a multi-step task the last transition takes back what earlier steps were paid, and ``info["episode_reward"]`` is
-    at most 0. Negative sums stay, ``info["rewards"]`` stays the verifier's, and ``zero_reward_on_limit`` in the metrics
+    """Pay nothing above 0 for an episode that a budget cut short (``info["truncated"]``): ``info["episode_reward"]`` is
+    at most 0. Negative ones stay, ``info["rewards"]`` stays the verifier's, and ``zero_reward_on_limit`` in the metrics
     marks such an episode. A step that the task's own time limit ends before another one is no end of the episode."""
 
     keep_agent_processes: bool | None = None
@@ -120,6 +125,12 @@ class TerminalEnvConfig(_Config):
     ``auto``: the paths are ``verify_paths`` in the task's ``[metadata]``; without it, or on a sandbox without such a
     view, which is logged once, grading is Harbor's. ``off``: it is Harbor's. Paths: these, and a sandbox without such a
     view is a :class:`harbor_gym.errors.TaskError`."""
+
+    ambiguous_failures: AmbiguousFailures = "zero"
+    """What a missing verdict is that the policy may have caused, and the task as well: a verifier that ran out of time
+    or memory in the policy's own sandbox, where its tests load what the policy made, or a later step's set-up that
+    failed there. ``zero``: the policy's failure, reward 0, with the reason in ``info["breakage"]``.
+    ``infrastructure``: a :class:`harbor_gym.errors.VerifierError` or ``SandboxStartError``, retried and then masked."""
 
     verifier: dict[str, Any] = Field(default_factory=dict)
     """Harbor's settings of a run's verifier: ``import_path`` and ``kwargs`` of a verifier of your own, ``env`` (write
@@ -138,6 +149,14 @@ class TerminalEnvConfig(_Config):
     stop_timeout_sec: float = Field(default=60.0, gt=0)
     """Seconds that ``close`` gives Harbor to stop the sandbox before it gives up and raises."""
 
+    @property
+    def session(self) -> TerminalConfig:
+        """The terminal as it is opened: with the keys that the action format asks for."""
+        if self.terminal.keys is not None:
+            return self.terminal
+        is_tool = self.action_format is ActionFormat.BASH_TOOL
+        return self.terminal.model_copy(update={"keys": "literal" if is_tool else "exact"})
+
     @field_validator("task_dir")
     @classmethod
     def _find_shipped(cls, value: Path) -> Path:
@@ -155,7 +174,7 @@ class TerminalEnvConfig(_Config):
 FIELDS_WITH_AGENT = frozenset(
     {
         *("max_turns", "time_limit_sec", "reward_key", "reward_function", "zero_reward_on_limit"),
-        *("verify_paths", "keep_agent_processes", "trials_dir"),
+        *("verify_paths", "keep_agent_processes", "ambiguous_failures", "trials_dir"),
     }
 )
 """The further fields of :class:`TerminalEnvConfig` that an episode has in which one of Harbor's agents plays."""

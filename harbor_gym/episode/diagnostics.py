@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harbor_gym._runtime.files import open_regular
+
 _MAX_BYTES = 4000
 _MAX_FILES = 50
 _FILES = {
@@ -23,7 +25,7 @@ def read_diagnostics(trial_dir: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, patterns in _FILES.items():
         files = [file for pattern in patterns for file in trial_dir.glob(pattern) if _is_plain(file)]
-        if files and (text := _tail(max(files, key=lambda file: file.stat().st_mtime))):
+        if files and (text := _tail(max(files, key=lambda file: file.lstat().st_mtime), trial_dir)):
             found[name] = text
     return found
 
@@ -52,15 +54,20 @@ def read_verifier(trial_dir: Path, step: str | None) -> VerifierReport:
     for path in sorted(folder.rglob("*"))[:_MAX_FILES]:
         if _is_plain(path):
             sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
-    return VerifierReport(_tail(output) if _is_plain(output) else "", sizes)
+    return VerifierReport(_tail(output, trial_dir), sizes)
 
 
 def _is_plain(file: Path) -> bool:
     return file.is_file() and not file.is_symlink()  # a sandbox may have made it: follow nothing
 
 
-def _tail(file: Path) -> str:
-    with file.open("rb") as stream:
+def _tail(file: Path, trial_dir: Path) -> str:
+    """Return the end of a file of a trial; empty where it is none, or a sandbox put something else in its place."""
+    try:
+        stream = open_regular(file, trial_dir)
+    except OSError:
+        return ""
+    with stream:
         size = stream.seek(0, 2)
         stream.seek(max(0, size - _MAX_BYTES))
         text = stream.read(_MAX_BYTES).decode("utf-8", "replace")

@@ -24,6 +24,7 @@ from harbor_gym._runtime.loggers import forget_loggers
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.portal import current_portal
 from harbor_gym._runtime.shielded import cancel_and_wait, shielded
+from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode import _harbor_patches, agent, failures
 from harbor_gym.episode.diagnostics import VerifierReport, read_diagnostics, read_verifier
@@ -31,13 +32,13 @@ from harbor_gym.episode.grading.breakage import find_breakage
 from harbor_gym.episode.grading.guard import GradingGuard, current_step
 from harbor_gym.episode.grading.verifiers import require_separate_verifiers
 from harbor_gym.episode.resources import Resources
-from harbor_gym.episode.task import keeps_processes, phase_timeout_sec
+from harbor_gym.episode.task import keeps_processes, phase_timeout_sec, require_variables
 from harbor_gym.errors import (
     HarborGymError,
     SandboxLostError,
     SandboxStartError,
     SandboxTimeoutError,
-    TaskError,
+    TaskUnsupportedError,
     UsageError,
 )
 from harbor_gym.sandboxes.extensions import ReportsLeftBehind
@@ -115,6 +116,7 @@ class Episode:
         stop_timeout_sec: Seconds that ``close`` waits for Harbor to stop the sandbox.
         verifier: Harbor's settings of a run's verifier (its ``VerifierConfig``); None are Harbor's defaults.
         verify_paths: As ``TerminalEnvConfig.verify_paths``.
+        ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
 
     Raises:
         UsageError: Harbor knows no such setting of a verifier, it would switch the verifier off, or its class can't be
@@ -130,11 +132,13 @@ class Episode:
         stop_timeout_sec: float,
         verifier: Mapping[str, Any] | None = None,
         verify_paths: VerifyPaths = "auto",
+        ambiguous_failures: AmbiguousFailures = "zero",
     ) -> None:
         self._task = task
         self._environment_config = environment
         self._verifier_config = _verifier_config(verifier or {})
         self._verify_paths: VerifyPaths = verify_paths
+        self._ambiguous_failures: AmbiguousFailures = ambiguous_failures
         self._trials_dir = trials_dir
         self._stop_timeout_sec = stop_timeout_sec
         self._temporary_dir: Path | None = None
@@ -195,7 +199,9 @@ class Episode:
         finally:
             forget()
         self._check_open()
-        self._guard = GradingGuard(self._trial, verify_paths=self._verify_paths)
+        self._guard = GradingGuard(
+            self._trial, verify_paths=self._verify_paths, ambiguous_failures=self._ambiguous_failures
+        )
         _harbor_patches.note_start_error(self._trial.agent_environment, self._note_start_error)
         if (portal := current_portal()) is not None:
             portal.close_at_exit(self)
@@ -332,15 +338,16 @@ class Episode:
             environment=self._environment_config,
             verifier=self._verifier_config,
         )
+        require_variables(self._task, self._verifier_config.env)
         try:
             self._trial = trial = await Trial.create(config)
             require_separate_verifiers(trial)
             return trial
         except ValidationError as exc:
-            raise TaskError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
+            raise TaskUnsupportedError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
         except (ValueError, TypeError, NotImplementedError, ImportError, RuntimeError) as exc:
             # Harbor's RuntimeErrors here are a task's wish for GPUs or TPUs that the sandbox has not.
-            raise TaskError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
+            raise TaskUnsupportedError(f"task {self._task.name!r} can't run on this sandbox: {exc}") from exc
         except OSError as exc:
             raise SandboxStartError(f"the sandbox of task {self._task.name!r} can't be set up: {exc}") from exc
 
@@ -389,8 +396,9 @@ class Episode:
         rewards = graded.verifier_result.rewards if graded.verifier_result is not None else None
         begun = len(result.step_results or ())
         is_cut = next_phase is None and begun > self._phases_ended
-        if (rewards is None or is_cut) and (breakage := self._guard.breakage(result)) is not None:
-            end = self._end_as_broken(breakage)
+        failure = self._guard.policy_failure(result)
+        if (rewards is None or is_cut) and failure is not None:
+            end = self._end_as_broken(failure)
             return replace(end, rewards=_floats(rewards or {}), verifier_sec=_seconds(graded.verifier))
         if rewards is None:
             raise failures.grading_failure(

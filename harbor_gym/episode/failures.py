@@ -1,11 +1,19 @@
-"""Harbor's ways to fail, made into our error tree. This is the one seam where that happens."""
+"""Harbor's ways to fail, made into our error tree. This is the one seam where that happens.
 
-from harbor.models.trial.result import ExceptionInfo, TrialResult
+Whose failure a missing verdict is: :func:`policy_failure`. The table is in :mod:`harbor_gym.outcomes`.
+"""
+
+import math
+from dataclasses import dataclass
+
+from harbor.models.trial.result import ExceptionInfo, StepResult, TrialResult
 
 from harbor_gym import errors
+from harbor_gym.config import AmbiguousFailures
 from harbor_gym.episode.grading.cleanup import BrokenByPolicyError
 from harbor_gym.episode.throttling import is_throttled, retry_after_sec
 from harbor_gym.errors import (
+    AgentFailedError,
     HarborGymError,
     SandboxLostError,
     SandboxMemoryError,
@@ -18,7 +26,13 @@ from harbor_gym.errors import (
 
 _DIAGNOSTICS_LINES = 30
 
-_START_TIMEOUTS = {"EnvironmentStartTimeoutError", "AgentSetupTimeoutError"}
+_GONE = {"SandboxLostError", "SandboxMemoryError", "SandboxThrottledError", "EnvironmentStartTimeoutError"}
+"""What no policy does to a sandbox that is up; one that is up and seems lost has a finding."""
+
+_SET_UP_FAILED = "setup.sh exited with code"
+"""Harbor's words for a step's script (a RuntimeError)."""
+
+_START_TIMEOUT = "EnvironmentStartTimeoutError"
 
 _VERIFIER_HINTS = {
     "RewardFileNotFoundError": "tests/test.sh must write /logs/verifier/reward.txt or reward.json, also when it fails",
@@ -42,10 +56,12 @@ def start_failure(result: TrialResult, cause: BaseException | None = None) -> Ha
         return SandboxStartError(f"trial of task {result.task_name!r} ended before the agent could run, with no error")
     if (own := _own_error(info, cause)) is not None:
         return own
+    if result.agent_setup is not None:
+        return AgentFailedError(f"the agent of task {result.task_name!r} could not be set up: {_describe(info)}")
     message = f"the sandbox of task {result.task_name!r} did not start: {_describe(info)}"
     if cause is not None and is_throttled(cause):
         return SandboxThrottledError(message, retry_after_sec(cause))
-    kind = SandboxTimeoutError if info.exception_type in _START_TIMEOUTS else SandboxStartError
+    kind = SandboxTimeoutError if info.exception_type == _START_TIMEOUT else SandboxStartError
     return kind(message)
 
 
@@ -55,7 +71,7 @@ def step_failure(result: TrialResult) -> HarborGymError:
     Args:
         result: The finished trial.
     """
-    info = _step_cause(result)
+    info = _step_cause(result) or result.exception_info
     if info is not None and (own := _own_error(info)) is not None:
         return own
     step = result.step_results[-1].step_name if result.step_results else "?"
@@ -86,16 +102,84 @@ def grading_failure(result: TrialResult, info: ExceptionInfo | None, oom_kills: 
     return VerifierError(f"{message} ({hint})" if hint else message)
 
 
-def breakage(result: TrialResult) -> str | None:
-    """Return what the trial records of a policy that broke its sandbox; None where it records none.
+@dataclass(frozen=True)
+class SandboxFinding:
+    """What is known of the sandbox of a trial that has ended, beside what Harbor recorded."""
+
+    is_shared: bool
+    """Whether the verifier that was to grade last had the policy's own sandbox."""
+
+    breakage: str | None = None
+    """What the policy did to it, as :func:`harbor_gym.episode.grading.breakage.find_breakage` saw before it stopped."""
+
+    was_full: bool = False
+    """Whether the policy left no room in its storage."""
+
+    oom_kills: int = 0
+    """Processes that its memory limit killed while it graded."""
+
+    verifier_timeout_sec: float | None = None
+    """What the verifier had, if known: Harbor records its time-out only where the agent itself ended well."""
+
+
+def policy_failure(result: TrialResult, finding: SandboxFinding, ambiguous: AmbiguousFailures = "zero") -> str | None:
+    """Return in words why a trial without a verdict is the policy's failure; None where it is not, or has a verdict.
 
     Args:
-        result: The trial.
+        result: The finished trial, of our own loop or of one of Harbor's agents.
+        finding: What is known of its sandbox.
+        ambiguous: ``TerminalEnvConfig.ambiguous_failures``.
     """
-    for info in (_step_cause(result), result.exception_info):
-        if info is not None and info.exception_type == BrokenByPolicyError.__name__:
+    last = result.step_results[-1] if result.step_results else result
+    if last.verifier_result is not None:
+        return None
+    infos = [info for info in (last.exception_info, result.exception_info) if info is not None]
+    for info in infos:
+        if info.exception_type == BrokenByPolicyError.__name__:
             return info.exception_message
+    if finding.breakage is not None or not infos:
+        return finding.breakage
+    info = infos[0]
+    if info.exception_type in _GONE:
+        return None
+    if finding.was_full and finding.is_shared:
+        return f"it left no room in its sandbox's storage: {_describe(info)}"
+    if not finding.is_shared and _is_for_too_large_artifacts(info):
+        return f"what it left does not fit into the verifier's sandbox: {info.exception_message}"
+    return _ambiguous_failure(last, info, finding) if ambiguous == "zero" else None
+
+
+def _ambiguous_failure(last: StepResult | TrialResult, info: ExceptionInfo, finding: SandboxFinding) -> str | None:
+    """Return what could be the policy's doing as well as the task's."""
+    if _is_of_set_up(last, info):
+        return f"a later step could not be set up in the policy's sandbox: {_describe(info)}"
+    if not finding.is_shared:
+        return None
+    if info.exception_type == "VerifierTimeoutError" or _took(last) >= (finding.verifier_timeout_sec or math.inf):
+        return f"the verifier ran out of time in the policy's sandbox: {_describe(info)}"
+    if finding.oom_kills and last.verifier is not None:
+        return f"the verifier ran out of memory in the policy's sandbox: {_describe(info)}"
     return None
+
+
+def _took(last: StepResult | TrialResult) -> float:
+    """Return how many seconds the last verifier took; 0 where there was none."""
+    timing = last.verifier
+    if timing is None or timing.started_at is None or timing.finished_at is None:
+        return 0.0
+    return (timing.finished_at - timing.started_at).total_seconds()
+
+
+def _is_of_set_up(last: StepResult | TrialResult, info: ExceptionInfo) -> bool:
+    """Return whether a later step's own set-up failed; a trial's first step has no policy before it."""
+    if not isinstance(last, StepResult) or last.agent_execution is not None:
+        return False
+    return info.exception_type == "HealthcheckError" or _SET_UP_FAILED in info.exception_message
+
+
+def _is_for_too_large_artifacts(info: ExceptionInfo) -> bool:
+    """Return whether a sandbox refused an upload; that of the tests has a name of its own."""
+    return info.exception_type == "SandboxError" and info.exception_message.startswith("can't upload ")
 
 
 def lost(result: TrialResult) -> SandboxLostError:

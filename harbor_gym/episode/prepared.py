@@ -69,6 +69,7 @@ class PreparedEpisode:
             stop_timeout_sec=config.stop_timeout_sec,
             verifier=config.verifier,
             verify_paths=config.verify_paths,
+            ambiguous_failures=config.ambiguous_failures,
         )
         self._phase = await _start(self._episode)
         if config.setup_command is not None and not is_taken:
@@ -168,7 +169,7 @@ async def open_phase_terminal(phase: AgentPhase, config: TerminalEnvConfig) -> T
     """
     from harbor_gym.episode.episode import run_in_phase
 
-    return await run_in_phase(phase, open_terminal(phase.environment, config.terminal, user=phase.user))
+    return await run_in_phase(phase, open_terminal(phase.environment, config.session, user=phase.user))
 
 
 async def _start(episode: Episode) -> AgentPhase:

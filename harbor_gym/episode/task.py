@@ -1,6 +1,8 @@
 """Check a task directory before anything is started on it."""
 
 import asyncio
+import os
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import cast
 
@@ -11,11 +13,13 @@ from harbor.models.task.verifier_mode import (
     resolve_step_verifier_mode,
     resolve_task_verifier_mode,
 )
+from harbor.utils.env import get_required_host_vars
 from pydantic import ValidationError
 
 from harbor_gym.config import describe_problems
 from harbor_gym.config.verify_paths import check_paths
-from harbor_gym.errors import TaskError
+from harbor_gym.errors import TaskError, TaskUnsupportedError
+from harbor_gym.tasks.links import require_own_files
 
 
 async def load_task(task_dir: Path) -> Task:
@@ -82,6 +86,28 @@ def keeps_processes(task: Task) -> bool:
     return task.config.metadata.get("keep_agent_processes") is True
 
 
+def require_variables(task: Task, given: Mapping[str, str] | None = None) -> None:
+    """Check that this process has the variables that the sandbox and the verifier are given of it.
+
+    Harbor looks them up when it needs them, the verifier's after the episode.
+
+    Args:
+        task: The task.
+        given: Variables of the run's own verifier settings, which replace the task's.
+
+    Raises:
+        TaskError: One is not set and has no default.
+    """
+    config, own = task.config, dict(given or {})
+    tables = {"[environment.env]": dict(config.environment.env), "[verifier.env]": {**config.verifier.env, **own}}
+    for step in config.steps or ():
+        tables[f"[steps.verifier.env] of {step.name}"] = {**step.verifier.env, **own}
+    for table, variables in tables.items():
+        missing = [name for name, default in get_required_host_vars(variables) if default is None]
+        if unset := sorted({name for name in missing if name not in os.environ}):
+            raise TaskError(f"task {task.name!r} takes {', '.join(unset)} from the environment ({table}): not set here")
+
+
 def test_script(task: Task, step: StepConfig | None) -> Path:
     """Return the script that grades the task, or one of its steps; it need not exist."""
     system = task.config.environment.os
@@ -91,6 +117,7 @@ def test_script(task: Task, step: StepConfig | None) -> Path:
 
 def _load(task_dir: Path) -> Task:
     _check_files(task_dir)
+    require_own_files(task_dir)
     try:
         task = Task(task_dir)
     except ValidationError as exc:
@@ -107,7 +134,7 @@ def _load(task_dir: Path) -> Task:
 def _check_support(task: Task, task_dir: Path) -> None:
     """Refuse loudly what no terminal policy can do, before anything is started."""
     if task.config.environment.os is TaskOS.WINDOWS:
-        raise TaskError(f"{task_dir}: [environment] os is windows; a terminal here is a Unix shell")
+        raise TaskUnsupportedError(f"{task_dir}: [environment] os is windows; a terminal here is a Unix shell")
     declared_verify_paths(task)
     steps = task.config.steps
     trajectory = task.paths.step_trajectory_path(steps[0].name) if steps else task.paths.trajectory_path

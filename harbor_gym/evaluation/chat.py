@@ -47,7 +47,8 @@ class ChatPlayer:
         seconds = time.monotonic() - started
         if path is not None:
             labels = {"task": name, "group": name, "episode": number}
-            transcript = Transcript(turns=list(rollout.turns), system_prompt=system_prompt(config.action_format))
+            prompt = system_prompt(config.action_format)
+            transcript = Transcript(turns=list(rollout.turns), system_prompt=prompt, cut=rollout.cut)
             await asyncio.to_thread(write_transcript, path, transcript, labels=labels, error=error_text(rollout.error))
         result = EpisodeResult(
             task=name,

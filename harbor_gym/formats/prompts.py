@@ -3,6 +3,7 @@
 The wording is ours; the protocols are those that the parsers of ``harbor_gym.formats`` accept.
 """
 
+from harbor_gym.formats.template_text import TemplateText
 from harbor_gym.types import ActionFormat
 
 PROMPT_FORMAT = "1"
@@ -82,7 +83,7 @@ def system_prompt(action_format: ActionFormat = ActionFormat.TERMINUS_JSON) -> s
     Args:
         action_format: The format that the policy's messages are read in.
     """
-    return _SYSTEM[action_format]
+    return TemplateText(_SYSTEM[action_format])
 
 
 def first_message(instruction: str, screen: str) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from harbor_gym.formats.template_text import TemplateText
+
 _TAG, _END_TAG = "<tool_call>", "</tool_call>"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -19,12 +21,13 @@ _DECLARATION = """\
 
 You can call these tools, one JSON schema a line:
 <tools>
-{schemas}
+"""
+_CALLING = """
 </tools>
 
 To call a tool, write its name and arguments as one JSON object between tags; several calls are several such blocks:
 <tool_call>
-{{"name": "tool-name", "arguments": {{"argument": "value"}}}}
+{"name": "tool-name", "arguments": {"argument": "value"}}
 </tool_call>"""
 
 _FREEFORM_SCHEMA: Mapping[str, Any] = {
@@ -68,7 +71,7 @@ class ToolDefinition:
 def declare_tools(tools: Sequence[ToolDefinition]) -> str:
     """Return the text that declares ``tools`` to the model, for the system message."""
     schemas = "\n".join(json.dumps(tool_schema(tool), ensure_ascii=False) for tool in tools)
-    return encodable(_DECLARATION.format(schemas=schemas))
+    return TemplateText.join("", [TemplateText(_DECLARATION), encodable(schemas), TemplateText(_CALLING)])
 
 
 def tool_schema(tool: ToolDefinition) -> dict[str, Any]:
@@ -91,7 +94,7 @@ def write_calls(content: str, calls: Sequence[ToolCall]) -> str:
 
 def write_result(content: str) -> str:
     """Return a tool's result as a part of a user message."""
-    return f"<tool_response>\n{content}\n</tool_response>"
+    return TemplateText.join("\n", [TemplateText("<tool_response>"), content, TemplateText("</tool_response>")])
 
 
 def read_calls(text: str, tools: Sequence[ToolDefinition] = ()) -> tuple[str, tuple[ToolCall, ...]]:

@@ -5,9 +5,10 @@ from harbor_gym.gateway.chat import Message, ParsedAnswer
 from harbor_gym.gateway.codec import ConversationCodec, ReasoningCodec, TextConversationCodec
 from harbor_gym.gateway.config import GatewayConfig
 from harbor_gym.gateway.group import SessionGroup
+from harbor_gym.gateway.limits import SessionLimits
 from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, Segment
 from harbor_gym.gateway.server import Gateway
-from harbor_gym.gateway.session import Session, SessionLimits
+from harbor_gym.gateway.session import Session
 from harbor_gym.gateway.template_codec import TemplateConversationCodec
 
 __all__ = [

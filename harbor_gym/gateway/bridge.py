@@ -6,7 +6,7 @@ a session can be extended, not only the last one: sub-agents and repeated reques
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harbor_gym.gateway.chat import (
     ChatRequest,
@@ -17,6 +17,9 @@ from harbor_gym.gateway.chat import (
     with_canonical_ids,
 )
 from harbor_gym.gateway.records import BreakReason, CallRecord
+
+_MESSAGE_CHARACTERS = 512
+"""What a message costs beside its text: its digests, in each of the tables here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Match:
     """Messages that follow the parent's answer; the whole conversation where there is no parent."""
 
     history: tuple[Message, ...]
-    """The whole conversation, its ids canonical."""
+    """The whole conversation, its ids canonical and without reasoning."""
 
     break_reason: BreakReason | None
     """Why it extends nothing, where the session already had a conversation of the same head."""
@@ -44,6 +47,11 @@ class Match:
     tools: bytes
     """Digest of the tools."""
 
+    @property
+    def kept_messages(self) -> tuple[Message, ...]:
+        """:attr:`messages` as they are kept: the same objects as in an earlier conversation."""
+        return self.history[len(self.history) - len(self.messages) :]
+
 
 class Bridge:
     """Answered calls of one session by the conversation that led to them."""
@@ -54,13 +62,15 @@ class Bridge:
         self._prefixes: set[tuple[bytes, bool]] = set()
         self._heads: set[tuple[bytes, bool]] = set()
         self._continued: set[tuple[bytes, bool]] = set()
-        self._digests: dict[tuple[bytes, Message], bytes] = {}
-        """Digest of a prefix, by the digest before its last message and that message: computed once, not every call."""
+        self._steps: dict[tuple[bytes, Message], tuple[bytes, Message]] = {}
+        """Digest of a prefix with its last message, by the digest before and that message: computed and kept once."""
+        self.kept_characters = 0
+        """Text in memory; what conversations have in common counts once."""
 
     def match(self, request: ChatRequest, *, is_policy_model: bool) -> Match:
         """Return how the request's prompt is made: from the longest conversation that it extends, if there is one."""
         messages = with_canonical_ids(request.messages)
-        digests = tuple(self._history_digests(messages))
+        history, digests = self._steps_of(messages)
         tools = tools_digest(request.tools)
         leading = next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
         head = hashlib.sha256(digests[leading] + tools).digest()
@@ -77,22 +87,25 @@ class Bridge:
             elif same_tools is None:
                 head, reason = found.head, BreakReason.TOOLS_CHANGED
             else:
-                return Match(same_tools, following, messages, None, digests, same_tools.head, tools)
+                return Match(same_tools, following, history, None, digests, same_tools.head, tools)
             break
         if reason is None:
             reason = self._break_reason(messages, digests, head, is_policy_model)
-        return Match(None, messages, messages, reason, digests, head, tools)
+        return Match(None, messages, history, reason, digests, head, tools)
 
-    def _history_digests(self, messages: Sequence[Message]) -> list[bytes]:
-        """Return a digest for every prefix of the conversation; the first stands for no message at all.
+    def _steps_of(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[bytes, ...]]:
+        """Return the messages as they are kept, and a digest for every prefix; the first is for no message at all.
 
         Equal digests mean equal normal forms. The ids must be canonical.
         """
-        digests = [b""]
+        history, digests = list[Message](), [b""]
         for message in messages:
-            known = self._digests.get((digests[-1], message))
-            digests.append(known or extend_digest(digests[-1], message))
-        return digests
+            bare = replace(message, reasoning="") if message.reasoning else message
+            known = self._steps.get((digests[-1], bare))
+            digest, kept = known or (extend_digest(digests[-1], bare), bare)
+            digests.append(digest)
+            history.append(kept)
+        return tuple(history), tuple(digests)
 
     def add(self, call: CallRecord, match: Match, answer: ParsedAnswer) -> None:
         """Let later requests extend ``call``."""
@@ -101,8 +114,10 @@ class Bridge:
         history = extend_digest(match.digests[-1], _with_position(reply, position))
         own = call.is_policy_model
         # Only of answered requests, which budgets bound: others must not fill memory.
-        steps = zip(match.digests, match.history, match.digests[1:], strict=False)
-        self._digests.update(((before, message), after) for before, message, after in steps)
+        for before, message, after in zip(match.digests, match.history, match.digests[1:], strict=False):
+            if (before, message) not in self._steps:
+                self._steps[before, message] = after, message
+                self.kept_characters += _MESSAGE_CHARACTERS + _characters(message)
         self._calls[history, match.tools, own] = call
         self._by_history[history, own] = call
         self._continued.update((digest, own) for digest in match.digests[:-1])
@@ -122,6 +137,10 @@ class Bridge:
 
     def _is_known(self, digest: bytes, is_policy_model: bool) -> bool:
         return not digest or (digest, is_policy_model) in self._prefixes
+
+
+def _characters(message: Message) -> int:
+    return len(message.content) + sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
 
 
 def _with_position(message: Message, position: int) -> Message:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from harbor_gym.formats.tool_text import ToolCall, ToolDefinition, read_calls
+from harbor_gym.formats.call_forms import CALL_FORMS, CallForm, looks_like_a_call
+from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 from harbor_gym.types import StopReason
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -57,6 +58,9 @@ class ChatRequest:
     stream: bool = False
     """Whether the client reads server-sent events."""
 
+    max_calls: int | None = None
+    """Most calls that the client takes in the answer; without any, their text is content. None is no limit."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
@@ -70,6 +74,9 @@ class ParsedAnswer:
 
     tool_calls: tuple[ToolCall, ...] = ()
     """Tool calls, in order. A call that can't be parsed stays in ``content``."""
+
+    is_unread_call: bool = False
+    """Whether ``content`` looks like a call that can't be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +108,16 @@ def split_thinking(text: str) -> tuple[str, str]:
     return (thinking.strip(), rest.lstrip("\n")) if closed else ("", text)
 
 
-def parse_answer(text: str, reasoning: str, tools: Sequence[ToolDefinition]) -> ParsedAnswer:
+def parse_answer(
+    text: str, reasoning: str, tools: Sequence[ToolDefinition], form: CallForm = CALL_FORMS[0]
+) -> ParsedAnswer:
     """Return an answer with its tool calls, each with a fresh id; without tools no call is looked for."""
     if not tools:
         return ParsedAnswer(text, reasoning)
-    content, calls = read_calls(text, tools)
+    content, calls = form.read(text, tools)
     # An id that is fit for every wire.
     identified = tuple(replace(call, id=f"call_{secrets.token_hex(12)}") for call in calls)
-    return ParsedAnswer(content, reasoning, identified)
+    return ParsedAnswer(content, reasoning, identified, looks_like_a_call(content))
 
 
 def canonical_json(text: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from harbor_gym.formats.template_text import TemplateText
 from harbor_gym.formats.tool_text import ToolDefinition, declare_tools, write_calls, write_result
 from harbor_gym.gateway.chat import Message, ParsedAnswer, parse_answer, split_thinking
 from harbor_gym.types import ChatCodec, ChatMessage
@@ -85,7 +86,7 @@ def _chat_messages(messages: Sequence[Message], tools: Sequence[ToolDefinition])
     system = [message.content for message in messages[:leading]]
     if tools:
         system.append(declare_tools(tools))
-    chat = [ChatMessage(role="system", content="\n\n".join(system))] if system else []
+    chat = [ChatMessage(role="system", content=TemplateText.join("\n\n", system))] if system else []
     between: list[Message] = []
     for message in messages[leading:]:
         if message.role != "assistant":
@@ -101,6 +102,6 @@ def _chat_messages(messages: Sequence[Message], tools: Sequence[ToolDefinition])
 
 
 def _user_text(messages: Sequence[Message]) -> str:
-    return "\n".join(
-        write_result(message.content) if message.role == "tool" else message.content for message in messages
+    return TemplateText.join(
+        "\n", (write_result(message.content) if message.role == "tool" else message.content for message in messages)
     )

@@ -46,7 +46,13 @@ class SessionEndedError(RequestError):
     """The session takes no more requests."""
 
     def __init__(self, reason: EndReason | None) -> None:
-        why = "its session was closed" if reason is None else f"its budget ran out ({reason})"
+        match reason:
+            case None:
+                why = "its session was closed"
+            case EndReason.INFRASTRUCTURE_ERROR:
+                why = "the policy can't be sampled with these settings"
+            case _:
+                why = f"its budget ran out ({reason})"
         super().__init__(ErrorKind.SESSION_ENDED, f"the episode has ended: {why}; stop")
 
 

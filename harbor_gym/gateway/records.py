@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from harbor_gym.formats.tool_text import write_calls
 from harbor_gym.gateway.chat import Message, ParsedAnswer
+from harbor_gym.gateway.prompts import KeptTokens
 from harbor_gym.types import EpisodeInfo, StopReason, Turn
 
 
@@ -54,7 +55,7 @@ class CallRecord:
     parent: "CallRecord | None"
     """The call whose answer this one's prompt extends; None where the prompt was rendered anew."""
 
-    prompt_suffix: tuple[int, ...]
+    prompt_suffix: KeptTokens
     """The prompt's tokens behind the parent's prompt and sample; the whole prompt where there is no parent."""
 
     sampled: tuple[int, ...]
@@ -88,7 +89,7 @@ class CallRecord:
     """Time that the sampler took."""
 
     messages: tuple[Message, ...] = field(default=(), repr=False)
-    """The request's messages behind the parent's answer; all of them where there is no parent."""
+    """The request's messages behind the parent's answer, without reasoning; all of them where there is no parent."""
 
     answer: ParsedAnswer = field(default=ParsedAnswer(""), repr=False)
     """What was sampled, as text and tool calls."""
@@ -115,7 +116,7 @@ class CallRecord:
     def _tokens(self, *, with_own_sample: bool) -> list[int]:
         tokens: list[int] = []
         for call in self.lineage():
-            tokens += call.prompt_suffix
+            tokens += call.prompt_suffix.tolist()
             if with_own_sample or call is not self:
                 tokens += call.sampled
         return tokens
@@ -164,11 +165,15 @@ class CallTree:
     undelivered: set[int] = field(default_factory=set[int])
     """Indices of calls whose client was gone when the answer came."""
 
-    def segments(self) -> tuple[Segment, ...]:
-        """Return the calls as training sequences, in the order of their first calls."""
+    def segments(self, only: CallKind | None = None) -> tuple[Segment, ...]:
+        """Return the calls as training sequences, of all kinds or of one, in the order of their first calls."""
+        return tuple(_segment(chain, kind) for chain, kind in self.chains() if only in (None, kind))
+
+    def chains(self) -> list[tuple[list[CallRecord], CallKind]]:
+        """Return the calls of each training sequence, and what they are for."""
         main_head = self._main_head()
         abandoned = self._abandoned()
-        return tuple(_segment(chain, self._kind(chain[0], main_head, abandoned)) for chain in self._chains(abandoned))
+        return [(chain, self._kind(chain[0], main_head, abandoned)) for chain in self._chains(abandoned)]
 
     def break_counts(self) -> Counter[BreakReason]:
         """Return how often a prompt was rendered anew, by reason; side calls are not counted."""
@@ -181,7 +186,7 @@ class CallTree:
 
     def turns(self) -> list[Turn]:
         """Return the main conversation as text; what a turn shows stands behind the last answer."""
-        main = {index for segment in self.segments() if segment.kind is CallKind.MAIN for index in segment.calls}
+        main = {call.index for chain, kind in self.chains() if kind is CallKind.MAIN for call in chain}
         calls = [call for call in self.calls if call.index in main]
         return [_turn(number, call) for number, call in enumerate(calls, start=1)]
 
@@ -240,7 +245,7 @@ def _pieces(chain: Sequence[CallRecord]) -> Iterator[tuple[Sequence[int], CallRe
     if (parent := chain[0].parent) is not None:
         yield parent.tokens, None
     for call in chain:
-        yield call.prompt_suffix, None
+        yield call.prompt_suffix.tolist(), None
         yield call.sampled, call
 
 

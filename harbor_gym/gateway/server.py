@@ -13,7 +13,8 @@ from harbor_gym.gateway.codec import ConversationCodec, as_conversation_codec
 from harbor_gym.gateway.config import GatewayConfig
 from harbor_gym.gateway.endpoints import Endpoints, FindOwner, key_digest
 from harbor_gym.gateway.group import SessionGroup
-from harbor_gym.gateway.session import Session, SessionLimits
+from harbor_gym.gateway.limits import SessionLimits
+from harbor_gym.gateway.session import Session
 from harbor_gym.types import ChatCodec, EndReason, Sampler
 
 _SHUTDOWN_SEC = 5.0
@@ -34,8 +35,8 @@ class Gateway:
             rows = session.trained_segments
 
     Args:
-        sampler: Samples every answer. Sampling parameters of requests (temperature, stop sequences, token limits) have
-            no effect: what is trained must come from the policy as the trainer configures it.
+        sampler: Samples every answer. Sampling parameters of requests (temperature, seed, token limits) have no effect:
+            what is trained must come from the policy as the trainer configures it. Others are honoured or refused.
         codec: Writes conversations as tokens. A :class:`ConversationCodec` renders tools itself; for a plain
             :class:`ChatCodec` they are rendered as text.
         model: The policy's model name. Requests for another one are recorded as side calls; None takes every name for

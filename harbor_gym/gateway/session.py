@@ -8,12 +8,11 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
+from dataclasses import replace
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from harbor_gym.errors import SamplerError
+from harbor_gym.errors import BudgetSpentError, HarborGymError, SamplerError, UsageError
 from harbor_gym.gateway.bridge import Bridge, Match
-from harbor_gym.gateway.chat import Answer, ChatRequest
+from harbor_gym.gateway.chat import Answer, ChatRequest, ParsedAnswer
 from harbor_gym.gateway.codec import ConversationCodec
 from harbor_gym.gateway.errors import (
     ContextOverflowError,
@@ -22,42 +21,17 @@ from harbor_gym.gateway.errors import (
     RequestError,
     SessionEndedError,
 )
+from harbor_gym.gateway.limits import SessionLimits
+from harbor_gym.gateway.prompts import PromptStore
 from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, CallTree, Segment
-from harbor_gym.samplers import BudgetSpentError
+from harbor_gym.rollout import KnowsContext
 from harbor_gym.types import EndReason, Sample, Sampler, Turn
 
 _ENGINE_OVERFLOW = "The messages exceed the model's maximum context length. Please reduce the length of the messages."
 
+_CHARACTERS_PER_TOKEN = 4
+
 logger = logging.getLogger(__name__)
-
-
-class SessionLimits(BaseModel):
-    """Budgets of one episode. The episode ends truncated when one runs out."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    max_turns: int | None = Field(default=None, gt=0)
-    """Answers under the policy's model name; the request after the last one ends the episode. None is no limit."""
-
-    max_sampled_tokens: int | None = Field(default=None, gt=0)
-    """Sampled tokens of all calls together. An answer that has begun is finished; the next request ends the episode.
-    None is no limit."""
-
-    time_limit_sec: float | None = Field(default=None, gt=0)
-    """Seconds from the first request, whether the agent samples or works. None is no limit."""
-
-    max_context_tokens: int | None = Field(default=None, gt=0)
-    """The model's context window, in tokens. None checks nothing."""
-
-    max_answer_tokens: int = Field(default=0, ge=0)
-    """The sampler's limit for one answer, in tokens; reserved when the context window is checked."""
-
-    overflow_ends_episode: bool = True
-    """Whether a prompt of the policy's model that does not fit ends the episode. False for an agent that compacts its
-    conversation on such an error: the request is refused, and the session goes on."""
-
-    max_concurrent_requests: int = Field(default=16, gt=0)
-    """Requests that the session reads and answers at once; one more is refused with status 429."""
 
 
 class Session:
@@ -94,12 +68,19 @@ class Session:
         """The budget that ran out, if one did."""
         self.sampler_failures: list[SamplerError] = []
         """Every failure of the sampler, in order."""
+        self.usage_error: UsageError | None = None
+        """The sampler's settings that are wrong: it refuses each further request, so the session ended."""
         self.is_closed = False
         """Whether the owner closed the session. A closed session takes no requests; its records stay."""
         self._sampler, self._codec, self._on_limit = sampler, codec, on_limit
-        self._bridge, self._tree = Bridge(), CallTree()
+        self._bridge, self._tree, self._prompts = Bridge(), CallTree(), PromptStore()
         self._sampling: set[asyncio.Future[Sample]] = set()
+        self._latest: tuple[CallRecord, list[int]] | None = None
+        """The last call and its tokens, which most requests extend: reading them from their blocks takes longer."""
         self._active = 0
+        self._under_way: Counter[bool] = Counter()
+        """Calls that are being answered, by whether they are under the policy's model name."""
+        self._counted_prompts = 0
         self._failed_last = False
         self._timer: asyncio.TimerHandle | None = None
         self._refused: Counter[str] = Counter()
@@ -126,7 +107,12 @@ class Session:
     @property
     def trained_segments(self) -> tuple[Segment, ...]:
         """Training sequences of the agent's own conversation."""
-        return tuple(segment for segment in self.segments if segment.kind is CallKind.MAIN)
+        return self._tree.segments(CallKind.MAIN)
+
+    @property
+    def last_kind(self) -> CallKind | None:
+        """What the last answered call was for; None where there is none."""
+        return next((kind for chain, kind in self._tree.chains() if chain[-1].index == len(self.calls) - 1), None)
 
     @property
     def turns(self) -> list[Turn]:
@@ -139,15 +125,19 @@ class Session:
         return self._tree.break_counts()
 
     @property
-    def error(self) -> SamplerError | None:
-        """The infrastructure error that the episode ended with: the sampler's failure, if no later call succeeded."""
+    def error(self) -> HarborGymError | None:
+        """What the episode was lost by: the sampler's failure, if no later call succeeded, or a setting that is wrong.
+
+        The latter is no infrastructure error: it ends the run.
+        """
+        if self.usage_error is not None:
+            return self.usage_error
         return self.sampler_failures[-1] if self._failed_last else None
 
     @property
     def metrics(self) -> dict[str, float]:
         """Numbers for aggregation, as ``gateway/...``."""
-        segments = self.segments
-        kinds = Counter(segment.kind for segment in segments)
+        kinds = Counter(kind for _, kind in self._tree.chains())
         durations = [call.duration_sec for call in self._tree.calls]
         numbers = {
             "calls": len(self._tree.calls),
@@ -155,8 +145,10 @@ class Session:
             "side_segments": kinds[CallKind.SIDE],
             "abandoned_segments": kinds[CallKind.ABANDONED],
             "sampled_tokens": sum(len(call.sampled) for call in self._tree.calls),
+            "kept_prompt_tokens": self._prompts.kept_tokens,
             "sampler_failures": len(self.sampler_failures),
             "sampler_sec": math.fsum(durations),
+            "unread_calls": sum(call.answer.is_unread_call for call in self._tree.calls),
             **{f"breaks/{reason}": count for reason, count in self.breaks.items()},
             **{f"refused/{kind}": count for kind, count in self._refused.items()},
         }
@@ -187,40 +179,50 @@ class Session:
             RequestError: The request can't be answered; the session goes on.
             SamplerError: The sampler failed. It is recorded; the client may repeat the request.
         """
-        self._start_timer()
-        self._check_budgets()
         is_policy_model = self._is_policy_model(request)
-        match = self._match(request, is_policy_model)
-        suffix = await self._render(match, request)
-        prompt = suffix if match.parent is None else match.parent.tokens + suffix
-        self._check_context(len(prompt), is_policy_model)
-        started = time.monotonic()
-        sample = await self._sample(prompt, is_policy_model)
-        duration = time.monotonic() - started
-        parsed = await asyncio.to_thread(self._codec.parse, sample.tokens, request.tools)
-        call = CallRecord(
-            index=len(self._tree.calls),
-            parent=match.parent,
-            prompt_suffix=tuple(suffix),
-            sampled=tuple(sample.tokens),
-            logprobs=None if sample.logprobs is None else tuple(sample.logprobs),
-            stop_reason=sample.stop_reason,
-            model=request.model,
-            head=match.head,
-            request=match.digests[-1] + match.tools,
-            has_tools=bool(request.tools),
-            is_policy_model=is_policy_model,
-            break_reason=match.break_reason,
-            duration_sec=duration,
-            messages=match.messages,
-            answer=parsed,
-        )
-        self._tree.calls.append(call)
-        self._bridge.add(call, match, parsed)
-        return Answer(parsed, sample.stop_reason, prompt, call.sampled, call.logprobs), call
+        with self._place_for_call(is_policy_model):
+            match = self._match(request, is_policy_model)
+            suffix = await self._render(match, request)
+            prompt = suffix if match.parent is None else self._tokens_of(match.parent) + suffix
+            self._check_context(len(prompt), is_policy_model, await self._window())
+            started = time.monotonic()
+            sample = await self._sample(prompt, is_policy_model)
+            duration = time.monotonic() - started
+            parsed = await self._parse(sample, request)
+            call = CallRecord(
+                index=len(self._tree.calls),
+                parent=match.parent,
+                prompt_suffix=self._prompts.keep(suffix),
+                sampled=tuple(sample.tokens),
+                logprobs=None if sample.logprobs is None else tuple(sample.logprobs),
+                stop_reason=sample.stop_reason if sample.tokens else "stop",  # without tokens nothing was cut
+                model=request.model,
+                head=match.head,
+                request=match.digests[-1] + match.tools,
+                has_tools=bool(request.tools),
+                is_policy_model=is_policy_model,
+                break_reason=match.break_reason,
+                duration_sec=duration,
+                messages=match.kept_messages,
+                answer=parsed,
+            )
+            self._tree.calls.append(call)
+            self._bridge.add(call, match, parsed)
+            self._latest = call, [*prompt, *call.sampled]
+        return Answer(parsed, call.stop_reason, prompt, call.sampled, call.logprobs), call
+
+    def _tokens_of(self, call: CallRecord) -> list[int]:
+        return self._latest[1] if self._latest is not None and self._latest[0] is call else call.tokens
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Return the length of the request's prompt, in tokens, without sampling."""
+        """Return the length of the request's prompt, in tokens, without sampling. It counts as a call.
+
+        Raises:
+            SessionEndedError: A budget ran out, or the session is closed.
+            RequestError: The request has no prompt.
+        """
+        self._check_budgets()
+        self._counted_prompts += 1
         match = self._match(request, self._is_policy_model(request))
         suffix = await self._render(match, request)
         return len(suffix) + (0 if match.parent is None else len(match.parent.tokens))
@@ -258,6 +260,7 @@ class Session:
         self._stop()
 
     def _stop(self) -> None:
+        self._latest = None
         if self._timer is not None:
             self._timer.cancel()
         for sampling in self._sampling:
@@ -272,22 +275,58 @@ class Session:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self.limits.time_limit_sec, self.end, EndReason.TIME_LIMIT)
 
+    @contextlib.contextmanager
+    def _place_for_call(self, is_policy_model: bool) -> Generator[None]:
+        """Hold a place in the budgets until a call is recorded or has failed.
+
+        Raises:
+            SessionEndedError: A budget ran out, or the session is closed.
+            RequestError: The calls under way may be the last ones: the episode must not end before they are answered.
+        """
+        self._start_timer()
+        self._check_budgets()
+        limits = self.limits
+        turns = limits.max_turns if is_policy_model else None
+        if _is_spent(turns, self._turns + self._under_way[True]) or _is_spent(limits.call_limit, self._all_calls):
+            raise RequestError(ErrorKind.TOO_MANY_REQUESTS, "the episode's last answers are being sampled")
+        self._under_way[is_policy_model] += 1
+        try:
+            yield
+        finally:
+            self._under_way[is_policy_model] -= 1
+
+    @property
+    def _turns(self) -> int:
+        return sum(call.is_policy_model for call in self._tree.calls)
+
+    @property
+    def _all_calls(self) -> int:
+        """Calls that the budget of all calls counts, those under way included."""
+        return len(self._tree.calls) + self._counted_prompts + self._under_way.total()
+
     def _check_budgets(self) -> None:
-        calls, limits = self._tree.calls, self.limits
-        turns = sum(call.is_policy_model for call in calls)
-        tokens = sum(len(call.sampled) for call in calls)
-        if limits.max_turns is not None and turns >= limits.max_turns:
+        limits = self.limits
+        kept = max(self._prompts.kept_tokens, self._bridge.kept_characters // _CHARACTERS_PER_TOKEN)
+        sampled = sum(len(call.sampled) for call in self._tree.calls)
+        if _is_spent(limits.max_turns, self._turns) or _is_spent(
+            limits.call_limit, self._all_calls - self._under_way.total()
+        ):
             self.end(EndReason.MAX_TURNS)
-        if limits.max_sampled_tokens is not None and tokens >= limits.max_sampled_tokens:
+        if _is_spent(limits.max_sampled_tokens, sampled) or _is_spent(limits.prompt_token_limit, kept):
             self.end(EndReason.MAX_TOKENS)
         self._check_open()
 
-    def _check_context(self, prompt_tokens: int, is_policy_model: bool) -> None:
-        limits = self.limits
-        if limits.max_context_tokens is None or prompt_tokens + limits.max_answer_tokens <= limits.max_context_tokens:
+    async def _window(self) -> int | None:
+        """Return the context window: the session's, or else the one that the sampler's engine tells."""
+        own = self.limits.max_context_tokens
+        return await self._sampler.context_tokens() if own is None and isinstance(self._sampler, KnowsContext) else own
+
+    def _check_context(self, prompt_tokens: int, is_policy_model: bool, window: int | None) -> None:
+        reserved = self.limits.max_answer_tokens
+        if window is None or prompt_tokens + reserved <= window:
             return
         self._end_on_overflow(is_policy_model)
-        raise ContextOverflowError(prompt_tokens, limits.max_answer_tokens, limits.max_context_tokens)
+        raise ContextOverflowError(prompt_tokens, reserved, window)
 
     def _end_on_overflow(self, is_policy_model: bool) -> None:
         if is_policy_model and self.limits.overflow_ends_episode:
@@ -311,6 +350,11 @@ class Session:
         sampled = list(match.parent.sampled)
         return await asyncio.to_thread(self._codec.render_next, sampled, match.messages, request.tools)
 
+    async def _parse(self, sample: Sample, request: ChatRequest) -> ParsedAnswer:
+        tools = () if request.max_calls == 0 else request.tools
+        parsed = await asyncio.to_thread(self._codec.parse, sample.tokens, tools)
+        return replace(parsed, tool_calls=parsed.tool_calls[: request.max_calls])
+
     async def _sample(self, prompt: list[int], is_policy_model: bool) -> Sample:
         self._check_open()
         sampling = asyncio.ensure_future(self._sampler(list(prompt)))
@@ -324,11 +368,16 @@ class Session:
             self._check_open()  # the session ended, and cancelled the sampling only
             raise self._failed("the sampling was cancelled") from None
         except BudgetSpentError as exc:
-            if exc.reason is EndReason.CONTEXT_OVERFLOW:
+            if exc.reason == EndReason.CONTEXT_OVERFLOW:
                 self._end_on_overflow(is_policy_model)
                 raise RequestError(ErrorKind.CONTEXT_OVERFLOW, _ENGINE_OVERFLOW) from exc
-            self.end(exc.reason)
+            self.end(EndReason(exc.reason))
             raise SessionEndedError(self.end_reason) from exc
+        except UsageError as exc:
+            # Each further answer would fail, too: the run has to end, and not this episode alone.
+            self.usage_error = exc.with_traceback(None)
+            self.end(EndReason.INFRASTRUCTURE_ERROR)
+            raise SessionEndedError(self.end_reason) from None
         except Exception as exc:  # The boundary to the sampler: whatever it raises is its failure.
             raise self._failed(f"{type(exc).__name__}: {exc}") from exc
         finally:
@@ -337,10 +386,15 @@ class Session:
         return sample
 
     def _failed(self, what: str) -> SamplerError:
+        """Record a failure, and return another error to raise: a raised one's frames keep the prompt."""
         error = SamplerError(f"the sampler of session {self.name or 'unnamed'} failed: {what}")
         self.sampler_failures.append(error)
         self._failed_last = True
-        return error
+        return SamplerError(str(error))
+
+
+def _is_spent(limit: int | None, used: int) -> bool:
+    return limit is not None and used >= limit
 
 
 def _checked(sample: Sample) -> Sample:

@@ -1,15 +1,20 @@
 """Conversations with tools, written by a model's own chat template."""
 
 import functools
+import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from harbor_gym.codecs import HFCodec
 from harbor_gym.codecs.hf import ChatTokenizer
+from harbor_gym.errors import UsageError
+from harbor_gym.formats.call_forms import CALL_FORMS, CallForm
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition, tool_schema
 from harbor_gym.gateway.chat import Message, ParsedAnswer, parse_answer, tools_digest
+from harbor_gym.gateway.codec import TextConversationCodec
 from harbor_gym.types import ChatMessage
 
 _MAX_TOOL_SETS = 32
@@ -17,9 +22,12 @@ _MAX_TOOL_SETS = 32
 
 
 class TemplateConversationCodec:
-    """Write conversations and tools with a tokenizer's chat template, and read tool calls in Hermes' and Qwen's form.
+    """Write conversations and tools with a tokenizer's chat template, and read tool calls in the form that it writes.
 
-    An :class:`HFCodec` for each set of tools, which agents declare with every request.
+    An :class:`HFCodec` for each set of tools, which agents declare with every request. The form of a call is found by
+    having the template write one, among :data:`harbor_gym.formats.call_forms.CALL_FORMS`; of a template that declares
+    tools and writes no calls it is Hermes' and Qwen's. Where a template does neither, tools and their calls are text,
+    as :class:`harbor_gym.gateway.codec.TextConversationCodec` writes them.
 
     Args:
         tokenizer: A tokenizer with a chat template that declares tools.
@@ -28,7 +36,7 @@ class TemplateConversationCodec:
         template_kwargs: Further arguments of the template, such as ``enable_thinking=False``.
 
     Raises:
-        UsageError: As :class:`HFCodec` does.
+        UsageError: As :class:`HFCodec` does; or the template writes tool calls in a form that can't be read.
     """
 
     def __init__(
@@ -41,21 +49,46 @@ class TemplateConversationCodec:
         self._make = functools.partial(HFCodec, tokenizer, chat_template, stop_token_ids, **template_kwargs)
         self._plain = self._make()
         self._by_tools: OrderedDict[bytes, HFCodec] = OrderedDict()
+        probing = self._codec([_PROBE_TOOL])
+        self._form = _find_form(probing)
+        # Without this an agent's tools would be dropped without a word.
+        is_silent = _PROBE_TOOL.name not in tokenizer.decode(probing.prompt([{"role": "user", "content": "task"}]))
+        self._text = TextConversationCodec(self._plain) if self._form is None and is_silent else None
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> list[int]:
         """Return the tokens of a whole conversation, up to the opening of the next answer."""
+        if tools and self._text is not None:
+            return self._text.render(messages, tools)
         # The template takes more kinds of messages than a plain chat has.
-        return self._codec(tools).prompt(cast("list[ChatMessage]", _template_messages(messages)))
+        return self._codec(tools).prompt(cast("list[ChatMessage]", _template_messages(self._with_ids(messages))))
 
     def render_next(
         self, sampled: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolDefinition]
     ) -> list[int]:
         """Return the tokens that follow ``sampled``."""
-        return self._codec(tools).next_messages(sampled, [_template_message(message) for message in messages])
+        if tools and self._text is not None:
+            return self._text.render_next(sampled, messages, tools)
+        return self._codec(tools).next_messages(
+            sampled, [_template_message(message) for message in self._with_ids(messages)]
+        )
 
     def parse(self, sampled: Sequence[int], tools: Sequence[ToolDefinition]) -> ParsedAnswer:
         """Return text, reasoning and tool calls of an answer."""
-        return parse_answer(self._plain.text(sampled), self._plain.reasoning(sampled), tools)
+        form = self._form or CALL_FORMS[0]
+        return parse_answer(self._plain.text(sampled), self._plain.reasoning(sampled), tools, form)
+
+    def _with_ids(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return messages with ids of calls that the template takes."""
+        if self._form is None or not self._form.has_short_ids:
+            return messages
+        return [
+            replace(
+                message,
+                tool_calls=tuple(replace(call, id=_short_id(call.id)) for call in message.tool_calls),
+                tool_call_id=_short_id(message.tool_call_id),
+            )
+            for message in messages
+        ]
 
     def _codec(self, tools: Sequence[ToolDefinition]) -> HFCodec:
         if not tools:
@@ -67,6 +100,47 @@ class TemplateConversationCodec:
         while len(self._by_tools) > _MAX_TOOL_SETS:
             self._by_tools.popitem(last=False)
         return codec
+
+
+_PROBE_TOOL = ToolDefinition(
+    "probing",
+    "Probe.",
+    {"type": "object", "properties": {"text": {"type": "string"}, "number": {"type": "integer"}}, "required": ["text"]},
+)
+_PROBE_CALL = ToolCall("probing", json.dumps({"text": "a < b\nc", "number": 2}), "call00000")
+
+
+def _find_form(codec: HFCodec) -> CallForm | None:
+    """Return the form of the calls that a template writes; None where it writes none.
+
+    Raises:
+        UsageError: It writes them in a form that can't be read.
+    """
+    message = Message("assistant", "", (_PROBE_CALL,))
+    try:
+        written = codec.written(_template_message(message))
+    except Exception as exc:  # whatever a foreign template raises: here it is found unusable for calls
+        raise _unreadable(f"it can't write one: {type(exc).__name__}: {exc}") from exc
+    if _PROBE_TOOL.name not in written:
+        return None
+    for form in CALL_FORMS:
+        content, calls = form.read(written, [_PROBE_TOOL])
+        read = [(call.name, json.loads(call.arguments)) for call in calls]
+        if read == [(_PROBE_CALL.name, json.loads(_PROBE_CALL.arguments))] and not content.strip():
+            return form
+    raise _unreadable(f"it writes one as {written.strip()!r:.300}")
+
+
+def _short_id(call_id: str) -> str:
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9] if call_id else ""
+
+
+def _unreadable(what: str) -> UsageError:
+    return UsageError(
+        f"the tool calls of this chat template can't be read: {what}. These forms can: "
+        f"{', '.join(form.name for form in CALL_FORMS)}. Pass an HFCodec, with which tools are declared as text, "
+        "or a ConversationCodec of your own"
+    )
 
 
 def _template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from harbor_gym._runtime.files import replace_text
+from harbor_gym._runtime.files import open_regular, replace_text
 from harbor_gym.errors import UsageError
 from harbor_gym.report.screen import Frame, Recording, read_recording
 
@@ -121,7 +121,8 @@ def _ending(recording: Path) -> str:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path, path.parent) as file:
+            found = json.loads(file.read())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

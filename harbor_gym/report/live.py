@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harbor_gym._runtime.console.progress import ShowBar, show_no_bar
-from harbor_gym.errors import MissingDependencyError
+from harbor_gym.errors import MissingDependencyError, printable
 from harbor_gym.report.curves import draw_curve
 from harbor_gym.report.metrics import METRICS_NAME, read_metrics, read_records
 
@@ -182,4 +182,4 @@ class _Elapsed(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
-        return f"[{record.created - self._start:7.1f} s] {level}{record.getMessage()}"
+        return f"[{record.created - self._start:7.1f} s] {level}{printable(record.getMessage())}"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.files import open_regular
 from harbor_gym.errors import MissingDependencyError, UsageError
 
 
@@ -47,7 +48,9 @@ def read_recording(path: Path) -> Recording:
     except ModuleNotFoundError as exc:
         raise MissingDependencyError('pictures of a recording need pyte: pip install "harbor-gym[render]"') from exc
     try:
-        header, *lines = path.read_text(encoding="utf-8").splitlines()
+        place = path.resolve()  # whoever names a link means what it leads to
+        with open_regular(place, place.parent) as file:
+            header, *lines = file.read().decode().splitlines()
         settings = json.loads(header)
         columns, rows = int(settings["width"]), int(settings["height"])
         if settings["version"] != 2:

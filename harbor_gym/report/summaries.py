@@ -9,6 +9,8 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.files import open_regular
+
 _MAX_CAST_BYTES = 2 << 20
 """A longer recording is left out of a page; its file stays."""
 
@@ -93,7 +95,7 @@ def _in_turn(paths: Sequence[Path], most: int) -> Iterable[Path]:
 def _read(path: Path, run_dir: Path) -> dict[str, Any] | None:
     """Return one episode with its recording, or None for what is no transcript."""
     episode = read_transcript(path, run_dir)
-    return None if episode is None else {**episode, "cast": _cast(path.with_suffix(".cast"))}
+    return None if episode is None else {**episode, "cast": _cast(path.with_suffix(".cast"), run_dir)}
 
 
 def read_transcript(path: Path, run_dir: Path) -> dict[str, Any] | None:
@@ -104,7 +106,8 @@ def read_transcript(path: Path, run_dir: Path) -> dict[str, Any] | None:
         run_dir: The run's folder.
     """
     with contextlib.suppress(OSError, ValueError):
-        document = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path, run_dir / "transcripts") as file:
+            document = json.loads(file.read())
         if isinstance(document, dict) and isinstance(document.get("turns"), list):
             name = path.relative_to(run_dir / "transcripts").as_posix()
             place = _PLACE.fullmatch(name)
@@ -119,8 +122,8 @@ def read_transcript(path: Path, run_dir: Path) -> dict[str, Any] | None:
     return None
 
 
-def _cast(path: Path) -> str | None:
-    with contextlib.suppress(OSError):
-        if path.stat().st_size <= _MAX_CAST_BYTES:
-            return path.read_text(encoding="utf-8", errors="replace")
+def _cast(path: Path, run_dir: Path) -> str | None:
+    with contextlib.suppress(OSError), open_regular(path, run_dir / "transcripts") as file:
+        if len(content := file.read(_MAX_CAST_BYTES + 1)) <= _MAX_CAST_BYTES:
+            return content.decode("utf-8", "replace")
     return None

@@ -5,6 +5,7 @@ else's, whose name was made to resolve to loopback, reads nothing. What it gives
 looked up by their names.
 """
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self, override
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from harbor_gym._runtime.files import open_regular
 from harbor_gym.errors import UsageError
 from harbor_gym.report.page import render, run_curves
 from harbor_gym.report.summaries import contains, read_episode, summarize_episode
@@ -47,7 +49,7 @@ class _Run:
         with self.lock:
             known: dict[Path, tuple[int, dict[str, Any]]] = {}
             for path in sorted(self.transcripts.rglob("*.json")):
-                changed = path.stat().st_mtime_ns
+                changed = path.lstat().st_mtime_ns
                 before = self.summaries.get(path)
                 if before is not None and before[0] == changed:
                     known[path] = before
@@ -61,12 +63,20 @@ class _Run:
         """Return what changes whenever an episode does."""
         return f"{len(self.summaries)}-{max((changed for changed, _ in self.summaries.values()), default=0)}"
 
-    def file_of(self, name: str, suffix: str) -> Path | None:
-        """Return an episode's file by the episode's name; None where there is no such episode."""
+    def transcript_of(self, name: str) -> Path | None:
+        """Return an episode's transcript by the episode's name; None where there is no such episode."""
         path = self.transcripts / f"{name}.json"
         with self.lock:
-            is_known = path in self.summaries
-        return path.with_suffix(suffix) if is_known else None
+            return path if path in self.summaries else None
+
+    def content_of(self, name: str, suffix: str) -> bytes | None:
+        """Return what an episode's file holds; None where there is no such episode, or no file of its own."""
+        path = self.transcript_of(name)
+        with contextlib.suppress(OSError):
+            if path is not None:
+                with open_regular(path.with_suffix(suffix), self.transcripts) as file:
+                    return file.read()
+        return None
 
     def search(self, text: str) -> list[str]:
         """Return the names of the episodes that hold a text."""
@@ -168,8 +178,8 @@ class _Handler(BaseHTTPRequestHandler):
             case ["files", number, *name] if name and (run := self._run(number)):
                 path = Path("/".join(name))
                 kind = _KINDS.get(path.suffix)
-                file = run.file_of(str(path.with_suffix("")), path.suffix) if kind else None
-                return (kind, file.read_bytes()) if kind and file is not None and file.is_file() else None
+                content = run.content_of(str(path.with_suffix("")), path.suffix) if kind else None
+                return (kind, content) if kind and content is not None else None
             case _:
                 return None
 
@@ -204,7 +214,7 @@ def _episodes(run: _Run, query: Mapping[str, str]) -> tuple[str, bytes]:
 
 
 def _episode(run: _Run, query: Mapping[str, str]) -> tuple[str, bytes] | None:
-    path = run.file_of(query.get("name", ""), ".json")
+    path = run.transcript_of(query.get("name", ""))
     episode = read_episode(path, run.folder) if path is not None else None
     return _json(episode) if episode is not None else None
 

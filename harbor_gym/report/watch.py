@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import shlex
 import shutil
+import stat
 import sys
 import time
 import zlib
@@ -13,7 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harbor_gym.errors import MissingDependencyError, UsageError
+from harbor_gym._runtime.files import open_regular
+from harbor_gym.errors import MissingDependencyError, UsageError, printable
 
 if TYPE_CHECKING:
     import libtmux
@@ -81,8 +85,8 @@ def play_pane(
             time.sleep(_LOOK_SEC)
             continue
         shown, looked = path, time.monotonic()
-        write(f"{_CLEAR}\x1b]2;{path.relative_to(run_dir)}\x07")
-        for output in _growing(path):
+        write(f"{_CLEAR}\x1b]2;{printable(str(path.relative_to(run_dir)))}\x07")
+        for output in _growing(path, run_dir):
             if output:
                 write(output)
             elif is_over():
@@ -99,17 +103,21 @@ def newest(run_dir: Path, pane: int, panes: int) -> Path | None:
     for path in run_dir.rglob("*.cast"):
         number = _EPISODE.fullmatch(path.name)
         if (int(number[1]) if number else zlib.crc32(path.name.encode())) % panes == pane:
-            try:
-                found.append((path.stat().st_mtime, path))
-            except FileNotFoundError:
-                continue
+            with contextlib.suppress(FileNotFoundError):
+                state = path.lstat()
+                if stat.S_ISREG(state.st_mode):
+                    found.append((state.st_mtime, path))
     return max(found, default=(0.0, None))[1]
 
 
-def _growing(path: Path) -> Iterator[str]:
+def _growing(path: Path, run_dir: Path) -> Iterator[str]:
     """Yield what a recording prints, for ever; an empty string where it has printed nothing for a while."""
     rest = ""
-    with path.open(encoding="utf-8", errors="replace") as recording:
+    try:
+        opened = open_regular(path, run_dir)
+    except OSError:  # gone, or none any more
+        return
+    with io.TextIOWrapper(opened, encoding="utf-8", errors="replace") as recording:
         while True:
             if text := recording.read():
                 *lines, rest = (rest + text).split("\n")

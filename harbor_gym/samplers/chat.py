@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from harbor_gym.env import AsyncTerminalGymEnv
-from harbor_gym.errors import HarborGymError, SamplerError
+from harbor_gym.errors import BudgetSpentError, HarborGymError, SamplerError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.tool_text import ToolCall, write_calls
-from harbor_gym.samplers.engine_client import EngineClient, StatusError
+from harbor_gym.samplers.engine_client import EngineClient
+from harbor_gym.tokens import Transcript
 from harbor_gym.types import ActionFormat, EndReason, EpisodeInfo, StepResult, StopReason, Turn
-
-_OVERFLOWS = ("context_length_exceeded", "maximum context length", "maximum model length", "longer than the maximum")
-"""How engines refuse a prompt that does not fit, in the body of a status 400."""
 
 _RETURNED = ("content", "tool_calls", "reasoning_content", "reasoning", "reasoning_details", "refusal")
 """Parts of an answer that go back as they came: a server that records turns sees its own answer again."""
@@ -65,19 +63,6 @@ class AsksChat(Protocol):
         ...
 
 
-class BudgetSpentError(SamplerError):
-    """Whoever answers grants no further answer: a budget ran out. The episode ends truncated, and is verified."""
-
-    reason: EndReason = EndReason.MAX_TURNS
-    """Why the episode ends; a truncation."""
-
-
-class ContextOverflowError(BudgetSpentError):
-    """The endpoint refuses the chat because it does not fit its context window."""
-
-    reason = EndReason.CONTEXT_OVERFLOW
-
-
 class ChatEndpoint(EngineClient):
     """Ask an OpenAI-style endpoint (``POST /v1/chat/completions``). One serves any number of episodes at once.
 
@@ -90,7 +75,7 @@ class ChatEndpoint(EngineClient):
         temperature: Sampling temperature; None leaves it to the endpoint.
         api_key_env: Name of the environment variable that holds the key; None sends no key.
         timeout_sec: Longest wait for one answer, in seconds; None is no limit.
-        max_attempts: How often a request is sent when the endpoint can't be reached or is overloaded.
+        max_attempts: How often a request is sent while the endpoint can't be reached, fails, or is overloaded.
         extra_body: Further fields of each request, such as ``tools`` or ``reasoning_effort``.
         api_key: The key itself, where it is made for one episode and stands in no environment variable.
 
@@ -139,13 +124,8 @@ class ChatEndpoint(EngineClient):
             SamplerError: The endpoint can't be reached, refuses the request, or does not answer with one message.
             UsageError: The endpoint is not open.
         """
-        try:
-            declared = {"tools": list(tools)} if tools else {}
-            return _read_answer(await self._post({**self._body, **declared, "messages": list(messages)}))
-        except StatusError as exc:
-            if exc.status == 400 and any(words in exc.body for words in _OVERFLOWS):
-                raise ContextOverflowError(str(exc)) from exc
-            raise
+        declared = {"tools": list(tools)} if tools else {}
+        return _read_answer(await self._post({**self._body, **declared, "messages": list(messages)}))
 
 
 @dataclass(frozen=True)
@@ -162,13 +142,16 @@ class ChatRollout:
     """Why the episode ended."""
 
     reward: float | None
-    """Sum of the turns' rewards; None after an infrastructure error."""
+    """The episode's reward; None after an infrastructure error."""
 
     error: HarborGymError | None = None
     """The infrastructure error, if that ended the episode."""
 
     infos: Sequence[EpisodeInfo] = ()
     """What the environment reported: at the start, with each turn, and at the end."""
+
+    cut: tuple[float, EpisodeInfo] | None = None
+    """Reward and info of an end that followed no answer."""
 
     @property
     def info(self) -> EpisodeInfo | None:
@@ -179,13 +162,13 @@ class ChatRollout:
 @dataclass
 class _Chat:
     messages: Messages = field(default_factory=list[dict[str, Any]])
-    turns: list[Turn] = field(default_factory=list[Turn])
-    reward: float = 0.0
+    transcript: Transcript = field(default_factory=Transcript)
     infos: list[EpisodeInfo] = field(default_factory=list[EpisodeInfo])
 
     def ended(self, reason: EndReason, error: HarborGymError | None = None) -> ChatRollout:
-        reward = self.reward if error is None else None
-        return ChatRollout(self.messages, self.turns, reason, reward, error, self.infos)
+        text = self.transcript
+        reward = text.reward if error is None else None
+        return ChatRollout(self.messages, text.turns, reason, reward, error, self.infos, text.cut)
 
 
 async def run_chat_episode(
@@ -219,14 +202,14 @@ async def run_chat_episode(
         chat.messages.append({"role": "user", "content": shown})
         while True:
             result, answer = await _take_turn(env, ask, chat, ends_without_tool_call=ends_without_tool_call)
-            chat.reward += result.reward
             chat.infos.append(result.info)
-            if answer is not None:
-                lengths = answer.prompt_tokens, answer.sampled_tokens
-                chat.turns.append(Turn(shown, answer.text, result.info, result.reward, *lengths))
+            if answer is None:
+                chat.transcript.cut = result.reward, result.info
+                break
+            lengths = answer.prompt_tokens, answer.sampled_tokens
+            chat.transcript.turns.append(Turn(shown, answer.text, result.info, result.reward, *lengths))
             if result.done:
                 break
-            assert answer is not None
             shown = result.observation
             chat.messages += _replies(answer, shown)
     except HarborGymError as exc:
@@ -249,7 +232,7 @@ async def _take_turn(
         answer = await ask(list(chat.messages))
     except BudgetSpentError as exc:
         logger.info("an episode ends: %s", exc)
-        return await env.truncate(exc.reason), None
+        return await env.truncate(EndReason(exc.reason)), None
     chat.messages.append(dict(answer.message))
     if answer.stop_reason == "length":
         return await env.truncate(EndReason.MAX_TOKENS), answer

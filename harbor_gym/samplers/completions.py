@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from harbor_gym.errors import SamplerError
 from harbor_gym.samplers.engine_client import EngineClient
+from harbor_gym.samplers.statuses import EngineSettingsError
 from harbor_gym.types import Sample, StopReason
 
 
@@ -26,7 +27,7 @@ class CompletionsSampler(EngineClient):
         api_key_env: Name of the environment variable that holds the engine's key; None sends no key.
         stop_token_ids: Tokens that end an answer, beside the model's own.
         timeout_sec: Longest wait for one answer, in seconds, queueing in the engine included.
-        max_attempts: How often a request is sent when the engine can't be reached or is overloaded.
+        max_attempts: How often a request is sent while the engine can't be reached, fails, or is overloaded.
         extra_body: Further fields of the request, such as ``top_p`` or ``lora_name``.
 
     Raises:
@@ -67,7 +68,9 @@ class CompletionsSampler(EngineClient):
         """Sample one message.
 
         Raises:
-            SamplerError: The engine can't be reached, refuses the request, or returns no token ids.
+            ContextOverflowError: The prompt does not fit the engine's context window.
+            SamplerError: The engine can't be reached, refuses the request, or ends a message otherwise.
+            EngineSettingsError: The engine refuses the key or the model, or returns no token ids or log-probabilities.
             UsageError: The sampler is not open.
         """
         return _read_sample(await self._post({**self._body, "prompt": list(prompt)}))
@@ -89,6 +92,11 @@ def _read_sample(answer: object) -> Sample:
     logprobs = _as_dict(choice.get("logprobs"))
     tokens = _token_ids(choice.get("token_ids"), logprobs.get("tokens"))
     values = logprobs.get("token_logprobs")
+    if values is None:
+        raise EngineSettingsError(
+            "the engine returned no log-probabilities, and the policy is trained on them: let it return them for each "
+            "sampled token (logprobs), or take another engine"
+        )
     if not isinstance(values, list) or len(cast("list[object]", values)) != len(tokens):
         raise SamplerError(f"the engine returned no log-probability for each of {len(tokens)} tokens")
     if not all(isinstance(value, int | float) for value in cast("list[object]", values)):
@@ -104,7 +112,10 @@ def _token_ids(ids: object, names: object) -> list[int]:
         named = [str(item).partition("token_id:") for item in cast("list[object]", names)]
         if all(not before and number.isdecimal() for before, _, number in named):
             return [int(number) for _, _, number in named]
-    raise SamplerError("the engine returned no token ids: it must support return_token_ids, as vLLM 0.10.2 does")
+    raise EngineSettingsError(
+        "the engine returned no token ids: it must support return_token_ids, as vLLM 0.10.2 does; for SGLang "
+        "take SGLangSampler"
+    )
 
 
 def _as_dict(value: object) -> dict[str, Any]:

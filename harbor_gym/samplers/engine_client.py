@@ -4,20 +4,20 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import aiohttp
 
-from harbor_gym.errors import SamplerError, UsageError
-
-_RETRIED = frozenset({429, 502, 503, 504})
-"""Statuses of an engine that restarts, reloads its weights, or has too many requests."""
-
-_BACKOFF_SEC = 1.0
-"""Wait before the second attempt; doubled for each further one."""
+from harbor_gym.errors import ContextOverflowError, HarborGymError, SamplerError, UsageError
+from harbor_gym.samplers.overflow import is_overflow
+from harbor_gym.samplers.statuses import EngineSettingsError, is_retried, pause_sec, settings_error
 
 _SHOWN_CHARACTERS = 500
+_WINDOW_SEC = 10.0
+"""Longest wait for the page of models; without it the engine itself refuses what does not fit."""
+
+_NOT_OPEN = "this sampler is not open: use it as an `async with` block"
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,9 @@ class StatusError(SamplerError):
 
     body: str = ""
     """What came with it."""
+
+    headers: Mapping[str, str] = MappingProxyType({})
+    """Its headers."""
 
 
 class EngineClient:
@@ -57,7 +60,8 @@ class EngineClient:
         max_attempts: int,
         api_key: str | None = None,
     ) -> None:
-        self._url = f"{base_url.rstrip('/').removesuffix('/v1')}{path}"
+        root = base_url.rstrip("/").removesuffix("/v1")
+        self._url, self._models_url = f"{root}{path}", f"{root}/v1/models"
         self._timeout_sec, self._max_attempts = timeout_sec, max_attempts
         self._headers: dict[str, str] = {}
         if api_key is not None and api_key_env is not None:
@@ -67,6 +71,7 @@ class EngineClient:
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._session: aiohttp.ClientSession | None = None
+        self._window: asyncio.Future[int | None] | None = None
 
     async def __aenter__(self) -> Self:
         """Open the connections."""
@@ -80,43 +85,67 @@ class EngineClient:
     ) -> None:
         """Close the connections."""
         session, self._session = self._session, None
+        window, self._window = self._window, None
+        if window is not None:
+            window.cancel()
         if session is not None:
             await session.close()
+
+    async def context_tokens(self) -> int | None:
+        """Return the context window in tokens that the engine tells (``max_model_len`` of ``/v1/models``), asked once.
+
+        Returns:
+            None where it serves no such page, or models with different windows.
+
+        Raises:
+            UsageError: The client is not open.
+        """
+        if self._session is None:
+            raise UsageError(_NOT_OPEN)
+        if self._window is None:
+            self._window = asyncio.ensure_future(_ask_window(self._session, self._models_url))
+        return await asyncio.shield(self._window)
 
     async def _post(self, body: Mapping[str, Any]) -> object:
         """Send a request and return the JSON that answers it.
 
         Raises:
+            ContextOverflowError: The prompt does not fit the engine's context window.
             StatusError: The engine refuses the request, or is overloaded after the last attempt.
             SamplerError: The engine can't be reached, or does not answer in time or with JSON.
+            EngineSettingsError: The engine refuses the key or the model.
             UsageError: The client is not open.
         """
         for attempt in range(1, self._max_attempts):
             try:
                 return await self._post_once(body)
             except _UnreachableError as exc:
-                error: SamplerError = exc
+                error, headers = str(exc), {}
             except StatusError as exc:
-                if exc.status not in _RETRIED:
+                if not is_retried(exc.status):
                     raise
-                error = exc
+                error, headers = str(exc), exc.headers
             logger.info("attempt %d of %d: %s", attempt, self._max_attempts, error)
-            await asyncio.sleep(_BACKOFF_SEC * 2 ** (attempt - 1))
+            await asyncio.sleep(pause_sec(headers, attempt))
         return await self._post_once(body)
 
     async def _post_once(self, body: Mapping[str, Any]) -> object:
         if self._session is None:
-            raise UsageError("this sampler is not open: use it as an `async with` block")
+            raise UsageError(_NOT_OPEN)
         try:
             async with self._session.post(self._url, json=body) as response:
                 if response.status != 200:
                     text = self._without_key(await response.text(errors="replace"))
-                    raise _status_error(self._url, response.status, text)
+                    if is_overflow(response.status, text):
+                        raise ContextOverflowError(_refusal(self._url, response.status, text))
+                    raise _status_error(self._url, response, text)
                 return await response.json(content_type=None)
         except TimeoutError:
             raise SamplerError(f"{self._url} did not answer within {self._timeout_sec:g} seconds") from None
         except aiohttp.ClientError as exc:
             raise _UnreachableError(f"{self._url} can't be reached: {exc}") from exc
+        except EngineSettingsError:
+            raise  # a ValueError, too
         except ValueError as exc:
             raise SamplerError(f"{self._url} did not answer with JSON: {exc}") from exc
 
@@ -126,11 +155,33 @@ class EngineClient:
         return text.replace(key, "***") if key else text
 
 
+async def _ask_window(session: aiohttp.ClientSession, url: str) -> int | None:
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=_WINDOW_SEC)) as response:
+            page = await response.json(content_type=None) if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return None
+    match page:
+        case {"data": [*models]}:
+            windows = {model.get("max_model_len") for model in models if isinstance(model, dict)}
+        case _:
+            return None
+    window = windows.pop() if len(windows) == 1 else None
+    return window if isinstance(window, int) else None
+
+
 class _UnreachableError(SamplerError):
     """The engine may be there at a later attempt."""
 
 
-def _status_error(url: str, status: int, text: str) -> StatusError:
-    error = StatusError(f"{url} answered with status {status}: {text[:_SHOWN_CHARACTERS]}")
-    error.status, error.body = status, text
+def _status_error(url: str, response: aiohttp.ClientResponse, text: str) -> HarborGymError:
+    refusal = _refusal(url, response.status, text)
+    if (wrong := settings_error(refusal, response.status)) is not None:
+        return wrong
+    error = StatusError(refusal)
+    error.status, error.body, error.headers = response.status, text, response.headers
     return error
+
+
+def _refusal(url: str, status: int, text: str) -> str:
+    return f"{url} answered with status {status}: {text[:_SHOWN_CHARACTERS]}"

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from harbor_gym.errors import SamplerError
+from harbor_gym.errors import ContextOverflowError, SamplerError
 from harbor_gym.samplers.engine_client import EngineClient
+from harbor_gym.samplers.overflow import is_overflow
+from harbor_gym.samplers.statuses import EngineSettingsError
 from harbor_gym.types import Sample, StopReason
 
 
@@ -26,7 +28,7 @@ class SGLangSampler(EngineClient):
         api_key_env: Name of the environment variable that holds the engine's key; None sends no key.
         stop_token_ids: Tokens that end an answer, beside the model's own.
         timeout_sec: Longest wait for one answer, in seconds, queueing in the engine included.
-        max_attempts: How often a request is sent when the engine can't be reached or is overloaded.
+        max_attempts: How often a request is sent while the engine can't be reached, fails, or is overloaded.
         sampling_params: Further sampling parameters, such as ``top_p``.
         extra_body: Further fields of the request, such as ``lora_path``.
 
@@ -65,7 +67,9 @@ class SGLangSampler(EngineClient):
         """Sample one message.
 
         Raises:
-            SamplerError: The engine can't be reached, refuses the request, or returns no token ids.
+            ContextOverflowError: The prompt does not fit the engine's context window.
+            SamplerError: The engine can't be reached, refuses the request, or ends a message otherwise.
+            EngineSettingsError: The engine refuses the key, or returns no token ids with log-probabilities.
             UsageError: The sampler is not open.
         """
         return _read_sample(await self._post({**self._body, "input_ids": list(prompt)}))
@@ -84,12 +88,16 @@ def _read_sample(answer: object) -> Sample:
             pairs = [_pair(item) for item in cast("list[object]", sampled)] if isinstance(sampled, list) else None
         case {"meta_info": {"finish_reason": {"type": ("stop" | "length")}}}:
             pairs, reason = None, "stop"
+        case {"meta_info": {"finish_reason": {"type": "abort", "message": str() as why}}} if is_overflow(400, why):
+            raise ContextOverflowError(f"the engine refuses the prompt: {why}")
         case {"meta_info": {"finish_reason": reason}}:
             raise SamplerError(f"the engine ended a message with {reason!r:.200}, which is neither stop nor length")
         case _:
             raise SamplerError("the engine's answer holds no single message with its meta_info")
     if pairs is None:
-        raise SamplerError("the engine returned no output_token_logprobs: return_logprob had no effect")
+        raise EngineSettingsError(
+            "the engine returned no output_token_logprobs: return_logprob had no effect; let it return them"
+        )
     return Sample([token for _, token in pairs], [value for value, _ in pairs], cast("StopReason", reason))
 
 

@@ -24,7 +24,7 @@ _WITH_HEREDOCS = ("RUN", "COPY", "ADD")
 
 
 @dataclass(frozen=True, slots=True)
-class _Instruction:
+class Instruction:
     """One instruction with its continuation lines put together, comments among them left out."""
 
     text: str
@@ -35,11 +35,16 @@ class _Instruction:
 
     @property
     def name(self) -> str:
+        """Its first word, in capitals."""
         return self.text.split(maxsplit=1)[0].upper()
 
     def words(self) -> list[tuple[str, int]]:
         """Return the words after the name, each with where it begins in ``text``."""
         return [(found[0], found.start()) for found in re.finditer(r"\S+", self.text)][1:]
+
+    def span(self, start: int, length: int) -> tuple[int, int]:
+        """Return from where to where in the file a part of ``text`` is written."""
+        return self.places[start], self.places[start + length - 1] + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,41 +80,74 @@ def alternative(environment_dir: Path) -> str:
 
 def has_heredoc(text: str) -> bool:
     """Return whether an instruction carries a here-document (``RUN <<EOF``), which old builders can't read."""
-    return any(instruction.heredocs for instruction in _instructions(text))
+    return any(instruction.heredocs for instruction in instructions(text))
 
 
 # --- references ------------------------------------------------------------------------------------------------------
 
 
-def _references(text: str) -> Iterator[_Reference]:
-    stages: list[str] = []
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One FROM."""
+
+    base: str
+    """What it starts from, variables replaced: an image, ``scratch``, or an earlier stage in lower case."""
+
+    name: str
+    """What it is called, in lower case; empty if nothing."""
+
+
+def stages(text: str) -> list[Stage]:
+    """Return a Dockerfile's stages in order."""
+    return [stage for stage, _ in _stages(text)]
+
+
+def _stages(text: str) -> Iterator[tuple[Stage, _Reference]]:
+    names: list[str] = []
     arguments: dict[str, str] = {}
-    for instruction in _instructions(text):
-        words = instruction.words()
-        if instruction.name == "ARG" and not stages:
+    for instruction in instructions(text):
+        if instruction.name == "ARG" and not names:
             _read_arguments(instruction.text, arguments)
-        elif instruction.name == "FROM":
-            rest = [word for word in words if not word[0].startswith("--")]
-            if rest:
-                name = _expand(rest[0][0].strip("\"'"), arguments)
-                if name.lower() not in (*stages, "scratch"):
-                    yield _reference(instruction, name, rest[0][1], len(rest[0][0]))
-            match [word.lower() for word, _ in rest]:
-                case [_, "as", stage, *_]:
-                    stages.append(stage)
-                case _:
-                    stages.append("")
-        else:
-            for name, start in _copied_from(instruction.name, words):
-                is_stage = name.lower() in stages or (name.isdecimal() and int(name) < len(stages))
-                # What a variable stands for in a stage only the builder knows.
-                if not is_stage and "$" not in name:
-                    yield _reference(instruction, name, start, len(name))
+        rest = [word for word in instruction.words() if not word[0].startswith("--")]
+        if instruction.name != "FROM" or not rest:
+            continue
+        written, start = rest[0]
+        base = _expand(written.strip("\"'"), arguments)
+        match [word.lower() for word, _ in rest]:
+            case [_, "as", name, *_]:
+                pass
+            case _:
+                name = ""
+        is_known = base.lower() in (*names, "scratch")
+        yield Stage(base.lower() if is_known else base, name), _reference(instruction, base, start, len(written))
+        names.append(name)
 
 
-def _copied_from(name: str, words: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """Yield what an instruction's options take files from, each with where it begins."""
-    for word, start in words:
+def _references(text: str) -> Iterator[_Reference]:
+    begun = iter(_stages(text))
+    names: list[str] = []
+    for instruction in instructions(text):
+        if instruction.name == "FROM":
+            if (found := next(begun, None)) is not None:
+                if found[0].base not in (*names, "scratch"):
+                    yield found[1]
+                names.append(found[0].name)
+            continue
+        for name, start in copied_from(instruction):
+            # What a variable stands for in a stage only the builder knows.
+            if not is_stage(name, names) and "$" not in name:
+                yield _reference(instruction, name, start, len(name))
+
+
+def is_stage(name: str, names: Sequence[str]) -> bool:
+    """Return whether a name to copy from is that of a stage or its number, of those begun so far."""
+    return name.lower() in names or (name.isdecimal() and int(name) < len(names))
+
+
+def copied_from(instruction: Instruction) -> Iterator[tuple[str, int]]:
+    """Yield what an instruction's options take files from, each with where it begins in the instruction's text."""
+    name = instruction.name
+    for word, start in instruction.words():
         if not word.startswith("--"):
             return
         if name in ("COPY", "ADD") and word.startswith("--from="):
@@ -118,9 +156,8 @@ def _copied_from(name: str, words: list[tuple[str, int]]) -> Iterator[tuple[str,
             yield found[1], start + found.start(1)
 
 
-def _reference(instruction: _Instruction, name: str, start: int, length: int) -> _Reference:
-    places = instruction.places
-    return _Reference(name, places[start], places[start + length - 1] + 1)
+def _reference(instruction: Instruction, name: str, start: int, length: int) -> _Reference:
+    return _Reference(name, *instruction.span(start, length))
 
 
 def _read_arguments(text: str, arguments: dict[str, str]) -> None:
@@ -147,7 +184,7 @@ def _expand(value: str, arguments: dict[str, str]) -> str:
 # --- instructions ----------------------------------------------------------------------------------------------------
 
 
-def _instructions(text: str) -> Iterator[_Instruction]:
+def instructions(text: str) -> Iterator[Instruction]:
     """Read a file as BuildKit's parser does.
 
     Source: frontend/dockerfile/parser of BuildKit. Where that refuses a file, this takes what may be meant: the builder
@@ -178,7 +215,7 @@ def _instructions(text: str) -> Iterator[_Instruction]:
             continue
         ends = _skip_heredocs(logical, [line for _, line in lines[number:]])
         number += sum(ends)
-        yield _Instruction(logical, places, len(ends))
+        yield Instruction(logical, places, len(ends))
 
 
 def _escape_character(lines: Iterator[str]) -> str:
@@ -211,7 +248,7 @@ def _heredocs(logical: str) -> Iterator[tuple[str, bool]]:
     name, rest = head[1].upper(), head[2] or ""
     if name == "ONBUILD" and rest:
         yield from _heredocs(rest)
-    if name not in _WITH_HEREDOCS or "<<" not in rest or _is_json(rest):
+    if name not in _WITH_HEREDOCS or "<<" not in rest or is_json(rest):
         return
     for word in _SHELL_WORD.findall(rest):
         if (found := _HEREDOC_WORD.fullmatch(word)) and (ending := _unquoted(found[2])):
@@ -227,7 +264,8 @@ def _unquoted(word: str) -> str:
     return words[0] if len(words) == 1 else ""
 
 
-def _is_json(rest: str) -> bool:
+def is_json(rest: str) -> bool:
+    """Return whether what follows an instruction's name is a list of words, flags before it left out."""
     arguments = re.sub(r"^(--\S+\s+)*", "", rest)
     try:
         return isinstance(json.loads(arguments), list)

@@ -165,6 +165,10 @@ class SupportsVerifierView(Protocol):
         In it /tests, /tmp and /logs/verifier are the image's, and of the policy's files only these paths exist, each as
         it is: absent where it is absent, or where a link leads to it. Processes and network stay the sandbox's.
 
+        Every command in the view has the rank ``verifier``: no process outside of the view, root's or another user's,
+        opens its memory or its files (/proc/PID/mem, root, cwd, fd, environ). Whoever leaves the view, or never was in
+        it (``exec_argv``), has the rank of what runs outside.
+
         Args:
             verify_paths: Absolute paths of directories or regular files.
 
@@ -229,9 +233,15 @@ class SupportsCleanUp(Protocol):
     async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
         """Do one of the works by which an episode cleans up before grading.
 
+        The first ``baseline`` parts what runs in the sandbox: what ran before has the rank ``service`` and what is run
+        from then on the rank ``policy``, which can't open the memory or the files of a service's processes, as root or
+        as any user. What the policy is to have is therefore started after the first baseline, its terminal included.
+
         Args:
-            work: ``baseline`` (list what runs), ``stop`` (end what is not in a baseline) or ``reset_verifier_dirs``
-                (empty the verifier's directories). Unknown ones are refused.
+            work: ``baseline`` (list what runs), ``stop`` (end what is not in a baseline), ``open_grading`` (make again
+                the workdir and the log directories, and give room that the policy could not use), ``close_grading``
+                (take that room back, as far as it is free) or ``reset_verifier_dirs`` (empty the verifier's
+                directories). Others are refused, or the class's own.
             arguments: What the work takes; see :mod:`harbor_gym.episode.grading.cleanup`, its only caller.
             timeout_sec: Seconds after which the work is given up.
 

@@ -6,6 +6,7 @@ import asyncio
 import posixpath
 from abc import abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath, PurePosixPath
 from typing import Any, Protocol, override
 
@@ -13,10 +14,20 @@ from harbor.environments.base import ExecResult
 from harbor.environments.definition import COMPOSE_FILE_NAME, require_agent_environment_definition
 
 from harbor_gym._runtime.shielded import shielded
-from harbor_gym.errors import SandboxLostError, SandboxStartError, SandboxTimeoutError, TaskError, UsageError
+from harbor_gym.errors import (
+    SandboxError,
+    SandboxLostError,
+    SandboxStartError,
+    SandboxTimeoutError,
+    TaskError,
+    TaskUnsupportedError,
+    UsageError,
+)
 from harbor_gym.sandboxes import reaper
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
 from harbor_gym.sandboxes.archive.transfers import Way
+from harbor_gym.sandboxes.declared import require_workdir
+from harbor_gym.sandboxes.health import Healthcheck, await_health
 from harbor_gym.sandboxes.local.supervisor.kernel.capabilities import SERVICE, VERIFIER
 from harbor_gym.sandboxes.pipes import Chunk, text_chunks
 from harbor_gym.sandboxes.running import Finished, Request, RunningSandbox
@@ -49,6 +60,16 @@ class ImageDefaults(Protocol):
         ...
 
     @property
+    def healthcheck(self) -> Healthcheck | None:
+        """HEALTHCHECK."""
+        ...
+
+    @property
+    def volumes(self) -> tuple[str, ...]:
+        """VOLUME."""
+        ...
+
+    @property
     def substitutions(self) -> tuple[str, ...]:
         """Base images that were not available, and what stands in for each."""
         ...
@@ -75,7 +96,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
     @override
     def _validate_definition(self) -> None:
         if (self.environment_dir / COMPOSE_FILE_NAME).exists():
-            raise TaskError(
+            raise TaskUnsupportedError(
                 f"{self.environment_dir / COMPOSE_FILE_NAME}: {self.type()} sandboxes run one container and no "
                 "Compose: use --env docker for this task"
             )
@@ -83,7 +104,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             require_agent_environment_definition(self.environment_dir, docker_image=self.task_env_config.docker_image)
         foreign = [target for target in self._mount_targets() if not target.startswith(_HARBOR_LOGS)]
         if foreign:
-            raise TaskError(
+            raise TaskUnsupportedError(
                 f"{self.type()} sandboxes mount nothing of the host (asked for: {', '.join(foreign)}): use --env docker"
             )
         limits = {
@@ -109,6 +130,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         Raises:
             MissingDependencyError: A program or a right is missing; for a task with a public network, what that needs.
             SandboxStartError: The image is not available, the sandbox does not come up, or the set-up fails.
+            TaskError: The image is unhealthy, or has not what the task declares of it.
         """
         if self._is_started:
             raise SandboxStartError(f"this {self.type()} sandbox was started before: make a new environment instead")
@@ -117,6 +139,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         reaper.reap_in_background(in_docker=False)
         try:
             await self._bring_up(force_build=force_build)
+            await require_workdir(self)
         except BaseException:
             await self.stop(delete=True)
             raise
@@ -201,8 +224,9 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         For whoever needs a long-lived process with pipes or a terminal of its own: the command has the starter's
         stdio, its exit status becomes the process's, TERM, INT and HUP reach it, and it ends with the process and with
         the sandbox. Give it pipes or a terminal of its own: a file of the host handed in could be opened again and
-        written by the sandbox, and your own terminal could be typed into. The arguments mean what they mean for
-        :meth:`exec`. 125 is the status when the sandbox is gone.
+        written by the sandbox, and your own terminal could be typed into. The command sees the sandbox's own files,
+        while a verifier has its view too. The arguments mean what they mean for :meth:`exec`. 125 is the status when
+        the sandbox is gone.
 
         Raises:
             SandboxLostError: The sandbox is not running.
@@ -278,7 +302,8 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         """Do one of the works by which an episode cleans up, by no program of the sandbox's.
 
         Args:
-            work: ``baseline``, ``stop`` or ``reset_verifier_dirs``: a function of the supervisor's ``cleanup`` module.
+            work: ``baseline``, ``stop``, ``open_grading``, ``close_grading`` or ``reset_verifier_dirs``: a function of
+                the supervisor's ``cleanup`` module, but for ``close_grading``.
             arguments: What it is called with.
             timeout_sec: After so long it is killed.
 
@@ -290,6 +315,8 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             SandboxLostError: The sandbox is not running.
             SandboxTimeoutError: The time was up.
         """
+        if work == "baseline" and self._image is not None:
+            arguments = {**arguments, "directories": list(self._directories(self._image))}
         answer = await self._running().clean_up(work, arguments, timeout_sec=timeout_sec)
         return {**answer, "oom_kills": self.memory_kills}
 
@@ -416,10 +443,34 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
 
     def _directories(self, image: ImageDefaults) -> dict[str, int | None]:
         """Return the directories that a sandbox has from its start, and their modes; logs are for all to write."""
-        # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it.
-        workdirs = (self._default_workdir(image), image.workdir)
+        # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it, and each VOLUME.
+        made = (*((self._workdir,) if self._workdir else ()), image.workdir, *image.volumes)
         shared = self._mount_targets(writable_only=True)
-        return {"/tmp": 0o1777, **dict.fromkeys(workdirs), **dict.fromkeys(shared, 0o777)}
+        return {"/tmp": 0o1777, **dict.fromkeys(made), **dict.fromkeys(shared, 0o777)}
+
+    async def _await_health(self, image: ImageDefaults) -> None:
+        """Return when the image's HEALTHCHECK succeeds; at once where it has none.
+
+        Raises:
+            TaskError: It fails as often as the image allows.
+        """
+        if (declared := image.healthcheck) is None:
+            return
+        request = self._request("HEALTHCHECK", user=image.user, cwd=image.workdir)
+        request = replace(request, argv=declared.argv, joins_outputs=True)
+
+        async def check(limit_sec: float) -> tuple[int, str]:
+            try:
+                finished = await self._run(request, limit_sec, None)
+            except SandboxTimeoutError:
+                return -1, f"no answer within {limit_sec:g} s"
+            except SandboxLostError:
+                raise
+            except SandboxError as exc:
+                return -1, str(exc)
+            return finished.return_code, finished.stdout.text()
+
+        await await_health(declared, check)
 
 
 def default_env(image: ImageDefaults) -> dict[str, str]:

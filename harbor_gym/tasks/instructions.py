@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from harbor_gym.errors import TaskError
+from harbor_gym.tasks.links import require_own_files
 from harbor_gym.tasks.resolve import SourcedTask
 
 
@@ -23,6 +24,7 @@ def read_instruction(task: str | Path | SourcedTask, *, step: int = 1) -> str:
     from harbor.models.task.task import Task
 
     task_dir = task.path if isinstance(task, SourcedTask) else Path(task)
+    require_own_files(task_dir)
     try:
         found = Task(task_dir)
         steps = found.config.steps or []

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 _OPEN_TIMEOUT_SEC = 60
 
+# A command's text is no keystrokes: a tab is a tab, and a "!" recalls nothing.
+_LITERAL = "set +H\nbind 'set disable-completion on' 2>/dev/null\n"
+
 logger = logging.getLogger(__name__)
 
 
@@ -131,7 +134,8 @@ def _open_command(nonce: str, config: TerminalConfig, tools: str | None) -> str:
 
 def _open_arguments(nonce: str, config: TerminalConfig, tools: str | None) -> tuple[object, ...]:
     sizes = (config.columns, config.rows, config.history_lines)
-    return nonce, read_script("rc"), *sizes, tools or ""
+    rc = read_script("rc") + (_LITERAL if config.keys == "literal" else "")
+    return nonce, rc, *sizes, tools or ""
 
 
 async def _connected(

@@ -16,9 +16,15 @@ GRACE_SEC = 15.0
 
 
 async def run_in_sandbox(
-    environment: "BaseEnvironment", command: str, *, timeout_sec: float, user: str | int | None, purpose: str
+    environment: "BaseEnvironment",
+    command: str,
+    *,
+    timeout_sec: float,
+    user: str | int | None,
+    purpose: str,
+    cwd: str | None = None,
 ) -> "ExecResult":
-    """Run ``command`` once.
+    """Run ``command`` once, in ``cwd`` or else the task's workdir, which a policy may have removed.
 
     ``purpose`` completes the sentence "the sandbox failed to …" in error messages.
 
@@ -30,7 +36,7 @@ async def run_in_sandbox(
     with lost_for_all_else(environment, purpose):
         try:
             async with asyncio.timeout(limit + GRACE_SEC):
-                return await environment.exec(command, timeout_sec=limit, user=user)
+                return await environment.exec(command, cwd=cwd, timeout_sec=limit, user=user)
         except (TimeoutError, SandboxTimeoutError) as error:
             raise _timeout(environment, purpose, limit) from error
         except HarborGymError:

@@ -12,8 +12,7 @@ from harbor_gym.terminal.screen.capture import Capture, Pane, excerpt_of
 from harbor_gym.terminal.screen.keys import (
     MAX_KEYSTROKE_BYTES,
     count_keystroke_bytes,
-    encode_keystrokes,
-    encode_terminus_keystrokes,
+    encode_keys,
 )
 from harbor_gym.terminal.screen.screen import Screen, capture_screen
 from harbor_gym.terminal.session import Leavings, TerminalTurn
@@ -52,7 +51,7 @@ class TmuxTerminal:
 
         self._typed = 0
         self._anchor = observation.Anchor()
-        self._mark = ""
+        self._mark, self._run = "", (0, "0")
         self._ended = False
         self._closed = False
 
@@ -64,8 +63,7 @@ class TmuxTerminal:
         if (size := count_keystroke_bytes(commands)) > MAX_KEYSTROKE_BYTES:
             return self._refuse(commands, f"{size} bytes of keystrokes, at most {MAX_KEYSTROKE_BYTES}", started)
         try:
-            encode = encode_terminus_keystrokes if self._config.keys == "harbor" else encode_keystrokes
-            keys = [encode(command.keystrokes) for command in commands]
+            keys = [encode_keys(command.keystrokes, self._config.keys) for command in commands]
         except ValueError as error:
             return self._refuse(commands, str(error), started)
         step = make_step(commands, keys, first_number=self._typed + 1, config=self._config)
@@ -107,13 +105,17 @@ class TmuxTerminal:
             self._log_end(capture.loss)
             return self._turn_without_session(commands, None, started)
         new_prompt = capture.exit_code is not None and capture.mark != self._mark
+        has_run = False
         if new_prompt:
-            self._mark = capture.mark
+            # A line that the shell refused before it ran anything, or an empty one, has the exit code from before.
+            run = (capture.exit_code, capture.runs)
+            has_run = run != self._run or not capture.runs
+            self._mark, self._run = capture.mark, run
         self._ended = pane.dead or "ended" in capture.waits
         if self._ended:
             self._log_end(f"pane dead {pane.dead}, status {pane.dead_status}, signal {pane.dead_signal or None}")
         last = "ended" if self._ended else (capture.waits[-1] if capture.waits else None)
-        exit_code = pane.dead_status if self._ended else (capture.exit_code if new_prompt and commands else None)
+        exit_code = pane.dead_status if self._ended else (capture.exit_code if has_run and commands else None)
         header = observation.describe(
             last,
             exit_code=exit_code,

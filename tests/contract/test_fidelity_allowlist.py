@@ -16,7 +16,7 @@ from harbor.environments.docker import EGRESS_CONTROL_SIDECAR_CONTEXT_PATH
 from harbor.environments.docker.docker import DockerEnvironment
 
 from harbor_gym.errors import HarborGymError
-from tests.helpers.harbor_trials import rewards_of, run_episode, run_trial
+from tests.helpers.harbor_trials import graded_in, rewards_of, run_episode, run_trial
 from tests.helpers.paths import ROOT
 from tests.helpers.tasks import BASE, write_task
 
@@ -140,5 +140,5 @@ async def test_every_phase_reaches_the_hosts_that_it_lists(
         | {"verifier LISTED": 1.0, "verifier OTHER": 0.0}
         for _, reached in STEPS.values()
     ]
-    assert [info.get("rewards") for _, _, info in ends] == rewards_of(trial.result()) == expected
+    assert graded_in(ends) == rewards_of(trial.result()) == expected
     assert not docker("ps", "--all", "--quiet", "--filter", "name=lists"), "nothing is left, the sidecar neither"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.engines import require_engine
-from tests.helpers.harbor_trials import rewards_of, run_episode, run_trial
+from tests.helpers.harbor_trials import graded_in, rewards_of, run_episode, run_trial
 from tests.helpers.tasks import write_task
 
 COUNT = "grep -Ec '^ *(eth|tap)[0-9]' /proc/net/dev"
@@ -58,4 +58,4 @@ async def test_every_phase_has_the_network_that_it_is_to_have(
     expected = [
         {"policy": has[policy], "verifier": has[verifier]} for policy, verifier in (STEPS[step][1] for step in steps)
     ]
-    assert [info.get("rewards") for _, _, info in ends] == rewards_of(trial.result()) == expected
+    assert graded_in(ends) == rewards_of(trial.result()) == expected

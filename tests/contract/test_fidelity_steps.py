@@ -7,7 +7,7 @@ import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, EndReason, TerminalEnvConfig
 from harbor_gym.errors import VerifierError
-from tests.helpers.harbor_trials import COMPLETE, instructions_of, rewards_of, run_episode, run_trial
+from tests.helpers.harbor_trials import COMPLETE, graded_in, instructions_of, rewards_of, run_episode, run_trial
 from tests.helpers.tasks import BASE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -133,8 +133,8 @@ async def test_each_step_has_users_tests_times_and_artifacts_of_its_own(tmp_path
     task_dir = write_steps_of_their_own(tmp_path / "own-steps")
     theirs = await run_trial(task_dir, SCRIPTS, sandbox="local", trials_dir=tmp_path / "theirs")
     ends, first = await run_episode(task_dir, SCRIPTS, sandbox="local", trials_dir=tmp_path / "ours")
-    assert [info.get("rewards") for _, _, info in ends] == rewards_of(theirs)
-    assert [reward for reward, _, _ in ends] == [1.0, 0.5, 0.25]
+    assert graded_in(ends) == rewards_of(theirs)
+    assert [reward for reward, _, _ in ends] == [0.0, 0.0, pytest.approx((1.0 + 0.5 + 0.25) / 3)]
     infos = [first, *(info for _, done, info in ends if not done)]
     assert [info.get("instruction") for info in infos] == instructions_of(theirs) == [f"Do {name}.\n" for name in FACTS]
     trial_dir = ends[-1][2].get("trial_dir")
@@ -175,7 +175,7 @@ async def test_a_step_whose_time_is_up_is_graded_and_the_next_one_begins(tmp_pat
         _, _, done, second = await env.step([("sleep 0.3\n", 60.0)])
         assert (done, second.get("rewards")) == (False, None)
         _, _, done, last = await env.step(COMPLETE)
-    assert [first.get("rewards"), last.get("rewards")] == rewards_of(theirs)
+    assert [*first.get("step_rewards", ()), *last.get("step_rewards", ())[1:]] == rewards_of(theirs)
     assert (done, last.get("end_reason")) == (True, EndReason.COMPLETED)
 
 
@@ -188,7 +188,7 @@ async def test_a_steps_verifier_whose_time_is_up_gives_no_verdict(tmp_path: Path
     assert step.exception_info.exception_type == "VerifierTimeoutError"
     assert step.verifier_result is None
     with pytest.raises(VerifierError, match=r"timed out after 0\.3 seconds"):
-        await run_episode(task_dir, ["true"], sandbox="local")
+        await run_episode(task_dir, ["true"], sandbox="local", ambiguous_failures="infrastructure")
 
 
 SPAWNER = """\
@@ -229,7 +229,7 @@ async def test_what_a_steps_verifier_started_ends_with_it(tmp_path: Path, keeps:
         await env.reset()
         await env.step([(f"setsid sleep 1008 & {PLANT}\n", 30.0)])
         _, reward, done, info = await env.step(COMPLETE)
-        assert (reward, done, info["metrics"]["stopped_processes"]) == (1.0, False, 0 if keeps else 1)
+        assert (reward, done, info["metrics"]["stopped_processes"]) == (0.0, False, 0 if keeps else 1)
         observation, *_ = await env.step([("/bin/cat.real /srv/counted; ps -ef | grep -o 'sleep 100[89]'\n", 30.0)])
         lines = observation.splitlines()
         assert "1" in lines, "the planted program was to leave a process"
@@ -245,7 +245,7 @@ async def test_a_planted_program_costs_no_later_step_its_verdict(tmp_path: Path)
     plant = PLANT.replace(shlex.quote(SPAWNER), shlex.quote(FORGER))
     restore = "rm /bin/cat; mv /bin/cat.real /bin/cat; touch /srv/second"
     ends, _ = await run_episode(task_dir, [plant, restore], sandbox="local")
-    assert [info.get("rewards") for _, _, info in ends] == [{"reward": 1.0}] * 2
+    assert graded_in(ends) == [{"reward": 1.0}] * 2
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -263,5 +263,5 @@ async def test_what_a_later_steps_setup_starts_runs_on_only_where_the_task_keeps
     (task_dir / "steps/two/workdir").mkdir()
     (task_dir / "steps/two/workdir/setup.sh").write_text("setsid sleep 1010 >/dev/null 2>&1 &\n")
     ends, _ = await run_episode(task_dir, ["true", "setsid --fork sleep 1011"], sandbox="local")
-    assert [info.get("rewards") for _, _, info in ends] == [{"reward": 0.0}, {"reward": float(keeps)}]
+    assert graded_in(ends) == [{"reward": 0.0}, {"reward": float(keeps)}]
     assert [info["metrics"]["stopped_processes"] for _, _, info in ends] == ([0, 0] if keeps else [0, 2])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
+from harbor_gym import AsyncTerminalGymEnv, EndReason, TerminalEnvConfig
 from harbor_gym.errors import (
     HarborGymError,
     SandboxLostError,
@@ -17,6 +17,7 @@ from harbor_gym.errors import (
     VerifierOutOfMemoryError,
 )
 from harbor_gym.sandboxes.local import cgroups
+from harbor_gym.types import EpisodeInfo
 from tests.helpers.harbor_trials import COMPLETE
 from tests.helpers.tasks import DONE, write_task
 
@@ -37,6 +38,19 @@ async def solve(env: AsyncTerminalGymEnv, keys: str = DONE) -> None:
     await env.reset()
     await env.step([(keys, 5.0)])
     await env.step(COMPLETE)
+
+
+async def end(task_dir: Path, *, keys: str = DONE) -> tuple[list[float], EpisodeInfo]:
+    """Run an episode to its end, and return what each phase was paid, and its last info."""
+    rewards: list[float] = []
+    async with make_env(task_dir) as env:
+        _, info = await env.reset()
+        done = False
+        while not done:
+            await env.step([(keys, 5.0)])
+            _, reward, done, info = await env.step(COMPLETE)
+            rewards.append(reward)
+    return rewards, info
 
 
 async def fail(task_dir: Path, *, keys: str = DONE, **settings: Any) -> HarborGymError:
@@ -64,7 +78,7 @@ async def test_a_mute_verifier_is_shown_in_its_own_words(tmp_path: Path) -> None
 
 async def test_a_verifier_that_ran_out_of_time_is_shown_as_far_as_it_came(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "slow", test_sh=SLOW, toml="[verifier]\ntimeout_sec = 1\n")
-    error = await fail(task_dir, trials_dir=tmp_path / "trials")
+    error = await fail(task_dir, trials_dir=tmp_path / "trials", ambiguous_failures="infrastructure")
     assert isinstance(error, VerifierError)
     assert "timeout_sec" in str(error)
     assert error.diagnostics["verifier_output"] == "still at it"
@@ -86,10 +100,14 @@ async def test_a_later_step_that_can_not_be_set_up_is_no_reward(tmp_path: Path) 
         (task_dir / "steps" / name / "workdir").mkdir(parents=True)
         (task_dir / "steps" / name / "instruction.md").write_text("Go on.\n")
     (task_dir / "steps/two/workdir/setup.sh").write_text("echo no room >&2; exit 3\n")
-    error = await fail(task_dir)
+    error = await fail(task_dir, ambiguous_failures="infrastructure")
     assert isinstance(error, SandboxStartError)
     assert "step 'two'" in str(error)
     assert "no room" in str(error)
+    rewards, info = await end(task_dir)
+    assert (rewards, info.get("end_reason")) == ([0.5], EndReason.SANDBOX_BROKEN)
+    assert "no room" in info.get("breakage", "")
+    assert info.get("episode_reward") == 0.5
 
 
 MEMORY_HOG = """\
@@ -102,8 +120,11 @@ echo 1 > /logs/verifier/reward.txt
 @pytest.mark.skipif("memory" not in cgroups.places(), reason="no memory control group can be made here")
 async def test_memory_that_runs_out_while_grading_is_distinguished_from_other_silence(tmp_path: Path) -> None:
     toml = "[environment]\nmemory_mb = 128\nstorage_mb = 64\n"
-    error = await fail(write_task(tmp_path / "hungry", toml=toml, test_sh=MEMORY_HOG))
-    assert isinstance(error, VerifierOutOfMemoryError)
+    task_dir = write_task(tmp_path / "hungry", toml=toml, test_sh=MEMORY_HOG)
+    assert isinstance(await fail(task_dir, ambiguous_failures="infrastructure"), VerifierOutOfMemoryError)
+    rewards, info = await end(task_dir)
+    assert (rewards, info.get("end_reason")) == ([0.0], EndReason.SANDBOX_BROKEN)
+    assert "ran out of memory" in info.get("breakage", "")
 
 
 @pytest.mark.skipif("memory" not in cgroups.places(), reason="no memory control group can be made here")

@@ -17,7 +17,7 @@ _UNPACKED = (ROOT / "build/engines/apptainer/bin", ROOT / "build/engines/registr
 _HOW_TO_ENABLE = {
     "browser": "install Chromium (`make engines` gets it; apt-get install chromium)",
     "docker": "install Docker with Compose v2 and start the daemon (`make engines` does both on Debian)",
-    "local": "run as root on Linux with slirp4netns, buildah, mmdebstrap, tmux (`make engines` gets them)",
+    "local": "run as root on Linux with slirp4netns, buildah, runc, mmdebstrap, tmux (`make engines` gets them)",
     "apptainer": "install apptainer with squashfuse, and open /dev/fuse (`make engines-apptainer` does it on Debian)",
     "registry": "install docker-registry (`make engines-registry` unpacks it on Debian)",
     "server": "install the embedded training server (`make setup`)",
@@ -43,7 +43,7 @@ def _has(engine: str) -> bool:
                 subprocess.run(command, capture_output=True, check=False).returncode == 0 for command in commands
             )
         case "local":
-            tools = ("buildah", "mmdebstrap", "slirp4netns", "tmux")
+            tools = ("buildah", "mmdebstrap", "runc", "slirp4netns", "tmux")
             return os.geteuid() == 0 and all(shutil.which(tool) for tool in tools)
         case "apptainer":
             return _runs_apptainer()

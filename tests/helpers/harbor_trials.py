@@ -107,6 +107,12 @@ def rewards_of(result: TrialResult) -> list[dict[str, float]]:
     return [{name: float(value) for name, value in (item.rewards or {}).items()} for item in verdicts]
 
 
+def graded_in(ends: Sequence[tuple[float, bool, EpisodeInfo]]) -> list[dict[str, float]]:
+    """Return what the verifier of an episode wrote of each step, or of the only one."""
+    *_, (_, _, last) = ends
+    return list(last.get("step_rewards", ())) or [last.get("rewards", {})]
+
+
 def instructions_of(result: TrialResult) -> list[str]:
     """Return the agent's instruction in each step, or in the only one."""
     contexts = [item.agent_result for item in result.step_results or [result]]

@@ -12,6 +12,20 @@ if [ "$(cat /srv/answer 2>/dev/null)" = done ]; then echo 1; else echo 0; fi > /
 DONE = "echo done > /srv/answer\n"
 """Keystrokes that solve a task graded by PASS_IF_DONE."""
 
+UNDONE = "echo undone > /srv/answer\n"
+"""Keystrokes after which it is not solved."""
+
+
+def write_steps(task_dir: Path, *, root_toml: str = "") -> Path:
+    """Write a task of two steps, each of which is solved by ``DONE``; return its directory."""
+    write_task(task_dir, toml='[[steps]]\nname = "step-1"\n[[steps]]\nname = "step-2"\n', root_toml=root_toml)
+    for name in ("step-1", "step-2"):
+        (task_dir / "steps" / name / "tests").mkdir(parents=True)
+        (task_dir / "steps" / name / "tests/test.sh").write_text(PASS_IF_DONE)
+        (task_dir / "steps" / name / "instruction.md").write_text(f"Do {name}.\n")
+    (task_dir / "instruction.md").unlink()
+    return task_dir
+
 
 def write_task(
     task_dir: Path,

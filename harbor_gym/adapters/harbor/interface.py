@@ -15,9 +15,10 @@ from harbor_gym.adapters.harbor.agents import runs_in_sandbox
 from harbor_gym.adapters.harbor.players import EnvPlayer, Player, TrialPlayer
 from harbor_gym.adapters.harbor.rollout import Strategy, TokenRollout
 from harbor_gym.adapters.harbor.sources import resolve_task_configs
-from harbor_gym.config import TerminalEnvConfig, require_fields_of_agents
+from harbor_gym.config import AmbiguousFailures, TerminalEnvConfig, require_fields_of_agents
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode.grading import rewards
+from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
 from harbor_gym.outcomes import RetryBudget
@@ -55,6 +56,7 @@ class RolloutInterface:
         zero_reward_on_limit: As ``TerminalEnvConfig.zero_reward_on_limit``.
         verify_paths: As ``TerminalEnvConfig.verify_paths``.
         keep_agent_processes: As ``TerminalEnvConfig.keep_agent_processes``.
+        ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
         agent_in_sandbox: Whether the agent runs in the sandbox, for one that is not listed.
         trials_dir: Where to keep the trials' folders; None removes them.
 
@@ -80,6 +82,7 @@ class RolloutInterface:
         zero_reward_on_limit: bool = False,
         verify_paths: VerifyPaths = "auto",
         keep_agent_processes: bool | None = None,
+        ambiguous_failures: AmbiguousFailures = "zero",
         agent_in_sandbox: bool | None = None,
         trials_dir: Path | None = None,
     ) -> None:
@@ -96,6 +99,7 @@ class RolloutInterface:
         self._zero_reward_on_limit = zero_reward_on_limit
         self._verify_paths: VerifyPaths = verify_paths
         self._keep_agent_processes = keep_agent_processes
+        self._ambiguous_failures: AmbiguousFailures = ambiguous_failures
         self._trials_dir, self._max_retries = trials_dir, max_retries
         if n_concurrent < 1:
             raise UsageError(f"n_concurrent must be at least 1, got {n_concurrent}")
@@ -139,6 +143,7 @@ class RolloutInterface:
             zero_reward_on_limit=config.zero_reward_on_limit,
             verify_paths=config.verify_paths,
             keep_agent_processes=config.keep_agent_processes,
+            ambiguous_failures=config.ambiguous_failures,
             agent_in_sandbox=agent_in_sandbox,
             trials_dir=config.trials_dir,
         )
@@ -212,10 +217,10 @@ class RolloutInterface:
                     in_sandbox=self._in_sandbox,
                     environment=environment_config(self._sandbox, options=self._sandbox_options),
                     limits=self._limits,
-                    choose_reward=self._choose_reward,
-                    zero_reward_on_limit=self._zero_reward_on_limit,
+                    account=RewardAccount(self._choose_reward, self._zero_reward_on_limit),
                     verify_paths=self._verify_paths,
                     keep_agent_processes=self._keep_agent_processes,
+                    ambiguous_failures=self._ambiguous_failures,
                     trials_dir=self._trials_dir or Path(temporary),
                     use_details=self._strategy is Strategy.DETAILS,
                 )
@@ -230,6 +235,8 @@ class RolloutInterface:
             "zero_reward_on_limit": self._zero_reward_on_limit,
             "verify_paths": self._verify_paths,
             "keep_agent_processes": self._keep_agent_processes,
+            "ambiguous_failures": self._ambiguous_failures,
+            "trials_dir": self._trials_dir,
             "max_turns": self._limits.max_turns,
             "time_limit_sec": self._limits.time_limit_sec,
             **self._env_settings,

@@ -18,14 +18,16 @@ from harbor_gym.adapters.harbor.results import (
     reward_of,
     rewards_of,
     segment_sequence,
+    step_rewards_of,
     with_outcome,
 )
 from harbor_gym.adapters.harbor.rollout import TokenRollout
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import AmbiguousFailures, TerminalEnvConfig
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.env import AsyncTerminalGymEnv
+from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.grading.guard import GradingGuard
-from harbor_gym.episode.grading.rewards import RewardFunction
+from harbor_gym.episode.task import require_variables
 from harbor_gym.errors import AgentFailedError, HarborGymError
 from harbor_gym.gateway import CallKind, Gateway, Session, SessionLimits
 from harbor_gym.rollout import run_episode
@@ -88,7 +90,8 @@ class EnvPlayer:
             segments=[flatten(rollout)] if steps else [],
             turns=env.transcript.turns,
             metrics={**last, "turns": float(len(steps)), "time/total_sec": time.monotonic() - started},
-            rewards=steps[-1].info.get("rewards", {}) if steps and rollout.error is None else {},
+            rewards=rollout.rewards,
+            step_rewards=rollout.step_rewards,
             missing_protections=steps[-1].info.get("missing_protections", ()) if steps else (),
         )
 
@@ -112,17 +115,17 @@ class TrialPlayer:
     limits: SessionLimits
     """The budgets of each session."""
 
-    choose_reward: RewardFunction
-    """Makes the scalar of what the verifier wrote."""
-
-    zero_reward_on_limit: bool
-    """Whether a rollout that a budget cut short is paid nothing above 0."""
+    account: RewardAccount
+    """What a verdict is worth."""
 
     verify_paths: VerifyPaths
     """As ``TerminalEnvConfig.verify_paths``."""
 
     keep_agent_processes: bool | None
     """As ``TerminalEnvConfig.keep_agent_processes``."""
+
+    ambiguous_failures: AmbiguousFailures
+    """As ``TerminalEnvConfig.ambiguous_failures``."""
 
     trials_dir: Path
     """Where the trials' folders are."""
@@ -139,17 +142,23 @@ class TrialPlayer:
         try:
             config.agent = self._agent_config(session)
             trial = await Trial.create(config)
+            require_variables(trial.task)
             attach(trial, self.gateway, session, in_sandbox=self.in_sandbox)
-            guard = GradingGuard(trial, verify_paths=self.verify_paths, keep_processes=self.keep_agent_processes)
+            guard = GradingGuard(
+                trial,
+                verify_paths=self.verify_paths,
+                keep_processes=self.keep_agent_processes,
+                ambiguous_failures=self.ambiguous_failures,
+            )
             result = await trial.run()
         finally:
             self.gateway.close_session(session)
             if trial is not None:
                 forget_loggers(trial.logger)
-        breakage, rewards = guard.breakage(result), rewards_of(result)
+        breakage, rewards = guard.policy_failure(result), rewards_of(result)
         if breakage is not None:
             rewards = guard.rewards_without_verdict()
-        reward = session.error or reward_of(result, rewards, self.choose_reward, breakage=breakage)
+        reward = session.error or reward_of(result, rewards, self.account.choose, breakage=breakage)
         segments = self._segments(session, result)
         if isinstance(segments, AgentFailedError):
             reward = reward if isinstance(reward, HarborGymError) else segments
@@ -160,8 +169,8 @@ class TrialPlayer:
         end_reason = EndReason.INFRASTRUCTURE_ERROR if error is not None else _end_reason(session, result, breakage)
         score = None if isinstance(reward, HarborGymError) else reward
         metrics = {**_metrics(session), "time/total_sec": time.monotonic() - started}
-        if score is not None and self.zero_reward_on_limit and end_reason.is_truncation:
-            score, metrics["zero_reward_on_limit"] = min(score, 0.0), 1.0
+        if score is not None and self.account.is_capped(end_reason):
+            score, metrics["zero_reward_on_limit"] = self.account.settle(rewards, end_reason), 1.0
         return TokenRollout(
             task_name=path.name,
             trial_name=config.trial_name,
@@ -169,9 +178,10 @@ class TrialPlayer:
             end_reason=end_reason,
             error=error,
             segments=segments,
-            turns=with_outcome(session.turns, end_reason, score, rewards, breakage),
+            turns=with_outcome(session.turns, end_reason, score, rewards, breakage, result),
             metrics=metrics,
             rewards={} if error is not None else rewards,
+            step_rewards=[] if error is not None else step_rewards_of(result),
             missing_protections=guard.missing_protections,
         )
 
@@ -196,8 +206,7 @@ def _end_reason(session: Session, result: TrialResult, breakage: str | None) -> 
         return EndReason.SANDBOX_BROKEN
     if session.end_reason is not None:
         return session.end_reason
-    last = max(session.segments, key=lambda segment: segment.calls[-1], default=None)
-    if last is not None and last.kind is CallKind.MAIN and last.stop_reason == "length":
+    if session.calls and session.calls[-1].stop_reason == "length" and session.last_kind is CallKind.MAIN:
         return EndReason.MAX_TOKENS
     return end_reason_of(result)
 

@@ -39,8 +39,13 @@ def reward_of(
 
 def rewards_of(result: TrialResult) -> dict[str, float]:
     """Return what the verifier of a trial wrote, by key; empty without a verdict."""
-    rewards = result.verifier_result.rewards if result.verifier_result is not None else None
-    return {name: float(value) for name, value in (rewards or {}).items()}
+    return _floats(result.verifier_result.rewards if result.verifier_result is not None else None)
+
+
+def step_rewards_of(result: TrialResult) -> list[dict[str, float]]:
+    """Return what the verifier of a trial wrote of each step; none of a task without steps."""
+    verdicts = [step.verifier_result for step in result.step_results or ()]
+    return [_floats(verdict.rewards if verdict is not None else None) for verdict in verdicts]
 
 
 def end_reason_of(result: TrialResult) -> EndReason:
@@ -56,6 +61,7 @@ def with_outcome(
     reward: float | None,
     rewards: Mapping[str, float],
     breakage: str | None,
+    result: TrialResult,
 ) -> list[Turn]:
     """Return the turns of a finished trial with its outcome in the last; none where there are none.
 
@@ -65,12 +71,15 @@ def with_outcome(
         reward: Its reward; None where there is no verdict.
         rewards: Every key of the verifier's reward.
         breakage: How the policy broke the sandbox, if it did.
+        result: The trial, for what each step's verifier wrote.
     """
     if not turns:
         return []
     info: EpisodeInfo = {**turns[-1].info, "end_reason": end_reason}
     if rewards:
         info["rewards"] = dict(rewards)
+    if steps := step_rewards_of(result):
+        info["step_rewards"] = tuple(steps)
     if breakage is not None:
         info["breakage"] = breakage
     return [*turns[:-1], replace(turns[-1], info=info, reward=reward or 0.0)]
@@ -100,6 +109,10 @@ def segment_sequence(segment: Segment) -> TokenSequence:
         list(segment.mask[length:]),
         list(segment.logprobs[length:]),
     )
+
+
+def _floats(rewards: Mapping[str, float | int] | None) -> dict[str, float]:
+    return {name: float(value) for name, value in (rewards or {}).items()}
 
 
 def _details(result: TrialResult) -> Iterator[RolloutDetail]:

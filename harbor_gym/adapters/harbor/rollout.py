@@ -54,6 +54,8 @@ class TokenRollout:
     """Every key that the verifier wrote; of a multi-step task what Harbor makes of its steps. Empty without a
     verdict."""
 
+    step_rewards: Sequence[Mapping[str, float]] = ()
+    """Of a multi-step task, what the verifier wrote of each step."""
     missing_protections: Sequence[str] = ()
     """What the sandbox could not give to the grading, one sentence each; empty is as it should be."""
 

@@ -1,5 +1,6 @@
 """Harbor's configurations of tasks, fetched."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from harbor.models.trial.config import TaskConfig
 
 from harbor_gym.errors import UsageError
 from harbor_gym.tasks import SourcedTask, resolve_tasks
+from harbor_gym.tasks.links import require_own_files
 
 
 async def resolve_task_configs(tasks: Sequence[TaskConfig]) -> list[tuple[TaskConfig, Path]]:
@@ -17,6 +19,7 @@ async def resolve_task_configs(tasks: Sequence[TaskConfig]) -> list[tuple[TaskCo
 
     Raises:
         UsageError: A task is a directory of several tasks, or is none.
+        TaskError: A task's directory has links that leave it.
         TaskSourceError: A repository or registry can't be reached, or has no such task.
     """
     fetched: dict[str, SourcedTask] = {}
@@ -25,6 +28,7 @@ async def resolve_task_configs(tasks: Sequence[TaskConfig]) -> list[tuple[TaskCo
         key = task.model_dump_json()
         if key not in fetched:
             fetched[key] = await _fetch(task)
+            await asyncio.to_thread(require_own_files, fetched[key].path)
         found = fetched[key]
         resolved.append((_pinned(task, found), found.path))
     return resolved

@@ -1,6 +1,7 @@
 """The agent server. This module alone imports NeMo Gym."""
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -15,11 +16,13 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from harbor_gym.adapters.nemo_gym.datasets import Datasets
 from harbor_gym.adapters.nemo_gym.model_server import ModelServer
 from harbor_gym.adapters.nemo_gym.play import play
-from harbor_gym.adapters.nemo_gym.rows import Row, make_row
+from harbor_gym.adapters.nemo_gym.rows import Row, make_row, refused_row
 from harbor_gym.adapters.nemo_gym.settings import RequestOverrides, RolloutSettings, plan_episode
-from harbor_gym.errors import HarborGymError, SamplerError
+from harbor_gym.errors import HarborGymError, SamplerError, TaskError
 
 _UNPROCESSABLE = 422
+
+logger = logging.getLogger(__name__)
 
 
 class HarborGymAgentConfig(RolloutSettings, BaseResponsesAPIAgentConfig):
@@ -53,8 +56,9 @@ class HarborGymVerifyResponse(BaseVerifyResponse):
 class HarborGymAgent(SimpleResponsesAPIAgent):
     """Play Harbor tasks for NeMo Gym: one row in, one verified and possibly masked rollout out.
 
-    A failure of the infrastructure is a masked row. A row that no retry can repair (an unknown task, a wrong setting)
-    is answered with status 422.
+    A failure of the infrastructure is a masked row, and so is a row that no retry can repair (an unknown task, a wrong
+    setting of its own), which a collection keeps beside its results. A fault of the whole run, such as a model server
+    without token ids, is answered with status 422.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -84,25 +88,32 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
         """Play the row's episode.
 
         Raises:
-            HTTPException: The row can't be played.
+            HTTPException: No row can be played.
         """
         async with self._places:
             try:
                 return self._response(body, await self._play(body))
             except HarborGymError as exc:
                 detail = f"{body.instance_id}: {type(exc).__name__}: {exc}"
+                logger.error("no row can be played: %s", detail)  # NeMo Gym reports the status alone
                 raise HTTPException(_UNPROCESSABLE, detail) from exc
 
     async def _play(self, body: HarborGymRunRequest) -> Row:
         config = self.config
-        task_dir = await self._datasets.find(body.instance_id)
-        plan = plan_episode(config, body.instance_id, task_dir, body.harbor_gym, root=self.root)
+        try:
+            task_dir = await self._datasets.find(body.instance_id)
+            plan = plan_episode(config, body.instance_id, task_dir, body.harbor_gym, root=self.root)
+        except HarborGymError as exc:
+            return _refused(body, exc)
         params = body.responses_create_params.model_dump(mode="json", exclude_unset=True)
 
         def make_server() -> ModelServer:
             return ModelServer(self._poster(body), params, require_token_ids=config.require_token_ids)
 
-        return make_row(await play(plan, make_server), require_token_ids=config.require_token_ids)
+        try:
+            return make_row(await play(plan, make_server), require_token_ids=config.require_token_ids)
+        except TaskError as exc:
+            return _refused(body, exc)
 
     def _poster(self, body: HarborGymRunRequest) -> Any:
         cookies: Any = None  # a session's requests go to one engine, which has their prefix cached
@@ -145,3 +156,8 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
                 **row.fields,
             }
         )
+
+
+def _refused(body: HarborGymRunRequest, error: HarborGymError) -> Row:
+    logger.error("a row can't be played: %s: %s: %s", body.instance_id, type(error).__name__, error)
+    return refused_row(error)

@@ -5,9 +5,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harbor_gym.errors import SamplerError, UsageError
+from harbor_gym.errors import ContextOverflowError, SamplerError, UsageError
 from harbor_gym.formats.tool_text import ToolCall, write_calls
-from harbor_gym.samplers.chat import ChatAnswer, ContextOverflowError
+from harbor_gym.samplers.chat import ChatAnswer
+from harbor_gym.samplers.overflow import is_overflow
 
 type Item = dict[str, Any]
 """An item of the Responses API, as JSON."""
@@ -21,7 +22,7 @@ CALL = "model_call"
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 _OVERFLOWS = ("context length", "max_tokens")
-"""As NeMo Gym distinguishes an overflow from another status 400."""
+"""As NeMo Gym distinguishes an overflow from another status 400, beside the engines' own words."""
 
 _SHOWN_CHARACTERS = 500
 
@@ -123,7 +124,8 @@ def _read(status: int, content: bytes) -> tuple[list[Item], bool]:
         ContextOverflowError, SamplerError: As the model server's call does.
     """
     shown = content[:_SHOWN_CHARACTERS].decode(errors="replace")
-    if status == 400 and any(words in content.decode(errors="replace") for words in _OVERFLOWS):
+    text = content.decode(errors="replace")
+    if is_overflow(status, text) or (status == 400 and any(words in text for words in _OVERFLOWS)):
         raise ContextOverflowError(f"the model server refuses the chat: {shown}")
     if status != 200:
         raise SamplerError(f"the model server answered with status {status}: {shown}")

@@ -14,12 +14,15 @@ from harbor_gym.outcomes import RetryBudget
 from harbor_gym.samplers.chat import Messages, run_chat_episode
 from harbor_gym.types import EndReason, TokenSequence
 
+ANEW = "begins_anew"
+"""Key of a message with which an agent begins a new conversation: in each step of a task, or behind a summary."""
+
 
 @dataclass(frozen=True)
 class Played:
     """A finished episode."""
 
-    conversation: Messages
+    conversation: Sequence[dict[str, Any]]
     """The policy's chat, with its answers; those hold the number of their call."""
 
     calls: Sequence[ModelCall]
@@ -35,7 +38,7 @@ class Played:
     """The infrastructure error, if that ended it."""
 
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Every key of the verifier's reward, in our own loop."""
+    """Every key of the episode's reward."""
 
     trial_dir: Path | None = None
     """The trial's folder, if it is kept."""
@@ -92,12 +95,16 @@ async def _by_agent(plan: EpisodePlan, server: ModelServer) -> Played:
         rollout.reward,
         rollout.end_reason,
         rollout.error,
+        rewards=rollout.rewards,
         trial_dir=None if config.trials_dir is None else config.trials_dir / rollout.trial_name,
     )
 
 
 def conversation(segments: Sequence[TokenSequence]) -> Messages:
-    """Return the chat of the agent's own calls. A segment that repeats an earlier one adds what is new in it."""
+    """Return the chat of the agent's own calls. A segment that repeats an earlier one adds what is new in it.
+
+    The first message of each segment but the first is marked with :data:`ANEW`.
+    """
     from harbor_gym.gateway.proxy import read_lines
 
     conversation: list[dict[str, Any]] = []
@@ -109,5 +116,7 @@ def conversation(segments: Sequence[TokenSequence]) -> Messages:
         # The messages right before its first answer are what that answer was shown; the rest is known, or edited.
         while conversation and own and lines[own - 1]["role"] not in ("assistant", "system"):
             own -= 1
+        if conversation and lines[own:]:
+            lines[own] = {**lines[own], ANEW: True}
         conversation += lines[own:] if conversation else lines
     return conversation

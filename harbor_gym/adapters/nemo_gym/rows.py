@@ -1,12 +1,13 @@
 """What a finished episode looks like in NeMo Gym: input, output items, and why a row must not be trained on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
 from harbor_gym.adapters.nemo_gym.model_server import CALL, TOKEN_FIELDS, Item, as_items
-from harbor_gym.adapters.nemo_gym.play import Played
+from harbor_gym.adapters.nemo_gym.play import ANEW, Played
+from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import classify
 from harbor_gym.types import EndReason
 
@@ -70,9 +71,10 @@ def nemo_kind(failure_kind: str) -> str:
 def make_row(played: Played, *, require_token_ids: bool) -> Row:
     """Return an episode's row.
 
-    Token ids stay as far as they are contiguous: NeMo RL refuses a row whose prompts do not extend one another, and
-    one without any sampled token. The first loses the ids behind the break, the second gets one item with one token;
-    both are masked.
+    A row is one training sequence: NeMo RL refuses one whose prompts do not extend one another, and one without any
+    sampled token. Of an agent's several conversations, such as one in each step of a task, that with the most sampled
+    tokens keeps its ids. Where a conversation itself is not contiguous, what is behind the break loses them; a row
+    without any gets one item with one token. Those two are masked.
 
     Args:
         played: The episode.
@@ -90,24 +92,54 @@ def make_row(played: Played, *, require_token_ids: bool) -> Row:
     return Row(as_items(shown, played.calls), output, broken_at is None, failure, _fields(played, failure, broken_at))
 
 
+def refused_row(error: HarborGymError) -> Row:
+    """Return the row of an episode that can't be played, and that no retry repairs.
+
+    Source: NeMo Gym 0.7.0, ``rollout_collection.py``: a result with these keys goes beside the collection's results,
+    and is not tried again.
+    """
+    row = make_row(Played((), (), None, EndReason.INFRASTRUCTURE_ERROR, error, attempts=0), require_token_ids=True)
+    assert row.failure is not None
+    refusal = {"_ng_failure_class": row.failure.kind, "_ng_failure_message": row.failure.reason}
+    return replace(row, fields={**row.fields, **refusal, "_ng_failure_terminal": True})
+
+
 def _output(messages: Sequence[dict[str, Any]], played: Played) -> tuple[list[Item], int | None]:
-    """Return the items, and the number of the first answer, from 1, whose prompt does not extend the last one."""
+    """Return the items, and the number of the first trained answer, from 1, whose prompt does not extend the last."""
     output: list[Item] = []
     seen: list[int] = []
     broken_at, turn = None, 0
-    for message in messages:
-        if CALL not in message:
-            output += as_items([message], played.calls)
-            continue
-        turn += 1
-        call = played.calls[message[CALL]]
-        if broken_at is None and call.prompt is not None:
-            if list(call.prompt[: len(seen)]) == seen:
-                seen = [*call.prompt, *call.sampled]
-            else:
-                broken_at = turn
-        output += call.items if broken_at is None else [_without_tokens(item) for item in call.items]
+    parts = _conversations(messages)
+    trained = max(parts, key=lambda part: sum(len(_sampled(message, played)) for message in part))
+    for part in parts:
+        for message in part:
+            if CALL not in message:
+                output += as_items([message], played.calls)
+                continue
+            turn += 1
+            call = played.calls[message[CALL]]
+            if part is trained and broken_at is None and call.prompt is not None:
+                if list(call.prompt[: len(seen)]) == seen:
+                    seen = [*call.prompt, *call.sampled]
+                else:
+                    broken_at = turn
+            is_kept = part is trained and broken_at is None
+            output += call.items if is_kept else [_without_tokens(item) for item in call.items]
     return output, broken_at
+
+
+def _conversations(messages: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the messages by the conversation that they belong to."""
+    parts: list[list[dict[str, Any]]] = [[]]
+    for message in messages:
+        if message.get(ANEW):
+            parts.append([])
+        parts[-1].append(message)
+    return parts
+
+
+def _sampled(message: dict[str, Any], played: Played) -> Sequence[int]:
+    return played.calls[message[CALL]].sampled if CALL in message else ()
 
 
 def _failure(played: Played, broken_at: int | None, *, has_sampled: bool) -> Failure | None:
@@ -145,6 +177,7 @@ def _fields(played: Played, failure: Failure | None, broken_at: int | None) -> d
         "failure_reason": None if failure is None else failure.reason,
         "end_reason": played.end_reason.value,
         "turns": sum(CALL in message for message in played.conversation),
+        "conversations": len(_conversations(played.conversation)),
         "attempts": played.attempts,
         "truncated": int(played.end_reason.is_truncation),
         "tokens_contiguous": int(broken_at is None),

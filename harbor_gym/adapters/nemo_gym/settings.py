@@ -169,8 +169,6 @@ def plan_episode(
     given: dict[str, Any] = {
         "sandbox": settings.sandbox,
         "sandbox_options": {**options, **overrides.sandbox_options},
-        # One reward for the whole episode: GRPO compares sums.
-        "step_rewards": False,
         **_chosen(max_turns=settings.max_turns, time_limit_sec=settings.harbor_agent_timeout),
         **settings.terminal_env,
         **dataset.terminal_env,

@@ -76,6 +76,9 @@ class ServerConfig(BaseModel):
     max_request_bytes: int = _field(LIMITS, 1_000_000, ge=1000)
     """Longest message of a client, in bytes."""
 
+    request_timeout_sec: float = _field(LIMITS, 10.0, gt=0)
+    """Longest wait for a whole request, in seconds; the connection is closed after that."""
+
     idle_timeout_sec: float = _field(LIMITS, 900.0, gt=0)
     """Seconds without a message after which a session is closed; a reset or a step that runs is not idle."""
 

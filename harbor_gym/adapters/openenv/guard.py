@@ -1,11 +1,13 @@
 """Everything between the network and OpenEnv's application: who may enter, how much, and for how long."""
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from typing import Any
+from urllib.parse import parse_qs
 
 from harbor_gym._runtime.shielded import shielded
 
@@ -37,6 +39,8 @@ class Guard:
         app: OpenEnv's application.
         token: What a client must send as ``Authorization: Bearer …``.
         max_request_bytes: Longest message of a WebSocket, or body of a request.
+        max_connections: WebSockets and requests with the token that are served at once.
+        request_timeout_sec: Longest wait for a request's body, in seconds.
         idle_timeout_sec: Longest wait for a session's next message, in seconds.
         on_shutdown: Called when the server ends.
     """
@@ -47,12 +51,17 @@ class Guard:
         *,
         token: str,
         max_request_bytes: int,
+        max_connections: int,
+        request_timeout_sec: float,
         idle_timeout_sec: float,
         on_shutdown: Callable[[], Awaitable[None]],
     ) -> None:
         self._app = app
         self._digest = _digest(token.encode())
         self._max_bytes, self._idle_sec = max_request_bytes, idle_timeout_sec
+        self._max_connections, self._request_sec = max_connections, request_timeout_sec
+        self._served = 0
+        """Connections with the token that are being served."""
         self._on_shutdown = on_shutdown
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -77,11 +86,11 @@ class Guard:
     def _refusal(self, scope: MutableMapping[str, Any]) -> tuple[int, str] | None:
         """Return status and reason where a connection is refused."""
         path = scope["path"]
-        if path in _OPEN_PATHS and scope["type"] == "http":
-            return None
         if not self._is_authorized(scope):
             return 401, "a token is required: send it as 'Authorization: Bearer TOKEN'"
-        if scope["type"] == "websocket" and (path != SOCKET_PATH or b"session_id=" in scope["query_string"]):
+        if self._served >= self._max_connections:
+            return 503, f"{self._served} connections are served already"
+        if scope["type"] == "websocket" and (path != SOCKET_PATH or _names_session(scope["query_string"])):
             return 404, f"sessions are opened at {SOCKET_PATH}, one for each connection"
         if path.rstrip("/") in ("/mcp", "/reset", "/step", "/state"):
             return 404, f"episodes run over the WebSocket {SOCKET_PATH}, not over {path}"
@@ -93,33 +102,47 @@ class Guard:
         is_equal = hmac.compare_digest(_digest(token.strip()), self._digest)
         return kind.lower() == b"bearer" and is_equal
 
+    @contextlib.contextmanager
+    def _place(self) -> Generator[None]:
+        self._served += 1
+        try:
+            yield
+        finally:
+            self._served -= 1
+
     async def _serve_http(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        refusal, body = self._refusal(scope), b""
-        if refusal is None:
-            read = await _read_body(receive, self._max_bytes)
-            if isinstance(read, bytes):
-                body = read
-            else:
-                refusal = (413, f"the body is longer than {self._max_bytes} bytes") if read else (400, "no whole body")
-        if refusal is not None:
+        if scope["path"] in _OPEN_PATHS:
+            await self._app(scope, _replaying(b"", receive), send)
+            return
+        if (refusal := self._refusal(scope)) is not None:
             await _respond(send, "http.response", *refusal)
             return
-        is_read = False
+        with self._place():
+            body = await self._body(receive)
+            if isinstance(body, bytes):
+                await self._app(scope, _replaying(body, receive), send)
+            else:
+                await _respond(send, "http.response", *body)
 
-        async def replay() -> Message:
-            nonlocal is_read
-            if is_read:
-                return await receive()
-            is_read = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self._app(scope, replay, send)
+    async def _body(self, receive: Receive) -> bytes | tuple[int, str]:
+        """Return a request's body, or status and reason of its refusal."""
+        try:
+            async with asyncio.timeout(self._request_sec):
+                read = await _read_body(receive, self._max_bytes)
+        except TimeoutError:
+            return 408, f"no whole body within {self._request_sec:g} s"
+        if isinstance(read, bytes):
+            return read
+        return (413, f"the body is longer than {self._max_bytes} bytes") if read else (400, "no whole body")
 
     async def _serve_socket(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope)
         if refusal is None:
             link = _Link(receive, send, max_bytes=self._max_bytes, idle_sec=self._idle_sec)
-            await link.run(lambda: self._app(scope, link.receive, link.send))
+            # A session takes no parameters: what the guard would read otherwise than the application is not passed on.
+            inner = {**scope, "query_string": b""}
+            with self._place():
+                await link.run(lambda: self._app(inner, link.receive, link.send))
         elif "websocket.http.response" in (scope.get("extensions") or {}):
             await _respond(send, "websocket.http.response", *refusal)
         else:
@@ -212,6 +235,22 @@ def _size(message: Message) -> int:
     return len(text.encode(errors="surrogatepass")) if text is not None else len(message.get("bytes") or b"")
 
 
+def _names_session(query: bytes) -> bool:
+    """Return whether a query names a session, however it is written."""
+    names = parse_qs(query.decode("latin-1"), keep_blank_values=True)
+    return any(name.strip().casefold() == "session_id" for name in names)
+
+
+def _replaying(body: bytes, receive: Receive) -> Receive:
+    """Return what the application receives: a body that was read, then what follows."""
+    unread = [body]
+
+    async def replay() -> Message:
+        return {"type": "http.request", "body": unread.pop(), "more_body": False} if unread else await receive()
+
+    return replay
+
+
 async def _read_body(receive: Receive, longest: int) -> bytes | bool:
     """Return a body; True where it is too long, False where the client broke off."""
     parts, size, has_more = list[bytes](), 0, True
@@ -232,5 +271,7 @@ async def _respond(send: Send, kind: str, status: int, reason: str) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if kind == "http.response":
+        headers.append((b"connection", b"close"))  # the rest of a body is not waited for
     await send({"type": f"{kind}.start", "status": status, "headers": headers})
     await send({"type": f"{kind}.body", "body": body})

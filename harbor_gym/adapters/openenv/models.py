@@ -97,10 +97,13 @@ class TerminalObservation(Observation):
     """When done: whether a budget cut the episode short."""
 
     rewards: dict[str, float] | None = None
-    """When graded: every key of the verifier's reward."""
+    """When done and graded: every key of the episode's reward as Harbor reports it."""
+
+    step_rewards: tuple[dict[str, float], ...] | None = None
+    """When a step of a multi-step task was graded: what the verifier wrote of each step so far."""
 
     episode_reward: float | None = None
-    """When done and graded: the task's reward as Harbor reports it."""
+    """When done and graded: the scalar of ``rewards``, to which the rewards of all steps sum."""
 
     breakage: str | None = None
     """With ``sandbox_broken``: what was found."""

@@ -20,6 +20,7 @@ from openenv.core.env_server.types import ServerMode
 
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.adapters.openenv.config import TOKEN_VARIABLE, ServerConfig, find_token
+from harbor_gym.adapters.openenv.connections import bounded_protocol
 from harbor_gym.adapters.openenv.environment import HarborTerminalEnvironment
 from harbor_gym.adapters.openenv.episodes import Episodes
 from harbor_gym.adapters.openenv.guard import Guard
@@ -36,7 +37,10 @@ _SHUTDOWN_SEC = 60
 """How long an ending server waits for sandboxes to stop."""
 
 _SPARE_CONNECTIONS = 64
-"""Connections beside the sessions: those are answered, further ones are refused unread."""
+"""Requests beside the sessions that are answered at once; with the token, as others are refused unread."""
+
+_SESSIONS_BESIDE_THE_LIMIT = frozenset({"/mcp", "/harness", "/reset", "/step", "/state"})
+"""Paths of OpenEnv's that start or show sandboxes outside the limit of sessions: no route leads to them."""
 
 _SIGTERM_STATUS = 128 + signal.SIGTERM
 
@@ -76,11 +80,15 @@ def create_app(config: ServerConfig, token: str) -> Guard:
         state_cls=TerminalState,
         mode=ServerMode.PRODUCTION,  # without /reset and /step, which start sandboxes outside the limit of sessions
     )
+    routes = app.router.routes
+    routes[:] = [route for route in routes if getattr(route, "path", "") not in _SESSIONS_BESIDE_THE_LIMIT]
     app.add_exception_handler(UsageError, _answer_misuse)
     return Guard(
         app,
         token=token,
         max_request_bytes=config.max_request_bytes,
+        max_connections=config.max_sessions + _SPARE_CONNECTIONS,
+        request_timeout_sec=config.request_timeout_sec,
         idle_timeout_sec=config.idle_timeout_sec,
         on_shutdown=functools.partial(get_portal().run, episodes.close),
     )
@@ -157,7 +165,7 @@ class TerminalServer:
             server_header=False,
             ws_max_size=config.max_request_bytes,
             ws_per_message_deflate=False,
-            limit_concurrency=config.max_sessions + _SPARE_CONNECTIONS,
+            http=bounded_protocol(config.request_timeout_sec),
             timeout_graceful_shutdown=_SHUTDOWN_SEC,
             ssl_certfile=config.ssl_certfile,
             ssl_keyfile=config.ssl_keyfile,

@@ -24,8 +24,9 @@ from harbor_gym.adapters.harbor import RolloutInterface, Strategy
 from harbor_gym.adapters.skyrl.rows import RowSettings, Trajectory, make_columns, make_rows, summarise
 from harbor_gym.adapters.skyrl.settings import HarborSettings, agent_config, check_settings
 from harbor_gym.codecs import HFCodec
-from harbor_gym.errors import HarborGymError, SamplerError, UsageError
+from harbor_gym.errors import ContextOverflowError, HarborGymError, SamplerError, UsageError
 from harbor_gym.gateway import SessionLimits
+from harbor_gym.samplers.overflow import is_overflow
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.registry import preflight
 from harbor_gym.types import Sample
@@ -164,6 +165,9 @@ class HarborTerminalGenerator(GeneratorInterface):
             env_settings=own.env,
             max_retries=own.max_retries,
             reward_key=own.reward_key,
+            reward_function=own.reward_function,
+            zero_reward_on_limit=own.zero_reward_on_limit,
+            trials_dir=None if own.trials_dir is None else Path(own.trials_dir),
         )
 
     def _max_tokens(self, params: Mapping[str, Any] | None) -> int:
@@ -211,7 +215,8 @@ class _EngineSampler:
         try:
             output = await self.engine.generate(request, model=self.model)
         except Exception as exc:  # whatever a foreign client raises: here it becomes an engine that failed
-            raise SamplerError(f"SkyRL's inference engine failed: {type(exc).__name__}: {exc}") from exc
+            what = f"SkyRL's inference engine failed: {type(exc).__name__}: {exc}"
+            raise (ContextOverflowError if is_overflow(400, str(exc)) else SamplerError)(what) from exc
         finally:
             self.seconds += time.monotonic() - started
         return self._read(output)

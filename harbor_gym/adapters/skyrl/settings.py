@@ -49,6 +49,15 @@ class HarborSettings(BaseConfig):
     reward_key: str | None = None
     """Which of the verifier's rewards is the scalar; None is ``reward``, or the only one there is."""
 
+    reward_function: str | None = None
+    """As ``TerminalEnvConfig.reward_function``; instead of ``reward_key``."""
+
+    zero_reward_on_limit: bool = False
+    """As ``TerminalEnvConfig.zero_reward_on_limit``."""
+
+    trials_dir: str | None = None
+    """As ``TerminalEnvConfig.trials_dir``."""
+
     max_retries: int = 1
     """Fresh sandboxes that may follow one that the infrastructure lost, of each episode."""
 

@@ -8,6 +8,7 @@ from tinker_cookbook.exceptions import RendererError
 from tinker_cookbook.renderers import Message, Renderer, get_renderer
 from tinker_cookbook.renderers.base import get_text_content
 
+from harbor_gym.codecs.marks import Marks, ReadsMarks
 from harbor_gym.codecs.tail import PROBE_TASK, ChatTail, Messages, tokenizer_lock
 from harbor_gym.errors import UsageError
 from harbor_gym.formats.tool_text import ToolCall, write_calls
@@ -37,7 +38,8 @@ class RendererCodec:
     """Write a chat as tokens with a tinker-cookbook renderer, extending the prompt and never rendering it again.
 
     Only public methods of the renderer are used; what follows an answer is found by probing, see
-    :mod:`harbor_gym.codecs.tail`.
+    :mod:`harbor_gym.codecs.tail`. A mark of the format in content stays text, as :class:`harbor_gym.HFCodec`
+    has it, also where the renderer itself would read it as a control token.
 
     Args:
         renderer: Any cookbook renderer for text.
@@ -49,6 +51,8 @@ class RendererCodec:
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
         with tokenizer_lock:
+            self._marks = Marks(renderer.tokenizer)
+            self._writer = _with_tokenizer(renderer, ReadsMarks(renderer.tokenizer, self._marks))
             self.stop: list[str] | list[int] = renderer.get_stop_sequences()
             name = f"renderer {type(renderer).__name__}"
             self._tail = ChatTail(self._render, encode=self._encode, decode=self._decode, name=name)
@@ -64,8 +68,7 @@ class RendererCodec:
     def prompt(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Return the tokens that precede the model's first answer."""
         with tokenizer_lock:
-            chat = [_message(m["role"], m["content"]) for m in messages]
-            return self.renderer.build_generation_prompt(chat).to_ints()
+            return self._write(messages)
 
     def next_turn(self, sampled: Sequence[int], message: str) -> list[int]:
         """Return the tokens between ``sampled`` and the next answer."""
@@ -85,15 +88,24 @@ class RendererCodec:
         return "".join([get_text_content(message), write_calls("", calls), *unread])
 
     def _render(self, answer: str, messages: Messages) -> list[int]:
-        following = [_message(message["role"], message["content"]) for message in messages]
-        chat = [_message("user", PROBE_TASK), _message("assistant", answer), *following]
-        return self.renderer.build_generation_prompt(chat).to_ints()
+        return self._write([_message("user", PROBE_TASK), _message("assistant", answer), *messages])
+
+    def _write(self, messages: Sequence[Any]) -> list[int]:
+        chat = [_message(message["role"], message["content"]) for message in self._marks.break_in(messages)]
+        return self._writer.build_generation_prompt(chat).to_ints()
 
     def _encode(self, text: str) -> list[int]:
         return self.renderer.tokenizer.encode(text, add_special_tokens=False)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return cast(str, self.renderer.tokenizer.decode(list(tokens)))
+
+
+def _with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:
+    """Return the same renderer with another tokenizer. A cookbook renderer is copied by its name, which loads one."""
+    made = object.__new__(type(renderer))
+    vars(made).update(vars(renderer), tokenizer=tokenizer)
+    return made
 
 
 def _message(role: str, content: str) -> Message:

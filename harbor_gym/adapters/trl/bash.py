@@ -13,6 +13,8 @@ should be run under the same."""
 class BashHarness(ToolHarness):
     """One tool ``bash`` in one persistent terminal session. The episode ends with the first message without a call."""
 
+    _takes_text: ClassVar[bool] = True
+
     def bash(self, command: str) -> str:
         """Type a command into the one shell that stays open, press Enter, and return what the terminal shows.
 

@@ -86,6 +86,10 @@ class ToolHarness:
     _takes_steps: ClassVar[bool] = False
     """Whether tasks of several steps fit: whether a tool calls :meth:`_finish_step`."""
 
+    _takes_text: ClassVar[bool] = False
+    """Whether what is typed is the text of commands, which the shell takes as it stands, and not keystrokes: the
+    terminal's ``keys`` are then ``literal``, unless the spec names others."""
+
     def __init__(self, settings: HarnessSettings) -> None:
         self._settings = settings
         self._slot = EpisodeSlot(settings.run_id)

@@ -115,7 +115,7 @@ def _generate(trainer: Any, prompts: list[list[int]]) -> list[Sample]:
         Sample(
             tokens,
             None if logprobs is None else _finite(logprobs[number]),
-            "stop" if tokens and tokens[-1] in ends else "length",
+            "length" if tokens and tokens[-1] not in ends else "stop",
         )
         for number, tokens in enumerate(sampled)
     ]

@@ -160,7 +160,7 @@ class EpisodeSlot:
             raise
 
     def _take(self, result: StepResult) -> str:
-        self._reward += result.reward
+        self._reward = result.info.get("episode_reward", 0.0)
         self._is_done = result.done
         return result.observation
 

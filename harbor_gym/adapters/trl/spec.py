@@ -60,8 +60,7 @@ class HarborSpec:
         max_retries: What may follow an attempt that the infrastructure failed, of each episode: starts with a tool
             harness, whole episodes with ``terminal``.
         max_context_tokens: Only with ``terminal``, see :class:`TerminalRollouts`.
-        settings: Other fields of :class:`harbor_gym.TerminalEnvConfig`. ``step_rewards`` is False here unless given:
-            the reward of a task of several steps is then the task's, and not their sum.
+        settings: Other fields of :class:`harbor_gym.TerminalEnvConfig`.
 
     Raises:
         UsageError: An argument is wrong; the message lists near matches.
@@ -99,6 +98,8 @@ class HarborSpec:
         if self._harness is not None:
             self._harness = _fit_steps(self._harness, self._tasks.values())
         config = _make_config(next(iter(self._tasks.values())).path, sandbox, settings)
+        if self._harness is not None and self._harness._takes_text and config.terminal.keys is None:  # pyright: ignore[reportPrivateUsage]  # as harnesses set it
+            config = config.model_copy(update={"terminal": config.terminal.model_copy(update={"keys": "literal"})})
         preflight(environment_config(config.sandbox, options=config.sandbox_options))
         self._settings = HarnessSettings(
             config,
@@ -288,9 +289,6 @@ def _make_config(task_dir: Path, sandbox: str, settings: dict[str, Any]) -> Term
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(known))}"
             raise UsageError(f"there is no setting {name!r}; {hint}")
     try:
-        # A trainer takes one reward of an episode: that of the task, and not the sum of its steps'.
-        return TerminalEnvConfig.model_validate(
-            {"task_dir": task_dir, "sandbox": sandbox, "step_rewards": False, **settings}
-        )
+        return TerminalEnvConfig.model_validate({"task_dir": task_dir, "sandbox": sandbox, **settings})
     except ValidationError as exc:
         raise UsageError(f"the environments can't be made with these settings: {describe_problems(exc)}") from exc

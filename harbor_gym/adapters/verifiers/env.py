@@ -16,6 +16,8 @@ _RETRIES = RetryConfig(
         RetryRule(type="SandboxError", max_retries=1),
         RetryRule(type="TaskError", message="^verifier_", max_retries=1),
         RetryRule(type="HarnessError", message="^agent_failed", max_retries=1),
+        RetryRule(type="InterceptionError", message="^sampler_error", max_retries=1),
+        RetryRule(type="ProviderError", status_code=[429, "5xx"], max_retries=1),
     ],
 )
 """One fresh sandbox after a failure of the infrastructure, as everywhere else in the package."""
@@ -26,7 +28,7 @@ class HarborEnvConfig(vf.EnvConfig):
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig(), retries=_RETRIES)
     """The policy under evaluation or training. Its ``retries`` allow one fresh attempt after a failure of sandbox,
-    terminal, verifier or agent; an episode without a verdict after that is an error, which training leaves out."""
+    terminal, verifier, agent or engine; an episode without a verdict after that is an error, and not trained on."""
 
     @model_validator(mode="before")
     @classmethod

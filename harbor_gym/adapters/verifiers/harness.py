@@ -38,7 +38,7 @@ class HarborHarnessConfig(vf.HarnessConfig):
 
     terminal_env: dict[str, Any] = Field(default_factory=dict)
     """Every other field of :class:`harbor_gym.TerminalEnvConfig`: ``action_format``, ``max_turns``, ``time_limit_sec``,
-    ``reward_key``, ``setup_command``, … ``step_rewards`` is off: verifiers would add the steps' rewards up."""
+    ``reward_key``, ``setup_command``, … but ``step_rewards``: verifiers takes an episode's one reward."""
 
     pool_size: int | None = Field(default=None, ge=1)
     """Sandboxes that a warm pool keeps ready for each task in each process; None starts one per episode."""
@@ -81,7 +81,6 @@ class HarborHarnessConfig(vf.HarnessConfig):
             task_dir=task_dir,
             sandbox=self.sandbox,
             sandbox_options=self.sandbox_options,
-            step_rewards=False,
             **self.terminal_env,
         )
 

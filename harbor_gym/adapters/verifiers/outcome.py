@@ -74,26 +74,20 @@ class Outcome(BaseModel):
     @classmethod
     def of_chat(cls, rollout: ChatRollout, config: TerminalEnvConfig) -> "Outcome":
         """Return the outcome of an episode of our own loop, which has no error."""
-        graded = [rewards for info in rollout.infos if (rewards := info.get("rewards"))]
-        steps = {
-            f"step_{number}/{key}": value
-            for number, rewards in enumerate(graded, start=1)
-            for key, value in rewards.items()
-            if len(graded) > 1
-        }
-        return cls._of(rollout, graded[-1] if graded else {}, steps, _sums(rollout.infos), config)
+        info = rollout.infos[-1]
+        return cls._of(rollout, info.get("rewards", {}), info.get("step_rewards", ()), _sums(rollout.infos), config)
 
     @classmethod
     def of_agent(cls, rollout: TokenRollout, config: TerminalEnvConfig) -> "Outcome":
         """Return the outcome of a foreign agent's trial, which has no error."""
-        return cls._of(rollout, rollout.rewards, {}, rollout.metrics, config)
+        return cls._of(rollout, rollout.rewards, rollout.step_rewards, rollout.metrics, config)
 
     @classmethod
     def _of(
         cls,
         rollout: ChatRollout | TokenRollout,
         rewards: Mapping[str, float],
-        steps: Mapping[str, float],
+        steps: Sequence[Mapping[str, float]],
         measured: Mapping[str, float],
         config: TerminalEnvConfig,
     ) -> "Outcome":
@@ -101,7 +95,9 @@ class Outcome(BaseModel):
         name = _reward_name(rewards, config)
         is_combined = config.reward_function is not None
         others = {key: value for key, value in rewards.items() if key != name or is_combined}
-        verdicts = {f"verifier/{key}": value for key, value in {**others, **steps}.items()}
+        verdicts = {f"verifier/{key}": value for key, value in others.items()}
+        for number, written in enumerate(steps, start=1):
+            verdicts |= {f"verifier/step_{number}/{key}": value for key, value in written.items()}
         return cls(
             end_reason=rollout.end_reason,
             reward=rollout.reward,

@@ -17,6 +17,7 @@ from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
 from harbor_gym.pool import WarmPool
 from harbor_gym.samplers import BudgetSpentError, ChatAnswer, ChatEndpoint, run_chat_episode
 from harbor_gym.samplers.engine_client import StatusError
+from harbor_gym.samplers.statuses import EngineSettingsError
 from harbor_gym.types import ActionFormat
 
 
@@ -55,7 +56,7 @@ class _Asker:
             messages = [_extended(message, suffix) for message in messages]
         try:
             return await self._endpoint(messages, tools=tools or self._tools)
-        except StatusError as exc:
+        except (StatusError, EngineSettingsError) as exc:
             stopped = self._address.trace.stop_condition
             if stopped is None:
                 raise

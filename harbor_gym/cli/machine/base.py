@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.cli.shared import echo, one_line_errors
 
 
 def base(
@@ -22,10 +22,10 @@ def base(
 
     with one_line_errors():
         if docker is None:
-            typer.echo(asyncio.run(debian_base.ensure_base_tar()))
+            echo(asyncio.run(debian_base.ensure_base_tar()))
             return
         asyncio.run(debian_base.import_into_docker(docker))
-    typer.echo(
+    echo(
         f"Docker has {docker}. If it had none before, this one is a stand-in made from packages "
         "(label harbor_gym.substitute=mmdebstrap), not the real image.",
         err=True,

@@ -12,7 +12,7 @@ import typer
 
 from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym.cli.plain_help import PlainGroup
-from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.cli.shared import echo, one_line_errors
 from harbor_gym.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def cache_list(
 
     found = entries()
     if as_json:
-        typer.echo(json.dumps([{**dataclasses.asdict(item), "path": str(item.path)} for item in found], indent=2))
+        echo(json.dumps([{**dataclasses.asdict(item), "path": str(item.path)} for item in found], indent=2))
         return
     _show(found, f"in {cache_dir()}")
 
@@ -67,8 +67,8 @@ def cache_prune(
 def _show(entries: Sequence[CacheEntry], what: str) -> None:
     """Print a row for each entry, and below them the size of all."""
     if entries:
-        typer.echo(plain_table((), [_cells(item) for item in entries], right=[0]))
-    typer.echo(f"{_megabytes(sum(item.size_bytes for item in entries))} {what}")
+        echo(plain_table((), [_cells(item) for item in entries], right=[0]))
+    echo(f"{_megabytes(sum(item.size_bytes for item in entries))} {what}")
 
 
 def _cells(item: CacheEntry) -> tuple[str, ...]:

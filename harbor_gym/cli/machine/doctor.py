@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harbor_gym._runtime.console.tables import plain_table
-from harbor_gym.cli.shared import FAILED, one_line_errors, quiet_harbor
+from harbor_gym.cli.shared import FAILED, echo, one_line_errors, quiet_harbor
 
 if TYPE_CHECKING:
     from harbor_gym.checking.doctor import Finding
@@ -25,13 +25,13 @@ def doctor(
     if sandboxes:
         from harbor_gym.checking.capacity import sandboxes_at_once
 
-        typer.echo(sandboxes_at_once(memory_mb))
+        echo(sandboxes_at_once(memory_mb))
         return
     with one_line_errors(), quiet_harbor():
         findings = examine(env) if env is not None else [*examine(), _training_server()]
     kinds = usable(findings)
     if as_json:
-        typer.echo(json.dumps({"usable": kinds, "findings": [dataclasses.asdict(item) for item in findings]}, indent=2))
+        echo(json.dumps({"usable": kinds, "findings": [dataclasses.asdict(item) for item in findings]}, indent=2))
     else:
         rows = [
             (
@@ -40,9 +40,9 @@ def doctor(
             )
             for item in findings
         ]
-        typer.echo(plain_table((), rows))
+        echo(plain_table((), rows))
         for kind, is_usable in kinds.items():
-            typer.echo(f"--env {kind} {'can' if is_usable else 'can NOT'} be used")
+            echo(f"--env {kind} {'can' if is_usable else 'can NOT'} be used")
     if not any(kinds.values()):
         raise typer.Exit(FAILED)
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from harbor_gym._runtime.console.tables import plain_table
-from harbor_gym.cli.shared import FAILED
+from harbor_gym.cli.shared import FAILED, echo
 
 
 def reap(
@@ -22,9 +22,9 @@ def reap(
 
     found = reaper.find_leftovers() + (reaper.find_images() if images else [])
     if found:
-        typer.echo(plain_table((), [(item.kind, item.name) for item in found]))
+        echo(plain_table((), [(item.kind, item.name) for item in found]))
     refusals = [] if dry_run else reaper.remove(found)
     for refusal in refusals:
-        typer.echo(f"not removed: {refusal}", err=True)
+        echo(f"not removed: {refusal}", err=True)
     if refusals:
         raise typer.Exit(FAILED)

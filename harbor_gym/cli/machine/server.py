@@ -3,7 +3,7 @@
 import typer
 
 from harbor_gym.cli.plain_help import PlainGroup
-from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.cli.shared import echo, one_line_errors
 
 server = typer.Typer(cls=PlainGroup, help="Install the server of `train --backend local`.", no_args_is_help=True)
 
@@ -14,8 +14,8 @@ def install() -> None:
     from harbor_gym.embedded import interpreter
 
     with one_line_errors():
-        python = interpreter.install(lambda line: typer.echo(line, err=True))
-    typer.echo(python)
+        python = interpreter.install(lambda line: echo(line, err=True))
+    echo(python)
 
 
 @server.command("remove")
@@ -24,7 +24,7 @@ def remove() -> None:
     from harbor_gym.embedded import interpreter
 
     for folder in interpreter.remove():
-        typer.echo(f"removed {folder}")
+        echo(f"removed {folder}")
 
 
 @server.command("path")
@@ -33,4 +33,4 @@ def path() -> None:
     from harbor_gym.embedded import interpreter
 
     with one_line_errors():
-        typer.echo(interpreter.server_python())
+        echo(interpreter.server_python())

@@ -11,7 +11,7 @@ import typer
 from harbor_gym import sandboxes
 from harbor_gym.cli.plain_help import HELP_NAMES, PlainCommand
 from harbor_gym.cli.recipes.flags import Parser, Spelling
-from harbor_gym.cli.shared import FAILED, INTERRUPTED, MISUSED
+from harbor_gym.cli.shared import FAILED, INTERRUPTED, MISUSED, echo
 from harbor_gym.config.verify_paths import parse_verify_paths
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
 
@@ -75,9 +75,9 @@ def one_line_errors(program: str) -> Generator[None]:
     try:
         yield
     except (UsageError, TaskError, MissingDependencyError) as exc:
-        typer.echo(f"{program}: {exc}", err=True)
+        echo(f"{program}: {exc}", err=True)
         raise typer.Exit(MISUSED) from exc
     except HarborGymError as exc:
         notes = "".join(f"; {note}" for note in getattr(exc, "__notes__", ()))
-        typer.echo(f"{program}: {type(exc).__name__}: {exc}{notes}", err=True)
+        echo(f"{program}: {type(exc).__name__}: {exc}{notes}", err=True)
         raise typer.Exit(FAILED) from exc

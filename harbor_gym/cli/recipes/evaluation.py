@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from harbor_gym import sandboxes
 from harbor_gym.adapters.tinker.policies import MAX_TOKENS, EvalConfig, EvaluatedPolicy, find_policy
+from harbor_gym.cli.shared import echo
 from harbor_gym.cluster.workers import require_shared_rate
 from harbor_gym.config import TerminalEnvConfig, require_fields_of_agents
 from harbor_gym.errors import UsageError
@@ -60,7 +59,7 @@ async def _play(config: EvalConfig, policy: EvaluatedPolicy, tasks: Sequence[Ter
     """Serve the policy and play."""
     from harbor_gym.embedded.service import sampling_client
 
-    async with sampling_client(policy, typer.echo) as client:
+    async with sampling_client(policy, echo) as client:
         open_player = partial(
             _policy_player, client, policy, config.temperature, retries=config.retries, folder=_transcripts(config)
         )
@@ -139,12 +138,12 @@ async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig])
     played = journal.graded if journal is not None else []
     progress = Progress(len(tasks) * config.episodes, config.threshold, played)
     if played:
-        typer.echo(f"{len(played)} episodes were played before")
+        echo(f"{len(played)} episodes were played before")
 
     def on_episode(result: EpisodeResult) -> None:
         if journal is not None:
             journal.add(result)
-        typer.echo(progress.line(result))
+        echo(progress.line(result))
 
     open_player = partial(
         _endpoint_player,
@@ -196,13 +195,13 @@ def _settings(config: EvalConfig) -> dict[str, Any]:
 
 def _show_episode(result: EpisodeResult) -> None:
     """Print a line an episode."""
-    typer.echo(describe_episode(result))
+    echo(describe_episode(result))
 
 
 def show_report(report: Report, output: Path | None) -> None:
     """Print the table, and write the JSON where a folder is given."""
-    typer.echo(format_report(report))
+    echo(format_report(report))
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         (output / "eval.json").write_text(json.dumps(report.as_object(), indent=1) + "\n", encoding="utf-8")
-        typer.echo(f"written: {output / 'eval.json'}")
+        echo(f"written: {output / 'eval.json'}")

@@ -8,6 +8,7 @@ from pydantic import SecretStr
 from harbor_gym.adapters.openenv.config import TASKS, TOKEN_VARIABLE, ServerConfig
 from harbor_gym.cli.recipes import common
 from harbor_gym.cli.recipes.flags import add_flags, flags_of, given_values, make_config
+from harbor_gym.cli.shared import echo
 from harbor_gym.errors import UsageError
 
 
@@ -26,7 +27,7 @@ def serve_app(model: type[ServerConfig] = ServerConfig, *, program: str) -> type
             # OpenEnv takes seconds to import; --help does not wait for it. By the package, which names a missing extra.
             from harbor_gym.adapters.openenv import serve
 
-            serve(config, typer.echo)
+            serve(config, echo)
 
     add_flags(command, flags)
     app = common.new_app()

@@ -8,7 +8,7 @@ import typer
 
 from harbor_gym.adapters.verifiers.prime_rl import check_run, command, read_env_file
 from harbor_gym.cli.recipes.common import new_app, one_line_errors
-from harbor_gym.cli.shared import FAILED
+from harbor_gym.cli.shared import FAILED, echo
 
 _DRY_RUN = "--dry-run"
 
@@ -38,9 +38,7 @@ def main(
 def _require_ready(config: Path, *, needs_gpu: bool) -> None:
     is_ready = True
     for finding in check_run(config, needs_gpu=needs_gpu):
-        typer.echo(
-            f"{'ok     ' if finding.is_ok else 'problem'} {finding.what}: {finding.found}", err=not finding.is_ok
-        )
+        echo(f"{'ok     ' if finding.is_ok else 'problem'} {finding.what}: {finding.found}", err=not finding.is_ok)
         is_ready &= finding.is_ok
     if not is_ready:
         raise typer.Exit(FAILED)

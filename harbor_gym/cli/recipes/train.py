@@ -17,6 +17,7 @@ from harbor_gym.adapters.tinker.training.folder import as_written, changed_setti
 from harbor_gym.cli.progress import progress
 from harbor_gym.cli.recipes import common
 from harbor_gym.cli.recipes.flags import Flag, add_flags, flags_of, given_values, make_config
+from harbor_gym.cli.shared import echo
 from harbor_gym.errors import HarborGymError, UsageError
 
 
@@ -74,9 +75,9 @@ def train_app(model: type[TrainConfig] = TrainConfig, *, program: str) -> typer.
                 folder = train(config)
         except KeyboardInterrupt as exc:
             notes = "; ".join(["interrupted", *getattr(exc, "__notes__", ())])
-            typer.echo(f"{program}: {notes}", err=True)
+            echo(f"{program}: {notes}", err=True)
             raise typer.Exit(common.INTERRUPTED) from None
-        typer.echo(f"run folder: {folder}")
+        echo(f"run folder: {folder}")
 
     option = typer.Option("--resume", metavar="RUN", help="Continue the run in this folder, with all its flags.")
     kind = Annotated[Path | None, option]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.cli.shared import echo, one_line_errors
 
 
 def animate(
@@ -20,4 +20,4 @@ def animate(
     with one_line_errors():
         path = output or recording.with_suffix(".svg")
         turns = write_animation(recording, path, turn_sec=turn_sec, max_rows=rows)
-    typer.echo(f"{path}: {turns} turns")
+    echo(f"{path}: {turns} turns")

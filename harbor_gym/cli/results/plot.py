@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.cli.shared import echo, one_line_errors
 
 
 def plot(
@@ -27,5 +27,5 @@ def plot(
         picture = output or folder / "curves.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
         draw_rates(runs, picture, title=title or folder.resolve().name)
-    typer.echo(format_summary(runs))
-    typer.echo(f"picture: {picture}")
+    echo(format_summary(runs))
+    echo(f"picture: {picture}")

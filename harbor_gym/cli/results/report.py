@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.cli.shared import echo, one_line_errors
 
 
 def report(
@@ -21,4 +21,4 @@ def report(
         page = write_page(run_dir, output, max_episodes=episodes, max_bytes=megabytes << 20)
     left_out = page.found - page.shown
     rest = f"; {left_out} left out (--episodes, --megabytes)" if left_out else ""
-    typer.echo(f"{page.path}: {page.shown} episodes{rest}")
+    echo(f"{page.path}: {page.shown} episodes{rest}")

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from harbor_gym.cli.plain_help import HELP_NAMES
-from harbor_gym.cli.shared import INTERRUPTED, MISUSED, one_line_errors
+from harbor_gym.cli.shared import INTERRUPTED, MISUSED, echo, one_line_errors
 from harbor_gym.errors import UsageError
 
 SWEEP_FORMAT = 1
@@ -80,11 +80,11 @@ def sweep(
         with one_line_errors():
             failures = asyncio.run(train_all(runs, flags, parallel))
     except KeyboardInterrupt:
-        typer.echo("sweep: interrupted; the same command continues it", err=True)
+        echo("sweep: interrupted; the same command continues it", err=True)
         raise typer.Exit(INTERRUPTED) from None
     show(runs, folder, title=f"{task_dir.resolve().name}: {len(rates)} learning rates, {len(numbers)} seeds")
     for failure in failures:
-        typer.echo(f"sweep: {failure}", err=True)
+        echo(f"sweep: {failure}", err=True)
     if failures:
         raise typer.Exit(1)
 
@@ -134,7 +134,7 @@ async def train_all(runs: Sequence[Run], flags: Sequence[str], parallel: int) ->
 
     async with asyncio.TaskGroup() as tasks:
         waiting = [tasks.create_task(failure(run)) for run in runs if not run.is_finished]
-        typer.echo(f"{len(waiting)} runs to train, {len(runs) - len(waiting)} finished already")
+        echo(f"{len(waiting)} runs to train, {len(runs) - len(waiting)} finished already")
     if refused:
         raise UsageError(refused[0])
     return [text for task in waiting if (text := task.result()) is not None]
@@ -156,7 +156,7 @@ async def train(run: Run, flags: Sequence[str]) -> int:
             assert process.stdout is not None
             async for line in process.stdout:
                 file.write(line)
-                typer.echo(f"{run.folder.name}  {line.decode(errors='replace').rstrip()}")
+                echo(f"{run.folder.name}  {line.decode(errors='replace').rstrip()}")
             return await process.wait()
         finally:
             await stop(process)
@@ -186,5 +186,5 @@ def show(runs: Sequence[Run], folder: Path, *, title: str) -> None:
     if not curves:
         return
     draw_rates(curves, folder / "curves.png", title=title)
-    typer.echo(format_summary(curves))
-    typer.echo(f"picture: {folder / 'curves.png'}")
+    echo(format_summary(curves))
+    echo(f"picture: {folder / 'curves.png'}")

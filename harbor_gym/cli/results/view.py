@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.cli.shared import echo, one_line_errors
 
 
 def view(
@@ -24,12 +24,12 @@ def view(
         viewer = Viewer(run_dirs, port=port)
     for folder in run_dirs:
         if not (folder / "transcripts").is_dir():
-            typer.echo(f"{folder} holds no transcripts/: its page stays empty until a run writes some there", err=True)
-    typer.echo(f"{viewer.url}  (Ctrl-C ends it)")
+            echo(f"{folder} holds no transcripts/: its page stays empty until a run writes some there", err=True)
+    echo(f"{viewer.url}  (Ctrl-C ends it)")
     if browse:
         webbrowser.open(viewer.url)
     with viewer:
         try:
             viewer.wait()
         except KeyboardInterrupt:
-            typer.echo("ended", err=True)
+            echo("ended", err=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.cli.shared import echo, one_line_errors
 
 
 def watch(
@@ -27,7 +27,7 @@ def watch(
         open_watch(run_dir, panes=panes)
     argv = attach_argv(run_dir)
     if detach or not sys.stdin.isatty():
-        typer.echo(shlex.join(argv))
+        echo(shlex.join(argv))
         return
     os.execvp(argv[0], argv)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym.cli.shared import FAILED, one_line_errors, quiet_harbor
+from harbor_gym.cli.shared import FAILED, echo, one_line_errors, quiet_harbor
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX
 
@@ -57,7 +57,6 @@ def check(
     is wrong; 2 misuse.
     """
     from harbor_gym.checking import CheckPlan, Verdict
-    from harbor_gym.checking.report import as_object
     from harbor_gym.config.verify_paths import parse_verify_paths
     from harbor_gym.episode.grading.rewards import reward_function as require_function
     from harbor_gym.sandboxes import environment_config, parse_options, preflight
@@ -84,46 +83,58 @@ def check(
             reward_function=reward_function,
             verify_paths=carried,
         )
-        checks = asyncio.run(_check_all(tasks, plan, concurrency, table=not as_json))
-    if as_json:
-        typer.echo(json.dumps([as_object(item) for item in checks], indent=2))
+        checks: list[TaskCheck] = []
+        try:
+            asyncio.run(_check_all(tasks, plan, concurrency, checks, table=not as_json))
+        finally:  # ended by a signal, too: what is known by then is printed
+            order = [item.path for item in tasks]
+            checks.sort(key=lambda item: order.index(item.path))
+            _print(checks, as_json=as_json)
     if not all(item.ok for item in checks):
         raise typer.Exit(UNPROVEN if all(item.ok or item.verdict is Verdict.UNPROVEN for item in checks) else FAILED)
 
 
 async def _check_all(
-    tasks: Sequence[SourcedTask], plan: CheckPlan, concurrency: int, *, table: bool
-) -> list[TaskCheck]:
+    tasks: Sequence[SourcedTask], plan: CheckPlan, concurrency: int, checks: list[TaskCheck], *, table: bool
+) -> None:
+    """Check the tasks; add each verdict to ``checks`` when it is there."""
     from rich.console import Console
 
     from harbor_gym.checking import check_tasks
-    from harbor_gym.checking.report import remarks, table_head, table_row
+    from harbor_gym.checking.report import table_head, table_row
     from harbor_gym.cli.progress import progress
 
     width = max(len("task"), *(len(task.name) for task in tasks))
     if not table:
-        return await check_tasks(tasks, plan, concurrency=concurrency)
-    typer.echo(table_head(width))
+        await check_tasks(tasks, plan, concurrency=concurrency, on_checked=checks.append)
+        return
+    echo(table_head(width))
     console = Console()
     with progress(console) if console.is_terminal else nullcontext(None) as shown:
-        done = 0
 
         def show(item: TaskCheck) -> None:
-            nonlocal done
-            done += 1
+            checks.append(item)
             row = table_row(item, width)
             if shown is None:
-                typer.echo(row)
+                echo(row)
             else:
                 shown.line(row)
-                shown.bar("tasks", done, len(tasks))
+                shown.bar("tasks", len(checks), len(tasks))
 
         if shown is not None:
             shown.bar("tasks", 0, len(tasks))
-        checks = await check_tasks(tasks, plan, concurrency=concurrency, on_checked=show)
+        await check_tasks(tasks, plan, concurrency=concurrency, on_checked=show)
+
+
+def _print(checks: Sequence[TaskCheck], *, as_json: bool) -> None:
+    """Print the verdicts as JSON, or what is remarked on the rows that were printed."""
+    from harbor_gym.checking.report import as_object, remarks
+
+    if as_json:
+        typer.echo(json.dumps([as_object(item) for item in checks], indent=2))
+        return
     for line in (line for item in checks for line in remarks(item)):
-        typer.echo(line, err=True)
-    return checks
+        echo(line, err=True)
 
 
 @contextmanager

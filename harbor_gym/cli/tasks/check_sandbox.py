@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from harbor_gym.cli.shared import FAILED, one_line_errors, preflight_by_name, quiet_harbor
+from harbor_gym.cli.shared import FAILED, echo, one_line_errors, preflight_by_name, quiet_harbor
 from harbor_gym.types import DEFAULT_SANDBOX
 
 
@@ -24,6 +24,6 @@ def check_sandbox(
     with one_line_errors(), quiet_harbor():
         preflight_by_name(env)
         report = asyncio.run(testing.check_sandbox(env, only=only or None, concurrency=concurrency))
-    typer.echo(json.dumps(report.as_object(), indent=2) if as_json else str(report))
+    echo(json.dumps(report.as_object(), indent=2) if as_json else str(report))
     if not report.ok:
         raise typer.Exit(FAILED)

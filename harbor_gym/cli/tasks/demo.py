@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harbor_gym._runtime.owners import temporary_prefix
-from harbor_gym.cli.shared import FAILED, one_line_errors, quiet_harbor
+from harbor_gym.cli.shared import FAILED, echo, one_line_errors, quiet_harbor
 
 if TYPE_CHECKING:
     from harbor_gym.config import TerminalEnvConfig
@@ -57,13 +57,13 @@ def demo(
             if usable(findings).get(env, False):
                 solved &= asyncio.run(_play_for_real(env, keep))
                 for recording in sorted(keep.glob("*/recording.cast")) if keep is not None else ():
-                    typer.echo(f"   kept: {recording}")
+                    echo(f"   kept: {recording}")
             else:
                 missing = [item for item in findings if not item.ok and item.is_needed]
-                typer.echo(f"\n2. Sandboxes of the kind {env} can't be started here yet:")
+                echo(f"\n2. Sandboxes of the kind {env} can't be started here yet:")
                 for item in missing:
-                    typer.echo(f"   {item.what}: {item.note}" + (f" -> {item.fix}" if item.fix else ""))
-    typer.echo(
+                    echo(f"   {item.what}: {item.note}" + (f" -> {item.fix}" if item.fix else ""))
+    echo(
         "\nNext: harbor-gym init my-task          a task of your own\n"
         "      harbor-gym play task:devops_task  solve one yourself\n"
         "      harbor-gym train --help           train a policy"
@@ -85,7 +85,7 @@ async def _play_in_memory() -> bool:
             sandbox_options=FAKE_OPTIONS,
             confirm_task_complete=False,
         )
-        typer.echo("1. An episode in memory: a fake sandbox, no engine")
+        echo("1. An episode in memory: a fake sandbox, no engine")
         return await _play(config, FAKE_SCRIPT)
 
 
@@ -93,7 +93,7 @@ async def _play_for_real(env: str, keep: Path | None) -> bool:
     from harbor_gym.config import TerminalEnvConfig
 
     config = TerminalEnvConfig(task_dir=Path(LOCAL_TASK), sandbox=env, confirm_task_complete=False, trials_dir=keep)
-    typer.echo(f"\n2. An episode of {LOCAL_TASK} on {env} (its image is built the first time, which can take minutes)")
+    echo(f"\n2. An episode of {LOCAL_TASK} on {env} (its image is built the first time, which can take minutes)")
     return await _play(config, LOCAL_SCRIPT)
 
 
@@ -104,13 +104,13 @@ async def _play(config: TerminalEnvConfig, script: Sequence[str]) -> bool:
     begun = time.monotonic()
     async with AsyncTerminalGymEnv(config) as env:
         observation, info = await env.reset()
-        typer.echo(f"   instruction: {_first_lines(info.get('instruction', ''), 2)}")
+        echo(f"   instruction: {_first_lines(info.get('instruction', ''), 2)}")
         for turn, keystrokes in enumerate(script, start=1):
             observation, *_ = await env.step([(keystrokes, 10.0)])
-            typer.echo(f"   turn {turn} types {keystrokes.strip()}\n{_indented(observation)}")
+            echo(f"   turn {turn} types {keystrokes.strip()}\n{_indented(observation)}")
         _, reward, _, info = await env.finish()
     seconds = time.monotonic() - begun
-    typer.echo(f"   {info.get('end_reason')}, reward {reward:g}, {seconds:.1f} s")
+    echo(f"   {info.get('end_reason')}, reward {reward:g}, {seconds:.1f} s")
     return reward == 1.0
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.cli.shared import echo, one_line_errors
 from harbor_gym.tasks.new import TaskKind, write_task
 
 
@@ -21,5 +21,5 @@ def init(
     with one_line_errors():
         folder = write_task(name, kind, org=org)
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        typer.echo(f"  {path.relative_to(folder.parent)}")
-    typer.echo(f"Check it: harbor-gym check {folder}\nPlay it: harbor-gym play {folder}")
+        echo(f"  {path.relative_to(folder.parent)}")
+    echo(f"Check it: harbor-gym check {folder}\nPlay it: harbor-gym play {folder}")

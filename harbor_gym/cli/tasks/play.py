@@ -12,12 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from harbor_gym.cli.shared import one_line_errors
-from harbor_gym.errors import UsageError
+from harbor_gym.cli.shared import echo, one_line_errors
+from harbor_gym.errors import UsageError, printable
 from harbor_gym.types import DEFAULT_SANDBOX
 
 HAND_IN = "\x1d"  # C-]
 TICK_SEC = 0.05
+_CLEAR = "\x1b[2J\x1b[H"
 
 
 def play(
@@ -30,7 +31,7 @@ def play(
 
     with one_line_errors():
         end = _play(str(task_path(task_dir or task or "task:devops_task")), env)
-    typer.echo(f"\x1b[2J\x1b[H{end}")
+    echo(end, before=_CLEAR)
 
 
 def _play(task_dir: str, env: str) -> str:
@@ -46,7 +47,8 @@ def _play(task_dir: str, env: str) -> str:
     game = HarborTerminalEnv(task_dir, sandbox=env, **interface, **budgets)
     with contextlib.closing(game):
         _, info = game.reset()
-        typer.prompt(f"\x1b[2J\x1b[H{info['instruction']}\nC-] hands in. Enter starts", default="", show_default=False)
+        start = f"{_CLEAR}{printable(info['instruction'])}\nC-] hands in. Enter starts"
+        typer.prompt(start, default="", show_default=False)
         over, reward, decoder = False, 0.0, codecs.getincrementaldecoder("utf-8")("replace")
         with _raw_keyboard() as keyboard:
             while not over:

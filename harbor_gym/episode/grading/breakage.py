@@ -1,14 +1,15 @@
 """Whether a sandbox that gives no verdict was broken by its policy, which has then failed, or by something else.
 
 Only what the host observes counts: that the sandbox itself is there, and what is wrong in it. The shell or the tests'
-interpreter, which worked before the policy's phase, is gone or answers something else, or the terminal's own processes
-were stopped or killed. A sandbox that is gone, or one whose state only its provider knows, is the
-infrastructure's failure.
+interpreter, which worked before the policy's phase, is gone or answers something else, the terminal's own processes
+were stopped or killed, or the verifier's user can't run a command or write its verdict. A sandbox that is gone, or one
+whose state only its provider knows, is the infrastructure's failure.
 """
 
 import secrets
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from harbor.environments.base import BaseEnvironment
@@ -17,13 +18,26 @@ from harbor_gym.sandboxes.extensions import SupportsIsUp
 
 _PROBE_TIMEOUT_SEC = 10
 _PROBE = ": does it still answer\n"
+_ROOT = (None, "root", "0", 0)
 _DEAD_OR_STOPPED = frozenset("ZXTt")
 _SHELLS, _PYTHON = ("sh", "bash", "dash", "ash", "ksh", "zsh"), "python"
+
+
+@dataclass(frozen=True)
+class Grader:
+    """Who grades in a sandbox, and where the verdict goes."""
+
+    user: str | int | None
+    """None is the image's user."""
+
+    directory: PurePosixPath
+    """Where the verifier writes."""
 
 
 async def find_breakage(
     environment: BaseEnvironment,
     *,
+    grader: Grader | None = None,
     interpreter: Sequence[str] = (),
     terminal: Sequence[str] = (),
     answers_nonsense: bool = False,
@@ -33,6 +47,7 @@ async def find_breakage(
     Args:
         environment: The sandbox. One that has ``is_up()``, as local and Docker ones have, can report that it is there
             also where no command runs in it.
+        grader: Who must be able to run a command in the task's own workdir and to write the verdict; None for nobody.
         interpreter: The words that run the tests, which must still run.
         terminal: Ids of processes that must still run.
         answers_nonsense: Whether the terminal's answers can't be read, which is somebody's doing if all else is well.
@@ -56,7 +71,33 @@ async def find_breakage(
     states = rest[1:] if interpreter else rest
     if len(states) != len(terminal) or any(_state(line) in _DEAD_OR_STOPPED for line in states):
         return "the processes of its terminal were stopped or killed"
+    if grader is not None and (hindrance := await _hindrance(environment, grader)) is not None:
+        return hindrance if await _is_up(environment, unknown=False) else None
     return "its terminal answers what can't be read" if answers_nonsense else None
+
+
+async def can_run(environment: BaseEnvironment, user: str | int | None) -> bool:
+    """Return whether a user can run a command in the task's own workdir; no user, and root, are taken for one."""
+    return user in _ROOT or await _hindrance(environment, Grader(user, PurePosixPath("/dev/null"))) is None
+
+
+async def _hindrance(environment: BaseEnvironment, grader: Grader) -> str | None:
+    """Return what keeps a grader from its work; None where nothing does."""
+    nonce = secrets.token_hex(8)
+    place = shlex.quote(str(grader.directory))
+    command = f"{_PROBE}echo {nonce}; [ ! -w {place} ] || echo {nonce}\n"
+    try:
+        result = await environment.exec(command, timeout_sec=_PROBE_TIMEOUT_SEC, user=grader.user)
+    except Exception as exc:  # as above
+        return f"its verifier's user can run no command in its workdir any more ({exc})"
+    match (result.stdout or "").split():
+        case [first, second] if first == second == nonce:
+            return None
+        case [first] if first == nonce:
+            return f"its verifier's user can't write to {grader.directory} any more"
+        case _:
+            answer = f"{result.stdout or ''}{result.stderr or ''}"[-200:]
+            return f"its verifier's user can run no command in its workdir any more ({answer!r})"
 
 
 async def _is_up(environment: BaseEnvironment, *, unknown: bool) -> bool:

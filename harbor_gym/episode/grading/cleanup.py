@@ -1,4 +1,7 @@
-"""Take the sandbox out of the policy's hands before it is graded: its processes end, its leavings go."""
+"""Take the sandbox out of the policy's hands before it is graded: its processes end, its leavings go.
+
+What grading needs is made again: directories, and room for the tests and for what the verifier writes.
+"""
 
 import contextlib
 import functools
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from harbor.environments.base import BaseEnvironment
+from harbor.models.trial.paths import EnvironmentPaths
 
 from harbor_gym._runtime.owners import boot_id, this_process
 from harbor_gym._runtime.shell_text import with_arguments, without_comments
@@ -21,6 +25,7 @@ _GRACE_SEC, _STOP_SEC = 0.5, 10.0
 """From SIGTERM to SIGKILL, and for all of it: a thousand processes end in a fraction of that on a busy machine."""
 _ANSWERS = 3
 _STOPPING = "stop the policy's processes"
+_OPENING = "make again what grading needs"
 _RESETTING = "empty the verifier's directories before grading"
 
 type _Call = tuple[str, Sequence[object]]
@@ -44,6 +49,10 @@ class Baseline:
     oom_kills: int | None
     """Processes that the sandbox's memory limit had killed by then; None where it doesn't report it."""
 
+    workdir: tuple[str, str, str] = ("", "", "")
+    """Where commands run, as ``UID:GID``, the mode in octal digits, and the path; empty where the sandbox knows it
+    itself (:class:`harbor_gym.sandboxes.extensions.SupportsCleanUp`), or nobody does."""
+
 
 @dataclass(frozen=True)
 class CleanupResult:
@@ -54,6 +63,9 @@ class CleanupResult:
 
     oom_kills: int | None
     """Processes that the memory limit has killed so far; None where the sandbox doesn't report it."""
+
+    was_full: bool = False
+    """Whether the policy left no room in the sandbox's storage."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +95,12 @@ class Postmortem:
     """The end of what the tests printed."""
 
 
-async def take_baseline(environment: BaseEnvironment) -> Baseline:
+async def take_baseline(environment: BaseEnvironment, *, is_first: bool = False) -> Baseline:
     """Note what runs in a sandbox before the policy, so that what the policy starts is distinct from it.
+
+    Args:
+        environment: The sandbox.
+        is_first: Whether no policy was there yet, so that its workdir is the task's.
 
     Raises:
         SandboxError: The sandbox does not answer.
@@ -93,12 +109,17 @@ async def take_baseline(environment: BaseEnvironment) -> Baseline:
         found = await environment.clean_up("baseline", {}, timeout_sec=_TIMEOUT_SEC)
         return Baseline(frozenset(found["processes"]), frozenset(found["ipc"]), found["oom_kills"])
     what = "note what runs before the policy"
-    match (await _run(environment, [("baseline", ())], what, _TIMEOUT_SEC)).split():
+    answer = await _run(environment, [("baseline", ())], what, _TIMEOUT_SEC, cwd=None if is_first else "/")
+    listed, _, place = answer.partition("\n")
+    owner, _, place = place.partition(" ")
+    mode, _, path = place.strip("\n").partition(" ")
+    workdir = (owner, mode, path) if is_first else ("", "", "")
+    match listed.split():
         case ["baseline", kills, *names]:
             objects = {name for name in names if not name[0].isdecimal()}
-            return Baseline(frozenset(names) - objects, frozenset(objects), _count(kills))
-        case answer:
-            raise _no_answer(what, " ".join(answer))
+            return Baseline(frozenset(names) - objects, frozenset(objects), _count(kills), workdir)
+        case _:
+            raise _no_answer(what, answer)
 
 
 async def stop_processes(
@@ -143,6 +164,41 @@ async def stop_processes(
     return CleanupResult(stopped, kills)
 
 
+async def open_grading(environment: BaseEnvironment, own: Baseline) -> bool:
+    """Make again what grading needs and the policy may have taken: the workdir, Harbor's log directories, and room.
+
+    Returns:
+        Whether the policy left no room; only of a sandbox that has a reserve.
+
+    Raises:
+        SandboxError: The sandbox does not answer.
+        BrokenByPolicyError: A directory can't be made.
+    """
+    is_full = False
+    if isinstance(environment, SupportsCleanUp):
+        with _bounded(_OPENING):
+            found = await environment.clean_up("open_grading", {}, timeout_sec=_TIMEOUT_SEC)
+        problem, is_full = found["problem"], found["is_full"]
+    else:
+        paths = EnvironmentPaths.for_os(environment.os)
+        call = "open_grading", (*own.workdir, paths.agent_dir, paths.artifacts_dir)
+        answer = (await _run(environment, [call], _OPENING, _TIMEOUT_SEC)).strip()
+        problem = "" if answer.splitlines()[-1:] == ["opened"] else answer or "no answer"
+    if problem:
+        raise BrokenByPolicyError(f"could not {_OPENING}: {problem}")
+    return is_full
+
+
+async def close_grading(environment: BaseEnvironment) -> None:
+    """Take back the room that was kept for grading, as far as it is free: the policy goes on.
+
+    Raises:
+        SandboxError: The sandbox does not answer.
+    """
+    if isinstance(environment, SupportsCleanUp):
+        await environment.clean_up("close_grading", {}, timeout_sec=_TIMEOUT_SEC)
+
+
 async def reset_verifier_dirs(environment: BaseEnvironment, reset: VerifierDirsReset) -> None:
     """Empty the verifier's directories and make them root's; the first becomes its user's.
 
@@ -169,9 +225,13 @@ async def user_id(environment: BaseEnvironment) -> str:
 
     Raises:
         SandboxLostError: The sandbox does not answer.
+        BrokenByPolicyError: Its ``id`` answers something else.
     """
     with environment.with_default_user(None):
-        return (await _run_command(environment, "id -u", None, "find its own user", _TIMEOUT_SEC)).strip()
+        answer = (await _run_command(environment, "id -u", None, "find its own user", _TIMEOUT_SEC)).strip()
+    if not answer.isdecimal():
+        raise BrokenByPolicyError(f"its id answers {answer[:100]!r} instead of a user's id")
+    return answer
 
 
 async def examine(environment: BaseEnvironment, test_output: PurePosixPath) -> Postmortem | None:
@@ -202,18 +262,20 @@ def _caller() -> tuple[object, ...]:
     return boot_id(), me.pid, me.start_time
 
 
-async def _run(environment: BaseEnvironment, calls: Sequence[_Call], what: str, timeout_sec: int) -> str:
+async def _run(
+    environment: BaseEnvironment, calls: Sequence[_Call], what: str, timeout_sec: int, *, cwd: str | None = "/"
+) -> str:
     parts = [read_script("common")]
     for script, arguments in calls:
         parts.append(with_arguments(read_script(script), arguments))
-    return await _run_command(environment, "".join(parts), "root", what, timeout_sec)
+    return await _run_command(environment, "".join(parts), "root", what, timeout_sec, cwd=cwd)
 
 
 async def _run_command(
-    environment: BaseEnvironment, command: str, user: str | None, what: str, timeout_sec: int
+    environment: BaseEnvironment, command: str, user: str | None, what: str, timeout_sec: int, *, cwd: str | None = "/"
 ) -> str:
     try:
-        result = await environment.exec(command, cwd="/", timeout_sec=timeout_sec, user=user)
+        result = await environment.exec(command, cwd=cwd, timeout_sec=timeout_sec, user=user)
     except HarborGymError:
         raise
     except Exception as exc:  # The boundary to foreign code: environments raise whatever their client library raises.

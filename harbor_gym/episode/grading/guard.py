@@ -16,14 +16,16 @@ from harbor.models.trial.result import TrialResult
 from harbor.trial.hooks import TrialEvent, TrialHookEvent
 from harbor.trial.trial import Trial
 
+from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode import _harbor_patches, failures
 from harbor_gym.episode.grading import cleanup
-from harbor_gym.episode.grading.breakage import find_breakage, interpreter_of
+from harbor_gym.episode.grading.breakage import Grader, can_run, find_breakage, interpreter_of
 from harbor_gym.episode.grading.process_watch import ProcessWatch
 from harbor_gym.episode.grading.verifier_view import VerifierView, paths_in_view
 from harbor_gym.episode.task import grades_in_shared_sandbox, keeps_processes, phase_users, sets_up, test_script
 from harbor_gym.errors import SandboxError
+from harbor_gym.sandboxes.declared import require_user
 from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsSetUpView, SupportsVerifierView
 from harbor_gym.terminal.session import Leavings
 
@@ -35,19 +37,29 @@ class GradingGuard:
         trial: The trial. Hooks that must run before the clean-up, such as the end of a tunnel, are added before.
         verify_paths: As ``TerminalEnvConfig.verify_paths``.
         keep_processes: As ``TerminalEnvConfig.keep_agent_processes``; None is the task's own setting.
+        ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
 
     Raises:
         TaskError: Paths are demanded of a sandbox that has no pristine view.
     """
 
-    def __init__(self, trial: Trial, *, verify_paths: VerifyPaths = "auto", keep_processes: bool | None = None) -> None:
+    def __init__(
+        self,
+        trial: Trial,
+        *,
+        verify_paths: VerifyPaths = "auto",
+        keep_processes: bool | None = None,
+        ambiguous_failures: AmbiguousFailures = "zero",
+    ) -> None:
         self._trial = trial
         self._environment = trial.agent_environment
         self._watch = ProcessWatch(self._environment)
         self._view = _plan_view(trial, verify_paths)
         self._set_up_agent = trial.agent.setup
         self._agent_has_processes = False
+        self._ambiguous_failures: AmbiguousFailures = ambiguous_failures
         self._image_user_id: str | None = None
+        self._unable_verifiers: set[str | int | None] = set()
         self._phases_ended = 0
         self._is_abandoned = self._is_ending_step = False
         self.keep_processes = keeps_processes(trial.task) if keep_processes is None else keep_processes
@@ -98,13 +110,21 @@ class GradingGuard:
         before, after = self._watch.oom_kills, self.postmortem.oom_kills if self.postmortem is not None else None
         return after - before - (self.stopped.oom_kills or 0) if before is not None and after is not None else 0
 
-    def breakage(self, result: TrialResult) -> str | None:
-        """Return how the policy broke the sandbox so that a trial has no verdict; None where it did not.
+    def policy_failure(self, result: TrialResult) -> str | None:
+        """Return how the policy kept a trial from a verdict; None where that is not the policy's failure.
 
         Args:
             result: The trial's, finished or not.
         """
-        return self._breakage or failures.breakage(result)
+        trial = self._trial
+        finding = failures.SandboxFinding(
+            is_shared=grades_in_shared_sandbox(trial.task, current_step(trial)),
+            breakage=self._breakage,
+            was_full=self.stopped.was_full,
+            oom_kills=self.oom_kills,
+            verifier_timeout_sec=None if trial.task.config.steps else trial.verifier_timeout_sec,
+        )
+        return failures.policy_failure(result, finding, self._ambiguous_failures)
 
     def rewards_without_verdict(self) -> dict[str, float]:
         """Return the task's rewards where the policy left no verdict to its last step, which then counts as 0."""
@@ -120,7 +140,7 @@ class GradingGuard:
     async def _begin(self, environment: BaseEnvironment) -> None:
         """Note what is the task's own, then set up the agent: what that starts is the policy's already."""
         await self._watch.begin_phase()
-        self._image_user_id = await self._user_id_needed()
+        await self._note_users()
         await self._set_up_agent(environment)
         if len(self._trial.task.config.steps or ()) > 1:
             self._agent_has_processes = await self._watch.has_others()
@@ -191,8 +211,11 @@ class GradingGuard:
         if self._is_abandoned or not self._lacks_verdict():
             return
         trial, environment = self._trial, self._environment
-        interpreter = interpreter_of(test_script(trial.task, current_step(trial)))
-        self._breakage = self._breakage or await find_breakage(environment, interpreter=interpreter)
+        step = current_step(trial)
+        interpreter = interpreter_of(test_script(trial.task, step))
+        self._breakage = self._breakage or await find_breakage(
+            environment, grader=self._grader(step), interpreter=interpreter
+        )
         if self._breakage is None:
             test_output: PurePosixPath = trial.agent_env_paths.verifier_dir / "test-stdout.txt"
             self.postmortem = await cleanup.examine(environment, test_output)
@@ -221,13 +244,25 @@ class GradingGuard:
         was_reached = graded.verifier is not None or (graded.agent_execution is not None and has_failed)
         return graded.verifier_result is None and (was_reached or (self._phases_ended > 0 and has_failed))
 
-    async def _user_id_needed(self) -> str | None:
-        """Return the id of the image's user where a verifier is that user; asked before the policy can answer."""
+    async def _note_users(self) -> None:
+        """Note what the policy could answer wrongly later: the image's user, and which verifiers can't run at all."""
         task = self._trial.task
-        users = [phase_users(task, step) for step in task.config.steps or [None]]
-        if any(agent != verifier and verifier is None for agent, verifier in users):
-            return await cleanup.user_id(self._environment)
-        return None
+        users = {phase_users(task, step) for step in task.config.steps or [None]}
+        for agent, _ in users:
+            await require_user(self._environment, agent)
+        verifiers = {verifier for agent, verifier in users if agent != verifier}
+        if None in verifiers:
+            self._image_user_id = await cleanup.user_id(self._environment)
+        self._unable_verifiers = {user for user in verifiers if not await can_run(self._environment, user)}
+
+    def _grader(self, step: StepConfig | None) -> Grader | None:
+        """Return who was to grade in the policy's sandbox, and could before the policy came; None for nobody."""
+        trial, user = self._trial, phase_users(self._trial.task, step)[1]
+        graded = trial.result.step_results[-1] if trial.result.step_results else trial.result
+        was_able = user not in self._unable_verifiers
+        if graded.verifier is None or not was_able or not grades_in_shared_sandbox(trial.task, step):
+            return None
+        return Grader(user, trial.agent_env_paths.verifier_dir)
 
     def _verifier_dirs_reset(self) -> cleanup.VerifierDirsReset:
         paths = self._trial.agent_env_paths

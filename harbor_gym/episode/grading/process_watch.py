@@ -1,4 +1,9 @@
-"""Which of a sandbox's processes are the task's own, over all phases of an episode, and the end of all others."""
+"""Which of a sandbox's processes are the task's own, over all phases of an episode, and the end of all others.
+
+With a phase also its files end: what grading needs is made again.
+"""
+
+from dataclasses import replace
 
 from harbor.environments.base import BaseEnvironment
 
@@ -23,7 +28,7 @@ class ProcessWatch:
         self._own: Baseline | None = None
         self._before_verifier: Baseline | None = None
         self._keeps_processes = False
-        self._is_verified = False
+        self._is_verified = self._is_graded = False
         self.oom_kills: int | None = None
         """Processes that the memory limit had killed when the last phase began; None where none is reported."""
 
@@ -33,8 +38,10 @@ class ProcessWatch:
         Raises:
             SandboxError: The sandbox does not answer.
         """
-        now = await cleanup.take_baseline(self._environment)
+        now = await cleanup.take_baseline(self._environment, is_first=self._own is None)
         self._own = self._own or now
+        if self._is_graded:
+            await cleanup.close_grading(self._environment)
         self.oom_kills = now.oom_kills
 
     async def has_others(self) -> bool:
@@ -47,20 +54,24 @@ class ProcessWatch:
         return self._own is not None and not now.processes <= self._own.processes
 
     async def end_phase(self, *, keep_processes: bool, terminal: Leavings | None) -> CleanupResult:
-        """Stop what the policy left running, unless it is to be kept.
+        """Stop what the policy left running, unless it is to be kept, and make again what grading needs.
 
         Returns:
-            How many processes that were, and the memory limit's victims in this phase.
+            How many processes that were, the memory limit's victims in this phase, and whether the storage was full.
 
         Raises:
             SandboxError: The sandbox does not answer.
-            BrokenByPolicyError: Some could not be killed.
+            BrokenByPolicyError: Some could not be killed, or a directory can't be made.
         """
         self._keeps_processes = keep_processes
-        if keep_processes or self._own is None:
+        if self._own is None:
             return CleanupResult(0, None)
-        stopped = await cleanup.stop_processes(self._environment, self._own, terminal=terminal)
-        return CleanupResult(stopped.processes, _grown(stopped.oom_kills, self.oom_kills))
+        result = CleanupResult(0, None)
+        if not keep_processes:
+            stopped = await cleanup.stop_processes(self._environment, self._own, terminal=terminal)
+            result = CleanupResult(stopped.processes, _grown(stopped.oom_kills, self.oom_kills))
+        self._is_graded = True
+        return replace(result, was_full=await cleanup.open_grading(self._environment, self._own))
 
     async def stop_again(self) -> None:
         """Stop what was started since the end of the phase, unless what the policy started is kept.

@@ -18,7 +18,7 @@ from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode._harbor_patches import precede_calls
 from harbor_gym.episode.grading.cleanup import BrokenByPolicyError
 from harbor_gym.episode.task import declared_verify_paths, grades_in_shared_sandbox
-from harbor_gym.errors import SandboxTimeoutError, TaskError
+from harbor_gym.errors import SandboxTimeoutError, TaskUnsupportedError
 from harbor_gym.sandboxes.extensions import SupportsSetUpView, SupportsVerifierView
 
 _MERGE_TIMEOUT_SEC = 120.0
@@ -107,7 +107,7 @@ def paths_in_view(task: Task, environment: BaseEnvironment, wanted: VerifyPaths)
         wanted: The configuration's value. Paths are a demand, ``auto`` is none.
 
     Raises:
-        TaskError: Paths are demanded of a sandbox that has no such view.
+        TaskUnsupportedError: Paths are demanded of a sandbox that has no such view.
     """
     paths = declared_verify_paths(task) if wanted == "auto" else wanted
     if paths is None or paths == "off":
@@ -118,7 +118,7 @@ def paths_in_view(task: Task, environment: BaseEnvironment, wanted: VerifyPaths)
         return paths
     kind = str(environment.type())
     if wanted != "auto":
-        raise TaskError(
+        raise TaskUnsupportedError(
             f"task {task.name!r} can't be verified with verify_paths in a {kind} sandbox, which has no pristine view: "
             "use --env local, or verify_paths 'auto' for Harbor's grading where there is none"
         )

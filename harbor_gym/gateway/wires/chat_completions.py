@@ -11,7 +11,23 @@ from typing import Any, cast
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 from harbor_gym.gateway.chat import Answer, ChatRequest, Message, Role
 from harbor_gym.gateway.errors import ErrorKind, InvalidRequestError, RequestError
-from harbor_gym.gateway.wires.wire import Body, Event, http_status, mapping, new_id, objects, string, text_of
+from harbor_gym.gateway.wires.parameters import (
+    CONSTRAINTS,
+    openai_call_limit,
+    require_free_text,
+    require_unset,
+)
+from harbor_gym.gateway.wires.wire import (
+    Body,
+    Event,
+    http_status,
+    mapping,
+    model_name,
+    new_id,
+    objects,
+    string,
+    text_of,
+)
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -20,6 +36,16 @@ _ROLES: dict[str, Role] = {
     "assistant": "assistant",
     "tool": "tool",
     "function": "tool",
+}
+
+_UNSUPPORTED = {
+    "functions": "declare tools",
+    "function_call": "declare tools, with tool_choice",
+    "audio": "only text is supported",
+    "web_search_options": "there is no web search here",
+    "chat_template": "the codec writes prompts",
+    "continue_final_message": "a prefilled answer can't be continued",
+    **CONSTRAINTS,
 }
 
 # litellm (Terminus-2, mini-swe-agent) gives up at once on an authentication error and repeats most others.
@@ -33,12 +59,15 @@ class ChatCompletionsWire:
         """Return the request that ``body`` is."""
         if body.get("n") not in (None, 1):
             raise InvalidRequestError("n must be 1")
+        require_unset(body, _UNSUPPORTED)
+        require_free_text(body.get("response_format"), "response_format")
         messages = tuple(_message(item) for item in objects(body.get("messages"), "messages"))
         return ChatRequest(
-            model=string(body.get("model"), "model", ""),
+            model=model_name(body),
             messages=messages,
             tools=tuple(_tool(item) for item in objects(body.get("tools"), "tools")),
             stream=body.get("stream") is True,
+            max_calls=openai_call_limit(body),
         )
 
     def plain(self, body: Body, answer: Answer) -> dict[str, Any]:
@@ -109,6 +138,7 @@ def _message(item: Body) -> Message:
         return Message(role, content, tool_call_id=string(item.get("tool_call_id"), "tool_call_id", ""))
     if role != "assistant":
         return Message(role, content)
+    require_unset(item, {"function_call": "send tool_calls"})
     calls = tuple(_read_call(call) for call in objects(item.get("tool_calls"), "tool_calls"))
     reasoning = item.get("reasoning_content") or item.get("reasoning")
     return Message(role, content, calls, reasoning=reasoning if isinstance(reasoning, str) else "")

@@ -11,10 +11,32 @@ from typing import Any, cast
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 from harbor_gym.gateway.chat import Answer, ChatRequest, Message
 from harbor_gym.gateway.errors import ErrorKind, InvalidRequestError, RequestError
-from harbor_gym.gateway.wires.wire import Body, Event, http_status, mapping, new_id, objects, string, text_of
+from harbor_gym.gateway.wires.parameters import (
+    CONSTRAINTS,
+    anthropic_call_limit,
+    require_free_text,
+    require_unset,
+)
+from harbor_gym.gateway.wires.wire import (
+    Body,
+    Event,
+    http_status,
+    mapping,
+    model_name,
+    new_id,
+    objects,
+    string,
+    text_of,
+)
 
 # claude-code repeats a 401 and leaves on this one.
 _ENDED_STATUS = 403
+
+_UNSUPPORTED = {
+    "stop_sequences": CONSTRAINTS["stop"],
+    "mcp_servers": "tools run at the client only",
+    "container": "tools run at the client only",
+}
 
 # A block that claude-code puts before its system prompt: it changes from request to request and is not for the model.
 _BILLING_HEADER = "x-anthropic-billing-header:"
@@ -36,16 +58,20 @@ class MessagesWire:
 
     def read(self, body: Body) -> ChatRequest:
         """Return the request that ``body`` is."""
+        require_unset(body, _UNSUPPORTED)
+        require_free_text(body.get("output_format"), "output_format")
+        require_free_text(mapping(body.get("output_config"), "output_config").get("format"), "output_config.format")
         messages = [message for item in objects(body.get("messages"), "messages") for message in _messages(item)]
         system = _system_text(body.get("system"))
         if system:
             messages.insert(0, Message("system", system))
         tools = [_tool(item) for item in objects(body.get("tools"), "tools") if "input_schema" in item]
         return ChatRequest(
-            model=string(body.get("model"), "model", ""),
+            model=model_name(body),
             messages=tuple(messages),
             tools=tuple(tools),
             stream=body.get("stream") is True,
+            max_calls=anthropic_call_limit(body),
         )
 
     def plain(self, body: Body, answer: Answer) -> dict[str, Any]:

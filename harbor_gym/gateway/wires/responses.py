@@ -13,13 +13,31 @@ from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 from harbor_gym.gateway.chat import Answer, ChatRequest, Message, Role
 from harbor_gym.gateway.errors import InvalidRequestError, RequestError
 from harbor_gym.gateway.wires.chat_completions import openai_words
-from harbor_gym.gateway.wires.wire import Body, Event, http_status, mapping, new_id, objects, string, text_of
+from harbor_gym.gateway.wires.parameters import (
+    CONSTRAINTS,
+    openai_call_limit,
+    require_free_text,
+    require_unset,
+)
+from harbor_gym.gateway.wires.wire import (
+    Body,
+    Event,
+    http_status,
+    mapping,
+    model_name,
+    new_id,
+    objects,
+    string,
+    text_of,
+)
 
 # codex repeats every other status but this one.
 _ENDED_STATUS = 400
 
 _STORED = ("previous_response_id", "conversation", "prompt", "background")
 """Fields that refer to what a provider stores."""
+
+_UNSUPPORTED = {**dict.fromkeys(_STORED, "nothing is stored, send the whole input"), **CONSTRAINTS}
 
 _TEXT_TYPES = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
@@ -31,9 +49,8 @@ class ResponsesWire:
 
     def read(self, body: Body) -> ChatRequest:
         """Return the request that ``body`` is."""
-        for field in _STORED:
-            if body.get(field):
-                raise InvalidRequestError(f"{field} is not supported: nothing is stored, send the whole input")
+        require_unset(body, _UNSUPPORTED)
+        require_free_text(mapping(body.get("text"), "text").get("format"), "text.format")
         messages: list[Message] = []
         if instructions := string(body.get("instructions"), "instructions", ""):
             messages.append(Message("system", instructions))
@@ -44,10 +61,11 @@ class ResponsesWire:
             messages += _merged_answers([_message(item) for item in objects(given, "input")])
         tools = (_tool(item) for item in objects(body.get("tools"), "tools"))
         return ChatRequest(
-            model=string(body.get("model"), "model", ""),
+            model=model_name(body),
             messages=tuple(messages),
             tools=tuple(tool for tool in tools if tool is not None),
             stream=body.get("stream") is True,
+            max_calls=openai_call_limit(body),
         )
 
     def plain(self, body: Body, answer: Answer) -> dict[str, Any]:
@@ -65,7 +83,7 @@ class ResponsesWire:
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "instructions": body.get("instructions"),
             "metadata": body.get("metadata") or {},
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
             "previous_response_id": None,
             "temperature": body.get("temperature"),
             "tool_choice": body.get("tool_choice") or "auto",

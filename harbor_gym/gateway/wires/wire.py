@@ -10,6 +10,8 @@ from harbor_gym.formats.tool_text import encodable
 from harbor_gym.gateway.chat import Answer, ChatRequest
 from harbor_gym.gateway.errors import ErrorKind, InvalidRequestError, RequestError
 
+_MAX_MODEL_NAME = 256
+
 type Body = Mapping[str, Any]
 """A request's JSON object."""
 
@@ -115,6 +117,18 @@ def string(value: object, where: str, default: str | None = None) -> str:
     if not isinstance(value, str):
         raise InvalidRequestError(f"{where} must be a string")
     return encodable(value)
+
+
+def model_name(body: Body) -> str:
+    """Return the model name of a request; it is kept with each call.
+
+    Raises:
+        InvalidRequestError: It is no string, or no name.
+    """
+    name = string(body.get("model"), "model", "")
+    if len(name) > _MAX_MODEL_NAME:
+        raise InvalidRequestError(f"model is longer than {_MAX_MODEL_NAME} characters")
+    return name
 
 
 def objects(value: object, where: str) -> list[Body]:

@@ -30,6 +30,7 @@ from harbor_gym.sandboxes.apptainer.sif.format import SifImage
 from harbor_gym.sandboxes.archive.transfers import Work
 from harbor_gym.sandboxes.archive.trees.records import StreamEndedError
 from harbor_gym.sandboxes.local import seccomp
+from harbor_gym.sandboxes.local.before_policy import BeforePolicy
 from harbor_gym.sandboxes.local.carrier import Carrier
 from harbor_gym.sandboxes.local.forkserver_client import supervisor_argv, supervisor_environment
 from harbor_gym.sandboxes.local.supervisor.messages import (
@@ -103,6 +104,7 @@ class Container:
         self._asked: list[str] = []
         self._views = 0
         self._ranks = Ranks()
+        self._before_policy = BeforePolicy()
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -165,7 +167,7 @@ class Container:
         answer = await _run_program("prepare", target, {"directories": directories})
         if "error" in answer:
             raise SandboxStartError(f"the apptainer sandbox could not be set up: {answer['error']}")
-        self._site = ContainerSite(outer, str(_place()), directories, _etc(options))
+        self._site = ContainerSite(outer, str(_place()), options.storage_bytes, directories, _etc(options))
         self._target = target
 
     async def stop(self) -> None:
@@ -235,8 +237,10 @@ class Container:
         return to_json(self._entering(request, self._ranks.now)).encode()
 
     def _entering(self, request: Request, rank: str) -> dict[str, Any]:
-        who = request.command, request.user, request.cwd, dict(request.env), request.argv, request.joins_outputs
-        return {"target": self.target, "spec": CommandSpec(*who, data_limit_bytes=None, user_processes=None, rank=rank)}
+        identity = self._before_policy.identity(request.user)
+        who = request.command, request.user, identity, request.cwd, dict(request.env), request.argv
+        spec = CommandSpec(*who, request.joins_outputs, data_limit_bytes=None, user_processes=None, rank=rank)
+        return {"target": self.target, "spec": spec}
 
     async def carry(self, spec: Mapping[str, Any], work: Work) -> None:
         """Move files, by a process that sees the container's and by ``work`` on this machine's side of the stream.
@@ -266,9 +270,15 @@ class Container:
             SandboxTimeoutError: The time was up.
         """
         self._ranks.note_work(work)
+        if work in ("open_grading", "close_grading"):
+            room = await self._at_the_files("resize", {"is_grading": work == "open_grading"})
+            if work == "close_grading":
+                return room
+            arguments = {**arguments, **room}
         target = self.target
         handles = self.view_handles
-        request = {"work": work, "arguments": dict(arguments), "view_namespace": handles[0] if handles else -1}
+        own = self._before_policy.arguments(work, arguments)
+        request = {"work": work, "arguments": own, "view_namespace": handles[0] if handles else -1}
         try:
             async with asyncio.timeout(timeout_sec):
                 answer = await _run_program("clean_up", target, request, *handles)
@@ -280,6 +290,7 @@ class Container:
             if not self.is_running:
                 raise SandboxLostError(f"the apptainer sandbox went away while it was cleaned up ({work})")
             raise SandboxError(f"the apptainer sandbox can't be cleaned up ({work}): {answer['error']}")
+        self._before_policy.note(answer)
         return answer
 
     # --- the verifier's view --------------------------------------------------------------------------------------

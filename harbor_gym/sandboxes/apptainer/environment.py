@@ -13,6 +13,7 @@ from harbor.environments.definition import (
 )
 from harbor.models.task.config import NetworkMode
 
+from harbor_gym._runtime.processes import allow_open_files
 from harbor_gym.sandboxes.apptainer.commands import run_command
 from harbor_gym.sandboxes.apptainer.container import Container, ContainerOptions
 from harbor_gym.sandboxes.apptainer.options import checked_options
@@ -21,6 +22,7 @@ from harbor_gym.sandboxes.apptainer.sif.format import SifImage
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, provide_sif
 from harbor_gym.sandboxes.apptainer.watchdog import Watchdog
 from harbor_gym.sandboxes.local import seccomp
+from harbor_gym.sandboxes.local.supervisor.messages import OPEN_FILES_OF_CALLER
 from harbor_gym.sandboxes.namespaced import NamespacedEnvironment
 from harbor_gym.sandboxes.pipes import Chunk
 from harbor_gym.sandboxes.running import Finished, Request
@@ -28,6 +30,7 @@ from harbor_gym.sandboxes.setup_command import is_of_verifier, require_success, 
 
 _FILES, _SET_UP = "files", "setup.sh"
 _NO_VIEW = "the view is made by the kernel's overlay"
+_NOT_WATCHED = "memory_mb is watched here by process, and socket buffers are no process's"
 _NO_FILTER = "libseccomp or the OCI seccomp profile is missing on this machine"
 
 
@@ -48,8 +51,8 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
 
     **Limits**: ``memory_mb`` by watching: where the processes hold 95 % of it together (PSS), the branch that holds the
     greater part is killed, and counted. What allocates faster than a watcher looks (20 times a second) gets over it for
-    a moment. ``cpus`` is not enforced, nor is the number of processes: a resource policy of Harbor's that asks for
-    enforcement is refused.
+    a moment. What sockets hold unread is not watched. A process may open 4096 files. ``cpus`` is not enforced, nor is
+    the number of processes: a resource policy of Harbor's that asks for enforcement is refused.
 
     **Network**: ``no-network`` is loopback only. ``public`` is the machine's own network, its loopback included.
     Allowlists, and phases with other networks, are refused.
@@ -124,7 +127,9 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
     @property
     def known_failures(self) -> Mapping[str, str]:
         """Behaviours that don't hold."""
-        lacking = {"system_calls_are_filtered": _NO_FILTER} if seccomp.missing_profile() else {}
+        lacking = {"socket_buffers_end_at_the_sandboxs_own_limit": _NOT_WATCHED}
+        if seccomp.missing_profile():
+            lacking["system_calls_are_filtered"] = _NO_FILTER
         if self._options.overlay == "fuse":
             lacking["a_verifier_sees_the_image_and_what_counts"] = _NO_VIEW
             lacking["a_set_up_runs_with_the_images_programs"] = _NO_VIEW
@@ -149,6 +154,7 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
 
     @override
     async def _bring_up(self, *, force_build: bool) -> None:
+        allow_open_files(OPEN_FILES_OF_CALLER)
         stored = await provide_sif(
             self._source(force_build=force_build),
             self._options.image_cache_dir,
@@ -163,6 +169,7 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
         self._watch_memory()
         await self._set_up(self._default_workdir(image))
         await self._upload_environment_dir_after_start()
+        await self._await_health(image)
 
     def _source(self, *, force_build: bool) -> SifSource:
         named = self.task_env_config.docker_image

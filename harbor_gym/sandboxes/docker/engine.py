@@ -20,6 +20,12 @@ IDLE = ("sh", "-c", "sleep infinity")
 """The main container's command. Source: Harbor's docker-compose-build.yaml."""
 
 _COMMAND_TIMEOUT_SEC = 60.0
+_SOCKETS = {"socket_buffers_end_at_the_sandboxs_own_limit": "Docker sets no bound of socket buffers on cgroup v1"}
+DAEMON_LIMITS: Mapping[str, str] = {
+    "open_files_end_at_the_processs_own_limit": "the daemon's own limit holds (its setting default-ulimits)",
+    **({} if Path("/sys/fs/cgroup/cgroup.controllers").exists() else _SOCKETS),
+}
+"""Behaviours of sandboxes that do not hold under a daemon as it is installed → why."""
 
 
 async def docker(*words: str, timeout_sec: float = _COMMAND_TIMEOUT_SEC) -> tuple[int, str]:

@@ -13,6 +13,7 @@ from harbor.environments.base import ExecResult
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError
 from harbor_gym.sandboxes import reaper
+from harbor_gym.sandboxes.declared import require_workdir
 from harbor_gym.sandboxes.docker import engine
 from harbor_gym.sandboxes.docker.engine import MAIN
 from harbor_gym.sandboxes.docker.exec import run_inside
@@ -44,9 +45,14 @@ class DockerEnvironment(DockerLaunch):
         "stderr_is_told_apart": "stderr comes in stdout, in order of printing",
         "root_inside_is_root_of_its_own_namespace": "containers have the machine's user namespace, unless remapped",
         "terminals_end_at_the_sandboxs_own_limit": "the machine's pseudo-terminals are one number for all containers",
+        **engine.DAEMON_LIMITS,
         "the_first_process_is_closed": "root inside may write to the memory of the first process, which is its equal",
         "the_kernels_memory_is_hidden": "Docker hides less: kpagecount, slabinfo and others are the machine's",
+        "a_user_stays_who_it_was": "Docker looks users up in the container's own /etc/passwd",
         "a_verifier_sees_the_image_and_what_counts": "a container has no second root for its verifier",
+        "a_verifier_is_closed_to_all_outside_of_its_view": "a container has no second root for its verifier",
+        "what_ran_before_the_policy_is_closed_to_it": "all commands of a container have the same rights",
+        "no_program_inside_takes_part_in_directory_calls": "Harbor asks for them by the container's own shell",
         "a_set_up_runs_with_the_images_programs": "a container has no second root for a later step's set-up",
     }
     """stderr as under Harbor, whose callers may rely on the order; the others are what containers leave open."""
@@ -80,6 +86,7 @@ class DockerEnvironment(DockerLaunch):
 
         Raises:
             SandboxStartError: Docker refuses, the main container ended at once, or the set-up command failed.
+            TaskError: The image has not the working directory that the task declares.
             RuntimeError: Compose failed; Harbor's own error.
         """
         reaper.reap_in_background(in_docker=True)
@@ -92,6 +99,7 @@ class DockerEnvironment(DockerLaunch):
             await self._apply_network_policy(self.network_policy)
         if self._setup_command is not None and not self.shares_setup:
             await self._set_up_here(self._setup_command)
+        await require_workdir(self)
 
     @property
     def shares_setup(self) -> bool:

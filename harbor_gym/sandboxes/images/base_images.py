@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harbor_gym._runtime.cache import locked
@@ -12,15 +12,16 @@ from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.images import debian_base, official_images
+from harbor_gym.sandboxes.images.builder import ULIMITS
 from harbor_gym.sandboxes.images.docker_images import copy_from_docker, find_in_docker
 from harbor_gym.sandboxes.images.official_images import OfflineBase
+from harbor_gym.sandboxes.images.recipe import ROOT_AT_THE_TOP, StageStart
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
 
 _logger = logging.getLogger(__name__)
 
-ULIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
-"""Where CAP_SYS_RESOURCE is missing, buildah's own higher limits can't be set and every RUN would fail."""
 _PULL_TIMEOUT_SEC = 300.0
+_SHOWN = r"{{.FromImageID}}|{{len .OCIv1.Config.Volumes}}|{{.OCIv1.Config.User}}|{{.OCIv1.Config.WorkingDir}}"
 
 _unreachable: dict[str, str] = {}
 """Image that could not be pulled → why."""
@@ -38,6 +39,10 @@ class Base:
     """What goes into the cache key: an image id, or the substitute's own key."""
 
     substitution: str | None = None
+    start: StageStart = ROOT_AT_THE_TOP
+    """Its USER and WORKDIR."""
+
+    has_volumes: bool = False
 
 
 async def resolve_base(reference: str) -> Base:
@@ -49,11 +54,8 @@ async def resolve_base(reference: str) -> Base:
     full = official_images.full_reference(reference)
     for _ in range(2):
         for candidate in dict.fromkeys((reference, full)):
-            code, output = await run_tool(
-                *CONTAINED, "buildah", "inspect", "--type", "image", "--format", "{{.FromImageID}}", candidate
-            )
-            if code == 0:
-                return Base(candidate, output.strip())
+            if (found := await _inspected(candidate)) is not None:
+                return found
         if (base := await docker_base(reference)) is not None:
             return base
         if full in _unreachable:
@@ -75,6 +77,14 @@ async def resolve_base(reference: str) -> Base:
         ) from exc
 
 
+async def _inspected(reference: str) -> Base | None:
+    code, output = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", "--format", _SHOWN, reference)
+    if code != 0:
+        return None
+    image_id, volumes, user, workdir = output.strip().split("|", 3)
+    return Base(reference, image_id, start=StageStart(user, workdir or "/"), has_volumes=volumes != "0")
+
+
 async def docker_base(reference: str) -> Base | None:
     """Return Docker's image of this name. A stand-in of ours for an official image is not that image."""
     found = await find_in_docker(reference)
@@ -86,7 +96,10 @@ async def docker_base(reference: str) -> Base | None:
     async with locked(f"docker-image-{image_id.removeprefix('sha256:')[:32]}"):
         copied = await copy_from_docker(image_id)
     why = f"{reference} -> Docker's image of that name, which stands on a harbor-gym offline base"
-    return Base(copied, copied, why if is_substitute else None)
+    base = await _inspected(copied)
+    if base is None:
+        raise SandboxStartError(f"Docker's image {reference} was copied to buildah, and is gone again")
+    return replace(base, substitution=why if is_substitute else None)
 
 
 async def _substitute(reference: str) -> Base:

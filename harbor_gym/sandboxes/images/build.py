@@ -20,13 +20,23 @@ from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes import dockerfile
+from harbor_gym.sandboxes.health import Healthcheck, healthcheck_config, healthcheck_of
 from harbor_gym.sandboxes.images import layers, sources
-from harbor_gym.sandboxes.images.base_images import ULIMITS, Base, resolve_base
+from harbor_gym.sandboxes.images.base_images import Base, resolve_base
+from harbor_gym.sandboxes.images.builder import (
+    ULIMITS,
+    build_argv,
+    is_old,
+    require_faithful,
+    run_buildah,
+    run_environment,
+)
+from harbor_gym.sandboxes.images.recipe import adapted
 from harbor_gym.sandboxes.tools import CONTAINED, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
 
-_FORMAT = 3
+_FORMAT = 4
 """Version of the cache's layout and of what an export writes. A change makes old entries unreachable."""
 _PRUNE_PAUSE_SEC = 0.05
 
@@ -57,6 +67,14 @@ class Image:
 
     entrypoint: tuple[str, ...] = ()
     """ENTRYPOINT of the image; empty if it names none."""
+
+    healthcheck: Healthcheck | None = None
+
+    volumes: tuple[str, ...] = ()
+    """VOLUME of the image. As nothing of a sandbox outlives it, they are directories like others."""
+
+    highest_id: int = 0
+    """The highest uid or gid that a file of it has."""
 
     @property
     def home(self) -> Path:
@@ -159,7 +177,7 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
     async with locked(f"image-{digest[:32]}"):
         image = None if force_build else await asyncio.to_thread(load_image, digest)
         if image is None:
-            image = await _make_image(source, text, base_images, digest)
+            image = await _make_image(source, text, base_images, digest, is_fresh=force_build)
     _built[content] = image
     return image
 
@@ -192,15 +210,17 @@ def _naming_dockerfile(source: ImageSource) -> Generator[None]:
 # --- building --------------------------------------------------------------------------------------------------------
 
 
-async def _make_image(source: ImageSource, text: str, base_images: dict[str, Base], digest: str) -> Image:
+async def _make_image(
+    source: ImageSource, text: str, base_images: dict[str, Base], digest: str, *, is_fresh: bool
+) -> Image:
     started = time.monotonic()
     if source.rootfs is not None:
-        async with layers.imported(source.rootfs) as names:
-            image = Image(tuple(names), {}, "/", "0", digest, ())
+        async with layers.imported(source.rootfs) as (names, highest_id):
+            image = Image(tuple(names), {}, "/", "0", digest, (), highest_id=highest_id)
             await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
         return image
     if source.docker_image is None:
-        image_id = await _run_build(source.environment_dir, text, base_images)
+        image_id = await _run_build(source.environment_dir, text, base_images, is_fresh=is_fresh)
     elif sources.is_archive(source.docker_image):
         image_id = await sources.load_archive(source.docker_image, source.environment_dir)
     else:
@@ -208,8 +228,8 @@ async def _make_image(source: ImageSource, text: str, base_images: dict[str, Bas
     code, output = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", image_id)
     if code != 0:
         raise SandboxStartError(f"buildah built {image_id} but can't show it: {tail(output)}")
-    shown = json.loads(output)["OCIv1"]
-    settings = shown.get("config", {})
+    shown = json.loads(output)
+    settings = shown["Docker"]["config"]
     image = Image(
         layers=(),
         env=dict(entry.partition("=")[::2] for entry in settings.get("Env") or []),
@@ -218,26 +238,34 @@ async def _make_image(source: ImageSource, text: str, base_images: dict[str, Bas
         digest=digest,
         substitutions=tuple(base.substitution for base in base_images.values() if base.substitution),
         entrypoint=tuple(settings.get("Entrypoint") or ()),
+        healthcheck=healthcheck_of(settings),
+        volumes=tuple(settings.get("Volumes") or ()),
     )
-    async with layers.exported(image_id, shown["rootfs"]["diff_ids"]) as names:
-        image = replace(image, layers=tuple(names))
+    async with layers.exported(image_id, shown["OCIv1"]["rootfs"]["diff_ids"]) as (names, highest_id):
+        image = replace(image, layers=tuple(names), highest_id=highest_id)
         await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
     _logger.info("built the image of %s in %.1f s", source, time.monotonic() - started)
     return image
 
 
-async def _run_build(environment_dir: Path, text: str, base_images: dict[str, Base]) -> str:
-    replaced = dockerfile.replace_references(text, {ref: base.reference for ref, base in base_images.items()})
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
-        recipe, id_file = Path(folder) / "Dockerfile", Path(folder) / "id"
-        recipe.write_text(replaced)
-        code, output = await run_tool(
-            *CONTAINED, *dockerfile.owned_build(folder), "--layers", "--force-rm", "--pull-never", *ULIMITS,
-            "--iidfile", str(id_file), "-f", str(recipe), str(environment_dir),
-        )  # fmt: skip
+async def _run_build(environment_dir: Path, text: str, base_images: dict[str, Base], *, is_fresh: bool) -> str:
+    path = environment_dir / "Dockerfile"
+    for name, base in base_images.items():
+        if base.has_volumes:
+            await asyncio.to_thread(require_faithful, path, name)
+    changed = adapted(text, {ref: base.start for ref, base in base_images.items()})
+    changed = dockerfile.replace_references(changed, {ref: base.reference for ref, base in base_images.items()})
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as name:
+        folder = Path(name)
+        recipe = folder / "Dockerfile"
+        recipe.write_text(changed)
+        # An old one takes a file that a bind mount shows for the file that it showed before.
+        is_fresh = is_fresh or (is_old() and "--mount=" in text)
+        argv = build_argv(folder, environment_dir, recipe, is_fresh=is_fresh)
+        code, output = await run_buildah(*argv, environment=run_environment())
         if code != 0:
-            raise SandboxStartError(f"{environment_dir / 'Dockerfile'} does not build:\n{tail(output)}")
-        return id_file.read_text().strip().removeprefix("sha256:")
+            raise SandboxStartError(f"{path} does not build:\n{tail(output)}")
+        return (folder / "id").read_text().strip().removeprefix("sha256:")
 
 
 def write_record(image: Image, *, made_for: str) -> None:
@@ -247,7 +275,9 @@ def write_record(image: Image, *, made_for: str) -> None:
     if record.exists():
         # Running sandboxes may stand on what this one replaces.
         record.rename(record.with_name(f"replaced-{uuid.uuid4().hex}.json"))
-    replace_text(record, json.dumps({**asdict(image), "made_for": made_for}, indent=2))
+    health = healthcheck_config(image.healthcheck).get("Healthcheck")
+    document = {**asdict(image), "healthcheck": health, "made_for": made_for}
+    replace_text(record, json.dumps(document, indent=2))
 
 
 def load_image(digest: str) -> Image | None:
@@ -262,6 +292,9 @@ def load_image(digest: str) -> Image | None:
             digest=digest,
             substitutions=tuple(stored["substitutions"]),
             entrypoint=tuple(stored["entrypoint"]),
+            healthcheck=healthcheck_of({"Healthcheck": stored["healthcheck"]}),
+            volumes=tuple(stored["volumes"]),
+            highest_id=stored["highest_id"],
         )
     except (FileNotFoundError, KeyError, json.JSONDecodeError):
         return None

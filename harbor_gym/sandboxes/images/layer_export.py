@@ -37,9 +37,13 @@ def lower_directories(root: str, mounts: str) -> list[str]:
         stack = re.search(r"(?:^|,)lowerdir=([^,]*)", options)
         if stack is None or "\\" in stack[1]:
             return []
+        names = stack[1].split(":")
+        if names[0].isdecimal():
+            # Very many are named by open descriptors of whoever mounted them. The store has noted their names.
+            names = (Path(root).parent / "lower").read_text().strip().split(":")
         # Many layers are named from the store's own directory, to keep the option short.
         home = os.path.dirname(os.path.dirname(root))  # noqa: PTH120  # pathlib has no realpath of a relative name
-        return [os.path.realpath(os.path.join(home, name)) for name in stack[1].split(":")]  # noqa: PTH118  # as above
+        return [os.path.realpath(os.path.join(home, name)) for name in names]  # noqa: PTH118  # as above
     return []
 
 
@@ -108,14 +112,24 @@ def write_top(root: Path, top: Path) -> None:
         os.utime(etc, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+def highest_id(root: str | Path) -> int:
+    """Return the highest uid or gid of any file below a directory."""
+    highest = 0
+    for directory, folders, names in os.walk(root):
+        for name in (*folders, *names):
+            status = os.lstat(f"{directory}/{name}")
+            highest = max(highest, status.st_uid, status.st_gid)
+    return highest
+
+
 def main() -> int:
-    """Export the image mounted at the first argument; print the names of its layers as JSON on the last line."""
+    """Export the image mounted at the first argument; print what it consists of as JSON on the last line."""
     root, layers, staging, image_id, diff_ids = sys.argv[1:]
     names = copy_layers(root, Path(layers), Path(staging), image_id, json.loads(diff_ids))
     top = f"top-{Path(staging).name[-32:]}"
     write_top(Path(root), Path(staging) / top)
     (Path(staging) / top).rename(Path(layers) / top)
-    print(json.dumps([top, *names]))  # noqa: T201  # a program's own output
+    print(json.dumps({"layers": [top, *names], "highest_id": highest_id(root)}))  # noqa: T201  # a program's own output
     return 0
 
 

@@ -22,19 +22,24 @@ from harbor_gym._runtime.rootless import remove_tree
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images import layer_export, sources
-from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
+from harbor_gym.sandboxes.images.builder import NO_RUN, run_buildah
+from harbor_gym.sandboxes.tools import CONTAINED, tail
 
 _STAGING = ".partial-"
 _EXPORT = (
-    'set -e; container=$(buildah from --pull-never --name "$1" "$2"); '
+    # An image with ONBUILD makes its container, and then fails to run that.
+    'set -e; container=$1; said=$(buildah from --pull-never --name "$1" "$2" 2>&1) || :; '
     'trap \'buildah umount "$container" >/dev/null 2>&1 || :; buildah rm "$container" >/dev/null 2>&1 || :\' EXIT; '
-    'root=$(buildah mount "$container"); shift 2; program=$1; shift; "$program" -I -S "$1" "$root" "$2" "$3" "$4" "$5"'
+    'root=$(buildah mount "$container") || { echo "$said"; exit 1; }; '
+    'shift 2; program=$1; shift; "$program" -I -S "$1" "$root" "$2" "$3" "$4" "$5"'
 )
 
 
 @contextlib.asynccontextmanager
-async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[list[str]]:
-    """Copy the layers of an image of buildah's that the cache has not; yields their names, the topmost first.
+async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[tuple[list[str], int]]:
+    """Copy the layers of an image of buildah's that the cache has not.
+
+    Yields their names, the topmost first, and the highest uid or gid that a file of the image has.
 
     The topmost is the runtime's own: ``/etc/hosts`` and the like. Write the image's record within the block.
 
@@ -48,16 +53,17 @@ async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[list[st
     async with locked(LAYERS_LOCK), staging() as folder:
         name = f"{temporary_prefix('export')}{uuid.uuid4().hex}"
         program = (sys.executable, layer_export.__file__, str(layers_dir()), str(folder), image_id)
-        code, output = await run_tool(
-            *CONTAINED, "sh", "-c", _EXPORT, "sh", name, image_id, *program, json.dumps(diff_ids)
+        code, output = await run_buildah(
+            *CONTAINED, "sh", "-c", _EXPORT, "sh", name, image_id, *program, json.dumps(diff_ids), environment=NO_RUN
         )
         if code != 0:
             raise SandboxStartError(f"the root file system of {image_id} can't be exported: {tail(output)}")
-        yield json.loads(output.strip().splitlines()[-1])
+        shown = json.loads(output.strip().splitlines()[-1])
+        yield shown["layers"], shown["highest_id"]
 
 
 @contextlib.asynccontextmanager
-async def imported(rootfs: Path) -> AsyncGenerator[list[str]]:
+async def imported(rootfs: Path) -> AsyncGenerator[tuple[list[str], int]]:
     """Copy a root file system of the user's; yields what :func:`exported` yields.
 
     Raises:
@@ -70,10 +76,11 @@ async def imported(rootfs: Path) -> AsyncGenerator[list[str]]:
         await sources.copy_rootfs(rootfs, copied)
         try:
             await shielded(asyncio.to_thread(layer_export.write_top, copied, top))
+            highest_id = await asyncio.to_thread(layer_export.highest_id, copied)
         except OSError as exc:
             raise SandboxStartError(f"rootfs={str(rootfs)!r} can't be used: {exc}") from exc
         async with added([top, copied]) as names:
-            yield names
+            yield names, highest_id
 
 
 @contextlib.asynccontextmanager

@@ -26,6 +26,7 @@ from harbor_gym.errors import (
 from harbor_gym.sandboxes.archive.transfers import Work
 from harbor_gym.sandboxes.archive.trees.records import StreamEndedError
 from harbor_gym.sandboxes.local import cgroups, own_ids, seccomp
+from harbor_gym.sandboxes.local.before_policy import BeforePolicy
 from harbor_gym.sandboxes.local.carrier import Carrier
 from harbor_gym.sandboxes.local.forkserver_client import (
     ForkedSupervisor,
@@ -69,6 +70,7 @@ class SupervisedSandbox:
         self._view: int | None = None
         self._asked: list[str] = []
         self._ranks = Ranks()
+        self._before_policy = BeforePolicy()
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -249,8 +251,9 @@ class SupervisedSandbox:
         return supervisor_argv("enter", to_json(entered))
 
     def _spec(self, request: Request, rank: str) -> CommandSpec:
-        who = request.command, request.user, request.cwd, dict(request.env), request.argv, request.joins_outputs
-        return CommandSpec(*who, *self._process_limits, rank=rank)
+        identity = self._before_policy.identity(request.user)
+        who = request.command, request.user, identity, request.cwd, dict(request.env), request.argv
+        return CommandSpec(*who, request.joins_outputs, *self._process_limits, rank=rank)
 
     def _require_target(self) -> Target:
         if self._target is None:
@@ -376,9 +379,11 @@ class SupervisedSandbox:
         """
         self._ranks.note_work(work)
         answer: dict[str, Any] = {}
+        own = self._before_policy.arguments(work, arguments)
         for _ in range(_CLEANUP_TRIES):
-            answer = await self._clean_up_once(work, arguments, timeout_sec)
+            answer = await self._clean_up_once(work, own, timeout_sec)
             if not answer["error"]:
+                self._before_policy.note(answer)
                 return answer
         raise SandboxError(f"the local sandbox can't be cleaned up ({work}): {answer['error']}")
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import shlex
 import sys
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, override
@@ -19,13 +20,16 @@ from harbor.models.task.config import NetworkPolicy
 
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import Hold
-from harbor_gym.errors import MissingDependencyError
+from harbor_gym._runtime.processes import allow_open_files
+from harbor_gym.errors import MissingDependencyError, TaskError
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image
-from harbor_gym.sandboxes.local import cgroups, seccomp
+from harbor_gym.sandboxes.local import cgroups, own_ids, seccomp
 from harbor_gym.sandboxes.local.client import SupervisedSandbox
 from harbor_gym.sandboxes.local.entrypoint import Entrypoint
 from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES, Limits, LocalOptions
+from harbor_gym.sandboxes.local.own_ids import ID_COUNT
 from harbor_gym.sandboxes.local.snapshots import ImageOptions, Setup, hold_set_up
+from harbor_gym.sandboxes.local.supervisor.messages import OPEN_FILES_OF_CALLER
 from harbor_gym.sandboxes.namespaced import NamespacedEnvironment, default_env
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk
@@ -34,6 +38,7 @@ from harbor_gym.sandboxes.setup_command import is_of_verifier
 from harbor_gym.sandboxes.tools import find_program
 
 _AUTOGROUP_NICE = -10
+_NO_GROUP = "no control group for memory can be made here: memory_mb bounds each process by itself"
 TOOLS = {"buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → the Debian package that holds it."""
 
@@ -53,14 +58,17 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     """Run a task in namespaces of this machine: no daemon, nothing of the host visible, nothing left behind.
 
     The root file system is the task's image, read-only, under an overlay in memory (``storage_mb``, 2 GiB by default,
-    beside ``memory_mb``; at most one file for each 8 KiB of it). Processes, mounts, IPC, host name, network and cgroups
-    are namespaces of their own. Root inside is root without the capabilities to mount, to make devices or to trace.
+    beside ``memory_mb``; at most one file for each 8 KiB of it; an eighth more, 64 MiB at least, while it is graded).
+    Processes, mounts, IPC, host name, network and cgroups are namespaces of their own. Root inside is root without the
+    capabilities to mount, to make devices or to trace.
 
     **Limits** hold for all processes of a sandbox together, by control groups of either version: ``memory_mb`` (files
     not counted; a tolerance of 64 MiB or an eighth), ``cpus``, and the option ``max_processes`` (1024). Where memory
     runs short the kernel kills the largest process and counts it in the sandbox's /sys/fs/cgroup, as in a container.
+    Socket buffers count as memory; with control groups of version 1 they have a quarter of ``memory_mb`` beside it.
     Where no control groups can be made, ``memory_mb`` bounds each process by itself, the log reports it once, and a
-    resource policy of Harbor's that asks for enforcement is refused.
+    resource policy of Harbor's that asks for enforcement is refused. A process may open 1024 files, or up to 4096 where
+    it raises its limit (``ulimit -n``).
 
     **Images** come from the task's Dockerfile or ``docker_image``, which may be ``oci-archive:PATH`` or
     ``docker-archive:PATH`` too, or from the options ``image`` (the same names) or ``rootfs`` (a directory, or a tar).
@@ -146,6 +154,11 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
         places = cgroups.places()
         return EnvironmentResourceCapabilities(cpu_limit="cpu" in places, memory_limit="memory" in places)
 
+    @property
+    def known_failures(self) -> Mapping[str, str]:
+        """Behaviours that don't hold on this machine."""
+        return {} if "memory" in cgroups.places() else {"socket_buffers_end_at_the_sandboxs_own_limit": _NO_GROUP}
+
     @classmethod
     @override
     def preflight(cls) -> None:
@@ -182,13 +195,16 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     @override
     async def _bring_up(self, *, force_build: bool) -> None:
         _outweigh_sandboxes()
+        allow_open_files(OPEN_FILES_OF_CALLER)
         image, self._hold = await self._hold_image(force_build=force_build)
         self._image = image
+        await asyncio.to_thread(_require_ids, image)
         limits = self._limits()
         self._sandbox = SupervisedSandbox()
         await self._sandbox.start(image.directories, limits, self._directories(image))
         await self._upload_environment_dir_after_start()
         await self._start_entrypoint(image)
+        await self._await_health(image)
 
     async def _start_entrypoint(self, image: Image) -> None:
         if not image.entrypoint:
@@ -279,6 +295,21 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     @override
     def memory_kills(self) -> int | None:
         return self._running().memory_kills()
+
+
+def _require_ids(image: Image) -> None:
+    """Refuse an image with ids that no sandbox of this machine has.
+
+    Raises:
+        TaskError: It has such.
+    """
+    user = image.user.partition(":")[0]
+    needed = max(image.highest_id, int(user) if user.isdecimal() else 0)
+    if needed >= ID_COUNT and not own_ids.refusal():
+        raise TaskError(
+            f"the image has user or group ids up to {needed}, a local sandbox 0 to {ID_COUNT - 1}: give its files "
+            "and its USER lower ids (tar --no-same-owner, useradd --uid), or use --env docker"
+        )
 
 
 async def _end(sandbox: SupervisedSandbox | None, hold: Hold | None, entrypoint: Entrypoint | None) -> None:

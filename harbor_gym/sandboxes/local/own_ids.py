@@ -9,6 +9,9 @@ from harbor_gym._runtime.cache import layers_dir
 from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym.sandboxes.local.forkserver_client import run_supervisor_program
 
+ID_COUNT = 1 << 16
+"""How many ids a sandbox with a range of its own has: the supervisor's ``kernel/ids.py``."""
+
 _logger = logging.getLogger(__name__)
 
 

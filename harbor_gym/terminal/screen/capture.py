@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from harbor_gym.terminal.screen.observation import Excerpt, trim_lines
 
-_PROMPT = re.compile(r"\d+:\d+:(\d{1,3})", re.ASCII)
+_PROMPT = re.compile(r"\d+:\d+:(\d{1,3})(?::(\d*))?", re.ASCII)
 _MAX_EXIT_CODE = 255
 
 
@@ -38,8 +38,8 @@ class Capture:
     """Per command, as in ``TerminalTurn.waits``; also ``idle``, a deadline that passed at the shell's prompt."""
 
     mark: str
-    """The shell's latest mark, of the screen's own moment: ``<pid>:<count>:<exit code>``, which has a code at a prompt
-    only. The policy may have written it."""
+    """The shell's latest mark, of the screen's own moment: ``<pid>:<count>:<exit code>:<runs>``, which has a code
+    at a prompt only. The policy may have written it."""
 
     pane: Pane | None
     """None when the tmux server or its pane is gone."""
@@ -64,6 +64,12 @@ class Capture:
         """Exit code of the last command, where the shell is at its prompt and its mark is a usable one."""
         match = _PROMPT.fullmatch(self.mark)
         return int(match[1]) if match and int(match[1]) <= _MAX_EXIT_CODE else None
+
+    @property
+    def runs(self) -> str:
+        """How many commands the shell has run at this prompt; empty where it doesn't count them (bash before 4.4)."""
+        match = _PROMPT.fullmatch(self.mark)
+        return match[2] or "" if match else ""
 
 
 NO_SESSION = Capture((), "0:0:", None, (), None, 0, 0, (), loss="no shell can be started")

@@ -18,6 +18,9 @@ _KEY_NAME = re.compile(
     r"|Home|End|PgUp|PgDn|PageUp|PageDown|PPage|NPage|F[1-9]|F1[0-2])\n?"
 )
 
+_CONTROL = re.compile(rb"[\x01-\x08\x0b-\x1f\x7f]")  # but a tab and the end of a line
+_SIGNAL = re.compile("[\x03\x11\x13\x1a\x1c]")
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -58,6 +61,25 @@ def encode_keystrokes(keystrokes: str) -> Keys:
     return Keys(name=None, data=keystrokes.encode().replace(b"\n", b"\r", 1))
 
 
+def encode_literal_keystrokes(keystrokes: str) -> Keys:
+    """Read the text of one command, for a shell without completion.
+
+    As :func:`encode_keystrokes`, but a control character arrives as a character: behind the key (C-v) that readline and
+    a terminal in line mode have for this.
+
+    Raises:
+        ValueError: as :func:`encode_keystrokes`; or there is a character that stops programs or output, which no key
+            before it can prevent.
+    """
+    keys = encode_keystrokes(keystrokes)
+    if keys.name is not None:
+        return keys
+    if found := _SIGNAL.search(keystrokes):
+        raise ValueError(f"a command's text can't hold the character \\x{ord(found[0]):02x}: write it as an escape")
+    quoted = _CONTROL.sub(lambda found: b"\x16" + found[0], keystrokes.encode())
+    return Keys(name=None, data=quoted.replace(b"\n", b"\r", 1))
+
+
 def encode_terminus_keystrokes(keystrokes: str) -> Keys:
     """Read one command's keystrokes as Terminus-2 would have tmux read them.
 
@@ -69,6 +91,16 @@ def encode_terminus_keystrokes(keystrokes: str) -> Keys:
     if is_pasted(keystrokes):
         return Keys(name=None, data=keystrokes.encode().replace(b"\n", b"\r"))
     return Keys(name=None, data=b"", text=as_one_argument(keystrokes))
+
+
+def encode_keys(keystrokes: str, keys: str | None) -> Keys:
+    """Read one command's keystrokes as ``TerminalConfig.keys`` has it.
+
+    Raises:
+        ValueError: as :func:`encode_keystrokes`.
+    """
+    encode = {"harbor": encode_terminus_keystrokes, "literal": encode_literal_keystrokes}.get(keys or "")
+    return (encode or encode_keystrokes)(keystrokes)
 
 
 def count_keystroke_bytes(commands: Iterable[Command]) -> int:

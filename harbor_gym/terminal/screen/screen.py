@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from harbor_gym.errors import printable
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 from harbor_gym.terminal.screen.capture import drop_dead_line
 from harbor_gym.terminal.tools import path_prefix
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 _CAPTURE_TIMEOUT_SEC = 15
 _FIELDS = ("pane_width", "pane_height", "cursor_y", "cursor_x", "cursor_flag", "alternate_on", "pane_dead")
 _SEQUENCE = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-9;:]*m|\x0f")
+_STYLE = re.compile(r"(\x1b\[[0-9;:]*m|[\x0e\x0f])")
+_COMMAND = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _LINE_DRAWING = re.compile(r"\x0e([^\x0f]*)")
 _GRAPHICS = str.maketrans("`afgjklmnopqrstuvwxyz{|}~", "◆▒°±┘┐┌└┼⎺⎻─⎼⎽├┤┴┬│≤≥π≠£·")
 """Source: DEC special graphics, as terminfo(5) lists it under acsc."""
@@ -72,6 +75,7 @@ async def capture_screen(
         timeout_sec=_CAPTURE_TIMEOUT_SEC,
         user=user,
         purpose="show the terminal's screen",
+        cwd="/",
     )
     return parse_screen(result.stdout or "", nonce)
 
@@ -84,7 +88,7 @@ def parse_screen(answer: str, nonce: str) -> Screen | None:
     if not found or len(numbers) != len(_FIELDS):
         return None
     columns, rows, cursor_row, cursor_column, cursor_flag, alternate, is_dead = numbers
-    lines = body.split("\n")[:rows]
+    lines = [_only_styled(line) for line in body.split("\n")[:rows]]
     if is_dead:
         lines = drop_dead_line(lines)
     return Screen(
@@ -96,6 +100,12 @@ def parse_screen(answer: str, nonce: str) -> Screen | None:
         is_cursor_visible=cursor_flag == 1,
         is_full_screen=alternate == 1,
     )
+
+
+def _only_styled(line: str) -> str:
+    """Return a line without what a terminal would obey but styles: the sandbox's own tmux may be the policy's."""
+    parts = _STYLE.split(_COMMAND.sub("", line))
+    return "".join(part if number % 2 else printable(part) for number, part in enumerate(parts))
 
 
 def _as_graphics(match: re.Match[str]) -> str:

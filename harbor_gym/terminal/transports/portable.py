@@ -52,6 +52,7 @@ class PortableTransport:
             timeout_sec=step.wait_sec + MARGIN_SEC,
             user=self._user,
             purpose="run a terminal step",
+            cwd="/",
         )
         try:
             return parse_capture(result.stdout or "", nonce)
@@ -74,6 +75,7 @@ class PortableTransport:
             timeout_sec=MARGIN_SEC,
             user=self._user,
             purpose=f"{script} the terminal session",
+            cwd="/",
         )
         return result.stdout or ""
 
@@ -93,4 +95,5 @@ class PortableTransport:
                 timeout_sec=MARGIN_SEC,
                 user=self._user,
                 purpose="take keystrokes",
+                cwd="/",
             )

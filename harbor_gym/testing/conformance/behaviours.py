@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harbor_gym.errors import UsageError
+from harbor_gym.errors import UsageError, printable
 from harbor_gym.testing.conformance.report import Outcome, Verdict
 
 _SHOWN_CHARACTERS = 300
@@ -94,7 +94,8 @@ async def observe[S](
         verdict, reason = Verdict.KNOWN_FAILURE, known_failures
     elif known_failures is not None and verdict is Verdict.PASSED:
         verdict, reason = Verdict.FAILED, f"it holds, though it is a known failure: {known_failures}"
-    return Outcome(behaviour.name, behaviour.family, behaviour.contract, verdict, reason, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return Outcome(behaviour.name, behaviour.family, behaviour.contract, verdict, printable(reason), seconds)
 
 
 async def _try[S](behaviour: Behaviour[S], subject: S, timeout_sec: float) -> tuple[Verdict, str]:

@@ -4,9 +4,11 @@ import asyncio
 import shlex
 from pathlib import Path, PurePosixPath
 
-from harbor_gym.sandboxes.extensions import SupportsSetUpView, SupportsVerifierView
+from harbor.environments.base import BaseEnvironment
+
+from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsSetUpView, SupportsVerifierView
 from harbor_gym.testing.conformance.behaviours import Family, expect, expect_equal
-from harbor_gym.testing.conformance.probe import Probe
+from harbor_gym.testing.conformance.probe import UID, USER, Probe
 
 CONFINEMENT = Family[Probe]("confinement")
 
@@ -24,7 +26,52 @@ true
 """
 """Prints each program that a process executes and that the sandbox has not; a file in memory is nobody's program."""
 
+_OF_ANOTHER = ("mem", "environ", "fd/0", "root/etc/passwd", "cwd/.")
+_REACH = f"""\
+for name in {" ".join(_OF_ANOTHER)}; do
+  for become in "" "setpriv --reuid {UID} --regid {UID} --clear-groups"; do
+    $become bash -c 'if [ "$2" = mem ]; then exec 3<>"/proc/$1/$2"; else exec 3<"/proc/$1/$2"; fi' x "$1" "$name" &&
+      echo "$name"
+  done
+done 2>/dev/null
+true
+"""
+"""Prints what can be opened of a process, as root and as the ordinary user whom root may become."""
+
+_REPLACED = ("bash", "sh", "test", "mkdir", "rm", "find", "chmod")
+_MARKED = """\
+#!/usr/bin/kept
+[ -e /called ] || echo x >/called
+exec -a "${0##*/}" "/usr/lib/kept/${0##*/}" "$@"
+"""
+_REPLACE = f"""\
+echo {shlex.quote(_MARKED)} >/marked
+chmod 755 /marked && cp "$(readlink -f /bin/bash)" /usr/bin/kept && mkdir -p /usr/lib/kept
+for name in {" ".join(_REPLACED)}; do cp -L "$(type -P $name)" /usr/lib/kept/; done
+for name in {" ".join(_REPLACED)}; do cp /marked /usr/bin/.new && mv /usr/bin/.new /usr/bin/$name; done
+"""
+"""Puts in place of the programs that Harbor calls others that leave a file behind and do the same."""
+
 _MORE_TERMINALS_THAN_ANY_TASK_NEEDS = 256
+_MORE_FILES_THAN_ANY_TASK_NEEDS = 10_000
+_SMALL_MB, _DIED = 128, 128
+_FILL_SOCKETS = """\
+use Socket;
+socket(my $server, PF_INET, SOCK_STREAM, 0) or die $!;
+bind($server, sockaddr_in(0, INADDR_LOOPBACK)) or die $!;
+listen($server, 8) or die $!;
+my ($held, @kept) = (0);
+for (1 .. 400) {
+  socket(my $writer, PF_INET, SOCK_STREAM, 0) or last;
+  connect($writer, getsockname($server)) or last;
+  accept(my $reader, $server) or last;
+  push @kept, $writer, $reader;
+  fcntl($writer, 4, 2048);
+  while ($held < $ARGV[0] and my $count = syswrite($writer, "x" x 65536)) { $held += $count }
+}
+print $held;
+"""
+"""Fills TCP connections to itself, and prints the bytes that they took. F_SETFL is 4, O_NONBLOCK 2048."""
 _HIDDEN = ("kcore", "kpagecount", "kpageflags", "kpagecgroup", "slabinfo", "vmallocinfo", "keys", "timer_list")
 
 
@@ -58,6 +105,28 @@ async def terminals_end_at_the_sandboxs_own_limit(probe: Probe) -> None:
     )
     taken = int(await probe.output(f"bash -c {shlex.quote(script)} 2>/dev/null"))
     expect(0 < taken < most, f"one command took {taken} pseudo-terminals")
+
+
+@CONFINEMENT.behaviour
+async def open_files_end_at_the_processs_own_limit(probe: Probe) -> None:
+    """A process's open files, of which the machine has one number for all, are bounded, and root can't raise that."""
+    most = _MORE_FILES_THAN_ANY_TASK_NEEDS
+    limit = await probe.output("ulimit -Hn")
+    expect(limit.isdecimal() and int(limit) < most, f"a process may open {limit} files")
+    raised = await probe.run(f"ulimit -n {most}")
+    expect(raised.return_code != 0, f"root raised its limit of open files from {limit} to {most}")
+
+
+@CONFINEMENT.behaviour_alone
+async def socket_buffers_end_at_the_sandboxs_own_limit(probe: Probe) -> None:
+    """What sockets hold unread is the kernel's memory and counts: with ``memory_mb`` it is bounded."""
+    most = 2 * _SMALL_MB
+    async with probe.small(_SMALL_MB) as sandbox:
+        result = await probe.run(f"perl -e {shlex.quote(_FILL_SOCKETS)} {most << 20}", sandbox=sandbox)
+    held = (result.stdout or "").strip()
+    expect(held.isdecimal() or result.return_code > _DIED, f"sockets could not be filled: {result.stderr or held!r}")
+    # A process that the limit has killed prints nothing.
+    expect(int(held or 0) >> 20 < most, f"sockets held {most} MiB in a sandbox that has {_SMALL_MB} (memory_mb)")
 
 
 @CONFINEMENT.behaviour
@@ -119,6 +188,62 @@ async def a_verifier_sees_the_image_and_what_counts(probe: Probe) -> None:
     finally:
         await sandbox.leave_verifier_view()
     expect_equal(await probe.output("cat /usr/local/bin/planted"), "mine", "the sandbox's own file after the view")
+
+
+@CONFINEMENT.behaviour_alone
+async def what_ran_before_the_policy_is_closed_to_it(probe: Probe) -> None:
+    """After the first baseline root opens neither memory nor files of what ran before, which the clean-up spares."""
+    sandbox = await probe.fresh()
+    expect(isinstance(sandbox, SupportsCleanUp), "it takes no baseline by itself (clean_up)")
+    assert isinstance(sandbox, SupportsCleanUp)
+    services = [await _sleeping(probe, sandbox, 4101, "root"), await _sleeping(probe, sandbox, 4102, USER)]
+    await sandbox.clean_up("baseline", {}, timeout_sec=20)
+    neighbour = await _sleeping(probe, sandbox, 4103, "root")
+    expect("mem" in await _reached(probe, sandbox, neighbour), "root does not open a process of its own")
+    for pid in services:
+        expect_equal(await _reached(probe, sandbox, pid), [], "what root opened of a process older than the baseline")
+
+
+@CONFINEMENT.behaviour_alone
+async def a_verifier_is_closed_to_all_outside_of_its_view(probe: Probe) -> None:
+    """A process outside of the view opens neither memory nor files of commands in it, whoever runs these."""
+    sandbox = await probe.fresh()
+    expect(isinstance(sandbox, SupportsCleanUp), "it takes no baseline by itself (clean_up)")
+    expect(isinstance(sandbox, SupportsVerifierView), "it has no view for a verifier (enter_verifier_view)")
+    assert isinstance(sandbox, SupportsCleanUp)
+    assert isinstance(sandbox, SupportsVerifierView)
+    await sandbox.clean_up("baseline", {}, timeout_sec=20)
+    await sandbox.enter_verifier_view([])
+    graded = [await _sleeping(probe, sandbox, 4111, "root"), await _sleeping(probe, sandbox, 4112, USER)]
+    await sandbox.leave_verifier_view()
+    for pid in graded:
+        expect_equal(await _reached(probe, sandbox, pid), [], "what root opened of a command in the view")
+
+
+@CONFINEMENT.behaviour_alone
+async def no_program_inside_takes_part_in_directory_calls(probe: Probe) -> None:
+    """``is_dir``, ``is_file``, ``ensure_dirs``, ``empty_dirs`` and ``reset_dirs`` run nothing of the sandbox."""
+    sandbox = await probe.fresh()
+    await probe.output(_REPLACE, sandbox=sandbox, user="root")
+    await sandbox.ensure_dirs(["/made/first"])
+    await sandbox.empty_dirs(["/made/second"])
+    await sandbox.reset_dirs(remove_dirs=["/made/first"], create_dirs=["/made/third"], chmod_dirs=["/made/third"])
+    names = ("first", "second", "third")
+    expect_equal([await sandbox.is_dir(f"/made/{name}") for name in names], [False, True, True], "directories")
+    expect(not await sandbox.is_file("/called"), "a program of the sandbox was called")
+
+
+async def _sleeping(probe: Probe, sandbox: BaseEnvironment, marker: int, user: str) -> int:
+    start = f"setsid sleep {marker} >/dev/null 2>&1 </dev/null & echo $!"
+    pid = int(await probe.output(start, sandbox=sandbox, user=user, cwd="/"))
+    wait = f"until grep -qzx {marker} /proc/{pid}/cmdline; do sleep 0.01; done"
+    await probe.output(wait, sandbox=sandbox, cwd="/")
+    return pid
+
+
+async def _reached(probe: Probe, sandbox: BaseEnvironment, pid: int) -> list[str]:
+    found = await probe.output(f"set -- {pid}\n{_REACH}", sandbox=sandbox, user="root", cwd="/")
+    return sorted(set(found.split()))
 
 
 _PREPARED = """\

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from harbor_gym.sandboxes.docker.engine import DAEMON_LIMITS
+
 type Reasons = Mapping[str, str]
 """Behaviour → why it does not hold."""
 
@@ -29,6 +31,7 @@ FAKE: Reasons = {
         "a_user_goes_by_uid",
         "a_user_goes_by_uid_and_gid",
         "a_user_that_is_not_there_is_refused",
+        "a_user_stays_who_it_was",
         "an_ordinary_user_is_no_root",
         "is_file_and_is_dir_ask_as_the_user",
     ),
@@ -42,6 +45,7 @@ FAKE: Reasons = {
     **_for(
         "it has no image, so it reads none",
         "cwd_is_the_images_by_default",
+        "a_workdir_is_made_again",
         "env_of_image_task_and_trial_arrive",
     ),
     **_for(
@@ -49,11 +53,16 @@ FAKE: Reasons = {
         "no_program_of_the_host_is_reached",
         "root_inside_is_root_of_its_own_namespace",
         "terminals_end_at_the_sandboxs_own_limit",
+        "open_files_end_at_the_processs_own_limit",
+        "socket_buffers_end_at_the_sandboxs_own_limit",
         "the_first_process_is_closed",
         "the_kernels_memory_is_hidden",
         "system_calls_are_filtered",
         "no_program_inside_takes_part_in_transfers",
         "a_verifier_sees_the_image_and_what_counts",
+        "what_ran_before_the_policy_is_closed_to_it",
+        "a_verifier_is_closed_to_all_outside_of_its_view",
+        "no_program_inside_takes_part_in_directory_calls",
         "a_set_up_runs_with_the_images_programs",
     ),
     **_for(
@@ -69,13 +78,20 @@ CONTAINERS: Reasons = {
         "root_inside_is_root_of_its_own_namespace",
     ),
     **_for("the machine's pseudo-terminals are one number for all", "terminals_end_at_the_sandboxs_own_limit"),
+    **DAEMON_LIMITS,
     **_for("root inside may trace the first process, which has no right more", "the_first_process_is_closed"),
     **_for("Docker hides less: kpagecount, slabinfo and others are the machine's", "the_kernels_memory_is_hidden"),
     **_for(
         "a container has no second root for its verifier",
         "a_verifier_sees_the_image_and_what_counts",
+        "a_verifier_is_closed_to_all_outside_of_its_view",
         "a_set_up_runs_with_the_images_programs",
     ),
+    **_for("all commands of a container have the same rights", "what_ran_before_the_policy_is_closed_to_it"),
+    **_for(
+        "Harbor asks for directories by the container's own shell", "no_program_inside_takes_part_in_directory_calls"
+    ),
+    **_for("Docker looks users up in the container's own /etc/passwd", "a_user_stays_who_it_was"),
 }
 """What the rights of an ordinary Docker container leave open to root inside."""
 

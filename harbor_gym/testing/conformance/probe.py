@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,16 @@ class Probe:
                 self._other = await self._start(self.make(network_policy=policy, workdir=TASK_WORKDIR))
             return self._other
 
+    @contextlib.asynccontextmanager
+    async def small(self, memory_mb: int) -> AsyncGenerator[BaseEnvironment]:
+        """Have a sandbox of its own with this much memory, in MiB, for a block."""
+        sandbox = self.make(memory_mb=memory_mb)
+        try:
+            await sandbox.start(force_build=False)
+            yield sandbox
+        finally:
+            await sandbox.stop(delete=True)
+
     async def ended(self) -> tuple[BaseEnvironment, "asyncio.Task[ExecResult]"]:
         """Return a third sandbox that was stopped under a running command, and that command."""
         async with self._lock:
@@ -88,7 +98,18 @@ class Probe:
                 self._ended = (sandbox, command)
             return self._ended
 
-    def make(self, *, network_policy: NetworkPolicy | None = None, workdir: str | None = None) -> BaseEnvironment:
+    async def fresh(self) -> BaseEnvironment:
+        """Return a further sandbox of the caller's own, in which nothing was done yet."""
+        return await self._start(self.make())
+
+    def make(
+        self,
+        *,
+        network_policy: NetworkPolicy | None = None,
+        workdir: str | None = None,
+        memory_mb: int | None = None,
+        storage_mb: int | None = None,
+    ) -> BaseEnvironment:
         """Make a sandbox without starting it."""
         name = f"check-{secrets.token_hex(4)}"
         paths = TrialPaths(self._root / name)
@@ -108,7 +129,9 @@ class Probe:
             environment_name="harbor-gym-check",
             session_id=name,
             trial_paths=paths,
-            task_env_config=EnvironmentConfig(env=dict(TASK_ENV), workdir=workdir),
+            task_env_config=EnvironmentConfig(
+                env=dict(TASK_ENV), workdir=workdir, memory_mb=memory_mb, storage_mb=storage_mb
+            ),
             persistent_env=dict(TRIAL_ENV),
             mounts=mounts,
             **settings,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from harbor_gym.testing.fake.files import FakeFiles
 
-_SCRIPTS = ("baseline", "stop", "reset_verifier_dirs", "postmortem")
+_SCRIPTS = ("baseline", "stop", "open_grading", "reset_verifier_dirs", "postmortem")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ def _answer(script: str, arguments: list[str], content: FakeFiles, processes: Fa
     match script:
         case "baseline":
             return f"baseline {processes.killed(1)}\n"
+        case "open_grading":
+            return "opened\n"
         case "stop":
             content.remove(arguments[2])
             return f"stop {processes.stopped} {processes.unstoppable} {processes.killed(2)}\n"

@@ -7,7 +7,7 @@ from typing import Any
 from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError
 from harbor_gym.types import TokenSequence
-from tests.contract.players.episode import MAX_TOKENS, Episode, Played, format_agent, lost
+from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost, only
 from tests.helpers.policies.token_policies import RENDERER
 
 
@@ -22,7 +22,7 @@ async def by_tinker_agent(episode: Episode) -> Played:
     """The same loop of the cookbook's, around a foreign agent."""
     from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
 
-    make_builder = functools.partial(HarborAgentEnvGroupBuilder, agent=format_agent())
+    make_builder = functools.partial(HarborAgentEnvGroupBuilder, agent=episode.agent())
     return await _by_cookbook(episode, make_builder, episode.agents_config)
 
 
@@ -56,11 +56,14 @@ async def _by_cookbook(episode: Episode, make_builder: Any, config: TerminalEnvC
         return lost(exc)
     finally:
         await builder.cleanup()
-    (datum,) = trajectory_to_data(trajectory, 1.0)
+    reward = math.fsum(transition.reward for transition in trajectory.transitions)
+    end_reason = END_REASONS[trajectory.stop_reason or ""]
+    datum: Any = only(trajectory_to_data(trajectory, 1.0))
+    if datum is None:
+        return Played(reward, end_reason)
     shifted = {name: datum.loss_fn_inputs[name].to_torch().tolist() for name in ("target_tokens", "mask", "logprobs")}
     tokens = [datum.model_input.to_ints()[0], *map(int, shifted["target_tokens"])]
     first = trajectory.transitions[0].ob.length
     mask = [int(item) for item in shifted["mask"]][first - 1 :]
     sequence = TokenSequence(tokens[:first], tokens[first:], mask, shifted["logprobs"][first - 1 :])
-    reward = math.fsum(transition.reward for transition in trajectory.transitions)
-    return Played(reward, END_REASONS[trajectory.stop_reason or ""], sequence=sequence)
+    return Played(reward, end_reason, sequence=sequence)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from harbor_gym import EndReason
-from tests.contract.players.episode import MAX_TOKENS, Episode, Played, format_agent, lost
+from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost, only
 
 
 async def by_harbor_env(episode: Episode) -> Played:
@@ -11,7 +11,7 @@ async def by_harbor_env(episode: Episode) -> Played:
 
 
 async def by_harbor_gateway(episode: Episode) -> Played:
-    return await _by_harbor(episode, strategy="gateway", agent=format_agent())
+    return await _by_harbor(episode, strategy="gateway", agent=episode.agent())
 
 
 async def _by_harbor(episode: Episode, **settings: Any) -> Played:
@@ -37,5 +37,4 @@ async def _by_harbor(episode: Episode, **settings: Any) -> Played:
         assert rollout.reward is None
         assert rollout.end_reason is EndReason.INFRASTRUCTURE_ERROR
         return lost(rollout.error)
-    (segment,) = rollout.segments
-    return Played(rollout.reward, rollout.end_reason, sequence=segment)
+    return Played(rollout.reward, rollout.end_reason, sequence=only(rollout.segments))

@@ -4,7 +4,7 @@ from typing import Any
 
 from harbor_gym import EndReason
 from harbor_gym.outcomes import FAILURE_KINDS
-from tests.contract.players.episode import MAX_TOKENS, Episode, Played, format_agent, lost
+from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost
 
 
 async def by_nemo_gym(episode: Episode) -> Played:
@@ -12,7 +12,7 @@ async def by_nemo_gym(episode: Episode) -> Played:
 
 
 async def by_nemo_gym_agent(episode: Episode) -> Played:
-    return await _by_nemo_gym(episode, format_agent())
+    return await _by_nemo_gym(episode, episode.agent())
 
 
 async def _by_nemo_gym(episode: Episode, agent: Any) -> Played:

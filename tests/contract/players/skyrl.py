@@ -4,7 +4,7 @@ from typing import Any
 
 from harbor_gym import EndReason
 from harbor_gym.types import TokenSequence
-from tests.contract.players.episode import MAX_TOKENS, Episode, Played, format_agent
+from tests.contract.players.episode import MAX_TOKENS, Episode, Played, only
 
 
 async def by_skyrl(episode: Episode) -> Played:
@@ -16,7 +16,7 @@ async def by_skyrl_step_wise(episode: Episode) -> Played:
 
 
 async def by_skyrl_agent(episode: Episode) -> Played:
-    agent = format_agent()
+    agent = episode.agent()
     return await _by_skyrl(episode, step_wise=True, agent=agent.import_path, agent_kwargs=agent.kwargs)
 
 
@@ -44,10 +44,10 @@ async def _by_skyrl(episode: Episode, *, step_wise: bool = False, **own: Any) ->
     validate_generator_output(1, output, step_wise=step_wise)
     (end,) = (name for name in output["env_metrics"][-1] if name.startswith(("end/", "lost/")))
     output = merge_stepwise_output(output) if step_wise else output
-    (prompt,), (response,), (mask,) = (output[n] for n in ("prompt_token_ids", "response_ids", "loss_masks"))
+    columns = (output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs"))
+    sequences = [TokenSequence(*row) for row in zip(*columns, strict=True)]
     if output["stop_reasons"] == ["error"]:
-        assert mask == [0]
+        assert sequences[0].mask == [0]
         return Played(None, EndReason.INFRASTRUCTURE_ERROR, end.removeprefix("lost/"))
-    (reward,) = (sum(reward) if step_wise else reward for reward in output["rewards"])
-    end_reason = EndReason(end.removeprefix("end/"))
-    return Played(reward, end_reason, sequence=TokenSequence(prompt, response, mask, output["rollout_logprobs"][0]))
+    reward = sum(sum(reward) if step_wise else reward for reward in output["rewards"])
+    return Played(reward, EndReason(end.removeprefix("end/")), sequence=only(sequences))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from harbor_gym import EndReason
-from tests.contract.players.episode import MAX_TOKENS, Episode, Played, format_agent
+from tests.contract.players.episode import MAX_TOKENS, Episode, Played
 
 
 async def by_verifiers(episode: Episode) -> Played:
@@ -11,7 +11,7 @@ async def by_verifiers(episode: Episode) -> Played:
 
 
 async def by_verifiers_agent(episode: Episode) -> Played:
-    agent = {"import_path": format_agent().import_path, "kwargs": format_agent().kwargs}
+    agent = {"import_path": episode.agent().import_path, "kwargs": episode.agent().kwargs}
     return await _by_verifiers(episode, agent=agent)
 
 
@@ -37,4 +37,5 @@ async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
         (error,) = trace.errors
         assert not any(trace.rewards.values())
         return Played(None, EndReason.INFRASTRUCTURE_ERROR, error.message.partition(":")[0])
-    return Played(trace.reward, end_reason_of(trace), sequence=sequence_of(trace))
+    sequence = sequence_of(trace) if len(trace.branches) == 1 else None
+    return Played(trace.reward, end_reason_of(trace), sequence=sequence)

@@ -67,3 +67,11 @@ class FormatAgent(BaseAgent):
                     return
                 shown = prompts.with_warning(parsed.warning, turn.text)
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": shown}]
+
+
+class UninstallableAgent(FormatAgent):
+    """The same, whose installer fails."""
+
+    @override
+    async def setup(self, environment: BaseEnvironment) -> None:
+        raise RuntimeError("curl: (6) Could not resolve host: registry.example")

@@ -21,13 +21,17 @@ class SGLangDouble:
         self.requests: list[dict[str, Any]] = []
         self.statuses: list[int] = []
         """Statuses of the next answers, in place of 200."""
+        self.refusal = "no"
+        """What such an answer says."""
+        self.models: dict[str, Any] | None = None
+        """The page of models; None serves none."""
         self.changes: dict[str, Any] = {}
 
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.requests.append(body)
         if self.statuses and (status := self.statuses.pop(0)) != 200:
-            return web.json_response({"error": {"message": "no"}}, status=status)
+            return web.json_response({"error": {"message": self.refusal}}, status=status)
         wanted = [*reversed(body["input_ids"]), END]
         tokens = wanted[: body["sampling_params"]["max_new_tokens"]]
         is_whole = tokens == wanted
@@ -43,12 +47,16 @@ class SGLangDouble:
         whole = {"text": "not to be used", "output_ids": tokens, "meta_info": {**meta, **self.changes}}
         return web.json_response(whole)
 
+    async def list_models(self, request: web.Request) -> web.Response:
+        return web.json_response(self.models, status=200 if self.models is not None else 404)
+
 
 @asynccontextmanager
 async def sglang_double() -> AsyncGenerator[SGLangDouble]:
     double = SGLangDouble()
     app = web.Application()
     app.router.add_post("/generate", double.generate)
+    app.router.add_get("/v1/models", double.list_models)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

@@ -22,6 +22,12 @@ class VllmDouble:
         self.keys: list[str] = []
         self.statuses: list[int] = []
         """Statuses of the next answers, in place of 200."""
+        self.headers: dict[str, str] = {}
+        """Headers of these answers."""
+        self.refusal = "no"
+        """What such an answer says."""
+        self.models: dict[str, Any] | None = None
+        """The page of models; None serves none."""
         self.returns_token_ids = True
         self.names_token_ids = True
         self.changes: dict[str, Any] = {}
@@ -33,7 +39,9 @@ class VllmDouble:
         self.keys.append(request.headers.get("Authorization", ""))
         if self.statuses and (status := self.statuses.pop(0)) != 200:
             return web.json_response(
-                {"error": {"message": "no", "type": "BadRequestError", "code": status}}, status=status
+                {"error": {"message": self.refusal, "type": "BadRequestError", "code": status}},
+                status=status,
+                headers=self.headers,
             )
         wanted = [*reversed(body["prompt"]), END]
         tokens = wanted[: body["max_tokens"]]
@@ -56,12 +64,16 @@ class VllmDouble:
             {"id": "cmpl-1", "object": "text_completion", "model": body["model"], "choices": [choice]}
         )
 
+    async def list_models(self, request: web.Request) -> web.Response:
+        return web.json_response(self.models, status=200 if self.models is not None else 404)
+
 
 @asynccontextmanager
 async def vllm_double() -> AsyncGenerator[VllmDouble]:
     double = VllmDouble()
     app = web.Application()
     app.router.add_post("/v1/completions", double.complete)
+    app.router.add_get("/v1/models", double.list_models)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import json
 import os
+import resource
 import shlex
 import shutil
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from harbor_gym._runtime.procfs import descendants
 from harbor_gym.errors import SandboxError
+from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.harbor_trials import run_episode
 from tests.helpers.hostile.behaviours import behaviours_of, run_as_program
@@ -306,6 +308,52 @@ async def what_the_kernel_counts_ends_at_the_sandboxs_own_limit(sandbox: LocalEn
         assert got["queued signals"] >= 0
 
 
+_OPEN_FILES = "grep -h 'Max open files' /proc/[0-9]*/limits | awk '{print $4, $5}' | sort -u"
+_RAISE_OPEN_FILES = "import resource; [resource.prlimit(pid, resource.RLIMIT_NOFILE, (9999, 9999)) for pid in (%s,)]"
+
+
+async def no_process_has_more_open_files_than_ordinary_programs_need(sandbox: LocalEnvironment, _scratch: Path) -> None:
+    """The machine has one number of open files for all: each way in, and the first process, has Linux's own limits."""
+    assert await output(sandbox, _OPEN_FILES) == "1024 4096"
+    entered = await asyncio.create_subprocess_exec(*sandbox.exec_argv(_OPEN_FILES), stdout=asyncio.subprocess.PIPE)
+    assert (await entered.communicate())[0] == b"1024 4096\n"
+    assert await output(sandbox, "ulimit -n 4096; ulimit -n") == "4096"
+    for who in (0, 1):
+        raised = await sandbox.exec(f"python3 -c '{_RAISE_OPEN_FILES % who}'")
+        assert "PermissionError" in (raised.stderr or ""), raised
+    assert "not permitted" in ((await sandbox.exec("ulimit -n 4097")).stderr or "")
+
+
+async def descriptors_under_way_stop_nobody_elses_commands(_sandbox: LocalEnvironment, scratch: Path) -> None:
+    """The kernel counts them by user, and root inside may be the trainer, whose limit is an ordinary user's here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        async with (
+            running(make_sandbox(scratch / "attacker")) as attacker,
+            running(make_sandbox(scratch / "x")) as other,
+        ):
+            attack = await _bring(attacker, "descriptors.py")
+            start = f"setsid python3 {attack} > /attack/sent 2>&1 & while [ ! -s /attack/sent ]; do sleep 0.05; done"
+            await output(attacker, f"{start}; grep ETOOMANYREFS /attack/sent", timeout_sec=30)
+            for sandbox in (attacker, other):
+                assert await output(sandbox, "echo goes on") == "goes on"
+                await sandbox.upload_file(_INSIDE / "hunter.py", "/attack/other")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def what_sockets_hold_counts_as_memory(_sandbox: LocalEnvironment, scratch: Path) -> None:
+    if "memory" not in cgroups.places():
+        return  # no number bounds the sandbox's memory here
+    async with running(make_sandbox(scratch / "small", config={"memory_mb": 64})) as sandbox:
+        attack = await _bring(sandbox, "sockets.py")
+        printed = await sandbox.exec(f"python3 {attack}", timeout_sec=60)
+        # A process that version 2's limit has killed prints nothing.
+        assert int(printed.stdout or 0) < 64 << 20, printed
+        assert printed.return_code in (0, 128 + signal.SIGKILL), printed
+
+
 async def setuid_programs_work_and_give_nothing_outside(sandbox: LocalEnvironment, _scratch: Path) -> None:
     assert await output(sandbox, "su dev -c 'id -un'; id -un") == "dev\nroot"
     await output(sandbox, "cp /usr/bin/id /own-id; chmod 6755 /own-id; cp /bin/bash /sh; chmod 4755 /sh")
@@ -460,6 +508,34 @@ async def who_becomes_what_the_clean_up_spares_earns_nothing(_sandbox: LocalEnvi
 
 
 _SLOW_TEST = "#!/bin/bash\necho 0 > /logs/verifier/reward.txt\nsleep 2\n"
+
+
+_OWN_RANK = """
+import ctypes, os, struct
+os.system("cp $(readlink -f /usr/bin/grep) /tmp/raised && chmod 755 /tmp/raised")
+# As setcap(8) writes it: permitted and effective, the capabilities 35 and 36.
+attribute = struct.pack("<IIIII", 0x02000001, 0, 0, 0b11 << 3, 0)
+os.setxattr("/tmp/raised", "security.capability", attribute)
+"""
+
+
+async def no_program_raises_its_rank(sandbox: LocalEnvironment, _scratch: Path) -> None:
+    """Neither setuid nor file capabilities give what a rank has not, and a rank changes nothing else for programs."""
+    await output(sandbox, f"cp /usr/bin/env /setuid; chmod 6755 /setuid; python3 -c '{_OWN_RANK}'")
+    show = "grep CapBnd /proc/self/status"
+    for user in ("root", "dev"):
+        ranks = [await output(sandbox, f"/setuid -- {show}", user=user)]
+        assert (await sandbox.exec("/tmp/raised x /etc/passwd", user=user)).return_code == 126  # EPERM
+        await sandbox.enter_verifier_view([])
+        ranks.append(await output(sandbox, show, user=user))
+        # No ambient capability makes the loader distrust the environment, and su still becomes whom it is to become.
+        assert "AT_SECURE:            0" in await output(sandbox, "LD_SHOW_AUXV=1 /usr/bin/env true", user=user)
+        await output(sandbox, "cp /usr/bin/id /own-id; chmod 4755 /own-id", user="root")
+        assert await output(sandbox, "/own-id -u", user=user) == "0"
+        assert await output(sandbox, "su dev -c 'id -un'", user="root") == "dev"
+        await sandbox.leave_verifier_view()
+        policys, verifiers = (int(line.split()[1], 16) for line in ranks)
+        assert verifiers - policys == 0b11 << 35, ranks
 
 
 _CALLED = "/attack/called"

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from harbor_gym.errors import ContextOverflowError
 from harbor_gym.types import ChatCodec, ChatMessage, Sampler, TokenSequence
 
 
@@ -34,7 +35,10 @@ class ModelServerDouble:
         prompt = self._prompt(body["input"])
         if len(prompt) + self._max_tokens > self._max_context_tokens:
             return self._overflow()
-        sample = await self._sampler(prompt)
+        try:
+            sample = await self._sampler(prompt)
+        except ContextOverflowError as exc:
+            return 400, json.dumps({"message": str(exc)}).encode()
         logprobs = list(sample.logprobs or ())
         tokens = {
             "prompt_token_ids": prompt,

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from harbor_gym.errors import ContextOverflowError
 from harbor_gym.types import Sampler
 
 
@@ -14,7 +15,11 @@ async def completions_server(sampler: Sampler) -> AsyncGenerator[str]:
 
     async def complete(request: web.Request) -> web.Response:
         body = await request.json()
-        sample = await sampler(body["prompt"])
+        try:
+            sample = await sampler(body["prompt"])
+        except ContextOverflowError as exc:  # as vLLM answers
+            error = {"message": str(exc), "type": "BadRequestError", "param": None, "code": 400}
+            return web.json_response({"error": error}, status=400)
         choice = {
             "index": 0,
             "text": "",

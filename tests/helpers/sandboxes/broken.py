@@ -7,15 +7,17 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, override
 
-from harbor.environments.base import ExecResult
+from harbor.environments.base import BaseEnvironment, ExecResult
 
 from harbor_gym.errors import SandboxTimeoutError, UsageError
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from harbor_gym.sandboxes.local.supervisor.kernel.capabilities import POLICY
 from harbor_gym.sandboxes.piped import PipedCommand
+from harbor_gym.sandboxes.running import Ranks
 from harbor_gym.terminal.scripts import read_script
 
 
@@ -24,6 +26,22 @@ class Broken(LocalEnvironment):
 
     breaks: ClassVar[Sequence[str]] = ()
     """The behaviours that must fail."""
+
+    known_failures: ClassVar[Mapping[str, str]] = {}  # pyright: ignore[reportIncompatibleMethodOverride]  # on any machine
+
+
+class _ByItsShell(BaseEnvironment):
+    """Harbor's own directory calls."""
+
+    is_dir = BaseEnvironment.is_dir
+    is_file = BaseEnvironment.is_file
+    ensure_dirs = BaseEnvironment.ensure_dirs
+    empty_dirs = BaseEnvironment.empty_dirs
+    reset_dirs = BaseEnvironment.reset_dirs
+
+
+class AsksItsShell(_ByItsShell, Broken):
+    breaks = ("no_program_inside_takes_part_in_directory_calls",)
 
 
 class LosesOutput(Broken):
@@ -72,7 +90,7 @@ class MixesAnswersUp(Broken):
         return self._last
 
 
-class ForgetsArguments(Broken):
+class ForgetsArguments(_ByItsShell, Broken):
     breaks = (
         "cwd_is_the_calls",
         "cwd_is_the_tasks_where_it_names_one",
@@ -100,7 +118,7 @@ class ForgetsArguments(Broken):
         return await super().exec_pipes(command, **options)
 
 
-class AddsArguments(Broken):
+class AddsArguments(_ByItsShell, Broken):
     breaks = (
         "cwd_is_the_images_by_default",
         "a_directory_change_ends_with_its_command",
@@ -114,6 +132,16 @@ class AddsArguments(Broken):
     async def exec(self, command: str, cwd: Any = None, env: Any = None, timeout_sec: Any = None, user: Any = None):
         variables = {**os.environ, "TRIAL_SAYS": "ours", **(env or {})}
         return await super().exec(f"LEFT=over; {command}", cwd or "/", variables, timeout_sec, user="dev")
+
+
+class RepairsNothing(Broken):
+    breaks = ("a_workdir_is_made_again", "a_user_stays_who_it_was", "full_storage_leaves_room_for_the_tests")
+
+    @override
+    async def clean_up(self, work: str, arguments: Any, *, timeout_sec: float) -> dict[str, Any]:
+        if work == "reset_verifier_dirs":
+            return await super().clean_up(work, arguments, timeout_sec=timeout_sec)
+        return {"processes": [], "ipc": [], "problem": "", "is_full": False, "oom_kills": None}
 
 
 class ForgetsToKill(Broken):
@@ -290,7 +318,7 @@ class HasNoLogs(Broken):
         await self.exec("chmod 700 /logs/artifacts")
 
 
-class IsOneForAll(Broken):
+class IsOneForAll(_ByItsShell, Broken):
     breaks = ("two_sandboxes_share_no_files", "two_sandboxes_share_no_processes")
     first: ClassVar["IsOneForAll | None"] = None
 
@@ -311,6 +339,8 @@ class IsTheHost(Broken):
         "no_network_is_none",
         "root_inside_is_root_of_its_own_namespace",
         "terminals_end_at_the_sandboxs_own_limit",
+        "open_files_end_at_the_processs_own_limit",
+        "socket_buffers_end_at_the_sandboxs_own_limit",
         "the_kernels_memory_is_hidden",
         "system_calls_are_filtered",
     )
@@ -337,6 +367,19 @@ class OpensItsFirstProcess(Broken):
     @override
     async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
         return await super().exec(command.replace("/proc/1/", "/proc/self/"), *args, **kwargs)
+
+
+class _OneRank(Ranks):
+    outside_of_view = now = POLICY  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]  # a constant
+
+
+class HasNoRanks(Broken):
+    breaks = ("what_ran_before_the_policy_is_closed_to_it", "a_verifier_is_closed_to_all_outside_of_its_view")
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        await super().start(force_build)
+        self._running()._ranks = _OneRank()  # pyright: ignore[reportPrivateUsage]  # what is broken
 
 
 class UsesItsTar(Broken):

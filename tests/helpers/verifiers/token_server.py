@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from harbor_gym import Sample, Sampler, SamplerError
+from harbor_gym.errors import ContextOverflowError
 from harbor_gym.types import ChatMessage
 
 
@@ -113,6 +114,10 @@ class TokenServer:
     async def _answer(self, prompt: list[int]) -> tuple[Exchange, str]:
         try:
             sample: Sample = await self.sample(prompt)
+        except ContextOverflowError as exc:  # as vLLM answers
+            error = {"message": str(exc), "type": "BadRequestError", "param": None, "code": 400}
+            body = json.dumps({"error": error})
+            raise web.HTTPBadRequest(text=body, content_type="application/json") from exc
         except SamplerError as exc:
             raise web.HTTPServiceUnavailable(text=str(exc)) from exc
         logprobs = list(sample.logprobs or [-0.5] * len(sample.tokens))

@@ -16,11 +16,11 @@ from harbor.models.trial.config import AgentConfig
 from harbor_gym import EndReason, TerminalEnvConfig
 from harbor_gym.adapters.harbor.evaluation import AgentPlayer
 from harbor_gym.evaluation import ChatPlayer, evaluate
-from harbor_gym.samplers import ChatEndpoint
+from harbor_gym.samplers import ChatEndpoint, EngineSettingsError
 from tests.helpers.cluster.nodes import ray_of_its_own
 from tests.helpers.paths import ROOT
-from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
-from tests.helpers.tasks import DONE, write_task
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
+from tests.helpers.tasks import DONE, UNDONE, write_steps, write_task
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -112,7 +112,7 @@ async def test_terminus_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "LiteLLM" not in shown, "litellm looked for prices, on the internet or in vain"
 
 
-async def test_a_wrong_key_is_an_infrastructure_error_and_is_not_shown(
+async def test_a_wrong_key_ends_the_evaluation_and_is_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OWN_KEY", "sk-wrong-but-secret")
@@ -120,11 +120,9 @@ async def test_a_wrong_key_is_an_infrastructure_error_and_is_not_shown(
         async with serving() as model, endpoint(model) as chat:
             player = AgentPlayer(chat, AGENT, retries=0) if is_agent else ChatPlayer(chat, retries=0)
             config = fake_task(tmp_path / "task", confirm_task_complete=True)
-            (result,) = await evaluate([config], player, episodes=1)
-        assert result.reward is None
-        assert result.end_reason is EndReason.INFRASTRUCTURE_ERROR
-        assert "401" in (result.error or "")
-        assert "sk-wrong-but-secret" not in (result.error or "")
+            with pytest.raises(EngineSettingsError, match=r"--api-key-env.*status 401") as refused:
+                await evaluate([config], player, episodes=3, concurrency=1)
+        assert "sk-wrong-but-secret" not in str(refused.value)
 
 
 async def run_eval(*args: str, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
@@ -162,6 +160,25 @@ async def test_the_command_resumes_and_shows_how_it_stands(tmp_path: Path) -> No
     kept = "".join(path.read_text() for path in (tmp_path / "out").rglob("*.json*"))
     assert KEY not in kept + shown
     assert json.loads((tmp_path / "out/eval.json").read_text())["overall"]["solved"] == 3
+
+
+@pytest.mark.parametrize("flag", ["--step-rewards", "--no-step-rewards"])
+async def test_a_half_solved_task_is_not_solved(tmp_path: Path, flag: str) -> None:
+    sandbox = ["--env", FAKE, "--sandbox-option", f"solved_when={json.dumps({'/srv/answer': 'done'})}"]
+    handed_in = (COMPLETE, COMPLETE)
+    async with serving(message(DONE), *handed_in, message(UNDONE), *handed_in) as model:
+        where = ["--model", "m", "--base-url", model.url, "--api-key-env", "OWN_KEY", "--output", str(tmp_path / "out")]
+        code, shown = await run_eval(
+            str(write_steps(tmp_path / "task")), *sandbox, *where, flag, "--episodes", "1", "--attempts", "1"
+        )
+    assert code == 0, shown
+    assert "[1/1, solved 0/1] task episode 1: completed, reward 0.5, 6 turns" in shown
+    report = json.loads((tmp_path / "out/eval.json").read_text())["overall"]
+    assert (report["solved"], report["reward"]["value"], report["pass_at"]["1"]["value"]) == (0, 0.5, 0.0)
+    (transcript,) = (tmp_path / "out").rglob("episode_001.json")
+    kept = json.loads(transcript.read_text())
+    assert (kept["reward"], kept["rewards"]) == (0.5, {"reward": 0.5})
+    assert kept["step_rewards"] == [{"reward": 1.0}, {"reward": 0.0}]
 
 
 @pytest.mark.timeout(300)

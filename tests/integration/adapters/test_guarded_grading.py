@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harbor.models.trial.config import AgentConfig
 
 from harbor_gym import EndReason, Sample
 from harbor_gym.adapters.harbor import RolloutInterface, TokenRollout
 from harbor_gym.gateway import SessionLimits
-from tests.contract.players.episode import format_agent
 from tests.helpers.chats.character_codec import END
 from tests.helpers.gateway.clients import ThinkingCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
@@ -19,9 +19,11 @@ pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 THOUGHT = "<think>\nI plan.\n</think>\n\n"
 
+AGENT = AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs={"base_url": "{gateway_url}"})
+
 DOORS: dict[str, dict[str, Any]] = {
     "own loop": {"strategy": "env", "env_settings": {"confirm_task_complete": True}},
-    "agent": {"agent": format_agent()},
+    "agent": {"agent": AGENT},
     "terminus-2": {"agent": "terminus-2"},
 }
 

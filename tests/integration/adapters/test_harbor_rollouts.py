@@ -17,6 +17,7 @@ from harbor_gym.adapters.harbor.results import segment_sequence
 from harbor_gym.errors import AgentFailedError, SamplerError, SandboxStartError, TaskSourceError, UsageError
 from harbor_gym.gateway import Gateway, SessionLimits
 from harbor_gym.gateway.agents import agent_config
+from harbor_gym.samplers import EngineSettingsError
 from harbor_gym.sandboxes import environment_config
 from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.gateway.clients import ThinkingCodec
@@ -124,6 +125,23 @@ async def test_an_agents_turns_read_as_those_of_our_own_loop(tmp_path: Path) -> 
         read.append([(t.observation, t.action, t.reward, t.prompt_tokens, t.sampled_tokens) for t in rollout.turns])
     assert read[0] == read[1]
     assert [(action, reward) for _, action, reward, *_ in read[0]] == [(message(DONE), 0.0), (COMPLETE, 1.0)]
+
+
+@pytest.mark.parametrize("strategy", ["gateway", "env"])
+async def test_wrong_settings_of_the_engine_end_the_run_at_the_first_answer(strategy: str, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    async def refuse(prompt: Sequence[int]) -> Sample:
+        asked.append(len(prompt))
+        raise EngineSettingsError("set the key")
+
+    tasks = [TaskConfig(path=write_task(tmp_path / name)) for name in ("one", "two", "three")]
+    settings: dict[str, Any] = {"agent": None} if strategy == "env" else {}
+    settings |= {"limits": SessionLimits(max_answer_tokens=9), "n_concurrent": 1, "max_retries": 2}
+    played = interface(sampler=refuse, strategy=strategy, **settings)
+    with pytest.raises(EngineSettingsError, match="set the key"):
+        await played.run(tasks)
+    assert len(asked) == 1
 
 
 async def test_order_progress_and_limits(tmp_path: Path) -> None:

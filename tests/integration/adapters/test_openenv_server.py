@@ -1,6 +1,7 @@
 """A server process of its own, over real WebSockets: episodes at once, limits, the door, and every way to end."""
 
 import asyncio
+import contextlib
 import re
 import signal
 import time
@@ -9,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -16,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from yarl import URL
 
 from tests.helpers.patience import PATIENCE_SEC
 
@@ -50,6 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
     for name in ("alpha", "beta"):
         write_tiny_task(suite / name)
     limits = ["--max-sessions", 3, "--max-request-bytes", 2000, "--idle-timeout-sec", 1.0, "--call-timeout-sec", 20]
+    limits += ["--request-timeout-sec", 2]
     how = ["--no-confirm-task-complete", "--sandbox-option", 'solved_when={"/srv/answer": "done"}']
     with served("--task", suite, "--env", FAKE, "--test-task", "beta", *map(str, [*how, *limits])) as found:
         yield found
@@ -120,6 +124,70 @@ async def test_a_session_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             await play(found, IDLE)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         assert (await play(found, IDLE))[-1].done
+
+
+async def open_connection(server: Served, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    address = urlsplit(server.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(data)
+    await writer.drain()
+    return reader, writer
+
+
+HEAD = b"POST /harbor_terminal/tasks HTTP/1.1\r\nHost: x\r\n"
+UNFINISHED = {
+    "nothing": b"",
+    "a part of the headers": HEAD,
+    "no body, without the token": HEAD + b"Content-Length: 100\r\n\r\n{",
+    "a second request": b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" + HEAD,
+    "a part of an upgrade": b"GET /ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n",
+}
+
+
+@pytest.mark.parametrize("name", UNFINISHED)
+async def test_unfinished_requests_take_no_place_and_are_closed(server: Served, name: str) -> None:
+    """The server has three sessions: 300 connections are far above whatever it serves at once."""
+    opened = [await open_connection(server, UNFINISHED[name]) for _ in range(300)]
+    try:
+        assert (await play(server, SOLVE))[-1].reward == 1.0
+        async with asyncio.timeout(PATIENCE_SEC):
+            for reader, _ in opened:
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+    finally:
+        for _, writer in opened:
+            writer.transport.abort()
+
+
+@pytest.mark.parametrize("authorized", [True, False])
+async def test_a_request_that_trickles_is_closed(server: Served, authorized: bool) -> None:
+    token = f"Authorization: Bearer {server.token}\r\n".encode() if authorized else b""
+    reader, writer = await open_connection(server, HEAD + token + b"Content-Length: 100000\r\n\r\n")
+
+    async def trickle() -> None:
+        while not writer.is_closing():
+            writer.write(b"x")
+            await asyncio.sleep(0.1)
+
+    trickling = asyncio.create_task(trickle())
+    try:
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), PATIENCE_SEC)
+    finally:
+        trickling.cancel()
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/mcp%0A", "/%6dcp", "/mcp/", "//mcp", "/reset%0a", "/harness"])
+async def test_no_spelling_of_a_path_leads_to_a_sandbox_beside_the_sessions(server: Served, path: str) -> None:
+    url = URL(f"{server.url}{path}", encoded=True)
+    ask = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {server.token}"}) as http:
+        async with http.post(url, json=ask) as answer:
+            assert answer.status == 404
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await http.ws_connect(url)
+        assert refused.value.status == 404
 
 
 async def test_what_is_oversized_is_refused_and_the_server_goes_on(server: Served) -> None:

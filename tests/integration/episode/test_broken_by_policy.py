@@ -3,8 +3,9 @@
 import asyncio
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -14,7 +15,7 @@ from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.types import EpisodeInfo
 from tests.helpers.harbor_trials import COMPLETE
 from tests.helpers.rootless import rootless_user, run_as
-from tests.helpers.tasks import DONE, write_task
+from tests.helpers.tasks import BASE, DONE, PASS_IF_DONE, write_task
 
 pytestmark = [pytest.mark.usefixtures("nothing_left")]
 
@@ -55,6 +56,103 @@ RUINS = {
     "no programs": "rm -rf /usr /bin\n",
 }
 """What leaves nothing to run the tests with."""
+
+
+_IMAGE = f"""\
+FROM {BASE}
+RUN useradd -m dev && useradd -m grader && install -d -o dev /app && chmod 777 /srv
+WORKDIR /app
+"""
+_SOLVED = "mkdir -p /srv && echo done > /srv/answer\n"
+
+
+@dataclass(frozen=True)
+class Deed:
+    """Something in the policy's power, and the task that it is done to."""
+
+    keys: str
+    reward: float | None = 1.0
+    """What the task, solved before, is graded; None where there is no verdict: then it counts as 0."""
+
+    toml: str = ""
+    as_user: bool = True
+    """Whether an ordinary user of the sandbox can do it, too."""
+
+
+DEEDS = {
+    "its workdir removed": Deed("cd /; rm -rf /app\n", as_user=False),
+    "a file in place of its workdir": Deed("cd /; rm -rf /app; echo > /app\n", as_user=False),
+    "a link to itself in place of its workdir": Deed("cd /; rm -rf /app; ln -s app /app\n", as_user=False),
+    "a file in place of the agent's logs": Deed("rm -rf /logs/agent; echo > /logs/agent\n", as_user=False),
+    "a file in place of all logs": Deed("rm -rf /logs; echo > /logs\n", as_user=False),
+    "the verifier's user renamed": Deed(
+        "sed -i s/^grader:/other:/ /etc/passwd\n", toml='[verifier]\nuser = "grader"\n', as_user=False
+    ),
+    "the verifier's user out of range": Deed(
+        "sed -i 's/^grader:x:[0-9]*/grader:x:99999999999/' /etc/passwd\n",
+        toml='[verifier]\nuser = "grader"\n',
+        as_user=False,
+    ),
+    "no accounts": Deed("rm /etc/passwd /etc/group\n", toml='[verifier]\nuser = "grader"\n', as_user=False),
+    "no bytes left": Deed(
+        "cat /dev/zero > /tmp/z; while echo >> /tmp/y; do :; done\n", toml="[environment]\nstorage_mb = 64\n"
+    ),
+    "no inodes left": Deed(
+        "cd /tmp; mkdir many; cd many; i=0; while : > $((i+=1)); do :; done 2>/dev/null; cd /\n",
+        toml="[environment]\nstorage_mb = 64\n",
+    ),
+    "a directory in place of the resolver": Deed(
+        "rm -rf /etc/resolv.conf; mkdir -p /etc/resolv.conf/x\n",
+        toml='[environment]\nnetwork_mode = "no-network"\n[verifier]\nnetwork_mode = "public"\n',
+        as_user=False,
+    ),
+    "a file in place of /etc": Deed(
+        "mv /etc /gone; echo > /etc\n",
+        toml='[environment]\nnetwork_mode = "no-network"\n[verifier]\nnetwork_mode = "public"\n',
+        as_user=False,
+    ),
+    "tests without an end": Deed("touch /srv/endless\n", None, "[verifier]\ntimeout_sec = 3.0\n"),
+}
+"""What ends neither the episode nor its grading, whoever does it; each was an infrastructure error once."""
+
+_LOADS_WHAT_THE_POLICY_MADE = f"{PASS_IF_DONE}if [ -e /srv/endless ]; then sleep 1000; fi\n"
+
+
+def write_deed_task(task_dir: Path, deed: Deed, *, has_view: bool, user: str | None) -> Path:
+    """Write a task whose answer lies outside its workdir."""
+    root = 'verify_paths = ["/srv", "/app"]\n' if has_view else ""
+    owner = f'[agent]\nuser = "{user}"\n' if user is not None else ""
+    return write_task(
+        task_dir,
+        dockerfile=_IMAGE,
+        test_sh=_LOADS_WHAT_THE_POLICY_MADE,
+        toml=f"{deed.toml}{owner}[metadata]\n{root}",
+    )
+
+
+async def check_deed(task_dir: Path, deed: Deed, *, has_view: bool, user: str | None, **settings: Any) -> None:
+    """Solve a task, do the deed, and expect a verdict on what was done."""
+    write_deed_task(task_dir, deed, has_view=has_view, user=user)
+    reward, info = await play(task_dir, _SOLVED, deed.keys, **settings)
+    if deed.reward is None:
+        assert (reward, info.get("end_reason")) == (0.0, EndReason.SANDBOX_BROKEN)
+        assert "ran out of time" in info.get("breakage", "")
+    else:
+        assert (reward, info.get("rewards"), info.get("breakage")) == (deed.reward, {"reward": deed.reward}, None)
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("has_view", [False, True], ids=["plain", "view"])
+@pytest.mark.parametrize("deed", DEEDS)
+async def test_what_root_can_do_is_graded(tmp_path: Path, deed: str, has_view: bool) -> None:
+    await check_deed(tmp_path / "task", DEEDS[deed], has_view=has_view, user=None)
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("has_view", [False, True], ids=["plain", "view"])
+@pytest.mark.parametrize("deed", [name for name, deed in DEEDS.items() if deed.as_user])
+async def test_what_a_user_can_do_is_graded(tmp_path: Path, deed: str, has_view: bool) -> None:
+    await check_deed(tmp_path / "task", DEEDS[deed], has_view=has_view, user="dev")
 
 
 @pytest.mark.local
@@ -99,17 +197,17 @@ async def test_what_is_left_of_a_multi_step_task_counts_as_nothing(tmp_path: Pat
         await env.reset()
         await env.step([(DONE, 5.0)])
         _, reward, done, _ = await env.step(COMPLETE)
-        assert (reward, done) == (1.0, False)
+        assert (reward, done) == (0.0, False)
         _, reward, done, info = await env.step([(RUINS["no shell"], 5.0)])
         if not done:
             _, reward, done, info = await env.step(COMPLETE)
-    assert (reward, done, info.get("end_reason")) == (0.0, True, EndReason.SANDBOX_BROKEN)
-    assert info.get("episode_reward") == 0.5
+    assert (reward, done, info.get("end_reason")) == (0.5, True, EndReason.SANDBOX_BROKEN)
+    assert (info.get("rewards"), info.get("step_rewards")) == ({"reward": 0.5}, ({"reward": 1.0}, {}))
 
 
 @pytest.mark.local
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 async def test_an_ordinary_users_policy_fares_no_better(tmp_path: Path) -> None:
     base = await ensure_base_tar()
 
@@ -122,6 +220,8 @@ async def test_an_ordinary_users_policy_fares_no_better(tmp_path: Path) -> None:
     output = json.loads((await asyncio.to_thread(run)).splitlines()[-1])
     assert {name: tuple(output[name]) for name in RUINS} == dict.fromkeys(RUINS, (0.0, "sandbox_broken"))
     assert {name: output[name][0] for name in BLOWS} == dict.fromkeys(BLOWS, 1.0)
+    expected = {name: deed.reward or 0.0 for name, deed in DEEDS.items()}
+    assert {name: output[name][0] for name in DEEDS} == expected
 
 
 @pytest.mark.docker
@@ -135,11 +235,62 @@ async def test_on_docker_the_same_holds(tmp_path: Path) -> None:
     assert (reward, info.get("end_reason")) == (0.0, EndReason.SANDBOX_BROKEN)
 
 
+@pytest.mark.local
+@pytest.mark.parametrize("transport", ["portable", "persistent"])
+async def test_who_removes_its_workdir_goes_on(tmp_path: Path, transport: Literal["portable", "persistent"]) -> None:
+    task_dir = write_deed_task(tmp_path / "task", DEEDS["its workdir removed"], has_view=False, user=None)
+    settings: dict[str, Any] = {"terminal": TerminalConfig(transport=transport), "capture_screen": True}
+    keys = [DEEDS["its workdir removed"].keys, _SOLVED, f"true {'x' * 100_000}\n"]
+    config = TerminalEnvConfig(task_dir=task_dir, sandbox="local", confirm_task_complete=False, **settings)
+    async with AsyncTerminalGymEnv(config) as env:
+        await env.reset()
+        for typed in keys:
+            await env.step([(typed, 10.0)])
+        _, reward, _, info = await env.step(COMPLETE)
+    assert (reward, info.get("breakage")) == (1.0, None)
+
+
+@pytest.mark.apptainer
+@pytest.mark.slow
+@pytest.mark.parametrize("deed", [name for name in DEEDS if "network_mode" not in DEEDS[name].toml])
+async def test_in_apptainer_what_root_can_do_is_graded(tmp_path: Path, deed: str) -> None:
+    has_view = deed != "tests without an end"
+    await check_deed(tmp_path / "task", DEEDS[deed], has_view=has_view, user=None, sandbox="apptainer")
+
+
+_ON_DOCKER = {
+    "its workdir removed": 1.0,
+    "a file in place of its workdir": 1.0,
+    "a link to itself in place of its workdir": 1.0,
+    "the verifier's user renamed": None,
+    "no accounts": None,
+    "tests without an end": None,
+}
+"""Containers have no accounts but their own. Their logs are mounted, their storage is the machine's."""
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.parametrize("deed", _ON_DOCKER)
+async def test_on_docker_what_root_can_do_is_graded(tmp_path: Path, deed: str) -> None:
+    task_dir = write_deed_task(tmp_path / "task", DEEDS[deed], has_view=False, user=None)
+    reward, info = await play(task_dir, _SOLVED, DEEDS[deed].keys, sandbox="docker")
+    if (expected := _ON_DOCKER[deed]) is None:
+        assert (reward, info.get("end_reason")) == (0.0, EndReason.SANDBOX_BROKEN)
+        assert info.get("breakage")
+    else:
+        assert (reward, info.get("rewards"), info.get("breakage")) == (expected, {"reward": expected}, None)
+
+
 async def _play_all() -> None:
     ends: dict[str, tuple[float, str]] = {}
     for name, keys in {**BLOWS, **RUINS}.items():
         task_dir = write_task(Path.home() / name.replace(" ", "-"))
         reward, info = await play(task_dir, DONE, keys, sandbox_options={"max_processes": 200})
+        ends[name] = (reward, info["end_reason"].value if "end_reason" in info else "")
+    for number, (name, deed) in enumerate(DEEDS.items()):
+        task_dir = write_deed_task(Path.home() / f"deed-{number}", deed, has_view=number % 2 == 0, user=None)
+        reward, info = await play(task_dir, _SOLVED, deed.keys)
         ends[name] = (reward, info["end_reason"].value if "end_reason" in info else "")
     sys.stdout.write(f"{json.dumps(ends)}\n")
 

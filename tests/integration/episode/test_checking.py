@@ -249,6 +249,23 @@ async def test_field_1_and_3_a_forged_reward_is_found_and_the_trick_named(tmp_pa
     assert (sound.verdict, sound.forged) == (Verdict.OK, 0.0)
 
 
+@pytest.mark.local
+async def test_a_service_whose_program_the_policy_can_replace_is_named(tmp_path: Path, plan: CheckPlan) -> None:
+    """The clean-up spares the service and what it starts; only a view keeps that from forging."""
+    serves = f"FROM {BASE}\nRUN echo 'while :; do touch /run/serving; sleep 0.05; done' > /usr/local/bin/serve\n"
+    healthy = (
+        '[environment.healthcheck]\ncommand = "[ -e /run/serving ] || { setsid bash /usr/local/bin/serve '
+        '>/dev/null 2>&1 & sleep 0.1; false; }"\ninterval_sec = 0.1\nstart_interval_sec = 0.1\nstart_period_sec = 5\n'
+    )
+    unshadowed = own_path(PASS_IF_DONE) + "for _ in {1..30}; do read -r -t 0.01 _ <> <(:); done\n"
+    task = write_task(tmp_path / "serves", dockerfile=serves, toml=healthy, test_sh=unshadowed)
+    (check,) = await check_tasks([task], plan)
+    assert check.verdict is Verdict.FORGEABLE
+    assert "services" in check.tricks
+    assert check.pristine is not None, check.error
+    assert (check.pristine.verdict, check.pristine.forged) == (Verdict.OK, 0.0)
+
+
 SERVES = "(while :; do touch /srv/beat; sleep 0.05; done) </dev/null >/dev/null 2>&1 &\n"
 """A solution that is a service: a file comes back for as long as it runs."""
 

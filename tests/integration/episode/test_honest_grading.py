@@ -9,7 +9,7 @@ import pytest
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import VerifierError
 from harbor_gym.types import EpisodeInfo
-from tests.helpers.harbor_trials import COMPLETE, run_episode
+from tests.helpers.harbor_trials import COMPLETE, graded_in, run_episode
 from tests.helpers.tasks import BASE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -98,7 +98,7 @@ async def test_kept_processes_write_no_verdict_of_a_later_step_either(tmp_path: 
     ends, _ = await run_episode(
         task_dir, [f"({FORGER}) 2>/dev/null &", *LEAVINGS.values()], sandbox="local", trials_dir=tmp_path / "trials"
     )
-    assert [info.get("rewards") for _, _, info in ends] == [{"reward": 0.0}] * 3
+    assert graded_in(ends) == [{"reward": 0.0}] * 3
     trial_dir = ends[-1][2].get("trial_dir")
     assert trial_dir is not None
     for name in ("one", "two", "three"):

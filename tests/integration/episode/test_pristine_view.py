@@ -6,20 +6,22 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar, override
 
 import pytest
+from harbor.environments.base import ExecResult
 
 from harbor_gym import EndReason
 from harbor_gym.checking import CheckPlan, Verdict, check_tasks
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
-from harbor_gym.sandboxes.local import own_ids
+from harbor_gym.sandboxes.local import LocalEnvironment, own_ids
+from harbor_gym.sandboxes.piped import PipedCommand
 from tests.helpers.engines import require_engine
-from tests.helpers.harbor_trials import run_episode
+from tests.helpers.harbor_trials import graded_in, run_episode
 from tests.helpers.paths import ROOT
 from tests.helpers.rootless import rootless_user, run_as
-from tests.helpers.tasks import PASS_IF_DONE, write_task
+from tests.helpers.tasks import BASE, PASS_IF_DONE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
@@ -112,6 +114,55 @@ async def test_each_step_has_a_view_of_its_own_and_the_policys_files_again_after
     assert await played(task, f"{DONE}; touch /etc/before", second, verify_paths=SRV) == 1.0
 
 
+class Noting(LocalEnvironment):
+    """A local sandbox that notes what is asked of it once the policy's processes are stopped."""
+
+    noted: ClassVar[list[str]] = []
+
+    @override
+    async def exec(self, command: str, *args: Any, **settings: Any) -> ExecResult:
+        self.noted.append(f"exec {command}")
+        return await super().exec(command, *args, **settings)
+
+    @override
+    async def exec_pipes(self, command: str, *args: Any, **settings: Any) -> PipedCommand:
+        self.noted.append(f"exec_pipes {command}")
+        return await super().exec_pipes(command, *args, **settings)
+
+    @override
+    async def clean_up(self, work: str, *args: Any, **settings: Any) -> dict[str, Any]:
+        self.noted.append(work)
+        return await super().clean_up(work, *args, **settings)
+
+    @override
+    async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
+        self.noted.append("enter view")
+        await super().enter_verifier_view(verify_paths)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+async def test_no_program_of_the_sandbox_runs_between_the_clean_up_and_the_verifier(tmp_path: Path, steps: int) -> None:
+    """Whatever Harbor does in between: it collects artifacts, makes directories, looks up users."""
+    Noting.noted.clear()
+    dockerfile = f"FROM {BASE}\nRUN useradd dev\nWORKDIR /srv\nRUN chown dev /srv\n"
+    toml = '[agent]\nuser = "dev"\n' + "".join(f'[[steps]]\nname = "s{n}"\n' for n in range(steps))
+    task = write_task(tmp_path / "task", dockerfile=dockerfile, root_toml='artifacts = ["/srv/answer"]\n', toml=toml)
+    for n in range(steps):
+        (task / "steps" / f"s{n}").mkdir(parents=True)
+        (task / "steps" / f"s{n}" / "instruction.md").write_text("Do it.\n")
+    sandbox = f"{__name__}:{Noting.__name__}"
+    ends, _ = await run_episode(task, [DONE] * max(1, steps), sandbox=sandbox, verify_paths=SRV)
+    assert [reward for reward, _, _ in ends] == [1.0] * max(1, steps)
+    stops = [at for at, what in enumerate(Noting.noted) if what == "stop"]
+    firsts = [at for at in stops if "enter view" in Noting.noted[at : at + 12]]
+    assert len(firsts) >= max(1, steps)
+    for first in firsts:
+        verifying = next(at for at in range(first, len(Noting.noted)) if "/tests/test.sh" in Noting.noted[at])
+        between = Noting.noted[first:verifying]
+        assert between.count("stop") == 2, "once more in the view"
+        assert not [what for what in between if what.startswith("exec")]
+
+
 SETS_UP = '[metadata]\nverify_paths = ["/srv"]\n'
 IMAGE = (
     "FROM debian:bookworm-slim\nRUN useradd --uid 1234 app && mkdir /data /old && echo old > /old/file && "
@@ -123,7 +174,7 @@ IMAGE = (
 async def last_verdict(task_dir: Path, *keystrokes: str, **settings: Any) -> float | None:
     """Return what the verifier of the last step gave, one line of keystrokes a step."""
     ends, _ = await run_episode(task_dir, keystrokes, sandbox="local", **settings)
-    return (ends[-1][2].get("rewards") or {}).get("reward")
+    return graded_in(ends)[-1].get("reward")
 
 
 def write_set_up(
@@ -252,11 +303,11 @@ async def test_through_no_trap_of_the_policys_is_anything_written(tmp_path: Path
 
 async def test_a_set_up_for_which_the_policy_left_no_room_is_the_policys_failure(tmp_path: Path) -> None:
     task = write_set_up(
-        tmp_path / "task", "setsid tail -f /data/big >/dev/null 2>&1 & head -c 20M /dev/zero > /data/big\n"
+        tmp_path / "task", "setsid tail -f /data/big >/dev/null 2>&1 & head -c 60M /dev/zero > /data/big\n"
     )
     fills = f"{DONE}; head -c 35M /dev/zero > /fill"
     ends, _ = await run_episode(task, [fills, "true"], sandbox="local", sandbox_options={"override_storage_mb": 64})
-    ((_, done, info),) = ends
+    _, done, info = ends[-1]
     assert (done, info.get("end_reason")) == (True, EndReason.SANDBOX_BROKEN)
     assert "what its step's set-up wrote: /data/big: No space left on device" in (info.get("breakage") or ""), info
     assert info.get("episode_reward") == 0.5
@@ -318,7 +369,7 @@ async def test_a_check_proposes_the_paths_and_grades_both_views(tmp_path: Path, 
 async def test_the_task_of_the_training_recipe_is_forgeable_only_under_harbors_grading(plan: CheckPlan) -> None:
     (check,) = await check_tasks([TASKS / "devops_task"], plan)
     assert (check.verdict, check.harbors_verdict) == (Verdict.OK, Verdict.FORGEABLE), check.error
-    assert check.tricks == ("shell",)
+    assert check.tricks == ("shell", "spawning_shell")
 
 
 if __name__ == "__main__":

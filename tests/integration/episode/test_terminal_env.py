@@ -223,13 +223,13 @@ async def test_processes_that_outlive_a_step_hold_nothing_of_this_machine(tmp_pa
         assert len(channel_processes(os.getpid())) == 1
 
 
-async def test_each_step_of_a_multi_step_task_brings_its_own_reward(tmp_path: Path) -> None:
+async def test_each_step_of_a_multi_step_task_brings_its_share_of_the_reward(tmp_path: Path) -> None:
     task_dir = write_two_steps(tmp_path)
-    async with make_env(task_dir, confirm_task_complete=False) as env:
+    async with make_env(task_dir, confirm_task_complete=False, step_rewards=True) as env:
         _, info = await env.reset()
         assert info.get("instruction") == "Write first into /srv/one.\n"
         observation, reward, done, info = await env.step(message("echo first > /srv/one\n", complete=True))
-        assert (reward, done) == (1.0, False)
+        assert (reward, done) == (0.5, False)
         assert "Write second into /srv/two." in observation
         _, reward, done, info = await env.step(message("cat /srv/one\n", complete=True))
     assert (reward, done) == (0.0, True)

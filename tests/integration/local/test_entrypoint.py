@@ -25,12 +25,12 @@ CMD ["never", "run"]
 """
 
 
-async def test_it_runs_as_the_images_user_with_harbors_command(tmp_path: Path) -> None:
+async def test_it_runs_as_the_images_user_with_a_command_for_arguments(tmp_path: Path) -> None:
     async with running(make_sandbox(tmp_path, dockerfile=_SERVICE)) as sandbox:
         assert await output(sandbox, "cd /srv/state; cat who where colour") == "dev\n/srv/state\ngreen"
         arguments = await output(sandbox, "cat /srv/state/arguments")
         assert arguments.startswith("sh -c")
-        assert arguments.endswith("sleep infinity")
+        assert await output(sandbox, "pgrep -fx 'sleep infinity' || :") == ""
         first = await output(sandbox, "cat /srv/state/beat")
         assert await output(sandbox, "sleep 0.3; cat /srv/state/beat") > first
         (tmp_path / "trial").mkdir()
@@ -44,6 +44,27 @@ async def test_one_that_ends_fails_the_start_with_what_it_printed(tmp_path: Path
     missing = 'FROM debian:bookworm-slim\nENTRYPOINT ["nothing-here"]\n'
     with pytest.raises(SandboxStartError, match="nothing-here"):
         await make_sandbox(tmp_path / "missing", dockerfile=missing).start(force_build=False)
+
+
+_TINI = """\
+FROM debian:bookworm-slim
+RUN printf '#!/bin/sh\\nsleep 1000 &\\n"$@"\\necho over >/tmp/over; exit 3\\n' >/init && chmod +x /init
+ENTRYPOINT ["/init"]
+"""
+"""A parent that lives, waits for its child, and takes its services along when that ends."""
+
+
+async def test_a_parent_that_waits_for_its_arguments_goes_on_waiting(tmp_path: Path) -> None:
+    async with running(make_sandbox(tmp_path, dockerfile=_TINI)) as sandbox:
+        assert await output(sandbox, "pgrep -cfx 'sleep infinity'; ls /tmp") == "1"
+
+
+async def test_one_that_only_executes_its_arguments_leaves_nothing(tmp_path: Path) -> None:
+    passes_on = 'FROM debian:bookworm-slim\nENTRYPOINT ["sh", "-c", "echo starting; exec \\"$@\\"", "x"]\n'
+    async with running(make_sandbox(tmp_path, dockerfile=passes_on)) as sandbox:
+        await output(sandbox, "while pgrep -v '^(init|bash|pgrep)$'; do sleep 0.01; done", timeout_sec=20)
+        (tmp_path / "trial").mkdir()
+    assert (tmp_path / "trial" / "entrypoint.log").read_text() == "starting\n"
 
 
 async def test_one_that_never_hands_over_serves_beside_the_episode(

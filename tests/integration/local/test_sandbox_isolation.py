@@ -136,6 +136,7 @@ async def test_no_process_of_the_host_can_be_signalled(sandbox: LocalEnvironment
 
 
 async def test_privileges_can_not_be_regained(sandbox: LocalEnvironment) -> None:
+    await sandbox.clean_up("baseline", {}, timeout_sec=20)
     status = await output(sandbox, "grep -E 'Cap(Inh|Prm|Eff|Bnd|Amb)|NoNewPrivs' /proc/self/status")
     fields = {name: int(value, 16) for name, value in (line.split(":\t") for line in status.splitlines())}
     allowed = sum(1 << capability for capability in (0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31))

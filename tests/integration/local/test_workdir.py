@@ -6,7 +6,7 @@ import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import TaskError
-from tests.helpers.tasks import write_task
+from tests.helpers.tasks import BASE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
     ],
 )
 async def test_where_the_shell_opens(toml: str, command: str | None, expected: str, tmp_path: Path) -> None:
-    task_dir = write_task(tmp_path / "task", toml=toml)
+    task_dir = write_task(tmp_path / "task", toml=toml, dockerfile=f"FROM {BASE}\nWORKDIR /srv/own\nWORKDIR /srv\n")
     options = {"workdir": "/srv/given"}
     config = TerminalEnvConfig(task_dir=task_dir, sandbox="local", sandbox_options=options, setup_command=command)
     async with AsyncTerminalGymEnv(config) as env:

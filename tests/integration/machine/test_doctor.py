@@ -47,6 +47,14 @@ def test_columns_are_aligned_and_no_command_is_cut_in_a_pipe() -> None:
     assert not set("\x1b…") & set(done.stdout.replace("=…", ""))
 
 
+@pytest.mark.parametrize(("most", "ok"), [(1 << 22, False), ((1 << 22) + 1, True), (1 << 63, True)])
+def test_the_machines_open_files_are_compared_with_what_sandboxes_may_hold(most: int, *, ok: bool) -> None:
+    finding = doctor._open_files(most, 1)  # pyright: ignore[reportPrivateUsage]  # a sysctl is the whole machine's
+    assert (finding.ok, finding.is_needed) == (ok, False)
+    assert ok or finding.note.startswith(f"fs.file-max is {most}, and 1 sandboxes at once may hold {1 << 22}")
+    assert ok or finding.fix.startswith(f"sysctl -w fs.file-max={1 << 23}")
+
+
 def test_no_secret_is_shown_and_another_sandbox_is_asked_by_its_own_check() -> None:
     done = run("doctor", "--json", TINKER_API_KEY="tml-hunter2", PATH=os.environ["PATH"])
     assert "hunter2" not in done.stdout + done.stderr

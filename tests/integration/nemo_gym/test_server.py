@@ -82,17 +82,21 @@ async def test_what_the_infrastructure_lost_is_a_masked_row(
     assert sum(read_as_trainer(answer["response"]["output"]).mask) > 0
 
 
-async def test_what_no_retry_repairs_is_refused(root: Path) -> None:
+async def test_a_row_that_can_not_be_played_says_why_and_ends_nothing(root: Path) -> None:
     agent = make(root, engine())
     for row, words in (
         ({"instance_id": "a::two"}, "no task 'two'"),
         ({"instance_id": "b::one"}, "ALIAS::TASK"),
         ({"instance_id": "a::one", "harbor_gym": {"terminal_env": {"no_such": 1}}}, "no_such"),
-        ({"instance_id": "a::one", "harbor_gym": {"no_such": 1}}, "no_such"),
     ):
         status, answer = await post(agent, row)
-        assert status == 422
-        assert words in json.dumps(answer)
+        assert (status, answer["mask_sample"], answer["attempts"]) == (200, True, 0)
+        assert answer["failure_kind"] == answer["_ng_failure_class"] == "harbor_gym:usage_error"
+        assert words in answer["failure_reason"] == answer["_ng_failure_message"]
+        assert answer["_ng_failure_terminal"] is True
+        assert sum(read_as_trainer(answer["response"]["output"]).mask) > 0
+    status, answer = await post(agent, {"instance_id": "a::one", "harbor_gym": {"no_such": 1}})
+    assert (status, "no_such" in json.dumps(answer)) == (422, True), "NeMo Gym's own check of a request's form"
     assert (await post(agent, {}, "/v1/responses"))[0] == 422
 
 

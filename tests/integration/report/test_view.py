@@ -1,6 +1,7 @@
 """The page of a run in a real browser, by keyboard alone, live and as a file."""
 
 import asyncio
+import itertools
 import json
 import os
 import urllib.error
@@ -12,11 +13,16 @@ from typing import Any
 
 import pytest
 
+from harbor_gym._runtime.files import replace_text
+from harbor_gym.episode.diagnostics import VerifierReport, read_diagnostics, read_verifier
 from harbor_gym.errors import UsageError
-from harbor_gym.report import write_page
+from harbor_gym.report import episodes, write_page
+from harbor_gym.report.animation import write_animation
 from harbor_gym.report.viewer import Viewer
+from harbor_gym.report.watch import newest
 from tests.helpers.browser import Page, browser
 
+SECRET = "hunter2"
 HOSTILE = "</script><img src=x onerror=\"document.title='taken'\">"
 
 
@@ -236,6 +242,69 @@ def test_the_server_gives_away_its_runs_and_nothing_else(run_dir: Path, tmp_path
             Viewer([run_dir], port=int(viewer.url.rsplit(":", 1)[1].strip("/")))
     with pytest.raises(UsageError, match="is not a directory"):
         Viewer([tmp_path / "absent"], port=0)
+
+
+@pytest.fixture
+def planted(run_dir: Path, tmp_path: Path) -> Path:
+    """A run's folder with what a sandbox could put there: links to this machine's files, and pipes."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    write_episode(secret, 1, 1, reward=1.0, system_prompt=SECRET)
+    (outside,) = secret.rglob("*.json")
+    outside.with_suffix(".cast").write_text(f'{{"version": 2, "width": 9, "height": 2}}\n[0.1, "o", "{SECRET}"]\n')
+    group = run_dir / "transcripts/train/batch_0001/group_1"
+    for suffix in (".json", ".cast"):
+        os.mkfifo(group / f"episode_007{suffix}")
+        (group / f"episode_008{suffix}").symlink_to(outside.with_suffix(suffix))
+    (group / "episode_001.cast").unlink()
+    (group / "episode_001.cast").symlink_to(outside.with_suffix(".cast"))
+    (group / "episode_002.cast").unlink()
+    os.mkfifo(group / "episode_002.cast")
+    (run_dir / "transcripts/train/batch_0009").symlink_to(outside.parent.parent)
+    (run_dir / "transcripts/absent.json").symlink_to("nothing")
+    return run_dir
+
+
+def test_no_reader_of_a_run_follows_a_link_or_waits_for_a_pipe(planted: Path, tmp_path: Path) -> None:
+    group = "train/batch_0001/group_1"
+    with Viewer([planted], port=0) as viewer:
+        with urllib.request.urlopen(f"{viewer.url}api/runs/0/episodes") as answer:
+            listed = json.load(answer)["episodes"]
+        assert [episode["number"] for episode in listed] == ["1.1", "1.2", "1.3", "1.4"]
+        for number, suffix in itertools.product((1, 2, 7, 8), (".json", ".cast")):
+            expected = 200 if number < 3 and suffix == ".json" else 404
+            assert get(f"{viewer.url}files/0/{group}/episode_00{number}{suffix}") == expected, (number, suffix)
+        assert get(f"{viewer.url}files/0/train/batch_0009/group_1/episode_001.json") == 404
+        with urllib.request.urlopen(f"{viewer.url}api/runs/0/episode?name={group}/episode_001") as answer:
+            assert SECRET not in answer.read().decode()
+    page = write_page(planted)
+    assert page.shown == 4
+    assert SECRET not in page.path.read_text()
+    assert len(episodes(planted)) == 4
+    shown = {newest(planted, pane, 10) for pane in range(10)} - {None}
+    assert {path.name for path in shown if path} == {"episode_003.cast", "episode_004.cast"}
+    with pytest.raises(UsageError, match="no regular file"):
+        write_animation(planted / "transcripts" / group / "episode_007.cast", tmp_path / "out.svg")
+
+
+def test_what_the_sandbox_put_into_its_trials_folder_is_not_read_for_an_error(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    trial = tmp_path / "trial"
+    (trial / "verifier").mkdir(parents=True)
+    os.mkfifo(trial / "verifier/test-stdout.txt")
+    (trial / "trial.log").symlink_to(tmp_path / "secret")
+    assert read_diagnostics(trial) == {}
+    assert read_verifier(trial, None) == VerifierReport("", {})
+    (trial / "verifier/test-stdout.txt").unlink()
+    (trial / "verifier/test-stdout.txt").symlink_to(tmp_path / "secret")
+    assert read_verifier(trial, None) == VerifierReport("", {})
+
+
+def test_what_is_written_into_a_sandboxs_folder_goes_through_no_link(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("mine")
+    (tmp_path / f".trajectory.{os.getpid()}.partial.json").symlink_to(tmp_path / "kept")
+    replace_text(tmp_path / "trajectory.json", "new")
+    assert ((tmp_path / "kept").read_text(), (tmp_path / "trajectory.json").read_text()) == ("mine", "new")
 
 
 def test_a_large_run_is_listed_from_what_is_known(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,21 +143,22 @@ REPORT = f"zcat -f shop.log* | grep ERROR | cut -c12-13 | sort | uniq -c | {COUN
 
 
 @pytest.mark.local
-async def test_log_rotation_pays_step_by_step() -> None:
+async def test_log_rotation_is_graded_step_by_step() -> None:
     async with env_for("log_rotation_steps", "local") as env:
         _, info = await env.reset()
         assert "never rotated" in info.get("instruction", "")
         await env.step([(f"{ROTATE}\n", 5.0)])
         reward, is_over, info = await finish(env)
-        assert (reward, is_over) == (0.75, False)
+        assert (reward, is_over) == (0.0, False)
         assert "gzip" in info.get("instruction", "")
         await env.step([("cd /var/log/shop; gzip shop.log.2 shop.log.3\n", 5.0)])
         reward, is_over, info = await finish(env)
-        assert (reward, is_over, info.get("rewards")) == (1.0, False, {"reward": 1.0, "kept": 1.0})
+        assert (reward, is_over) == (0.0, False)
+        assert list(info.get("step_rewards", ()))[1:] == [{"reward": 1.0, "kept": 1.0}]
         await env.step([(f"cd /var/log/shop; {REPORT} > ~/report.txt\n", 5.0)])
         reward, is_over, info = await finish(env)
-        assert (reward, is_over) == (1.0, True)
-        assert info.get("episode_reward") == pytest.approx((0.75 + 1 + 1) / 3)
+        assert (reward, is_over) == (info.get("episode_reward"), True)
+        assert reward == pytest.approx((0.75 + 1 + 1) / 3)
 
 
 @pytest.mark.local
@@ -172,13 +173,14 @@ async def test_log_rotation_pays_step_by_step() -> None:
 async def test_log_rotation_ends_at_a_gate(steps: Sequence[str], rewards: Sequence[float], combined: float) -> None:
     async with env_for("log_rotation_steps", "local") as env:
         await env.reset()
-        outcomes: list[tuple[float, bool]] = []
+        outcomes: list[bool] = []
         info = EpisodeInfo(turn=0, metrics={})
         for command in steps:
             await env.step([(f"{command}\n", 5.0)])
-            reward, is_over, info = await finish(env)
-            outcomes.append((reward, is_over))
-        assert outcomes == [(reward, number == len(rewards)) for number, reward in enumerate(rewards, start=1)]
+            _, is_over, info = await finish(env)
+            outcomes.append(is_over)
+        assert outcomes == [number == len(rewards) for number in range(1, len(rewards) + 1)]
+        assert [item["reward"] for item in info.get("step_rewards", ())] == rewards
         assert info.get("end_reason") is EndReason.STEP_GATE
         assert info.get("episode_reward") == combined
 

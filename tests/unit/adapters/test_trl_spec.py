@@ -245,3 +245,11 @@ def test_the_pages_harness_runs(suite: Path) -> None:
     harness.reset(task_index=0)
     assert "echo 'two words' >> /tmp/notes" in harness.note("two words")
     names["spec"].close()
+
+
+@pytest.mark.parametrize(("agent", "keys"), [("bash", "literal"), ("terminal_notes", "literal"), ("terminal", "exact")])
+def test_a_tools_command_is_typed_as_it_stands(agent: str, keys: str, tmp_path: Path) -> None:
+    spec = HarborSpec(write_tiny_task(tmp_path / "task"), agent=agent, sandbox=FAKE)
+    assert spec.settings.config_of(None).session.keys == keys
+    named = HarborSpec(tmp_path / "task", agent=agent, sandbox=FAKE, terminal={"keys": "exact"})
+    assert named.settings.config_of(None).session.keys == "exact"

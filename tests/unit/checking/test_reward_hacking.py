@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from harbor_gym.checking.play import Played, Work
-from harbor_gym.checking.reward_hacking import ExploitResult, run_exploit, trick_names
+from harbor_gym.checking.reward_hacking import SABOTAGE, ExploitResult, run_exploit, trick_names
 from harbor_gym.checking.verdict import PhaseSeconds
 from harbor_gym.errors import SandboxLostError, SandboxStartError, VerifierError
 
@@ -14,9 +14,11 @@ LOST = SandboxLostError("gone")
 SILENT = VerifierError("no verdict")
 
 
-async def exploit_with(together: float | Exception, alone: Sequence[float | Exception] = ()) -> ExploitResult:
-    """Run the exploits with an outcome for all tricks together and one for each alone; fail if any is left over."""
-    outcomes: Iterator[float | Exception] = iter([together, *alone])
+async def exploit_with(
+    together: float | Exception, alone: Sequence[float | Exception] = (), sabotage: float | Exception = 0.0
+) -> ExploitResult:
+    """Run the exploits with an outcome for all tricks together, for each alone and for sabotage; none may be left."""
+    outcomes: Iterator[float | Exception] = iter([together, *alone, sabotage])
 
     async def play(_work: Work) -> Played:
         outcome = next(outcomes)
@@ -41,6 +43,12 @@ async def test_what_doing_nothing_earns_too_is_not_looked_into(reward: float) ->
 async def test_tricks_that_pay_as_much_alone_are_named() -> None:
     assert await exploit_with(1.0, outcomes(1.0, 0.0)) == ExploitResult(1.0, (TRICKS[0],), ())
     assert await exploit_with(1.0, outcomes(0.5, 0.0)) == ExploitResult(1.0, (), ())
+
+
+async def test_sabotage_that_leaves_no_verdict_is_named_and_changes_nothing_else() -> None:
+    assert await exploit_with(0.0, sabotage=SILENT) == ExploitResult(0.0, (), (SABOTAGE,))
+    assert await exploit_with(1.0, outcomes(1.0, 0.0), LOST) == ExploitResult(1.0, (TRICKS[0],), (SABOTAGE,))
+    assert SABOTAGE not in TRICKS
 
 
 async def test_tricks_that_leave_no_verdict_are_named_and_do_not_hide_those_that_pay() -> None:

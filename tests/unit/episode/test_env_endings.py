@@ -155,7 +155,7 @@ async def test_a_time_limit_of_the_task_is_each_steps(task: Path, working: str) 
     async with make_env(task, sandbox=working) as env:
         await env.reset()
         _, reward, done, info = await env.step([("work 9\n", 1.0)])
-        assert (reward, done, info.get("instruction")) == (1.0, False, "Do step-2.\n")
+        assert (reward, done, info.get("instruction")) == (0.0, False, "Do step-2.\n")
         assert env.remaining[1] == 1.0
         assert not (await env.step([("work 7\n", 1.0)]))[2], "the second step has all of its time"
         assert env.remaining[1] == 0.125
@@ -297,7 +297,7 @@ async def test_the_next_step_opens_when_a_policy_stops_in_a_middle_one(task: Pat
     async with make_env(task, steps=2, rewards=0.5) as env:
         await env.reset()
         middle = await env.finish(EndReason.NO_TOOL_CALL)
-        assert (middle.reward, middle.done) == (0.5, False)
+        assert (middle.reward, middle.done) == (0.0, False)
         assert "Do step-2." in middle.observation
         assert "Do step-2." in middle.info.get("instruction", "")
         last = await env.finish()

@@ -78,12 +78,14 @@ async def test_steps_are_paid_one_by_one_or_together(task: Path, step_rewards: b
         _, info = await env.reset()
         assert info.get("instruction") == "Do step-1.\n"
         observation, reward, done, info = await env.step(COMPLETE)
-        assert (reward, done) == (0.5 if step_rewards else 0.0, False)
+        assert (reward, done) == (0.25 if step_rewards else 0.0, False), "a half of Harbor's mean"
         assert "Do step-2." in observation
-        assert (info["turn"], info.get("rewards"), info.get("task")) == (1, {"reward": 0.5}, None)
+        assert (info["turn"], info.get("rewards"), info.get("task")) == (1, None, None)
+        assert info.get("step_rewards") == ({"reward": 0.5},)
         assert {"time/verifier_sec", "time/terminal_open_sec", "time/step_sec"} <= set(info["metrics"])
         _, reward, done, info = await env.step(COMPLETE)
-    assert (reward, done, info.get("episode_reward")) == (0.5, True, 0.5)
+    assert (reward, done, info.get("episode_reward")) == (0.25 if step_rewards else 0.5, True, 0.5)
+    assert (info.get("rewards"), info.get("step_rewards")) == ({"reward": 0.5}, ({"reward": 0.5},) * 2)
     assert info.get("end_reason") is EndReason.COMPLETED
 
 
@@ -95,7 +97,9 @@ async def test_the_last_step_pays_its_own_or_the_tasks(task: Path, noting: str, 
         assert "episode_reward" not in info
         last = await env.step(COMPLETE)
         assert check_done(last).get("episode_reward") == 0.75, "Harbor's mean of 1 and 1/2"
-    assert (first, last[1]) == ((1.0, 0.5) if step_rewards else (0.0, 0.75))
+        assert last[3].get("rewards") == {"reward": 0.75}
+        assert last[3].get("step_rewards") == ({"reward": 1.0}, {"reward": 0.5})
+    assert (first, last[1]) == ((0.5, 0.25) if step_rewards else (0.0, 0.75))
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -144,7 +148,8 @@ async def test_where_the_sandbox_reports_none_there_is_no_count(task: Path) -> N
 async def test_what_the_policy_ran_out_of_is_not_the_verifiers(
     task: Path, oom_kills: tuple[int, int, int], kind: type[VerifierError]
 ) -> None:
-    async with make_env(task, fail={"verifier": 1}, processes={"oom_kills": oom_kills}) as env:
+    settings: dict[str, Any] = {"fail": {"verifier": 1}, "processes": {"oom_kills": oom_kills}}
+    async with make_env(task, ambiguous_failures="infrastructure", **settings) as env:
         await env.reset()
         with pytest.raises(VerifierError) as caught:
             await env.step(COMPLETE)
@@ -280,7 +285,7 @@ async def paid_in_steps(task: Path, *actions: Any, **settings: Any) -> tuple[lis
 async def test_a_multi_step_episode_cut_in_the_middle_sums_to_nothing(task: Path, step_rewards: bool) -> None:
     both = {"rewards": 1.0, "step_rewards": step_rewards}
     paid, info = await paid_in_steps(task, COMPLETE, **both)
-    assert (sum(paid), info.get("episode_reward")) == (2.0 if step_rewards else 1.0, 1.0), "as Harbor reports it"
+    assert (sum(paid), info.get("episode_reward")) == (1.0, 1.0), "as Harbor reports it"
     paid, info = await paid_in_steps(task, COMPLETE, **both, zero_reward_on_limit=True)
     assert (sum(paid), info.get("episode_reward"), info.get("rewards")) == (0.0, 0.0, {"reward": 1.0})
     assert info["metrics"]["zero_reward_on_limit"] == 1.0
@@ -288,22 +293,23 @@ async def test_a_multi_step_episode_cut_in_the_middle_sums_to_nothing(task: Path
 
 async def test_a_budgets_end_is_a_limit_wherever_it_is_noticed(task: Path) -> None:
     paid, info = await paid_in_steps(
-        task, COMPLETE, message("true\n"), rewards=1.0, max_turns=2, zero_reward_on_limit=True
+        task, COMPLETE, message("true\n"), rewards=1.5, max_turns=2, zero_reward_on_limit=True, step_rewards=True
     )
-    assert (paid, info.get("end_reason")) == ([1.0, -1.0], EndReason.MAX_TURNS)
+    assert (paid, info.get("end_reason")) == ([0.5, -0.5], EndReason.MAX_TURNS)
 
 
 async def test_who_ends_in_time_is_paid_and_losses_stay(task: Path) -> None:
     paid, info = await paid_in_steps(task, COMPLETE, COMPLETE, COMPLETE, rewards=0.5, zero_reward_on_limit=True)
-    assert (paid, info.get("episode_reward")) == ([0.5, 0.5, 0.5], 0.5)
+    assert (paid, info.get("episode_reward")) == ([0.0, 0.0, 0.5], 0.5)
     assert "zero_reward_on_limit" not in info["metrics"]
     paid, info = await paid_in_steps(task, COMPLETE, rewards=-0.5, zero_reward_on_limit=True)
-    assert (paid, info.get("episode_reward")) == ([-0.5, -0.5], -0.5)
+    assert (paid, info.get("episode_reward")) == ([0.0, -0.5], -0.5)
 
 
 async def test_each_episode_is_reckoned_by_itself(task: Path) -> None:
-    async with AsyncTerminalGymEnv(fake_config(task, steps=2, rewards=1.0, zero_reward_on_limit=True)) as env:
+    settings: dict[str, Any] = {"rewards": 1.0, "zero_reward_on_limit": True, "step_rewards": True}
+    async with AsyncTerminalGymEnv(fake_config(task, steps=2, **settings)) as env:
         for _ in range(2):
             await env.reset()
             await env.step(COMPLETE)
-            assert (await env.truncate(EndReason.MAX_TOKENS)).reward == -1.0
+            assert (await env.truncate(EndReason.MAX_TOKENS)).reward == -0.5

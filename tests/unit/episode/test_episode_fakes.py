@@ -87,7 +87,8 @@ async def test_a_verdict_that_the_policy_wrote_is_gone_before_the_verifiers(task
 async def test_each_step_is_graded_by_its_own_verdict(task: Path) -> None:
     async with make_env(task, steps=3, fail={"verifier": 2}) as env:
         await env.reset()
-        assert (await env.step(COMPLETE))[1:3] == (1.0, False)
+        first = await env.step(COMPLETE)
+        assert (first.done, first.info.get("step_rewards")) == (False, ({"reward": 1.0},))
         with pytest.raises(VerifierError):
             await env.step(COMPLETE)
 

@@ -88,13 +88,13 @@ async def test_every_next_prompt_must_leave_room_for_a_full_answer(tmp_path: Pat
 
 
 async def test_an_overflow_behind_a_finished_step_pays_for_both(tmp_path: Path) -> None:
-    env = token_env(tmp_path / "task", steps=2, rewards=0.25)
+    env = token_env(tmp_path / "task", steps=2, rewards=0.5, step_rewards=True)
     await env.reset()
     step = await env.step(tokens(COMPLETE))
     assert (step.reward, step.done) == (0.25, False)
     room = len(step.observation) + MAX_TOKENS
     await env.close()
-    env = token_env(tmp_path / "task", max_context_tokens=room - 1, rewards=0.25)
+    env = token_env(tmp_path / "task", max_context_tokens=room - 1, rewards=0.5, step_rewards=True)
     rollout = await run_episode(env, sampler(COMPLETE))
     assert [transition.reward for transition in rollout.transitions] == [0.5]
     assert (rollout.reward, rollout.end_reason) == (0.5, EndReason.CONTEXT_OVERFLOW)
@@ -169,16 +169,18 @@ async def test_a_step_before_reset_is_refused(tmp_path: Path) -> None:
 async def test_a_rollout_that_overflows_at_once_has_a_reward_and_no_transition(tmp_path: Path) -> None:
     rollout = await run_episode(token_env(tmp_path / "task", max_context_tokens=MAX_TOKENS), sampler())
     assert (rollout.transitions, rollout.reward, rollout.error) == ([], 1.0, None)
+    assert rollout.rewards == {"reward": 1.0}
     assert rollout.end_reason is EndReason.CONTEXT_OVERFLOW
 
 
 async def test_a_rollout_holds_each_prompt_and_sample_and_the_sum_of_rewards(tmp_path: Path) -> None:
-    env = token_env(tmp_path / "task", steps=2, rewards=0.5)
+    env = token_env(tmp_path / "task", steps=2, rewards=0.5, step_rewards=True)
     asked: list[list[int]] = []
     rollout = await run_episode(env, sampler(message("true\n"), COMPLETE, COMPLETE, prompts=asked))
     assert [list(transition.prompt) for transition in rollout.transitions] == asked
-    assert [transition.reward for transition in rollout.transitions] == [0.0, 0.5, 0.5]
-    assert (rollout.reward, rollout.end_reason, rollout.error) == (1.0, EndReason.COMPLETED, None)
+    assert [transition.reward for transition in rollout.transitions] == [0.0, 0.25, 0.25]
+    assert (rollout.rewards, rollout.step_rewards) == ({"reward": 0.5}, ({"reward": 0.5},) * 2)
+    assert (rollout.reward, rollout.end_reason, rollout.error) == (0.5, EndReason.COMPLETED, None)
     first, second, third = rollout.transitions
     assert list(second.prompt[: len(first.prompt)]) == list(first.prompt)
     assert list(third.sample.tokens) == tokens(COMPLETE)

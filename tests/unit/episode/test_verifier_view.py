@@ -12,7 +12,7 @@ from harbor_gym.config.verify_paths import check_paths, parse_verify_paths
 from harbor_gym.episode.grading import verifier_view
 from harbor_gym.episode.task import load_task
 from harbor_gym.errors import SandboxLostError, TaskError, UsageError
-from tests.helpers.harbor_trials import run_episode
+from tests.helpers.harbor_trials import graded_in, run_episode
 from tests.helpers.sandboxes.viewing import LOST, VIEWING, VIEWING_VERIFIERS, Viewing
 from tests.helpers.tasks import write_task
 
@@ -126,7 +126,7 @@ async def test_a_view_is_left_before_anything_of_the_next_step_and_entered_again
         (task / "steps" / name).mkdir(parents=True)
         (task / "steps" / name / "instruction.md").write_text(f"Leave it {name}.\n")
     ends, _ = await run_episode(task, [*DONE, "true", "true"], sandbox=VIEWING, sandbox_options=SOLVED)
-    assert [reward for reward, _, _ in ends] == [1.0, 1.0, 1.0]
+    assert graded_in(ends) == [{"reward": 1.0}] * 3
     moves = [event for event in Viewing.events if event.startswith(("enter", "leave"))]
     assert moves == ["enter /srv", "leave", "enter /srv", "leave", "enter /srv"]
     for left in (at for at, event in enumerate(Viewing.events) if event == "leave"):
@@ -156,7 +156,7 @@ MOVES = ("enter", "leave", "set up", "merge")
 async def test_a_later_set_up_has_a_view_which_is_merged_before_the_policys_phase(tmp_path: Path) -> None:
     task = write_set_ups(tmp_path / "steps")
     ends, _ = await run_episode(task, [*DONE, "true", "true"], sandbox=VIEWING, sandbox_options=SOLVED)
-    assert [info.get("rewards") for _, _, info in ends] == [{"reward": 1.0}] * 3
+    assert graded_in(ends) == [{"reward": 1.0}] * 3
     assert not any(NOT_PREPARED in text for text in ends[-1][2].get("missing_protections", ()))
     moves = [event for event in Viewing.events if event.startswith(MOVES)]
     between = ["leave", "set up in /srv /srv", "merge", "enter /srv"]
@@ -189,7 +189,7 @@ async def test_a_set_up_that_could_not_be_taken_over_is_graded_by_nobody(
 async def test_a_sandbox_that_can_prepare_no_step_in_a_view_says_so(tmp_path: Path) -> None:
     task = write_set_ups(tmp_path / "steps")
     ends, _ = await run_episode(task, [*DONE, "true", "true"], sandbox=VIEWING_VERIFIERS, sandbox_options=SOLVED)
-    assert [info.get("rewards") for _, _, info in ends] == [{"reward": 1.0}] * 3
+    assert graded_in(ends) == [{"reward": 1.0}] * 3
     assert any(NOT_PREPARED in text for text in ends[-1][2].get("missing_protections", ()))
     moves = [event for event in Viewing.events if event.startswith(MOVES)]
     assert moves == ["enter /srv", "leave", "enter /srv", "leave", "enter /srv"]

@@ -1,6 +1,8 @@
 """Samplers over HTTP engines, against a double that speaks as vLLM documents it."""
 
+import email.utils
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,14 +11,15 @@ import pytest
 
 from harbor_gym.errors import SamplerError, UsageError
 from harbor_gym.gateway import Gateway
-from harbor_gym.samplers import CompletionsSampler, engine_client
+from harbor_gym.samplers import CompletionsSampler, EngineSettingsError, statuses
+from harbor_gym.types import EndReason
 from tests.helpers.chats.character_codec import CharacterCodec
 from tests.helpers.gateway.vllm_double import END, VllmDouble, vllm_double
 
 
 @pytest.fixture
 async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[VllmDouble]:
-    monkeypatch.setattr(engine_client, "_BACKOFF_SEC", 0.001)
+    monkeypatch.setattr(statuses, "_BACKOFF_SEC", 0.001)
     async with vllm_double() as double:
         yield double
 
@@ -55,10 +58,7 @@ async def test_the_key_comes_from_the_environment(engine: VllmDouble, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"token_ids": None, "logprobs": None}, "no token ids"),
-        ({"token_ids": ["5"], "logprobs": {"tokens": ["a"], "token_logprobs": [0.0]}}, "no token ids"),
         ({"token_ids": [1, 2]}, "no log-probability"),
-        ({"logprobs": None}, "no log-probability"),
         ({"token_ids": [1], "logprobs": {"token_logprobs": [None]}}, "no numbers"),
         ({"finish_reason": "abort"}, "abort"),
         ({"finish_reason": None}, "None"),
@@ -83,6 +83,88 @@ async def test_an_overloaded_engine_is_asked_again(engine: VllmDouble) -> None:
         with pytest.raises(SamplerError, match="status 400"):
             await sample([5])
     assert len(engine.requests) == 3 + 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"token_ids": None, "logprobs": None}, "no token ids"),
+        ({"token_ids": ["5"], "logprobs": {"tokens": ["a"], "token_logprobs": [0.0]}}, "no token ids"),
+        ({"logprobs": None}, "no log-probabilities"),
+    ],
+)
+async def test_an_engine_that_can_not_be_trained_with(engine: VllmDouble, changes: dict[str, Any], reason: str) -> None:
+    engine.changes = changes
+    async with CompletionsSampler(engine.base_url, "qwen", max_tokens=9) as sample:
+        with pytest.raises(EngineSettingsError, match=reason):
+            await sample([5, 6, 7])
+    assert len(engine.requests) == 1
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 501, 502, 503, 504, 529, 599])
+async def test_what_may_pass_is_asked_again(engine: VllmDouble, status: int) -> None:
+    engine.statuses = [status, status, 200]
+    async with CompletionsSampler(engine.base_url, "qwen", max_tokens=9) as sample:
+        assert (await sample([5])).tokens == [5, END]
+    assert len(engine.requests) == 3
+
+
+@pytest.mark.parametrize("headers", [{"Retry-After-Ms": "1"}, {"Retry-After": "0.001"}])
+async def test_the_engines_own_wait_is_honoured(
+    engine: VllmDouble, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own wait would outlast the test."""
+    monkeypatch.setattr(statuses, "_BACKOFF_SEC", 1e6)
+    monkeypatch.setattr(statuses, "_MAX_BACKOFF_SEC", 1e6)
+    engine.statuses, engine.headers = [429, 500, 200], headers
+    async with CompletionsSampler(engine.base_url, "qwen", max_tokens=9) as sample:
+        assert (await sample([5])).tokens == [5, END]
+
+
+def test_how_long_to_wait() -> None:
+    now = time.time()
+    date = email.utils.formatdate(now + 30, usegmt=True)
+    for headers, low, high in (
+        ({"Retry-After": "7"}, 7, 7),
+        ({"Retry-After": "7", "Retry-After-Ms": "250"}, 0.25, 0.25),
+        ({"Retry-After": date}, 1, 31),
+        ({"Retry-After": "3600"}, 1.5, 2),
+        ({"Retry-After": "-1"}, 1.5, 2),
+        ({"Retry-After": "soon"}, 1.5, 2),
+        ({"Retry-After": "nan"}, 1.5, 2),
+        ({}, 1.5, 2),
+    ):
+        assert low <= statuses.pause_sec(headers, 2) <= high, headers
+    assert 6 <= statuses.pause_sec({}, 9) <= 8
+
+
+@pytest.mark.parametrize(("status", "words"), [(401, "--api-key-env"), (403, "another key"), (404, "the model's name")])
+async def test_a_wrong_setting_is_no_failure_of_the_infrastructure(engine: VllmDouble, status: int, words: str) -> None:
+    engine.statuses = [status] * 4
+    async with CompletionsSampler(engine.base_url, "qwen", max_tokens=9) as sample:
+        with pytest.raises(EngineSettingsError, match=f"{words}.*status {status}") as refused:
+            await sample([5])
+    assert (len(engine.requests), refused.value.is_infrastructure) == (1, False)
+    assert "\n" not in str(refused.value)
+
+
+async def test_a_gateways_session_ends_with_the_settings_error(engine: VllmDouble) -> None:
+    engine.statuses = [404] * 9
+    ends: list[EndReason] = []
+    async with (
+        CompletionsSampler(engine.base_url, "qwen", max_tokens=9) as sample,
+        Gateway(sample, CharacterCodec(), model="policy") as gateway,
+        aiohttp.ClientSession(gateway.url) as client,
+    ):
+        session = gateway.open_session(on_limit=ends.append)
+        body = {"model": "policy", "messages": [{"role": "user", "content": "task"}]}
+        for _ in range(3):
+            async with client.post(f"/s/{session.key}/v1/chat/completions", json=body) as response:
+                assert response.status == 401  # at which this wire's clients stop
+    assert len(engine.requests) == 1
+    assert ends == [EndReason.INFRASTRUCTURE_ERROR]
+    assert isinstance(session.error, EngineSettingsError)
+    assert not session.error.is_infrastructure
 
 
 async def test_an_engine_that_is_not_there(engine: VllmDouble) -> None:

@@ -8,14 +8,14 @@ import pytest
 
 from harbor_gym.errors import SamplerError, UsageError
 from harbor_gym.gateway import Gateway
-from harbor_gym.samplers import SGLangSampler, engine_client
+from harbor_gym.samplers import EngineSettingsError, SGLangSampler, statuses
 from tests.helpers.chats.character_codec import CharacterCodec
 from tests.helpers.gateway.sglang_double import END, SGLangDouble, sglang_double
 
 
 @pytest.fixture
 async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SGLangDouble]:
-    monkeypatch.setattr(engine_client, "_BACKOFF_SEC", 0.001)
+    monkeypatch.setattr(statuses, "_BACKOFF_SEC", 0.001)
     async with sglang_double() as double:
         yield double
 
@@ -50,7 +50,6 @@ async def test_a_message_that_was_cut(engine: SGLangDouble) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"output_token_logprobs": None}, "return_logprob"),
         ({"output_token_logprobs": [[None, 5, None]]}, "without log-probability"),
         ({"output_token_logprobs": [[-1.0]]}, "without log-probability"),
         ({"finish_reason": {"type": "abort", "message": "too long"}}, "too long"),
@@ -66,7 +65,10 @@ async def test_answers_that_cannot_be_trained_on(engine: SGLangDouble, changes: 
 
 async def test_an_engine_without_log_probabilities(engine: SGLangDouble) -> None:
     async with SGLangSampler(engine.base_url, max_tokens=9, extra_body={"return_logprob": False}) as sample:
-        with pytest.raises(SamplerError, match="return_logprob had no effect"):
+        with pytest.raises(EngineSettingsError, match="return_logprob had no effect"):
+            await sample([5])
+        engine.changes = {"output_token_logprobs": None}
+        with pytest.raises(EngineSettingsError, match="return_logprob had no effect"):
             await sample([5])
 
 

@@ -149,16 +149,17 @@ def test_a_wrong_task_is_raised_and_not_masked(make: Maker, suite: Path) -> None
         env.reset(index=0)
 
 
-def test_a_task_of_several_steps_pays_each(make: Maker, suite: Path) -> None:
+def test_a_task_of_several_steps_pays_the_episodes_reward(make: Maker, suite: Path) -> None:
     env = make()
     for name in ("one", "two"):
         add_step(suite / "alpha", name)
     assert env.reset(index=0).instruction == "Do one.\n"
     env.step(SOLVE)
     between = env.step(FINISH)
-    assert (between.done, between.reward, between.instruction) == (False, 1.0, "Do two.\n")
+    assert (between.done, between.reward, between.instruction) == (False, 0.0, "Do two.\n")
     last = env.step(FINISH)
     assert (last.done, last.reward, last.episode_reward) == (True, 1.0, 1.0)
+    assert (last.rewards, last.step_rewards) == ({"reward": 1.0}, ({"reward": 1.0},) * 2)
     env.close()
 
 
@@ -283,6 +284,6 @@ def test_every_field_of_the_info_that_is_observed_has_its_name() -> None:
     from harbor_gym.adapters.openenv.environment import INFO_FIELDS
 
     expected = "instruction turn parse_error exit_code waits omitted_bytes confirmation_pending end_reason breakage "
-    expected += "truncated rewards episode_reward metrics"
+    expected += "truncated rewards step_rewards episode_reward metrics"
     assert set(expected.split()) == INFO_FIELDS
     assert set(TerminalObservation.model_fields) >= INFO_FIELDS

@@ -23,8 +23,23 @@ async def nothing() -> None:
     pass
 
 
-def guard(app: Any, *, idle_sec: float = 60.0, on_shutdown: Callable[[], Awaitable[None]] = nothing) -> Guard:
-    return Guard(app, token=TOKEN, max_request_bytes=1000, idle_timeout_sec=idle_sec, on_shutdown=on_shutdown)
+def guard(
+    app: Any,
+    *,
+    idle_sec: float = 60.0,
+    request_sec: float = 60.0,
+    max_connections: int = 99,
+    on_shutdown: Callable[[], Awaitable[None]] = nothing,
+) -> Guard:
+    return Guard(
+        app,
+        token=TOKEN,
+        max_request_bytes=1000,
+        max_connections=max_connections,
+        request_timeout_sec=request_sec,
+        idle_timeout_sec=idle_sec,
+        on_shutdown=on_shutdown,
+    )
 
 
 class Client:
@@ -121,11 +136,58 @@ async def test_paths_that_start_sandboxes_beside_the_sessions_are_refused(path: 
     assert app.received == []
 
 
-@pytest.mark.parametrize("scope", [websocket("/mcp"), websocket("/harness"), websocket(query=b"session_id=1")])
+QUERIES = [
+    *(b"session_id=1", b"session%5fid=1", b"session%5Fid=1", b"a=b&%73ession_id=1", b"session_id=", b"SESSION_ID=1"),
+    *(b"session_id=1&session_id=2", b"+session_id=1", b"session_id"),
+]
+
+
+@pytest.mark.parametrize("scope", [websocket("/mcp"), websocket("/harness"), *(websocket(query=q) for q in QUERIES)])
 async def test_other_sockets_and_other_sessions_are_refused(scope: Scope) -> None:
     app = Echo()
     assert (await Client(CONNECT).call(guard(app), scope))[0]["status"] == 404
     assert app.received == []
+
+
+@pytest.mark.parametrize("query", [b"a=1;session_id=2", b"session%255fid=1", b"x=session_id%3D1", b"\xff"])
+async def test_no_query_reaches_the_application_over_a_websocket(query: bytes) -> None:
+    seen: list[bytes] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["query_string"])
+
+    await Client(CONNECT).call(guard(app), websocket(query=query))
+    assert set(seen) <= {b""}
+
+
+async def test_a_body_that_does_not_arrive_is_given_up() -> None:
+    app = Echo()
+    answers = await Client(body(b"x", more=True)).call(guard(app, request_sec=0.1), http("/a"))
+    assert (answers[0]["status"], (b"connection", b"close") in answers[0]["headers"]) == (408, True)
+    assert app.received == []
+
+
+async def test_a_body_without_a_token_is_not_waited_for() -> None:
+    app = Echo()
+    assert (await Client().call(guard(app), http("/health", [])))[0]["status"] == 200
+    assert (await Client().call(guard(app), http("/metadata", [])))[0]["status"] == 401
+
+
+async def test_connections_with_the_token_are_bounded_and_without_it_do_not_count() -> None:
+    door = guard(Echo(), max_connections=2)
+    waiting = [Client(body(b"x", more=True)) for _ in range(2)]
+    async with asyncio.TaskGroup() as group:
+        for client in waiting:
+            group.create_task(client.call(door, http("/a")))
+        await asyncio.sleep(0)  # they start
+        for _ in range(5):
+            assert (await Client().call(door, http("/a", [])))[0]["status"] == 401
+        assert (await Client(body(b"")).call(door, http("/a")))[0]["status"] == 503
+        assert (await Client().call(door, http("/health", [])))[0]["status"] == 200
+        for client in waiting:
+            client.inbox.put_nowait(body(b"x"))
+    assert [client.answers[0]["status"] for client in waiting] == [200, 200]
+    assert (await Client(body(b"")).call(door, http("/a")))[0]["status"] == 200
 
 
 async def test_bodies_are_bounded_whole_and_in_parts() -> None:

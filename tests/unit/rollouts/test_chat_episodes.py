@@ -11,7 +11,7 @@ from aiohttp import web
 
 from harbor_gym import AsyncTerminalGymEnv, EndReason, Sample, SamplerError, UsageError
 from harbor_gym.gateway import Gateway
-from harbor_gym.samplers import BudgetSpentError, ChatEndpoint, ChatRollout, engine_client, run_chat_episode
+from harbor_gym.samplers import BudgetSpentError, ChatEndpoint, ChatRollout, run_chat_episode, statuses
 from harbor_gym.types import ActionFormat
 from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
@@ -180,7 +180,7 @@ def test_two_keys_are_refused() -> None:
 async def test_an_endpoints_failure_is_no_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, body: Any, reason: str
 ) -> None:
-    monkeypatch.setattr(engine_client, "_BACKOFF_SEC", 0.001)
+    monkeypatch.setattr(statuses, "_BACKOFF_SEC", 0.001)
     async with server(status, body) as endpoint:
         rollout = await run_chat_episode(AsyncTerminalGymEnv(fake_config(tmp_path / "task")), endpoint)
     assert isinstance(rollout.error, SamplerError)

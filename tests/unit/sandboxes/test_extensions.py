@@ -19,7 +19,7 @@ from harbor_gym.testing import FakeEnvironment
 SUPPORTED: dict[type[BaseEnvironment], set[str]] = {
     LocalEnvironment: {
         *("SupportsExecArgv", "SupportsExecPipes", "SupportsVerifierView", "SupportsCleanUp", "SupportsIsUp"),
-        *("SupportsSetUpView", "SupportsWrittenPaths", "ReportsSubstitutions"),
+        *("SupportsSetUpView", "SupportsWrittenPaths", "ReportsSubstitutions", "DeclaresKnownFailures"),
     },
     DockerEnvironment: {"SupportsExecArgv", "SupportsIsUp", "SupportsSharedSetup", "DeclaresKnownFailures"},
     HarborsDocker: set(),

@@ -14,6 +14,7 @@ from harbor_gym.sandboxes.local.supervisor import messages
 from harbor_gym.sandboxes.local.supervisor.messages import (
     CgroupLimits,
     CommandSpec,
+    Identity,
     MessageError,
     SupervisorConfig,
     Target,
@@ -38,7 +39,8 @@ CONFIG = SupervisorConfig(
     cgroups={"memory": (1, "/sys/fs/cgroup/memory/x")},
     limits=CgroupLimits(memory_bytes=1 << 20, cpus=0.5, max_processes=10),
 )
-COMMAND = CommandSpec("ls", "root", "/", {"PATH": "/bin"}, ("ls", "-l"), True, None, 3)
+IDENTITY = Identity(0, 0, (0, 4), "/root")
+COMMAND = CommandSpec("ls", "root", IDENTITY, "/", {"PATH": "/bin"}, ("ls", "-l"), True, None, 3, "policy")
 TARGET = Target(7, "123", 1 << 20, {"pids": (2, "/x")}, True, ())
 
 

@@ -69,6 +69,12 @@ def test_another_answer_is_no_screen(answer: str) -> None:
     assert parse_screen(answer, NONCE) is None
 
 
+def test_a_forged_answer_has_colours_and_nothing_else_that_a_terminal_obeys() -> None:
+    styled = "\x1b[1;31mred\x1b[0m \x0eqq\x0f"
+    screen = read("30 2 0 0 1 0 0", styled, "\x1b]0;pwned\x07a\x1b[2J\x9b31m")
+    assert screen.lines == (styled, r"a\x1b[2J\x9b31m")
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [

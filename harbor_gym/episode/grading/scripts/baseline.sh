@@ -1,6 +1,7 @@
 # shellcheck shell=sh disable=SC2154  # common.sh stands before
 # Answer with the memory limit's victims so far ("-" where not reported), then with each process as PID:START, START in clock
-# ticks since the machine's, then with each System V object as KIND:NUMBER.
+# ticks since the machine's, then with each System V object as KIND:NUMBER; on a second line with the directory it was
+# started in, as UID:GID MODE PATH.
 # POSIX sh and builtins: the image may have nothing else.
 
 answer="baseline $kills"
@@ -10,3 +11,4 @@ for path in /proc/[0-9]*; do
 done
 list_objects
 echo "$answer$objects"
+echo "$(stat -c '%u:%g %a' . || echo 0:0 755) $PWD"

@@ -64,14 +64,7 @@ def _prepare(folder: Path, image: Image) -> None:
         (folder / str(number)).symlink_to(layer)
     for name in ("merged", "empty"):
         (folder / name).mkdir(mode=0o755)
-    text = config_document(
-        env=image.env,
-        workdir=image.workdir,
-        user=image.user,
-        entrypoint=image.entrypoint,
-        substitutions=image.substitutions,
-    )
-    (folder / CONFIG_NAME).write_text(text)
+    (folder / CONFIG_NAME).write_text(config_document(image))
 
 
 async def _run(*argv: str) -> None:

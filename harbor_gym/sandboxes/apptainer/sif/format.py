@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.health import Healthcheck, healthcheck_config, healthcheck_of
+from harbor_gym.sandboxes.images.build import Image
 
 CONFIG_NAME = "oci-config.json"
 """The data object with the ``config`` of the OCI image; Apptainer writes one where it converts such an image."""
@@ -42,6 +44,8 @@ class SifImage:
     workdir: str = "/"
     user: str = "0"
     entrypoint: tuple[str, ...] = ()
+    healthcheck: Healthcheck | None = None
+    volumes: tuple[str, ...] = ()
     substitutions: tuple[str, ...] = ()
     """Base images that were not available when it was built, and what stands in for each."""
 
@@ -118,19 +122,21 @@ def _of_config(document: object) -> dict[str, Any]:
         "workdir": config.get("WorkingDir") or "/",
         "user": config.get("User") or "0",
         "entrypoint": tuple(config.get("Entrypoint") or ()),
+        "healthcheck": healthcheck_of(config),
+        "volumes": tuple(config.get("Volumes") or ()),
         "substitutions": tuple(json.loads((config.get("Labels") or {}).get(_SUBSTITUTIONS_LABEL, "[]"))),
     }
 
 
-def config_document(
-    *, env: dict[str, str], workdir: str, user: str, entrypoint: tuple[str, ...], substitutions: tuple[str, ...]
-) -> str:
+def config_document(image: Image) -> str:
     """Return the ``config`` of an OCI image with these settings, for a SIF file's :data:`CONFIG_NAME`."""
     config = {
-        "Env": [f"{name}={value}" for name, value in env.items()],
-        "WorkingDir": workdir,
-        "User": user,
-        "Entrypoint": list(entrypoint),
-        "Labels": {_SUBSTITUTIONS_LABEL: json.dumps(substitutions)},
+        "Env": [f"{name}={value}" for name, value in image.env.items()],
+        "WorkingDir": image.workdir,
+        "User": image.user,
+        "Entrypoint": list(image.entrypoint),
+        "Volumes": {volume: {} for volume in image.volumes},
+        "Labels": {_SUBSTITUTIONS_LABEL: json.dumps(image.substitutions)},
+        **healthcheck_config(image.healthcheck),
     }
     return json.dumps(config, sort_keys=True)

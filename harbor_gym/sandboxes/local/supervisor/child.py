@@ -1,7 +1,7 @@
 """What happens between entering a sandbox and executing a command there.
 
-Every path is opened and every user looked up here, after the process has entered the sandbox; nothing of the sandbox is
-executed before the process has given up what a sandbox may not have.
+Every path is opened and every user that the image does not have is looked up here, after the process has entered the
+sandbox; nothing of the sandbox is executed before the process has given up what a sandbox may not have.
 
 As much as can be is done before the fork: whatever a forked Python touches is copied, page by page.
 """
@@ -12,14 +12,13 @@ import resource
 import signal
 from typing import NamedTuple, NoReturn
 
+import accounts
 import files
 from kernel import cgroups, programs, system_calls
 from kernel.calls import PR_SET_PDEATHSIG, drop_privileges, prctl
 from kernel.capabilities import RANKS
-from messages import CommandSpec
+from messages import MAX_OPEN_FILES, OPEN_FILES, CommandSpec
 
-_ACCOUNT_FILE_BYTES, _READ_BYTES = 1 << 20, 1 << 15
-_ACCOUNT_LINE_FIELDS = 4
 _MAX_ARGUMENT_BYTES = 128 << 10
 """Linux's MAX_ARG_STRLEN: the longest single argument execve takes, with its NUL."""
 REFUSED = 126
@@ -30,67 +29,20 @@ class RequestError(Exception):
     """The request can't be carried out (no such user, no such directory); the message is for the caller."""
 
 
-def _accounts(path: str) -> list[list[str]]:
-    """Read passwd or group; what can't be read counts as empty.
-
-    A FIFO in its place can't block, and a terminal does not become the reader's own, whose C-c would end it.
-    """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return []
-    try:
-        content = b""
-        while len(content) < _ACCOUNT_FILE_BYTES and (chunk := os.read(handle, _READ_BYTES)):
-            content += chunk
-    except OSError:
-        return []
-    finally:
-        os.close(handle)
-    text = content.decode("utf-8", "replace")
-    return [fields for line in text.splitlines() if len(fields := line.split(":")) >= _ACCOUNT_LINE_FIELDS]
-
-
-def _number(name: str, accounts: list[list[str]], path: str, what: str) -> int:
-    if name.isdecimal():
-        return int(name)
-    for fields in accounts:
-        if fields[0] == name and fields[2].isdecimal():
-            return int(fields[2])
-    raise RequestError(f"{what} {name!r} is not in the sandbox's {path}")
-
-
-def identity(user: str) -> tuple[int, int, list[int], str]:
-    """Resolve ``name``, ``uid``, ``name:group`` or ``uid:gid`` against the sandbox's own accounts."""
-    name, _, group = user.partition(":")
-    users, named = _accounts("/etc/passwd"), _accounts("/etc/group")
-    uid = _number(name, users, "/etc/passwd", "user")
-    login, gid, home = "", 0, "/"
-    for fields in users:
-        if fields[2] == str(uid) and fields[3].isdecimal():
-            login, gid = fields[0], int(fields[3])
-            home = fields[5] if len(fields) > 5 and fields[5] else "/"  # passwd's sixth field
-            break
-    if group:
-        return uid, (gid := _number(group, named, "/etc/group", "group")), [gid], home
-    members = [f for f in named if login and login in f[3].split(",") and f[2].isdecimal()]
-    return uid, gid, [gid, *(int(fields[2]) for fields in members)], home
-
-
 class Command(NamedTuple):
     """A request with its user resolved: all that a forked process needs to become it."""
 
     spec: CommandSpec
     uid: int
     gid: int
-    groups: list[int]
+    groups: tuple[int, ...]
     environment: dict[str, str]
     first: int
     """A descriptor of the static program."""
 
 
 def resolve(spec: CommandSpec, first: int) -> Command:
-    """Look up a request's user. To be called in the sandbox's mount namespace.
+    """Look up a request's user, unless the caller did. To be called in the sandbox's mount namespace.
 
     Args:
         spec: The request.
@@ -99,7 +51,10 @@ def resolve(spec: CommandSpec, first: int) -> Command:
     Raises:
         RequestError: There is no such user or group.
     """
-    uid, gid, groups, home = identity(spec.user)
+    try:
+        uid, gid, groups, home = spec.identity or accounts.identity(spec.user, accounts.read())
+    except accounts.UnknownAccountError as exc:
+        raise RequestError(str(exc)) from None
     return Command(spec, uid, gid, groups, {"HOME": home, **spec.env}, first)
 
 
@@ -111,12 +66,18 @@ def become_plain() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
+def bound_open_files() -> None:
+    """Bound this process's open files and those of all that come of it, for good: root inside can't raise that."""
+    hard = min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
+
+
 def _become(command: Command, *, dies_with_parent: bool) -> NoReturn:
     """Turn this process, root in all of the sandbox's namespaces, into the requested command."""
     spec = command.spec
     # While it may: this way setuid programs keep working inside.
     system_calls.install()
-    drop_privileges(command.uid, command.gid, command.groups, RANKS[spec.rank])
+    drop_privileges(command.uid, command.gid, list(command.groups), RANKS[spec.rank])
     if dies_with_parent:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if spec.joins_outputs:
@@ -128,6 +89,7 @@ def _become(command: Command, *, dies_with_parent: bool) -> NoReturn:
     # Python ignores these two.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    bound_open_files()
     if limit := spec.data_limit_bytes:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     if limit := spec.user_processes:

@@ -12,7 +12,8 @@ import os
 import signal
 from typing import Any, NoReturn
 
-from child import become_plain
+import files
+from child import become_plain, bound_open_files
 from kernel import packet_filter, programs
 from kernel.calls import (
     MS_NODEV,
@@ -28,6 +29,7 @@ from kernel.calls import (
 )
 from kernel.ids import COUNT
 from messages import NAMESPACES, ContainerConfig
+from namespaces import mount_memory
 
 FIRST = "/.harbor-gym-init"
 """Where the container's first process is found; removed from the files once it runs."""
@@ -128,7 +130,7 @@ def _be_first(config: ContainerConfig, parent: int) -> int:
         return FAILED
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    mount("harbor-gym", config.place, "tmpfs", MS_NODEV, f"mode=0755,size={config.storage_bytes}")
+    mount_memory(config.place, config.storage_bytes, mode="0755")
     os.chdir(config.place)
     for name in (IMAGE, "upper", "work", "root", "home", "tmp"):
         os.mkdir(name, 0o755)  # noqa: PTH102  # pathlib would cost 20 ms of imports at every start
@@ -191,7 +193,8 @@ def _write_files(config: ContainerConfig) -> None:
     place = os.open("root", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         first = programs.open_first()
-        _replace(place, FIRST.lstrip("/"), os.pread(first, os.fstat(first).st_size, 0), programs.MODE)
+        content = os.pread(first, os.fstat(first).st_size, 0)
+        files.write_file(place, FIRST.lstrip("/"), content, mode=programs.MODE)
         os.close(first)
     finally:
         os.close(place)
@@ -206,24 +209,14 @@ def write_etc(path: str, contents: dict[str, str]) -> None:
     place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         for name, content in contents.items():
-            _replace(place, name, content.encode(), 0o644)
+            files.write_file(place, name, content.encode())
     finally:
         os.close(place)
-
-
-def _replace(place: int, name: str, content: bytes, mode: int) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=place)
-    handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=place)
-    try:
-        os.write(handle, content)
-        os.fchmod(handle, mode)
-    finally:
-        os.close(handle)
 
 
 def _become_runtime(config: ContainerConfig) -> NoReturn:
     with open("runtime.conf", "w") as text:  # noqa: PTH123  # as above
         text.write(config.runtime_config)
     become_plain()
+    bound_open_files()
     os.execve(config.runtime[0], config.runtime, {**os.environ, **config.runtime_environment})

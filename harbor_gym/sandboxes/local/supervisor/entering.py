@@ -1,8 +1,8 @@
 """What is done from outside to a running container of a foreign runtime (``container.py``). Runs nothing of the image.
 
-``prepare`` closes what the runtime left open. ``clean_up`` does the works of ``grading/cleanup.py``, ``view`` makes the
-verifier's view of ``grading/view.py``, where the container's files are mounted: around the container's first process
-there is another one, which has mounted them.
+``prepare`` closes what the runtime left open. ``clean_up`` does the works of ``grading/cleanup.py``. ``resize`` changes
+how much may be written, and ``view`` makes the verifier's view of ``grading/view.py``, where the container's files are
+mounted: around the container's first process there is another one, which has mounted them.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from kernel.calls import (
 from kernel.ids import Ids
 from kernel.procfs import start_time
 from messages import CgroupLimits, ContainerSite, SupervisorConfig, Target
-from namespaces import HIDDEN_PROC, MAX_TERMINALS, OF_INIT, READ_ONLY_PROC
+from namespaces import HIDDEN_PROC, MAX_TERMINALS, OF_INIT, READ_ONLY_PROC, close_reserve, open_reserve
 
 
 def prepare(target: Target, directories: dict[str, int | None]) -> dict[str, Any]:
@@ -202,6 +202,22 @@ def drop_view(target: Target, site: ContainerSite, number: int, keeps: bool) -> 
     def work(_: int) -> dict[str, Any]:
         _view(site, number).close(keeps=keeps)
         return {}
+
+    return _at_the_files(target, site, work)
+
+
+def resize(target: Target, site: ContainerSite, is_grading: bool) -> dict[str, Any]:
+    """Give a container's files the room that is kept for grading, or take it back.
+
+    Returns:
+        Whether it ``is_full``.
+    """
+
+    def work(_: int) -> dict[str, Any]:
+        if is_grading:
+            return {"is_full": open_reserve(site.storage_bytes)}
+        close_reserve(site.storage_bytes)
+        return {"is_full": False}
 
     return _at_the_files(target, site, work)
 

@@ -159,12 +159,19 @@ class _Supervisor:
 
     def start_cleanup(self, request: int, spec_handle: int) -> None:
         spec = read_spec(spec_handle)
+        work, arguments = spec["work"], spec["arguments"]
+        if work == "open_grading":
+            arguments["is_full"] = namespaces.open_reserve(self.config.storage_bytes)
+        elif work == "close_grading":
+            namespaces.close_reserve(self.config.storage_bytes)
+            self.reply(id=request, return_code=0, error="")
+            return
 
         def enter() -> None:
             os.setns(self.mount_namespace if self.view is None else self.view.namespace, os.CLONE_NEWNS)
             self.ids.become_untouchable()
 
-        self.children.start(request, enter, lambda: cleanup.do(spec["work"], spec["arguments"], self.ids))
+        self.children.start(request, enter, lambda: cleanup.do(work, arguments, self.ids))
 
     def start_merge(self, request: int, asked: list[str]) -> None:
         """Copy what was written in the view to the sandbox's own files; the answer has whether the view ``is_used``."""
@@ -352,18 +359,18 @@ def serve(control_fd: int, data: object) -> int:
     control = socket.socket(fileno=control_fd)
     try:
         config = parse(SupervisorConfig, data)
-    except MessageError as exc:
-        control.send(json.dumps({"error": str(exc)}).encode())
-        return 1
-    try:
         parent = os.pidfd_open(config.parent)
-    except ProcessLookupError:
+        memory_kills = MemoryKills()
+        harden_self()
+        become_plain()
+        system_calls.prepare(config.filters)
+        supervisor = _Supervisor(control, config, memory_kills)
+    except ProcessLookupError:  # the caller has ended
         return 0
-    memory_kills = MemoryKills()
-    harden_self()
-    become_plain()
-    system_calls.prepare(config.filters)
-    supervisor = _Supervisor(control, config, memory_kills)
+    except (OSError, MessageError) as exc:
+        with contextlib.suppress(OSError):
+            control.send(json.dumps({"error": str(exc)}).encode())
+        return 1
     try:
         supervisor.build()
         supervisor.serve(parent)

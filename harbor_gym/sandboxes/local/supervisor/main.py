@@ -34,7 +34,7 @@ def main() -> int:
             import container
 
             return container.launch(parse(ContainerConfig, json.loads(text)))
-        case ["prepare" | "clean_up" | "view" | "merge" | "drop_view" | "written" as work, text]:
+        case ["prepare" | "clean_up" | "resize" | "view" | "merge" | "drop_view" | "written" as work, text]:
             return _enter_container(work, json.loads(text))
         case ["probe", directory]:
             import probe
@@ -44,7 +44,7 @@ def main() -> int:
         case _:
             raise SystemExit(
                 "usage: serve FD JSON | forkserver FD PID | enter JSON | enter-by FD [FD] | transfer JSON FD... | "
-                "launch JSON | prepare JSON | clean_up JSON | view JSON | merge JSON | drop_view JSON | "
+                "launch JSON | prepare JSON | clean_up JSON | resize JSON | view JSON | merge JSON | drop_view JSON | "
                 "written JSON | probe DIRECTORY"
             )
 

@@ -11,6 +11,20 @@ from typing import Any, NamedTuple, cast, get_args, get_origin
 NAMESPACES = os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWNET | os.CLONE_NEWCGROUP
 """Those of a sandbox's own, beside the mounts' and the user's."""
 
+OPEN_FILES, MAX_OPEN_FILES = 1024, 4096
+"""Descriptors of one process of a sandbox: at first, and at most where it raises its limit.
+
+The machine has one number of open files for all (fs.file-max), and the trainer's own limit is often a hundred times
+these. They are Linux's defaults (INR_OPEN_CUR, INR_OPEN_MAX): ordinary programs run with the first, and servers and
+compilers that raise it find enough in the second. ``harbor-gym doctor`` compares fs.file-max with what comes of it.
+"""
+OPEN_FILES_OF_CALLER = 2 * MAX_OPEN_FILES
+"""The least limit of a process that sends descriptors to sandboxes of its own user, and so of all that start any.
+
+The kernel counts descriptors that are under way in sockets by user, and lets nobody of a user send any whose own limit
+is passed (unix(7), ETOOMANYREFS): where root inside is the caller, it could stop the caller from running commands.
+"""
+
 
 class CgroupLimits(NamedTuple):
     """What one sandbox may use, all its processes together. None is no limit."""
@@ -129,10 +143,22 @@ class ContainerSite(NamedTuple):
     """The first process around the container."""
 
     place: str
+    storage_bytes: int
+    """What may be written there."""
+
     directories: dict[str, int | None]
     """Those of the container, for each view."""
 
     etc: dict[str, str]
+
+
+class Identity(NamedTuple):
+    """A user by numbers."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
 
 
 class CommandSpec(NamedTuple):
@@ -142,6 +168,9 @@ class CommandSpec(NamedTuple):
     """For the sandbox's shell."""
 
     user: str
+    identity: Identity | None
+    """Who that was before a policy came; None: to be looked up in the sandbox's own."""
+
     cwd: str
     env: dict[str, str]
     argv: tuple[str, ...]

@@ -17,6 +17,7 @@ import struct
 from typing import NoReturn
 
 import files
+from child import bound_open_files
 from kernel import cgroups, packet_filter
 from kernel.calls import (
     CAP_SYS_PTRACE,
@@ -65,6 +66,10 @@ _SHM_BYTES = 64 << 20
 """Docker's own default for /dev/shm."""
 _BYTES_PER_FILE, _MIN_FILES = 8 << 10, 1 << 14
 """Room for as many files as a disk of the size would have, and half as many again: each takes memory of the kernel."""
+_RESERVE_PART, _LEAST_RESERVE_BYTES, _LEAST_RESERVE_FILES = 8, 64 << 20, 1 << 12
+"""What is kept for grading, above what the policy may write: for the tests, and for what they write."""
+_FULL_BYTES, _FULL_FILES = 1 << 20, 1 << 6
+"""With less than this there was no room for grading."""
 _NET_SETTINGS = {"ip_unprivileged_port_start": "0", "ping_group_range": "0 2147483647"}
 """Root inside has no rights in its network namespace, and binds port 80 all the same."""
 _OWN = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWPID | os.CLONE_NEWCGROUP
@@ -84,11 +89,51 @@ def mount_place(config: SupervisorConfig, ids: Ids) -> None:
     os.unshare(os.CLONE_NEWNS)
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     place: str = config.mountpoint
-    storage: int = config.storage_bytes
-    inodes = max(_MIN_FILES, storage // _BYTES_PER_FILE)
-    mount("harbor-gym", place, "tmpfs", MS_NODEV, f"mode=0711,size={storage},nr_inodes={inodes}")
+    mount_memory(place, config.storage_bytes, mode="0711")
     os.chdir(place)
     make_overlay_places(".", ids)
+
+
+def mount_memory(place: str, storage_bytes: int, *, mode: str) -> None:
+    """Mount on a directory the memory for a sandbox's files."""
+    options = f"mode={mode},size={storage_bytes},nr_inodes={_files_of(storage_bytes)}"
+    mount("harbor-gym", place, "tmpfs", MS_NODEV, options)
+
+
+def _files_of(storage_bytes: int) -> int:
+    return max(_MIN_FILES, storage_bytes // _BYTES_PER_FILE)
+
+
+def open_reserve(storage_bytes: int) -> bool:
+    """Give the memory for a sandbox's files, the working directory's, the room that is kept for grading.
+
+    Args:
+        storage_bytes: What the policy may write.
+
+    Returns:
+        Whether there was no room left.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    state = os.statvfs(".")
+    is_full = state.f_bfree * state.f_frsize < _FULL_BYTES or state.f_ffree < _FULL_FILES
+    size = storage_bytes + max(storage_bytes // _RESERVE_PART, _LEAST_RESERVE_BYTES)
+    files_count = _files_of(storage_bytes)
+    _resize(size, files_count + max(files_count // _RESERVE_PART, _LEAST_RESERVE_FILES))
+    return is_full
+
+
+def close_reserve(storage_bytes: int) -> None:
+    """Take back what :func:`open_reserve` gave, but for what is used."""
+    state = os.statvfs(".")
+    used_bytes, used_files = (state.f_blocks - state.f_bfree) * state.f_frsize, state.f_files - state.f_ffree
+    with contextlib.suppress(OSError):  # a process that the task keeps has written more meanwhile
+        _resize(max(storage_bytes, used_bytes), max(_files_of(storage_bytes), used_files))
+
+
+def _resize(size: int, files_count: int) -> None:
+    mount("none", ".", None, MS_REMOUNT | MS_NODEV, f"size={size},nr_inodes={files_count}")
 
 
 def make_overlay_places(directory: str, ids: Ids) -> None:
@@ -277,6 +322,7 @@ class NamespaceBuild:
             bound_capabilities(CAP_SYS_PTRACE)
             for target, handle in enumerate((self._stdin, self._stdout, self._report)):
                 os.dup2(handle, target)
+            bound_open_files()
             os.execve(self._first, ["init"], {})
         except BaseException as exc:  # as above
             self._fail(exc)

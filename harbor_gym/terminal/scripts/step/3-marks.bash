@@ -3,16 +3,17 @@
 
 # Takes in what tmux calls the pane's path. Anybody may have written it.
 take_mark() {
-    local pattern=" ([1-9][0-9]{0,9}) ([0-9]{1,18}) ([pmr])( ([0-9]{1,3}))?$"
+    local pattern=" ([1-9][0-9]{0,9}) ([0-9]{1,18}) ([pmr])( ([0-9]{1,3})( ([0-9]{1,18}))?)?$"
     mark=0:0: kind=''
     [[ $1 == "$session "* && ${1#"$session"} =~ ^$pattern ]] || return
     kind=${BASH_REMATCH[3]} mark=${BASH_REMATCH[1]}:${BASH_REMATCH[2]}:${BASH_REMATCH[5]}
+    [ -z "${BASH_REMATCH[7]}" ] || mark+=:${BASH_REMATCH[7]}
 }
 
 # True where the mark is later than the one from before the keys: each shell counts up.
 is_new_mark() {
     local count=${typed#*:} new=${mark#*:}
-    [ -n "$kind" ] && [ "$mark" != "$typed" ] && { [ "${mark%%:*}" != "${typed%%:*}" ] || ((10#${new%:*} > 10#${count%:*})); }
+    [ -n "$kind" ] && [ "$mark" != "$typed" ] && { [ "${mark%%:*}" != "${typed%%:*}" ] || ((10#${new%%:*} > 10#${count%%:*})); }
 }
 
 at_new_prompt() { [[ $kind == [pm] ]] && is_new_mark; }

@@ -9,7 +9,7 @@ import pytest
 from harbor.models.trial.config import AgentConfig
 
 from harbor_gym.adapters.nemo_gym.model_server import CALL, TOKEN_FIELDS, ModelServer
-from harbor_gym.adapters.nemo_gym.play import Played, conversation, play
+from harbor_gym.adapters.nemo_gym.play import ANEW, Played, conversation, play
 from harbor_gym.adapters.nemo_gym.rows import Row, make_row
 from harbor_gym.adapters.nemo_gym.settings import EpisodePlan
 from harbor_gym.errors import UsageError, VerifierError
@@ -97,7 +97,7 @@ def test_an_agents_second_conversation_adds_what_is_new() -> None:
     user, first, second = {"role": "user", "content": "a"}, answer(0), answer(1)
     again = {"role": "user", "content": "c"}
     edited = [user, {"role": "assistant", "content": "shortened"}, again, second]
-    assert conversation([segment([user, first]), segment(edited)]) == [user, first, again, second]
+    assert conversation([segment([user, first]), segment(edited)]) == [user, first, {**again, ANEW: True}, second]
     assert conversation([segment([user, first])]) == [user, first]
 
 

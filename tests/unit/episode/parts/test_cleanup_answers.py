@@ -1,10 +1,13 @@
 """What grading makes of a sandbox's answers when it takes the sandbox out of the policy's hands."""
 
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, cast
 
 import pytest
 from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.models.task.config import TaskOS
 
 from harbor_gym.episode.grading import cleanup
 from harbor_gym.episode.grading.cleanup import Baseline, BrokenByPolicyError, CleanupResult, VerifierDirsReset
@@ -18,6 +21,11 @@ RESET = VerifierDirsReset((PurePosixPath("/logs/verifier"), PurePosixPath("/test
 
 class Scripted:
     """Answers the scripts that a sandbox is asked to run."""
+
+    os = TaskOS.LINUX
+
+    def with_default_user(self, _user: str | None) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def __init__(self, *answers: str | Exception) -> None:
         self.answers = list(answers)
@@ -55,6 +63,10 @@ def baseline(*processes: str, ipc: tuple[str, ...] = (), oom_kills: int | None =
     return {"processes": processes, "ipc": ipc, "oom_kills": oom_kills}
 
 
+def opened(*, is_full: bool = False) -> dict[str, Any]:
+    return {"problem": "", "is_full": is_full}
+
+
 def stopped(count: int, left: int = 0, oom_kills: int | None = 0) -> dict[str, Any]:
     return {"stopped": count, "left": left, "oom_kills": oom_kills}
 
@@ -63,11 +75,19 @@ def stopped(count: int, left: int = 0, oom_kills: int | None = 0) -> dict[str, A
 
 
 async def test_a_baseline_is_read_from_the_scripts_answer() -> None:
-    environment = Scripted("baseline 2 1:0 7:350 shm:3\n", "baseline - 1:0\n")
+    answers = "baseline 2 1:0 7:350 shm:3\n0:0 755 /\n", "baseline - 1:0\n"
+    environment = Scripted(*answers)
     assert await cleanup.take_baseline(sandbox(environment)) == OWN
     assert await cleanup.take_baseline(sandbox(environment)) == Baseline(frozenset({"1:0"}), frozenset(), None)
     for _, settings in environment.asked:
         assert (settings["cwd"], settings["user"]) == ("/", "root"), "wherever the policy left its directory"
+
+
+async def test_the_first_baseline_tells_the_tasks_own_workdir() -> None:
+    environment = Scripted("baseline - 1:0\n1000:50 2775 /a b\n")
+    first = await cleanup.take_baseline(sandbox(environment), is_first=True)
+    assert first.workdir == ("1000:50", "2775", "/a b")
+    assert environment.asked[0][1]["cwd"] is None
 
 
 async def test_a_sandbox_may_take_its_baseline_by_itself() -> None:
@@ -137,6 +157,29 @@ async def test_a_sandbox_that_stops_by_itself_is_given_what_to_spare() -> None:
     assert 0 < arguments["grace_sec"] < arguments["deadline_sec"]
 
 
+# -- what grading needs --------------------------------------------------------------------------------------------
+
+
+async def test_what_grading_needs_is_made_again_or_the_policy_broke_it() -> None:
+    able = Able(opened(is_full=True), {"problem": "/app is busy", "is_full": False})
+    assert await cleanup.open_grading(sandbox(able), OWN)
+    assert able.asked == [("open_grading", {})]
+    with pytest.raises(BrokenByPolicyError, match="make again what grading needs: /app is busy"):
+        await cleanup.open_grading(sandbox(able), OWN)
+    own = replace(OWN, workdir=("1000:50", "2775", "/a b"))
+    scripted = Scripted("opened\n", "/a b could not be made\n")
+    assert not await cleanup.open_grading(sandbox(scripted), own)
+    assert "set -- 1000:50 2775 '/a b' /logs/agent /logs/artifacts\n" in scripted.asked[0][0]
+    with pytest.raises(BrokenByPolicyError, match="/a b could not be made"):
+        await cleanup.open_grading(sandbox(scripted), own)
+
+
+async def test_an_answer_that_is_no_users_id_is_the_policys_doing() -> None:
+    for answer in ("", "0 0", "root"):
+        with pytest.raises(BrokenByPolicyError, match="instead of a user's id"):
+            await cleanup.user_id(sandbox(Scripted(answer)))
+
+
 # -- the verifier's directories ----------------------------------------------------------------------------------------
 
 
@@ -165,28 +208,30 @@ async def test_a_postmortem_is_read_where_the_sandbox_answers() -> None:
 
 
 async def test_the_policys_processes_are_stopped_and_its_memory_kills_counted() -> None:
-    environment = Able(baseline("1:0", oom_kills=2), stopped(3, oom_kills=5))
+    environment = Able(baseline("1:0", oom_kills=2), stopped(3, oom_kills=5), opened(is_full=True))
     watch = ProcessWatch(sandbox(environment))
     await watch.begin_phase()
     assert watch.oom_kills == 2
-    assert await watch.end_phase(keep_processes=False, terminal=None) == CleanupResult(3, 3)
+    assert await watch.end_phase(keep_processes=False, terminal=None) == CleanupResult(3, 3, was_full=True)
 
 
 async def test_kept_processes_outlive_the_phase_and_the_verifier_between_steps() -> None:
-    environment = Able(baseline("1:0"), baseline("1:0", "9:5"), stopped(1))
+    environment = Able(baseline("1:0"), opened(), baseline("1:0", "9:5"), stopped(1))
     watch = ProcessWatch(sandbox(environment))
     await watch.begin_phase()
     assert await watch.end_phase(keep_processes=True, terminal=None) == CleanupResult(0, None)
     await watch.begin_verification(is_last=False)
     await watch.end_verification()
-    assert [what for what, _ in environment.asked] == ["baseline", "baseline", "stop"]
+    assert [what for what, _ in environment.asked] == ["baseline", "open_grading", "baseline", "stop"]
     assert environment.asked[-1][1]["own"] == ["1:0", "9:5"], "what the policy was to keep is spared"
     await watch.end_verification()
     assert environment.answers == [], "only once"
 
 
 async def test_only_what_ran_before_the_first_phase_is_the_tasks_own() -> None:
-    environment = Able(baseline("1:0"), stopped(0), baseline("1:0", "5:5"), stopped(0), stopped(0))
+    environment = Able(
+        *(baseline("1:0"), stopped(0), opened()), *(baseline("1:0", "5:5"), {}, stopped(0), opened(), stopped(0))
+    )
     watch = ProcessWatch(sandbox(environment))
     for _ in range(2):
         await watch.begin_phase()
@@ -194,15 +239,16 @@ async def test_only_what_ran_before_the_first_phase_is_the_tasks_own() -> None:
     await watch.stop_again()
     stops = [arguments["own"] for what, arguments in environment.asked if what == "stop"]
     assert stops == [["1:0"], ["1:0"], ["1:0"]]
+    assert [what for what, _ in environment.asked].count("close_grading") == 1, "the room is taken back"
 
 
 async def test_what_was_to_be_kept_is_not_stopped_when_the_verifier_begins() -> None:
-    environment = Able(baseline("1:0"))
+    environment = Able(baseline("1:0"), opened())
     watch = ProcessWatch(sandbox(environment))
     await watch.begin_phase()
     await watch.end_phase(keep_processes=True, terminal=None)
     await watch.stop_again()
-    assert [what for what, _ in environment.asked] == ["baseline"]
+    assert [what for what, _ in environment.asked] == ["baseline", "open_grading"]
 
 
 async def test_an_agents_own_processes_are_noticed() -> None:
@@ -213,10 +259,10 @@ async def test_an_agents_own_processes_are_noticed() -> None:
 
 
 async def test_after_the_last_verifier_nothing_has_to_be_stopped() -> None:
-    environment = Able(baseline("1:0"), stopped(0))
+    environment = Able(baseline("1:0"), stopped(0), opened())
     watch = ProcessWatch(sandbox(environment))
     await watch.begin_phase()
     await watch.end_phase(keep_processes=False, terminal=None)
     await watch.begin_verification(is_last=True)
     await watch.end_verification()
-    assert [what for what, _ in environment.asked] == ["baseline", "stop"]
+    assert [what for what, _ in environment.asked] == ["baseline", "stop", "open_grading"]

@@ -10,15 +10,17 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from child import identity
-from grading import directories, removal
+import accounts
+from grading import directories as dirs
+from grading import removal
 from kernel import ipc
 from kernel.ids import Ids
 from kernel.procfs import read_stat
 
 _PAUSE_SEC = 0.005
 _MAX_WORDS_BYTES = 4096
-_MAX_LISTED = 3000
+_MAX_ACCOUNT_BYTES = 10_000
+_MAX_LISTED = 2500
 """Of the processes of a baseline; what an answer can hold. A sandbox has 1024 at most unless an option sets more."""
 _FIRST = 1
 
@@ -34,17 +36,40 @@ def do(work: str, arguments: dict[str, Any], ids: Ids) -> dict[str, Any]:
 
     Raises:
         OSError: The kernel refused something.
-        RequestError: A user is not in the sandbox's /etc/passwd.
     """
     if works := _OF_DIRECTORIES.get(work):
         return works(**arguments, ids=ids)
     return {"baseline": take_baseline, "stop": stop}[work](**arguments)
 
 
-def take_baseline() -> dict[str, Any]:
-    """Return what runs in the sandbox and which System V objects it has."""
+def take_baseline(directories: list[str]) -> dict[str, Any]:
+    """Return what runs in the sandbox, its System V objects, its accounts, and owner and mode of some directories."""
     identities = [process.identity for process in _look().values()]
-    return {"processes": sorted(identities)[:_MAX_LISTED], "ipc": ipc.list_objects()}
+    known = accounts.read()
+    if sum(len(field) + 4 for lines in known for fields in lines for field in fields) > _MAX_ACCOUNT_BYTES:
+        known = accounts.Accounts([], [])
+    return {
+        "processes": sorted(identities)[:_MAX_LISTED],
+        "ipc": ipc.list_objects(),
+        "accounts": known,
+        "directories": {path: state for path in directories if (state := removal.state_of(path)) is not None},
+    }
+
+
+def open_grading(directories: dict[str, list[int]], *, is_full: bool, ids: Ids) -> dict[str, Any]:
+    """Make directories again that grading needs, where something else has their names or nothing.
+
+    Args:
+        directories: Each with its owner, its group and its mode, as :func:`take_baseline` saw them.
+        is_full: Whether there was no room for them, which is answered as it came.
+        ids: Whom the sandbox's users are here.
+
+    Returns:
+        The ``problem``, if there is one, and ``is_full``.
+    """
+    os.umask(0o022)
+    problems = [removal.make_again(path, state, ids.outside(0)) for path, state in directories.items()]
+    return {"problem": "; ".join(filter(None, problems)), "is_full": is_full}
 
 
 def stop(
@@ -103,7 +128,10 @@ def reset_verifier_dirs(directories: list[str], owner: str, ids: Ids) -> dict[st
         The ``problem``, if there is one.
     """
     os.umask(0o022)
-    uid = ids.outside(identity(owner)[0]) if owner else None
+    try:
+        uid = ids.outside(accounts.identity(owner, accounts.read())[0]) if owner else None
+    except accounts.UnknownAccountError as exc:
+        return {"problem": str(exc)}
     root = ids.outside(0)
     for path in directories:
         removal.remove_unless_directory(path)
@@ -113,11 +141,12 @@ def reset_verifier_dirs(directories: list[str], owner: str, ids: Ids) -> dict[st
 
 
 _OF_DIRECTORIES: dict[str, Callable[..., dict[str, Any]]] = {
+    "open_grading": open_grading,
     "reset_verifier_dirs": reset_verifier_dirs,
-    "look": directories.look,
-    "ensure_dirs": directories.ensure,
-    "empty_dirs": directories.empty,
-    "reset_dirs": directories.reset,
+    "look": dirs.look,
+    "ensure_dirs": dirs.ensure,
+    "empty_dirs": dirs.empty,
+    "reset_dirs": dirs.reset,
 }
 
 

@@ -1,4 +1,4 @@
-"""Remove what the policy left in the verifier's directories, by descriptors: no link's target is touched.
+"""Remove what the policy left in the verifier's directories, and make others again: no link's target is removed.
 
 Paths are walked in the sandbox's mount namespace by a process that holds no descriptor of the host's, so that no link
 in them leads out of it.
@@ -6,6 +6,7 @@ in them leads out of it.
 
 import contextlib
 import os
+import stat
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CLOSED, _OPEN = 0o755, 0o777
@@ -64,10 +65,47 @@ def empty_as_roots(path: str, root: int) -> str:
     return f"{path}/{left[0]} could not be removed" if left else ""
 
 
+def state_of(path: str) -> list[int] | None:
+    """Return a directory's owner, group and mode; None where there is no directory."""
+    with contextlib.suppress(OSError):
+        status = os.stat(path)  # noqa: PTH116  # as above
+        if stat.S_ISDIR(status.st_mode):
+            return [status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)]
+    return None
+
+
+def make_again(path: str, state: list[int], root: int) -> str:
+    """Make a directory as it was, if there is none any more, in place of whatever has its name.
+
+    Args:
+        path: The directory.
+        state: What :func:`state_of` returned of it.
+        root: As for :func:`empty_as_roots`.
+
+    Returns:
+        What is wrong then; empty where nothing is.
+    """
+    uid, gid, mode = state
+    try:
+        if not os.path.isdir(path):  # noqa: PTH112  # as above
+            _make(path, root)
+            handle = os.open(path, _DIRECTORY)
+            try:
+                os.fchown(handle, uid, gid)
+                os.fchmod(handle, mode)
+            finally:
+                os.close(handle)
+    except OSError as exc:
+        return f"{path} could not be made: {exc.strerror}"
+    return ""
+
+
 def _make(path: str, root: int) -> None:
+    """Make a directory and those above it; a link that leads to one is one."""
     if path in ("", "/") or os.path.isdir(path):  # noqa: PTH112  # as above
         return
     _make(os.path.dirname(path), root)  # noqa: PTH120  # as above
+    remove_unless_directory(path)
     os.mkdir(path, _CLOSED)  # noqa: PTH102  # as above
     os.chown(path, root, root, follow_symlinks=False)
 

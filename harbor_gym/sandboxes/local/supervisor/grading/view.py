@@ -102,6 +102,8 @@ class View:
                     removal.remove(f"{self._place}/root{_plain_parent(root, names)}")
                 return
             is_directory = stat.S_ISDIR(os.fstat(source).st_mode)
+            if not is_directory and self._is_to_be_directory(path):
+                return  # a file of a kept process's in place of the workdir or a log directory: the image's stays
             target = self._made(os.dup(root), names, is_directory=is_directory)
             try:
                 here = f"/proc/self/fd/{target}"
@@ -115,6 +117,10 @@ class View:
             os.close(root)
             if source is not None:
                 os.close(source)
+
+    def _is_to_be_directory(self, path: str) -> bool:
+        """Return whether a path is that of a directory that the sandbox must have, or above one."""
+        return any(f"{needed}/".startswith(f"{path.rstrip('/')}/") for needed in self._config.directories)
 
     def _made(self, place: int, names: list[str], *, is_directory: bool) -> int:
         """Return a descriptor of a place to mount on, made where the image has none of its kind."""
@@ -160,7 +166,7 @@ class View:
             mount(root, root, None, MS_BIND | MS_REC)
             namespaces.dress(root, self._cgroup_mounts)
             pivot_root(root)
-            files.make_directories(self._config.directories)
+            files.make_directories(self._config.directories, replacing=True)
             if has_network:
                 # It may be one of the carried files, and is the sandbox's own then.
                 with contextlib.suppress(OSError):

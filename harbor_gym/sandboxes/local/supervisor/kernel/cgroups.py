@@ -20,6 +20,11 @@ _HEADROOM_BYTES = 64 << 20
 _HEADROOM_PART = 8
 """The limit stands this much above what processes may have: files are noticed a moment after they were written."""
 _NEAR_LIMIT_BYTES = 4 << 20
+_SOCKETS_FILE, _SOCKETS_PART = "memory.kmem.tcp.limit_in_bytes", 4
+"""Version 1 counts buffers of TCP and UDP sockets apart, and only where they have a limit: this part of the memory's.
+
+Version 2 charges them to the group's memory itself.
+"""
 _JOIN_FILES = {1: "tasks", 2: "cgroup.procs"}
 """Writing to version 1's ``tasks`` moves the writer in 0.05 ms; ``cgroup.procs`` may wait 10 ms for all processors."""
 
@@ -92,6 +97,8 @@ class Cgroups:
     def _bound_memory(self) -> None:
         if self.memory_version == 1:
             _write(self.memory, "memory.swappiness", 0)
+            with contextlib.suppress(FileNotFoundError):  # a kernel without version 1's own limits
+                _write(self.memory, _SOCKETS_FILE, self.memory_bytes // _SOCKETS_PART)
             self.events = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._notify("memory.oom_control", "")
         else:

@@ -1,16 +1,27 @@
 """Whom the users of a sandbox are outside: a range of ids of its own, or the ids of whoever runs it.
 
-Source: user_namespaces(7), mount_setattr(2).
+A range is claimed by a lock on one byte of a file of root's. Trainers in containers that share this kernel have to
+share that file too: else two of them may take the same range, and the kernel counts both sandboxes as one user.
+
+Source: user_namespaces(7), mount_setattr(2), fcntl(2).
 """
 
+import contextlib
+import errno
+import fcntl
 import os
-import socket
+import struct
 
 from kernel.calls import become_keeping_capabilities, not_dumpable
 
 COUNT = 1 << 16
-_FIRST, _RANGES = 0x70000000, 0xFFE
+_FIRST, RANGES = 0x70000000, 0xFFE
 """Above what systemd gives to containers and below 2^31: ids that no account or subordinate range has."""
+CLAIMS = "/run/harbor-gym"
+"""Where only root makes files, and none outlives the machine's start."""
+_OTHERS_WRITE = 0o022
+PROBE_BASE = _FIRST + RANGES * COUNT
+"""A range that is never a sandbox's."""
 _LIMITS = {"max_user_namespaces": 0, "max_inotify_instances": 128, "max_inotify_watches": 1 << 16}
 _SHARED_LIMITS = {"max_inotify_instances": 16, "max_inotify_watches": 1 << 13}
 """Where a sandbox's root is the caller outside, whose own numbers these are taken from."""
@@ -52,19 +63,43 @@ class Ids:
         return _LIMITS if self.is_shifted else _LIMITS | _SHARED_LIMITS
 
 
-def _claim_range() -> tuple[int, socket.socket]:
-    """Take a range that no other sandbox of this machine has: an abstract name, free again when this process ends."""
-    start = int.from_bytes(os.urandom(4)) % _RANGES
-    for number in range(_RANGES):
-        place = (start + number) % _RANGES
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _claim_range() -> tuple[int, int]:
+    """Take a range that no other sandbox of this machine has: a lock, which ends with this process however that ends.
+
+    It belongs to the open file and not to the process: what is forked keeps it until it has closed the descriptor too.
+    """
+    try:
+        claims = _open_claims()
+    except OSError as exc:
+        raise OSError(f"it gets no user ids of its own: {exc.strerror}: {CLAIMS} has to be root's directory") from exc
+    start = int.from_bytes(os.urandom(4)) % RANGES
+    for number in range(RANGES):
+        place = (start + number) % RANGES
         try:
-            claim.bind(f"\0harbor-gym-ids-{place}")
-        except OSError:
-            claim.close()
-        else:
-            return _FIRST + place * COUNT, claim
-    raise OSError(f"all {_RANGES} ranges of user ids are taken by other sandboxes")
+            fcntl.fcntl(claims, fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0))
+        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES
+            continue
+        return _FIRST + place * COUNT, claims
+    os.close(claims)
+    raise OSError(f"it gets no user ids of its own: other sandboxes have all {RANGES} ranges (locks on {CLAIMS}/ids)")
+
+
+def _open_claims() -> int:
+    """Return a descriptor of the file in which a byte stands for each range; only root can open it, and so lock one.
+
+    Raises:
+        OSError: It can't be made, or its directory is another user's, who could put another file in its place.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(CLAIMS, 0o700)  # noqa: PTH102  # pathlib would cost 20 ms of imports at every start
+    place = os.open(CLAIMS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        state = os.fstat(place)
+        if state.st_uid != os.geteuid() or state.st_mode & _OTHERS_WRITE:
+            raise PermissionError(errno.EPERM, "another user can write there")
+        return os.open("ids", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=place)
+    finally:
+        os.close(place)
 
 
 def _extents(path: str) -> list[tuple[int, int]]:

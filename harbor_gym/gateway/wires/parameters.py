@@ -1,0 +1,78 @@
+"""Parameters of requests: what is honoured, what is refused, and what the trainer's sampler decides.
+
+A parameter that changes what an answer is (its form, its end, its calls) is honoured or refused. Those of the
+distribution (temperature, top_p, top_k, seed, penalties, reasoning effort) and the longest answer are the sampler's:
+what is trained must come from the policy as the trainer configures it.
+"""
+
+from collections.abc import Mapping
+
+from harbor_gym.gateway.errors import InvalidRequestError
+from harbor_gym.gateway.wires.wire import Body, mapping
+
+_FREE = "the policy's text is sampled freely"
+
+CONSTRAINTS: Mapping[str, str] = {
+    "stop": "the sampler's own stop tokens end an answer",
+    "logit_bias": _FREE,
+    "guided_json": _FREE,
+    "guided_regex": _FREE,
+    "guided_choice": _FREE,
+    "guided_grammar": _FREE,
+    "structured_outputs": _FREE,
+    "bad_words": _FREE,
+}
+"""Constraints on what is sampled, also those of engines."""
+
+
+def require_unset(body: Body, fields: Mapping[str, str]) -> None:
+    """Refuse parameters that would have no effect.
+
+    Args:
+        body: The request.
+        fields: Why each is refused, or what to send instead, by its name.
+
+    Raises:
+        InvalidRequestError: One is set.
+    """
+    for field, instead in fields.items():
+        if body.get(field) not in (None, False, "", [], {}):
+            raise InvalidRequestError(f"{field} is not supported: {instead}")
+
+
+def require_free_text(value: object, where: str) -> None:
+    """Refuse an answer's format other than text.
+
+    Raises:
+        InvalidRequestError: It is another one.
+    """
+    kind = mapping(value, where).get("type", "text")
+    if kind != "text":
+        raise InvalidRequestError(f"{where} of type {kind!r:.40} is not supported: {_FREE}")
+
+
+def openai_call_limit(body: Body) -> int | None:
+    """Return how many calls an answer may make: by ``tool_choice`` and ``parallel_tool_calls``; None is no limit.
+
+    Raises:
+        InvalidRequestError: A call is required, or some of the tools only are allowed.
+    """
+    return _call_limit(body.get("tool_choice"), body.get("tool_choice"), body.get("parallel_tool_calls") is False)
+
+
+def anthropic_call_limit(body: Body) -> int | None:
+    """Return how many calls an answer may make by ``tool_choice``; None is no limit.
+
+    Raises:
+        InvalidRequestError: A call is required.
+    """
+    choice = mapping(body.get("tool_choice"), "tool_choice")
+    return _call_limit(choice.get("type"), choice, choice.get("disable_parallel_tool_use") is True)
+
+
+def _call_limit(kind: object, choice: object, is_single: bool) -> int | None:
+    if kind == "none":
+        return 0
+    if kind not in (None, "auto"):
+        raise InvalidRequestError(f"tool_choice must be 'auto' or 'none', got {choice!r:.80}: no call can be forced")
+    return 1 if is_single else None

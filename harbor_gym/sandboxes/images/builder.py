@@ -1,0 +1,126 @@
+"""Call buildah as Docker's builder works: RUN in namespaces of its own, Docker's image format, Docker's ignore file."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from harbor_gym._runtime import rootless
+from harbor_gym.errors import MissingDependencyError, TaskError
+from harbor_gym.sandboxes import dockerfile
+from harbor_gym.sandboxes.images.recipe import EMPTY
+from harbor_gym.sandboxes.tools import CONTAINED, find_program, run_tool
+
+ULIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
+"""Where CAP_SYS_RESOURCE is missing, buildah's own higher limits can't be set and every RUN would fail."""
+
+CAPABILITIES = ("--cap-add", "CAP_AUDIT_WRITE", "--cap-add", "CAP_MKNOD", "--cap-add", "CAP_NET_RAW")
+"""What Docker gives a RUN beside what buildah does."""
+
+RUNTIMES = ("runc", "crun")
+"""What gives a RUN namespaces, so that its processes end with it. crun refuses machines with cgroups of both kinds."""
+
+NO_RUN = {"BUILDAH_ISOLATION": "oci", "BUILDAH_RUNTIME": "false"}
+"""Environment in which buildah runs nothing: a container made from an image would run the image's ONBUILD."""
+
+_CURRENT = (1, 39)
+"""The first that keeps what a RUN writes below a VOLUME of its base, and whose cache knows what a bind mount shows."""
+
+_NAME_SERVER = "10.0.2.3"
+"""Where slirp4netns answers for the machine's own resolver."""
+
+_IN_NETWORK = f"""\
+folder=$1; shift
+rm -f "$folder/ready"; mkfifo "$folder/ready" && touch "$folder/network" && unshare --net="$folder/network" true || exit
+{{ grep -E '^(search|options)' /etc/resolv.conf; echo nameserver {_NAME_SERVER}; }} >"$folder/resolv.conf"
+slirp4netns --configure --mtu=65520 --disable-host-loopback --ready-fd=3 --netns-type=path "$folder/network" tap0 \
+  3>"$folder/ready" >"$folder/slirp4netns.log" 2>&1 &
+read -r ready <"$folder/ready"
+[ -n "$ready" ] || {{ echo "slirp4netns gives the build no network:"; cat "$folder/slirp4netns.log"; exit 1; }}
+mount --bind "$folder/resolv.conf" /etc/resolv.conf && exec nsenter --net="$folder/network" "$@"
+"""
+"""A network namespace, closed to the machine's own loopback, for one build. It ends with the build's PID namespace."""
+
+
+_INCONSISTENT = "store is inconsistent"
+"""What buildah says where a killed one left a container half made and two others find it at once."""
+_ATTEMPTS = 3
+
+
+async def run_buildah(*argv: str, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Do what :func:`run_tool` does, again where buildah's store was being cleaned up by another buildah meanwhile."""
+    for attempt in range(1, _ATTEMPTS):
+        code, output = await run_tool(*argv, environment=environment)
+        if code == 0 or _INCONSISTENT not in output:
+            return code, output
+        await asyncio.sleep(attempt)
+    return await run_tool(*argv, environment=environment)
+
+
+def build_argv(folder: Path, context: Path, recipe: Path, *, is_fresh: bool) -> tuple[str, ...]:
+    """Return the words that build ``recipe`` with ``context``; the image's id is in ``folder/id`` afterwards.
+
+    Args:
+        folder: The build's temporary folder, which has its owner in its name.
+        context: The directory that COPY copies from.
+        recipe: The Dockerfile.
+        is_fresh: Run every instruction, whatever was built before.
+    """
+    empty = folder / EMPTY
+    empty.mkdir(exist_ok=True)
+    options = ["--format", "docker", "--layers", "--force-rm", "--pull-never", "--network", "host"]
+    options += [*ULIMITS, *CAPABILITIES]
+    options += ["--build-context", f"{EMPTY}={empty}", "--iidfile", str(folder / "id"), "-f", str(recipe)]
+    # buildah looks for it beside the Dockerfile, which is a copy.
+    own = context / "Dockerfile.dockerignore"
+    options += ["--ignorefile", str(own)] if own.is_file() else []
+    options += ["--no-cache"] if is_fresh else []
+    return *CONTAINED, *_network(folder), *dockerfile.owned_build(str(folder)), *options, str(context)
+
+
+def _network(folder: Path) -> tuple[str, ...]:
+    if find_program("slirp4netns") is None or rootless.network_refusal()[0]:
+        return ()
+    return "sh", "-c", _IN_NETWORK, "sh", str(folder)
+
+
+def run_environment() -> dict[str, str]:
+    """Return variables with which buildah runs each RUN in PID, IPC, UTS and mount namespaces of its own.
+
+    Raises:
+        MissingDependencyError: No runtime is there that makes them.
+    """
+    for name in RUNTIMES:
+        if (path := find_program(name)) is not None:
+            return {"BUILDAH_ISOLATION": "oci", "BUILDAH_RUNTIME": path}
+    raise MissingDependencyError(f"local sandboxes build images with {RUNTIMES[0]}: apt-get install {RUNTIMES[0]}")
+
+
+@functools.cache
+def _version(program: str) -> tuple[int, int]:
+    shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"version (\d+)\.(\d+)", shown)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def is_old() -> bool:
+    """Return whether this machine's buildah has faults to work around. Blocks at the first call."""
+    return _version(find_program("buildah") or "buildah") < _CURRENT
+
+
+def require_faithful(dockerfile_path: Path, base: str) -> None:
+    """Refuse a base image with a VOLUME where an old buildah would lose what a RUN writes there, without a word.
+
+    Raises:
+        TaskError: It would.
+    """
+    if is_old():
+        version = ".".join(map(str, _version(find_program("buildah") or "buildah")))
+        raise TaskError(
+            f"{dockerfile_path}: {base} has a VOLUME, and buildah {version} loses what a RUN writes there: install "
+            f"buildah {'.'.join(map(str, _CURRENT))} or newer (`make engines-local` unpacks it), or use --env docker"
+        )

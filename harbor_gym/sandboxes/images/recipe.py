@@ -1,0 +1,179 @@
+"""A task's Dockerfile as buildah has to read it to make of it what ``docker build`` makes.
+
+buildah makes a WORKDIR only where the next RUN or COPY needs it, and COPY makes it root's. A VOLUME makes a directory,
+and changes later RUNs, where Docker only takes note of it. CMD and ENTRYPOINT don't know SHELL. Stages are known by the
+letter case of their names. There is no ``--link``, and no relative target of a mount. Source: the dispatcher of
+BuildKit's frontend.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from harbor_gym.errors import TaskError
+from harbor_gym.sandboxes import dockerfile
+from harbor_gym.sandboxes.dockerfile import Instruction
+
+EMPTY = "harbor-gym-empty"
+"""The build context that has no file: a copy of it makes its target, and changes nothing of one that is there."""
+
+_ROOT = ("", "0", "root", "0:0", "root:root", "0:root", "root:0")
+_USES_WORKDIR = ("RUN", "COPY", "ADD")
+_LINK = re.compile(r"--link(=\w+)?")
+_TARGET = re.compile(r"(?<=[=,])(?:target|dst|destination)=(\"?)([^,\"]+)\1(?=,|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class StageStart:
+    """What a stage begins with: the USER, the WORKDIR and the SHELL of its base."""
+
+    user: str = ""
+    workdir: str = "/"
+    shell: tuple[str, ...] = ()
+    """Empty is Docker's own."""
+
+
+ROOT_AT_THE_TOP = StageStart()
+
+
+@dataclass(frozen=True, slots=True)
+class _Edit:
+    start: int
+    end: int
+    text: str
+
+
+def adapted(text: str, bases: Mapping[str, StageStart]) -> str:
+    """Return the Dockerfile that buildah reads as BuildKit reads this one.
+
+    Args:
+        text: The task's own.
+        bases: What each base image begins with, by the name that the Dockerfile gives it.
+
+    Raises:
+        TaskError: buildah can't be brought to do what an instruction wants.
+    """
+    for edit in sorted(_edits(text, bases), key=lambda edit: edit.start, reverse=True):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text
+
+
+def _edits(text: str, bases: Mapping[str, StageStart]) -> Iterator[_Edit]:
+    stages = dockerfile.stages(text)
+    ends: dict[str, StageStart] = {"scratch": ROOT_AT_THE_TOP, **bases}
+    volumes: dict[str, tuple[str, ...]] = {}
+    for number, instructions in enumerate(_by_stage(text)):
+        names = [stage.name for stage in stages[:number]]
+        stage = stages[number]
+        yield from _lower_case(instructions[0], names)
+        state, found = ends.get(stage.base, ROOT_AT_THE_TOP), volumes.get(stage.base, ())
+        for place, instruction in enumerate(instructions[1:], 1):
+            match instruction.name:
+                case "USER":
+                    state = replace(state, user=_rest(instruction))
+                case "WORKDIR":
+                    is_last = number == len(stages) - 1
+                    is_made = _rest(instruction) == "/"
+                    if not is_made and _needs_help(instructions[place + 1 :], state.user, is_last=is_last):
+                        at = instruction.places[0]
+                        yield _Edit(at, at, _made(instruction, state.user))
+                    state = replace(state, workdir=posixpath.join(state.workdir, _rest(instruction).strip("\"'")))
+                case "SHELL":
+                    state = replace(state, shell=_words(_rest(instruction)))
+                case "CMD" | "ENTRYPOINT" if state.shell and not dockerfile.is_json(_rest(instruction)):
+                    words = json.dumps([*state.shell, _rest(instruction)])
+                    yield _written(instruction, (instruction.text, 0), f"{instruction.name} {words}")
+                case "VOLUME":
+                    found = (*found, instruction.text.strip())
+                    yield _written(instruction, (instruction.text, 0), "")
+                case "COPY" | "ADD" | "RUN":
+                    yield from _of_flags(instruction, names, state.workdir)
+                case _:
+                    pass
+        ends[stage.name], volumes[stage.name] = state, found
+        if number == len(stages) - 1 and found:
+            yield _Edit(len(text), len(text), "\n".join(("", *found, "")))
+
+
+def _by_stage(text: str) -> list[list[Instruction]]:
+    found: list[list[Instruction]] = []
+    for instruction in dockerfile.instructions(text):
+        if instruction.name == "FROM" and any(not word.startswith("--") for word, _ in instruction.words()):
+            found.append([])
+        if found:
+            found[-1].append(instruction)
+    return found
+
+
+def _rest(instruction: Instruction) -> str:
+    return instruction.text.split(maxsplit=1)[1].strip() if instruction.words() else ""
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text)) if dockerfile.is_json(text) else ()
+
+
+# --- WORKDIR ---------------------------------------------------------------------------------------------------------
+
+
+def _needs_help(following: Sequence[Instruction], user: str, *, is_last: bool) -> bool:
+    """Return whether buildah would not make this WORKDIR, or make it another user's.
+
+    The final stage's last one is made when a sandbox starts.
+    """
+    if user not in _ROOT:
+        return True
+    for instruction in following:
+        if instruction.name in _USES_WORKDIR:
+            return False
+        if instruction.name in ("WORKDIR", "USER"):
+            return True
+    return not is_last
+
+
+def _made(instruction: Instruction, user: str) -> str:
+    owner = "0:0" if user in _ROOT else user
+    return f"COPY --chown={owner} --from={EMPTY} {json.dumps(['/', f'{_rest(instruction)}/'])}\n"
+
+
+# --- names and flags -------------------------------------------------------------------------------------------------
+
+
+def _lower_case(instruction: Instruction, names: Sequence[str]) -> Iterator[_Edit]:
+    """Yield what spells the stages in a FROM as everywhere else."""
+    words = [word for word in instruction.words() if not word[0].startswith("--")]
+    if words[0][0].lower() in names:
+        yield _written(instruction, words[0], words[0][0].lower())
+    if len(words) > 2 and words[1][0].lower() == "as":
+        yield _written(instruction, words[2], words[2][0].lower())
+
+
+def _of_flags(instruction: Instruction, names: Sequence[str], workdir: str) -> Iterator[_Edit]:
+    for name, start in dockerfile.copied_from(instruction):
+        if name.lower() in names:
+            yield _written(instruction, (name, start), name.lower())
+    for word, start in instruction.words():
+        if not word.startswith("--"):
+            return
+        if instruction.name != "RUN" and _LINK.fullmatch(word):
+            yield _written(instruction, (word, start), "")
+        elif word.startswith("--mount=") and (found := _TARGET.search(word)) and not _is_absolute(found[2]):
+            if "$" in workdir:
+                raise TaskError(
+                    f"{word}: local sandboxes can't tell where this relative target is, for its WORKDIR has a "
+                    "variable: write it out, or use --env docker"
+                )
+            target = posixpath.join(workdir, found[2])
+            yield _written(instruction, (found[2], start + found.start(2)), target)
+
+
+def _is_absolute(target: str) -> bool:
+    return target.startswith(("/", "$"))
+
+
+def _written(instruction: Instruction, word: tuple[str, int], text: str) -> _Edit:
+    return _Edit(*instruction.span(word[1], len(word[0])), text)

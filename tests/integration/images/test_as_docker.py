@@ -1,0 +1,232 @@
+"""What ``local`` makes of a Dockerfile beside what Docker makes of it: files, configuration, first command."""
+
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+
+from harbor_gym.sandboxes.images import build
+from harbor_gym.sandboxes.images.build import Image, ImageSource, build_image
+from harbor_gym.sandboxes.tools import CONTAINED, run_tool
+from tests.helpers.engines import require_engine
+from tests.helpers.sandboxes.dockerfiles import CONFIGS, FILES, PARTS, WHOLE, Recipe, configured
+from tests.helpers.sandboxes.local import make_sandbox, output, running
+
+pytestmark = [pytest.mark.docker, pytest.mark.local, pytest.mark.timeout(600)]
+
+_LEFT_OUT = (
+    *(
+        "dev",
+        "proc",
+        "sys",
+        ".dockerenv",
+        "etc/hosts",
+        "etc/hostname",
+        "etc/resolv.conf",
+        "etc/mtab",
+        "run/.containerenv",
+    ),
+    *("usr", "var/lib", "var/cache"),
+)
+"""What a container runtime makes, not the image, and what no recipe changes of its base."""
+
+_TAR = (
+    "-c",
+    "--numeric-owner",
+    "--sort=name",
+    *(f"--exclude=./{path}/*" for path in ("dev", "proc", "sys", "usr", "var/lib")),
+)
+
+_LABELS = ("io.buildah.version", "harbor_gym.substitute")
+_SETTINGS = (
+    "User",
+    "Env",
+    "Entrypoint",
+    "Cmd",
+    "WorkingDir",
+    "Volumes",
+    "StopSignal",
+    "Shell",
+    "Healthcheck",
+    "OnBuild",
+    "ExposedPorts",
+)
+
+DIFFERENCES: dict[str, str] = {}
+"""Path → why it differs."""
+
+
+@pytest.fixture
+def docker_images() -> Iterator[list[str]]:
+    """Names of images that go at the end."""
+    require_engine("local")
+    require_engine("docker")
+    names: list[str] = []
+    yield names
+    subprocess.run(["docker", "image", "rm", "--force", *names], capture_output=True, check=False)
+
+
+def write_context(directory: Path, text: str, files: dict[str, str]) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "Dockerfile").write_text(text)
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".tar"):
+            _write_archive(path, content.encode())
+        else:
+            path.write_text(content)
+    if files is FILES:
+        (directory / "links").mkdir()
+        (directory / "links" / "to").symlink_to("../one")
+        (directory / ".dockerignore").write_text("**/*.secret\n")
+    return directory
+
+
+def _write_archive(path: Path, content: bytes) -> None:
+    with tarfile.open(path, "w") as archive:
+        member = tarfile.TarInfo("inside/file")
+        member.size, member.uid, member.gid, member.mode = len(content), 197609, 33, 0o640
+        archive.addfile(member, io.BytesIO(content))
+
+
+async def docker_build(context: Path, name: str) -> dict[str, Any]:
+    """Build with Docker; return the image's configuration."""
+    code, printed = await run_tool(
+        "docker", "build", "--quiet", "--tag", name, str(context), environment={"DOCKER_BUILDKIT": "1"}
+    )
+    assert code == 0, printed
+    _, shown = await run_tool("docker", "image", "inspect", name)
+    return json.loads(shown)[0]["Config"]
+
+
+def docker_files(name: str) -> dict[str, Any]:
+    words = ("docker", "run", "--rm", "--network", "none", "--user", "0", "--entrypoint", "tar", name)
+    return _listed(subprocess.run([*words, *_TAR, "-C", "/", "."], capture_output=True, check=True).stdout)
+
+
+def local_files(image: Image, folder: Path) -> dict[str, Any]:
+    """List the files of an image's layers, and the WORKDIR and VOLUMEs, which a sandbox makes when it starts."""
+    merged = folder / "merged"
+    merged.mkdir()
+    for number, layer in enumerate(image.directories):
+        (folder / str(number)).symlink_to(layer)
+    lowers = ":".join(str(number) for number in range(len(image.layers)))
+    script = (
+        f"cd {folder} && mount -t overlay overlay -o lowerdir={lowers} merged && tar -c --numeric-owner -C merged ."
+    )
+    done = subprocess.run([*CONTAINED, "sh", "-c", script], capture_output=True, check=True)
+    found = _listed(done.stdout)
+    for path in map(PurePosixPath, (image.workdir, *image.volumes)):
+        for directory in (path, *path.parents):
+            found.setdefault(str(directory), ["dir", 0o755, 0, 0])
+    return found
+
+
+def _listed(archive: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = {"/": None}
+    with tarfile.open(fileobj=io.BytesIO(archive)) as members:
+        for member in members:
+            name = member.name.removeprefix("./").strip("/")
+            if name in ("", ".") or name.startswith(_LEFT_OUT):
+                continue
+            found[f"/{name}"] = _shown(members, member)
+    return found
+
+
+def _shown(members: tarfile.TarFile, member: tarfile.TarInfo) -> list[Any]:
+    owner = [member.mode, member.uid, member.gid]
+    if member.isdir():
+        return ["dir", *owner]
+    if member.issym():
+        return ["link", member.linkname]
+    if member.isfile() or member.islnk():
+        # Which of several names of one file comes first is the archive's choice.
+        content = members.extractfile(member)
+        assert content is not None
+        return ["file", *owner, hashlib.sha256(content.read()).hexdigest()]
+    return [member.type.decode(), *owner]
+
+
+def settings(config: dict[str, Any]) -> dict[str, Any]:
+    found = {name: config.get(name) or None for name in _SETTINGS}
+    found["Labels"] = {key: text for key, text in (config.get("Labels") or {}).items() if key not in _LABELS}
+    found["Env"] = sorted(found["Env"] or ())  # its order means nothing
+    if found["WorkingDir"] == "/":
+        found["WorkingDir"] = None
+    return found
+
+
+async def local_config(context: Path) -> dict[str, Any]:
+    """Return the configuration of the image that the same build in buildah makes."""
+    source = ImageSource(context)
+    text, bases = await build._read_recipe(source)  # pyright: ignore[reportPrivateUsage]
+    image_id = await build._run_build(context, text, bases, is_fresh=False)  # pyright: ignore[reportPrivateUsage]
+    _, shown = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", image_id)
+    return json.loads(shown)["Docker"]["config"]
+
+
+def differences(local: dict[str, Any], docker: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    both = {path: (local.get(path), docker.get(path)) for path in sorted(local.keys() | docker.keys())}
+    return {path: pair for path, pair in both.items() if pair[0] != pair[1] and path not in DIFFERENCES}
+
+
+async def compare(recipe: Recipe, context: Path, twin: Path, name: str, folder: Path) -> None:
+    docker = await docker_build(twin, name)
+    local = await local_config(context)
+    image = await build_image(ImageSource(context))
+    assert differences(settings(local), settings(docker)) == {}
+    assert differences(local_files(image, folder), docker_files(name)) == {}
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_dockerfile_of_everything_gives_the_files_that_docker_gives(
+    tmp_path: Path, docker_images: list[str]
+) -> None:
+    assert len(PARTS) + len(CONFIGS) >= 60
+    context = write_context(tmp_path / "environment", WHOLE.text, WHOLE.files)
+    docker_images.append("harbor-gym-test/whole")
+    await compare(WHOLE, context, context, docker_images[0], tmp_path)
+
+
+@pytest.mark.parametrize("about", CONFIGS)
+@pytest.mark.usefixtures("nothing_left")
+async def test_an_image_has_dockers_files_and_configuration(
+    about: str, tmp_path: Path, docker_images: list[str]
+) -> None:
+    recipe = CONFIGS[about]
+    context = write_context(tmp_path / "environment", configured(recipe), recipe.files)
+    twin = write_context(tmp_path / "twin", configured(recipe, for_docker=True), recipe.files)
+    docker_images.append(f"harbor-gym-test/{list(CONFIGS).index(about)}")
+    await compare(recipe, context, twin, docker_images[0], tmp_path)
+
+
+FIRST = "id; pwd; env | grep -Ev '^(HOSTNAME|SHLVL|_|OLDPWD|TERM)=' | sort; stat -c '%U:%G %a' ."
+
+
+@pytest.mark.parametrize("about", ["USER and WORKDIR", "a WORKDIR that is USER's", "ENV", "ENTRYPOINT as JSON"])
+@pytest.mark.usefixtures("nothing_left")
+async def test_the_first_command_sees_what_it_sees_in_docker(
+    about: str, tmp_path: Path, docker_images: list[str]
+) -> None:
+    name = f"harbor-gym-test/first-{list(CONFIGS).index(about)}"
+    docker_images.append(name)
+    sandbox = make_sandbox(tmp_path, dockerfile=configured(CONFIGS[about]))
+    await docker_build(tmp_path / "environment", name)
+    code, container = await run_tool("docker", "run", "--detach", "--network", "none", name, "sleep", "infinity")
+    assert code == 0, container
+    try:
+        code, seen = await run_tool("docker", "exec", container.strip(), "bash", "-c", FIRST)
+    finally:
+        await run_tool("docker", "rm", "--force", container.strip())
+    assert code == 0, seen
+    async with running(sandbox):
+        assert await output(sandbox, FIRST) == seen.strip()
+    shutil.rmtree(tmp_path / "environment")

@@ -1,0 +1,73 @@
+"""What of a Dockerfile is changed before buildah reads it."""
+
+import pytest
+
+from harbor_gym.errors import TaskError
+from harbor_gym.sandboxes.images.recipe import StageStart, adapted
+
+
+def made(owner: str, place: str) -> str:
+    return f'COPY --chown={owner} --from=harbor-gym-empty ["/", "{place}"]\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "FROM a\nWORKDIR /app\nRUN x\n",
+        "FROM a\nWORKDIR /app\nENV A=b\nCOPY x .\n",
+        "FROM a\nRUN x\nWORKDIR /app\nCMD x\n",
+        "FROM a\nUSER dev\nRUN x\n",
+        "FROM a AS b\nRUN x\nFROM b\nCOPY --from=b --chmod=700 x y\nRUN --mount=type=cache,target=/var/x x\n",
+        "FROM a\nRUN <<EOF\nWORKDIR /no\nVOLUME /no\nEOF\n",
+    ],
+)
+def test_what_buildah_does_right_is_left(text: str) -> None:
+    assert adapted(text, {}) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("FROM a\nWORKDIR /b\nWORKDIR c\n", f"FROM a\n{made('0:0', '/b/')}WORKDIR /b\nWORKDIR c\n"),
+        ("FROM a\nUSER d:e\nWORKDIR /b c\n", f"FROM a\nUSER d:e\n{made('d:e', '/b c/')}WORKDIR /b c\n"),
+        ("FROM a\nWORKDIR /b\nUSER d\nRUN x\n", f"FROM a\n{made('0:0', '/b/')}WORKDIR /b\nUSER d\nRUN x\n"),
+        ("FROM a AS s\nWORKDIR /b\nFROM c\n", f"FROM a AS s\n{made('0:0', '/b/')}WORKDIR /b\nFROM c\n"),
+        ("FROM a AS s\nUSER d\nFROM s\nWORKDIR /b\n", f"FROM a AS s\nUSER d\nFROM s\n{made('d', '/b/')}WORKDIR /b\n"),
+    ],
+)
+def test_a_workdir_that_buildah_would_not_make_so_is_made_before(text: str, expected: str) -> None:
+    assert adapted(text, {}) == expected
+
+
+def test_a_base_counts_with_its_user_and_workdir() -> None:
+    bases = {"a": StageStart("dev", "/base")}
+    assert adapted("FROM a\nWORKDIR /b\nRUN x\n", bases) == f"FROM a\n{made('dev', '/b/')}WORKDIR /b\nRUN x\n"
+    text = "FROM a\nRUN --mount=type=bind,target=c,source=d x\n"
+    assert adapted(text, bases) == "FROM a\nRUN --mount=type=bind,target=/base/c,source=d x\n"
+
+
+def test_volumes_come_last_and_only_where_they_count() -> None:
+    text = "FROM a AS s\nVOLUME /x\nRUN x\nFROM s\nVOLUME /y \\\n  /z\nRUN y\n"
+    assert adapted(text, {}) == "FROM a AS s\n\nRUN x\nFROM s\n\nRUN y\n\nVOLUME /x\nVOLUME /y   /z\n"
+    assert "VOLUME" not in adapted("FROM a\nVOLUME /x\nFROM b\n", {})
+
+
+def test_stages_are_known_in_any_letters() -> None:
+    text = "FROM a AS Build\nFROM build\nCOPY --from=BUILD x y\nRUN --mount=from=Build,target=/z x\n"
+    assert adapted(text, {}) == text.replace("Build", "build").replace("BUILD", "build")
+
+
+def test_link_is_dropped() -> None:
+    text = "FROM a\nCOPY --link --chown=b c d\nADD --link=true e f\nRUN --link\n"
+    assert adapted(text, {}) == "FROM a\nCOPY  --chown=b c d\nADD  e f\nRUN --link\n"
+
+
+def test_a_relative_target_below_a_variable_is_refused() -> None:
+    with pytest.raises(TaskError, match="--env docker"):
+        adapted("FROM a\nWORKDIR $HOME\nRUN --mount=target=here x\n", {})
+
+
+def test_commands_as_text_are_for_the_shell_that_is_set() -> None:
+    text = 'FROM a AS s\nCMD x\nSHELL ["bash", "-c"]\nFROM s\nCMD echo "$A" \\\n  b\nENTRYPOINT ["c"]\n'
+    commands = 'CMD ["bash", "-c", "echo \\"$A\\"   b"]\nENTRYPOINT ["c"]\n'
+    assert adapted(text, {}) == f'FROM a AS s\nCMD x\nSHELL ["bash", "-c"]\nFROM s\n{commands}'
