@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import resource
+import shlex
 import shutil
 import signal
 import sys
@@ -427,6 +428,44 @@ async def a_command_in_the_view_is_closed_to_all_outside(sandbox: LocalEnvironme
     found = json.loads(await output(sandbox, "cat /attack/found"))
     assert "root mem" in found[theirs], found  # what there is to get
     assert {mark: found[mark] for mark in (roots, users)} == {roots: [], users: []}
+
+
+async def a_set_up_ranks_between_the_policy_and_the_verifier(sandbox: LocalEnvironment, _scratch: Path) -> None:
+    look = "while read -r name value; do [ $name != CapBnd: ] || echo $value; done < /proc/self/status"
+    policys = int(await output(sandbox, look, cwd="/"), 16)
+    await sandbox.enter_set_up_view([])
+    set_ups = int(await output(sandbox, look, cwd="/"), 16)
+    assert await sandbox.leave_set_up_view(timeout_sec=20) == ""
+    assert int(await output(sandbox, look, cwd="/"), 16) == policys
+    await sandbox.enter_verifier_view([])
+    verifiers = int(await output(sandbox, look, cwd="/"), 16)
+    assert policys & ~set_ups == 0 != set_ups & ~policys
+    assert set_ups & ~verifiers == 0 != verifiers & ~set_ups
+
+
+_SWAPS = """\
+import ctypes, os, shutil
+rename = ctypes.CDLL(None).renameat2
+os.makedirs("/target/deep"), os.makedirs("/target/other"), os.mkdir("/trap")
+while not os.path.exists("/stop"):
+    for _ in range(50):
+        rename(-100, b"/target/deep", -100, b"/target/other", 2)
+    if not os.path.islink("/target/deep") and not os.path.islink("/target/other"):
+        shutil.rmtree("/target/other", ignore_errors=True)
+        os.path.exists("/target/other") or os.symlink("../trap", "/target/other")
+"""
+
+
+async def who_swaps_directories_while_a_set_up_is_taken_over_gets_nothing_written(
+    sandbox: LocalEnvironment, _scratch: Path
+) -> None:
+    await output(sandbox, f"setsid python3 -c {shlex.quote(_SWAPS)} >/dev/null 2>&1 &", cwd="/")
+    await output(sandbox, "until [ -e /target/other ]; do sleep 0.05; done", cwd="/")
+    for number in range(30):
+        await sandbox.enter_set_up_view([])
+        await output(sandbox, f"mkdir -p /target/deep; echo set > /target/deep/{number}", cwd="/")
+        await sandbox.leave_set_up_view(timeout_sec=20)  # the policy's own failure, if it is one
+    assert await output(sandbox, "touch /stop; ls -A /trap", cwd="/") == ""
 
 
 _SERVICE = "(while :; do sleep 0.05; done) & sleep 100000001 &"

@@ -15,10 +15,10 @@ from harbor_gym import EndReason
 from harbor_gym.checking import CheckPlan, Verdict, check_tasks
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
-from harbor_gym.sandboxes.local import LocalEnvironment
+from harbor_gym.sandboxes.local import LocalEnvironment, own_ids
 from harbor_gym.sandboxes.piped import PipedCommand
 from tests.helpers.engines import require_engine
-from tests.helpers.harbor_trials import run_episode
+from tests.helpers.harbor_trials import graded_in, run_episode
 from tests.helpers.paths import ROOT
 from tests.helpers.rootless import rootless_user, run_as
 from tests.helpers.tasks import BASE, PASS_IF_DONE, write_task
@@ -171,6 +171,12 @@ IMAGE = (
 )
 
 
+async def last_verdict(task_dir: Path, *keystrokes: str, **settings: Any) -> float | None:
+    """Return what the verifier of the last step gave, one line of keystrokes a step."""
+    ends, _ = await run_episode(task_dir, keystrokes, sandbox="local", **settings)
+    return graded_in(ends)[-1].get("reward")
+
+
 def write_set_up(
     task_dir: Path, setup: str, *, toml: str = SETS_UP, more: str = "", test_sh: str = PASS_IF_DONE
 ) -> Path:
@@ -199,22 +205,22 @@ SPOILS = replaced_bash("echo done > /srv/answer", for_what="setup.sh")
 async def test_what_a_replaced_shell_does_to_a_later_set_up_under_harbors_grading(tmp_path: Path) -> None:
     """What the next test shows would be worth nothing if this were no forgery."""
     task = write_set_up(tmp_path / "task", "echo secret > /srv/question\n", test_sh=PASS_IF_DONE)
-    assert await played(task, SPOILS, "true", verify_paths="off") == 1.0
+    assert await last_verdict(task, SPOILS, "true", verify_paths="off") == 1.0
 
 
 async def test_a_policys_shell_runs_no_later_set_up(tmp_path: Path) -> None:
     judge = PASS_IF_DONE + "[ -e /srv/question ] && [ -e /srv/brought ] || echo 0.5 > /logs/verifier/reward.txt\n"
     task = write_set_up(tmp_path / "task", "echo secret > /srv/question\n", test_sh=judge)
-    assert await played(task, SPOILS, "true") == 0.0
-    assert await played(task, SPOILS, DONE) == 1.0
+    assert await last_verdict(task, SPOILS, "true") == 0.0
+    assert await last_verdict(task, SPOILS, DONE) == 1.0
 
 
 async def test_a_later_steps_healthcheck_runs_none_either(tmp_path: Path) -> None:
     spoils = replaced_bash("echo done > /srv/answer", for_what="/srv/healthy")
     more = '[steps.healthcheck]\ncommand = "test -e /srv/healthy"\n'
     task = write_set_up(tmp_path / "task", "touch /srv/healthy\n", more=more)
-    assert await played(task, spoils, "true", verify_paths="off") == 1.0
-    assert await played(task, spoils, "true") == 0.0
+    assert await last_verdict(task, spoils, "true", verify_paths="off") == 1.0
+    assert await last_verdict(task, spoils, "true") == 0.0
 
 
 SETUP = """\
@@ -256,12 +262,17 @@ def answers(looks: Sequence[str]) -> str:
     return f"{found} [ -e /srv/missed ] || {DONE}"
 
 
-async def test_what_a_later_set_up_wrote_is_there_for_the_policy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_own_ids", [True, False])
+async def test_what_a_later_set_up_wrote_is_there_for_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_own_ids: bool
+) -> None:
+    if not has_own_ids:
+        monkeypatch.setattr(own_ids, "refusal", lambda: "the test refuses")
     judge = PASS_IF_DONE + "[ ! -e /srv/missed ] || { cat /srv/missed; }\n"
     task = write_set_up(tmp_path / "task", SETUP, test_sh=judge)
-    ends, _ = await run_episode(task, [MINE, answers(LOOKS)], sandbox="local", trials_dir=tmp_path / "trials")
+    reward = await last_verdict(task, MINE, answers(LOOKS), trials_dir=tmp_path / "trials")
     outputs = [path.read_text() for path in (tmp_path / "trials").rglob("test-stdout.txt")]
-    assert ends[-1][0] == 1.0, outputs
+    assert reward == 1.0, outputs
 
 
 TRAPS = {
@@ -287,19 +298,19 @@ SPRUNG = (
 @pytest.mark.parametrize("trap", TRAPS)
 async def test_through_no_trap_of_the_policys_is_anything_written(tmp_path: Path, trap: str) -> None:
     task = write_set_up(tmp_path / "task", _SHORT)
-    assert await played(task, TRAPS[trap], f"cd /; {answers(SPRUNG)}") == 1.0
+    assert await last_verdict(task, TRAPS[trap], f"cd /; {answers(SPRUNG)}") == 1.0
 
 
 async def test_a_set_up_for_which_the_policy_left_no_room_is_the_policys_failure(tmp_path: Path) -> None:
     task = write_set_up(
-        tmp_path / "task", "setsid tail -f /data/big >/dev/null 2>&1 & head -c 20M /dev/zero > /data/big\n"
+        tmp_path / "task", "setsid tail -f /data/big >/dev/null 2>&1 & head -c 60M /dev/zero > /data/big\n"
     )
     fills = f"{DONE}; head -c 35M /dev/zero > /fill"
     ends, _ = await run_episode(task, [fills, "true"], sandbox="local", sandbox_options={"override_storage_mb": 64})
-    ((reward, done, info),) = ends
+    _, done, info = ends[-1]
     assert (done, info.get("end_reason")) == (True, EndReason.SANDBOX_BROKEN)
     assert "what its step's set-up wrote: /data/big: No space left on device" in (info.get("breakage") or ""), info
-    assert (reward, info.get("episode_reward")) == (0.5, 0.5)
+    assert info.get("episode_reward") == 0.5
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -312,7 +323,7 @@ async def test_what_a_later_set_up_started_serves_the_policy_and_ends_before_gra
     toml = f"{SETS_UP}keep_agent_processes = {str(keeps).lower()}\n"
     task = write_set_up(tmp_path / "task", serve, toml=toml, test_sh=judge)
     waits = "until [ -s /srv/log ]; do sleep 0.05; done"
-    assert await played(task, "true", f"{waits}; rm /srv/log; {waits}") == float(keeps)
+    assert await last_verdict(task, "true", f"{waits}; rm /srv/log; {waits}") == float(keeps)
 
 
 @pytest.mark.slow
@@ -330,12 +341,12 @@ async def test_an_ordinary_users_later_set_up_is_the_same() -> None:
     assert rewards == {"spoilt": 0.0, "all": 1.0, **dict.fromkeys(TRAPS, 1.0)}
 
 
-async def _rewards() -> dict[str, float]:
+async def _rewards() -> dict[str, float | None]:
     traps = {name: (_SHORT, trap, f"cd /; {answers(SPRUNG)}") for name, trap in TRAPS.items()}
     cases = {"spoilt": ("true\n", SPOILS, "true"), "all": (SETUP, MINE, answers(LOOKS)), **traps}
     with tempfile.TemporaryDirectory() as folder:
         return {
-            name: await played(write_set_up(Path(folder) / f"task-{number}", setup), *scripts)
+            name: await last_verdict(write_set_up(Path(folder) / f"task-{number}", setup), *scripts)
             for number, (name, (setup, *scripts)) in enumerate(cases.items())
         }
 
