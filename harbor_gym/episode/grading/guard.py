@@ -151,6 +151,7 @@ class GradingGuard:
         if self._view is None or step is None or self._is_ending_step or not sets_up(self._trial.task, step):
             return
         if await self._view.enter_for_set_up() and isinstance(self._environment, SupportsCleanUp):
+            await self._watch.take_room_back()  # a set-up that needs it leaves none for the policy's terminal
             await self._watch.stop_again()
 
     async def _begin_phase(self, _: TrialHookEvent) -> None:

@@ -40,8 +40,7 @@ class ProcessWatch:
         """
         now = await cleanup.take_baseline(self._environment, is_first=self._own is None)
         self._own = self._own or now
-        if self._is_graded:
-            await cleanup.close_grading(self._environment)
+        await self.take_room_back()
         self.oom_kills = now.oom_kills
 
     async def has_others(self) -> bool:
@@ -52,6 +51,15 @@ class ProcessWatch:
         """
         now = await cleanup.take_baseline(self._environment)
         return self._own is not None and not now.processes <= self._own.processes
+
+    async def take_room_back(self) -> None:
+        """Take back what grading had of storage, as far as it is free: what follows has the policy's own.
+
+        Raises:
+            SandboxError: The sandbox does not answer.
+        """
+        if self._is_graded:
+            await cleanup.close_grading(self._environment)
 
     async def end_phase(self, *, keep_processes: bool, terminal: Leavings | None) -> CleanupResult:
         """Stop what the policy left running, unless it is to be kept, and make again what grading needs.

@@ -303,7 +303,7 @@ async def test_through_no_trap_of_the_policys_is_anything_written(tmp_path: Path
 
 async def test_a_set_up_for_which_the_policy_left_no_room_is_the_policys_failure(tmp_path: Path) -> None:
     task = write_set_up(
-        tmp_path / "task", "setsid tail -f /data/big >/dev/null 2>&1 & head -c 60M /dev/zero > /data/big\n"
+        tmp_path / "task", "setsid tail -f /data/big >/dev/null 2>&1 & head -c 20M /dev/zero > /data/big\n"
     )
     fills = f"{DONE}; head -c 35M /dev/zero > /fill"
     ends, _ = await run_episode(task, [fills, "true"], sandbox="local", sandbox_options={"override_storage_mb": 64})
