@@ -152,7 +152,7 @@ async def test_no_program_of_the_sandbox_runs_between_the_clean_up_and_the_verif
         (task / "steps" / f"s{n}" / "instruction.md").write_text("Do it.\n")
     sandbox = f"{__name__}:{Noting.__name__}"
     ends, _ = await run_episode(task, [DONE] * max(1, steps), sandbox=sandbox, verify_paths=SRV)
-    assert [reward for reward, _, _ in ends] == [1.0] * max(1, steps)
+    assert graded_in(ends) == [{"reward": 1.0}] * max(1, steps)
     stops = [at for at, what in enumerate(Noting.noted) if what == "stop"]
     firsts = [at for at in stops if "enter view" in Noting.noted[at : at + 12]]
     assert len(firsts) >= max(1, steps)
