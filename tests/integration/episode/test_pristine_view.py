@@ -153,14 +153,14 @@ async def test_no_program_of_the_sandbox_runs_between_the_clean_up_and_the_verif
     sandbox = f"{__name__}:{Noting.__name__}"
     ends, _ = await run_episode(task, [DONE] * max(1, steps), sandbox=sandbox, verify_paths=SRV)
     assert graded_in(ends) == [{"reward": 1.0}] * max(1, steps)
-    stops = [at for at, what in enumerate(Noting.noted) if what == "stop"]
-    firsts = [at for at in stops if "enter view" in Noting.noted[at : at + 12]]
-    assert len(firsts) >= max(1, steps)
-    for first in firsts:
-        verifying = next(at for at in range(first, len(Noting.noted)) if "/tests/test.sh" in Noting.noted[at])
-        between = Noting.noted[first:verifying]
-        assert between.count("stop") == 2, "once more in the view"
-        assert not [what for what in between if what.startswith("exec")]
+    noted = Noting.noted
+    views = [at for at, what in enumerate(noted) if what == "enter view"]
+    assert len(views) == max(1, steps)
+    for view in views:
+        cleaned = max(at for at in range(view) if noted[at] == "stop")
+        verifying = next(at for at in range(view, len(noted)) if "/tests/test.sh" in noted[at])
+        assert "stop" in noted[view:verifying], "once more in the view"
+        assert not [what for what in noted[cleaned:verifying] if what.startswith("exec")]
 
 
 SETS_UP = '[metadata]\nverify_paths = ["/srv"]\n'
