@@ -234,8 +234,9 @@ async def test_row_15_the_verifiers_time_is_its_own(tmp_path: Path) -> None:
     task_dir = write_task(tmp_path / "long", test_sh=long, toml="[agent]\ntimeout_sec = 0.4\n")
     assert await reward_of(task_dir, terminal=TerminalConfig(max_wait_sec=0.5)) == 1.0
     task_dir = write_task(tmp_path / "longer", test_sh=long, toml="[verifier]\ntimeout_sec = 0.4\n")
+    assert await reward_of(task_dir) == 0.0, "what the tests load may be the policy's"
     with pytest.raises(VerifierError, match=r"timed out after 0\.4 seconds.*timeout_sec"):
-        await reward_of(task_dir)
+        await reward_of(task_dir, ambiguous_failures="infrastructure")
 
 
 async def test_row_16_an_image_without_tmux_is_given_one(tmp_path: Path) -> None:

@@ -314,7 +314,7 @@ async def test_failures_side_by_side_count_as_one(config: TerminalEnvConfig) -> 
     Watched.refusals += refusals(4)
     slow = fake_config(config.task_dir, sandbox=config.sandbox, delay_sec=0.02)
     async with pool_of(slow, 4, max_starts_at_once=4, max_failures=2) as pool, leased(pool):
-        assert pool.counts.failed == 4
+        await until(pool, "pool/failed", 4)
 
 
 async def test_after_a_row_of_failures_no_stock_is_made(config: TerminalEnvConfig) -> None:
