@@ -28,7 +28,8 @@ cat > /logs/verifier/reward.json <<JSON
  "env_default": $(fact "default fallback"), "env_host": $(fact "set from outside"),
  "verifier_user": $(is "$(id -un)" grader), "verifier_env": $(is "$EXPECTED" "swordfish"),
  "host_env_stays_out": $(is "$FIDELITY_HOST" ""), "healthcheck": $(is "$(cat /run/healthy)" "checked by root"),
- "storage": $(is "$(($(df --output=size -BM / | tail -n 1 | tr -dc 0-9) / 100))" 3), "skills": $(is "$(ls /skills)" "tidy")}
+ "storage": $(is "$(($(df --output=size -BM / | tail -n 1 | tr -dc 0-9) / 100))" 3),
+ "skills": $(is "$(ls /skills)" "tidy")}
 JSON
 echo 0 > /logs/verifier/reward.txt
 """
