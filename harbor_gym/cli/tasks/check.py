@@ -131,7 +131,7 @@ def _print(checks: Sequence[TaskCheck], *, as_json: bool) -> None:
     from harbor_gym.checking.report import as_object, remarks
 
     if as_json:
-        typer.echo(json.dumps([as_object(item) for item in checks], indent=2))
+        echo(json.dumps([as_object(item) for item in checks], indent=2))
         return
     for line in (line for item in checks for line in remarks(item)):
         echo(line, err=True)

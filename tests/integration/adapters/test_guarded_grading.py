@@ -113,13 +113,14 @@ async def test_a_policy_that_leaves_nothing_to_grade_with_has_failed(door: str, 
 
 @pytest.mark.parametrize("door", DOORS)
 async def test_each_step_is_graded_without_what_the_step_before_left(door: str, tmp_path: Path) -> None:
-    task = write_task(tmp_path / "steps", test_sh=SLOW_NO, toml='[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n')
+    declared = '[metadata]\nverify_paths = ["/srv"]\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
+    task = write_task(tmp_path / "steps", test_sh=SLOW_NO, toml=declared)
     for name in ("one", "two"):
         (task / "steps" / name).mkdir(parents=True)
         (task / "steps" / name / "instruction.md").write_text("Do it.\n")
     (task / "steps" / "two" / "workdir").mkdir()
     (task / "steps" / "two" / "workdir" / "setup.sh").write_text("#!/bin/bash\ntrue\n")
-    rollout = await play(door, task, SHELL_WITH_DAEMON.replace("/proc/[0-9]*/root", ""), RUNS_ON)
+    rollout = await play(door, task, SHELL_WITH_DAEMON, RUNS_ON)
     assert (rollout.reward, rollout.error) == (0.0, None)
 
 

@@ -209,6 +209,11 @@ async def test_a_broken_task_is_an_error_not_a_reward(tmp_path: Path, case: str)
     assert any(word in check.error for word in expected.split("|")), check.error
 
 
+def sure(check: TaskCheck) -> tuple[str, ...]:
+    """Return the tricks that pay each time. What a spawned process writes may come after the verdict was read."""
+    return tuple(trick for trick in check.tricks if trick != "spawning_shell")
+
+
 # --- in real sandboxes -----------------------------------------------------------------------------------------------
 
 ROOTS_OWN = "PATH=/usr/bin:/bin\n"
@@ -243,9 +248,9 @@ async def test_field_1_and_3_a_forged_reward_is_found_and_the_trick_named(tmp_pa
         write_task(tmp_path / "sound", test_sh=own_path(PASS_IF_DONE) + "sleep 0.3\n", **ORDINARY),
     ]
     on_path, python, shell, sound = await check_tasks(tasks, plan, concurrency=2)
-    assert (on_path.verdict, on_path.tricks) == (Verdict.FORGEABLE, ("programs", "shell"))
-    assert (python.verdict, python.tricks) == (Verdict.FORGEABLE, ("python_startup", "shell"))
-    assert (shell.verdict, shell.tricks) == (Verdict.FORGEABLE, ("shell",))
+    assert (on_path.verdict, sure(on_path)) == (Verdict.FORGEABLE, ("programs", "shell"))
+    assert (python.verdict, sure(python)) == (Verdict.FORGEABLE, ("python_startup", "shell"))
+    assert (shell.verdict, sure(shell)) == (Verdict.FORGEABLE, ("shell",))
     assert (sound.verdict, sound.forged) == (Verdict.OK, 0.0)
 
 
@@ -304,7 +309,7 @@ async def test_a_task_without_a_solution_is_forged_and_played_all_the_same(tmp_p
         (task / "solution").rmdir()
     sound, weak = await check_tasks(tasks, plan, concurrency=2)
     assert (sound.verdict, sound.oracle, sound.nop, sound.forged) == (Verdict.UNPROVEN, (), (0.0,), 0.0)
-    assert (weak.verdict, weak.tricks) == (Verdict.FORGEABLE, ("programs", "shell"))
+    assert (weak.verdict, sure(weak)) == (Verdict.FORGEABLE, ("programs", "shell"))
 
 
 @pytest.mark.local

@@ -11,6 +11,7 @@ from harbor_gym._runtime import cache
 from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.sandboxes.images import build, debian_base, layer_export, sources
 from harbor_gym.sandboxes.images.build import Image, ImageSource, build_image
+from harbor_gym.sandboxes.images.builder import build_argv, run_buildah, run_environment
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.local import make_sandbox, output, running
@@ -171,11 +172,18 @@ async def _as_buildah_sees_it(context: Path) -> str:
     recipe = (context / "Dockerfile").read_text()
     base = (await build.resolve_base(BASE)).reference
     (context / "Dockerfile").write_text(recipe.replace(BASE, base))
+    folder = context.parent / "build"
+    folder.mkdir()
+    # With the words of our own builds, so that the layers are theirs.
+    build_it = build_argv(folder, context, context / "Dockerfile", is_fresh=False)
+    code, printed = await run_buildah(*build_it, environment=run_environment())
+    assert code == 0, printed
     script = (
-        'id=$(buildah bud --quiet --layers "$1") && container=$(buildah from "$id") && '
-        'root=$(buildah mount "$container") && eval "$2"; buildah rm "$container" >/dev/null'
+        'container=$(buildah from "$1") && root=$(buildah mount "$container") && eval "$2"; '
+        'buildah rm "$container" >/dev/null'
     )
-    code, listed = await run_tool(*CONTAINED, "sh", "-c", script, "sh", str(context), LISTING.format('"$root"'))
+    identity = (folder / "id").read_text()
+    code, listed = await run_tool(*CONTAINED, "sh", "-c", script, "sh", identity, LISTING.format('"$root"'))
     assert code == 0, listed
     return listed.strip()
 

@@ -280,9 +280,9 @@ async def test_a_sandbox_holds_no_file_of_another_and_none_of_the_host(
 ) -> None:
     async with running(make_sandbox(tmp_path / "other")):
         held = [_sockets(pid) for pid in (forkserver_pid(), *_supervisors())]
-    # A supervisor has its caller's, and one whose name claims a range of user ids.
-    assert [len(sockets) for sockets in held] == [1, 2, 2]
-    assert len(set().union(*held)) == 5
+    # A supervisor has its caller's.
+    assert [len(sockets) for sockets in held] == [1, 1, 1]
+    assert len(set().union(*held)) == 3
 
 
 def _supervisors() -> list[int]:
