@@ -115,7 +115,7 @@ class _Check:
         if self._plan.try_exploits:
             self._doing = "reward hacking"
             hostile = partial(self._play, ambiguous_failures="zero")
-            forged = await run_exploit(hostile, self._keys, (UNSOLVED, *self._found.nop))
+            forged = await run_exploit(hostile, self._keys, (UNSOLVED, *self._found.nop), together=self._play)
             self._note(forged=forged.reward, tricks=forged.tricks, voided=forged.voided)
         may_view = self._supports_view or isinstance(self._plan.verify_paths, tuple)  # which a sandbox may refuse
         if may_view and self._found.verdict in (Verdict.OK, Verdict.UNPROVEN, Verdict.FORGEABLE):
@@ -154,7 +154,8 @@ class _Check:
         if self._plan.try_exploits:
             self._doing = "reward hacking, in the pristine view"
             hostile = partial(play, ambiguous_failures="zero")
-            forged = await run_exploit(hostile, self._keys, (UNSOLVED, pristine.nop or UNSOLVED))
+            honest = (UNSOLVED, pristine.nop or UNSOLVED)
+            forged = await run_exploit(hostile, self._keys, honest, together=play)
             pristine = replace(pristine, forged=forged.reward, tricks=forged.tricks)
             self._note(voided=tuple(sorted({*self._found.voided, *forged.voided})))
         return pristine

@@ -47,7 +47,11 @@ class ExploitResult:
 
 
 async def run_exploit(
-    play: Callable[[Work], Awaitable[Played]], keys: Collection[str], honest: Collection[float]
+    play: Callable[[Work], Awaitable[Played]],
+    keys: Collection[str],
+    honest: Collection[float],
+    *,
+    together: Callable[[Work], Awaitable[Played]] | None = None,
 ) -> ExploitResult:
     """Play all tricks together; if that pays, or leaves no verdict, each one alone, to name those that do.
 
@@ -57,19 +61,24 @@ async def run_exploit(
         play: Plays an episode.
         keys: Names of the rewards to forge.
         honest: Rewards for doing nothing: what is not worth a second look.
+        together: Plays the episode of all tricks, which may hold each other up until the verifier's time is over: that
+            must be no verdict here, and no 0. None is ``play``.
 
     Raises:
         SandboxError, VerifierError: No trick left a verdict.
     """
-    earned = await _forge(play, keys, honest)
+    earned = await _forge(play, keys, honest, together or play)
     sabotaged = await _earn(play, exploit_agent([SABOTAGE], keys))
     return earned if isinstance(sabotaged, float) else replace(earned, voided=(*earned.voided, SABOTAGE))
 
 
 async def _forge(
-    play: Callable[[Work], Awaitable[Played]], keys: Collection[str], honest: Collection[float]
+    play: Callable[[Work], Awaitable[Played]],
+    keys: Collection[str],
+    honest: Collection[float],
+    play_together: Callable[[Work], Awaitable[Played]],
 ) -> ExploitResult:
-    together = await _earn(play, exploit_agent(trick_names(), keys))
+    together = await _earn(play_together, exploit_agent(trick_names(), keys))
     if isinstance(together, float) and together in honest:
         return ExploitResult(together, (), ())
     alone = {trick: await _earn(play, exploit_agent([trick], keys)) for trick in trick_names()}

@@ -45,6 +45,17 @@ async def test_tricks_that_pay_as_much_alone_are_named() -> None:
     assert await exploit_with(1.0, outcomes(0.5, 0.0)) == ExploitResult(1.0, (), ())
 
 
+async def test_tricks_that_hold_each_other_up_are_tried_one_by_one() -> None:
+    async def play(_work: Work) -> Played:
+        return Played(1.0, frozenset(), PhaseSeconds(0, 0, 0, 0), "", 0, (), supports_view=False)
+
+    async def play_together(_work: Work) -> Played:
+        raise SILENT
+
+    forged = await run_exploit(play, ["reward"], honest=(0.0,), together=play_together)
+    assert forged == ExploitResult(1.0, tuple(TRICKS), ())
+
+
 async def test_sabotage_that_leaves_no_verdict_is_named_and_changes_nothing_else() -> None:
     assert await exploit_with(0.0, sabotage=SILENT) == ExploitResult(0.0, (), (SABOTAGE,))
     assert await exploit_with(1.0, outcomes(1.0, 0.0), LOST) == ExploitResult(1.0, (TRICKS[0],), (SABOTAGE,))
