@@ -1,6 +1,6 @@
 # A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
 .DEFAULT_GOAL := help
-.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-registry engines-browser train learn policy test docs check fmt lock mutants clean
+.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-registry engines-browser train learn policy test test-all bench docs check fmt lock harbor-table mutants clean
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -14,7 +14,7 @@ $(INSTALLED): .requirements/all.txt .requirements/overrides.txt pyproject.toml
 
 setup: $(INSTALLED) ## Make .venv with every pinned package (PYTHON= names an interpreter)
 
-engines-local: ## Install what the local sandbox needs: tmux, buildah, slirp4netns, mmdebstrap
+engines-local: setup ## Install what the local sandbox needs; make its base images where no registry answers
 	.ci/engines.sh local
 
 engines-docker: ## Install Docker with Compose v2 and start it where nothing else does
@@ -41,8 +41,14 @@ learn: setup engines-local ## Show that it learns: 3 learning rates x 3 seeds he
 policy: setup engines-local ## Make the policy anew that is shipped for tasks/devops_task
 	.venv/bin/python .ci/policy.py tasks/devops_task
 
-test: setup engines-local ## Run the tests, those on Docker where it is available (ARGS= adds pytest's flags)
+test: setup engines-local ## Run unit and contract tests and one real episode through each door (ARGS= adds pytest's flags)
+	.ci/test.sh -m 'not slow' @tests/short.txt $(ARGS)
+
+test-all: setup engines-local ## Run every test, those on Docker where it is available (ARGS= adds pytest's flags)
 	.ci/test.sh $(ARGS)
+
+bench: setup ## Measure what harbor-gym bench does not (ARGS="truth --env local"; ARGS=--help lists it)
+	@.venv/bin/python -m tests.benchmarks $(ARGS)
 
 docs: setup ## Build the site into build/site, strictly: no broken link
 	.ci/docs/build.sh
@@ -56,6 +62,9 @@ fmt: setup ## Format and fix what can be fixed
 
 lock: setup ## Pin every package anew (ARGS=--upgrade moves them to the newest)
 	.ci/lock.sh $(ARGS)
+
+harbor-table: setup ## Ask the resolver which extra fits beside which Harbor, and write the docs' table
+	$(PY) .ci/harbor_newest/table.py
 
 mutants: setup ## See which changes of the core no test notices (MODULES="pool rewards"; all take hours, MUTANTS_SAMPLE=60 minutes)
 	.ci/mutants/run.sh $(MODULES)

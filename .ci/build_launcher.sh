@@ -5,7 +5,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=.ci/lib.sh
 . "$here/lib.sh"
-room=$here/../harbor_gym/sandboxes/local/supervisor/kernel
+room=$here/../harbor_gym/sandboxes/supervisor/program/kernel
 flags=(-Os -static -nostdlib -ffreestanding -fno-builtin -fno-stack-protector -fno-asynchronous-unwind-tables -fno-pie
   -no-pie -Wall -Wextra -Werror -s "-Wl,--build-id=none,-n,-z,noseparate-code,-z,noexecstack")
 work=$(mktemp -d)

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Installs the programs that sandboxes need, only where they are missing.
-#   engines.sh local    tmux, slirp4netns, buildah, runc, mmdebstrap, libnftables: the local sandbox; bubblewrap, its benchmark's peer
+#   engines.sh local    tmux, slirp4netns, buildah, runc, mmdebstrap, libnftables: the local sandbox; bubblewrap, its benchmark's peer;
+#                       fzf, which a test takes into its sandbox;
+#                       where no registry answers, the base images of the tasks and tests. Needs .venv
 #   engines.sh browser  Chromium, which the tests of the page of a run drive
 #   engines.sh docker   Docker with Compose v2 and BuildKit, and a running daemon
 #   engines.sh agents   the programs of Harbor's agents that tests run on this machine, below build/agents
@@ -14,7 +16,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 local_engine() {
   local missing=() pair
-  for pair in tmux:tmux bwrap:bubblewrap slirp4netns:slirp4netns buildah:buildah runc:runc newuidmap:uidmap mmdebstrap:mmdebstrap git:git mount:mount pgrep:procps; do
+  for pair in tmux:tmux bwrap:bubblewrap slirp4netns:slirp4netns buildah:buildah runc:runc newuidmap:uidmap mmdebstrap:mmdebstrap fzf:fzf git:git mount:mount pgrep:procps; do
     has "${pair%%:*}" || missing+=("${pair#*:}")
   done
   # Not in a pipe: grep would leave before ldconfig has written all.
@@ -41,6 +43,16 @@ local_engine() {
   else
     log 'as an ordinary user, see what the local sandbox lacks: harbor-gym doctor --env local'
   fi
+  base_images
+}
+
+# The tests use the bases of the shipped tasks.
+base_images() {
+  local images
+  cd "$here/.."
+  [ -x .venv/bin/harbor-gym ] || die '.venv is missing: make setup'
+  mapfile -t images < <(sed -nE 's/^FROM ([^ ]+).*/\1/p' tasks/*/*/Dockerfile | sort -u)
+  .venv/bin/harbor-gym base --if-missing "${images[@]}" >&2
 }
 
 # The second number of buildah's version, 99 after 1.

@@ -46,6 +46,11 @@ pin .requirements/verifiers.txt 'verifiers and what it needs, pinned. Made by: m
   pyproject.toml --extra verifiers --group test --python-version 3.12
 count .requirements/verifiers.txt
 
+# The newest Harbor that pyproject.toml allows: openenv's fastmcp keeps it out of all.txt.
+pin .requirements/harbor_newest.txt 'The newest Harbor and what the core needs beside it, pinned. Made by: make lock. Installed by: .ci/environment.sh harbor_newest' \
+  pyproject.toml --extra render --group test --group contract --python-version 3.12
+count .requirements/harbor_newest.txt
+
 # Prime-RL itself is a git checkout: these are verifiers' pins and torch's, with what else it imports, see environment.sh.
 pin .requirements/prime_rl.txt 'What Prime-RL needs beside its checkout where no GPU is, pinned. Made by: make lock. Installed by: .ci/environment.sh prime_rl' \
   pyproject.toml --extra verifiers --group test --group prime-rl --constraint .requirements/verifiers.txt \

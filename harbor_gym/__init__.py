@@ -12,158 +12,56 @@ from harbor_gym.adapters.gymnasium.registration import register
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from harbor_gym.codecs import HFCodec
-    from harbor_gym.config import PoolLimits, TerminalConfig, TerminalEnvConfig
-    from harbor_gym.env import AsyncTerminalGymEnv
-    from harbor_gym.errors import (
-        AgentFailedError,
-        BudgetSpentError,
-        ContextOverflowError,
-        HarborGymError,
-        MissingDependencyError,
-        SamplerError,
-        SandboxError,
-        SandboxLostError,
-        SandboxMemoryError,
-        SandboxStartError,
-        SandboxThrottledError,
-        SandboxTimeoutError,
-        TaskError,
-        TaskSourceError,
-        TaskUnsupportedError,
-        TerminalError,
-        TerminalStartError,
-        UsageError,
-        VerifierError,
-        VerifierOutOfMemoryError,
-    )
-    from harbor_gym.pool import WarmPool
-    from harbor_gym.rollout import run_episode, run_with_retries
-    from harbor_gym.sequences import flatten, merge
-    from harbor_gym.tokens import TokenTerminalEnv, Transcript
-    from harbor_gym.types import (
-        ActionFormat,
-        ChatCodec,
-        ChatMessage,
-        Command,
-        EndReason,
-        EpisodeInfo,
-        Rollout,
-        Sample,
-        Sampler,
-        StepResult,
-        StopReason,
-        TokenSequence,
-        TokenStep,
-        TokenTransition,
-        Turn,
-    )
-    from harbor_gym.wrappers import TerminalEnvWrapper
+    from harbor_gym.codecs import HFCodec as HFCodec
+    from harbor_gym.config import PoolLimits as PoolLimits
+    from harbor_gym.config import TerminalConfig as TerminalConfig
+    from harbor_gym.config import TerminalEnvConfig as TerminalEnvConfig
+    from harbor_gym.env import AsyncTerminalGymEnv as AsyncTerminalGymEnv
+    from harbor_gym.errors import AgentFailedError as AgentFailedError
+    from harbor_gym.errors import BudgetSpentError as BudgetSpentError
+    from harbor_gym.errors import ContextOverflowError as ContextOverflowError
+    from harbor_gym.errors import HarborGymError as HarborGymError
+    from harbor_gym.errors import MissingDependencyError as MissingDependencyError
+    from harbor_gym.errors import SamplerError as SamplerError
+    from harbor_gym.errors import SandboxError as SandboxError
+    from harbor_gym.errors import SandboxLostError as SandboxLostError
+    from harbor_gym.errors import SandboxMemoryError as SandboxMemoryError
+    from harbor_gym.errors import SandboxStartError as SandboxStartError
+    from harbor_gym.errors import SandboxThrottledError as SandboxThrottledError
+    from harbor_gym.errors import SandboxTimeoutError as SandboxTimeoutError
+    from harbor_gym.errors import TaskError as TaskError
+    from harbor_gym.errors import TaskSourceError as TaskSourceError
+    from harbor_gym.errors import TaskUnsupportedError as TaskUnsupportedError
+    from harbor_gym.errors import TerminalError as TerminalError
+    from harbor_gym.errors import TerminalStartError as TerminalStartError
+    from harbor_gym.errors import UsageError as UsageError
+    from harbor_gym.errors import VerifierError as VerifierError
+    from harbor_gym.errors import VerifierOutOfMemoryError as VerifierOutOfMemoryError
+    from harbor_gym.pool import WarmPool as WarmPool
+    from harbor_gym.rollout import run_episode as run_episode
+    from harbor_gym.rollout import run_with_retries as run_with_retries
+    from harbor_gym.sequences import flatten as flatten
+    from harbor_gym.sequences import merge as merge
+    from harbor_gym.tokens import TokenTerminalEnv as TokenTerminalEnv
+    from harbor_gym.types import ActionFormat as ActionFormat
+    from harbor_gym.types import ChatCodec as ChatCodec
+    from harbor_gym.types import ChatMessage as ChatMessage
+    from harbor_gym.types import Command as Command
+    from harbor_gym.types import EndReason as EndReason
+    from harbor_gym.types import EpisodeInfo as EpisodeInfo
+    from harbor_gym.types import Rollout as Rollout
+    from harbor_gym.types import Sample as Sample
+    from harbor_gym.types import Sampler as Sampler
+    from harbor_gym.types import StepResult as StepResult
+    from harbor_gym.types import StopReason as StopReason
+    from harbor_gym.types import TokenSequence as TokenSequence
+    from harbor_gym.types import TokenStep as TokenStep
+    from harbor_gym.types import TokenTransition as TokenTransition
+    from harbor_gym.types import Transcript as Transcript
+    from harbor_gym.types import Turn as Turn
+    from harbor_gym.wrappers import TerminalEnvWrapper as TerminalEnvWrapper
 
-__all__ = [
-    "ActionFormat",
-    "AgentFailedError",
-    "AsyncTerminalGymEnv",
-    "BudgetSpentError",
-    "ChatCodec",
-    "ChatMessage",
-    "Command",
-    "ContextOverflowError",
-    "EndReason",
-    "EpisodeInfo",
-    "HFCodec",
-    "HarborGymError",
-    "MissingDependencyError",
-    "PoolLimits",
-    "Rollout",
-    "Sample",
-    "Sampler",
-    "SamplerError",
-    "SandboxError",
-    "SandboxLostError",
-    "SandboxMemoryError",
-    "SandboxStartError",
-    "SandboxThrottledError",
-    "SandboxTimeoutError",
-    "StepResult",
-    "StopReason",
-    "TaskError",
-    "TaskSourceError",
-    "TaskUnsupportedError",
-    "TerminalConfig",
-    "TerminalEnvConfig",
-    "TerminalEnvWrapper",
-    "TerminalError",
-    "TerminalStartError",
-    "TokenSequence",
-    "TokenStep",
-    "TokenTerminalEnv",
-    "TokenTransition",
-    "Transcript",
-    "Turn",
-    "UsageError",
-    "VerifierError",
-    "VerifierOutOfMemoryError",
-    "WarmPool",
-    "__version__",
-    "flatten",
-    "merge",
-    "run_episode",
-    "run_with_retries",
-]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "codecs": ("HFCodec",),
-        "config": ("PoolLimits", "TerminalConfig", "TerminalEnvConfig"),
-        "env": ("AsyncTerminalGymEnv",),
-        "errors": (
-            "AgentFailedError",
-            "BudgetSpentError",
-            "ContextOverflowError",
-            "HarborGymError",
-            "MissingDependencyError",
-            "SamplerError",
-            "SandboxError",
-            "SandboxLostError",
-            "SandboxMemoryError",
-            "SandboxStartError",
-            "SandboxThrottledError",
-            "SandboxTimeoutError",
-            "TaskError",
-            "TaskSourceError",
-            "TaskUnsupportedError",
-            "TerminalError",
-            "TerminalStartError",
-            "UsageError",
-            "VerifierError",
-            "VerifierOutOfMemoryError",
-        ),
-        "pool": ("WarmPool",),
-        "rollout": ("run_episode", "run_with_retries"),
-        "sequences": ("flatten", "merge"),
-        "tokens": ("TokenTerminalEnv", "Transcript"),
-        "types": (
-            "ActionFormat",
-            "ChatCodec",
-            "ChatMessage",
-            "Command",
-            "EndReason",
-            "EpisodeInfo",
-            "Rollout",
-            "Sample",
-            "Sampler",
-            "StepResult",
-            "StopReason",
-            "TokenSequence",
-            "TokenStep",
-            "TokenTransition",
-            "Turn",
-        ),
-        "wrappers": ("TerminalEnvWrapper",),
-    },
-)
+__getattr__, __dir__ = lazy_names(__name__, __file__, also=("__version__",))
 
 
 register()

@@ -1,26 +1,27 @@
-"""The environment: order of calls, budgets, outcomes. Terminal and trial are other rooms' work."""
+"""The environment: order of calls, budgets, outcomes. The terminal and the trial are other packages' work."""
 
 import asyncio
-import contextlib
 import time
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import TerminalEnvConfig, require_fields_of_own_loop
+from harbor_gym.episode.budgets import EpisodeBudgets
 from harbor_gym.episode.grading.account import RewardAccount, step_share
 from harbor_gym.episode.grading.rewards import reward_function
 from harbor_gym.episode.guarded_turn import PATIENCE_SEC, longest_wait_sec, take_turn
-from harbor_gym.episode.prepared import PreparedEpisode, open_phase_terminal
+from harbor_gym.episode.prepared import PreparedEpisode
 from harbor_gym.episode.trajectory import Trajectory
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.parsed import ParsedAction
 from harbor_gym.pool import WarmPool
-from harbor_gym.sandboxes import image_substitutions, shares_setup
+from harbor_gym.sandboxes import shares_setup
 from harbor_gym.terminal import Screen, Terminal, TerminalTurn
 from harbor_gym.terminal.recording import CastRecorder
 from harbor_gym.types import Command, EndReason, EpisodeInfo, StepResult
@@ -34,6 +35,21 @@ Action = str | Sequence[Command | tuple[str, float]]
 
 
 _POLICYS_END = (EndReason.COMPLETED, EndReason.NO_TOOL_CALL)
+
+
+@dataclass
+class _Running:
+    """What lives one episode."""
+
+    prepared: PreparedEpisode
+    """The trial, with the phase that it is in and its terminal."""
+
+    account: RewardAccount
+    started: float = field(default_factory=time.monotonic)
+    step_rewards: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    confirmation_pending: bool = False
+    recorder: CastRecorder | None = None
+    trajectory: Trajectory | None = None
 
 
 class _State(StrEnum):
@@ -65,38 +81,23 @@ class AsyncTerminalGymEnv:
     """
 
     def __init__(self, config: TerminalEnvConfig, *, pool: WarmPool | None = None) -> None:
+        require_fields_of_own_loop(config)
         if pool is not None:
             pool.require_fit(config)
         self.config = config
         self._choose_reward = reward_function(config.reward_key, config.reward_function)
-        self._reward_account = RewardAccount(self._choose_reward)
-        self._step_rewards: list[dict[str, float]] = []
         self._pool = pool
-        self._prepared: PreparedEpisode | None = None
         self._state = _State.IDLE
-        self._episode: Episode | None = None
-        self._terminal: Terminal | None = None
-        self._phase: AgentPhase | None = None
-        self._turn = 0
-        self._parse_failures = 0
-        self._confirmation_pending = False
-        self._terminal_sec = 0.0
-        self._time_limit_sec: float | None = None
-        self._limited_from_sec = 0.0
-        self._recorder: CastRecorder | None = None
-        self._trajectory: Trajectory | None = None
-        self._started = 0.0
+        self._budgets = EpisodeBudgets(config)
+        self._running: _Running | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.screen: Screen | None = None
         """The screen after the last turn, where the configuration sets ``capture_screen``; it outlives the episode."""
 
     @property
     def remaining(self) -> tuple[float, float]:
-        """What is left of the turns and of the terminal time, as fractions in [0, 1]; 1 where there is no limit."""
-        limits = (self.config.max_turns, self._time_limit_sec)
-        spent = (self._turn, self._terminal_sec - self._limited_from_sec)
-        turns, seconds = (1.0 if n is None else max(0.0, 1 - used / n) for n, used in zip(limits, spent, strict=True))
-        return turns, seconds
+        """Return the rest of the turns and of the terminal time, as fractions in [0, 1]; 1 where there is no limit."""
+        return self._budgets.remaining
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -169,15 +170,15 @@ class AsyncTerminalGymEnv:
         from harbor_gym.episode.side_command import run_side_command
 
         self._require(_State.READY, doing="exec")
-        assert self._phase is not None
+        phase = self._episode_at_hand.prepared.phase
         self._state = _State.STEPPING
         try:
-            result = await run_side_command(self._phase, command, timeout_sec=timeout_sec)
+            result = await run_side_command(phase, command, timeout_sec=timeout_sec)
         except BaseException as exc:
             await self._explain(exc)
             await self._fail()
             raise
-        self._terminal_sec += result.duration_sec
+        self._budgets.terminal_sec += result.duration_sec
         self._become(_State.READY)
         return result
 
@@ -201,28 +202,27 @@ class AsyncTerminalGymEnv:
         await self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_episode", None) is not None:
+        if getattr(self, "_running", None) is not None:
             warnings.warn(f"{self!r} was never closed: its sandbox may still run", ResourceWarning, stacklevel=1)
 
     # -- one episode ---------------------------------------------------------------------------------------------
 
     async def _start(self) -> tuple[str, EpisodeInfo]:
-        prepared, metrics = await self._prepare()
-        self._turn = self._parse_failures = 0
-        self._terminal_sec = 0.0
-        share = step_share(prepared.task) if self.config.step_rewards else 0.0
-        self._reward_account = RewardAccount(self._choose_reward, self.config.zero_reward_on_limit, share)
-        self._step_rewards = []
-        self._limit_time(prepared.phase)
-        self._started = time.monotonic()
+        running, metrics = await self._prepare()
+        prepared = running.prepared
+        running.started = time.monotonic()
+        running.account.step_share = step_share(prepared.task) if self.config.step_rewards else 0.0
+        self._budgets = EpisodeBudgets(self.config)
+        self._budgets.enter_phase(prepared.phase.timeout_sec)
         if (path := self._recording_path(prepared.episode)) is not None:
-            await asyncio.to_thread(self._start_recording, path, prepared.task.name)
+            running.recorder = await asyncio.to_thread(self._open_recording, path, prepared.task.name)
+            if self._running is not running:
+                running.recorder.close()  # close() came meanwhile, and there was none yet
         if self.config.trials_dir is not None:
-            self._trajectory = Trajectory(sandbox=self.config.sandbox, action_format=self.config.action_format)
+            running.trajectory = Trajectory(sandbox=self.config.sandbox, action_format=self.config.action_format)
         turn = await prepared.look()
-        self._prepared, self._episode, self._terminal = None, prepared.episode, prepared.terminal
         await self._look(prepared.terminal)
-        info = self._show(prepared.phase, turn)
+        info = self._show(running, turn)
         info["task"] = prepared.task.name
         if self.config.setup_command is not None:
             is_shared = shares_setup(self.config.sandbox, prepared.phase.environment)
@@ -231,40 +231,41 @@ class AsyncTerminalGymEnv:
         info["metrics"]["time/terminal_open_sec"] = prepared.terminal_open_sec
         return turn.text, info
 
-    async def _prepare(self) -> tuple[PreparedEpisode, dict[str, float]]:
+    async def _prepare(self) -> tuple[_Running, dict[str, float]]:
         """Return an episode with its terminal open, and metrics of where it came from."""
         if self._pool is None:
             # Known here before it starts, so that a close() meanwhile can stop it.
-            prepared = self._prepared = PreparedEpisode(self.config)
-            await prepared.prepare()
-            return prepared, {}
+            running = self._running = self._run(PreparedEpisode(self.config))
+            await running.prepared.prepare()
+            return running, {}
         lease = await self._pool.lease()
-        self._prepared = lease.prepared
+        running = self._running = self._run(lease.prepared)
         if self._state is _State.CLOSED:
             raise UsageError("the environment was closed while it waited for a sandbox")
-        return lease.prepared, {"pool/hit": float(lease.hit), "pool/wait_sec": lease.wait_sec}
+        return running, {"pool/hit": float(lease.hit), "pool/wait_sec": lease.wait_sec}
 
-    async def _open_phase(self, phase: "AgentPhase") -> tuple[str, EpisodeInfo]:
+    def _run(self, prepared: PreparedEpisode) -> _Running:
+        return _Running(prepared, RewardAccount(self._choose_reward, self.config.zero_reward_on_limit))
+
+    async def _enter_phase(self, running: _Running, phase: "AgentPhase") -> tuple[str, EpisodeInfo]:
         """Open a terminal in the phase's sandbox; return its screen."""
         started = time.monotonic()
-        self._limit_time(phase)
-        self._terminal = await open_phase_terminal(phase, self.config)
-        turn = await self._terminal.run([])
-        await self._look(self._terminal)
-        info = self._show(phase, turn)
+        self._budgets.enter_phase(phase.timeout_sec)
+        turn = await running.prepared.enter_phase(phase)
+        await self._look(running.prepared.terminal)
+        info = self._show(running, turn)
         info["metrics"]["time/terminal_open_sec"] = time.monotonic() - started
         return turn.text, info
 
-    def _show(self, phase: "AgentPhase", turn: TerminalTurn) -> EpisodeInfo:
-        self._phase, self._confirmation_pending = phase, False
-        self._record("", turn)
-        if self._trajectory is not None:
-            self._trajectory.open_phase(phase.instruction, turn.text)
+    def _show(self, running: _Running, turn: TerminalTurn) -> EpisodeInfo:
+        phase, running.confirmation_pending = running.prepared.phase, False
+        self._record(running, "", turn)
+        if running.trajectory is not None:
+            running.trajectory.open_phase(phase.instruction, turn.text)
         info = EpisodeInfo(
             instruction=phase.instruction,
             sandbox=self.config.sandbox,
-            image_substitutions=image_substitutions(phase.environment),
-            turn=self._turn,
+            turn=self._budgets.turns,
             transport=turn.transport,
             metrics={},
         )
@@ -275,31 +276,28 @@ class AsyncTerminalGymEnv:
         return info
 
     async def _step(self, parsed: ParsedAction, message: str) -> StepResult:
-        assert self._terminal is not None
-        language = self.config.action_format
-        self._turn += 1
-        info = EpisodeInfo(turn=self._turn, parse_error=parsed.error, metrics={})
+        running, budgets, language = self._episode_at_hand, self._budgets, self.config.action_format
+        budgets.turns += 1
+        info = EpisodeInfo(turn=budgets.turns, parse_error=parsed.error, metrics={})
+        reason = budgets.note_parsing(is_failed=parsed.error is not None)
         if parsed.error is not None:
-            self._parse_failures += 1
             observation = prompts.parse_error(parsed.error, parsed.warning, language)
-            reason = self._parse_failures_exhausted()
         else:
-            self._parse_failures = 0
-            turn = await self._take_turn(self._terminal, parsed.commands)
+            turn = await self._take_turn(running.prepared, parsed.commands)
             self._account(turn, info)
-            self._record("".join(command.keystrokes for command in parsed.commands), turn)
+            self._record(running, "".join(command.keystrokes for command in parsed.commands), turn)
             observation, reason = turn.text, EndReason.SESSION_ENDED if turn.ended else None
             if parsed.task_complete:
-                reason = self._declared_complete() or reason
+                reason = self._declared_complete(running) or reason
                 if reason is None:
                     observation = prompts.confirmation_request(observation, language)
             else:
-                self._confirmation_pending = False
+                running.confirmation_pending = False
                 observation = prompts.with_warning(parsed.warning, observation)
-        info["confirmation_pending"] = self._confirmation_pending
-        if self._trajectory is not None:
-            self._trajectory.turn(message, parsed.commands, observation, info)
-        reason = reason or self._exhausted_budget()
+        info["confirmation_pending"] = running.confirmation_pending
+        if running.trajectory is not None:
+            running.trajectory.turn(message, parsed.commands, observation, info)
+        reason = reason or budgets.exhausted()
         if reason is None:
             return StepResult(observation, 0.0, False, info)
         # The task's own limit is each step's, and Harbor goes on to the next one; ours is the episode's.
@@ -307,14 +305,13 @@ class AsyncTerminalGymEnv:
         is_last = reason is not EndReason.COMPLETED and not is_the_steps
         return await self._end_phase(reason, observation, info, is_last=is_last)
 
-    async def _take_turn(self, terminal: Terminal, commands: Sequence[Command]) -> TerminalTurn:
-        episode, config = self._episode, self.config.terminal
-        assert episode is not None
+    async def _take_turn(self, prepared: PreparedEpisode, commands: Sequence[Command]) -> TerminalTurn:
+        episode, terminal, config = prepared.episode, prepared.terminal, self.config.terminal
         turn = await take_turn(
             terminal,
             commands,
             late_sec=longest_wait_sec(commands, config) + PATIENCE_SEC,
-            find_breakage=lambda nonsense: episode.find_breakage(terminal.leavings, answers_nonsense=nonsense),
+            find_breakage=lambda nonsense: episode.find_breakage(terminal.leftovers, answers_nonsense=nonsense),
         )
         if not turn.ended:
             await self._look(terminal)
@@ -363,7 +360,7 @@ class AsyncTerminalGymEnv:
         return await self._end(reason, is_last=False, doing="finish")
 
     async def _end(self, reason: EndReason, *, is_last: bool, doing: str) -> StepResult:
-        info = EpisodeInfo(turn=self._turn, metrics={})
+        info = EpisodeInfo(turn=self._budgets.turns, metrics={})
         return await self._transition(doing, lambda: self._end_phase(reason, "", info, is_last=is_last))
 
     async def _transition(self, doing: str, work: Callable[[], Awaitable[StepResult]]) -> StepResult:
@@ -382,24 +379,24 @@ class AsyncTerminalGymEnv:
 
     async def _end_phase(self, reason: EndReason, observation: str, info: EpisodeInfo, *, is_last: bool) -> StepResult:
         """Run the verifier on what the policy left; continue with a multi-step task's next step if there is one."""
-        assert self._episode is not None
-        keep, leavings = self._keeps_processes(self._episode), None
-        if self._terminal is not None:
-            await self._terminal.detach()
-            leavings = self._terminal.leavings
-        end = await self._episode.end_phase(keep_processes=keep, is_last=is_last, terminal=leavings)
+        running = self._episode_at_hand
+        episode, terminal, account = running.prepared.episode, running.prepared.terminal, running.account
+        await terminal.detach()
+        end = await episode.end_phase(
+            keep_processes=self._keeps_processes(episode), is_last=is_last, terminal=terminal.leftovers
+        )
         if end.verifier is not None:
             info["verifier_output"], info["verifier_files"] = end.verifier.output, dict(end.verifier.files)
         info["metrics"]["time/verifier_sec"] = end.verifier_sec
         info["metrics"]["stopped_processes"] = end.stopped_processes
         if end.oom_kills is not None:
             info["metrics"]["oom_kills"] = end.oom_kills
-        if self._episode.step_names:
-            self._step_rewards.append(dict(end.rewards))
-            info["step_rewards"] = tuple(self._step_rewards)
+        if episode.step_names:
+            running.step_rewards.append(dict(end.rewards))
+            info["step_rewards"] = tuple(running.step_rewards)
         if end.next_phase is not None:
-            pay = self._reward_account.pay_step(end.rewards)
-            screen, entered = await self._open_phase(end.next_phase)
+            pay = account.pay_step(end.rewards)
+            screen, entered = await self._enter_phase(running, end.next_phase)
             entered["metrics"] = {**info["metrics"], **entered["metrics"]}
             merged: EpisodeInfo = {**info, **entered}
             return StepResult(prompts.next_step(end.next_phase.instruction, screen), pay, False, merged)
@@ -408,22 +405,21 @@ class AsyncTerminalGymEnv:
         elif end.is_gated and reason in _POLICYS_END:
             reason = EndReason.STEP_GATE
         info["rewards"] = dict(end.episode_rewards)
-        info["episode_reward"] = reward = self._reward_account.settle(end.episode_rewards, reason)
-        if self._reward_account.is_capped(reason):
+        info["episode_reward"] = reward = account.settle(end.episode_rewards, reason)
+        if account.is_capped(reason):
             info["metrics"]["zero_reward_on_limit"] = 1.0
-        await self._conclude(reason, info)
-        return StepResult(observation, reward - self._reward_account.paid, True, info)
+        await self._conclude(running, reason, info)
+        return StepResult(observation, reward - account.paid, True, info)
 
-    async def _conclude(self, reason: EndReason, info: EpisodeInfo) -> None:
-        assert self._episode is not None
+    async def _conclude(self, running: _Running, reason: EndReason, info: EpisodeInfo) -> None:
+        episode = running.prepared.episode
         info["end_reason"] = reason
         info["truncated"] = reason.is_truncation
-        info["missing_protections"] = self._episode.missing_protections
-        info["trial_dir"] = self._episode.trial_dir if self.config.trials_dir is not None else None
-        info["metrics"]["time/terminal_sec"] = self._terminal_sec
-        trajectory, self._trajectory = self._trajectory, None
-        if trajectory is not None and info["trial_dir"] is not None:
-            await asyncio.to_thread(trajectory.write, info["trial_dir"], info, self._episode.step_names)
+        info["missing_protections"] = episode.missing_protections
+        info["trial_dir"] = episode.trial_dir if self.config.trials_dir is not None else None
+        info["metrics"]["time/terminal_sec"] = self._budgets.terminal_sec
+        if running.trajectory is not None and info["trial_dir"] is not None:
+            await asyncio.to_thread(running.trajectory.write, info["trial_dir"], info, episode.step_names)
         await self._release()
 
     def _keeps_processes(self, episode: "Episode") -> bool:
@@ -432,22 +428,22 @@ class AsyncTerminalGymEnv:
 
     async def _explain(self, error: BaseException) -> None:
         """Put what the trial has left on an infrastructure failure, while it is still there."""
-        if isinstance(error, HarborGymError) and error.is_infrastructure and self._episode is not None:
-            await self._episode.explain(error)
+        if isinstance(error, HarborGymError) and error.is_infrastructure and self._running is not None:
+            await self._running.prepared.episode.explain(error)
 
     def _recording_path(self, episode: "Episode") -> Path | None:
         # Not into the trial's agent folder: a sandbox may mount that, and the policy could turn the file into a link.
         kept = episode.trial_dir / "recording.cast" if self.config.trials_dir and episode.trial_dir else None
         return self.config.recording_path or kept
 
-    def _start_recording(self, path: Path, task_name: str) -> None:
+    def _open_recording(self, path: Path, task_name: str) -> CastRecorder:
         terminal = self.config.terminal
-        self._recorder = CastRecorder(path, columns=terminal.columns, rows=terminal.rows, title=task_name)
+        return CastRecorder(path, columns=terminal.columns, rows=terminal.rows, title=task_name)
 
-    def _record(self, keystrokes: str, turn: TerminalTurn) -> None:
-        if self._recorder is not None:
-            at_sec = time.monotonic() - self._started
-            self._recorder.turn(self._turn, keystrokes, turn.text, at_sec, shown=turn.shown)
+    def _record(self, running: _Running, keystrokes: str, turn: TerminalTurn) -> None:
+        if running.recorder is not None:
+            at_sec = time.monotonic() - running.started
+            running.recorder.turn(self._budgets.turns, keystrokes, turn.text, at_sec, shown=turn.shown)
 
     # -- small decisions -----------------------------------------------------------------------------------------
 
@@ -456,39 +452,25 @@ class AsyncTerminalGymEnv:
             self.screen = await terminal.screen() or self.screen
 
     def _account(self, turn: TerminalTurn, info: EpisodeInfo) -> None:
-        self._terminal_sec += turn.duration_sec
+        self._budgets.terminal_sec += turn.duration_sec
         info["exit_code"] = turn.exit_code
         info["waits"] = turn.waits
         info["transport"] = turn.transport
         info["omitted_bytes"] = turn.omitted_bytes
         info["metrics"]["time/step_sec"] = turn.duration_sec
 
-    def _declared_complete(self) -> EndReason | None:
+    def _declared_complete(self, running: _Running) -> EndReason | None:
         """Take note of ``task_complete``: the first asks for confirmation, the second in a row ends."""
-        if self._confirmation_pending or not self.config.confirm_task_complete:
-            self._confirmation_pending = False
-            return EndReason.COMPLETED
-        self._confirmation_pending = True
-        return None
-
-    def _parse_failures_exhausted(self) -> EndReason | None:
-        limit = self.config.max_consecutive_parse_failures
-        return EndReason.PARSE_FAILURES if limit is not None and self._parse_failures >= limit else None
-
-    def _limit_time(self, phase: "AgentPhase") -> None:
-        own = self.config.time_limit_sec
-        self._time_limit_sec = phase.timeout_sec if own is None else own
-        self._limited_from_sec = self._terminal_sec if own is None else 0.0
-
-    def _exhausted_budget(self) -> EndReason | None:
-        if self.config.max_turns is not None and self._turn >= self.config.max_turns:
-            return EndReason.MAX_TURNS
-        spent_sec = self._terminal_sec - self._limited_from_sec
-        if self._time_limit_sec is not None and spent_sec >= self._time_limit_sec:
-            return EndReason.TIME_LIMIT
-        return None
+        is_confirmed = running.confirmation_pending or not self.config.confirm_task_complete
+        running.confirmation_pending = not is_confirmed
+        return EndReason.COMPLETED if is_confirmed else None
 
     # -- life cycle ----------------------------------------------------------------------------------------------
+
+    @property
+    def _episode_at_hand(self) -> _Running:
+        assert self._running is not None
+        return self._running
 
     def _require(self, *states: _State, doing: str) -> None:
         if self._state in states:
@@ -526,20 +508,10 @@ class AsyncTerminalGymEnv:
             warnings.warn(f"after a failed episode: {exc}", ResourceWarning, stacklevel=2)
 
     async def _release(self) -> None:
-        episode, self._episode = self._episode, None
-        terminal, self._terminal, self._phase = self._terminal, None, None
-        prepared, self._prepared = self._prepared, None
-        recorder, self._recorder = self._recorder, None
-        if recorder is not None:
-            recorder.close()
-        try:
-            # A closed loop has taken the terminal's channel with it, and cancelled the trial, which stops its sandbox.
-            if terminal is not None and not (self._loop is not None and self._loop.is_closed()):
-                # Its channel is a process of this machine. What it runs in the sandbox ends with that in any case.
-                with contextlib.suppress(HarborGymError):
-                    await terminal.detach()
-        finally:
-            if episode is not None:
-                await episode.close()
-            if prepared is not None:
-                await prepared.close()
+        running, self._running = self._running, None
+        if running is None:
+            return
+        if running.recorder is not None:
+            running.recorder.close()
+        # A closed loop has taken the terminal's channel with it, and cancelled the trial, which stops its sandbox.
+        await running.prepared.close(has_channel=self._loop is None or not self._loop.is_closed())

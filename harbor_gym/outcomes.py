@@ -1,4 +1,4 @@
-"""What becomes of an episode that failed: one word for it, whether to mask it, and whether and when to run it again.
+"""The outcome of a failed episode: one word for it, whether to mask it, and whether and when to run it again.
 
 ==========================  ====================  =========  ======
 error                       failure_kind          retryable  masked
@@ -56,6 +56,10 @@ any other                                   if broken, the policy's         infr
 *If broken*: something shows what the policy did. A shell or the tests' interpreter does not run, the verifier's user
 can't run a command or write its verdict, or the storage was full. *Ambiguous*: the policy may have caused it, and the
 task as well; ``TerminalEnvConfig.ambiguous_failures`` decides, and by default it is the policy's.
+
+Harbor grades after most exceptions of an agent. The verdict counts beside an agent's own ends (a non-zero exit, its
+time-out, the model's context or output length, a refusal). Beside any other recorded exception, of the trial or of a
+step, and beside a non-zero exit whose last request got no answer, the episode is an ``AgentFailedError``.
 
 ``ContextOverflowError`` and ``BudgetSpentError`` are no failure where a loop meets them: the episode ends truncated,
 and is verified. A subclass of these errors has its base's row. Adapters report ``failure_kind`` under whatever name
@@ -133,6 +137,21 @@ def classify(error: BaseException) -> Failure:
     return _UNEXPECTED
 
 
+def error_name(error: BaseException) -> str:
+    """Return the name of an error's class in the table: a private subclass is shown as its base.
+
+    Args:
+        error: Anything that an episode raised.
+    """
+    kinds = type(error).__mro__
+    return next((kind for kind in kinds if kind in _KINDS), kinds[0]).__name__
+
+
+def describe(error: BaseException) -> str:
+    """Return an error's text behind its name, see :func:`error_name`."""
+    return f"{error_name(error)}: {error}"
+
+
 def pause_sec(error: BaseException, attempt: int) -> float:
     """Return how long to wait before an episode runs again, in seconds.
 
@@ -151,19 +170,20 @@ def pause_sec(error: BaseException, attempt: int) -> float:
 
 
 class RetryBudget:
-    """How many more attempts may follow failed ones; of one episode, or shared by a group.
+    """The number of attempts that may follow failed ones; of one episode, or shared by a group.
 
     Args:
         max_retries: Attempts that may follow a failed one, altogether; 0 allows none.
+        warns: Log each loss as a warning. An evaluation prints a line about each episode itself.
 
     Raises:
         UsageError: ``max_retries`` is negative.
     """
 
-    def __init__(self, max_retries: int) -> None:
+    def __init__(self, max_retries: int, *, warns: bool = True) -> None:
         if max_retries < 0:
             raise UsageError(f"max_retries must be at least 0, got {max_retries}")
-        self._left = max_retries
+        self._left, self._lost_level = max_retries, logging.WARNING if warns else logging.INFO
 
     async def run[T](self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return what an attempt returns, the first that does not fail; raise the error that no retry follows."""
@@ -182,12 +202,13 @@ class RetryBudget:
             error: What ended the attempt; the caller knows that it is retryable.
             attempt: The attempt's number, from 0.
         """
-        summary = f"{type(error).__name__}: {error}"
+        summary = describe(error)
         if self._left == 0:
-            logger.warning("an episode was lost: %s", summary)
+            logger.log(self._lost_level, "an episode was lost: %s", summary)
             return False
         self._left -= 1
         pause = pause_sec(error, attempt)
-        logger.warning("an episode was lost and runs again in a fresh sandbox in %.3g s: %s", pause, summary)
+        when = f" in {pause:.3g} s" if pause else ""
+        logger.info("an episode was lost and runs again in a fresh sandbox%s: %s", when, summary)
         await asyncio.sleep(pause)
         return True

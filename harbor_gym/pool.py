@@ -1,4 +1,4 @@
-"""Sandboxes that are ready before they are asked for."""
+"""A pool of sandboxes that are ready before they are asked for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Lease:
 
 @dataclass(slots=True)
 class PoolCounts:
-    """What a pool has done so far. Every prepared sandbox is ready, leased or discarded; any other is leaked."""
+    """A pool's counts so far. Every prepared sandbox is ready, leased or discarded; any other is leaked."""
 
     hits: int = 0
     misses: int = 0

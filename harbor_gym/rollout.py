@@ -5,11 +5,9 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from harbor_gym.errors import BudgetSpentError, HarborGymError
-from harbor_gym.outcomes import RetryBudget
+from harbor_gym.outcomes import RetryBudget, classify
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.types import EndReason, Rollout, Sample, Sampler, TokenTransition
-
-__all__ = ["Rollout", "Sample", "Sampler", "TokenTransition", "run_episode", "run_with_retries"]
 
 
 @runtime_checkable
@@ -23,6 +21,14 @@ class KnowsContext(Protocol):
     async def context_tokens(self) -> int | None:
         """Return the window in tokens; None where the engine does not tell."""
         ...
+
+
+async def context_tokens_of(sample: Sampler) -> int | None:
+    """Return the context window in tokens of a sampler's engine; None where it does not tell.
+
+    A sampler around another one asks this of the inner one, or the episode would not know of the window.
+    """
+    return await sample.context_tokens() if isinstance(sample, KnowsContext) else None
 
 
 async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
@@ -43,8 +49,7 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
     """
     transitions: list[TokenTransition] = []
     try:
-        if isinstance(sample, KnowsContext):
-            env.limit_context(await sample.context_tokens())
+        env.limit_context(await context_tokens_of(sample))
         step = await env.reset()
         while not step.done:
             prompt = step.observation
@@ -59,16 +64,10 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
     except HarborGymError as exc:
         if not exc.is_infrastructure:
             raise
-        return Rollout(transitions, EndReason.INFRASTRUCTURE_ERROR, None, exc)
+        return Rollout.lost(exc, transitions=transitions, transcript=env.transcript)
     finally:
         await env.close()
-    return Rollout(
-        transitions,
-        step.info.get("end_reason", EndReason.COMPLETED),
-        env.transcript.reward,
-        rewards=step.info.get("rewards", {}),
-        step_rewards=step.info.get("step_rewards", ()),
-    )
+    return Rollout.ended(step.info, env.transcript.reward, transitions=transitions, transcript=env.transcript)
 
 
 async def run_with_retries(
@@ -96,3 +95,8 @@ async def run_with_retries(
         if rollout.error is None or not await budget.allows(rollout.error, len(failed)):
             return replace(rollout, failed_attempts=tuple(failed))
         failed.append(rollout.error)
+
+
+def end_word(rollout: Rollout) -> str:
+    """Return why an episode ended, in one word; of a lost one its ``failure_kind`` (:mod:`harbor_gym.outcomes`)."""
+    return rollout.end_reason.value if rollout.error is None else classify(rollout.error).failure_kind

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from harbor_gym.errors import UsageError
 from harbor_gym.types import Rollout, Sample, TokenSequence, TokenTransition
@@ -18,15 +19,15 @@ def flatten(rollout: Rollout) -> TokenSequence:
     Raises:
         UsageError: A prompt does not begin with the last prompt and its sample, token by token.
     """
-    sequence = _Growing()
+    sequence = SequenceBuilder()
     for number, transition in enumerate(rollout.transitions, start=1):
         if number > 1 and not sequence.is_extended_by(transition.prompt):
             raise UsageError(
                 f"the prompt of turn {number} does not extend turn {number - 1} token by token: they differ at token "
                 f"{sequence.first_difference(transition.prompt)}; use merge for such turns"
             )
-        sequence.add(transition.prompt, transition.sample)
-    return sequence.as_sequence()
+        sequence.extend(transition.prompt, transition.sample, call=number - 1)
+    return sequence.build()
 
 
 def merge(turns: Iterable[TokenTransition | tuple[Sequence[int], Sample]]) -> list[TokenSequence]:
@@ -39,15 +40,15 @@ def merge(turns: Iterable[TokenTransition | tuple[Sequence[int], Sample]]) -> li
     Args:
         turns: Prompts and their samples, in the order of the calls.
     """
-    growing: list[_Growing] = []
-    for turn in turns:
+    growing: list[SequenceBuilder] = []
+    for index, turn in enumerate(turns):
         prompt, sample = turn if isinstance(turn, tuple) else (turn.prompt, turn.sample)
         sequence = next((item for item in reversed(growing) if item.is_extended_by(prompt)), None)
         if sequence is None:
-            sequence = _Growing()
+            sequence = SequenceBuilder()
             growing.append(sequence)
-        sequence.add(prompt, sample)
-    return [sequence.as_sequence() for sequence in growing]
+        sequence.extend(prompt, sample, call=index)
+    return [sequence.build() for sequence in growing]
 
 
 def split(sequence: TokenSequence) -> list[TokenSequence]:
@@ -56,7 +57,7 @@ def split(sequence: TokenSequence) -> list[TokenSequence]:
     Args:
         sequence: Made by :func:`flatten` or :func:`merge`. Something was shown between any two of its messages.
     """
-    tokens, place = [*sequence.prompt, *sequence.completion], 0
+    tokens, place = sequence.token_ids, 0
     turns: list[TokenSequence] = []
     for is_sampled, run in itertools.groupby(sequence.mask):
         length = len(list(run))
@@ -68,36 +69,57 @@ def split(sequence: TokenSequence) -> list[TokenSequence]:
     return turns
 
 
-class _Growing:
-    """A sequence to which turns are added."""
+class SequenceBuilder:
+    """A sequence to which calls are added. What is shown before the first sample is its prompt."""
 
     def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._prompt_length = 0
-        self._mask: list[int] = []
-        self._logprobs: list[float] = []
+        self._sequence = TokenSequence([], [], [], [])
+        self._calls: list[int] = []
 
     def is_extended_by(self, prompt: Sequence[int]) -> bool:
-        return len(prompt) >= len(self._tokens) and list(prompt[: len(self._tokens)]) == self._tokens
+        """Return whether a prompt begins with everything of this sequence."""
+        tokens = self._sequence.token_ids
+        return len(prompt) >= len(tokens) and list(prompt[: len(tokens)]) == tokens
 
     def first_difference(self, prompt: Sequence[int]) -> int:
-        pairs = enumerate(zip(self._tokens, prompt, strict=False))
-        return next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(self._tokens), len(prompt)))
+        """Return the place of the first token of a prompt that is not this sequence's."""
+        tokens = self._sequence.token_ids
+        pairs = enumerate(zip(tokens, prompt, strict=False))
+        return next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(tokens), len(prompt)))
 
-    def add(self, prompt: Sequence[int], sample: Sample) -> None:
-        sampled = list(sample.tokens)
-        logprobs = [math.nan] * len(sampled) if sample.logprobs is None else [float(item) for item in sample.logprobs]
-        if len(logprobs) != len(sampled):
-            raise UsageError(f"a sample of {len(sampled)} tokens has {len(logprobs)} log-probabilities")
-        added = list(prompt[len(self._tokens) :])
-        if not self._tokens:
-            self._prompt_length, shown = len(added), 0
-        else:
-            shown = len(added)
-        self._tokens += added + sampled
-        self._mask += [0] * shown + [1] * len(sampled)
-        self._logprobs += [0.0] * shown + logprobs
+    def extend(self, prompt: Sequence[int], sample: Sample, *, call: int) -> None:
+        """Add a call whose prompt begins with everything of this sequence."""
+        self.show(prompt[len(self._sequence.prompt) + len(self._sequence.completion) :])
+        self.add(sample.tokens, sample.logprobs, call=call)
 
-    def as_sequence(self) -> TokenSequence:
-        length = self._prompt_length
-        return TokenSequence(self._tokens[:length], self._tokens[length:], self._mask, self._logprobs)
+    def show(self, tokens: Sequence[int]) -> None:
+        """Add tokens that were not sampled here."""
+        if not self._calls:
+            self._sequence.prompt.extend(tokens)
+            return
+        self._sequence.completion.extend(tokens)
+        self._sequence.mask.extend([0] * len(tokens))
+        self._sequence.logprobs.extend([0.0] * len(tokens))
+
+    def add(self, sampled: Sequence[int], logprobs: Sequence[float] | None, *, call: int) -> None:
+        """Add the sampled tokens of a call.
+
+        Args:
+            sampled: Token ids.
+            logprobs: The log-probability of each, in nats; None where there are none.
+            call: The call's index, as :attr:`TokenSequence.calls` has it.
+
+        Raises:
+            UsageError: There are more or fewer log-probabilities than tokens.
+        """
+        known = [math.nan] * len(sampled) if logprobs is None else [float(item) for item in logprobs]
+        if len(known) != len(sampled):
+            raise UsageError(f"a sample of {len(sampled)} tokens has {len(known)} log-probabilities")
+        self._calls.append(call)
+        self._sequence.completion.extend(sampled)
+        self._sequence.mask.extend([1] * len(sampled))
+        self._sequence.logprobs.extend(known)
+
+    def build(self) -> TokenSequence:
+        """Return the sequence."""
+        return replace(self._sequence, calls=tuple(self._calls))

@@ -1,17 +1,15 @@
-"""The environment in tokens, for any training framework: what was sampled is never rendered or tokenised again."""
+"""The environment in tokens, for any training framework: sampled tokens are never rendered or tokenised again."""
 
 import asyncio
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, cast
 
 from harbor_gym.codecs import ComparesTemplate
 from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
 from harbor_gym.types import (
-    ActionFormat,
     ChatCodec,
     ChatMessage,
     EndReason,
@@ -19,28 +17,11 @@ from harbor_gym.types import (
     StepResult,
     StopReason,
     TokenStep,
+    Transcript,
     Turn,
 )
 
-__all__ = [
-    "ChatCodec",
-    "ChatMessage",
-    "MessageEnv",
-    "StopReason",
-    "TokenStep",
-    "TokenTerminalEnv",
-    "Transcript",
-    "Turn",
-]
-
-
-class MessageEnvConfig(Protocol):
-    """What is asked of an environment's configuration."""
-
-    @property
-    def action_format(self) -> ActionFormat:
-        """How messages are written. Known after ``reset`` at the latest."""
-        ...
+__all__ = ["MessageEnv", "TokenTerminalEnv"]
 
 
 class MessageEnv(Protocol):
@@ -50,8 +31,8 @@ class MessageEnv(Protocol):
     """
 
     @property
-    def config(self) -> MessageEnvConfig:
-        """Its configuration."""
+    def config(self) -> prompts.PromptConfig:
+        """Its configuration, known after ``reset`` at the latest."""
         ...
 
     async def reset(self) -> tuple[str, EpisodeInfo]:
@@ -69,35 +50,6 @@ class MessageEnv(Protocol):
     async def close(self) -> None:
         """End it in any state. Idempotent."""
         ...
-
-
-@dataclass
-class Transcript:
-    """An episode as text, growing turn by turn."""
-
-    turns: list[Turn] = field(default_factory=list)
-    final_observation: str = ""
-    started: float = field(default_factory=time.time)
-    """Seconds since the epoch."""
-
-    system_prompt: str = ""
-    start_info: EpisodeInfo | None = None
-    """What ``reset`` reported; None where it failed."""
-
-    cut: tuple[float, EpisodeInfo] | None = None
-    """Reward and info of an end that followed no answer: the next prompt did not fit."""
-
-    @property
-    def reward(self) -> float:
-        """What the episode's transitions were paid, in all."""
-        return math.fsum([*(turn.reward for turn in self.turns), self.cut[0] if self.cut is not None else 0.0])
-
-    @property
-    def last_info(self) -> EpisodeInfo | None:
-        """The last transition's info; None where there was none."""
-        if self.cut is not None:
-            return self.cut[1]
-        return self.turns[-1].info if self.turns else None
 
 
 class TokenTerminalEnv:
@@ -125,9 +77,7 @@ class TokenTerminalEnv:
         self._max_context_tokens = max_context_tokens
         self._prompt: list[int] = []
         self._shown = ""
-        self._lengths = 0, 0
         self._shown_at = 0.0
-        self._sampled: tuple[Sequence[float] | None, float] = None, 0.0
         self._off_template_turns = 0
 
     async def reset(self) -> TokenStep:
@@ -136,15 +86,13 @@ class TokenTerminalEnv:
         Raises:
             HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset` does.
         """
-        self.transcript = Transcript(system_prompt=prompts.system_prompt(self.env.config.action_format))
+        self.transcript = Transcript(system_prompt=prompts.system_message(self.env.config))
         screen, info = await self.env.reset()
-        self.transcript.start_info = info
+        opening = prompts.opening(self.env.config, info.get("instruction", ""), screen)
+        self.transcript.system_prompt, self.transcript.start_info = opening.system, info
         self._off_template_turns = 0
-        self._shown = prompts.first_message(info.get("instruction", ""), screen)
-        messages = [
-            ChatMessage(role="system", content=self.transcript.system_prompt),
-            ChatMessage(role="user", content=self._shown),
-        ]
+        self._shown = opening.first
+        messages = cast("list[ChatMessage]", opening.messages)
         self._prompt = await asyncio.to_thread(self._codec.prompt, messages)
         if not self._fits(self._prompt):
             return await self.truncate(EndReason.CONTEXT_OVERFLOW)
@@ -171,26 +119,27 @@ class TokenTerminalEnv:
         """
         if not self._prompt:
             raise UsageError("step can't be called before reset")
-        self._lengths = len(self._prompt), len(sampled)
-        self._sampled = logprobs, time.monotonic() - self._shown_at
+        thinking_sec = time.monotonic() - self._shown_at
         action = await asyncio.to_thread(self._codec.text, sampled)
-        if stop_reason == "length" and sampled:  # an answer without tokens was not cut: it says nothing
-            return self._record(action, await self._truncated(EndReason.MAX_TOKENS))
-        observation, reward, done, info = await self.env.step(action)
-        if done:
-            self.transcript.final_observation = observation
-            return self._record(action, TokenStep([], reward, True, info))
-        following = await asyncio.to_thread(self._continue, sampled, observation)
-        extended = [*self._prompt, *sampled, *following]
-        if not self._fits(extended):
-            self.transcript.final_observation = observation
-            ended = await self._truncated(EndReason.CONTEXT_OVERFLOW)
-            return self._record(action, _joined(reward, info, ended))
-        self._prompt = extended
-        result = self._record(action, TokenStep(list(extended), reward, False, info))
-        self._shown = observation
-        self._shown_at = time.monotonic()
-        return result
+        step, shown_next = await self._act(action, sampled, stop_reason)
+        if step.done and isinstance(self._codec, ComparesTemplate):
+            step.info["metrics"]["off_template_turns"] = self._off_template_turns
+        turn = Turn(
+            observation=self._shown,
+            action=action,
+            info=step.info,
+            reward=step.reward,
+            prompt_tokens=len(self._prompt),
+            sampled_tokens=len(sampled),
+            logprobs=logprobs,
+            thinking_sec=thinking_sec,
+        )
+        self.transcript.turns.append(turn)
+        if step.done:
+            self.transcript.final_observation = shown_next
+        else:
+            self._prompt, self._shown, self._shown_at = list(step.observation), shown_next, time.monotonic()
+        return step
 
     async def truncate(self, reason: EndReason) -> TokenStep:
         """End the episode because the last prompt gets no answer, and have it verified.
@@ -221,6 +170,19 @@ class TokenTerminalEnv:
         """Stop the sandbox. Idempotent, at any time."""
         await self.env.close()
 
+    async def _act(self, action: str, sampled: Sequence[int], stop_reason: StopReason) -> tuple[TokenStep, str]:
+        """Return what an answer led to, and the text that the environment showed for it."""
+        if stop_reason == "length" and sampled:  # an answer without tokens was not cut: it says nothing
+            return await self._truncated(EndReason.MAX_TOKENS), ""
+        observation, reward, done, info = await self.env.step(action)
+        if done:
+            return TokenStep([], reward, True, info), observation
+        following = await asyncio.to_thread(self._continue, sampled, observation)
+        extended = [*self._prompt, *sampled, *following]
+        if self._fits(extended):
+            return TokenStep(extended, reward, False, info), observation
+        return _joined(reward, info, await self._truncated(EndReason.CONTEXT_OVERFLOW)), observation
+
     def _continue(self, sampled: Sequence[int], observation: str) -> list[int]:
         if isinstance(self._codec, ComparesTemplate):
             self._off_template_turns += self._codec.is_off_template(sampled)
@@ -232,12 +194,6 @@ class TokenTerminalEnv:
     async def _truncated(self, reason: EndReason) -> TokenStep:
         _, reward, done, info = await self.env.truncate(reason)
         return TokenStep([], reward, done, info)
-
-    def _record(self, action: str, step: TokenStep) -> TokenStep:
-        if step.done and isinstance(self._codec, ComparesTemplate):
-            step.info["metrics"]["off_template_turns"] = self._off_template_turns
-        self.transcript.turns.append(Turn(self._shown, action, step.info, step.reward, *self._lengths, *self._sampled))
-        return step
 
 
 def _joined(reward: float, info: EpisodeInfo, ended: TokenStep) -> TokenStep:

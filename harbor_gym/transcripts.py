@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from harbor_gym._runtime.files import replace_text
-from harbor_gym.tokens import Transcript, Turn
-from harbor_gym.types import EpisodeInfo
+from harbor_gym.types import EpisodeInfo, Transcript, Turn
 
 TRANSCRIPT_FORMAT = 2
 """Version of the documents below."""
@@ -18,7 +17,7 @@ _KEPT_INFO = (
     *("parse_error", "exit_code", "waits", "omitted_bytes", "confirmation_pending", "metrics", "instruction"),
     *("rewards", "step_rewards", "verifier_output", "verifier_files"),
 )
-_KEPT_START = ("task", "sandbox", "instruction", "transport", "image_substitutions", "setup", "metrics")
+_KEPT_START = ("task", "sandbox", "instruction", "transport", "setup", "metrics")
 _LOGPROB_DIGITS = 4
 
 

@@ -2,15 +2,17 @@
 
 In the order in which an episode meets them: :class:`Command` and :class:`ActionFormat`, :class:`EpisodeInfo` and
 :class:`StepResult`, :class:`ChatMessage` and :class:`ChatCodec`, :class:`Sample`, :class:`TokenStep`, :class:`Turn`,
-:class:`TokenTransition`, :class:`EndReason`, :class:`Rollout`, :class:`TokenSequence`. Configuration objects are in
-:mod:`harbor_gym.config`, errors in :mod:`harbor_gym.errors`.
+:class:`TokenTransition`, :class:`EndReason`, :class:`TokenSequence`, :class:`Transcript`, :class:`Rollout`.
+Configuration objects are in :mod:`harbor_gym.config`, errors in :mod:`harbor_gym.errors`.
 """
 
+import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Required, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, Required, Self, TypedDict
 
 from harbor_gym.errors import HarborGymError
 
@@ -116,9 +118,6 @@ class EpisodeInfo(TypedDict, total=False):
 
     sandbox: str
     """The sandbox that runs the episode, as ``TerminalEnvConfig.sandbox`` names it."""
-
-    image_substitutions: tuple[str, ...]
-    """Base images that were not available and what stood in for them, one sentence each; empty is as it should be."""
 
     setup: str
     """After ``reset``, where there is a ``setup_command``: ``shared``, it ran once for all sandboxes of its image; or
@@ -323,34 +322,8 @@ class TokenTransition:
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """A finished episode. With an infrastructure error there is no reward: mask or retry it."""
-
-    transitions: Sequence[TokenTransition]
-    """One per turn, in order. Each prompt begins with the last prompt and its sample."""
-
-    end_reason: EndReason
-    """Why the episode ended."""
-
-    reward: float | None
-    """The episode's reward; None after an infrastructure error."""
-
-    error: HarborGymError | None = None
-    """The infrastructure error, if that ended the episode."""
-
-    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Every key of the episode's reward, see :class:`EpisodeInfo`. Empty without a verdict."""
-
-    step_rewards: Sequence[Mapping[str, float]] = ()
-    """Of a multi-step task, what the verifier wrote of each step."""
-
-    failed_attempts: Sequence[HarborGymError] = ()
-    """Errors of earlier attempts, which ran again in a fresh sandbox."""
-
-
-@dataclass(frozen=True)
 class TokenSequence:
-    """One training sequence. ``completion``, ``mask`` and ``logprobs`` have one length."""
+    """One training sequence. ``completion``, ``mask`` and ``logprobs`` have one length: the prompt is never trained."""
 
     prompt: list[int]
     """The first prompt, token ids."""
@@ -359,7 +332,147 @@ class TokenSequence:
     """Everything behind it: sampled tokens, and what each further prompt adds."""
 
     mask: list[int]
-    """1 for a token that the policy sampled, 0 for one that it was shown."""
+    """1 for a token that the policy sampled in this sequence, 0 for one that it was shown. A token is sampled in one
+    sequence only: where a conversation forks, the second branch has the common part in its prompt."""
 
     logprobs: list[float]
     """Log-probability of each sampled token, in nats; NaN where the sampler returned none, 0.0 where the mask is 0."""
+
+    calls: tuple[int, ...] = field(default=(), compare=False)
+    """Indices of the model's calls, from 0, whose samples are in it: an episode's turns, or a session's answered
+    calls."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt and what is behind it."""
+        return [*self.prompt, *self.completion]
+
+    def masked(self) -> Self:
+        """Return the sequence with no token to train."""
+        return replace(self, mask=[0] * len(self.mask))
+
+
+@dataclass
+class Transcript:
+    """An episode as text, growing turn by turn."""
+
+    turns: list[Turn] = field(default_factory=list)
+    final_observation: str = ""
+    started: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+
+    system_prompt: str = ""
+    start_info: EpisodeInfo | None = None
+    """What ``reset`` reported; None where it failed."""
+
+    cut: tuple[float, EpisodeInfo] | None = None
+    """Reward and info of an end that followed no answer: the next prompt did not fit."""
+
+    @property
+    def reward(self) -> float:
+        """What the episode's transitions were paid, in all."""
+        return math.fsum([*(turn.reward for turn in self.turns), self.cut[0] if self.cut is not None else 0.0])
+
+    @property
+    def last_info(self) -> EpisodeInfo | None:
+        """The last transition's info; None where there was none."""
+        if self.cut is not None:
+            return self.cut[1]
+        return self.turns[-1].info if self.turns else None
+
+    @property
+    def infos(self) -> list[EpisodeInfo]:
+        """What the environment reported: at the start, with each turn, and at an end that followed no answer."""
+        start = [] if self.start_info is None else [self.start_info]
+        return [*start, *(turn.info for turn in self.turns), *([] if self.cut is None else [self.cut[1]])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """A finished episode, whatever played it. With an infrastructure error there is no reward: mask or retry it."""
+
+    end_reason: EndReason
+    """Why the episode ended."""
+
+    reward: float | None
+    """The episode's reward; None without a verdict. Leave such a rollout out of training: it is no 0."""
+
+    error: HarborGymError | None = None
+    """Why there is no reward."""
+
+    transitions: Sequence[TokenTransition] = ()
+    """Of our own loop in tokens, one per turn. Each prompt begins with the last prompt and its sample."""
+
+    segments: Sequence[TokenSequence] = ()
+    """Of :class:`harbor_gym.adapters.harbor.RolloutInterface`: every training sequence of the policy. One, unless a
+    prompt did not extend the last one token by token. :func:`harbor_gym.flatten` makes one of ``transitions``."""
+
+    messages: Sequence[dict[str, Any]] = ()
+    """Of a chat: all of it, with the last answer."""
+
+    transcript: Transcript = field(default_factory=Transcript)
+    """The episode as text."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Numbers for aggregation over the whole episode, where its player makes any."""
+
+    rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Every key of the episode's reward, see :class:`EpisodeInfo`. Empty without a verdict."""
+
+    step_rewards: Sequence[Mapping[str, float]] = ()
+    """Of a multi-step task, what the verifier wrote of each step."""
+
+    missing_protections: Sequence[str] = ()
+    """What the sandbox could not give to the grading, one sentence each; empty is as it should be."""
+
+    failed_attempts: Sequence[HarborGymError] = ()
+    """Errors of earlier attempts, which ran again in a fresh sandbox."""
+
+    task_name: str = ""
+    """Name of the task's directory, where the player was given several tasks."""
+
+    trial_name: str = ""
+    """Name of the trial; unlike that of any other rollout."""
+
+    trial_dir: Path | None = None
+    """The trial's folder, if it is kept."""
+
+    @classmethod
+    def ended(cls, info: EpisodeInfo, reward: float, **fields: Any) -> Self:
+        """Return an episode that was verified.
+
+        Args:
+            info: The environment's of the end.
+            reward: The episode's.
+            fields: The further ones.
+        """
+        return cls(
+            end_reason=info.get("end_reason", EndReason.COMPLETED),
+            reward=reward,
+            rewards=info.get("rewards", {}),
+            step_rewards=info.get("step_rewards", ()),
+            missing_protections=info.get("missing_protections", ()),
+            trial_dir=info.get("trial_dir"),
+            **fields,
+        )
+
+    @classmethod
+    def lost(cls, error: HarborGymError, **fields: Any) -> Self:
+        """Return an episode that the infrastructure lost."""
+        reason = EndReason.INFRASTRUCTURE_ERROR
+        return cls(end_reason=reason, reward=None, error=error, trial_dir=error.trial_dir, **fields)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there is no verdict."""
+        return self.reward is None
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """The episode as text, turn by turn."""
+        return self.transcript.turns
+
+    @property
+    def main(self) -> TokenSequence:
+        """The segment with the most sampled tokens; an empty one where nothing was sampled."""
+        return max(self.segments, key=lambda segment: sum(segment.mask), default=TokenSequence([], [], [], []))

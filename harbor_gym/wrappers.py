@@ -1,4 +1,4 @@
-"""Environments around an environment: what training needs of one, and a base class for wrappers."""
+"""Wrappers around an environment for training, and their base class."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, override

@@ -10,7 +10,7 @@ Every field of SkyRL's configuration is a flag, ``key.path=value``, and so are t
 import sys
 
 from harbor_gym.adapters.skyrl import main
-from harbor_gym.cli.recipes.common import one_line_errors
+from harbor_gym.cli.shared import one_line_errors
 
 DEFAULTS = (
     # One row per message, merged again into one per episode: a lost episode is left out exactly.

@@ -17,7 +17,7 @@ from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
 from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
 from harbor_gym.adapters.trl import HarborSpec
-from harbor_gym.cli.recipes.common import one_line_errors
+from harbor_gym.cli.shared import one_line_errors
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX
 
@@ -44,7 +44,7 @@ def main(
     """Train."""
     with one_line_errors("trl_async.py"):
         if tiny:
-            from harbor_gym.embedded.trl.runs import train_letters_async
+            from tiny_trl.runs import train_letters_async
 
             rewards = train_letters_async(output_dir, sandbox=env, steps=steps or 15, group_size=group_size)
             typer.echo(f"reward of each step: {' '.join(f'{reward:.2f}' for reward in rewards)}")

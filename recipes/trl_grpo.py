@@ -17,7 +17,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from harbor_gym.adapters.trl import HarborSpec
-from harbor_gym.cli.recipes.common import one_line_errors
+from harbor_gym.cli.shared import one_line_errors
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX
 
@@ -43,7 +43,7 @@ def main(
     """Train."""
     with one_line_errors("trl_grpo.py"):
         if tiny:
-            from harbor_gym.embedded.trl.runs import train_letters
+            from tiny_trl.runs import train_letters
 
             rewards = train_letters(
                 output_dir,

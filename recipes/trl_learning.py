@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 from matplotlib.figure import Figure
+from tiny_trl.runs import METRICS_NAME, train_letters
 
-from harbor_gym.cli.recipes.common import one_line_errors
-from harbor_gym.embedded.trl.runs import METRICS_NAME, train_letters
+from harbor_gym.cli.shared import one_line_errors
 
 WAYS = {"bash": "bash, by environment_factory", "terminal": "terminal, by rollout_func"}
 COLOURS = {"bash": "#0072B2", "terminal": "#D55E00"}
@@ -47,7 +47,7 @@ def main(
 
 def read_rewards(path: Path) -> list[float]:
     """Return each step's mean reward."""
-    return [float(json.loads(line)["reward"]) for line in path.read_text().splitlines()]
+    return [float(json.loads(line)["reward"]) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def end(rewards: Sequence[float]) -> float:

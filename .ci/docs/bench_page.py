@@ -1,6 +1,6 @@
-"""Draw the figures of docs/benchmarks.md from docs/figures/bench.json: reports of ``harbor-gym bench all`` as printed.
+"""Draw the figures of docs/benchmarks.md from docs/figures/bench.json: reports of ``make bench ARGS=all`` as printed.
 
-harbor-gym bench all --env local > local.json
+make bench ARGS="all --env local" > local.json
 python .ci/docs/bench_page.py local.json                # adds or replaces it, and draws the page
 python .ci/docs/bench_page.py                           # draws the page from what is there
 """

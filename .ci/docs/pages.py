@@ -16,11 +16,11 @@ def mark(script: str) -> str:
 
 def add_reports(store: Path, files: list[str], key_of: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
     """Add the reports in ``files`` to those in ``store``, each in place of one with its key, and return all."""
-    reports: dict[str, Any] = json.loads(store.read_text())
+    reports: dict[str, Any] = json.loads(store.read_text(encoding="utf-8"))
     for file in files:
-        report = json.loads(Path(file).read_text())
+        report = json.loads(Path(file).read_text(encoding="utf-8"))
         reports[key_of(report)] = report
-    store.write_text(json.dumps(dict(sorted(reports.items())), indent=1) + "\n")
+    store.write_text(json.dumps(dict(sorted(reports.items())), indent=1) + "\n", encoding="utf-8")
     return reports
 
 

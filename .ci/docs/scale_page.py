@@ -1,7 +1,7 @@
-"""Draw the figures of docs/scale.md from docs/figures/scale.json: reports of ``harbor-gym bench`` as they were printed.
+"""Draw the figures of docs/scale.md from docs/figures/scale.json: reports of ``make bench`` as they were printed.
 
-harbor-gym bench scale --sandboxes 1000 --json > scale.json
-harbor-gym bench soak --episodes 20000 --json > soak.json
+make bench ARGS="scale --sandboxes 1000 --json" > scale.json
+make bench ARGS="soak --episodes 20000 --json" > soak.json
 python .ci/docs/scale_page.py scale.json soak.json      # adds or replaces them, and draws the page
 python .ci/docs/scale_page.py                           # draws the page from what is there
 """

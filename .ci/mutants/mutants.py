@@ -203,7 +203,7 @@ def tell_results() -> None:
     from mutmut.stats import status_by_exit_code
 
     mutants, _ = collect_source_file_mutation_data(mutant_names=())
-    with Path("survivors.diff").open("w") as diffs:
+    with Path("survivors.diff").open("w", encoding="utf-8") as diffs:
         for data, name, code in mutants:
             status = status_by_exit_code[code]
             print(status)

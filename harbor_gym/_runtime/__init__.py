@@ -1,1 +1,1 @@
-"""What any program needs and nothing of this field: processes, locks, owners, caches, a background event loop."""
+"""General utilities without knowledge of the field: processes, locks, owners, caches, a background event loop."""

@@ -1,4 +1,4 @@
-"""Where built things are kept between runs, how processes share them, and how they are thrown away."""
+"""The cache of built files: its place, the locks between processes, and the removal of its entries."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from harbor_gym._runtime.rootless import remove_tree
+from harbor_gym.errors import UsageError
 
 _LOCK_POLL_SEC = 0.05
 _USED = ".used"
@@ -33,15 +34,46 @@ def cache_dir() -> Path:
     """Return the cache directory, made if absent: $HARBOR_GYM_CACHE, $XDG_CACHE_HOME/harbor_gym or ~/.cache/harbor_gym.
 
     Everything in it can be deleted at any time when nothing runs.
+
+    Raises:
+        UsageError: It can't be made.
     """
-    return _made(*(os.environ.get(name) for name in ("HARBOR_GYM_CACHE", "XDG_CACHE_HOME", "HOME")))
+    return _made(cache_path())
+
+
+def require_cache() -> None:
+    """Raise where nothing can be kept in the cache directory; a full disk is not looked for.
+
+    Raises:
+        UsageError: It can't be made, or not be written to.
+    """
+    if not os.access(path := cache_dir(), os.W_OK | os.X_OK):
+        raise _unusable(path, "it can't be written to")
+
+
+def _unusable(path: Path, why: str | None) -> UsageError:
+    return UsageError(
+        f"the cache {path} can't be used ({why}): set HARBOR_GYM_CACHE to a folder that can be written to"
+    )
+
+
+def cache_path() -> Path:
+    """Return where the cache directory is, or is going to be made."""
+    return _path_of(*(os.environ.get(name) for name in ("HARBOR_GYM_CACHE", "XDG_CACHE_HOME", "HOME")))
 
 
 @functools.cache  # every start of a sandbox asks a dozen times
-def _made(named: str | None, shared: str | None, home: str | None) -> Path:
+def _path_of(named: str | None, shared: str | None, home: str | None) -> Path:
     above = Path(shared) if shared else Path(home or Path.home()) / ".cache"
-    path = (Path(named) if named else above / "harbor_gym").expanduser().absolute()
-    path.mkdir(parents=True, exist_ok=True)
+    return (Path(named) if named else above / "harbor_gym").expanduser().absolute()
+
+
+@functools.cache
+def _made(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise _unusable(path, exc.strerror) from exc
     return path
 
 
@@ -186,11 +218,51 @@ def _layer_users() -> Counter[str]:
 
 
 def _layers_of(home: Path) -> set[str]:
-    names: set[str] = set()
-    for record in home.glob("*.json"):
-        with contextlib.suppress(OSError, json.JSONDecodeError):
-            names |= set(json.loads(record.read_text()).get("layers", ()))
-    return names
+    return {name for record in home.glob("*.json") for name in _record(record).get("layers", ())}
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """Return an image's record; an empty one where it can't be read."""
+    with contextlib.suppress(OSError, ValueError):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(record, dict):
+            return cast("dict[str, Any]", record)
+    return {}
+
+
+def count_entries(layers: Iterable[str]) -> dict[str, int]:
+    """Return how many names each layer has at its top, to be written into an image's record (``entries``)."""
+    return {name: len(os.listdir(layers_dir() / name)) for name in layers}  # noqa: PTH208  # names are counted
+
+
+def is_whole(home: Path, layers: Iterable[str]) -> bool:
+    """Return whether an image's record and layers are there, none of them emptied or without a name at its top."""
+    return (home / "image.json").is_file() and not _broken_layers(home, layers)
+
+
+def remove_broken_layers(home: Path) -> list[Path]:
+    """Remove what is left of an image's layers that lost files, so that they are made again; return those.
+
+    Hold :data:`LAYERS_LOCK`.
+    """
+    broken = [layers_dir() / name for name in _broken_layers(home, _layers_of(home))]
+    there = [path for path in broken if path.is_dir()]
+    for path in there:
+        remove_tree(_out_of_sight(path))
+    return there
+
+
+def _broken_layers(home: Path, layers: Iterable[str]) -> list[str]:
+    entries: dict[str, int] = _record(home / "image.json").get("entries", {})
+    broken: list[str] = []
+    for name in layers:
+        try:
+            found = len(os.listdir(layers_dir() / name))  # noqa: PTH208  # names are counted
+        except (FileNotFoundError, NotADirectoryError):
+            found = -1
+        if found != entries.get(name, max(found, 0)):
+            broken.append(name)
+    return broken
 
 
 def _children(folder: Path) -> list[Path]:
@@ -204,9 +276,7 @@ def _image(path: Path, layer_bytes: int) -> CacheEntry:
     size += layer_bytes
     with contextlib.suppress(OSError):
         changed = (path / _USED).stat().st_mtime
-    record: dict[str, Any] = {}
-    with contextlib.suppress(OSError, json.JSONDecodeError):
-        record = cast("dict[str, Any]", json.loads((path / "image.json").read_text()))
+    record = _record(path / "image.json")
     what = str(record.get("made_for", "unfinished" if not record else ""))
     with _unused(path) as is_free:
         return CacheEntry("image", path, what, size, changed, in_use=not is_free, can_be_pruned=True)
@@ -297,11 +367,16 @@ def _remove(path: Path) -> bool:
             with contextlib.suppress(OSError):
                 path.unlink()  # refused for one that is mounted, or another user's
             return not path.exists()
-        # Out of sight in one step: a half removed image must never be found.
-        removed = path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")
-        path.rename(removed)
+        removed = _out_of_sight(path)
     remove_tree(removed)
     return True
+
+
+def _out_of_sight(path: Path) -> Path:
+    """Rename an entry that is to be removed, in one step, as none is to be found half removed; return its new place."""
+    removed = path.with_name(f"{_REMOVED}{uuid.uuid4().hex}")
+    path.rename(removed)
+    return removed
 
 
 def _remove_unused_layers() -> list[Path]:
@@ -312,8 +387,7 @@ def _remove_unused_layers() -> list[Path]:
         users = _layer_users()
         unused = [path for path in _children(layers_dir()) if not users[path.name]]
         for path in unused:
-            # Out of sight in one step, as above: what is half removed must not be found.
-            path.rename(path.with_name(f"{_REMOVED}{path.name}"))
+            _out_of_sight(path)
         for leftover in layers_dir().glob(f"{_REMOVED}*"):
             remove_tree(leftover)
     return unused

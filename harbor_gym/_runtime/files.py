@@ -11,6 +11,22 @@ from typing import BinaryIO
 
 
 @contextlib.contextmanager
+def naming(path: Path, *others: Path) -> Generator[None]:
+    """Put ``path`` on errors of the block that name no file, as those of a disk that a write found full.
+
+    Args:
+        path: What people know.
+        others: Files in whose place ``path`` is named, too.
+    """
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno is not None and exc.filename in (None, *map(str, others)):
+            exc.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
 def replacing(path: Path) -> Generator[Path]:
     """Give a path beside ``path`` to write to; at the end of the block what was written there takes its place.
 
@@ -21,8 +37,9 @@ def replacing(path: Path) -> Generator[Path]:
     """
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
     try:
-        yield partial
-        partial.replace(path)
+        with naming(path, partial):
+            yield partial
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 

@@ -1,22 +1,29 @@
 """Objects by name: those of a package, imported when first used, and ``module.path:attribute`` of a configuration."""
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import ast
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from harbor_gym.errors import MissingDependencyError, UsageError
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, Sequence[str]], *, requires: Sequence[str] = (), install: str = ""
+    package: str, file: str, *, also: Sequence[str] = (), requires: Sequence[str] = (), install: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a package's ``__getattr__``, which imports a name's module at its first use, and its ``__dir__``.
 
+    The names are those that the package imports for type checkers, in its one ``if TYPE_CHECKING``. ``__all__`` is made
+    of them.
+
     Args:
-        package: Its ``__name__``. It has an ``__all__``, and imports the same names for type checkers.
-        homes: Submodule → the names that come from it.
+        package: Its ``__name__``.
+        file: Its ``__file__``.
+        also: Public names that it defines itself.
         requires: Modules of an extra, without which no name can be used.
         install: What pip installs for them.
 
@@ -24,16 +31,35 @@ def lazy_names(
         AttributeError: By ``__getattr__``: the package has no such name.
         MissingDependencyError: By ``__getattr__``: the extra is not installed.
     """
-    home_of = {name: f"{package}.{home}" for home, names in homes.items() for name in names}
+
+    @cache
+    def homes() -> dict[str, str]:
+        body = ast.parse(Path(file).read_bytes()).body
+        (typed,) = (node for node in body if isinstance(node, ast.If))
+        imports = (node for node in typed.body if isinstance(node, ast.ImportFrom))
+        return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+    def names() -> list[str]:
+        return sorted([*homes(), *also])
 
     def get(name: str) -> Any:
-        if name not in home_of:
+        if name == "__all__":
+            return names()
+        if name.startswith("__") or name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if missing := [module for module in requires if find_spec(module) is None]:
             raise MissingDependencyError(f"{package} needs {missing[0]}: pip install {install}")
-        return getattr(import_module(home_of[name]), name)
+        return getattr(import_module(homes()[name]), name)
 
-    return get, lambda: sorted(vars(sys.modules[package])["__all__"])
+    return get, names
+
+
+def use_litellms_own_prices() -> None:
+    """Keep litellm, which Harbor's agents use, from requesting prices from the internet; before it is imported.
+
+    The policy costs nothing, and without a network each process waits for its attempts.
+    """
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 
 def import_named(name: str, *, what: str) -> Any:

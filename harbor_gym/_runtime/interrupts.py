@@ -1,4 +1,4 @@
-"""SIGTERM as Ctrl-C: what cleans up after one cleans up after the other."""
+"""SIGTERM and SIGHUP handled as Ctrl-C, so that the same code cleans up after all three."""
 
 import contextlib
 import signal
@@ -6,21 +6,20 @@ import threading
 from collections.abc import Generator
 from types import FrameType
 
-TERMINATED = 128 + signal.SIGTERM
-"""Exit code of a process that SIGTERM ended, as shells report it."""
-
 
 class Termination:
-    """Whether SIGTERM has arrived."""
+    """Which signal has arrived."""
 
-    arrived = False
+    status = 0
+    """The exit code of a process that the signal ended, as shells report it; 0 where none has arrived."""
 
 
 @contextlib.contextmanager
-def sigterm_as_interrupt() -> Generator[Termination]:
-    """Turn a SIGTERM during the block into a SIGINT: an event loop cancels its main task then, and all is closed.
+def ends_as_interrupts() -> Generator[Termination]:
+    """Turn SIGTERM and SIGHUP into a SIGINT during the block: an event loop cancels its main task, and all is closed.
 
-    A process that was started deaf to SIGINT, as a shell's background job is, gets a ``KeyboardInterrupt`` as well.
+    A process that was started deaf to SIGINT, as a shell's background job is, gets a ``KeyboardInterrupt`` as well. One
+    that nohup has made deaf to SIGHUP stays so.
     Does nothing outside the main thread, where signals are not handled.
     """
     termination = Termination()
@@ -28,14 +27,19 @@ def sigterm_as_interrupt() -> Generator[Termination]:
         yield termination
         return
 
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        termination.arrived = True
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        is_first = not termination.status
+        termination.status = termination.status or 128 + number
+        if number == signal.SIGHUP and not is_first:
+            return  # a terminal that goes away may say so several times: the clean-up is not cut
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
             raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    heard = [signal.SIGTERM, *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL else [])]
+    before = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield termination
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

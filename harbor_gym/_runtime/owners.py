@@ -1,4 +1,4 @@
-"""Who owns what outlives a call: a name for this process that no other process, boot or machine shares.
+"""The owner of anything that outlives a call: a name for this process that no other process, boot or machine shares.
 
 What could be left behind by a killed process carries its owner's label, in a Docker label or in a file name. A reaper
 removes what a dead owner left; where it can't know that an owner is dead, it takes it for alive.
@@ -154,6 +154,6 @@ def _digest(text: str) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""

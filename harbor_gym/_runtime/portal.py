@@ -1,4 +1,4 @@
-"""Synchronous callers' door to asyncio: one event loop on one thread, shared by the whole process.
+"""The entrance to asyncio for synchronous callers: one event loop on one thread, shared by the whole process.
 
 Harbor requires one loop per process. Scripts, threads, notebooks and callers with a loop of their own all come in here:
 ``call`` blocks, ``submit`` returns a future, ``run`` is awaited on the caller's own loop. What they leave open is

@@ -2,10 +2,48 @@
 
 import asyncio
 import contextlib
+import os
 import resource
+import subprocess
+from collections.abc import Mapping
 from typing import Any
 
 _END_TIMEOUT_SEC = 2.0
+_OWN_VARIABLES = ("PYTHONHOME", "PYTHONPATH")
+
+
+def tool_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a program that is not this interpreter: without the paths that are for this one.
+
+    Args:
+        more: Variables on top of this process's.
+    """
+    return {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES} | dict(more or {})
+
+
+def ask(
+    *argv: str, timeout_sec: float | None, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program and return its status and what it printed, whatever the locale makes of it. Blocks.
+
+    Args:
+        argv: The program and its arguments.
+        timeout_sec: None is no limit.
+        environment: All of its variables; None is :func:`tool_environment`.
+
+    Raises:
+        OSError: It could not be started.
+        subprocess.TimeoutExpired: The time was up; it was killed.
+    """
+    return subprocess.run(
+        argv,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+        timeout=timeout_sec,
+        env=tool_environment() if environment is None else dict(environment),
+    )
 
 
 async def start_process(*argv: str, **options: Any) -> asyncio.subprocess.Process:

@@ -10,7 +10,7 @@ PROC = Path("/proc")
 
 
 class ProcessStat(NamedTuple):
-    """What /proc/PID/stat holds of one process."""
+    """One process's /proc/PID/stat."""
 
     pid: int
     name: str
@@ -41,7 +41,7 @@ class ProcessStat(NamedTuple):
 def read_stat(pid: int) -> ProcessStat | None:
     """Return what /proc holds of a process; None where there is none of that id."""
     try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+        text = (PROC / str(pid) / "stat").read_text(errors="replace", encoding="utf-8")
     except OSError:
         return None
     head, _, tail = text.rpartition(") ")  # the name may hold anything, parentheses too
@@ -67,7 +67,7 @@ def size_bytes(file: str, field: str) -> int | None:
         field: The line's first word, such as ``MemAvailable``.
     """
     try:
-        found = re.search(rf"^{field}:\s+(\d+) kB", (PROC / file).read_text(), re.MULTILINE)
+        found = re.search(rf"^{field}:\s+(\d+) kB", (PROC / file).read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         return None
     return int(found[1]) << 10 if found else None

@@ -1,4 +1,4 @@
-"""When the next start may happen: a token bucket, and pauses that others ask for."""
+"""Limits on starts: a token bucket, and pauses that others ask for."""
 
 import asyncio
 import random

@@ -15,12 +15,16 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from harbor_gym._runtime.processes import ask
+
 USER_NAMESPACE = ("--user", "--map-root-user", "--map-auto") if os.geteuid() != 0 else ()
 """What ``unshare`` needs beside other namespaces; nothing for root. Its root is the user, the rest their ids' range."""
 
 TUN = Path("/dev/net/tun")
 """The device that a sandbox's network goes through."""
 
+ALL_IDS = (1 << 32) - 1
+"""How many the kernel has."""
 _MIN_IDS = 65536
 _MIN_LINUX = (6, 6)
 _PROBE_TIMEOUT_SEC = 10.0
@@ -109,7 +113,7 @@ def namespace_refusal(*options: str) -> str:
         options: More of ``unshare``'s.
     """
     argv = ["unshare", *options, "--mount", "--pid", "--fork", "--ipc", "--uts", "--net", "true"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_PROBE_TIMEOUT_SEC)
+    done = ask(*argv, timeout_sec=_PROBE_TIMEOUT_SEC)
     return (done.stderr.strip() or f"status {done.returncode}") if done.returncode else ""
 
 
@@ -120,6 +124,39 @@ def _trial() -> tuple[str, str]:
     if "map-auto" in output:
         return "unshare is older than 2.38", "install util-linux 2.38 or newer (Debian 12, Ubuntu 24.04)"
     return f"this machine refuses them namespaces ({output})", "inside a container, start that with --privileged"
+
+
+def subordinate_ids() -> int:
+    """Return how many subordinate ids this user has, of users and of groups."""
+    user = _user_name()
+    return min(ids_in(_read(path), user, os.getuid()) for path in (Path("/etc/subuid"), Path("/etc/subgid")))
+
+
+def more_ids_hint() -> str:
+    """Return how an ordinary user's sandboxes come to have more user and group ids; nothing for root's."""
+    if not is_rootless():
+        return ""
+    return (
+        f", give {_user_name()}, who has {subordinate_ids()} subordinate ids, one larger range "
+        "(usermod --add-subuids, --add-subgids)"
+    )
+
+
+def mapped_ids() -> int:
+    """Return how many ids from 0 on this process's user namespace has, of users and of groups."""
+    return min(_mapped_ids(_read(Path("/proc/self") / name)) for name in ("uid_map", "gid_map"))
+
+
+def mapped_ids_of_builds() -> int:
+    """Return how many ids from 0 on a build has: an ordinary user's are root's and the subordinate ones."""
+    return 1 + subordinate_ids() if is_rootless() else mapped_ids()
+
+
+def _mapped_ids(text: str) -> int:
+    end = 0
+    for first, _, count in sorted(tuple(map(int, line.split())) for line in text.splitlines()):
+        end = first + count if first == end else end
+    return end
 
 
 def ids_in(text: str, user: str, uid: int) -> int:
@@ -147,6 +184,6 @@ def _user_name() -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""

@@ -1,13 +1,18 @@
 """The tasks that come with the package, by name: ``task:devops_task``."""
 
+import contextlib
 import functools
 import hashlib
+import logging
 import shutil
+import tempfile
 from pathlib import Path
 
 from harbor_gym._runtime.cache import cache_dir
 from harbor_gym._runtime.files import publishing_once
 from harbor_gym.errors import UsageError
+
+_logger = logging.getLogger(__name__)
 
 PREFIX = "task:"
 
@@ -45,15 +50,25 @@ def resolve_shipped(path: str | Path) -> Path:
 
 @functools.cache
 def _copy(source: Path, cache: str) -> Path:
-    digest = hashlib.sha256()
-    files = [path for path in sorted(source.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
-    for path in files:
-        digest.update(f"{path.relative_to(source)}\0{path.stat().st_mode & 0o100}\0".encode() + path.read_bytes())
-    place = Path(cache) / "tasks" / digest.hexdigest()[:16] / source.name
+    digest = _digest(source)
+    place = Path(cache) / "tasks" / digest[:16] / source.name
+    if place.exists() and _digest(place) != digest:
+        _logger.warning("%s was damaged since it was copied: it is copied again", place)
+        broken = tempfile.TemporaryDirectory(prefix=".broken-", dir=place.parent, ignore_cleanup_errors=True)
+        with broken as folder, contextlib.suppress(FileNotFoundError):  # another process is at it
+            place.rename(Path(folder) / place.name)  # out of sight in one step, as it came
     if not place.is_dir():
         with publishing_once(place) as building:
             shutil.copytree(source, building, ignore=shutil.ignore_patterns(*_IGNORED))
     return place
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    for path in files:
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_mode & 0o100}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def _source() -> Path:

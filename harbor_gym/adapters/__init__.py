@@ -1,1 +1,1 @@
-"""One package for each training framework: it translates, and decides nothing."""
+"""One package for each training framework. An adapter translates and decides nothing."""

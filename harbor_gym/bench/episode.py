@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import resource
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import override
 
@@ -19,12 +20,13 @@ from harbor.models.trial.paths import EnvironmentPaths
 
 from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.procfs import read_stat
+from harbor_gym.bench.phases import PhaseClock, PhaseRow, format_phases
 from harbor_gym.bench.report import BenchReport
 from harbor_gym.bench.sandbox import bench_task
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError, SandboxError, VerifierError
-from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
+from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
 
 SCRIPT: tuple[tuple[str, float], ...] = (
     ("ls /srv/bench/3\n", 1.0),
@@ -65,11 +67,13 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeReport(BenchReport):
-    """What ``harbor-gym bench episode`` found."""
+    """The results of ``harbor-gym bench episode``."""
 
     env: str
     cpus: int
     rows: list[EpisodeRow]
+    phases: list[PhaseRow] = field(default_factory=list[PhaseRow])
+    """Of episodes one after the other, where they were asked for."""
 
     @property
     @override
@@ -78,7 +82,9 @@ class EpisodeReport(BenchReport):
         return not any(row.failed for row in self.rows)
 
 
-async def bench_episode(sandbox: str, *, episodes: int, at_once: int, harbor_episodes: int) -> EpisodeReport:
+async def bench_episode(
+    sandbox: str, *, episodes: int, at_once: int, harbor_episodes: int, phase_episodes: int = 0
+) -> EpisodeReport:
     """Run the scripted episode ``episodes`` times, ``at_once`` at a time, with reset, verifier and close.
 
     Args:
@@ -86,9 +92,10 @@ async def bench_episode(sandbox: str, *, episodes: int, at_once: int, harbor_epi
         episodes: Ours to count; one before them is not counted.
         at_once: How many run at the same time, theirs too.
         harbor_episodes: Harbor's to count, on Docker; 0 leaves them out.
+        phase_episodes: Ours to run one after the other, to measure their phases; 0 leaves them out. Linux only.
 
     Raises:
-        HarborGymError: The first, uncounted episode failed.
+        HarborGymError: An episode whose phases are measured failed, or the first, uncounted episode failed.
     """
     with bench_task() as task_dir:
         await asyncio.to_thread((task_dir / "tests" / "test.sh").write_text, _TEST)
@@ -100,7 +107,10 @@ async def bench_episode(sandbox: str, *, episodes: int, at_once: int, harbor_epi
             await _harbor_episode(task_dir, trials)
             theirs = "Harbor's Terminus-2 session, docker"
             rows.append(await _measure(theirs, lambda: _harbor_episode(task_dir, trials), harbor_episodes, at_once))
-        return EpisodeReport(sandbox, os.cpu_count() or 1, rows)
+        clock = PhaseClock()
+        for _ in range(phase_episodes):
+            await _our_episode(config, clock.time)
+        return EpisodeReport(sandbox, os.cpu_count() or 1, rows, clock.rows())
 
 
 async def _measure(way: str, episode: Callable[[], Awaitable[None]], episodes: int, at_once: int) -> EpisodeRow:
@@ -155,12 +165,25 @@ def _sandboxes_cpu_sec() -> float:
 _COMPLETE = '{"analysis": "", "plan": "", "commands": [], "task_complete": true}'
 
 
-async def _our_episode(config: TerminalEnvConfig) -> None:
-    async with AsyncTerminalGymEnv(config) as env:
-        await env.reset()
+def _untimed(_phase: str) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+async def _our_episode(
+    config: TerminalEnvConfig, timed: Callable[[str], contextlib.AbstractContextManager[None]] = _untimed
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        env = AsyncTerminalGymEnv(config)
+        stack.push_async_callback(env.close)
+        with timed("reset"):
+            await env.reset()
         for command in SCRIPT:
-            await env.step([command])
-        _, reward, done, _ = await env.step(_COMPLETE)
+            with timed("step"):
+                await env.step([command])
+        with timed("verdict"):
+            _, reward, done, _ = await env.step(_COMPLETE)
+        with timed("close"):
+            await env.close()
     if not done or reward != 1.0:
         raise VerifierError(f"the scripted episode was judged {reward}, expected 1.0")
 
@@ -235,4 +258,6 @@ def format_episodes(report: EpisodeReport) -> str:
     text = [plain_table(head, lines, right=range(1, len(head)))]
     if len(report.rows) > 1:
         text.append(f"\nours is {report.rows[0].per_minute / max(report.rows[1].per_minute, 1e-9):.1f} times Harbor's")
+    if report.phases:
+        text.append(f"\none episode after the other:\n{format_phases(report.phases)}")
     return "\n".join(line.rstrip() for line in text)

@@ -1,4 +1,4 @@
-"""What idle sandboxes hold of this machine's memory."""
+"""The memory that idle sandboxes take of this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FILES_COMMAND = "df -k / | tail -n 1 | awk '{print $3}'"
 
 @dataclass(frozen=True, slots=True)
 class IdleMemory:
-    """What one more idle sandbox with an open terminal holds, in bytes: the mean of ``count`` beside a first one.
+    """The memory of one more idle sandbox with an open terminal, in bytes: the mean of ``count`` beside a first one.
 
     The first one is not counted, for it pays what all share: imports, the fork server, the pages of programs. Sizes of
     processes are proportional (PSS), so a page that n processes share counts 1/n for each.
@@ -38,7 +38,7 @@ class IdleMemory:
 
     @property
     def sandbox_bytes(self) -> float:
-        """What is not in this process."""
+        """The part outside this process."""
         return self.below_bytes + self.files_bytes
 
 
@@ -108,7 +108,7 @@ def processes_of_container(container: str) -> set[int]:
     for pid in process_ids():
         for name in ("cgroup", "cmdline"):
             try:
-                text = (PROC / str(pid) / name).read_text()
+                text = (PROC / str(pid) / name).read_text(encoding="utf-8")
             except OSError:
                 continue
             if re.search(rf"(?:docker[/-]|-id\x00){re.escape(container)}", text):

@@ -1,4 +1,4 @@
-"""What every benchmark reports, and from samples of steps to rows and ratios. Pure functions, no I/O."""
+"""The base of every benchmark's report; and rows and ratios from samples of steps. Pure functions, no I/O."""
 
 import dataclasses
 import math
@@ -64,7 +64,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class StepReport(BenchReport):
-    """What ``harbor-gym bench step`` found."""
+    """The results of ``harbor-gym bench step``."""
 
     sandbox: str
     repeat: int

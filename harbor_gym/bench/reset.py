@@ -1,4 +1,4 @@
-"""How long until a sandbox shows its prompt, alone and many at once, and what it holds while idle."""
+"""Time until a sandbox shows its prompt, alone and many at once, and the memory of an idle one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, override
 
 from harbor_gym._runtime.console.tables import plain_table
 from harbor_gym._runtime.processes import start_process
+from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.bench.memory import measure_idle_memory
 from harbor_gym.bench.report import BenchReport, percentile
 from harbor_gym.bench.sandbox import bench_task, started_environment
@@ -56,7 +57,7 @@ class ResetRow:
 
 @dataclass(frozen=True, slots=True)
 class ResetReport(BenchReport):
-    """What ``harbor-gym bench reset`` found."""
+    """The results of ``harbor-gym bench reset``."""
 
     env: str
     rows: list[ResetRow]
@@ -190,10 +191,10 @@ async def _fleet(hold: Hold, size: int) -> tuple[list[ResetSample], float]:
         return sample
 
     try:
-        async with asyncio.TaskGroup() as group:
+        async with task_group() as group:
             tasks = [group.create_task(item()) for _ in range(size)]
-    except* HarborGymError as errors:
-        raise SandboxStartError(f"{size} at once: {errors.exceptions[0]}") from errors
+    except HarborGymError as exc:
+        raise SandboxStartError(f"{size} at once: {exc}") from exc
     return [task.result() for task in tasks], max(walls)
 
 

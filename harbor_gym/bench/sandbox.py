@@ -43,12 +43,12 @@ def write_bench_task(task_dir: Path) -> Path:
     """Write the task whose image the benchmarks run in; return its directory."""
     for folder in ("environment", "tests"):
         (task_dir / folder).mkdir(parents=True)
-    (task_dir / "task.toml").write_text('schema_version = "1.4"\n[task]\nname = "harbor-gym/bench"\n')
-    (task_dir / "instruction.md").write_text("Nothing is asked: this task is measured, not solved.\n")
+    (task_dir / "task.toml").write_text('schema_version = "1.4"\n[task]\nname = "harbor-gym/bench"\n', encoding="utf-8")
+    (task_dir / "instruction.md").write_text("Nothing is asked: this task is measured, not solved.\n", encoding="utf-8")
     test = task_dir / "tests" / "test.sh"
-    test.write_text("#!/bin/sh\necho 0 >/logs/verifier/reward.txt\n")
+    test.write_text("#!/bin/sh\necho 0 >/logs/verifier/reward.txt\n", encoding="utf-8")
     test.chmod(0o755)
-    (task_dir / "environment" / "Dockerfile").write_text(BENCH_DOCKERFILE)
+    (task_dir / "environment" / "Dockerfile").write_text(BENCH_DOCKERFILE, encoding="utf-8")
     return task_dir
 
 

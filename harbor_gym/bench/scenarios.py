@@ -1,4 +1,4 @@
-"""What is measured: steps as a policy would take them, and what a person would expect to see after each.
+"""The measured steps, as a policy would take them, and the expected screen after each.
 
 Every implementation gets the same keystrokes and the same durations. The durations are those that Terminus-2's prompt
 asks of a model: 0.1 s for immediate commands, 1.0 s for others. Source: Harbor's terminus-json-plain template.

@@ -1,4 +1,4 @@
-"""How many sandboxes this machine holds at once, for a scheduler."""
+"""The number of sandboxes that this machine holds at once, for a scheduler."""
 
 import os
 from pathlib import Path
@@ -36,7 +36,7 @@ def _free_mb() -> int:
 def _limit(path: Path) -> int:
     """Return a limit in bytes; 0 where there is none."""
     try:
-        text = path.read_text().strip()
+        text = path.read_text(encoding="utf-8").strip()
     except OSError:
         return 0
     return int(text) if text.isdigit() else 0

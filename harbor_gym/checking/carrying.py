@@ -104,4 +104,4 @@ def _words_of_tests(task_dir: Path) -> set[str]:
     files = [
         file for folder in folders for file in folder.rglob("*") if file.suffix in (".sh", ".py") and file.is_file()
     ]
-    return {word for file in files for word in re.findall(r"\w+", file.read_text(errors="replace"))}
+    return {word for file in files for word in re.findall(r"\w+", file.read_text(errors="replace", encoding="utf-8"))}

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from harbor_gym._runtime.harbor_versions import lint
 from harbor_gym.checking.carrying import candidates, what_remains
 from harbor_gym.checking.oracle import Oracle, do_nothing, has_solution
 from harbor_gym.checking.plan import CheckPlan
@@ -85,6 +86,7 @@ class _Check:
         self._supports_view = False
 
     async def run(self) -> TaskCheck:
+        self._note(lint=await asyncio.to_thread(lint, self._path))
         try:
             await self._run()
         except HarborGymError as exc:
@@ -186,7 +188,7 @@ class _Check:
         )
         self._keys |= played.keys
         self._supports_view = played.supports_view
-        self._note(image_substitutions=played.image_substitutions)
+        self._note(services=played.services)
         return played
 
     async def _run_oracle(self) -> None:

@@ -1,4 +1,4 @@
-"""What of harbor_gym can be used on this machine, and for what can't the one command that would change that."""
+"""Diagnose which parts of harbor_gym work on this machine, and name the one command that repairs each of the others."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from harbor_gym._runtime import rootless
-from harbor_gym._runtime.cache import cache_dir
+from harbor_gym._runtime.cache import cache_dir, cache_path
+from harbor_gym._runtime.disks import require_temporary
+from harbor_gym._runtime.processes import ask
 from harbor_gym.checking.capacity import USUAL_MEMORY_MB, sandboxes_at_once
-from harbor_gym.errors import HarborGymError, MissingDependencyError
+from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
 from harbor_gym.sandboxes import environment_config, preflight
 from harbor_gym.sandboxes.apptainer import programs as apptainer
-from harbor_gym.sandboxes.local import cgroups, own_ids, seccomp
+from harbor_gym.sandboxes.local import cgroups, own_ids
 from harbor_gym.sandboxes.local.environment import TOOLS
 from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM, PACKET_FILTER_PACKAGE, missing_packages
 from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES
-from harbor_gym.sandboxes.local.supervisor.messages import MAX_OPEN_FILES
+from harbor_gym.sandboxes.supervisor import seccomp
+from harbor_gym.sandboxes.supervisor.program.messages import MAX_OPEN_FILES
 
 _ANSWER_TIMEOUT_SEC = 1.5
 _REGISTRY = ("registry-1.docker.io", 443)
@@ -63,9 +68,9 @@ def examine(env: str | None = None) -> list[Finding]:
         UsageError: There is no such sandbox.
     """
     areas: dict[str, list[Callable[[], Iterable[Finding]]]] = {
-        "local": [_local],
-        "docker": [_docker, _registry],
-        "apptainer": [_apptainer],
+        "local": [_local, partial(_cache, "local")],
+        "docker": [_docker, _registry, partial(_cache, "docker")],
+        "apptainer": [_apptainer, partial(_cache, "apptainer")],
     }
     if env is None:
         looks = [*areas["local"], *areas["docker"], _others]
@@ -79,7 +84,13 @@ def examine(env: str | None = None) -> list[Finding]:
 
 
 def _take(look: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    return list(look())
+    """Return what a look finds; a failure of the look itself is one more finding, and the others go on."""
+    found: list[Finding] = []
+    try:
+        found.extend(look())
+    except (HarborGymError, OSError) as exc:
+        found.append(Finding("other", "this machine", ok=False, note=str(exc), is_needed=False))
+    return found
 
 
 def usable(findings: Iterable[Finding]) -> dict[str, bool]:
@@ -108,15 +119,17 @@ def _local() -> Iterable[Finding]:
     if not rootless.is_rootless():
         refusal, fix = rootless.switch_refusal()
         yield _finding("local", "namespaces for ordinary users", refusal, fix, is_needed=False)
-    has_overlay = "\toverlay\n" in Path("/proc/filesystems").read_text()
+    has_overlay = "\toverlay\n" in Path("/proc/filesystems").read_text(encoding="utf-8")
     yield _finding("local", "overlay", "" if has_overlay else "the kernel has not loaded it", "modprobe overlay")
-    has_filter = "\nSeccomp:" in Path("/proc/self/status").read_text() and platform.machine() in _MACHINES
+    has_filter = (
+        "\nSeccomp:" in Path("/proc/self/status").read_text(encoding="utf-8") and platform.machine() in _MACHINES
+    )
     yield _finding(
         "local", "seccomp", "" if has_filter else f"{platform.machine()}: no filter", "use --env docker", note="filter"
     )
     lacking, _, fix = seccomp.missing_profile().partition(": ")
     yield _finding("local", "system call profile", lacking, fix, note=str(seccomp.PROFILES[0]))
-    refusal = "" if rootless.is_rootless() else own_ids.refusal()
+    refusal = "" if rootless.is_rootless() else _refusal_of_own_ids()
     cost = f"{refusal}: a sandbox's root shares root's id" if refusal else ""
     note = "the caller's own, confined" if rootless.is_rootless() else "a range for each sandbox"
     yield _finding("local", "user ids", cost, _OWN_IDS, note=note, is_needed=False)
@@ -125,14 +138,16 @@ def _local() -> Iterable[Finding]:
         "local", "control groups", f"none for {missing}: bounds per process instead" if missing else "", _CGROUPS,
         note="memory, pids, cpu", is_needed=False,
     )  # fmt: skip
-    yield _open_files(int(Path("/proc/sys/fs/file-max").read_text()), sandboxes_at_once(USUAL_MEMORY_MB))
+    yield _open_files(
+        int(Path("/proc/sys/fs/file-max").read_text(encoding="utf-8")), sandboxes_at_once(USUAL_MEMORY_MB)
+    )
     for package in (NETWORK_PROGRAM, PACKET_FILTER_PACKAGE):
         lack = f"no {package}: tasks with a network are refused" if package in missing_packages() else ""
         yield _finding("local", package, lack, f"apt-get install -y {package}", is_needed=False)
     refusal, fix = rootless.network_refusal()
     cost = "tasks run without a network" if rootless.is_rootless() else "tasks with a network are refused"
     yield _finding("local", str(rootless.TUN), refusal and f"{refusal}: {cost}", fix, note="open", is_needed=False)
-    yield _program("local", "mmdebstrap", "mmdebstrap", is_needed=False, lack="no offline base image")
+    yield _program("local", "mmdebstrap", "mmdebstrap", is_needed=False, lack="no harbor-gym base")
 
 
 def _open_files(most: int, sandboxes: int) -> Finding:
@@ -204,8 +219,34 @@ def _others() -> Iterable[Finding]:
     yield from _disk()
 
 
+def _cache(area: str) -> Iterable[Finding]:
+    """Look whether what sandboxes are made of can be kept; nothing is found where it can."""
+    try:
+        require_temporary()
+    except UsageError as exc:
+        yield Finding(area, "TMPDIR", ok=False, note=str(exc).partition(": ")[0], fix="set TMPDIR to another folder")
+    fix = "set HARBOR_GYM_CACHE to a folder on a disk with room, that can be written to"
+    try:
+        with tempfile.TemporaryFile(dir=cache_dir()) as file:
+            file.write(bytes(1 << 16))
+    except UsageError as exc:
+        yield Finding(area, "cache", ok=False, note=str(exc).partition(": ")[0], fix=fix)
+    except OSError as exc:
+        yield Finding(area, "cache", ok=False, note=f"{cache_path()}: {exc.strerror}", fix=fix)
+
+
+def _refusal_of_own_ids() -> str:
+    try:
+        return own_ids.refusal()
+    except (HarborGymError, OSError) as exc:
+        return str(exc)
+
+
 def _disk() -> Iterable[Finding]:
-    place = cache_dir()
+    try:
+        place = cache_dir()
+    except UsageError:
+        return  # each kind of sandbox names it
     free = shutil.disk_usage(place).free
     note = f"{free / (1 << 30):.1f} GiB free for {place}"
     refusal = note if free < _MIN_FREE_BYTES else ""
@@ -229,7 +270,7 @@ def _program(area: str, program: str, package: str, *, is_needed: bool = True, l
 def _ask(*argv: str) -> tuple[str, str]:
     """Return a program's answer and why there is none; one of them is empty."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_ANSWER_TIMEOUT_SEC)
+        done = ask(*argv, timeout_sec=_ANSWER_TIMEOUT_SEC)
     except subprocess.TimeoutExpired:
         return "", f"no answer within {_ANSWER_TIMEOUT_SEC:g} s"
     if done.returncode == 0:

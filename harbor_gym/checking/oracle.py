@@ -1,4 +1,4 @@
-"""Agents of an episode that earn what a policy would earn for the same commands: the task's solution, and none."""
+"""Agents that earn a policy's reward for the same commands: the task's solution, and one that does nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tasks are checked."""
+"""The settings of a check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CheckPlan:
-    """How tasks are checked."""
+    """The settings of a check."""
 
     environment: EnvironmentConfig
     """The sandbox, as :func:`harbor_gym.sandboxes.environment_config` returns it."""
@@ -44,7 +44,7 @@ class CheckPlan:
 
     @property
     def scalar(self) -> RewardFunction:
-        """What makes the reward of all that a verifier wrote.
+        """Return the function that makes one reward of all keys that a verifier wrote.
 
         Raises:
             UsageError: Both of the above are given, or there is no such function.

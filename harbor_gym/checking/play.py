@@ -1,4 +1,4 @@
-"""Play a task's episode as a policy's would be played, with something else in the policy's place."""
+"""Play a task's episode as a policy's is played, with something else in the policy's place."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from harbor_gym.checking.plan import CheckPlan
 from harbor_gym.checking.verdict import PhaseSeconds
 from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
-from harbor_gym.sandboxes import image_substitutions
-from harbor_gym.sandboxes.extensions import SupportsVerifierView
+from harbor_gym.sandboxes.extensions import ReportsServices, SupportsVerifierView
 
 if TYPE_CHECKING:
     from harbor_gym.episode import AgentPhase, Episode
@@ -27,7 +26,7 @@ _OUTPUT_LINES = 10
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What an episode came to."""
+    """The result of an episode."""
 
     reward: float
     """The scalar, of a multi-step task by the task's own strategy."""
@@ -44,11 +43,11 @@ class Played:
     stopped_processes: int
     """Processes that were running at the end of an agent phase and were killed before grading."""
 
-    image_substitutions: tuple[str, ...]
-    """Base images that were not available, and what stood in for each."""
-
     supports_view: bool
     """Whether the sandbox has a pristine view."""
+
+    services: str | None
+    """How long its start waited for services of the image, for people; None where there are none."""
 
 
 async def play(
@@ -120,8 +119,8 @@ class _Player:
             phases=PhaseSeconds(start_sec, self._agent_sec, self._verify_sec, self._stop_sec),
             output=await self._output(),
             stopped_processes=self._stopped,
-            image_substitutions=image_substitutions(sandbox),
             supports_view=isinstance(sandbox, SupportsVerifierView),
+            services=sandbox.services_note if isinstance(sandbox, ReportsServices) else None,
         )
 
     async def _play_phase(self, phase: AgentPhase, work: Work) -> tuple[AgentPhase | None, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""What a check prints: a row of a table, remarks below it, and an object for programs."""
+"""The output of a check: a row of a table, remarks below it, and an object for programs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ def table_head(width: int) -> str:
 
 
 def table_row(check: TaskCheck, width: int) -> str:
-    """Return a task's rewards, seconds, verdict, and the base image that was not the task's own."""
+    """Return a task's rewards, seconds and verdict."""
     rewards = [_rewards(check.oracle), _rewards(check.nop), "-" if check.forged is None else f"{check.forged:g}"]
     phases = check.phases
     times = ["-"] * 4 if phases is None else [f"{t:.1f}" for t in dataclasses.astuple(phases)]
     views = [check.harbors_verdict.value, "-" if check.pristine is None else check.pristine.verdict.value]
-    bases = [f"({base})" for base in check.image_substitutions]
-    cells = [check.task, *rewards, *times, f"{check.seconds:.1f}", *views, check.verdict.value, *bases]
+    cells = [check.task, *rewards, *times, f"{check.seconds:.1f}", *views, check.verdict.value]
     return plain_table((), [cells], right=_SECONDS, widths=(width, *_WIDTHS))
 
 
@@ -43,8 +42,11 @@ def remarks(check: TaskCheck) -> list[str]:
     lines: list[str] = []
     if check.reason is not None:
         lines += [f"{check.task}: {check.reason}", *(f"    | {line}" for line in check.shown_output.splitlines())]
+    if check.services is not None:
+        lines.append(f"{check.task}: {check.services}")
     if check.voided:
         lines.append(f"{check.task}: no verdict is left by {', '.join(check.voided)}: such an episode is thrown away")
+    lines += [f"{check.task}: harbor lint: {finding}" for finding in check.lint]
     pristine = check.pristine
     if pristine is None:
         return lines

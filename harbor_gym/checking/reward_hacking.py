@@ -34,7 +34,7 @@ def trick_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ExploitResult:
-    """What tricks earned."""
+    """The rewards that tricks earned."""
 
     reward: float
     """The reward for all of them together; for the best one where all together left no verdict."""
@@ -123,4 +123,4 @@ def exploit_agent(tricks: Sequence[str], keys: Collection[str]) -> Work:
 
 @functools.cache
 def _read_script(name: str) -> str:
-    return (_SCRIPTS / f"{name}.sh").read_text()
+    return (_SCRIPTS / f"{name}.sh").read_text(encoding="utf-8")

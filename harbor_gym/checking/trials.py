@@ -1,4 +1,4 @@
-"""Run a task's solution once as ``harbor run`` does, to see what an episode adds to that."""
+"""Run a task's solution once as ``harbor run`` does, to compare it with an episode."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ async def run_plain_oracle(task_dir: Path, plan: CheckPlan) -> float:
     from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
     from harbor.trial.trial import Trial
 
+    from harbor_gym.episode._harbor_patches import silence_checksum
     from harbor_gym.episode.grading.verifiers import require_separate_verifiers
 
     config = TrialConfig(
@@ -38,6 +39,7 @@ async def run_plain_oracle(task_dir: Path, plan: CheckPlan) -> float:
     )
     try:
         trial = await Trial.create(config)
+        silence_checksum(trial.task)
         require_separate_verifiers(trial)
     except (ImportError, OSError, TypeError, ValueError, RuntimeError, NotImplementedError) as exc:
         # Harbor's constructors refuse a task that the sandbox cannot hold; nothing has been started yet.
@@ -48,14 +50,19 @@ async def run_plain_oracle(task_dir: Path, plan: CheckPlan) -> float:
 def _reward(trial: Trial, result: TrialResult, plan: CheckPlan) -> float:
     from harbor_gym.episode.diagnostics import read_diagnostics
 
+    failure, verdict = _failure(result), result.verifier_result
+    if failure is not None:
+        raise failure.attach(read_diagnostics(trial.paths.trial_dir), trial_dir=None)
+    assert verdict is not None
+    assert verdict.rewards is not None
+    return plan.scalar(verdict.rewards)
+
+
+def _failure(result: TrialResult) -> HarborGymError | None:
+    from harbor_gym.episode.failures import denied_verdict, grading_failure, start_failure
+
     if result.verifier_result is not None and result.verifier_result.rewards is not None:
-        return plan.scalar(result.verifier_result.rewards)
-    raise _failure(result).attach(read_diagnostics(trial.paths.trial_dir), trial_dir=None)
-
-
-def _failure(result: TrialResult) -> HarborGymError:
-    from harbor_gym.episode.failures import grading_failure, start_failure
-
+        return denied_verdict(result)
     if result.agent_execution is not None or result.step_results:
         return grading_failure(result, result.exception_info)
     return start_failure(result)

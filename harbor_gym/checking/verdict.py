@@ -1,4 +1,4 @@
-"""What a check returns."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PhaseSeconds:
-    """Where a trial's time went, in seconds. A multi-step task's agent and verifier times are sums."""
+    """A trial's time by phase, in seconds. A multi-step task's agent and verifier times are sums."""
 
     start: float
     """Building the image if need be, starting the sandbox, and its healthcheck."""
@@ -61,7 +61,7 @@ class PhaseSeconds:
 
 @dataclass(frozen=True, slots=True)
 class PristineCheck:
-    """What a task comes to where its verifier has a pristine view."""
+    """The result of a task whose verifier has a pristine view."""
 
     paths: tuple[str, ...]
     """What is carried from the policy's sandbox into the view."""
@@ -137,8 +137,8 @@ class TaskCheck:
     nop_output: str = ""
     """The end of what the verifier printed in the last run of doing nothing that was rewarded."""
 
-    image_substitutions: tuple[str, ...] = ()
-    """Base images that were not available, and what stood in for each."""
+    services: str | None = None
+    """How long the last start waited for services of the image's ENTRYPOINT, for people; None without any."""
 
     nop: tuple[float, ...] = ()
     """Rewards for doing nothing, one a run that was graded."""
@@ -151,6 +151,10 @@ class TaskCheck:
 
     voided: tuple[str, ...] = ()
     """Which tricks leave no verdict, in either view, where reward hacking was tried trick by trick."""
+
+    lint: tuple[str, ...] = ()
+    """What ``harbor lint`` finds in the task's files, where the Harbor that is installed has it. It is no part of the
+    verdict."""
 
     pristine: PristineCheck | None = None
     """What it comes to in a pristine view; None where the sandbox has none, or no paths are known for one."""
@@ -204,7 +208,7 @@ class TaskCheck:
 
     @property
     def shown_output(self) -> str:
-        """What the verifier printed in the run that the reason is about; empty where it printed nothing."""
+        """The verifier's output in the run that the reason is about; empty where it printed nothing."""
         is_of_nop = self.verdict is Verdict.TRIVIAL or (
             self.verdict is Verdict.FLAKY and len(set(self.nop)) > 1 and len(set(self.oracle)) < 2
         )

@@ -17,7 +17,7 @@ _LINE_SEC = 10.0
 
 
 class ShowsProgress(Protocol):
-    """What long work reports to."""
+    """The receiver of long work's progress."""
 
     def line(self, text: str) -> None:
         """Show one line that stays."""

@@ -1,4 +1,4 @@
-"""What commands share: exit codes, errors on one line, and the check before anything starts."""
+"""The common part of all commands: exit codes, errors on one line, and the check before anything starts."""
 
 import logging
 import os
@@ -7,13 +7,15 @@ from contextlib import contextmanager
 
 import typer
 
-from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskSourceError, UsageError, printable
+from harbor_gym._runtime.disks import describe_disk_failure
+from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError, printable
+from harbor_gym.outcomes import describe
 
 FAILED = 1
 """Exit code: the answer is no."""
 
 MISUSED = 2
-"""Exit code: wrong arguments or something missing; nothing was started."""
+"""Exit code: wrong arguments, a wrong task or something missing."""
 
 INTERRUPTED = 130
 """Exit code: ended by SIGINT."""
@@ -53,16 +55,26 @@ def quiet_harbor() -> Generator[None]:
 
 
 @contextmanager
-def one_line_errors() -> Generator[None]:
-    """Turn our errors, and those of a file that can't be read or written, into one line on stderr and an exit code."""
+def one_line_errors(program: str = "error") -> Generator[None]:
+    """Turn our errors, and those of a file that can't be read or written, into one line on stderr and an exit code.
+
+    Args:
+        program: What begins the line.
+    """
     try:
         yield
     except HarborGymError as exc:
-        code = MISUSED if isinstance(exc, UsageError | MissingDependencyError | TaskSourceError) else FAILED
-        echo(f"error: {exc}", err=True)
-        raise typer.Exit(code) from None
+        code = MISUSED if isinstance(exc, UsageError | MissingDependencyError | TaskError) else FAILED
+        notes = "".join(f"; {note}" for note in getattr(exc, "__notes__", ()))
+        echo(f"{program}: {exc if code == MISUSED else describe(exc)}{notes}", err=True)
+        raise typer.Exit(code) from exc
     except OSError as exc:
-        if exc.filename is None:
+        line = describe_disk_failure(exc) or _describe_file_failure(exc)
+        if line is None:
             raise
-        echo(f"error: {os.fsdecode(exc.filename)}: {exc.strerror}", err=True)
-        raise typer.Exit(FAILED) from None
+        echo(f"{program}: {line}", err=True)
+        raise typer.Exit(FAILED) from exc
+
+
+def _describe_file_failure(error: OSError) -> str | None:
+    return None if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"

@@ -101,8 +101,6 @@ def _print_row(result: SifResult) -> None:
     echo(f"{result.task}  {state}  {size}  {result.seconds:.1f} s  {result.entry.file}{pushed}")
     if result.error:
         echo(f"{result.task}: {result.error}", err=True)
-    for sentence in result.entry.substitutions:
-        echo(f"{result.task}: {sentence}", err=True)
 
 
 def _print_nothing(_: SifResult) -> None:

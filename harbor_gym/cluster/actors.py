@@ -1,4 +1,4 @@
-"""What runs on the nodes: workers that play calls, one agent a node, one limiter for the cluster.
+"""The actors on the nodes: workers that play calls, one agent a node, one limiter for the cluster.
 
 Plain classes: :mod:`harbor_gym.cluster.executor` makes actors of them.
 """

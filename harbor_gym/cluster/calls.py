@@ -30,7 +30,7 @@ class PackedCall:
 
 @dataclass(frozen=True)
 class PackedResult:
-    """What came of a call."""
+    """The result of a call."""
 
     payload: bytes
     """What it returned, or the exception that it raised."""

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClusterLimits:
-    """How much of a cluster an executor takes, and when it gives up."""
+    """An executor's share of a cluster, and the time after which it gives up."""
 
     max_workers: int = 2
     """Calls at the same time, over all nodes."""

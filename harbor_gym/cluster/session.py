@@ -8,7 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from harbor_gym._runtime.interrupts import sigterm_as_interrupt
+from harbor_gym._runtime.interrupts import ends_as_interrupts
 from harbor_gym.cluster.executor import RESOURCE, ClusterExecutor, ClusterLimits
 from harbor_gym.errors import MissingDependencyError
 
@@ -53,7 +53,7 @@ def drain_on_sigterm() -> Generator[None]:
     """
     handler = signal.getsignal(signal.SIGTERM)
     is_free = handler is signal.SIG_DFL or getattr(handler, "__module__", "").partition(".")[0] == "ray"
-    with sigterm_as_interrupt() if is_free else contextlib.nullcontext():
+    with ends_as_interrupts() if is_free else contextlib.nullcontext():
         yield
 
 

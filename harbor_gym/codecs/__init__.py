@@ -1,4 +1,4 @@
-"""Chat codecs: how a chat becomes tokens so that each prompt extends the last one by what was sampled."""
+"""Chat codecs: write a chat as tokens so that each prompt extends the last one by the sampled tokens."""
 
 from harbor_gym.codecs.hf import HFCodec
 from harbor_gym.codecs.tail import ChatTail, ComparesTemplate, tokenizer_lock

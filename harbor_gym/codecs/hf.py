@@ -18,7 +18,7 @@ _PROBE_NEXT: Messages = ({"role": "user", "content": "next"},)
 
 
 class ChatTokenizer(Protocol):
-    """What a codec needs of a tokenizer; those of ``transformers`` have it."""
+    """The part of a tokenizer that a codec needs; those of ``transformers`` have it."""
 
     eos_token_id: Any
     """Id of the end-of-text token; None where there is none."""

@@ -1,4 +1,4 @@
-"""What a chat format writes between an answer and the next one, found by probing its renderer.
+"""The tokens that a chat format writes between an answer and the next one, found by probing its renderer.
 
 Codecs share this. Only a function that renders a chat is needed: what follows an answer is found once, by rendering two
 conversations that differ in the answer alone, and taking what their renderings have in common behind it.

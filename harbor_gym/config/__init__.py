@@ -84,6 +84,10 @@ class TerminalEnvConfig(_Config):
     action_format: ActionFormat = ActionFormat.TERMINUS_JSON
     """How the policy's messages are written; the system prompt of a chat policy follows it."""
 
+    system_prompt: str | None = Field(default=None, min_length=1)
+    """The system message of a chat policy, in place of the action format's, whose rules it then has to state. None: the
+    action format's."""
+
     max_turns: int | None = Field(default=50, ge=1)
     """Turns (calls of ``step``) after which the episode is truncated and verified; None is no limit."""
 
@@ -136,6 +140,10 @@ class TerminalEnvConfig(_Config):
     """Harbor's settings of a run's verifier: ``import_path`` and ``kwargs`` of a verifier of your own, ``env`` (write
     secrets as ``${NAME}``), ``override_timeout_sec``, ``max_timeout_sec``. The task's own stand in its task.toml."""
 
+    harbor_server: str | None = None
+    """Address of a ``harbor serve`` with an inference relay (Harbor 0.26) that runs the episodes of one of Harbor's
+    agents in place of this process; its key is the environment variable HARBOR_API_KEY. docs/scale.md says more."""
+
     trials_dir: Path | None = None
     """Keep each trial's folder (logs, result.json) under this directory. None: a temporary one, removed at close."""
 
@@ -174,7 +182,7 @@ class TerminalEnvConfig(_Config):
 FIELDS_WITH_AGENT = frozenset(
     {
         *("max_turns", "time_limit_sec", "reward_key", "reward_function", "zero_reward_on_limit"),
-        *("verify_paths", "keep_agent_processes", "ambiguous_failures", "trials_dir"),
+        *("verify_paths", "keep_agent_processes", "ambiguous_failures", "trials_dir", "harbor_server"),
     }
 )
 """The further fields of :class:`TerminalEnvConfig` that an episode has in which one of Harbor's agents plays."""
@@ -200,8 +208,18 @@ def require_fields_of_agents(config: TerminalEnvConfig) -> None:
         )
 
 
+def require_fields_of_own_loop(config: TerminalEnvConfig) -> None:
+    """Check that a configuration has nothing that our own loop would play without.
+
+    Raises:
+        UsageError: It names a server for the episodes of Harbor's agents.
+    """
+    if config.harbor_server is not None:
+        raise UsageError("harbor_server runs the episodes of Harbor's agents, not our own loop: give an agent")
+
+
 class PoolLimits(_Config):
-    """How fast a :class:`harbor_gym.pool.WarmPool` may start sandboxes, and when it gives up."""
+    """Limits on the starts of a :class:`harbor_gym.pool.WarmPool`, and the time after which it gives up."""
 
     max_starts_at_once: int = Field(default=8, ge=1)
     """Sandboxes that may be starting at the same time."""

@@ -1,4 +1,4 @@
-"""What of the policy's sandbox a verifier in a pristine view sees: paths, read from whoever names them."""
+"""The paths of the policy's sandbox that a verifier in a pristine view sees, and the sources that name them."""
 
 from collections.abc import Iterable
 from pathlib import PurePosixPath

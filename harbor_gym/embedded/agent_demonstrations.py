@@ -65,6 +65,6 @@ async def play_with_agent(
     rollout = await RolloutInterface.from_config(config, sample, codec, agent).run_one(config.task_dir)
     if rollout.error is not None:
         raise rollout.error
-    messages = codec.messages(rollout.token_ids)
+    messages = codec.messages(rollout.main.token_ids)
     answers = sum(message["role"] == "assistant" for message in messages)
     return Demonstration(tuple(messages), rollout.reward or 0.0, answers, rollout.end_reason)

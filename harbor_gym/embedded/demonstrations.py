@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.embedded.demonstrator import Demonstration, Demonstrator, load_script
 from harbor_gym.env import AsyncTerminalGymEnv
@@ -78,12 +79,8 @@ async def play_demonstrations(
             progress(finished, episodes)
         return demonstration
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(play(index)) for index in range(episodes)]
-    except BaseExceptionGroup as failures:
-        # The first failure cancelled the other episodes; it is the one that callers can act on.
-        raise failures.exceptions[0] from failures
+    async with task_group() as group:
+        tasks = [group.create_task(play(index)) for index in range(episodes)]
     played = [task.result() for task in tasks]
     _log.info("demonstrations of %s: %s", task_dir, summary(played))
     return played
@@ -111,10 +108,7 @@ async def play_in_env(config: TerminalEnvConfig, demonstrator: Demonstrator) -> 
     """
     async with AsyncTerminalGymEnv(config) as env:
         observation, info = await env.reset()
-        messages = [
-            {"role": "system", "content": prompts.system_prompt()},
-            {"role": "user", "content": prompts.first_message(info.get("instruction", ""), observation)},
-        ]
+        messages = prompts.opening(config, info.get("instruction", ""), observation).messages
         turns, reward, done = 0, 0.0, False
         while not done:
             text = demonstrator.answer(observation).text()

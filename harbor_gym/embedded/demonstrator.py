@@ -1,4 +1,4 @@
-"""A scripted demonstrator: what a policy may see of a task, and the moves that it may make there.
+"""A scripted demonstrator: the part of a task that a policy may see, and the moves that it may make there.
 
 The script lies in the task's folder, ``demonstrations/moves.json``: stages with weighted moves, some of them slow or
 wrong on purpose, so that an imitator starts with something left to learn.
@@ -69,7 +69,7 @@ class Move(_Model):
 
 
 class Stage(_Model):
-    """What can be seen at one point of the work, and what the demonstrator does there."""
+    """One point of the work: the screen that shows it, and the demonstrator's moves there."""
 
     seen: Annotated[str, AfterValidator(_compilable)] | None = None
     """Regular expression (multi-line) that recognises the stage in an observation. None: reached by ``next`` only."""

@@ -6,15 +6,14 @@ SkyRL pins packages against the cookbook's, so no resolver puts both into one en
 import contextlib
 import hashlib
 import importlib.metadata
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
 from harbor_gym._runtime.cache import cache_dir
+from harbor_gym._runtime.processes import ask, tool_environment
 from harbor_gym.embedded.launcher import SKYRL_VERSION
 from harbor_gym.errors import HarborGymError, MissingDependencyError
 
@@ -106,10 +105,10 @@ def _pip(python: Path) -> list[str]:
 
 
 def _run(command: Sequence[str | None]) -> None:
-    # PYTHONPATH would put this environment's packages before the new one's.
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment = tool_environment()
+    environment.pop("VIRTUAL_ENV", None)
     argv = [part for part in command if part is not None]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+    done = ask(*argv, timeout_sec=None, environment=environment)
     if done.returncode:
         tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-_TAIL_LINES:])
         raise ServerInstallError(f"{Path(argv[0]).name} ended with exit code {done.returncode}:\n{tail}")

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from harbor_gym._runtime.cache import cache_dir
+from harbor_gym._runtime.processes import tool_environment
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import HarborGymError, UsageError
 
@@ -163,12 +164,15 @@ class TrainingServer:
 
     def _claim_state_dir(self) -> None:
         self.state_dir.mkdir(parents=True, exist_ok=True)
-        lock = (self.state_dir / "lock").open("w")
+        lock = (self.state_dir / "lock").open("w", encoding="utf-8")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise UsageError(f"another training server uses {self.state_dir}; give each its own state_dir") from None
+            raise UsageError(
+                f"a training server is running in {self.state_dir}, for a run or an evaluation of its policy: wait for "
+                "its end"
+            ) from None
         self._lock = lock
         shutil.rmtree(self.state_dir / "tmp", ignore_errors=True)
         (self.state_dir / "tmp").mkdir()
@@ -203,11 +207,12 @@ class TrainingServer:
     def _environment(self) -> dict[str, str]:
         return {
             "JAX_PLATFORMS": "cpu",
-            **os.environ,
+            **tool_environment(),
             "HF_HUB_OFFLINE": "1",
             "JAX_COMPILATION_CACHE_DIR": str(cache_dir() / "jax"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "PYTHONUNBUFFERED": "1",
+            "PYTHONUTF8": "1",
             "TMPDIR": str(self.state_dir / "tmp"),
         }
 

@@ -1,4 +1,4 @@
-"""The embedded server as what samples and trains for a run, or answers for an evaluation."""
+"""The embedded server as the sampler and trainer of a run, or as the endpoint of an evaluation."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harbor_gym._runtime.console.progress import ShowBar, show_no_bar
+from harbor_gym._runtime.console.progress import ShowBar, show_no_bar, ticking
 from harbor_gym.adapters.tinker.policies import EvaluatedPolicy
 from harbor_gym.adapters.tinker.training.config import Backend
 from harbor_gym.adapters.tinker.training.preparation import TrainRun
@@ -123,8 +123,10 @@ async def embedded_service(run: TrainRun, show: Show, bar: ShowBar = show_no_bar
         python=server_python(),
     )
     async with contextlib.AsyncExitStack() as stack:
-        async with _ticking(bar, "embedded training server", run.config.server_timeout_sec):
+        phase, begun = "embedded training server", time.monotonic()
+        async with ticking(bar, phase, f"of at most {run.config.server_timeout_sec:g} s"):
             await stack.enter_async_context(server)
+        bar(phase, 1, 1, f"ready after {time.monotonic() - begun:.0f} s")
         os.environ.update(server.client_environment())
         async with cancelled_with(server.monitor()):
             yield EmbeddedService(str(model_dir), server.base_url, state_dir)
@@ -154,25 +156,6 @@ async def sampling_client(policy: EvaluatedPolicy, show: Show) -> AsyncGenerator
         else:
             base = None if policy.checkpoint else policy.model_name
             yield await service.create_sampling_client(model_path=policy.checkpoint, base_model=base)
-
-
-@contextlib.asynccontextmanager
-async def _ticking(bar: ShowBar, phase: str, limit_sec: float) -> AsyncGenerator[None]:
-    """Show every second how long the block has been running."""
-    begun = time.monotonic()
-
-    async def tick() -> None:
-        while True:
-            bar(phase, round(time.monotonic() - begun), None, f"of at most {limit_sec:g} s")
-            await asyncio.sleep(1)
-
-    ticking = asyncio.create_task(tick())
-    try:
-        yield
-    finally:
-        ticking.cancel()
-        await asyncio.wait((ticking,))
-    bar(phase, 1, 1, f"ready after {time.monotonic() - begun:.0f} s")
 
 
 async def _model_dir(run: TrainRun, show: Show, bar: ShowBar) -> Path:

@@ -64,7 +64,7 @@ class WarmStartSettings:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a warm start is."""
+    """The progress of a warm start."""
 
     step: int
     steps: int
@@ -123,7 +123,7 @@ def warm_start(
     with publishing_once(final) as building:
         building.mkdir()
         record = _build(conversations, building, settings, progress)
-        (building / RECORD_NAME).write_text(json.dumps(record, indent=1) + "\n")
+        (building / RECORD_NAME).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return final
 
 

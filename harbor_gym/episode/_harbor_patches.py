@@ -1,4 +1,4 @@
-"""The methods of a Harbor sandbox that an episode replaces, on the one instance of its own trial.
+"""The methods of a Harbor sandbox and task that an episode replaces, on the one instance of its own trial.
 
 Harbor has no hook at these moments. tests/unit/episode/test_harbor_patches.py names the parts of Harbor that call the
 methods, and fails where an upgrade changes one of them.
@@ -7,18 +7,34 @@ methods, and fails where an upgrade changes one of them.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import PurePath
 from types import CoroutineType
-from typing import Any
+from typing import Any, override
 
 from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.models.task.task import Task
 
 _CALLS = (
     *("exec", "upload_file", "upload_dir", "download_file", "download_dir", "download_dir_with_exclusions"),
     *("is_file", "is_dir", "ensure_dirs", "empty_dirs", "reset_dirs"),
 )
 """By which an environment's user reaches into its sandbox."""
+
+
+class _QuietTask(Task):
+    @property
+    @override
+    def checksum(self) -> str:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"Task\.checksum ", category=DeprecationWarning)
+            return super().checksum
+
+
+def silence_checksum(task: Task) -> None:
+    """Let Harbor's trial read its task's checksum without the warning of Harbor's own, which may be made an error."""
+    task.__class__ = _QuietTask
 
 
 def note_start_error(environment: BaseEnvironment, note: Callable[[BaseException], None]) -> None:
@@ -51,6 +67,23 @@ def keep_closed(environment: BaseEnvironment, verifier_dir: PurePath, before: Ca
         return await empty_dirs(dirs, chmod=chmod and verifier_dir not in dirs)
 
     environment.empty_dirs = kept
+
+
+def leave_out_reward_removal(environment: BaseEnvironment, verifier_dir: PurePath) -> None:
+    """Answer Harbor's removal of old rewards before the tests (since 0.26) without running a program of the sandbox.
+
+    The clean-up has emptied that directory by then, and a policy's ``rm`` must not decide whether it is graded.
+    """
+    run = environment.exec
+    removal = f"rm -f -- {verifier_dir / 'reward.txt'} {verifier_dir / 'reward.json'}"
+
+    @functools.wraps(run)
+    async def run_others(command: str, *args: Any, **settings: Any) -> ExecResult:
+        if command == removal:
+            return ExecResult(stdout="", stderr="", return_code=0)
+        return await run(command, *args, **settings)
+
+    environment.exec = run_others
 
 
 def examine_before_stop(environment: BaseEnvironment, examine: Callable[[], Awaitable[None]]) -> None:

@@ -1,4 +1,4 @@
-"""What a failed trial leaves that explains the failure, read before its folder is removed."""
+"""The files of a failed trial that explain its failure, read before its folder is removed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def read_diagnostics(trial_dir: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class VerifierReport:
-    """What a verifier left besides its rewards."""
+    """A verifier's output and files, without its rewards."""
 
     output: str
     """The end of what it printed."""

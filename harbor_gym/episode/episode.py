@@ -42,7 +42,7 @@ from harbor_gym.errors import (
     UsageError,
 )
 from harbor_gym.sandboxes.extensions import ReportsLeftBehind
-from harbor_gym.terminal.session import Leavings
+from harbor_gym.terminal.session import Leftovers
 
 # Harbor's agent timeout would count the policy's thinking time; our budgets end episodes instead.
 _NO_AGENT_TIMEOUT_SEC = 10.0 * 365 * 24 * 3600
@@ -76,7 +76,7 @@ class AgentPhase:
 
 @dataclass(frozen=True)
 class PhaseEnd:
-    """What the verifier returned for the phase that just ended."""
+    """The verifier's result for the phase that just ended."""
 
     rewards: Mapping[str, float]
     """Every key that the verifier wrote."""
@@ -163,7 +163,7 @@ class Episode:
 
     @property
     def missing_protections(self) -> tuple[str, ...]:
-        """What the sandbox, once started, can't give to the grading, one sentence each."""
+        """The protections that the started sandbox can't give to the grading, one sentence each."""
         return self._guard.missing_protections if self._guard is not None else ()
 
     @property
@@ -213,7 +213,7 @@ class Episode:
         return phase
 
     async def end_phase(
-        self, *, keep_processes: bool = False, is_last: bool = False, terminal: Leavings | None = None
+        self, *, keep_processes: bool = False, is_last: bool = False, terminal: Leftovers | None = None
     ) -> PhaseEnd:
         """End the policy's phase, let Harbor verify it, and return the verdict.
 
@@ -256,7 +256,7 @@ class Episode:
         *,
         keep_processes: bool,
         is_last: bool,
-        terminal: Leavings | None,
+        terminal: Leftovers | None,
     ) -> PhaseEnd:
         assert self._trial is not None
         assert self._guard is not None
@@ -278,7 +278,7 @@ class Episode:
         report = await asyncio.to_thread(read_verifier, self._trial.paths.trial_dir, step)
         return replace(verdict, verifier=report if report.files else None)
 
-    async def find_breakage(self, terminal: Leavings | None = None, *, answers_nonsense: bool = False) -> str | None:
+    async def find_breakage(self, terminal: Leftovers | None = None, *, answers_nonsense: bool = False) -> str | None:
         """Return how the policy broke the sandbox of the running phase; None where nothing shows that it did.
 
         Args:
@@ -406,6 +406,8 @@ class Episode:
             )
         if is_cut:
             raise failures.step_failure(result)
+        if (denied := failures.denied_verdict(result)) is not None:
+            raise denied
         combined = result.verifier_result.rewards if result.verifier_result is not None else None
         return PhaseEnd(
             rewards=_floats(rewards),

@@ -1,4 +1,4 @@
-"""Harbor's ways to fail, made into our error tree. This is the one seam where that happens.
+"""Map Harbor's failures to our error tree. No other module does.
 
 Whose failure a missing verdict is: :func:`policy_failure`. The table is in :mod:`harbor_gym.outcomes`.
 """
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from harbor.models.trial.result import ExceptionInfo, StepResult, TrialResult
 
 from harbor_gym import errors
+from harbor_gym._runtime.harbor_versions import NON_ZERO_EXIT, REFUSED_AGENT, is_end_of_agent, recorded_exceptions
 from harbor_gym.config import AmbiguousFailures
 from harbor_gym.episode.grading.cleanup import BrokenByPolicyError
 from harbor_gym.episode.throttling import is_throttled, retry_after_sec
@@ -102,9 +103,35 @@ def grading_failure(result: TrialResult, info: ExceptionInfo | None, oom_kills: 
     return VerifierError(f"{message} ({hint})" if hint else message)
 
 
+def denied_verdict(result: TrialResult, *, is_cut: bool = False, is_refused: bool = False) -> HarborGymError | None:
+    """Return why the verdict of a trial does not count; None where it does.
+
+    Harbor grades after most exceptions. A verdict counts where no exception of the trial or of a step denies it.
+
+    Args:
+        result: The trial, finished or between two steps, that has a verdict.
+        is_cut: Whether its agent lost the connection to its policy, though no budget had run out.
+        is_refused: Whether its agent was refused further answers because a budget had run out.
+    """
+    for info in recorded_exceptions(result):
+        if is_refused and info.exception_type in REFUSED_AGENT:
+            continue
+        if is_end_of_agent(info) and not (is_cut and info.exception_type == NON_ZERO_EXIT):
+            continue
+        is_known = _own_error(info) is not None or info.exception_type in _VERIFIER_HINTS
+        return grading_failure(result, info) if is_known else agent_failure(result, info)
+    return None
+
+
+def agent_failure(result: TrialResult, info: ExceptionInfo) -> AgentFailedError:
+    """Return the error for an agent that ended in no way beside which a reward counts."""
+    message = info.exception_message.strip().splitlines() or ["no message"]
+    return AgentFailedError(f"the agent of trial {result.trial_name!r} failed: {info.exception_type}: {message[-1]}")
+
+
 @dataclass(frozen=True)
 class SandboxFinding:
-    """What is known of the sandbox of a trial that has ended, beside what Harbor recorded."""
+    """The state of an ended trial's sandbox, beside Harbor's own record."""
 
     is_shared: bool
     """Whether the verifier that was to grade last had the policy's own sandbox."""

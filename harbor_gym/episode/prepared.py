@@ -75,7 +75,7 @@ class PreparedEpisode:
         if config.setup_command is not None and not is_taken:
             await _set_up(self._phase, config.setup_command, self._task.config.environment.build_timeout_sec)
         started = time.monotonic()
-        self._terminal = await open_phase_terminal(self._phase, config)
+        self._terminal = await _open_terminal(self._phase, config)
         self.terminal_open_sec = time.monotonic() - started
         if self._is_closed:
             await self.close()
@@ -120,15 +120,29 @@ class PreparedEpisode:
             self._first_turn = await self.terminal.run([])
         return self._first_turn
 
-    async def close(self) -> None:
+    async def enter_phase(self, phase: AgentPhase) -> TerminalTurn:
+        """Open a terminal in a later phase of the trial, and return its screen.
+
+        Raises:
+            TerminalStartError: The sandbox has no usable shell or tmux.
+            SandboxError: The sandbox is gone or does not answer.
+        """
+        self._phase = phase
+        self._terminal = await _open_terminal(phase, self._config)
+        return await self._terminal.run([])
+
+    async def close(self, *, has_channel: bool = True) -> None:
         """Stop terminal and sandbox. Idempotent, at any time; a trial folder that is to be kept stays.
+
+        Args:
+            has_channel: Whether the terminal's channel is still there. An event loop that was closed took it along.
 
         Raises:
             SandboxTimeoutError: The sandbox did not stop in the time that the configuration allows.
         """
         self._is_closed = True
         try:
-            if self._terminal is not None:
+            if self._terminal is not None and has_channel:
                 # Its channel is a process of this machine. What it runs in the sandbox ends with that in any case.
                 with contextlib.suppress(HarborGymError):
                     await self._terminal.detach()
@@ -160,7 +174,7 @@ async def _set_up(phase: AgentPhase, command: str, timeout_sec: float) -> None:
     require_success(done.return_code, f"{done.stdout or ''}{done.stderr or ''}")
 
 
-async def open_phase_terminal(phase: AgentPhase, config: TerminalEnvConfig) -> Terminal:
+async def _open_terminal(phase: AgentPhase, config: TerminalEnvConfig) -> Terminal:
     """Open a terminal in the phase's sandbox, as the phase's user.
 
     Raises:

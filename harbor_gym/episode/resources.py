@@ -35,7 +35,7 @@ class Skill:
 
 @dataclass(frozen=True)
 class Resources:
-    """What the task declares for its agent's use."""
+    """The skills and MCP servers that a task declares for its agent."""
 
     skills_dir: str | None = None
     """Directory of skills in the sandbox."""

@@ -10,7 +10,7 @@ from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 
 @dataclass(frozen=True)
 class SideResult:
-    """What came of it."""
+    """The result of a side command."""
 
     return_code: int | None
     """None if it did not end in time, which may be the policy's doing."""

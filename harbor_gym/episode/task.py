@@ -16,6 +16,7 @@ from harbor.models.task.verifier_mode import (
 from harbor.utils.env import get_required_host_vars
 from pydantic import ValidationError
 
+from harbor_gym._runtime.harbor_versions import has_mcp_headers
 from harbor_gym.config import describe_problems
 from harbor_gym.config.verify_paths import check_paths
 from harbor_gym.errors import TaskError, TaskUnsupportedError
@@ -135,6 +136,11 @@ def _check_support(task: Task, task_dir: Path) -> None:
     """Refuse loudly what no terminal policy can do, before anything is started."""
     if task.config.environment.os is TaskOS.WINDOWS:
         raise TaskUnsupportedError(f"{task_dir}: [environment] os is windows; a terminal here is a Unix shell")
+    if with_headers := [server.name for server in task.config.environment.mcp_servers if has_mcp_headers(server)]:
+        raise TaskUnsupportedError(
+            f"{task_dir}: the MCP server {with_headers[0]} needs headers with credentials, and a policy behind reset "
+            "and step would see them in its prompt: play this task with an agent (--agent) that can send them"
+        )
     declared_verify_paths(task)
     steps = task.config.steps
     trajectory = task.paths.step_trajectory_path(steps[0].name) if steps else task.paths.trajectory_path

@@ -1,11 +1,20 @@
-"""How good a policy is on a set of tasks: pass@k and mean reward with intervals. No framework is involved."""
+"""Evaluate a policy on a set of tasks: pass@k and mean reward with intervals. No framework is involved."""
 
 from harbor_gym.evaluation.best import Evaluated, note_evaluation, read_best, read_evaluations
 from harbor_gym.evaluation.chat import ChatPlayer
 from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult, Player, evaluate
+from harbor_gym.evaluation.first import FirstAlone
 from harbor_gym.evaluation.journal import Journal
 from harbor_gym.evaluation.remote import OpenPlayer, RemotePlayer
-from harbor_gym.evaluation.report import Progress, Report, TaskReport, describe_episode, format_report, summarize
+from harbor_gym.evaluation.report import (
+    Progress,
+    Report,
+    TaskReport,
+    describe_episode,
+    describe_losses,
+    format_report,
+    summarize,
+)
 from harbor_gym.evaluation.statistics import Estimate, bootstrap, pass_at_k, wilson
 
 __all__ = [
@@ -14,6 +23,7 @@ __all__ = [
     "EpisodeResult",
     "Estimate",
     "Evaluated",
+    "FirstAlone",
     "Journal",
     "OpenPlayer",
     "Player",
@@ -23,6 +33,7 @@ __all__ = [
     "TaskReport",
     "bootstrap",
     "describe_episode",
+    "describe_losses",
     "evaluate",
     "format_report",
     "note_evaluation",

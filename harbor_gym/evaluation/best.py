@@ -1,4 +1,4 @@
-"""Which of a run's checkpoints did best when it was evaluated: ``best.json`` in the run's folder."""
+"""The best checkpoint of a run by its evaluations: ``best.json`` in the run's folder."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from harbor_gym._runtime.files import replace_text
+from harbor_gym._runtime.json_files import read_document, read_lines
 from harbor_gym.errors import UsageError
 
 BEST_NAME = "best.json"
 BEST_FORMAT = 1
+CHECKPOINTS_NAME = "checkpoints.jsonl"
+"""The cookbook writes it. Source: tinker_cookbook.checkpoint_utils."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,36 @@ class Evaluated:
 
     episodes: int | None
     """Episodes that were graded."""
+
+
+def read_checkpoints(run_dir: Path, *, mends: bool = False) -> list[dict[str, Any]]:
+    """Return the records of a run's checkpoints in the order of writing; none where it has saved none.
+
+    Args:
+        run_dir: The run's folder.
+        mends: Take a last record that a kill has cut out of the file, before the run goes on writing it.
+
+    Raises:
+        UsageError: A record can't be read.
+    """
+    remedy = "remove the line to go on from the checkpoint before it, or the file to begin again"
+    path = run_dir / CHECKPOINTS_NAME
+    if not path.is_file():
+        return []
+    records = read_lines(path, remedy=remedy, mends=mends)
+    for number, record in enumerate(records, start=1):
+        if not isinstance(record.get("name"), str):
+            raise UsageError(f"{path}, line {number}, can't be read: the record has no name: {remedy}")
+    return records
+
+
+def is_finished(run_dir: Path) -> bool:
+    """Return whether a run has saved the checkpoint that it saves at its end.
+
+    Raises:
+        UsageError: A record of its checkpoints can't be read.
+    """
+    return any(record.get("final") or record["name"] == "final" for record in read_checkpoints(run_dir))
 
 
 def note_evaluation(run_dir: Path, evaluated: Evaluated) -> Evaluated:
@@ -69,7 +102,7 @@ def _document(run_dir: Path) -> dict[str, Any] | None:
     path = run_dir / BEST_NAME
     if not path.is_file():
         return None
-    document = json.loads(path.read_text(encoding="utf-8"))
+    document = read_document(path, remedy="remove it, and the run's next evaluation writes it anew")
     if document.get("format") != BEST_FORMAT:
         raise UsageError(f"{path} has format {document.get('format')}; this version reads {BEST_FORMAT}")
     return document

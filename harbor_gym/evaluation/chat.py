@@ -1,19 +1,14 @@
 """Play the episodes of an evaluation with a model behind a chat endpoint."""
 
-import asyncio
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError
-from harbor_gym.evaluation.episodes import EpisodeResult, error_text, with_recording
-from harbor_gym.formats.prompts import system_prompt
+from harbor_gym.evaluation.episodes import EpisodeResult, Timed, play_recorded
 from harbor_gym.samplers import ChatEndpoint, run_chat_episode
-from harbor_gym.samplers.chat import ChatAnswer, Messages
-from harbor_gym.tokens import Transcript
-from harbor_gym.transcripts import write_transcript
+from harbor_gym.types import Rollout
 
 
 @dataclass(frozen=True)
@@ -31,35 +26,10 @@ class ChatPlayer:
 
     async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
         """Play an episode once; return the infrastructure error too, if that ended it."""
-        name = config.task_dir.resolve().name
-        config, path = with_recording(config, self.transcripts_dir, name, number)
-        started, sampling_sec = time.monotonic(), 0.0
+        timed = Timed(self.endpoint.__call__)
 
-        async def ask(messages: Messages) -> ChatAnswer:
-            nonlocal sampling_sec
-            asked = time.monotonic()
-            try:
-                return await self.endpoint(messages)
-            finally:
-                sampling_sec += time.monotonic() - asked
+        async def play(config: TerminalEnvConfig) -> Rollout:
+            return await run_chat_episode(AsyncTerminalGymEnv(config), timed)
 
-        rollout = await run_chat_episode(AsyncTerminalGymEnv(config), ask)
-        seconds = time.monotonic() - started
-        if path is not None:
-            labels = {"task": name, "group": name, "episode": number}
-            prompt = system_prompt(config.action_format)
-            transcript = Transcript(turns=list(rollout.turns), system_prompt=prompt, cut=rollout.cut)
-            await asyncio.to_thread(write_transcript, path, transcript, labels=labels, error=error_text(rollout.error))
-        result = EpisodeResult(
-            task=name,
-            episode=number,
-            reward=rollout.reward,
-            end_reason=rollout.end_reason,
-            turns=len(rollout.turns),
-            prompt_tokens=rollout.turns[-1].prompt_tokens if rollout.turns else 0,
-            sampled_tokens=sum(turn.sampled_tokens for turn in rollout.turns),
-            seconds=round(seconds, 3),
-            sampling_sec=round(sampling_sec, 3),
-            error=error_text(rollout.error),
-        )
-        return result, rollout.error
+        result, rollout = await play_recorded(config, number, play, self.transcripts_dir)
+        return replace(result, sampling_sec=round(timed.seconds, 3)), rollout.error

@@ -4,17 +4,18 @@ import asyncio
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.task import load_task
 from harbor_gym.errors import HarborGymError, UsageError
-from harbor_gym.outcomes import RetryBudget
-from harbor_gym.rollout import run_episode
+from harbor_gym.outcomes import RetryBudget, describe
+from harbor_gym.rollout import context_tokens_of, run_episode
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.transcripts import write_transcript
 from harbor_gym.types import ChatCodec, EndReason, Rollout, Sample, Sampler
@@ -60,7 +61,7 @@ class EpisodeResult:
 
 @dataclass(frozen=True)
 class Player:
-    """What plays the episodes, and how."""
+    """The player of an evaluation's episodes, and its settings."""
 
     codec: ChatCodec
     """How the model family writes a chat."""
@@ -72,7 +73,7 @@ class Player:
     """The sampler's limit for one message, in tokens."""
 
     max_context_tokens: int | None = None
-    """The model's context window in tokens; None checks nothing."""
+    """The model's context window in tokens; None is the one that the sampler's engine tells, if it does."""
 
     retries: int = 1
     """Fresh attempts at an episode that an infrastructure error ended."""
@@ -82,23 +83,19 @@ class Player:
 
     async def attempt(self, config: TerminalEnvConfig, number: int) -> tuple[EpisodeResult, HarborGymError | None]:
         """Play an episode once; return the infrastructure error too, if that ended it."""
-        name = config.task_dir.resolve().name
-        config, path = with_recording(config, self.transcripts_dir, name, number)
-        env = TokenTerminalEnv(
-            AsyncTerminalGymEnv(config),
-            self.codec,
-            max_tokens=self.max_tokens,
-            max_context_tokens=self.max_context_tokens,
-        )
-        timed = _Timed(self.sample)
-        started = time.monotonic()
-        rollout = await run_episode(env, timed)
-        seconds = time.monotonic() - started
-        if path is not None:
-            labels = {"task": name, "group": name, "episode": number}
-            error = error_text(rollout.error)
-            await asyncio.to_thread(write_transcript, path, env.transcript, labels=labels, error=error)
-        return result_of(name, number, rollout, seconds, timed.seconds), rollout.error
+        timed = _TimedSampler(self.sample)
+
+        async def play(config: TerminalEnvConfig) -> Rollout:
+            env = TokenTerminalEnv(
+                AsyncTerminalGymEnv(config),
+                self.codec,
+                max_tokens=self.max_tokens,
+                max_context_tokens=self.max_context_tokens,
+            )
+            return await run_episode(env, timed)
+
+        result, rollout = await play_recorded(config, number, play, self.transcripts_dir)
+        return dataclasses.replace(result, sampling_sec=round(timed.seconds, 3)), rollout.error
 
 
 class EpisodePlayer(Protocol):
@@ -122,21 +119,35 @@ class EpisodePlayer(Protocol):
         ...
 
 
-def with_recording(
-    config: TerminalEnvConfig, transcripts_dir: Path | None, name: str, number: int
-) -> tuple[TerminalEnvConfig, Path | None]:
-    """Return a configuration that records its terminal beside its transcript, and the transcript's path.
+async def play_recorded(
+    config: TerminalEnvConfig,
+    number: int,
+    play: Callable[[TerminalEnvConfig], Awaitable[Rollout]],
+    transcripts_dir: Path | None,
+) -> tuple[EpisodeResult, Rollout]:
+    """Play an episode once, and write its transcript with the terminal's recording beside it.
 
     Args:
         config: The task, its sandbox and budgets.
+        number: The episode's number among the task's, from 1.
+        play: Plays it.
         transcripts_dir: Where transcripts are kept; None keeps none.
-        name: The task's name.
-        number: The episode's number, from 1.
+
+    Returns:
+        The episode as a row, without the time that sampling took; and as it was played.
     """
-    if transcripts_dir is None:
-        return config, None
-    path = transcripts_dir / "test" / "batch_0000" / name / f"episode_{number:03d}.json"
-    return config.model_copy(update={"recording_path": path.with_suffix(".cast")}), path
+    name = config.task_dir.resolve().name
+    path: Path | None = None
+    if transcripts_dir is not None:
+        path = transcripts_dir / "test" / "batch_0000" / name / f"episode_{number:03d}.json"
+        config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
+    started = time.monotonic()
+    rollout = await play(config)
+    result = result_of(name, number, rollout, time.monotonic() - started)
+    if path is not None:
+        labels = {"task": name, "group": name, "episode": number}
+        await asyncio.to_thread(write_transcript, path, rollout.transcript, labels=labels, error=result.error)
+    return result, rollout
 
 
 async def evaluate(
@@ -184,18 +195,14 @@ async def evaluate(
             on_episode(result)
         return result
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            playing = [group.create_task(item(config, number)) for config in tasks for number in range(1, episodes + 1)]
-    except BaseExceptionGroup as failures:
-        # The first failure cancelled the rest; it is the cause.
-        raise failures.exceptions[0] from None
+    async with task_group() as group:
+        playing = [group.create_task(item(config, number)) for config in tasks for number in range(1, episodes + 1)]
     return [task.result() for task in playing]
 
 
 async def _play(config: TerminalEnvConfig, player: EpisodePlayer, number: int) -> EpisodeResult:
     """Play one episode, again in a fresh sandbox if an infrastructure error ends it."""
-    budget = RetryBudget(player.retries)
+    budget = RetryBudget(player.retries, warns=False)
     for attempt in itertools.count():
         result, error = await player.attempt(config, number)
         if error is None or not await budget.allows(error, attempt):
@@ -203,38 +210,39 @@ async def _play(config: TerminalEnvConfig, player: EpisodePlayer, number: int) -
     raise AssertionError("there is no end to the attempts' numbers")
 
 
-def result_of(name: str, number: int, rollout: Rollout, seconds: float, sampling_sec: float) -> EpisodeResult:
+def result_of(name: str, number: int, rollout: Rollout, seconds: float) -> EpisodeResult:
     """Return a rollout as an episode of an evaluation."""
-    transitions = rollout.transitions
+    turns, error = rollout.turns, rollout.error
     return EpisodeResult(
         task=name,
         episode=number,
         reward=rollout.reward,
         end_reason=rollout.end_reason,
-        turns=len(transitions),
-        prompt_tokens=len(transitions[-1].prompt) if transitions else 0,
-        sampled_tokens=sum(len(transition.sample.tokens) for transition in transitions),
+        turns=len(turns),
+        prompt_tokens=turns[-1].prompt_tokens if turns else 0,
+        sampled_tokens=sum(turn.sampled_tokens for turn in turns),
         seconds=round(seconds, 3),
-        sampling_sec=round(sampling_sec, 3),
-        error=error_text(rollout.error),
+        sampling_sec=0.0,
+        error=None if error is None else describe(error),
     )
 
 
-def error_text(error: HarborGymError | None) -> str | None:
-    """Return an error as reports show it."""
-    return None if error is None else f"{type(error).__name__}: {error}"
+class Timed[**P, T]:
+    """A policy that knows how long its caller waited for it."""
 
-
-class _Timed:
-    """A sampler that knows how long one waited for it."""
-
-    def __init__(self, sample: Sampler) -> None:
-        self._sample = sample
+    def __init__(self, ask: Callable[P, Awaitable[T]]) -> None:
+        self._ask = ask
         self.seconds = 0.0
 
-    async def __call__(self, prompt: Sequence[int]) -> Sample:
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Ask the policy."""
         started = time.monotonic()
         try:
-            return await self._sample(prompt)
+            return await self._ask(*args, **kwargs)
         finally:
             self.seconds += time.monotonic() - started
+
+
+class _TimedSampler(Timed[[Sequence[int]], Sample]):
+    async def context_tokens(self) -> int | None:
+        return await context_tokens_of(self._ask)

@@ -1,4 +1,4 @@
-"""The episodes of an evaluation on disk, one JSON line each, so that an interrupted one goes on where it was."""
+"""The episodes of an evaluation on disk, one JSON line each, so that an interrupted one can be continued."""
 
 import dataclasses
 import json
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.files import naming
+from harbor_gym._runtime.json_files import read_lines
 from harbor_gym.errors import UsageError
 from harbor_gym.evaluation.episodes import EpisodeResult
 from harbor_gym.types import EndReason
@@ -52,18 +54,11 @@ class Journal:
         self._append(dataclasses.asdict(result))
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
+        with naming(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def _lines(self) -> list[dict[str, Any]]:
-        text = self._path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:  # a kill cut the last line
-            self._path.write_text(whole, encoding="utf-8")
-        try:
-            return [json.loads(line) for line in whole.splitlines()]
-        except ValueError as exc:
-            raise UsageError(f"{self._path} can't be read: {exc}") from exc
+        return read_lines(self._path, remedy="give another output folder, or remove the line", mends=True)
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> set[str]:

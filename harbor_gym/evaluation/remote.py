@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, SandboxError
 from harbor_gym.evaluation.episodes import EpisodePlayer, EpisodeResult, result_of
-from harbor_gym.types import EndReason, Rollout
+from harbor_gym.types import Rollout
 
 type OpenPlayer = Callable[[], AbstractAsyncContextManager[EpisodePlayer]]
 """Opens a player in the worker. It pickles: a function of a module, or a partial of one."""
@@ -33,8 +33,7 @@ class RemotePlayer:
         try:
             return await asyncio.wrap_future(future)
         except SandboxError as error:
-            lost = Rollout((), EndReason.INFRASTRUCTURE_ERROR, None, error)
-            return result_of(config.task_dir.resolve().name, number, lost, 0.0, 0.0), error
+            return result_of(config.task_dir.resolve().name, number, Rollout.lost(error), 0.0), error
 
 
 def _attempt(

@@ -1,4 +1,4 @@
-"""What an evaluation came to: one object for JSON, one table for people."""
+"""The result of an evaluation: one object for JSON, one table for people."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -147,12 +147,27 @@ def _estimate(estimate: Estimate | None) -> str:
 
 def describe_episode(result: EpisodeResult) -> str:
     """Return one line about an episode that has ended."""
-    outcome = result.error or f"{result.end_reason}, reward {result.reward:g}"
+    lost = f"lost: {_one_line(result.error)}" if result.error else None
+    outcome = lost or f"{result.end_reason}, reward {result.reward:g}"
     return f"{result.task} episode {result.episode}: {outcome}, {result.turns} turns, {result.seconds:.1f} s"
 
 
+def describe_losses(report: Report) -> str | None:
+    """Return in one line why an evaluation has no result; None where an episode was graded."""
+    if report.overall.episodes:
+        return None
+    errors = Counter(_one_line(result.error or result.end_reason) for result in report.episodes)
+    (error, count), *others = errors.most_common()
+    share = f", {count} of them" if others else ""
+    return f"no result: all of {len(report.episodes)} episodes were lost{share}: {error}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 class Progress:
-    """How far an evaluation is, and how it stands.
+    """The progress of an evaluation, and its results so far.
 
     Args:
         total: Episodes of the whole evaluation.

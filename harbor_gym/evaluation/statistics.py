@@ -1,4 +1,4 @@
-"""Estimates and how sure one may be of them."""
+"""Estimates and their intervals."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The actions room: what a policy writes, read into commands for the terminal."""
+"""The action formats: read a policy's message into commands for the terminal."""
 
 from harbor_gym.formats.parse import parse_action
 from harbor_gym.formats.parsed import ParsedAction

@@ -2,7 +2,7 @@
 
 Source: what the families' chat templates write for a call, and vLLM's tool parsers for what models make of it. Each
 reader returns the text outside calls, and the calls; one that can't be read stays in the text. None raises, and each
-takes time linear in the text for each call.
+takes time linear in the text for each call; only so many are tried that can't be read.
 """
 
 import json
@@ -27,6 +27,9 @@ class CallForm:
     read: Callable[[str, Sequence[ToolDefinition]], Read]
     """Reads an answer without its thinking."""
 
+    opening: str
+    """Pattern of how a call begins."""
+
     has_short_ids: bool = False
     """Whether the family's templates refuse ids of calls that are not nine letters and digits."""
 
@@ -50,6 +53,9 @@ _GLM_KEY = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL)
 _GLM_VALUE_END = re.compile(r"</arg_value>(?=\s*(?:<arg_key>|</tool_call>|\Z))")
 _GLM_END = re.compile(r"\s*(?:</tool_call>|\Z)")
 _MISTRAL_CALL = re.compile(r"\[TOOL_CALLS\]\s*(?:([^\s\[{]+)\s*(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*)?(?=[\[{])")
+_MAX_UNREAD = 20
+"""Calls without an end after which no more are looked for: each may have cost a look at the whole text."""
+
 _LLAMA_GAP = re.compile(r"[\s;]*(?:<\|python_tag\|>)?\s*")
 
 
@@ -116,13 +122,34 @@ def _gap(text: str, position: int) -> int:
 
 
 CALL_FORMS = (
-    CallForm("JSON in <tool_call> (Hermes, Qwen)", read_calls),
-    CallForm("<function=…> with <parameter=…> (Qwen3-Coder, Nemotron)", _read_functions),
-    CallForm("<arg_key> and <arg_value> (GLM)", _read_glm),
-    CallForm("[TOOL_CALLS] (Mistral)", _read_mistral, has_short_ids=True),
-    CallForm("JSON as the whole message (Llama 3)", _read_llama),
+    CallForm("JSON in <tool_call> (Hermes, Qwen)", read_calls, r"<tool_call>"),
+    CallForm(
+        "<function=…> with <parameter=…> (Qwen3-Coder, Nemotron)", _read_functions, r"(?:<tool_call>\s*)?<function="
+    ),
+    CallForm("<arg_key> and <arg_value> (GLM)", _read_glm, r"<tool_call>\s*[^\s<{\[]+\s*(?:<arg_key>|</tool_call>)"),
+    CallForm("[TOOL_CALLS] (Mistral)", _read_mistral, r"\[TOOL_CALLS\]", has_short_ids=True),
+    CallForm("JSON as the whole message (Llama 3)", _read_llama, r"\A\s*<\|python_tag\|>"),
 )
 """Every form that can be read."""
+
+HERMES = CALL_FORMS[0]
+
+# Hermes' opening is the beginning of others.
+_BY_GROUP = {f"form{number}": form for number, form in enumerate([*CALL_FORMS[1:], HERMES])}
+_CALL = re.compile("|".join(f"(?P<{group}>{form.opening})" for group, form in _BY_GROUP.items()))
+
+
+def find_opening(text: str, position: int = 0) -> tuple[CallForm, int] | None:
+    """Return the form and the place of the first call that opens from ``position`` on."""
+    found = _CALL.search(text, position)
+    return None if found is None else (_BY_GROUP[found.lastgroup or ""], found.start())
+
+
+def read_any(text: str, tools: Sequence[ToolDefinition]) -> Read:
+    """Read an answer in the form that its first call has, and in Hermes' where that reads none."""
+    first = find_opening(text)
+    read = HERMES.read(text, tools) if first is None else first[0].read(text, tools)
+    return read if read[1] else HERMES.read(text, tools)
 
 
 def _read_blocks(
@@ -130,9 +157,10 @@ def _read_blocks(
 ) -> Read:
     rest: list[str] = []
     calls: list[ToolCall] = []
-    position = 0
-    while found := opening.search(text, position):
+    position = unread = 0
+    while unread < _MAX_UNREAD and (found := opening.search(text, position)):
         block = read(found)
+        unread += block is None
         end = found.end() if block is None else block[1]
         rest.append(text[position : end if block is None else found.start()])
         calls += [] if block is None else block[0]

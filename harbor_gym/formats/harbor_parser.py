@@ -1,4 +1,4 @@
-"""All that we know about the inside of Harbor's terminus-json-plain and terminus-xml-plain parsers.
+"""The knowledge of the internals of Harbor's terminus-json-plain and terminus-xml-plain parsers, in one place.
 
 Source: ``harbor/agents/terminus_2/terminus_{json,xml}_plain_parser.py`` of harbor 0.24: standard library only,
 stateless. Their package imports litellm (seconds, and a network fetch), so a file is loaded by its place and not by
@@ -29,7 +29,7 @@ class HarborCommand(Protocol):
 
 
 class HarborVerdict(Protocol):
-    """What Harbor's parsers return. The types are what they produce, not what they declare."""
+    """The result of Harbor's parsers. The types are those that they produce, not those that they declare."""
 
     commands: list[HarborCommand]
     is_task_complete: Any
@@ -64,7 +64,7 @@ def load_harbor_parser(action_format: ActionFormat = ActionFormat.TERMINUS_JSON)
     if spec is None or spec.loader is None:
         raise MissingDependencyError(
             f"Harbor's {action_format} parser was expected at harbor/{place} and is not there (looked in {roots}). "
-            "Install the harbor version that harbor-gym pins: pip install 'harbor>=0.24,<0.25'."
+            "Install the harbor version that harbor-gym pins: pip install 'harbor>=0.24,<0.27'."
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up while it is being executed

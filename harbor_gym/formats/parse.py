@@ -1,20 +1,11 @@
-"""From what the policy writes to what is typed: never an exception for anything a model can write."""
+"""Parse a policy's message into keystrokes: never an exception for anything a model can write."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from harbor_gym.errors import UsageError
-from harbor_gym.formats.keystrokes import parse_keystrokes
+from harbor_gym.formats.action_formats import FORMATS
 from harbor_gym.formats.parsed import MAX_MESSAGE_CHARS, ParsedAction, check_commands, failure
-from harbor_gym.formats.terminus import parse_terminus_json, parse_terminus_xml
-from harbor_gym.formats.tool_call import parse_tool_call
 from harbor_gym.types import ActionFormat, Command
-
-_PARSERS: dict[ActionFormat, Callable[[str], ParsedAction]] = {
-    ActionFormat.TERMINUS_JSON: parse_terminus_json,
-    ActionFormat.TERMINUS_XML: parse_terminus_xml,
-    ActionFormat.BASH_TOOL: parse_tool_call,
-    ActionFormat.KEYSTROKES: parse_keystrokes,
-}
 
 
 def parse_action(
@@ -29,7 +20,7 @@ def parse_action(
     if isinstance(action, str):
         if len(action) > MAX_MESSAGE_CHARS:
             return failure(f"The message has {len(action)} characters; at most {MAX_MESSAGE_CHARS} are read")
-        return _PARSERS[ActionFormat(format)](action)
+        return FORMATS[ActionFormat(format)].parse(action)
     try:
         items = list(action)
     except TypeError:

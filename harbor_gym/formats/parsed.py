@@ -1,4 +1,4 @@
-"""What every action format is read into, and the rules that hold for all of them."""
+"""The parsed form of every action format, and the rules that hold for all of them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,8 +1,10 @@
-"""The ``bash-tool`` format: calls of a tool ``bash``, in the JSON that chat models write them in.
+"""The ``bash-tool`` format: calls of a tool ``bash``, in the forms that chat models write them in.
 
 Read, in this order of preference:
 
-1. every ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` of the message (Hermes, Qwen);
+1. every call in the form that the message's first one has, of those that chat templates write
+   (:data:`harbor_gym.formats.call_forms.CALL_FORMS`): ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` (Hermes,
+   Qwen), ``<function=…>`` (Qwen3-Coder), ``<arg_key>`` (GLM), ``[TOOL_CALLS]`` (Mistral), ``<|python_tag|>`` (Llama 3);
 2. one JSON object or a list of them: ``{"name", "arguments"}``, OpenAI's ``{"type": "function", "function": {…}}`` and
    ``{"tool_calls": […]}`` with arguments as an object or as JSON in a string, Anthropic's ``{"type": "tool_use",
    "name", "input"}``, Llama's ``{"name", "parameters"}``;
@@ -18,6 +20,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+from harbor_gym.formats.call_forms import HERMES, CallForm, find_opening, looks_like_a_call
 from harbor_gym.formats.parsed import MAX_DURATION_SEC, ParsedAction, as_list, check_commands, failure, success
 from harbor_gym.formats.tool_text import ToolDefinition
 
@@ -81,8 +84,11 @@ def _split_thinking(text: str) -> tuple[str, str]:
 
 def _find_calls(text: str, warnings: list[str]) -> Iterator[object]:
     decoder = json.JSONDecoder()
-    position = _find_tag(text, decoder)
-    if position >= 0:
+    form, position = _find_form(text, decoder)
+    if form is not None and form is not HERMES:
+        yield from _calls_in(form, text)
+        return
+    if form is HERMES:
         while position >= 0:
             start = _skip_blanks(text, position + len(_TAG))
             call, end = decoder.raw_decode(text, start)
@@ -109,18 +115,26 @@ def _find_calls(text: str, warnings: list[str]) -> Iterator[object]:
     yield from cast("list[object]", value) if isinstance(value, list) else [value]
 
 
-def _find_tag(text: str, decoder: json.JSONDecoder) -> int:
-    """Return where the first tag stands that is in no JSON value, for a bare call's command may hold one; else -1."""
-    position = text.find(_TAG)
-    end = 0
-    while position >= 0 and (opening := _OPENING.search(text, end, position)):
+def _find_form(text: str, decoder: json.JSONDecoder) -> tuple[CallForm | None, int]:
+    """Return the form and place of the first call that is in no JSON value: a bare call's command may hold one."""
+    found, end = find_opening(text), 0
+    while found is not None and (opening := _OPENING.search(text, end, found[1])):
         try:
             _, end = decoder.raw_decode(text, opening.start())
         except (ValueError, RecursionError):
             break  # braces of prose
-        if end > position:
-            position = text.find(_TAG, end)
-    return position
+        if end > found[1]:
+            found = find_opening(text, end)
+    return (None, -1) if found is None else found
+
+
+def _calls_in(form: CallForm, text: str) -> Iterator[object]:
+    """Yield the calls of a message in another form than Hermes'."""
+    rest, calls = form.read(text, TERMINAL_TOOLS)
+    if not calls or looks_like_a_call(rest):
+        raise _CallError(f"A tool call could not be read as {form.name}. Write one like {_EXAMPLE}")
+    for call in calls:
+        yield {"name": call.name, "arguments": call.arguments}
 
 
 def _fenced_blocks(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Tools as text: how they are declared, called and answered where no chat template renders them.
+"""Tools as text: their declaration, calls and results where no chat template renders them.
 
 The form of a call is the one that Hermes and Qwen models were trained on: ``<tool_call>{"name", "arguments"}
 </tool_call>``. The ``bash-tool`` format reads it (:mod:`harbor_gym.formats.tool_call`).

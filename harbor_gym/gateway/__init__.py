@@ -1,4 +1,4 @@
-"""Any agent as the policy: an endpoint in the shape of a model provider's, answered by any sampler, token for token."""
+"""A model provider's endpoint for any agent, answered by any sampler, token for token."""
 
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 from harbor_gym.gateway.chat import Message, ParsedAnswer
@@ -6,7 +6,7 @@ from harbor_gym.gateway.codec import ConversationCodec, ReasoningCodec, TextConv
 from harbor_gym.gateway.config import GatewayConfig
 from harbor_gym.gateway.group import SessionGroup
 from harbor_gym.gateway.limits import SessionLimits
-from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, Segment
+from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord
 from harbor_gym.gateway.server import Gateway
 from harbor_gym.gateway.session import Session
 from harbor_gym.gateway.template_codec import TemplateConversationCodec
@@ -21,7 +21,6 @@ __all__ = [
     "Message",
     "ParsedAnswer",
     "ReasoningCodec",
-    "Segment",
     "Session",
     "SessionGroup",
     "SessionLimits",

@@ -1,4 +1,4 @@
-"""How Harbor's agents are pointed at a session, one typed entry an agent.
+"""Point Harbor's agents at a session, one typed entry an agent.
 
 What was seen of each agent's wire, prefixes and traps stands in the entries; agents that are not listed need only their
 base URL and a model name, however they take them.
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from harbor_gym._runtime.imports import use_litellms_own_prices
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ActionFormat
 
@@ -20,7 +21,7 @@ UNUSED_KEY = "session-key-is-in-the-url"
 
 @dataclass(frozen=True, slots=True)
 class AgentConnection:
-    """What one agent needs to speak to a session."""
+    """One agent's connection to a session: its wire, address, variables and model name."""
 
     wire: Literal["chat_completions", "responses", "messages"]
     """Which wire it speaks."""
@@ -110,6 +111,32 @@ AGENTS: Mapping[str, AgentConnection] = {
 """Harbor's agents that were run against the gateway, by their names in Harbor."""
 
 
+def relayed_agent_config(
+    agent: "AgentConfig", model: str, *, max_context_tokens: int, max_answer_tokens: int
+) -> "AgentConfig":
+    """Return an agent's configuration for Harbor's server, which gives each rollout its address and its key.
+
+    Args:
+        agent: Any agent. What is known of one of :data:`AGENTS` is added, and what it has of its own takes precedence.
+        model: The policy's model name in the gateway, without a provider.
+        max_context_tokens: The model's context window, in tokens, for agents that plan with it.
+        max_answer_tokens: Longest answer, in tokens, for agents that plan with it.
+    """
+    connection = AGENTS.get(agent.name or "") if agent.import_path is None else None
+    if connection is None:
+        return agent.model_copy(update={"model_name": agent.model_name or f"openai/{model}"})
+    options = dict(connection.kwargs)
+    if agent.name == "terminus-2":
+        options["model_info"] = _model_info(max_context_tokens, max_answer_tokens)
+    return agent.model_copy(
+        update={
+            "model_name": agent.model_name or f"{connection.provider}/{model}",
+            "kwargs": {**options, **agent.kwargs},
+            "env": {**connection.env, **agent.env},
+        }
+    )
+
+
 def agent_config(
     name: str,
     base_url: str,
@@ -123,7 +150,7 @@ def agent_config(
     """Return Harbor's configuration of an agent that speaks to a session.
 
     Harbor writes it into the trial's folder, the URL with the session's key included: close the session after the
-    trial.
+    trial. litellm, which some agents import in this process, is kept from requesting prices from the internet.
 
     Args:
         name: One of :data:`AGENTS`.
@@ -143,6 +170,7 @@ def agent_config(
     connection = AGENTS.get(name)
     if connection is None:
         raise UsageError(f"no agent {name!r} is listed; there are {', '.join(sorted(AGENTS))}")
+    use_litellms_own_prices()
     url = f"{base_url}{connection.url_suffix}"
     options = dict(connection.kwargs)
     if name == "terminus-2":
@@ -157,8 +185,13 @@ def agent_config(
 
 
 def _terminus_options(url: str, max_context_tokens: int, max_answer_tokens: int) -> dict[str, Any]:
+    info = _model_info(max_context_tokens, max_answer_tokens)
+    return {"api_base": url, "llm_kwargs": {"api_key": UNUSED_KEY}, "model_info": info}
+
+
+def _model_info(max_context_tokens: int, max_answer_tokens: int) -> dict[str, float]:
     # Without costs, litellm fails on a model that its price list does not have.
-    model_info = {
+    return {
         "max_input_tokens": max_context_tokens,
         "max_output_tokens": max_answer_tokens,
         "input_cost_per_token": 0.0,
@@ -166,4 +199,3 @@ def _terminus_options(url: str, max_context_tokens: int, max_answer_tokens: int)
         "cache_read_input_token_cost": 0.0,
         "output_cost_per_token": 0.0,
     }
-    return {"api_base": url, "llm_kwargs": {"api_key": UNUSED_KEY}, "model_info": model_info}

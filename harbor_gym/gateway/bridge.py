@@ -24,7 +24,7 @@ _MESSAGE_CHARACTERS = 512
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How a request's prompt is made."""
+    """The source of a request's prompt."""
 
     parent: CallRecord | None
     """The call that it extends; None if the prompt has to be rendered."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from harbor_gym.formats.call_forms import CALL_FORMS, CallForm, looks_like_a_call
+from harbor_gym.formats.call_forms import CallForm, looks_like_a_call, read_any
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 from harbor_gym.types import StopReason
 
@@ -64,7 +64,7 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """What a sampled message holds."""
+    """The content of a sampled message."""
 
     content: str
     """Text outside reasoning and tool calls."""
@@ -109,12 +109,19 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 
 def parse_answer(
-    text: str, reasoning: str, tools: Sequence[ToolDefinition], form: CallForm = CALL_FORMS[0]
+    text: str, reasoning: str, tools: Sequence[ToolDefinition], form: CallForm | None = None
 ) -> ParsedAnswer:
-    """Return an answer with its tool calls, each with a fresh id; without tools no call is looked for."""
+    """Return an answer with its tool calls, each with a fresh id; without tools no call is looked for.
+
+    Args:
+        text: The answer without its thinking.
+        reasoning: Its thinking.
+        tools: Those that were declared.
+        form: How the model writes calls; None reads any form.
+    """
     if not tools:
         return ParsedAnswer(text, reasoning)
-    content, calls = form.read(text, tools)
+    content, calls = read_any(text, tools) if form is None else form.read(text, tools)
     # An id that is fit for every wire.
     identified = tuple(replace(call, id=f"call_{secrets.token_hex(12)}") for call in calls)
     return ParsedAnswer(content, reasoning, identified, looks_like_a_call(content))

@@ -1,4 +1,4 @@
-"""How a conversation with tools becomes tokens, for codecs that render tools themselves and for those that don't."""
+"""Write a conversation with tools as tokens, for codecs that render tools themselves and for the others."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from harbor_gym.types import ChatCodec, ChatMessage
 
 @runtime_checkable
 class ConversationCodec(Protocol):
-    """How one model family writes a conversation with tools as tokens.
+    """One model family's writing of a conversation with tools as tokens.
 
     A codec that renders tools with the model's own chat template implements this beside :class:`ChatCodec`; the gateway
     prefers it. Every method is called in a worker thread and must be safe for concurrent calls.
@@ -46,7 +46,8 @@ class ReasoningCodec(Protocol):
 class TextConversationCodec:
     """Render tools, tool calls and tool results as text, so that any :class:`ChatCodec` can carry them.
 
-    Tools are declared in the system message and called as ``<tool_call>{"name", "arguments"}</tool_call>``. Messages
+    Tools are declared in the system message and called as ``<tool_call>{"name", "arguments"}</tool_call>``; a call in
+    another of :data:`harbor_gym.formats.call_forms.CALL_FORMS`, which its family was trained on, is read, too. Messages
     between two answers become one user message, with tool results in ``<tool_response>`` marks.
 
     Args:

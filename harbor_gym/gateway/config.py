@@ -1,10 +1,10 @@
-"""Where the gateway listens, and what it refuses."""
+"""The gateway's address, and its limits on requests."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class GatewayConfig(BaseModel):
-    """Where the gateway listens, and what it refuses."""
+    """The gateway's address, and its limits on requests."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -65,24 +65,26 @@ class Endpoints:
         return app
 
     async def _answer(self, request: web.Request, wire: Wire) -> web.StreamResponse:
-        session = self._session(request)
+        session, call = self._session(request), None
         try:
             with session.admitted():
                 body = await self._body(request)
                 asked = wire.read(body)
                 answer, call = await session.answer(asked)
+            if asked.stream:
+                parts = (event.encode() for event in wire.events(body, answer))
+                sent = await self._send(request, "text/event-stream", parts)
+            else:
+                whole = json.dumps(wire.plain(body, answer)).encode()
+                sent = await self._send(request, "application/json", [whole], length=len(whole))
         except RequestError as exc:
             session.refused(exc.kind)
             raise
-        try:
-            if asked.stream:
-                parts = (event.encode() for event in wire.events(body, answer))
-                return await self._send(request, "text/event-stream", parts)
-            whole = json.dumps(wire.plain(body, answer)).encode()
-            return await self._send(request, "application/json", [whole], length=len(whole))
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             session.mark_undelivered(call)
             raise
+        session.mark_delivered()
+        return sent
 
     async def _count_tokens(self, request: web.Request, wire: Wire) -> web.StreamResponse:
         session = self._session(request)

@@ -1,4 +1,4 @@
-"""Errors that a request is answered with.
+"""The errors that answer a request.
 
 RequestError                 the base: a kind, which every wire maps to its own status and words
 ├── InvalidRequestError          the body can't be read, or needs something that is not supported
@@ -12,7 +12,7 @@ from harbor_gym.types import EndReason
 
 
 class ErrorKind(Enum):
-    """What went wrong, independent of the wire. The value is the HTTP status where a wire has no other."""
+    """The kind of an error, independent of the wire. The value is the HTTP status where a wire has no other."""
 
     INVALID_REQUEST = 400
     UNAUTHORIZED = 401

@@ -1,4 +1,4 @@
-"""Sessions that are distinguished by a header instead of a key each."""
+"""Sessions that are told apart by a header instead of a key each."""
 
 import secrets
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Prompts of one session as tokens, where each block of tokens that prompts have in common is kept once."""
+"""Prompts of one session as tokens, with each block of tokens that prompts have in common kept once."""
 
 from array import array
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class KeptTokens:
 
 
 class PromptStore:
-    """What keeps the prompts of one session."""
+    """The prompts of one session."""
 
     def __init__(self) -> None:
         self.kept_tokens = 0

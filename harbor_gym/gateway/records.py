@@ -1,14 +1,15 @@
-"""What a session recorded: calls as a tree, and the training sequences read from it."""
+"""The record of a session: calls as a tree, and the training sequences read from it."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harbor_gym.formats.tool_text import write_calls
 from harbor_gym.gateway.chat import Message, ParsedAnswer
 from harbor_gym.gateway.prompts import KeptTokens
-from harbor_gym.types import EpisodeInfo, StopReason, Turn
+from harbor_gym.sequences import SequenceBuilder
+from harbor_gym.types import EpisodeInfo, StopReason, TokenSequence, Turn
 
 
 class BreakReason(StrEnum):
@@ -122,41 +123,6 @@ class CallRecord:
         return tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One training sequence: prompts and samples of successive calls, each prompt extending what is before it.
-
-    ``tokens``, ``mask`` and ``logprobs`` have one length.
-    """
-
-    tokens: tuple[int, ...]
-    """Token ids: the first prompt, its sample, what the next prompt adds, its sample, and so on."""
-
-    mask: tuple[int, ...]
-    """1 for a token that was sampled in a call of this segment, else 0. A token is sampled in one segment only: where a
-    conversation forks, the second branch carries the common part with 0."""
-
-    logprobs: tuple[float, ...]
-    """Log-probability of each sampled token, in nats; 0.0 where the mask is 0, NaN where the sampler returned none."""
-
-    kind: CallKind
-    """What its calls are for."""
-
-    calls: tuple[int, ...]
-    """Indices of the calls sampled in it."""
-
-    stop_reason: StopReason
-    """Why the sampler stopped in the last call."""
-
-    model: str
-    """Model name in its requests."""
-
-    @property
-    def prompt_length(self) -> int:
-        """Number of tokens before the first sampled one."""
-        return self.mask.index(1) if 1 in self.mask else len(self.mask)
-
-
 @dataclass(slots=True)
 class CallTree:
     """All answered calls of a session."""
@@ -165,9 +131,9 @@ class CallTree:
     undelivered: set[int] = field(default_factory=set[int])
     """Indices of calls whose client was gone when the answer came."""
 
-    def segments(self, only: CallKind | None = None) -> tuple[Segment, ...]:
+    def segments(self, only: CallKind | None = None) -> tuple[TokenSequence, ...]:
         """Return the calls as training sequences, of all kinds or of one, in the order of their first calls."""
-        return tuple(_segment(chain, kind) for chain, kind in self.chains() if only in (None, kind))
+        return tuple(_sequence(chain) for chain, kind in self.chains() if only in (None, kind))
 
     def chains(self) -> list[tuple[list[CallRecord], CallKind]]:
         """Return the calls of each training sequence, and what they are for."""
@@ -227,26 +193,14 @@ class CallTree:
         return chains
 
 
-def _segment(chain: Sequence[CallRecord], kind: CallKind) -> Segment:
-    tokens: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
-    for ids, call in _pieces(chain):
-        tokens += ids
-        mask += [0 if call is None else 1] * len(ids)
-        logprobs += [0.0] * len(ids) if call is None else call.logprobs or [float("nan")] * len(ids)
-    last = chain[-1]
-    indices = tuple(call.index for call in chain)
-    return Segment(tuple(tokens), tuple(mask), tuple(logprobs), kind, indices, last.stop_reason, last.model)
-
-
-def _pieces(chain: Sequence[CallRecord]) -> Iterator[tuple[Sequence[int], CallRecord | None]]:
-    """Yield runs of tokens with the call that sampled them; None for tokens that are not trained in this chain."""
+def _sequence(chain: Sequence[CallRecord]) -> TokenSequence:
+    sequence = SequenceBuilder()
     if (parent := chain[0].parent) is not None:
-        yield parent.tokens, None
+        sequence.show(parent.tokens)
     for call in chain:
-        yield call.prompt_suffix.tolist(), None
-        yield call.sampled, call
+        sequence.show(call.prompt_suffix.tolist())
+        sequence.add(call.sampled, call.logprobs, call=call.index)
+    return sequence.build()
 
 
 def _turn(number: int, call: CallRecord) -> Turn:

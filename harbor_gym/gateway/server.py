@@ -90,7 +90,7 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Where it listens, without a key.
+        """The server's address, without a key.
 
         Raises:
             UsageError: It is not open.

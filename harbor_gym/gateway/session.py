@@ -1,4 +1,4 @@
-"""One episode's session: its key, its budgets, and the record of what was sampled."""
+"""One episode's session: its key, its budgets, and the record of its sampled calls."""
 
 import asyncio
 import contextlib
@@ -23,9 +23,9 @@ from harbor_gym.gateway.errors import (
 )
 from harbor_gym.gateway.limits import SessionLimits
 from harbor_gym.gateway.prompts import PromptStore
-from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, CallTree, Segment
-from harbor_gym.rollout import KnowsContext
-from harbor_gym.types import EndReason, Sample, Sampler, Turn
+from harbor_gym.gateway.records import BreakReason, CallKind, CallRecord, CallTree
+from harbor_gym.rollout import context_tokens_of
+from harbor_gym.types import EndReason, Sample, Sampler, TokenSequence, Turn
 
 _ENGINE_OVERFLOW = "The messages exceed the model's maximum context length. Please reduce the length of the messages."
 
@@ -72,6 +72,7 @@ class Session:
         """The sampler's settings that are wrong: it refuses each further request, so the session ended."""
         self.is_closed = False
         """Whether the owner closed the session. A closed session takes no requests; its records stay."""
+        self._is_cut = self._was_cut = False
         self._sampler, self._codec, self._on_limit = sampler, codec, on_limit
         self._bridge, self._tree, self._prompts = Bridge(), CallTree(), PromptStore()
         self._sampling: set[asyncio.Future[Sample]] = set()
@@ -90,6 +91,11 @@ class Session:
         return f"<Session {self.name or 'unnamed'}: {len(self._tree.calls)} calls, end reason {self.end_reason}>"
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the agent lost its connection: the last request of a phase got no answer, or the tunnel ended."""
+        return self._is_cut or self._was_cut
+
+    @property
     def active_requests(self) -> int:
         """Requests that are being read or answered."""
         return self._active
@@ -100,19 +106,19 @@ class Session:
         return tuple(self._tree.calls)
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[TokenSequence, ...]:
         """Training sequences of all calls, side calls included."""
         return self._tree.segments()
 
     @property
-    def trained_segments(self) -> tuple[Segment, ...]:
+    def trained_segments(self) -> tuple[TokenSequence, ...]:
         """Training sequences of the agent's own conversation."""
         return self._tree.segments(CallKind.MAIN)
 
     @property
-    def last_kind(self) -> CallKind | None:
-        """What the last answered call was for; None where there is none."""
-        return next((kind for chain, kind in self._tree.chains() if chain[-1].index == len(self.calls) - 1), None)
+    def kinds(self) -> dict[int, CallKind]:
+        """The kind of each answered call, by its index."""
+        return {call.index: kind for chain, kind in self._tree.chains() for call in chain}
 
     @property
     def turns(self) -> list[Turn]:
@@ -121,7 +127,7 @@ class Session:
 
     @property
     def breaks(self) -> Counter[BreakReason]:
-        """How often the main conversation's prompt had to be rendered anew, by reason."""
+        """The number of times that the main conversation's prompt was rendered anew, by reason."""
         return self._tree.break_counts()
 
     @property
@@ -227,9 +233,15 @@ class Session:
         suffix = await self._render(match, request)
         return len(suffix) + (0 if match.parent is None else len(match.parent.tokens))
 
-    def mark_undelivered(self, call: CallRecord) -> None:
-        """Record that the client was gone when the answer came."""
-        self._tree.undelivered.add(call.index)
+    def mark_delivered(self) -> None:
+        """Record that a client has its whole answer."""
+        self._is_cut = False
+
+    def mark_undelivered(self, call: CallRecord | None) -> None:
+        """Record that the client was gone when the answer came, or before there was one."""
+        self._is_cut = True
+        if call is not None:
+            self._tree.undelivered.add(call.index)
 
     def refused(self, kind: ErrorKind) -> None:
         """Count a request that was refused."""
@@ -254,8 +266,13 @@ class Session:
         assert self.end_reason is not None
         return self.end_reason
 
+    def end_phase(self) -> None:
+        """Record that the agent's program ended, before another step's begins: what it lost, no later answer mends."""
+        self._was_cut = self.is_cut or self._active > 0
+
     def close(self) -> None:
         """Refuse all further requests and cancel those that are being answered. Idempotent; the records stay."""
+        self.end_phase()
         self.is_closed = True
         self._stop()
 
@@ -319,7 +336,7 @@ class Session:
     async def _window(self) -> int | None:
         """Return the context window: the session's, or else the one that the sampler's engine tells."""
         own = self.limits.max_context_tokens
-        return await self._sampler.context_tokens() if own is None and isinstance(self._sampler, KnowsContext) else own
+        return await context_tokens_of(self._sampler) if own is None else own
 
     def _check_context(self, prompt_tokens: int, is_policy_model: bool, window: int | None) -> None:
         reserved = self.limits.max_answer_tokens

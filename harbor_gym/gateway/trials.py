@@ -70,3 +70,17 @@ def end_agent_on_limit(trial: "Trial", session: Session) -> None:
             await asyncio.gather(running, ending, return_exceptions=True)
 
     trial.agent.run = run_until_limit
+
+
+def note_ends_of_agent(trial: "Trial", session: Session) -> None:
+    """Make the session keep, for each step of the trial, whether its agent lost the connection.
+
+    Args:
+        trial: A trial that has not run yet.
+        session: The session that its agent speaks to.
+    """
+
+    async def end_phase(_: Any) -> None:
+        session.end_phase()
+
+    trial.add_hook(TrialEvent.AGENT_END, end_phase)

@@ -1,7 +1,7 @@
-"""What a training run shows: lines while it runs, curves, tables over a sweep, and a page of its episodes."""
+"""Reports of a training run: lines while it runs, curves, tables over a sweep, and a page of its episodes."""
 
 from harbor_gym.report.curves import draw_curve, draw_rates
-from harbor_gym.report.frame import episodes
+from harbor_gym.report.frame import episodes, turns, write_parquet
 from harbor_gym.report.live import describe_batch, live_progress, quiet_console
 from harbor_gym.report.metrics import Curves, find_runs, forget_batches, load_curves, read_metrics
 from harbor_gym.report.page import write_page
@@ -20,5 +20,7 @@ __all__ = [
     "load_curves",
     "quiet_console",
     "read_metrics",
+    "turns",
     "write_page",
+    "write_parquet",
 ]

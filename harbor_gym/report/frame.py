@@ -1,6 +1,6 @@
-"""A run's episodes as a table for analysis."""
+"""A run's episodes and their turns as tables for analysis."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,18 +10,11 @@ from harbor_gym.report.summaries import read_transcript
 if TYPE_CHECKING:
     import pandas as pd
 
-_COLUMNS = (
-    "name",
-    "task",
-    "split",
-    "batch",
-    "group",
-    "episode",
-    "reward",
-    "end_reason",
-    "error",
-    "breakage",
-    "seconds",
+_PLACE = ("name", "task", "split", "batch", "group", "episode")
+_COLUMNS = (*_PLACE, "reward", "end_reason", "error", "breakage", "seconds")
+_TURN_COLUMNS = (
+    *("observation", "action", "reward", "prompt_tokens", "sampled_tokens", "thinking_sec", "logprobs"),
+    *("parse_error", "exit_code"),
 )
 
 
@@ -41,24 +34,82 @@ def episodes(run: str | Path) -> "pd.DataFrame":
         UsageError: There is no whole transcript in it.
         MissingDependencyError: pandas is not installed.
     """
+    (table,) = _tables(run, _episode)
+    return table
+
+
+def turns(run: str | Path) -> "pd.DataFrame":
+    """Return the turns of a run's episodes, a row each, in the order of :func:`episodes`.
+
+    The columns are ``name``, ``task``, ``split``, ``batch``, ``group`` and ``episode`` as there, ``turn`` (from 1),
+    ``observation``, ``action``, ``reward`` (the turn's own), ``prompt_tokens``, ``sampled_tokens``, ``thinking_sec``
+    (from the prompt to the answer), ``logprobs`` (a list, natural logarithms, one a sampled token), ``parse_error``,
+    ``exit_code``, and the turn's metrics by their own names, such as ``time/step_sec``. What a transcript lacks is
+    missing in its row.
+
+    Args:
+        run: The run's folder, which has the folder ``transcripts``.
+
+    Raises:
+        UsageError: There is no whole transcript in it.
+        MissingDependencyError: pandas is not installed.
+    """
+    (table,) = _tables(run, _turns)
+    return table
+
+
+def write_parquet(run: str | Path, folder: str | Path) -> list[Path]:
+    """Write both tables into a folder, as ``episodes.parquet`` and ``turns.parquet``, and return their paths.
+
+    Raises:
+        UsageError: There is no whole transcript in the run.
+        MissingDependencyError: pandas or pyarrow is not installed.
+    """
+    paths = [Path(folder) / "episodes.parquet", Path(folder) / "turns.parquet"]
+    tables = _tables(run, _episode, _turns)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for table, path in zip(tables, paths, strict=True):
+        try:
+            table.to_parquet(path, index=False)
+        except ImportError as exc:
+            raise _missing("harbor-gym report --parquet", "pandas and pyarrow") from exc
+    return paths
+
+
+def _missing(what: str, packages: str) -> MissingDependencyError:
+    return MissingDependencyError(f'{what} needs {packages}: pip install "harbor-gym[frame]"')
+
+
+def _tables(run: str | Path, *kinds: Callable[[Mapping[str, Any]], list[dict[str, Any]]]) -> "list[pd.DataFrame]":
+    """Return a table of each kind of rows, which a transcript is read into."""
     try:
         import pandas as pd
     except ImportError as exc:
-        raise MissingDependencyError(
-            'harbor_gym.report.episodes needs pandas: pip install "harbor-gym[frame]"'
-        ) from exc
+        raise _missing("harbor_gym.report.episodes", "pandas") from exc
     folder = Path(run)
-    read = (read_transcript(path, folder) for path in sorted((folder / "transcripts").rglob("*.json")))
-    rows = [_row(document) for document in read if document is not None]
-    if not rows:
+    read = [read_transcript(path, folder) for path in sorted((folder / "transcripts").rglob("*.json"))]
+    documents = [document for document in read if document is not None]
+    if not documents:
         raise UsageError(f"{folder} has no transcript: give the folder of a run that has the folder transcripts")
-    return pd.DataFrame(rows)
+    return [pd.DataFrame([row for document in documents for row in rows_of(document)]) for rows_of in kinds]
 
 
-def _row(document: Mapping[str, Any]) -> dict[str, Any]:
+def _turns(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            **{name: document.get(name) for name in _PLACE},
+            "turn": number,
+            **{name: turn.get(name) for name in _TURN_COLUMNS},
+            **(turn.get("metrics") or {}),
+        }
+        for number, turn in enumerate(document["turns"], 1)
+    ]
+
+
+def _episode(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = document["turns"]
     last = turns[-1] if turns else {}
-    return {
+    row = {
         **{name: document.get(name) for name in _COLUMNS},
         "turns": len(turns),
         "sampled_tokens": sum(turn.get("sampled_tokens") or 0 for turn in turns),
@@ -67,3 +118,4 @@ def _row(document: Mapping[str, Any]) -> dict[str, Any]:
         **{f"rewards/{key}": value for key, value in (document.get("rewards") or {}).items()},
         **(last.get("metrics") or {}),
     }
+    return [row]

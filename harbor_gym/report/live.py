@@ -1,4 +1,4 @@
-"""What a training run shows while it runs: a line a batch, and its curve as a picture."""
+"""The report of a running training run: a line a batch, and its curve as a picture."""
 
 import asyncio
 import contextlib

@@ -47,6 +47,9 @@ class Page:
     found: int
     """Episodes in the run's folder."""
 
+    unreadable: tuple[str, ...] = ()
+    """Names of the episodes in it whose transcripts can't be read."""
+
 
 def write_page(
     run_dir: Path, path: Path | None = None, *, max_episodes: int = MAX_EPISODES, max_bytes: int = MAX_BYTES
@@ -68,7 +71,7 @@ def write_page(
         raise UsageError(f"{run_dir} is no training run: it has neither {METRICS_NAME} with a batch nor transcripts")
     path = path or run_dir / PAGE_NAME
     replace_text(path, _document(run_dir, path, records, chosen))
-    return Page(path, len(chosen.episodes), chosen.found)
+    return Page(path, len(chosen.episodes), chosen.found, chosen.unreadable)
 
 
 def _document(run_dir: Path, path: Path, records: Sequence[dict[str, Any]], chosen: Chosen) -> str:
@@ -167,8 +170,9 @@ def _facts(run_dir: Path, records: Sequence[dict[str, Any]], chosen: Chosen) -> 
 
 
 def _episodes(chosen: Chosen) -> str:
-    left_out = chosen.found - len(chosen.episodes)
-    return f"{len(chosen.episodes)}" + (f" of {chosen.found}; {left_out} left out of this page" if left_out else "")
+    shown = len(chosen.episodes)
+    left_out = f" of {chosen.found}; {chosen.found - shown} left out of this page" if chosen.found > shown else ""
+    return f"{shown}{left_out}" + (f"; can't be read: {', '.join(chosen.unreadable)}" if chosen.unreadable else "")
 
 
 def _curves(records: Sequence[dict[str, Any]]) -> list[str]:

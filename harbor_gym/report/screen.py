@@ -1,4 +1,4 @@
-"""What a recording's screens showed, turn by turn: pyte is the terminal, the extra ``render`` has it."""
+"""The screens of a recording, turn by turn: pyte is the terminal, the extra ``render`` has it."""
 
 import json
 from dataclasses import dataclass

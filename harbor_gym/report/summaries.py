@@ -1,8 +1,9 @@
-"""A run's episodes as its folder has them: transcripts, and beside each its recording."""
+"""Summaries of a run's episodes from its folder: transcripts, and beside each its recording."""
 
 import contextlib
 import json
 import re
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -14,6 +15,10 @@ from harbor_gym._runtime.files import open_regular
 _MAX_CAST_BYTES = 2 << 20
 """A longer recording is left out of a page; its file stays."""
 
+UNREADABLE = "unreadable"
+"""End reason of an episode whose transcript can't be read."""
+
+_NOTHING: Mapping[str, Any] = {}
 _SUMMARY = ("name", "task", "split", "batch", "group", "episode", "reward", "end_reason", "error", "seconds", "started")
 
 _PLACE = re.compile(r"(?:(?P<split>\w+)/)?batch_(?P<batch>\d+)/(?P<group>[^/]+)/episode_(?P<episode>\d+)\.json")
@@ -28,6 +33,11 @@ class Chosen:
 
     found: int
     """Episodes in the run's folder."""
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """Names of those whose transcripts can't be read."""
+        return tuple(episode["name"] for episode in self.episodes if episode["end_reason"] == UNREADABLE)
 
 
 def choose_episodes(run_dir: Path, *, most: int, max_bytes: int) -> Chosen:
@@ -93,9 +103,17 @@ def _in_turn(paths: Sequence[Path], most: int) -> Iterable[Path]:
 
 
 def _read(path: Path, run_dir: Path) -> dict[str, Any] | None:
-    """Return one episode with its recording, or None for what is no transcript."""
-    episode = read_transcript(path, run_dir)
+    """Return one episode with its recording, or what stands for a transcript that can't be read; None for a link."""
+    episode = read_transcript(path, run_dir) or _unreadable(path, run_dir)
     return None if episode is None else {**episode, "cast": _cast(path.with_suffix(".cast"), run_dir)}
+
+
+def _unreadable(path: Path, run_dir: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(path.lstat().st_mode):
+            error = f"{path} is no transcript that can be read: what it held is lost, remove it"
+            return {**_place(path, run_dir), "end_reason": UNREADABLE, "error": error, "reward": None, "turns": []}
+    return None
 
 
 def read_transcript(path: Path, run_dir: Path) -> dict[str, Any] | None:
@@ -109,17 +127,20 @@ def read_transcript(path: Path, run_dir: Path) -> dict[str, Any] | None:
         with open_regular(path, run_dir / "transcripts") as file:
             document = json.loads(file.read())
         if isinstance(document, dict) and isinstance(document.get("turns"), list):
-            name = path.relative_to(run_dir / "transcripts").as_posix()
-            place = _PLACE.fullmatch(name)
-            return {
-                **document,
-                "name": name.removesuffix(".json"),
-                "split": place["split"] or "train" if place else "",
-                "batch": int(place["batch"]) if place else 0,
-                "group": place["group"] if place else str(document.get("group", "")),
-                "episode": int(place["episode"]) if place else document.get("episode", 0),
-            }
+            return {**document, **_place(path, run_dir, document)}
     return None
+
+
+def _place(path: Path, run_dir: Path, document: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
+    name = path.relative_to(run_dir / "transcripts").as_posix()
+    place = _PLACE.fullmatch(name)
+    return {
+        "name": name.removesuffix(".json"),
+        "split": place["split"] or "train" if place else "",
+        "batch": int(place["batch"]) if place else 0,
+        "group": place["group"] if place else str(document.get("group", "")),
+        "episode": int(place["episode"]) if place else document.get("episode", 0),
+    }
 
 
 def _cast(path: Path, run_dir: Path) -> str | None:

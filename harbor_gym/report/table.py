@@ -1,4 +1,4 @@
-"""What a sweep came to, as a table: where each learning rate began and where it ended."""
+"""The result of a sweep as a table: the first and the last reward of each learning rate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

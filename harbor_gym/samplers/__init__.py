@@ -1,8 +1,8 @@
-"""Policies: what answers an episode's prompts, in token ids or in messages."""
+"""Policies that answer an episode's prompts, in token ids or in messages."""
 
 from harbor_gym.errors import BudgetSpentError
 from harbor_gym.samplers.batch import BatchSampler
-from harbor_gym.samplers.chat import ChatAnswer, ChatEndpoint, ChatRollout, run_chat_episode
+from harbor_gym.samplers.chat import ChatAnswer, ChatEndpoint, run_chat_episode
 from harbor_gym.samplers.completions import CompletionsSampler
 from harbor_gym.samplers.sglang import SGLangSampler
 from harbor_gym.samplers.statuses import EngineSettingsError
@@ -12,7 +12,6 @@ __all__ = [
     "BudgetSpentError",
     "ChatAnswer",
     "ChatEndpoint",
-    "ChatRollout",
     "CompletionsSampler",
     "EngineSettingsError",
     "SGLangSampler",

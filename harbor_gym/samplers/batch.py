@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harbor_gym._runtime.portal import get_portal
+from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.errors import UsageError
 from harbor_gym.rollout import run_with_retries
 from harbor_gym.tokens import TokenTerminalEnv
@@ -134,10 +135,8 @@ class BatchSampler:
         self._waiting, self._is_sampling, self._is_overdue = [], False, False
         self._task = asyncio.current_task()
         try:
-            async with asyncio.TaskGroup() as group:
+            async with task_group() as group:
                 tasks = [group.create_task(self._run_one(job)) for job in jobs]
-        except BaseExceptionGroup as exc:
-            raise exc.exceptions[0] from None
         finally:
             self._live = 0
             self._batches.put(None)

@@ -5,16 +5,16 @@ Nothing is tokenised here. A trainer that needs the tokens puts the gateway, or 
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import BudgetSpentError, HarborGymError, SamplerError
 from harbor_gym.formats import parse_action, prompts
+from harbor_gym.formats.call_forms import looks_like_a_call
 from harbor_gym.formats.tool_text import ToolCall, write_calls
 from harbor_gym.samplers.engine_client import EngineClient
-from harbor_gym.tokens import Transcript
-from harbor_gym.types import ActionFormat, EndReason, EpisodeInfo, StepResult, StopReason, Turn
+from harbor_gym.types import ActionFormat, EndReason, Rollout, StepResult, StopReason, Transcript, Turn
 
 _RETURNED = ("content", "tool_calls", "reasoning_content", "reasoning", "reasoning_details", "refusal")
 """Parts of an answer that go back as they came: a server that records turns sees its own answer again."""
@@ -128,55 +128,12 @@ class ChatEndpoint(EngineClient):
         return _read_answer(await self._post({**self._body, **declared, "messages": list(messages)}))
 
 
-@dataclass(frozen=True)
-class ChatRollout:
-    """An episode in messages."""
-
-    messages: Messages
-    """The whole chat, with the last answer."""
-
-    turns: Sequence[Turn]
-    """What was shown and answered, turn by turn."""
-
-    end_reason: EndReason
-    """Why the episode ended."""
-
-    reward: float | None
-    """The episode's reward; None after an infrastructure error."""
-
-    error: HarborGymError | None = None
-    """The infrastructure error, if that ended the episode."""
-
-    infos: Sequence[EpisodeInfo] = ()
-    """What the environment reported: at the start, with each turn, and at the end."""
-
-    cut: tuple[float, EpisodeInfo] | None = None
-    """Reward and info of an end that followed no answer."""
-
-    @property
-    def info(self) -> EpisodeInfo | None:
-        """The environment's info of the end; None after an infrastructure error."""
-        return self.infos[-1] if self.infos and self.error is None else None
-
-
-@dataclass
-class _Chat:
-    messages: Messages = field(default_factory=list[dict[str, Any]])
-    transcript: Transcript = field(default_factory=Transcript)
-    infos: list[EpisodeInfo] = field(default_factory=list[EpisodeInfo])
-
-    def ended(self, reason: EndReason, error: HarborGymError | None = None) -> ChatRollout:
-        text = self.transcript
-        reward = text.reward if error is None else None
-        return ChatRollout(self.messages, text.turns, reason, reward, error, self.infos, text.cut)
-
-
 async def run_chat_episode(
     env: AsyncTerminalGymEnv,
     ask: Callable[[Messages], Awaitable[ChatAnswer]],
     *,
     ends_without_tool_call: bool = False,
-) -> ChatRollout:
+) -> Rollout:
     """Run one episode to its end and close the environment.
 
     Args:
@@ -187,53 +144,55 @@ async def run_chat_episode(
             policy's work (``EndReason.NO_TOOL_CALL``) instead of a message that could not be read.
 
     Returns:
-        The chat and its reward. A failure of sandbox, terminal, verifier or endpoint comes back as
-        ``INFRASTRUCTURE_ERROR``, without a reward.
+        The chat (``messages``) and its reward, with the sum of each metric over the calls. A failure of sandbox,
+        terminal, verifier or endpoint comes back as ``INFRASTRUCTURE_ERROR``, without a reward.
 
     Raises:
         HarborGymError: The task or the configuration is wrong, which no retry can repair.
     """
-    chat = _Chat()
+    messages: Messages = []
+    transcript = Transcript(system_prompt=prompts.system_message(env.config))
     try:
-        screen, info = await env.reset()
-        chat.infos.append(info)
-        shown = prompts.first_message(info.get("instruction", ""), screen)
-        chat.messages.append({"role": "system", "content": prompts.system_prompt(env.config.action_format)})
-        chat.messages.append({"role": "user", "content": shown})
+        screen, transcript.start_info = await env.reset()
+        opening = prompts.opening(env.config, transcript.start_info.get("instruction", ""), screen)
+        messages.extend(opening.messages)
+        shown = opening.first
         while True:
-            result, answer = await _take_turn(env, ask, chat, ends_without_tool_call=ends_without_tool_call)
-            chat.infos.append(result.info)
+            result, answer = await _take_turn(env, ask, messages, ends_without_tool_call=ends_without_tool_call)
             if answer is None:
-                chat.transcript.cut = result.reward, result.info
+                transcript.cut = result.reward, result.info
                 break
             lengths = answer.prompt_tokens, answer.sampled_tokens
-            chat.transcript.turns.append(Turn(shown, answer.text, result.info, result.reward, *lengths))
+            transcript.turns.append(Turn(shown, answer.text, result.info, result.reward, *lengths))
             if result.done:
                 break
             shown = result.observation
-            chat.messages += _replies(answer, shown)
+            messages += _replies(answer, shown)
     except HarborGymError as exc:
         if not exc.is_infrastructure:
             raise
-        return chat.ended(EndReason.INFRASTRUCTURE_ERROR, exc)
+        return Rollout.lost(exc, messages=messages, transcript=transcript)
     finally:
         await env.close()
-    return chat.ended(result.info.get("end_reason", EndReason.COMPLETED))
+    metrics: dict[str, float] = {}
+    for info in transcript.infos:
+        metrics |= {name: metrics.get(name, 0.0) + value for name, value in info["metrics"].items()}
+    return Rollout.ended(result.info, transcript.reward, messages=messages, transcript=transcript, metrics=metrics)
 
 
 async def _take_turn(
     env: AsyncTerminalGymEnv,
     ask: Callable[[Messages], Awaitable[ChatAnswer]],
-    chat: _Chat,
+    messages: Messages,
     *,
     ends_without_tool_call: bool,
 ) -> tuple[StepResult, ChatAnswer | None]:
     try:
-        answer = await ask(list(chat.messages))
+        answer = await ask(list(messages))
     except BudgetSpentError as exc:
         logger.info("an episode ends: %s", exc)
         return await env.truncate(EndReason(exc.reason)), None
-    chat.messages.append(dict(answer.message))
+    messages.append(dict(answer.message))
     if answer.stop_reason == "length":
         return await env.truncate(EndReason.MAX_TOKENS), answer
     if ends_without_tool_call and _calls_nothing(env, answer):
@@ -242,7 +201,7 @@ async def _take_turn(
 
 
 def _calls_nothing(env: AsyncTerminalGymEnv, answer: ChatAnswer) -> bool:
-    if env.config.action_format is not ActionFormat.BASH_TOOL or "<tool_call>" in answer.text:
+    if env.config.action_format is not ActionFormat.BASH_TOOL or looks_like_a_call(answer.text):
         return False
     return parse_action(answer.text, format=ActionFormat.BASH_TOOL).error is not None
 

@@ -1,4 +1,4 @@
-"""Samplers over engines that serve token ids: what goes in and comes out is never text."""
+"""Samplers over engines that serve token ids: input and output are never text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast

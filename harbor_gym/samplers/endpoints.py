@@ -1,4 +1,4 @@
-"""Whether a server answers at all: looked at before a run, and while it runs.
+"""Check whether a server answers at all, before a run and while it runs.
 
 Clients try again for minutes, which is right for a service under load and wrong for a dead one.
 """
@@ -41,6 +41,9 @@ async def find_silence(base_url: str, *, timeout_sec: float = ANSWER_SEC) -> str
         return "no address that begins with http:// or https://"
     except TimeoutError:
         return f"no answer in {timeout_sec:g} s"
+    except aiohttp.ClientConnectorCertificateError as exc:
+        why = getattr(exc.certificate_error, "verify_message", "") or exc.certificate_error
+        return f"its certificate is not trusted here ({why}): SSL_CERT_FILE=FILE names certificates that are"
     except (aiohttp.ClientError, ValueError, OSError) as exc:
         return str(exc) or type(exc).__name__
 

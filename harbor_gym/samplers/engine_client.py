@@ -1,38 +1,25 @@
 """One address of an engine over HTTP: JSON in, JSON out, asked again while the engine is overloaded."""
 
 import asyncio
-import logging
+import contextlib
+import json
 import os
+import time
 from collections.abc import Mapping
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 
-from harbor_gym.errors import ContextOverflowError, HarborGymError, SamplerError, UsageError
+from harbor_gym.errors import ContextOverflowError, SamplerError, UsageError
+from harbor_gym.samplers.attempts import AttemptError, ask_patiently, status_error
 from harbor_gym.samplers.overflow import is_overflow
-from harbor_gym.samplers.statuses import EngineSettingsError, is_retried, pause_sec, settings_error
 
-_SHOWN_CHARACTERS = 500
+_SHOWN_CHARACTERS = 300
 _WINDOW_SEC = 10.0
 """Longest wait for the page of models; without it the engine itself refuses what does not fit."""
 
 _NOT_OPEN = "this sampler is not open: use it as an `async with` block"
-
-logger = logging.getLogger(__name__)
-
-
-class StatusError(SamplerError):
-    """The engine answered with another status than 200."""
-
-    status: int = 0
-    """The status."""
-
-    body: str = ""
-    """What came with it."""
-
-    headers: Mapping[str, str] = MappingProxyType({})
-    """Its headers."""
 
 
 class EngineClient:
@@ -61,7 +48,8 @@ class EngineClient:
         api_key: str | None = None,
     ) -> None:
         root = base_url.rstrip("/").removesuffix("/v1")
-        self._url, self._models_url = f"{root}{path}", f"{root}/v1/models"
+        self.url, self._models_url = f"{root}{path}", f"{root}/v1/models"
+        """Where requests go."""
         self._timeout_sec, self._max_attempts = timeout_sec, max_attempts
         self._headers: dict[str, str] = {}
         if api_key is not None and api_key_env is not None:
@@ -72,6 +60,16 @@ class EngineClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._session: aiohttp.ClientSession | None = None
         self._window: asyncio.Future[int | None] | None = None
+        self._waiting: dict[object, float] = {}
+        self.has_answered = False
+        """Whether the engine has answered a request."""
+        self.last_failure = ""
+        """What the last attempt that was made again failed with; empty where there was none."""
+
+    @property
+    def waited_sec(self) -> float:
+        """How long the oldest request under way has been waiting, its failed attempts included; 0.0 without any."""
+        return time.monotonic() - min(self._waiting.values()) if self._waiting else 0.0
 
     async def __aenter__(self) -> Self:
         """Open the connections."""
@@ -116,38 +114,36 @@ class EngineClient:
             EngineSettingsError: The engine refuses the key or the model.
             UsageError: The client is not open.
         """
-        for attempt in range(1, self._max_attempts):
-            try:
-                return await self._post_once(body)
-            except _UnreachableError as exc:
-                error, headers = str(exc), {}
-            except StatusError as exc:
-                if not is_retried(exc.status):
-                    raise
-                error, headers = str(exc), exc.headers
-            logger.info("attempt %d of %d: %s", attempt, self._max_attempts, error)
-            await asyncio.sleep(pause_sec(headers, attempt))
-        return await self._post_once(body)
+        request = object()
+        self._waiting[request] = time.monotonic()
+        try:
+            answer = await ask_patiently(
+                lambda: self._post_once(body), max_attempts=self._max_attempts, note=self._note_failure
+            )
+        finally:
+            del self._waiting[request]
+        self.has_answered = True
+        return answer
+
+    def _note_failure(self, failure: str) -> None:
+        self.last_failure = failure
 
     async def _post_once(self, body: Mapping[str, Any]) -> object:
         if self._session is None:
             raise UsageError(_NOT_OPEN)
         try:
-            async with self._session.post(self._url, json=body) as response:
+            async with self._session.post(self.url, json=body) as response:
                 if response.status != 200:
                     text = self._without_key(await response.text(errors="replace"))
                     if is_overflow(response.status, text):
-                        raise ContextOverflowError(_refusal(self._url, response.status, text))
-                    raise _status_error(self._url, response, text)
-                return await response.json(content_type=None)
+                        raise ContextOverflowError(_refusal(self.url, response.status, text))
+                    refusal = _refusal(self.url, response.status, text)
+                    raise status_error(refusal, response.status, text, response.headers)
+                return _read_json(self.url, await response.read())
         except TimeoutError:
-            raise SamplerError(f"{self._url} did not answer within {self._timeout_sec:g} seconds") from None
+            raise SamplerError(f"{self.url} did not answer within {self._timeout_sec:g} seconds") from None
         except aiohttp.ClientError as exc:
-            raise _UnreachableError(f"{self._url} can't be reached: {exc}") from exc
-        except EngineSettingsError:
-            raise  # a ValueError, too
-        except ValueError as exc:
-            raise SamplerError(f"{self._url} did not answer with JSON: {exc}") from exc
+            raise AttemptError(f"{self.url} can't be reached: {_one_line(str(exc))}") from exc
 
     def _without_key(self, text: str) -> str:
         """Return text without the key, which some engines repeat where they refuse it."""
@@ -170,18 +166,30 @@ async def _ask_window(session: aiohttp.ClientSession, url: str) -> int | None:
     return window if isinstance(window, int) else None
 
 
-class _UnreachableError(SamplerError):
-    """The engine may be there at a later attempt."""
-
-
-def _status_error(url: str, response: aiohttp.ClientResponse, text: str) -> HarborGymError:
-    refusal = _refusal(url, response.status, text)
-    if (wrong := settings_error(refusal, response.status)) is not None:
-        return wrong
-    error = StatusError(refusal)
-    error.status, error.body, error.headers = response.status, text, response.headers
-    return error
-
-
 def _refusal(url: str, status: int, text: str) -> str:
-    return f"{url} answered with status {status}: {text[:_SHOWN_CHARACTERS]}"
+    return f"{url} answered with status {status}: {_one_line(_stated_reason(text))}"
+
+
+def _stated_reason(text: str) -> str:
+    """Return the message of an error as OpenAI's and vLLM's are; of any other answer its text."""
+    with contextlib.suppress(ValueError):
+        match json.loads(text):
+            case {"error": {"message": str() as said}}:
+                return said
+            case {"error": str() as said} | {"message": str() as said} | {"detail": str() as said}:
+                return said
+            case _:
+                pass
+    return text
+
+
+def _read_json(url: str, body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except ValueError:
+        shown = _one_line(body.decode(errors="replace"))
+        raise SamplerError(f"{url} did not answer with JSON, but with {shown}: is it the API's address?") from None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:_SHOWN_CHARACTERS] or "no text"

@@ -1,4 +1,4 @@
-"""How engines refuse a prompt that does not fit their context window."""
+"""Recognise an engine's refusal of a prompt that does not fit its context window."""
 
 import re
 

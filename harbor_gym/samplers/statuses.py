@@ -1,4 +1,4 @@
-"""What an engine's HTTP status asks for: another attempt, another setting, or neither."""
+"""The meaning of an engine's HTTP status: another attempt, another setting, or neither."""
 
 import email.utils
 import random
@@ -10,10 +10,14 @@ from harbor_gym.errors import UsageError
 _RETRIED = frozenset({408, 409, 429})
 """Retried with every status from 500 on. Source: the retry rules of OpenAI's client."""
 
+_BAD_REQUEST, _NOT_FOUND = 400, 404
+_UNKNOWN_MODEL = "model_not_found"
+"""Code of an unknown model in OpenAI's errors, which some servers send with status 400."""
+
 _SETTINGS: Mapping[int, str] = {
     401: "set the key that it expects: api_key_env names the variable that holds it (--api-key-env)",
     403: "the key may not use this model: give another key or model",
-    404: "it serves no such model, or nothing at that address: correct the model's name or the address",
+    _NOT_FOUND: "it serves no such model, or nothing at that address: correct the model's name or the address",
 }
 """What to change, by status."""
 
@@ -39,9 +43,17 @@ def is_retried(status: int) -> bool:
     return status in _RETRIED or status >= 500
 
 
-def settings_error(refusal: str, status: int) -> EngineSettingsError | None:
-    """Return the error of a status that no later attempt and no other prompt changes; None for any other status."""
-    if status not in _SETTINGS or _ENDED_SESSION in refusal:
+def settings_error(refusal: str, status: int, body: str) -> EngineSettingsError | None:
+    """Return the error of an answer that no later attempt and no other prompt changes; None for any other.
+
+    Args:
+        refusal: The answer as people read it.
+        status: Its HTTP status.
+        body: What came with it.
+    """
+    if status == _BAD_REQUEST and _UNKNOWN_MODEL in body:
+        status = _NOT_FOUND
+    if status not in _SETTINGS or _ENDED_SESSION in body:
         return None
     return EngineSettingsError(f"{_SETTINGS[status]} ({refusal})")
 

@@ -1,9 +1,8 @@
-"""Sandboxes by name, and what each kind of them can do."""
+"""Sandboxes by name, and the abilities of each kind."""
 
 from harbor_gym.sandboxes.registry import (
     LOCAL,
     environment_config,
-    image_substitutions,
     parse_options,
     preflight,
     sandbox_names,
@@ -14,7 +13,6 @@ from harbor_gym.sandboxes.registry import (
 __all__ = [
     "LOCAL",
     "environment_config",
-    "image_substitutions",
     "parse_options",
     "preflight",
     "sandbox_names",

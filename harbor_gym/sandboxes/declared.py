@@ -1,4 +1,4 @@
-"""What a task declares of its image, and the image may lack: a working directory, a user."""
+"""Declarations of a task that its image may not fulfil: a working directory, a user."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ import shlex
 
 from harbor.environments.base import BaseEnvironment
 
-from harbor_gym.errors import TaskError
+from harbor_gym._runtime import rootless
+from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError, TaskError
 
-_HAS_USER = 'while IFS=: read -r name _; do [ "$name" != {user} ] || exit 0; done </etc/passwd; exit 3'
+_ORDINARY_IDS = 1 << 16
+"""Every sandbox has these."""
+_MISSING = 3
+_IDS_OF = (
+    "found=; while IFS=: read -r name _ id group _; do "
+    'if [ "$name" = {user} ] || [ "$id" = {user} ]; then found=$name; echo "$id $group"; break; fi; done </etc/passwd; '
+    "while IFS=: read -r name _ id members; do "
+    'case "$name:,$members," in {group}:*|*,"$found",*) echo "$id";; esac; done </etc/group; '
+    f'[ -n "$found" ] || exit {_MISSING}'
+)
+"""Prints the ids of an account and of its groups."""
 
 
 async def require_workdir(environment: BaseEnvironment) -> None:
@@ -20,8 +31,22 @@ async def require_workdir(environment: BaseEnvironment) -> None:
     workdir = environment.task_env_config.workdir
     if workdir is None:
         return
-    found = await environment.exec(f"[ -d {shlex.quote(workdir)} ] || exit 3", cwd="/", user="root")
-    if found.return_code == 3:
+    found = await environment.exec(workdir_check(workdir), cwd="/", user="root")
+    require_check(workdir, found.return_code)
+
+
+def workdir_check(workdir: str) -> str:
+    """Return shell text whose status :func:`require_check` takes."""
+    return f"[ -d {shlex.quote(workdir)} ] || exit {_MISSING}"
+
+
+def require_check(workdir: str, status: int) -> None:
+    """Check what :func:`workdir_check` found of the task's working directory.
+
+    Raises:
+        TaskError: It is not there.
+    """
+    if status == _MISSING:
         raise TaskError(
             f"task.toml: [environment] workdir = {workdir!r} is no directory of the task's image: make it in the "
             "Dockerfile (WORKDIR), or change the setting"
@@ -29,17 +54,50 @@ async def require_workdir(environment: BaseEnvironment) -> None:
 
 
 async def require_user(environment: BaseEnvironment, user: str | int | None) -> None:
-    """Check that the running sandbox has an account of this name. No command is run for ids, and for none.
+    """Check that the running sandbox has an account of this name, or this id, and the ids of its groups.
+
+    No command is run for root.
 
     Raises:
         TaskError: It has not.
     """
-    name = "" if user is None else str(user).partition(":")[0]
-    if not name or name.isdecimal() or name == "root":
+    name, _, group = ("" if user is None else str(user)).partition(":")
+    if not name or (name == "root" and not group):
         return
-    found = await environment.exec(_HAS_USER.format(user=shlex.quote(name)), cwd="/", user="root")
-    if found.return_code == 3:
+    script = _IDS_OF.format(user=shlex.quote(name), group=shlex.quote(group))
+    found = await environment.exec(script, cwd="/", user="root")
+    if found.return_code == _MISSING and not name.isdecimal():
         raise TaskError(
             f"task.toml: [agent] user = {name!r} has no account in the task's image: make one in the Dockerfile "
             "(RUN useradd), or change the setting"
         )
+    ids = [int(word) for word in (name, group, *(found.stdout or "").split()) if word.isdecimal()]
+    if max(ids, default=0) >= _ORDINARY_IDS:
+        await require_able(environment, str(user), f"task.toml: [agent] user = {str(user)!r}")
+
+
+async def require_able(environment: BaseEnvironment, user: str, setting: str) -> None:
+    """Check that the running sandbox can run commands as a user.
+
+    Args:
+        environment: The sandbox.
+        user: Who; a group may follow after a colon.
+        setting: What names the user.
+
+    Raises:
+        TaskError: It can't: it has no such account, or one of the ids is none of its own.
+    """
+    try:
+        found = await environment.exec("exit 0", cwd="/", user=user)
+    except (SandboxLostError, SandboxTimeoutError):
+        raise
+    except SandboxError as exc:
+        problem = str(exc)
+    else:
+        if found.return_code == 0:
+            return
+        problem = f"{found.stdout or ''}{found.stderr or ''}".strip()
+    raise TaskError(
+        f"{setting} can't run anything in this sandbox ({problem}): use lower ids{rootless.more_ids_hint()}, "
+        "or --env docker"
+    )

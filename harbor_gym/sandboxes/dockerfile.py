@@ -1,4 +1,4 @@
-"""What must be known of a Dockerfile before a builder reads it: its bases, and whether it has here-documents."""
+"""Facts about a Dockerfile that are needed before a builder reads it: its bases, and whether it has here-documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sandbox class may support beyond Harbor's ``BaseEnvironment``, as protocols, each with its contract.
+"""Abilities beyond Harbor's ``BaseEnvironment`` that a sandbox class may have, as protocols, each with its contract.
 
 A class supports an ability by having its methods; there is nothing to inherit or register. The core asks with
 ``isinstance``; a method set to None takes an inherited ability away. Every ability is optional: without it the same is
@@ -17,8 +17,8 @@ SupportsCleanUp           clean-up by no program of the sandbox           the sa
 SupportsIsUp              a lost sandbox distinct from a broken one       a silent sandbox counts as lost
 SupportsWrittenPaths      ``harbor-gym check`` proposes verify_paths      no proposal
 SupportsSharedSetup       ``info["setup"]`` has ``each_start`` rightly    a class with ``setup_command`` is believed
-ReportsSubstitutions      ``info["image_substitutions"]``                 empty
 ReportsLeftBehind         a close that left something behind raises       Harbor's log alone has it
+ReportsServices           ``harbor-gym check`` names services            no remark
 DeclaresKnownFailures     check-sandbox shows what is known to fail       each failure counts
 ========================  ==============================================  ============================================
 """
@@ -28,10 +28,16 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from harbor_gym.errors import SandboxTimeoutError
+
 if TYPE_CHECKING:
     from harbor.environments.base import ExecResult  # 0.3 s to import, and only its type is needed
 
     from harbor_gym.config import TerminalConfig
+
+
+class ExecTimeoutError(SandboxTimeoutError, RuntimeError):
+    """A command ran out of time and was killed. A ``RuntimeError`` too, as Harbor's own environments raise."""
 
 
 class SupportsExec(Protocol):
@@ -294,22 +300,22 @@ class SupportsSharedSetup(Protocol):
 
 
 @runtime_checkable
-class ReportsSubstitutions(Protocol):
-    """A sandbox that may stand on another base image than the task names."""
-
-    @property
-    def image_substitutions(self) -> Sequence[str]:
-        """Base images that were not available and what stood in for them, one sentence each."""
-        ...
-
-
-@runtime_checkable
 class ReportsLeftBehind(Protocol):
     """A sandbox that knows what its ``stop`` could not remove. Harbor logs such an error and goes on."""
 
     @property
     def left_behind(self) -> str | None:
-        """What is left and how to remove it, for people; None where nothing is."""
+        """Return what is left and how to remove it, as a sentence; None where nothing is."""
+        ...
+
+
+@runtime_checkable
+class ReportsServices(Protocol):
+    """A sandbox whose start waits for the services that its image's ENTRYPOINT starts."""
+
+    @property
+    def services_note(self) -> str | None:
+        """How long it waited, for people; None where no service was started."""
         ...
 
 

@@ -24,7 +24,7 @@ Check = Callable[[float], Awaitable[tuple[int, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Healthcheck:
-    """What an image declares."""
+    """An image's HEALTHCHECK."""
 
     argv: tuple[str, ...]
     interval_sec: float = _DEFAULT_SEC
@@ -100,9 +100,14 @@ async def await_health(
         is_starting = time.monotonic() - started < healthcheck.start_period_sec
         failures += 0 if is_starting and failures >= 0 else 1
         if failures >= healthcheck.retries:
-            raise TaskError(
-                f"the image is unhealthy: its HEALTHCHECK {list(healthcheck.argv)} failed {failures} times in a row, "
-                f"at last with status {status}: {output.strip()[-_LAST_CHARACTERS:]}"
-            )
+            raise unhealthy(healthcheck, failures, status, output)
         pause = healthcheck.interval_sec
         await sleep(min(pause, healthcheck.start_interval_sec) if is_starting else pause)
+
+
+def unhealthy(healthcheck: Healthcheck, failures: int, status: int, output: str) -> TaskError:
+    """Return the error of an image whose check failed too often: so many times, the last time so."""
+    return TaskError(
+        f"the image is unhealthy: its HEALTHCHECK {list(healthcheck.argv)} failed {failures} times in a row, "
+        f"at last with status {status}: {output.strip()[-_LAST_CHARACTERS:]}"
+    )

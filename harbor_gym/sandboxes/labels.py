@@ -1,4 +1,4 @@
-"""Labels that record whose a thing of Docker is, and how a thing with one is removed."""
+"""Labels that record the owner of a container, network or volume, and the removal of everything with one label."""
 
 from __future__ import annotations
 

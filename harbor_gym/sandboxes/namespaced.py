@@ -1,12 +1,12 @@
-"""What the environments have in common whose sandboxes are entered by processes of this machine."""
+"""The common base of the environments whose sandboxes are entered by processes of this machine."""
 
 from __future__ import annotations
 
 import asyncio
 import posixpath
+import shlex
 from abc import abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from pathlib import PurePath, PurePosixPath
 from typing import Any, Protocol, override
 
@@ -27,22 +27,25 @@ from harbor_gym.sandboxes import reaper
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
 from harbor_gym.sandboxes.archive.transfers import Way
 from harbor_gym.sandboxes.declared import require_workdir
+from harbor_gym.sandboxes.entrypoint import Entrypoint, Services, await_services
+from harbor_gym.sandboxes.extensions import ExecTimeoutError
 from harbor_gym.sandboxes.health import Healthcheck, await_health
-from harbor_gym.sandboxes.local.supervisor.kernel.capabilities import SERVICE, VERIFIER
+from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk, text_chunks
-from harbor_gym.sandboxes.running import Finished, Request, RunningSandbox
+from harbor_gym.sandboxes.supervisor.program.kernel.capabilities import SERVICE, VERIFIER
+from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec
+from harbor_gym.sandboxes.supervisor.running import Finished, RunningSandbox
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HARBOR_LOGS = "/logs/"
+_LEAST_CPUS = 0.01
+"""The kernel's least quota is a millisecond, of periods of 100."""
+
 _LOOK_TIMEOUT_SEC, _DIRECTORIES_TIMEOUT_SEC = 10.0, 60.0
 
 
-class ExecTimeoutError(SandboxTimeoutError, RuntimeError):
-    """A command ran out of time and was killed. A ``RuntimeError`` too, as Harbor's own environments raise."""
-
-
 class ImageDefaults(Protocol):
-    """What an image sets for the commands of its sandboxes."""
+    """An image's defaults for the commands of its sandboxes."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -65,13 +68,13 @@ class ImageDefaults(Protocol):
         ...
 
     @property
-    def volumes(self) -> tuple[str, ...]:
-        """VOLUME."""
+    def entrypoint(self) -> tuple[str, ...]:
+        """ENTRYPOINT."""
         ...
 
     @property
-    def substitutions(self) -> tuple[str, ...]:
-        """Base images that were not available, and what stands in for each."""
+    def volumes(self) -> tuple[str, ...]:
+        """VOLUME."""
         ...
 
 
@@ -84,14 +87,11 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         self._workdir = workdir
         self._sandbox: Sandbox | None = None
         self._image: ImageDefaults | None = None
+        self._entrypoint: Entrypoint | None = None
+        self._services: Services | None = None
         self._ending: asyncio.Future[None] | None = None
         self._is_started = False
         super().__init__(*args, **kwargs)
-
-    @property
-    def image_substitutions(self) -> tuple[str, ...]:
-        """Base images that were not available, and what stands in for each. Empty before :meth:`start`."""
-        return self._image.substitutions if self._image is not None else ()
 
     @override
     def _validate_definition(self) -> None:
@@ -113,8 +113,12 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             "storage_mb": self._effective_storage_mb,
         }
         for name, value in limits.items():
-            if value is not None and value < 1:
-                raise TaskError(f"[environment] {name} = {value}: must be at least 1; without it, the default holds")
+            # A fraction of a CPU is one; what no quota of the kernel's can be is none.
+            least = _LEAST_CPUS if name == "cpus" else 1
+            if value is not None and value < least:
+                raise TaskError(
+                    f"[environment] {name} = {value}: must be at least {least}; without it, the default holds"
+                )
 
     @property
     def _has_image_of_options(self) -> bool:
@@ -159,11 +163,19 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         """
         ending = self._let_go()
         if ending is not None:
-            self._ending = asyncio.ensure_future(ending)
+            self._ending = asyncio.ensure_future(self._end(ending))
         elif self._ending is None or self._ending.done():
             return
         # Neither a cancellation nor a second call returns before the sandbox is gone.
         await shielded(self._ending)
+
+    async def _end(self, ending: Coroutine[Any, Any, None]) -> None:
+        entrypoint, self._entrypoint = self._entrypoint, None
+        try:
+            await ending
+        finally:
+            if entrypoint is not None:
+                await entrypoint.stop()
 
     @abstractmethod
     def _let_go(self) -> Coroutine[Any, Any, None] | None:
@@ -208,8 +220,12 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         )
 
     @abstractmethod
-    async def _run(self, request: Request, timeout_sec: float | None, on_chunk: Chunk | None) -> Finished:
+    async def _run(self, request: CommandSpec, timeout_sec: float | None, on_chunk: Chunk | None) -> Finished:
         """Run one command in the running sandbox and wait for its exit, not for the end of its output."""
+
+    @abstractmethod
+    async def _open(self, request: CommandSpec) -> PipedCommand:
+        """Start one command in the running sandbox and return while it runs; the caller ends it."""
 
     def exec_argv(
         self,
@@ -233,7 +249,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         """
         return self._running().enter_argv(self._request(command, cwd=cwd, env=env, user=user))
 
-    # --- directories, by no program of the sandbox's: supervisor/grading/directories.py -------------------------------
+    # --- directories, by no program of the sandbox's: supervisor/program/grading/directories.py -----------------------
 
     @override
     async def is_dir(self, path: str, user: str | int | None = None) -> bool:
@@ -423,9 +439,9 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         user: str | int | None = None,
-    ) -> Request:
+    ) -> CommandSpec:
         image = self._started_image()
-        return Request(
+        return CommandSpec(
             command=command,
             user=self._user(user),
             cwd=cwd or self._default_workdir(image),
@@ -443,10 +459,39 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
 
     def _directories(self, image: ImageDefaults) -> dict[str, int | None]:
         """Return the directories that a sandbox has from its start, and their modes; logs are for all to write."""
+        return {**self._image_directories(image), **dict.fromkeys(self._mount_targets(writable_only=True), 0o777)}
+
+    def _image_directories(self, image: ImageDefaults) -> dict[str, int | None]:
+        """Return those of them that don't depend on the trial."""
         # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it, and each VOLUME.
         made = (*((self._workdir,) if self._workdir else ()), image.workdir, *image.volumes)
-        shared = self._mount_targets(writable_only=True)
-        return {"/tmp": 0o1777, **dict.fromkeys(made), **dict.fromkeys(shared, 0o777)}
+        return {"/tmp": 0o1777, **dict.fromkeys(made)}
+
+    async def _start_services(self, image: ImageDefaults) -> None:
+        """Start the image's ENTRYPOINT, wait for the services that it leaves running, and for its HEALTHCHECK.
+
+        Raises:
+            SandboxStartError: The ENTRYPOINT ended before it had executed its arguments.
+            TaskError: The HEALTHCHECK fails as often as the image allows.
+        """
+        if image.entrypoint:
+            await self._start_entrypoint(image)
+        await self._await_health(image)
+
+    async def _start_entrypoint(self, image: ImageDefaults) -> None:
+        request = self._request("", user=image.user)
+
+        def run(argv: Sequence[str]) -> Awaitable[PipedCommand]:
+            return self._open(request._replace(command=shlex.join(argv), argv=tuple(argv), joins_outputs=True))
+
+        self._entrypoint = Entrypoint(image.entrypoint, self.trial_paths.trial_dir / "entrypoint.log")
+        await self._entrypoint.start(run)
+        self._services = await await_services(self._running().clean_up)
+
+    @property
+    def services_note(self) -> str | None:
+        """How long the start waited for what the image's ENTRYPOINT starts; None where nothing of it runs on."""
+        return None if self._services is None else self._services.note
 
     async def _await_health(self, image: ImageDefaults) -> None:
         """Return when the image's HEALTHCHECK succeeds; at once where it has none.
@@ -457,7 +502,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         if (declared := image.healthcheck) is None:
             return
         request = self._request("HEALTHCHECK", user=image.user, cwd=image.workdir)
-        request = replace(request, argv=declared.argv, joins_outputs=True)
+        request = request._replace(argv=declared.argv, joins_outputs=True)
 
         async def check(limit_sec: float) -> tuple[int, str]:
             try:

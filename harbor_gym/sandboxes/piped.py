@@ -27,6 +27,9 @@ class PipedCommand:
         self._transports: list[asyncio.BaseTransport] = []
         self._input, self._output = InputPipe(), OutputPipe("stdout", None)
         self._errors = OutputPipe("stderr", None)
+        self.problem = ""
+        """Why it was not started, known when it has ended; empty where it was."""
+
         self.stdin: asyncio.StreamWriter | None = None
         self.stdout: asyncio.StreamReader | None = None
 
@@ -58,6 +61,7 @@ class PipedCommand:
         """Wait for the command's end and return its status; 137 where its sandbox ended."""
         answer = await asyncio.shield(self._answered)
         self.drop()
+        self.problem = answer.get("error", "")
         return answer.get("return_code", 137)
 
     def _hang_up(self) -> None:

@@ -18,7 +18,7 @@ MAX_OUTPUT_BYTES = 64 << 20
 
 @dataclass(slots=True)
 class Output:
-    """What a command printed, up to a limit."""
+    """A command's output, up to a limit."""
 
     kept: bytearray = field(default_factory=bytearray)
     dropped_bytes: int = 0

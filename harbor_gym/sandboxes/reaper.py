@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harbor_gym._runtime.owners import TEMPORARY_PREFIX, Owner, is_alive
+from harbor_gym._runtime.processes import ask, tool_environment
 from harbor_gym._runtime.rootless import build_environment
 from harbor_gym.sandboxes.dockerfile import OWNER_OF_BUILD
 from harbor_gym.sandboxes.labels import IMAGE_LABEL, OWNER_LABEL, PROJECT_LABEL, removal
@@ -140,7 +141,7 @@ def _listed(words: list[str], label: str) -> Iterator[_Owned]:
 
 def _docker(*words: str) -> list[str]:
     """Return the lines that the Docker client prints; none where there is no daemon."""
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False, timeout=_LISTING_TIMEOUT_SEC)
+    done = ask("docker", *words, timeout_sec=_LISTING_TIMEOUT_SEC)
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
@@ -173,14 +174,8 @@ def _remove_build(container: str) -> str | None:
 
 
 def _run_buildah(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*CONTAINED, "buildah", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_REMOVAL_TIMEOUT_SEC,
-        env={"STORAGE_DRIVER": "overlay", **os.environ, **build_environment()},
-    )
+    environment = {"STORAGE_DRIVER": "overlay", **tool_environment(build_environment())}
+    return ask(*CONTAINED, "buildah", *words, timeout_sec=_REMOVAL_TIMEOUT_SEC, environment=environment)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -231,9 +226,7 @@ def _remove_from_docker(words: list[str]) -> str | None:
     """Run a removal until Docker reports that it is done; another reaper may be at work on the same things."""
     output = ""
     for _ in range(_ATTEMPTS):
-        done = subprocess.run(
-            ["docker", *words], capture_output=True, text=True, check=False, timeout=_REMOVAL_TIMEOUT_SEC
-        )
+        done = ask("docker", *words, timeout_sec=_REMOVAL_TIMEOUT_SEC)
         output = done.stderr.strip()
         if done.returncode == 0 or "no such" in output.lower() or "not found" in output.lower():
             return None

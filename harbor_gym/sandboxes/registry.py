@@ -12,8 +12,11 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from harbor_gym._runtime import harbor_versions
+from harbor_gym._runtime.cache import require_cache
+from harbor_gym._runtime.disks import require_temporary
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
-from harbor_gym.sandboxes.extensions import ReportsSubstitutions, SupportsSharedSetup
+from harbor_gym.sandboxes.extensions import SupportsSharedSetup
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
@@ -103,11 +106,6 @@ def shares_setup(name: str, started: BaseEnvironment) -> bool:
     return takes_setup(name) and (not isinstance(started, SupportsSharedSetup) or started.shares_setup)
 
 
-def image_substitutions(sandbox: BaseEnvironment) -> tuple[str, ...]:
-    """Return the base images that were not available and what stood in for them, one sentence each."""
-    return tuple(sandbox.image_substitutions) if isinstance(sandbox, ReportsSubstitutions) else ()
-
-
 def preflight(config: EnvironmentConfig) -> None:
     """Check that a sandbox of this kind can start here: keys, optional packages, daemons. Starts nothing.
 
@@ -115,13 +113,17 @@ def preflight(config: EnvironmentConfig) -> None:
 
     Raises:
         MissingDependencyError: A package, a program or a daemon that the kind needs is missing.
-        UsageError: A setting is missing (an API key), or the import path leads nowhere.
+        UsageError: A setting is missing (an API key), the import path leads nowhere, or the cache that our own
+            sandboxes need, or TMPDIR, can't be written to.
     """
     from harbor.environments.factory import EnvironmentFactory
 
+    require_temporary()
+    if config.import_path in _NAMES:  # Harbor's own sandboxes keep nothing there
+        require_cache()
     label = _label(config)
     try:
-        EnvironmentFactory.run_preflight(config.type, config.import_path)
+        harbor_versions.run_preflight(config)
         EnvironmentFactory.validate_resource_policies(config)
     except HarborGymError:
         raise

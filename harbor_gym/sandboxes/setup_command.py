@@ -1,4 +1,4 @@
-"""What holds for a task's ``setup_command`` wherever it runs: when it fails, and whose sandboxes it is not for."""
+"""The rules for a task's ``setup_command`` on every sandbox: the meaning of its failure, and its exceptions."""
 
 from __future__ import annotations
 

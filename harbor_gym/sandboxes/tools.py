@@ -1,4 +1,4 @@
-"""Run a command-line tool without blocking the loop and without leaving it behind."""
+"""Run a command-line tool without blocking the loop, and never leave it running."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ import shutil
 import signal
 from collections.abc import Mapping
 
-from harbor_gym._runtime.processes import start_process
+from harbor_gym._runtime.processes import start_process, tool_environment
 from harbor_gym._runtime.rootless import USER_NAMESPACE, build_environment
 
 _END_GRACE_SEC = 3.0
@@ -17,6 +17,9 @@ _ERROR_TAIL_LINES = 25
 CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", *USER_NAMESPACE, "--mount", "--propagation", "private",
              "--pid", "--fork", "--kill-child", "--mount-proc")  # fmt: skip
 """In front of a tool that mounts: its mounts and processes end with it, and it ends with us, killed or not."""
+
+TIMED_OUT = 124
+"""The exit status of a tool whose time was up, as timeout(1) has it."""
 
 
 def find_program(name: str) -> str | None:
@@ -47,10 +50,10 @@ async def run_tool(
         environment: Variables on top of this process's.
 
     Returns:
-        ``(124, …)`` when the time was up, as timeout(1) has it.
+        ``(TIMED_OUT, …)`` when the time was up.
     """
     # buildah: chroot isolation needs no runtime; overlay unless the machine's own configuration chose otherwise.
-    chosen = {"STORAGE_DRIVER": "overlay", **os.environ, "BUILDAH_ISOLATION": "chroot", **build_environment()}
+    chosen = {"STORAGE_DRIVER": "overlay", **tool_environment(), "BUILDAH_ISOLATION": "chroot", **build_environment()}
     process = await start_process(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,
@@ -63,7 +66,7 @@ async def run_tool(
         async with asyncio.timeout(timeout_sec):
             output, _ = await process.communicate()
     except TimeoutError:
-        return 124, f"{' '.join(argv)} took longer than {timeout_sec:g} s"
+        return TIMED_OUT, f"{' '.join(argv)} took longer than {timeout_sec:g} s"
     finally:
         if process.returncode is None:
             await _end(process)

@@ -1,4 +1,4 @@
-"""Where tasks come from, and which of them to take: directories, git repositories, Harbor's registry."""
+"""Sources of tasks, and the selection from them: directories, git repositories, Harbor's registry."""
 
 from harbor_gym._runtime.shipped import resolve_shipped as task_path
 from harbor_gym._runtime.shipped import shipped_tasks

@@ -1,4 +1,4 @@
-"""What a task directory may hold: its own files, so that no other file of the machine gets into a prompt or sandbox."""
+"""The files that a task directory may hold: its own, so that no other file of the machine gets into a prompt."""
 
 import os
 import stat

@@ -6,13 +6,14 @@ from enum import StrEnum
 from importlib import resources
 from pathlib import Path
 
+from harbor_gym._runtime.files import replace_text
 from harbor_gym.errors import UsageError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
 class TaskKind(StrEnum):
-    """What a new task shows."""
+    """The kind of a new task."""
 
     SINGLE = "single"
     """One instruction, one verifier in the policy's sandbox."""
@@ -44,12 +45,24 @@ def write_task(folder: Path, kind: TaskKind = TaskKind.SINGLE, *, org: str = "ex
             raise UsageError(f"{word!r} can't be a task's name: use small letters, digits, - and _")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty; choose another name")
+    try:
+        _copy_template(folder, kind, org)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # half a task would be in the way of the next attempt
+        raise
+    return folder
+
+
+def _copy_template(folder: Path, kind: TaskKind, org: str) -> None:
     with resources.as_file(resources.files(__package__).joinpath("templates", kind.value)) as template:
         # An installer may have compiled what lies there, and need not have kept the modes.
         shutil.copytree(template, folder, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"), dirs_exist_ok=True)
     for script in folder.rglob("*.sh"):
         script.chmod(0o755)
     config = folder / "task.toml"
-    text = config.read_text(encoding="utf-8").replace("@ORG@", org).replace("@NAME@", name.replace("_", "-"))
-    config.write_text(text, encoding="utf-8")
-    return folder
+    text = (
+        config.read_text(encoding="utf-8")
+        .replace("@ORG@", org)
+        .replace("@NAME@", folder.resolve().name.replace("_", "-"))
+    )
+    replace_text(config, text)

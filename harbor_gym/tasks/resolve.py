@@ -1,7 +1,7 @@
-"""Sources of tasks made local task directories, with where each came from."""
+"""Turn sources of tasks into local task directories, each with its origin."""
 
 import asyncio
-import os
+import logging
 import subprocess
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -9,12 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harbor_gym._runtime.processes import tool_environment
 from harbor_gym.errors import HarborGymError, TaskSourceError, UsageError
 from harbor_gym.tasks.directories import find_tasks
 from harbor_gym.tasks.specs import GRAMMAR, DirectorySpec, GitSpec, RegistrySpec, parse_spec
 
 if TYPE_CHECKING:
     from harbor.models.task.id import GitTaskId, LocalTaskId, PackageTaskId
+    from harbor.tasks.client import TaskDownloadResult
+
+_logger = logging.getLogger(__name__)
 
 _GIT_LOOK_TIMEOUT_SEC = 60.0
 _FULL_COMMIT_LENGTHS = (40, 64)
@@ -138,7 +142,7 @@ async def _ls_remote(url: str, ref: str) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
+            env=tool_environment({"GIT_TERMINAL_PROMPT": "0"}),
         )
     except FileNotFoundError as exc:
         raise TaskSourceError("git is not installed, and a source of tasks needs it") from exc
@@ -212,8 +216,30 @@ async def _download(
     from harbor.tasks.client import TaskClient
 
     with _foreign_errors(of):
-        batch = await TaskClient().download_tasks(list(ids), output_dir=download_dir)
-    return [(result.path.resolve(), result.resolved_git_commit_id) for result in batch.results]
+        results = (await TaskClient().download_tasks(list(ids), output_dir=download_dir)).results
+        broken = [n for n, result in enumerate(results) if await asyncio.to_thread(_is_broken, result)]
+        if broken:
+            places = " and ".join(str(results[n].path) for n in broken)
+            _logger.warning("%s was damaged since it was fetched: it is fetched again", places)
+            again = await TaskClient().download_tasks([ids[n] for n in broken], overwrite=True, output_dir=download_dir)
+            for n, result in zip(broken, again.results, strict=True):
+                results[n] = result
+    return [(result.path.resolve(), result.resolved_git_commit_id) for result in results]
+
+
+def _is_broken(result: "TaskDownloadResult") -> bool:
+    """Return whether what was fetched earlier holds no task any more, or not the files that its digest names."""
+    from harbor.publisher.packager import Packager
+
+    if not result.cached:
+        return False
+    try:
+        find_tasks([result.path])
+    except UsageError:
+        return True
+    if result.content_hash is None:  # a repository's: nothing says what it held
+        return False
+    return Packager.compute_content_hash(result.path)[0] != result.content_hash.removeprefix("sha256:")
 
 
 @contextmanager

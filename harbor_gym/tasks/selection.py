@@ -1,4 +1,4 @@
-"""Which tasks of many: by conditions on their task.toml, and in two parts for training and testing."""
+"""Select tasks: by conditions on their task.toml, and in two parts for training and testing."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""How a source of tasks is written."""
+"""The notation for a source of tasks."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The terminal room: an interactive shell in a sandbox, driven by keystrokes and read as text.
+"""The terminal: an interactive shell in a sandbox, driven by keystrokes and read as text.
 
 It knows a Harbor environment's ``exec`` and ``upload_file``, and nothing of Harbor's lifecycle.
 """
@@ -6,6 +6,6 @@ It knows a Harbor environment's ``exec`` and ``upload_file``, and nothing of Har
 from harbor_gym.terminal.open import open_terminal
 from harbor_gym.terminal.screen.observation import OBSERVATION_FORMAT
 from harbor_gym.terminal.screen.screen import Screen
-from harbor_gym.terminal.session import Leavings, Terminal, TerminalTurn
+from harbor_gym.terminal.session import Leftovers, Terminal, TerminalTurn
 
-__all__ = ["OBSERVATION_FORMAT", "Leavings", "Screen", "Terminal", "TerminalTurn", "open_terminal"]
+__all__ = ["OBSERVATION_FORMAT", "Leftovers", "Screen", "Terminal", "TerminalTurn", "open_terminal"]

@@ -1,4 +1,4 @@
-"""Opening a session in a sandbox, and choosing the way to it."""
+"""Open a session in a sandbox, and choose the transport to it."""
 
 import logging
 import secrets
@@ -81,7 +81,7 @@ async def _open(
     answer = next((line for line in text.split("\n") if line.startswith(nonce)), "")
     match answer.split(" "):
         case [_, "ok", directory, shell, server]:
-            portable = PortableTransport(environment, user, directory, tools)
+            portable = PortableTransport(environment, user, directory, server, tools)
             terminal = TmuxTerminal(environment, config, user, directory, (shell, server), portable, tools)
             if config.transport == "portable":
                 return terminal

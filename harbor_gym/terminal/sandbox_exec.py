@@ -1,4 +1,4 @@
-"""The one seam to Harbor's ``exec``: whatever an environment raises leaves as one of our errors."""
+"""The only caller of Harbor's ``exec``: whatever an environment raises leaves as one of our errors."""
 
 import asyncio
 import contextlib

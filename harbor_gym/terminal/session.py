@@ -1,4 +1,4 @@
-"""The contract of a terminal: what goes in, what comes out, whichever transport carries it."""
+"""The contract of a terminal: its input and its output, whichever transport carries them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from harbor_gym.types import Command
 
 @dataclass(frozen=True, slots=True)
 class TerminalTurn:
-    """What one call of :meth:`Terminal.run` brought."""
+    """The result of one call of :meth:`Terminal.run`."""
 
     text: str
     """The observation, at most ``TerminalConfig.max_observation_bytes`` of UTF-8."""
@@ -38,8 +38,8 @@ class TerminalTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Leavings:
-    """What a session leaves in its sandbox when its terminal is only detached."""
+class Leftovers:
+    """The leftovers of a session in its sandbox after its terminal is detached."""
 
     pids: tuple[str, ...]
     """Its shell and its server, by their ids in the sandbox."""
@@ -73,8 +73,8 @@ class Terminal(Protocol):
         ...
 
     @property
-    def leavings(self) -> Leavings:
-        """What whoever detaches it instead of closing it may remove."""
+    def leftovers(self) -> Leftovers:
+        """The leftovers that a caller may remove who detaches the terminal instead of closing it."""
         ...
 
     async def detach(self) -> None:

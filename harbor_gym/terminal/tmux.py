@@ -15,12 +15,15 @@ from harbor_gym.terminal.screen.keys import (
     encode_keys,
 )
 from harbor_gym.terminal.screen.screen import Screen, capture_screen
-from harbor_gym.terminal.session import Leavings, TerminalTurn
+from harbor_gym.terminal.session import Leftovers, TerminalTurn
 from harbor_gym.terminal.transports.step import Step, Transport, make_step
 from harbor_gym.types import Command
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
+
+_WAITS = {"idle": "deadline", "untyped": "prompt"}
+"""What a turn calls ends of a wait that only the script tells apart."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +78,9 @@ class TmuxTerminal:
         return await capture_screen(self._environment, self.directory, user=self._user, tools=self._tools)
 
     @property
-    def leavings(self) -> Leavings:
-        """See :attr:`harbor_gym.terminal.Terminal.leavings`."""
-        return Leavings(self._pids, self.directory)
+    def leftovers(self) -> Leftovers:
+        """See :attr:`harbor_gym.terminal.Terminal.leftovers`."""
+        return Leftovers(self._pids, self.directory)
 
     async def detach(self) -> None:
         """See :meth:`harbor_gym.terminal.Terminal.detach`."""
@@ -129,7 +132,7 @@ class TmuxTerminal:
         composed = observation.compose(
             header, excerpt_of(capture, start=start), max_bytes=self._config.max_observation_bytes
         )
-        waits = tuple("deadline" if wait == "idle" else wait for wait in capture.waits)
+        waits = tuple(_WAITS.get(wait, wait) for wait in capture.waits)
         return TerminalTurn(
             text=composed.text,
             ended=self._ended,

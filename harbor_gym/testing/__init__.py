@@ -1,4 +1,4 @@
-"""Public conformance checks, and a sandbox in memory: what those need who write sandboxes or wrap environments.
+"""Public conformance checks, and a sandbox in memory, for authors of sandboxes and of environments' wrappers.
 
 **You wrote a Harbor environment class** (or chose a provider) and need to know whether episodes can rely on it::
 

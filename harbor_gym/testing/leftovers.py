@@ -1,4 +1,4 @@
-"""What a test may leave behind on this machine: processes, mounts, temporary folders."""
+"""Find what a test left on this machine: processes, mounts, temporary folders."""
 
 import os
 import tempfile
@@ -16,7 +16,9 @@ def find_leftovers(*, is_exempt: Callable[[int], bool]) -> set[str]:
     Args:
         is_exempt: Whether a process lives as long as this one on purpose.
     """
-    mounts = {f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if "harbor" in line}
+    mounts = {
+        f"mount {line}" for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines() if "harbor" in line
+    }
     folders = {f"folder {path}" for path in Path(tempfile.gettempdir()).glob("harbor-gym*")}
     stats = filter(None, map(read_stat, descendants(os.getpid())))
     processes = {f"process {stat.pid} {stat.name}" for stat in stats if not is_exempt(stat.pid)}

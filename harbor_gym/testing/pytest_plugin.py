@@ -130,7 +130,7 @@ def nothing_left() -> Iterator[None]:
 
 def _lives_on(pid: int) -> bool:
     """Return whether a process lives as long as this one: what starts local sandboxes, and Python's for semaphores."""
-    from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
+    from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
 
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)  # pyright: ignore[reportPrivateUsage]  # nothing public has it
     return pid in (forkserver_pid(), tracker)

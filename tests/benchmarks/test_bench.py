@@ -2,17 +2,19 @@
 
 import json
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harbor_gym.bench import StepReport, started_environment
 from harbor_gym.bench.implementations import HARBOR, PERSISTENT, PORTABLE, our_transports
-from harbor_gym.bench.report import Sample, format_table, percentile, summarize
-from harbor_gym.bench.sandbox import ExecCounter
+from harbor_gym.bench.report import Sample, StepReport, format_table, percentile, summarize
+from harbor_gym.bench.sandbox import ExecCounter, started_environment
 from harbor_gym.bench.scenarios import LIST, ROWS, SIX, Step, make_scenarios
 from harbor_gym.errors import SandboxStartError, UsageError
+from tests.helpers.benchmarks import run_benchmark
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import FAKE
@@ -214,7 +216,7 @@ def test_every_step_is_right_in_every_terminal_of_ours(env: str, nothing_left: N
 def test_no_step_is_lost_among_many_terminals(transport: str | None, nothing_left: None) -> None:
     require_engine("local")
     forced = [] if transport is None else ["--transport", transport]
-    done = run("bench", "concurrency", "--env", "local", "--terminals", "6", "--steps", "4", "--json", *forced)
+    done = run_benchmark("concurrency", "--env", "local", "--terminals", "6", "--steps", "4", "--json", *forced)
     assert done.returncode == 0, done
     found = json.loads(done.stdout)
     assert (found["env"], found["terminals"], found["steps"], found["lost"]) == ("local", 6, 24, 0)
@@ -253,15 +255,15 @@ async def test_an_unknown_sandbox_is_a_usage_error() -> None:
 
 
 def test_a_wrong_observation_fails_the_command_whose_report_is_shown_all_the_same() -> None:
-    done = run("bench", "vector", "--env", FAKE, "--num-envs", "2", "--repeat", "1")  # a fake has no files to list
+    done = run_benchmark("vector", "--env", FAKE, "--num-envs", "2", "--repeat", "1")  # a fake has no files to list
     assert done.returncode == 1
     assert done.stdout.splitlines()[:2] == [f"env           {FAKE}", "num_envs      2"]
     assert done.stdout.splitlines()[-1] == "wrong         6"
 
 
-@pytest.mark.parametrize("command", ["step", "concurrency"])
-def test_misuse_is_one_line_and_exit_code_2(command: str) -> None:
-    done = run("bench", command, "--env", "dockr")
+@pytest.mark.parametrize("measure", [partial(run, "bench", "step"), partial(run_benchmark, "concurrency")])
+def test_misuse_is_one_line_and_exit_code_2(measure: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = measure("--env", "dockr")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "did you mean docker" in done.stderr
 
@@ -271,7 +273,7 @@ def test_misuse_is_one_line_and_exit_code_2(command: str) -> None:
 @pytest.mark.timeout(600)
 def test_everything_is_one_report_that_describes_its_machine() -> None:
     require_engine("local")
-    done = run("bench", "all", "--env", "local", "--repeat", "1")
+    done = run_benchmark("all", "--env", "local", "--repeat", "1")
     assert done.returncode == 0, done.stderr
     names = ("step", "reset", "episode", "concurrency", "vector", "gateway")
     assert tuple(line for line in done.stderr.splitlines() if line in names) == names

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from harbor_gym.bench.executors import bench_executors, format_executors
 from harbor_gym.types import ExecutorKind
+from tests.benchmarks.executors import bench_executors, format_executors
+from tests.helpers.benchmarks import run_benchmark
 from tests.helpers.sandboxes.fake_episodes import FAKE
-from tests.unit.house.test_cli import run
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -23,7 +23,7 @@ def test_every_way_plays_the_same_groups() -> None:
 
 
 def test_the_command_prints_an_object() -> None:
-    shown = run(
-        "bench", "executors", "--env", FAKE, "--groups", "1", "--group-size", "2", "--executor", "process", "--json"
+    shown = run_benchmark(
+        "executors", "--env", FAKE, "--groups", "1", "--group-size", "2", "--executor", "process", "--json"
     )
     assert [row["way"] for row in json.loads(shown.stdout)["rows"]] == ["this process", "process"]

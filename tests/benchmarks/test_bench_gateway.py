@@ -7,27 +7,29 @@ from typing import Any
 
 import pytest
 
-from harbor_gym.bench.gateway.client import Plan, converse
-from harbor_gym.bench.gateway.measure import (
+from harbor_gym._runtime.harbor_versions import VERSION
+from harbor_gym.errors import HarborGymError
+from harbor_gym.gateway import Gateway
+from harbor_gym.types import Sample
+from tests.benchmarks.gateway.client import Plan, converse
+from tests.benchmarks.gateway.measure import (
     DIRECT,
     GATEWAY,
     LITELLM,
+    RELAY,
     EndpointRow,
     GatewayReport,
     WordCodec,
     format_gateway,
     run_client,
 )
-from harbor_gym.errors import HarborGymError
-from harbor_gym.gateway import Gateway
-from harbor_gym.types import Sample
-from tests.unit.house.test_cli import run
+from tests.helpers.benchmarks import run_benchmark
 
 FAST = ("--sessions", "4", "--calls", "3", "--sampler-sec", "0.01")
 
 
 def measured(*options: str) -> dict[str, Any]:
-    done = run("bench", "gateway", *FAST, "--json", *options)
+    done = run_benchmark("gateway", *FAST, "--json", *options)
     assert done.returncode == 0, done
     return json.loads(done.stdout)
 
@@ -52,8 +54,22 @@ def test_litellm_is_measured_beside_them() -> None:
     assert rows[1]["client_cpu_ms"] > rows[0]["client_cpu_ms"]
 
 
+@pytest.mark.skipif(VERSION < (0, 26), reason="Harbor has a relay since 0.26")
+def test_harbors_relay_is_measured_beside_them() -> None:
+    found = measured("--relay")
+    assert [(row["endpoint"], row["calls"]) for row in found["rows"]] == [(DIRECT, 12), (GATEWAY, 12), (RELAY, 12)]
+    assert (found["segments"], found["one_segment_each"]) == (4, True)
+
+
+@pytest.mark.skipif(VERSION >= (0, 26), reason="this Harbor has a relay")
+def test_an_older_harbor_has_no_relay_to_measure() -> None:
+    done = run_benchmark("gateway", *FAST, "--relay")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "new in Harbor 0.26" in done.stderr
+
+
 def test_a_rate_that_the_sampler_cannot_serve_is_refused() -> None:
-    done = run("bench", "gateway", *FAST, "--rate", "400")
+    done = run_benchmark("gateway", *FAST, "--rate", "400")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "due every 0.01 s" in done.stderr
 

@@ -73,11 +73,15 @@ def test_the_benchmarks_run_over_local_sandboxes() -> None:
     ]
     assert all(item["ready_ms"] > 0 for item in report["rows"])
     assert report["idle_bytes"] > 1 << 20
-    done = run("bench", "episode", "--env", "local", "--episodes", "2", "--at-once", "2", "--json")
+    done = run("bench", "episode", "--env", "local", "--episodes", "2", "--at-once", "2", "--phases", "2", "--json")
     assert done.returncode == 0, done.stderr
-    (ours,) = json.loads(done.stdout)["rows"]
+    report = json.loads(done.stdout)
+    (ours,) = report["rows"]
     assert (ours["episodes"], ours["failed"]) == (2, 0)
     assert ours["child_cpu_ms"] > 20, "the sandboxes' own time counts, whoever started them"
+    phases = {row["phase"]: row for row in report["phases"]}
+    assert {name: row["times"] for name, row in phases.items()} == {"reset": 2, "step": 10, "verdict": 2, "close": 2}
+    assert all(phases[name]["started"] >= 5 for name in ("reset", "verdict"))
 
 
 @pytest.mark.docker

@@ -7,12 +7,12 @@ from typing import Any, override
 import pytest
 
 from harbor_gym.bench.memory import measure_idle_memory
-from harbor_gym.bench.scale import SoakReport, bench_scale, bench_soak
-from harbor_gym.bench.scale.holdings import Holdings
-from harbor_gym.bench.scale.soak import format_soak
 from harbor_gym.testing import FakeEnvironment
+from tests.benchmarks.scale import SoakReport, bench_scale, bench_soak
+from tests.benchmarks.scale.holdings import Holdings
+from tests.benchmarks.scale.soak import format_soak
+from tests.helpers.benchmarks import run_benchmark
 from tests.helpers.sandboxes.fake_episodes import FAKE, fake_config
-from tests.unit.house.test_cli import run
 
 HERE = __name__
 
@@ -30,7 +30,7 @@ class LeavesDescriptors(FakeEnvironment):
 
     @override
     async def stop(self, delete: bool) -> None:
-        self.kept.append(Path("/dev/null").open())  # noqa: SIM115, ASYNC230 - likewise
+        self.kept.append(Path("/dev/null").open(encoding="utf-8"))  # noqa: SIM115, ASYNC230 - likewise
         await super().stop(delete)
 
 
@@ -107,10 +107,10 @@ async def test_idle_memory_is_what_one_more_sandbox_holds(tmp_path: Path) -> Non
 @pytest.mark.local
 @pytest.mark.slow
 def test_local_sandboxes_by_the_command() -> None:
-    done = run("bench", "scale", "--env", "local", "--sandboxes", "6", "--json")
+    done = run_benchmark("scale", "--env", "local", "--sandboxes", "6", "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["lost"], report["left"]) == (0, 0, [])
     assert report["below_mib"] > 1
-    done = run("bench", "soak", "--episodes", "20", "--at-once", "4", "--trouble", "0.6", "--json")
+    done = run_benchmark("soak", "--episodes", "20", "--at-once", "4", "--trouble", "0.6", "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["unaccounted"], report["left"]) == (0, 0, [])

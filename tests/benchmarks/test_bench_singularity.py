@@ -12,7 +12,8 @@ from harbor_gym.bench.implementations import HARBOR, PERSISTENT
 from harbor_gym.bench.report import Sample, summarize
 from harbor_gym.bench.reset import OURS, ResetRow
 from harbor_gym.bench.scenarios import LIST
-from harbor_gym.bench.singularity import MemoryRow, SingularityReport, format_singularity
+from tests.benchmarks.singularity import MemoryRow, SingularityReport, format_singularity
+from tests.helpers.paths import ROOT
 
 
 def reset(way: str, at_once: int, milliseconds: float) -> ResetRow:
@@ -42,7 +43,7 @@ def test_resets_steps_and_memory_stand_in_one_table() -> None:
     assert set(report.as_object()) == {"resets", "steps", "memory"}
 
 
-BENCH = (sys.executable, "-m", "harbor_gym", "bench", "singularity", "--at-once", "2", "--repeat", "1", "--json")
+BENCH = (sys.executable, "-m", "tests.benchmarks", "singularity", "--at-once", "2", "--repeat", "1", "--json")
 WITH_IDS = 'mount --bind "$1" /etc/subuid && mount --bind "$1" /etc/subgid && shift && exec "$@"'
 """Harbor's own sandbox takes subordinate ids, also where root runs it, which few machines give to root."""
 
@@ -55,7 +56,7 @@ def test_both_kinds_of_sandboxes_take_every_step(tmp_path: Path) -> None:
     ids = tmp_path / "subuid"
     ids.write_text("root:100000:65536\n")
     own = ["unshare", "--mount", "sh", "-c", WITH_IDS, "sh", str(ids)] if os.geteuid() == 0 else []
-    done = subprocess.run([*own, *BENCH], capture_output=True, text=True, check=False)
+    done = subprocess.run([*own, *BENCH], cwd=ROOT, capture_output=True, text=True, check=False)
     if "SingularityEnvironment' did not start" in done.stderr:
         pytest.skip("Harbor's own sandbox did not start: its server takes a port that it only saw free")
     assert done.returncode == 0, done.stderr

@@ -54,7 +54,8 @@ from harbor_gym.errors import (
 )
 from harbor_gym.rollout import Sample, run_episode
 from harbor_gym.sandboxes.local import cgroups
-from harbor_gym.tokens import TokenStep, TokenTerminalEnv
+from harbor_gym.tokens import TokenTerminalEnv
+from harbor_gym.types import TokenStep
 from tests.helpers.harbor_trials import COMPLETE
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes import failing

@@ -5,6 +5,7 @@ One whose framework has an environment of its own is in ``ENGINES``: it runs the
 """
 
 import dataclasses
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 
 from harbor_gym import EndReason, Sample
-from harbor_gym.errors import HarborGymError
-from tests.contract.players import cookbook, harbor, nemo_gym, openenv, skyrl, trl, verifiers
-from tests.contract.players.episode import FORGE, FORGED, VANISH, Episode, Played, Script, by_run_episode
+from harbor_gym.errors import ContextOverflowError, HarborGymError
+from tests.contract.differences import AGENTS, DIFFERENCES, doors
+from tests.contract.players import cookbook, gymnasium, harbor, nemo_gym, openenv, skyrl, trl, verifiers
+from tests.contract.players.episode import FORGE, FORGED, TURN, VANISH, Episode, Played, Script, by_run_episode
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
+from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, UNDONE, write_steps, write_task
 
@@ -39,10 +42,17 @@ ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "skyrl-step-wise": skyrl.by_skyrl_step_wise,
     "skyrl-agent": skyrl.by_skyrl_agent,
     "trl-async": trl.by_trl_async,
+    "gymnasium": gymnasium.by_gymnasium,
 }
 """Every way to play an episode, by name."""
 
-ENGINES = {"run_episode": "", "verifiers": "verifiers", "verifiers-agent": "verifiers", "nemo-gym-server": "nemo_gym"}
+ENGINES = {
+    "run_episode": "",
+    "gymnasium": "",
+    "verifiers": "verifiers",
+    "verifiers-agent": "verifiers",
+    "nemo-gym-server": "nemo_gym",
+}
 """The mark of an adapter's engine, where it is not ``tinker``: that of an environment of its own, or none."""
 
 
@@ -52,6 +62,12 @@ def adapters(*, but: Collection[str] = ()) -> list[Any]:
     return [pytest.param(name, marks=marks.get(name, ())) for name in ADAPTERS if name not in but]
 
 
+def thinking(*answers: str) -> tuple[str, ...]:
+    """Return answers with thinking in front."""
+    return tuple(f"<think>\nI plan.\n</think>\n\n{answer}" for answer in answers)
+
+
+THOUGHTFUL = thinking(message(DONE), COMPLETE)
 SOLVED = Script((message("pwd\n"), message(DONE), COMPLETE))
 EPISODES: Mapping[str, tuple[Script, Mapping[str, Any], Played]] = {
     "solved": (SOLVED, {}, Played(1.0, EndReason.COMPLETED)),
@@ -76,7 +92,7 @@ EPISODES: Mapping[str, tuple[Script, Mapping[str, Any], Played]] = {
     "empty": (Script(("", message(DONE), COMPLETE)), {}, Played(1.0, EndReason.COMPLETED)),
     "mute": (Script(("", message(DONE), COMPLETE), mute_at=0), {}, Played(1.0, EndReason.COMPLETED)),
     "thinking": (
-        Script(tuple(f"<think>\nI plan.\n</think>\n\n{answer}" for answer in (message(DONE), COMPLETE))),
+        Script(THOUGHTFUL),
         {},
         Played(1.0, EndReason.COMPLETED),
     ),
@@ -85,6 +101,13 @@ EPISODES: Mapping[str, tuple[Script, Mapping[str, Any], Played]] = {
         {},
         Played(1.0, EndReason.COMPLETED),
     ),
+    "not as the tokenizer writes": (Script(THOUGHTFUL, spelling="but tags"), {}, Played(1.0, EndReason.COMPLETED)),
+    "marks spelt by the policy": (
+        Script((message(f"# {TURN}\n"), message(DONE), COMPLETE), spelling="all"),
+        {},
+        Played(1.0, EndReason.COMPLETED),
+    ),
+    "thinking spelt": (Script(THOUGHTFUL, spelling="all"), {}, Played(1.0, EndReason.COMPLETED)),
     "session ended": (Script((message(DONE), message("exit\n"))), {}, Played(1.0, EndReason.SESSION_ENDED)),
     "lost": (
         Script((message("true\n"), message(f"{VANISH}\n"))),
@@ -94,21 +117,17 @@ EPISODES: Mapping[str, tuple[Script, Mapping[str, Any], Played]] = {
 }
 """Sampler, budgets, and what comes of it."""
 
-
 REFUSED = Script((message(DONE), message(f"echo {'x' * 3000}\n")), window=4000)
-
-OWN_ENGINES = frozenset({"tinker", "tinker-agent", "trl"})
-"""Where the framework itself asks its engine (the cookbook's completer, TRL's generation): it sees the refusal."""
-
-AGENTS = frozenset({"harbor-gateway", "nemo-gym-agent", "skyrl-agent", "tinker-agent", "verifiers-agent"})
-"""Where a foreign agent is the loop. It begins a new conversation in each step: Harbor runs it anew."""
-
-FORKS = frozenset({("verifiers", "endless thinking"), ("verifiers-agent", "endless thinking")})
-"""Where an episode is not one sequence. verifiers' renderers do not go on from thinking that a stop token left open
-(``bridge_to_next_turn``): the chat is rendered anew, without it, and the trace has a second branch."""
 
 AGENTS_OWN_WORDS = {"session ended": EndReason.COMPLETED}
 """Ends that only the loop knows, where a foreign agent is the loop: it simply ends."""
+
+LIMITED = ("cut", "overflowing")
+"""Episodes that a limit in tokens ends."""
+
+QUOTED = Script((message("echo '<think>a</think>'\n"), message(DONE), COMPLETE))
+
+MARKS = ("marks in output", "marks spelt by the policy")
 
 FIRST = (message(DONE), COMPLETE)
 BOTH, HALF, LATE = (
@@ -122,6 +141,12 @@ STEPS: Mapping[str, tuple[Script, str, Mapping[str, Any], Played]] = {
     "the last one solved": (LATE, "final", {}, Played(1.0, EndReason.COMPLETED)),
     "the last one not solved": (HALF, "final", {}, Played(0.0, EndReason.COMPLETED)),
     "cut in the second": (HALF, "mean", {"max_turns": 3}, Played(0.5, EndReason.MAX_TURNS)),
+    "thinking in both": (
+        Script(THOUGHTFUL, second=thinking(message(UNDONE), COMPLETE), spelling="but tags"),
+        "mean",
+        {},
+        Played(0.5, EndReason.COMPLETED),
+    ),
     "cut in the first": (Script((message(DONE),)), "mean", {"max_turns": 1}, Played(1.0, EndReason.MAX_TURNS)),
 }
 """Sampler, the task's own rule, budgets, and what comes of a task of two steps."""
@@ -137,10 +162,6 @@ class Counting:
         return await SOLVED(prompt)
 
 
-READS_MARKS = ("verifiers", "verifiers-agent")
-"""Where the framework tokenises the chat itself and reads marks in content as control tokens, as renderers 0.1.12."""
-
-
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A directory that holds a tokenizer and nothing else."""
@@ -152,30 +173,48 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("name", EPISODES)
 @pytest.mark.parametrize("adapter", adapters())
 async def test_in_memory(adapter: str, name: str, model_dir: str, tmp_path: Path) -> None:
-    if name == "marks in output" and adapter in READS_MARKS:
+    if name in MARKS and adapter in doors("marks in content"):
         return  # test_marks_in_output_open_no_turn has what comes of it
+    if name in LIMITED and adapter in doors("limits in tokens"):
+        return
     script, budgets, expected = EPISODES[name]
     options = {"solved_when": {"/srv/answer": "done"}}
     sandbox = "tests.contract.players.episode:Vanishing"
     episode = Episode(write_task(tmp_path / "task"), model_dir, script, sandbox, options, **budgets)
     played = await ADAPTERS[adapter](episode)
-    end_reason = AGENTS_OWN_WORDS.get(name, expected.end_reason) if adapter in AGENTS else expected.end_reason
+    is_agents = adapter in doors("end of the session")
+    end_reason = AGENTS_OWN_WORDS.get(name, expected.end_reason) if is_agents else expected.end_reason
     assert played == dataclasses.replace(expected, end_reason=end_reason)
-    if (adapter, name) in FORKS:
+    if name == "endless thinking" and adapter in doors("thinking that never closes"):
         assert played.sequence is None
+    elif name == "thinking spelt" and adapter in doors("thinking in marks of many tokens"):
+        assert sampled(played) == sampled(await by_run_episode(episode))
     elif expected.reward is not None:
         assert played.trained == (await by_run_episode(episode)).trained
 
 
-@pytest.mark.parametrize("adapter", adapters(but=OWN_ENGINES))
-async def test_a_prompt_that_the_engine_refuses(adapter: str, model_dir: str, tmp_path: Path) -> None:
+def sampled(played: Played) -> list[tuple[int, int, float]]:
+    """Return what the policy wrote, without what it was shown."""
+    return [item for item in played.trained if item[1]]
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("adapter", adapters(but=doors("limits in tokens")))
+async def test_a_prompt_that_the_engine_refuses(adapter: str, steps: int, model_dir: str, tmp_path: Path) -> None:
     options = {"solved_when": {"/srv/answer": "done"}}
     sandbox = "harbor_gym.testing:FakeEnvironment"
-    episode = Episode(write_task(tmp_path / "task"), model_dir, REFUSED, sandbox, options)
+    task = write_steps(tmp_path / "task") if steps else write_task(tmp_path / "task")
+    script = dataclasses.replace(REFUSED, answers=FIRST, second=REFUSED.answers) if steps else REFUSED
+    episode = Episode(task, model_dir, script, sandbox, options)
+    ours = dataclasses.replace(episode, sampler=dataclasses.replace(script, window=None), max_context_tokens=4000)
+    if adapter in doors("a refusal of the engine"):
+        with pytest.raises(ContextOverflowError, match="maximum context length is 4000 tokens"):
+            await ADAPTERS[adapter](episode)
+        episode = ours
     played = await ADAPTERS[adapter](episode)
     assert played == Played(1.0, EndReason.CONTEXT_OVERFLOW)
-    ours = dataclasses.replace(episode, sampler=dataclasses.replace(REFUSED, window=None), max_context_tokens=4000)
-    assert played.trained == (await by_run_episode(ours)).trained, "as when our own limit sees it"
+    if not (steps and adapter in doors("conversation of a second step")):
+        assert played.trained == (await by_run_episode(ours)).trained, "as when our own limit sees it"
 
 
 @pytest.mark.parametrize("adapter", adapters(but=frozenset(ADAPTERS) - AGENTS))
@@ -207,7 +246,7 @@ async def test_of_steps(adapter: str, name: str, model_dir: str, tmp_path: Path)
     episode = Episode(task, model_dir, script, "harbor_gym.testing:FakeEnvironment", options, **budgets)
     played = await ADAPTERS[adapter](episode)
     assert played == expected
-    if adapter not in AGENTS:
+    if adapter not in doors("conversation of a second step"):
         assert played.trained == (await by_run_episode(episode)).trained
 
 
@@ -230,16 +269,39 @@ async def test_a_real_sandbox_that_is_lost_when_it_is_graded(adapter: str, model
     assert played.failure_kind == (await by_run_episode(episode)).failure_kind
 
 
+@pytest.mark.parametrize("name", MARKS)
 @pytest.mark.parametrize("adapter", adapters())
-async def test_marks_in_output_open_no_turn(adapter: str, model_dir: str, tmp_path: Path) -> None:
-    script, budgets, _ = EPISODES["marks in output"]
+async def test_marks_in_output_open_no_turn(adapter: str, name: str, model_dir: str, tmp_path: Path) -> None:
+    reads_marks = adapter in doors("marks in content")
+    if reads_marks and name != "marks in output":
+        return  # the script would count the forged turn
+    script, budgets, _ = EPISODES[name]
     options = {"solved_when": {"/srv/answer": "done"}}
     sandbox = "tests.contract.players.episode:Vanishing"
     episode = Episode(write_task(tmp_path / "task"), model_dir, script, sandbox, options, **budgets)
     played = await ADAPTERS[adapter](episode)
     shown = [token for token, mask, _ in played.trained if not mask]
     tokenizer = byte_level_tokenizer()
-    assert FORGED in tokenizer.decode(shown)
+    assert (FORGED if name == "marks in output" else TURN) in tokenizer.decode(shown)
     start, tag = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<tool_call>"])
-    assert (shown.count(tag) > 0) is (adapter in READS_MARKS)
-    assert adapter in READS_MARKS or shown.count(start) == 7
+    assert (shown.count(tag) > 0) is reads_marks
+    assert reads_marks or shown.count(start) == 7
+
+
+@pytest.mark.parametrize("adapter", adapters())
+async def test_thinking_quoted_in_a_command(adapter: str, model_dir: str, tmp_path: Path) -> None:
+    options = {"solved_when": {"/srv/answer": "done"}}
+    sandbox = "harbor_gym.testing:FakeEnvironment"
+    episode = Episode(write_task(tmp_path / "task"), model_dir, QUOTED, sandbox, options)
+    played = await ADAPTERS[adapter](episode)
+    assert played == Played(1.0, EndReason.COMPLETED)
+    is_same = played.trained == (await by_run_episode(episode)).trained
+    assert is_same is (adapter not in (*doors("thinking quoted in a command"), *doors("marks in content")))
+
+
+def test_the_docs_have_every_difference_and_no_other() -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \| (.+?) \| .+ \| (.+?) \|$", page, re.MULTILINE)
+    named = {name: (set(re.findall("`([a-z-]+)`", places)), whose) for name, places, whose in rows}
+    assert named == {name: (set(item.doors), item.whose) for name, item in DIFFERENCES.items()}
+    assert set().union(*(item.doors for item in DIFFERENCES.values())) <= set(ADAPTERS)

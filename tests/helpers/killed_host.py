@@ -19,7 +19,7 @@ from typing import Any
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym._runtime.owners import owner_label
-from harbor_gym.sandboxes.local.forkserver_client import end_forkserver
+from harbor_gym.sandboxes.supervisor.forkserver_client import end_forkserver
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.tasks import DONE
 
@@ -89,8 +89,11 @@ def orphans() -> list[str]:
         except ChildProcessError:
             return []
         if time.monotonic() > deadline:
-            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            found = [Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")[:300] for child in children]
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split()
+            found = [
+                Path(f"/proc/{child}/cmdline").read_text(encoding="utf-8").replace("\0", " ")[:300]
+                for child in children
+            ]
             for child in children:
                 os.kill(int(child), signal.SIGKILL)
             return found

@@ -9,7 +9,7 @@ import pyte
 
 def read(path: Path) -> tuple[dict[str, Any], list[list[Any]]]:
     """Parse a recording as players do: a header, then one event per line."""
-    header, *events = (json.loads(line) for line in path.read_text().splitlines())
+    header, *events = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
     return header, events
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from harbor_gym._runtime.rootless import TUN, switch_refusal
 from tests.helpers.paths import ROOT
+from tests.helpers.tasks import BASE
 
 _PREFIX = "harbor-gym-test-"
 """Of each user's name; the id of the test process that made it follows."""
@@ -73,11 +74,13 @@ def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666")
         user: Who.
         home: A directory to mount its home on, in memory: gone with the command.
         argv: What, in the repository.
-        base: The offline base, to be found in the user's cache.
+        base: The root file system of the tests' base image, from which it is made in the user's store.
         tun_mode: Who may open /dev/net/tun there, whoever may on this machine.
     """
     number = pwd.getpwnam(user).pw_uid
     bases = home / ".cache/harbor_gym/bases"
+    make_base = shlex.join([sys.executable, "-m", "harbor_gym", "base", BASE])
+    program = ["sh", "-c", f"{make_base} >&2 && exec {shlex.join(argv)}"]
     lines = ["set -e", *_make_readable(home, [Path(sys.base_prefix), Path(sys.prefix), _REPOSITORY])]
     lines += [
         f"mount -t tmpfs -o mode=0700,uid={number},gid={number} tmpfs {home}",
@@ -85,7 +88,7 @@ def run_as(user: str, home: Path, *argv: str, base: Path, tun_mode: str = "666")
         f"mknod -m {tun_mode} {home}/tun c 10 200 && mount --bind {home}/tun {TUN}",
         f"mount --bind /proc/self/fd/3 {bases / base.name}",
         f"cd {_REPOSITORY}",
-        f"exec setpriv --reuid {number} --regid {number} --clear-groups --inh-caps=-all {shlex.join(argv)} 3<&-",
+        f"exec setpriv --reuid {number} --regid {number} --clear-groups --inh-caps=-all {shlex.join(program)} 3<&-",
     ]
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": f"{home}/tmp", "LANG": "C.UTF-8"}
     return subprocess.run(

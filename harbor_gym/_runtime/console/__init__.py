@@ -1,1 +1,1 @@
-"""What a person sees of a run in the terminal: tables and progress."""
+"""Output for a person at a terminal: tables and progress."""

@@ -1,4 +1,4 @@
-"""How actions and observations look to Gymnasium, and their translation to and from the terminal's."""
+"""Actions and observations in Gymnasium's spaces, and their translation to and from the terminal's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

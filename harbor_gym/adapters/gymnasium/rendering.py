@@ -1,4 +1,4 @@
-"""Drawing a terminal's screen: pyte reads the colours, Pillow draws the characters; the extra ``render`` has both."""
+"""Draw a terminal's screen: pyte reads the colours, Pillow draws the characters; the extra ``render`` has both."""
 
 import functools
 import importlib.util

@@ -1,4 +1,4 @@
-"""One episode after another in Gymnasium's terms, still asynchronous: what single and vector environments share."""
+"""One episode after another in Gymnasium's terms, asynchronous: the base of single and vector environments."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tasks that an environment was made for, by name, and which of them an episode takes."""
+"""The tasks of an environment by name, and the choice of an episode's task."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Gymnasium's ``Text`` over the characters that a terminal knows, which are too many to list."""
+"""Gymnasium's ``Text`` space over all characters of a terminal, which are too many to list."""
 
 import multiprocessing
 from collections.abc import Iterator, Sequence, Set

@@ -14,6 +14,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from numpy.typing import NDArray
 
 from harbor_gym._runtime.portal import Portal, get_portal
+from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.adapters.gymnasium.interface import RENDER_MODES, ActionKind, Interface, ObservationKind
 from harbor_gym.adapters.gymnasium.sub_env import SubEnv
 from harbor_gym.adapters.gymnasium.tasks import PathLike, TaskSet
@@ -255,14 +256,8 @@ class HarborTerminalVectorEnv(VectorEnv[Any, Any, NDArray[Any]]):
 
 async def _run_all(jobs: Mapping[int, Callable[[], Coroutine[Any, Any, _Outcome]]]) -> dict[int, _Outcome]:
     """Run the jobs side by side. What one of them raises is a mistake of the caller's, and cancels the others."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = {number: group.create_task(job()) for number, job in jobs.items()}
-    except* HarborGymError as errors:
-        error: BaseException = errors
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
+    async with task_group() as group:
+        tasks = {number: group.create_task(job()) for number, job in jobs.items()}
     return {number: task.result() for number, task in tasks.items()}
 
 

@@ -1,4 +1,4 @@
-"""Wrappers that Gymnasium has not: keystrokes for an environment that reads Terminus JSON, and tokens for text."""
+"""Wrappers that Gymnasium lacks: keystrokes for an environment that reads Terminus JSON, and tokens for text."""
 
 import json
 from typing import Any, Protocol, SupportsFloat, override

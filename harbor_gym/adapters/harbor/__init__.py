@@ -1,7 +1,8 @@
-"""Harbor's tasks in, token-exact rollouts out: any agent of Harbor's, or our own policy loop."""
+"""Token-exact rollouts of Harbor's tasks, with any of Harbor's agents or with our own policy loop."""
 
 from harbor_gym.adapters.harbor.interface import RolloutInterface
 from harbor_gym.adapters.harbor.results import details_sequences
-from harbor_gym.adapters.harbor.rollout import Strategy, TokenRollout
+from harbor_gym.adapters.harbor.server import HarborServer
+from harbor_gym.adapters.harbor.strategy import Strategy
 
-__all__ = ["RolloutInterface", "Strategy", "TokenRollout", "details_sequences"]
+__all__ = ["HarborServer", "RolloutInterface", "Strategy", "details_sequences"]

@@ -1,13 +1,14 @@
-"""How a trial's agent is pointed at a session."""
+"""Point a trial's agent at a session of the gateway."""
 
 import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from harbor_gym._runtime.harbor_versions import require_server
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.gateway.agents import AGENTS, agent_config
-from harbor_gym.gateway.trials import end_agent_on_limit, open_tunnel_for_agent, sandbox_url
+from harbor_gym.gateway.trials import end_agent_on_limit, note_ends_of_agent, open_tunnel_for_agent, sandbox_url
 from harbor_gym.types import ActionFormat
 
 if TYPE_CHECKING:
@@ -21,16 +22,17 @@ URL_MARK = "{gateway_url}"
 _NO_LIMIT_TOKENS = 1_000_000
 
 
-def agent_of(name: str, options: Mapping[str, Any] | None = None) -> "AgentConfig":
+def agent_of(name: str, options: Mapping[str, Any] | None = None, *, is_relayed: bool = False) -> "AgentConfig":
     """Return Harbor's configuration of an agent, checked before anything is started.
 
     Args:
         name: One of Harbor's agents, or ``module.path:Class``.
+        is_relayed: Whether Harbor's server gives the agent its address.
         options: The agent's keyword arguments. :data:`URL_MARK` in one of them stands for its session's address; an
             agent that is not listed in :data:`harbor_gym.gateway.agents.AGENTS` needs it.
 
     Raises:
-        UsageError: There is no such agent, or it has no place for an address.
+        UsageError: There is no such agent, it has no place for an address, or Harbor's server needs a newer Harbor.
     """
     from harbor.models.trial.config import AgentConfig
 
@@ -38,7 +40,10 @@ def agent_of(name: str, options: Mapping[str, Any] | None = None) -> "AgentConfi
     agent = AgentConfig(import_path=name, kwargs=kwargs) if ":" in name else AgentConfig(name=name, kwargs=kwargs)
     if _listed_name(agent) is None:
         _agent_class(agent)
-    _require_address(agent)
+    if is_relayed:
+        require_server()
+    else:
+        _require_address(agent)
     return agent
 
 
@@ -105,6 +110,7 @@ def point_at_session(
 
 def attach(trial: "Trial", gateway: Gateway, session: Session, *, in_sandbox: bool) -> None:
     """Connect a trial that has not run yet to its session."""
+    note_ends_of_agent(trial, session)  # first: closing the tunnel ends requests, too
     if in_sandbox:
         open_tunnel_for_agent(trial, gateway, session)
     end_agent_on_limit(trial, session)
@@ -131,14 +137,16 @@ def _listed_name(agent: "AgentConfig") -> str | None:
 
 
 def _require_address(agent: "AgentConfig") -> None:
-    if _listed_name(agent) is None and not _has_mark({"kwargs": agent.kwargs, "env": agent.env}):
+    if _listed_name(agent) is None and not has_mark(agent):
         raise UsageError(
             f"agent {agent.import_path or agent.name!r} is not listed in harbor_gym.gateway.agents: write {URL_MARK} "
             "into the option or environment variable that takes its base URL"
         )
 
 
-def _has_mark(given: Any) -> bool:
+def has_mark(agent: "AgentConfig") -> bool:
+    """Return whether :data:`URL_MARK` stands in an agent's options or variables."""
+    given = {"kwargs": agent.kwargs, "env": agent.env}
     return _placed(given, "") != given
 
 

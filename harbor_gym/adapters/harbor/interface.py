@@ -4,17 +4,22 @@ import asyncio
 import importlib
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeGuard
 
 from harbor.models.trial.config import AgentConfig, TaskConfig
 
-from harbor_gym.adapters.harbor.agents import runs_in_sandbox
+from harbor_gym._runtime.harbor_versions import require_server
+from harbor_gym._runtime.imports import use_litellms_own_prices
+from harbor_gym._runtime.task_groups import task_group
+from harbor_gym.adapters.harbor.agents import has_mark, runs_in_sandbox
 from harbor_gym.adapters.harbor.players import EnvPlayer, Player, TrialPlayer
-from harbor_gym.adapters.harbor.rollout import Strategy, TokenRollout
+from harbor_gym.adapters.harbor.server import HarborServer, ServerJobs, server_environment
+from harbor_gym.adapters.harbor.server_player import ServerPlayer
 from harbor_gym.adapters.harbor.sources import resolve_task_configs
+from harbor_gym.adapters.harbor.strategy import Strategy
 from harbor_gym.config import AmbiguousFailures, TerminalEnvConfig, require_fields_of_agents
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode.grading import rewards
@@ -23,12 +28,12 @@ from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
 from harbor_gym.outcomes import RetryBudget
 from harbor_gym.sandboxes import environment_config
-from harbor_gym.types import DEFAULT_SANDBOX, ChatCodec, Sampler
+from harbor_gym.types import DEFAULT_SANDBOX, ChatCodec, Rollout, Sampler
 
 MODEL = "policy"
 """The policy's model name in the gateway."""
 
-OnRollout = Callable[[TokenRollout, int, int], object]
+OnRollout = Callable[[Rollout, int, int], object]
 """Called on the event loop with a rollout as it ends, how many have ended, and how many there are. Must not block."""
 
 
@@ -58,6 +63,8 @@ class RolloutInterface:
         keep_agent_processes: As ``TerminalEnvConfig.keep_agent_processes``.
         ambiguous_failures: As ``TerminalEnvConfig.ambiguous_failures``.
         agent_in_sandbox: Whether the agent runs in the sandbox, for one that is not listed.
+        server: Harbor's server that runs the trials, in place of this process. Its agents have their addresses from it,
+            it grades as ``harbor run`` does, and a task's path is one of its file system.
         trials_dir: Where to keep the trials' folders; None removes them.
 
     Raises:
@@ -84,12 +91,15 @@ class RolloutInterface:
         keep_agent_processes: bool | None = None,
         ambiguous_failures: AmbiguousFailures = "zero",
         agent_in_sandbox: bool | None = None,
+        server: HarborServer | None = None,
         trials_dir: Path | None = None,
     ) -> None:
         self._strategy = Strategy(strategy)
         self._sampler, self._codec = sampler, codec
         self._agent = agent if isinstance(agent, AgentConfig) else AgentConfig(name=agent or "terminus-2")
-        self._in_sandbox = runs_in_sandbox(self._agent) if agent_in_sandbox is None else agent_in_sandbox
+        self._in_sandbox = bool(agent_in_sandbox)
+        if agent_in_sandbox is None and server is None:  # a server may have agents that this process has not
+            self._in_sandbox = runs_in_sandbox(self._agent)
         self._sandbox, self._sandbox_options = sandbox, dict(sandbox_options or {})
         self._n_concurrent = n_concurrent
         self._limits = limits or SessionLimits()
@@ -101,8 +111,11 @@ class RolloutInterface:
         self._keep_agent_processes = keep_agent_processes
         self._ambiguous_failures: AmbiguousFailures = ambiguous_failures
         self._trials_dir, self._max_retries = trials_dir, max_retries
+        self._server = server
         if n_concurrent < 1:
             raise UsageError(f"n_concurrent must be at least 1, got {n_concurrent}")
+        if server is not None:
+            self._require_server_arguments()
         if self._strategy is Strategy.ENV:
             self._require_env_arguments(agent)
         elif self._env_settings:
@@ -145,15 +158,16 @@ class RolloutInterface:
             keep_agent_processes=config.keep_agent_processes,
             ambiguous_failures=config.ambiguous_failures,
             agent_in_sandbox=agent_in_sandbox,
+            server=None if config.harbor_server is None else HarborServer(config.harbor_server),
             trials_dir=config.trials_dir,
         )
 
-    async def run_one(self, task_dir: Path) -> TokenRollout:
+    async def run_one(self, task_dir: Path) -> Rollout:
         """Play one task once, as :meth:`run` does."""
         (rollout,) = await self.run([TaskConfig(path=task_dir)])
         return rollout
 
-    async def run(self, tasks: Sequence[TaskConfig], *, on_rollout: OnRollout | None = None) -> list[TokenRollout]:
+    async def run(self, tasks: Sequence[TaskConfig], *, on_rollout: OnRollout | None = None) -> list[Rollout]:
         """Play each task once; give a task as often as it is to be played.
 
         Cancelling it ends every trial and waits for their sandboxes to stop.
@@ -174,7 +188,7 @@ class RolloutInterface:
         slots, done = asyncio.Semaphore(self._n_concurrent), 0
         async with self._player() as player:
 
-            async def play_task(task: TaskConfig, path: Path) -> TokenRollout:
+            async def play_task(task: TaskConfig, path: Path) -> Rollout:
                 nonlocal done
                 async with slots:
                     rollout = await self._play(player, task, path)
@@ -183,15 +197,11 @@ class RolloutInterface:
                     on_rollout(rollout, done, len(resolved))
                 return rollout
 
-            try:
-                async with asyncio.TaskGroup() as group:
-                    playing = [group.create_task(play_task(task, path)) for task, path in resolved]
-            except BaseExceptionGroup as failures:
-                # The first failure cancelled the rest; it is the one to know of.
-                raise failures.exceptions[0] from None
+            async with task_group() as group:
+                playing = [group.create_task(play_task(task, path)) for task, path in resolved]
         return [task.result() for task in playing]
 
-    async def _play(self, player: Player, task: TaskConfig, path: Path) -> TokenRollout:
+    async def _play(self, player: Player, task: TaskConfig, path: Path) -> Rollout:
         """Play a task, again in a fresh sandbox while the infrastructure fails and retries last."""
         budget, failed = RetryBudget(self._max_retries), 0
         while True:
@@ -206,6 +216,11 @@ class RolloutInterface:
         if self._strategy is Strategy.ENV:
             yield self._env_player()
             return
+        if self._server is not None:
+            async with self._server_player(self._server) as player:
+                yield player
+            return
+        use_litellms_own_prices()
         if self._agent.import_path is None and self._agent.name == "terminus-2":
             # It takes seconds, which would hold up the event loop when the first trial imports it.
             await asyncio.to_thread(importlib.import_module, "litellm")
@@ -225,6 +240,22 @@ class RolloutInterface:
                     use_details=self._strategy is Strategy.DETAILS,
                 )
 
+    @asynccontextmanager
+    async def _server_player(self, server: HarborServer) -> AsyncGenerator[ServerPlayer]:
+        async with aclosing(ServerJobs(server)) as jobs, Gateway(self._sampler, self._codec, model=MODEL) as gateway:
+            yield ServerPlayer(
+                server=server,
+                jobs=jobs,
+                gateway=gateway,
+                agent=self._agent,
+                environment=server_environment(self._sandbox, self._sandbox_options),
+                limits=self._limits,
+                account=RewardAccount(self._choose_reward, self._zero_reward_on_limit),
+                ambiguous_failures=self._ambiguous_failures,
+                trials_dir=self._trials_dir,
+                use_details=self._strategy is Strategy.DETAILS,
+            )
+
     def _env_player(self) -> EnvPlayer:
         assert is_chat_codec(self._codec)
         settings = {
@@ -242,6 +273,15 @@ class RolloutInterface:
             **self._env_settings,
         }
         return EnvPlayer(self._sampler, self._codec, self._limits, settings)
+
+    def _require_server_arguments(self) -> None:
+        require_server()
+        if self._strategy is Strategy.ENV:
+            raise UsageError("the strategy env is our own loop, which no Harbor server runs: give an agent")
+        if self._verify_paths not in ("auto", "off") or self._keep_agent_processes is not None:
+            raise UsageError("Harbor's server grades as harbor run does, without verify_paths and keep_agent_processes")
+        if has_mark(self._agent):
+            raise UsageError("Harbor's server gives an agent its address: leave {gateway_url} out of its options")
 
     def _require_env_arguments(self, agent: AgentConfig | str | None) -> None:
         if agent is not None:

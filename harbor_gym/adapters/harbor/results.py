@@ -1,40 +1,161 @@
 """What a finished Harbor trial means: its reward, why it ended, and the tokens that its agent reports."""
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from harbor.models.agent.context import AgentContext
 from harbor.models.agent.rollout_detail import RolloutDetail
-from harbor.models.trial.result import ExceptionInfo, TrialResult
+from harbor.models.trial.result import TrialResult
 
-from harbor_gym.episode.failures import grading_failure, start_failure
+from harbor_gym.episode.failures import agent_failure, denied_verdict, grading_failure, start_failure
+from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.grading.rewards import RewardFunction
 from harbor_gym.errors import AgentFailedError, HarborGymError, VerifierError
-from harbor_gym.gateway import Segment
+from harbor_gym.gateway import CallKind, Session
 from harbor_gym.sequences import merge
-from harbor_gym.types import EndReason, EpisodeInfo, Sample, TokenSequence, Turn
+from harbor_gym.types import EndReason, EpisodeInfo, Rollout, Sample, TokenSequence, Transcript, Turn
 
 _AGENT_TIMEOUT = "AgentTimeoutError"
 
 
-def reward_of(
-    result: TrialResult, rewards: Mapping[str, float], choose: RewardFunction, *, breakage: str | None
-) -> float | HarborGymError:
-    """Return the reward of a trial, or why there is none.
+@dataclass(frozen=True)
+class Grading:
+    """What is known of a trial's grading."""
+
+    rewards: Mapping[str, float]
+    """The task's rewards."""
+
+    breakage: str | None = None
+    """How the policy broke the sandbox so that there is no verdict: that pays 0."""
+
+    missing_protections: Sequence[str] = ()
+    """As ``Rollout.missing_protections``."""
+
+
+def finished_rollout(
+    session: Session,
+    result: TrialResult,
+    grading: Grading,
+    account: RewardAccount,
+    *,
+    task_name: str,
+    started: float,
+    use_details: bool,
+) -> Rollout:
+    """Return what a finished trial and the session of its agent make.
 
     Args:
-        result: The finished trial.
-        rewards: The task's rewards.
-        choose: Makes the scalar of them.
-        breakage: How the policy broke the sandbox so that there is no verdict: that pays 0.
+        session: The session, closed.
+        result: The trial.
+        grading: What is known of its grading.
+        account: What a verdict is worth.
+        task_name: Name of the task's directory.
+        started: When it started, by the monotonic clock.
+        use_details: Whether the tokens are those that the agent reports, and not the session's.
+
+    Raises:
+        HarborGymError: What no retry can repair.
     """
-    if not rewards:
-        return _failure(result) if breakage is None else 0.0
+    reward = session.error or _reward_of(session, result, grading, account.choose)
+    segments = _segments(session, result, use_details)
+    if isinstance(segments, AgentFailedError):
+        reward = reward if isinstance(reward, HarborGymError) else segments
+        segments = []
+    error = reward if isinstance(reward, HarborGymError) else None
+    if error is not None and not error.is_infrastructure:
+        raise error
+    end_reason = EndReason.INFRASTRUCTURE_ERROR if error is not None else _end_reason(session, result, grading)
+    score, metrics = None if isinstance(reward, HarborGymError) else reward, _metrics(session, started)
+    if score is not None and account.is_capped(end_reason):
+        score, metrics["zero_reward_on_limit"] = account.settle(grading.rewards, end_reason), 1.0
+    turns = with_outcome(session.turns, end_reason, score, grading.rewards, grading.breakage, result)
+    return Rollout(
+        task_name=task_name,
+        trial_name=result.trial_name,
+        reward=score,
+        end_reason=end_reason,
+        error=error,
+        segments=segments,
+        transcript=_transcript(turns, metrics),
+        metrics=metrics,
+        rewards={} if error is not None else grading.rewards,
+        step_rewards=[] if error is not None else step_rewards_of(result),
+        missing_protections=grading.missing_protections,
+    )
+
+
+def lost_rollout(session: Session, error: HarborGymError, *, task_name: str, started: float) -> Rollout:
+    """Return what is left of a rollout whose trial left no result.
+
+    Args:
+        session: The session, closed.
+        error: What the trial was lost by.
+        task_name: Name of the task's directory.
+        started: When it started, by the monotonic clock.
+
+    Raises:
+        HarborGymError: What no retry can repair.
+    """
+    error = session.error or error
+    if not error.is_infrastructure:
+        raise error
+    metrics = _metrics(session, started)
+    return Rollout.lost(
+        error,
+        task_name=task_name,
+        trial_name=session.name,
+        segments=list(session.trained_segments),
+        transcript=_transcript(session.turns, metrics),
+        metrics=metrics,
+    )
+
+
+def _reward_of(
+    session: Session, result: TrialResult, grading: Grading, choose: RewardFunction
+) -> float | HarborGymError:
+    """Return the reward of a trial, or why there is none."""
+    if grading.breakage is None and rewards_of(result):
+        is_over = session.end_reason is not None
+        is_cut = not is_over and (session.is_cut or not session.calls)
+        if (denied := denied_verdict(result, is_cut=is_cut, is_refused=is_over)) is not None:
+            return denied
+    if not grading.rewards:
+        return _failure(result) if grading.breakage is None else 0.0
     try:
-        return choose(rewards)
+        return choose(grading.rewards)
     except VerifierError as exc:
         return exc
+
+
+def _segments(session: Session, result: TrialResult, use_details: bool) -> list[TokenSequence] | AgentFailedError:
+    if not use_details:
+        return list(session.trained_segments)
+    try:
+        return details_sequences(result)
+    except AgentFailedError as exc:
+        return exc
+
+
+def _end_reason(session: Session, result: TrialResult, grading: Grading) -> EndReason:
+    if grading.breakage is not None:
+        return EndReason.SANDBOX_BROKEN
+    if session.end_reason is not None:
+        return session.end_reason
+    last = session.calls[-1] if session.calls else None
+    if last is not None and last.stop_reason == "length" and session.kinds[last.index] is CallKind.MAIN:
+        return EndReason.MAX_TOKENS
+    return end_reason_of(result)
+
+
+def _metrics(session: Session, started: float) -> dict[str, float]:
+    turns = float(sum(call.is_policy_model for call in session.calls))
+    return {**session.metrics, "turns": turns, "time/total_sec": time.monotonic() - started}
+
+
+def _transcript(turns: list[Turn], metrics: Mapping[str, float]) -> Transcript:
+    return Transcript(turns, started=time.time() - metrics["time/total_sec"])
 
 
 def rewards_of(result: TrialResult) -> dict[str, float]:
@@ -100,17 +221,6 @@ def details_sequences(result: TrialResult) -> list[TokenSequence]:
     return merge(turns)
 
 
-def segment_sequence(segment: Segment) -> TokenSequence:
-    """Return a session's segment as a sequence."""
-    length = segment.prompt_length
-    return TokenSequence(
-        list(segment.tokens[:length]),
-        list(segment.tokens[length:]),
-        list(segment.mask[length:]),
-        list(segment.logprobs[length:]),
-    )
-
-
 def _floats(rewards: Mapping[str, float | int] | None) -> dict[str, float]:
     return {name: float(value) for name, value in (rewards or {}).items()}
 
@@ -144,13 +254,4 @@ def _failure(result: TrialResult) -> HarborGymError:
     if result.agent_execution is None and not any(step.agent_execution is not None for step in steps):
         return start_failure(result)
     failure = grading_failure(result, info)  # an error of our tree comes back as it was
-    return failure if info is None or _is_own(failure, info) else _agent_failure(result, info)
-
-
-def _is_own(failure: HarborGymError, info: ExceptionInfo) -> bool:
-    return info.exception_type == type(failure).__name__
-
-
-def _agent_failure(result: TrialResult, info: ExceptionInfo) -> AgentFailedError:
-    message = info.exception_message.strip().splitlines() or ["no message"]
-    return AgentFailedError(f"the agent of trial {result.trial_name!r} failed: {info.exception_type}: {message[-1]}")
+    return failure if info is None or info.exception_type == type(failure).__name__ else agent_failure(result, info)

@@ -1,4 +1,4 @@
-"""Harbor's configurations of tasks, fetched."""
+"""Fetch the tasks that Harbor's configurations name."""
 
 import asyncio
 from collections.abc import Sequence

@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING
 from harbor_gym._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
-    from harbor_gym.adapters.nemo_gym.agent import HarborGymAgent, HarborGymAgentConfig
-
-__all__ = ["HarborGymAgent", "HarborGymAgentConfig"]
+    from harbor_gym.adapters.nemo_gym.agent import HarborGymAgent as HarborGymAgent
+    from harbor_gym.adapters.nemo_gym.agent import HarborGymAgentConfig as HarborGymAgentConfig
 
 __getattr__, __dir__ = lazy_names(
-    __name__,
-    {"agent": ("HarborGymAgent", "HarborGymAgentConfig")},
-    requires=("nemo_gym",),
-    install='"harbor-gym[nemo-gym]" on Python 3.13.14',
+    __name__, __file__, requires=("nemo_gym",), install='"harbor-gym[nemo-gym]" on Python 3.13.14'
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -111,14 +112,14 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
             return ModelServer(self._poster(body), params, require_token_ids=config.require_token_ids)
 
         try:
-            return make_row(await play(plan, make_server), require_token_ids=config.require_token_ids)
+            return make_row(*await play(plan, make_server), require_token_ids=config.require_token_ids)
         except TaskError as exc:
             return _refused(body, exc)
 
     def _poster(self, body: HarborGymRunRequest) -> Any:
         cookies: Any = None  # a session's requests go to one engine, which has their prefix cached
 
-        async def post(request: dict[str, Any]) -> tuple[int, bytes]:
+        async def post(request: dict[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
             nonlocal cookies
             try:
                 async with asyncio.timeout(self.config.model_timeout_sec):
@@ -129,7 +130,7 @@ class HarborGymAgent(SimpleResponsesAPIAgent):
                         cookies=cookies,
                     )
                     cookies = response.cookies
-                    return response.status, await response.read()
+                    return response.status, response.headers, await response.read()
             except TimeoutError:
                 name, limit = self.config.model_server.name, self.config.model_timeout_sec
                 raise SamplerError(f"the model server {name!r} did not answer within {limit:g} seconds") from None

@@ -1,4 +1,4 @@
-"""The tasks behind the aliases."""
+"""The tasks behind the aliases of datasets."""
 
 import asyncio
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The rows of a run that failed, with what their trials left."""
+"""The failed rows of a run, with the files that their trials left."""
 
 import json
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def failed_rows(run: Path) -> list[FailedRow]:
     """Return the failed rows of a run, by instance id.
 
     Args:
-        run: A file that ``ng_collect_rollouts`` wrote, with its ``_failures.jsonl`` beside it, or a directory of such.
+        run: A file that ``gym eval run`` wrote, with its ``_failures.jsonl`` beside it, or a directory of such.
 
     Raises:
         UsageError: There is no such file, or it holds something else.
@@ -65,7 +65,7 @@ def _files(run: Path) -> list[Path]:
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open() as lines:
+    with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)

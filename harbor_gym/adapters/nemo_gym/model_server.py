@@ -1,20 +1,23 @@
 """NeMo Gym's model server as a chat endpoint of ours, with every call recorded as NeMo Gym returns it."""
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harbor_gym.errors import ContextOverflowError, SamplerError, UsageError
 from harbor_gym.formats.tool_text import ToolCall, write_calls
+from harbor_gym.samplers.attempts import ask_patiently, status_error
 from harbor_gym.samplers.chat import ChatAnswer
 from harbor_gym.samplers.overflow import is_overflow
+from harbor_gym.samplers.statuses import EngineSettingsError
 
 type Item = dict[str, Any]
 """An item of the Responses API, as JSON."""
 
-type Post = Callable[[dict[str, Any]], Awaitable[tuple[int, bytes]]]
-"""Sends a body to the model server's ``/v1/responses``; returns the answer's status and body."""
+type Post = Callable[[dict[str, Any]], Awaitable[tuple[int, Mapping[str, str], bytes]]]
+"""Sends a body to the model server's ``/v1/responses``; returns the answer's status, headers and body."""
 
 CALL = "model_call"
 """Key of a message that the model server answered with: the number of the call, whose items go back as they came."""
@@ -23,6 +26,17 @@ TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_prob
 
 _OVERFLOWS = ("context length", "max_tokens")
 """As NeMo Gym distinguishes an overflow from another status 400, beside the engines' own words."""
+
+_WRAPPED = "calling an inner server: "
+"""What NeMo Gym's servers answer with, under status 500, where the engine behind refused a request. Source:
+``nemo_gym.server_utils.SimpleServer.setup_exception_middleware``."""
+
+_WRAPPED_STATUSES = (
+    (401, re.compile(r'"code": ?401\b|invalid_api_(key|token)|authentication_error|"error": ?"Unauthorized"')),
+    (403, re.compile(r'"code": ?403\b')),
+    (404, re.compile(r'"code": ?(404\b|"model_not_found")')),
+)
+"""The engine's status in such an answer, as vLLM's and OpenAI's bodies have it."""
 
 _SHOWN_CHARACTERS = 500
 
@@ -50,11 +64,14 @@ class ModelServer:
         post: Sends a request.
         params: The row's ``responses_create_params``; ``input`` is replaced.
         require_token_ids: Refuse answers without token ids.
+        max_attempts: How often a request is sent while the server, or the engine behind it, fails or is overloaded.
     """
 
-    def __init__(self, post: Post, params: Mapping[str, Any], *, require_token_ids: bool = False) -> None:
+    def __init__(
+        self, post: Post, params: Mapping[str, Any], *, require_token_ids: bool = False, max_attempts: int = 4
+    ) -> None:
         self._post, self._params = post, {name: value for name, value in params.items() if name != "input"}
-        self._require_token_ids = require_token_ids
+        self._require_token_ids, self._max_attempts = require_token_ids, max_attempts
         self.calls: list[ModelCall] = []
         """Every answered call, in order."""
         self.misuse: UsageError | None = None
@@ -69,12 +86,16 @@ class ModelServer:
             ContextOverflowError: The chat does not fit the context window.
             SamplerError: The server fails, or does not answer with one message.
             UsageError: Token ids are required and the server returns none.
+            EngineSettingsError: The engine refuses the key or the model.
         """
         body = {**self._params, "input": as_items(messages, self.calls)}
         if tools:
             body["tools"] = [_tool(tool) for tool in tools]
-        status, content = await self._post(body)
-        output, is_cut = _read(status, content)
+        try:
+            output, is_cut = await ask_patiently(lambda: self._ask(body), max_attempts=self._max_attempts)
+        except EngineSettingsError as exc:
+            self.misuse = exc
+            raise
         trained = next((item for item in reversed(output) if item.get("generation_token_ids") is not None), None)
         if trained is None and self._require_token_ids:
             self.misuse = UsageError(
@@ -86,6 +107,9 @@ class ModelServer:
         sampled = [] if trained is None else trained["generation_token_ids"]
         self.calls.append(ModelCall(output, prompt, sampled))
         return self._answer(output, is_cut, len(prompt or ()), len(sampled))
+
+    async def _ask(self, body: dict[str, Any]) -> tuple[list[Item], bool]:
+        return _read(*await self._post(body))
 
     def _answer(self, output: Sequence[Item], is_cut: bool, prompt_tokens: int, sampled_tokens: int) -> ChatAnswer:
         text, calls = _text(output), [item for item in output if item["type"] == "function_call"]
@@ -117,18 +141,34 @@ def _items_of(message: Mapping[str, Any], calls: Sequence[ModelCall]) -> Sequenc
     ]
 
 
-def _read(status: int, content: bytes) -> tuple[list[Item], bool]:
+def _engine_status(status: int, text: str) -> int:
+    _, wrapped, refusal = text.replace("\\", "").partition(_WRAPPED)  # a body in a string of JSON
+    if status != 500 or not wrapped:
+        return status
+    if is_overflow(400, refusal):
+        return 400
+    return next((known for known, words in _WRAPPED_STATUSES if words.search(refusal)), status)
+
+
+def _read(status: int, headers: Mapping[str, str], content: bytes) -> tuple[list[Item], bool]:
     """Return the output items, and whether the answer was cut at the token limit.
 
     Raises:
-        ContextOverflowError, SamplerError: As the model server's call does.
+        ContextOverflowError, SamplerError, EngineSettingsError: As the model server's call does.
     """
     shown = content[:_SHOWN_CHARACTERS].decode(errors="replace")
     text = content.decode(errors="replace")
+    status = _engine_status(status, text)
     if is_overflow(status, text) or (status == 400 and any(words in text for words in _OVERFLOWS)):
         raise ContextOverflowError(f"the model server refuses the chat: {shown}")
     if status != 200:
-        raise SamplerError(f"the model server answered with status {status}: {shown}")
+        refusal = f"the model server answered with status {status}: {shown}"
+        error = status_error(refusal, status, text, headers)
+        if isinstance(error, EngineSettingsError):
+            error = EngineSettingsError(
+                f"correct policy_api_key, policy_model_name or policy_base_url in env.yaml ({refusal})"
+            )
+        raise error
     try:
         response = json.loads(content)
         output, reason = list(response["output"]), (response.get("incomplete_details") or {}).get("reason")

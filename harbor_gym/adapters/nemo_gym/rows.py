@@ -1,15 +1,15 @@
-"""What a finished episode looks like in NeMo Gym: input, output items, and why a row must not be trained on."""
+"""A finished episode as a row of NeMo Gym: input, output items, and the reason not to train on it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-from harbor_gym.adapters.nemo_gym.model_server import CALL, TOKEN_FIELDS, Item, as_items
-from harbor_gym.adapters.nemo_gym.play import ANEW, Played
+from harbor_gym.adapters.nemo_gym.model_server import CALL, TOKEN_FIELDS, Item, ModelCall, as_items
+from harbor_gym.adapters.nemo_gym.play import ANEW
 from harbor_gym.errors import HarborGymError
-from harbor_gym.outcomes import classify
-from harbor_gym.types import EndReason
+from harbor_gym.rollout import end_word
+from harbor_gym.types import EndReason, Rollout
 
 _NEMO_KINDS = {
     "sandbox_throttled": "provider_quota_exhausted",
@@ -68,7 +68,7 @@ def nemo_kind(failure_kind: str) -> str:
     return _NEMO_KINDS.get(failure_kind, f"harbor_gym:{failure_kind}")
 
 
-def make_row(played: Played, *, require_token_ids: bool) -> Row:
+def make_row(rollout: Rollout, calls: Sequence[ModelCall], *, require_token_ids: bool) -> Row:
     """Return an episode's row.
 
     A row is one training sequence: NeMo RL refuses one whose prompts do not extend one another, and one without any
@@ -77,19 +77,20 @@ def make_row(played: Played, *, require_token_ids: bool) -> Row:
     without any gets one item with one token. Those two are masked.
 
     Args:
-        played: The episode.
+        rollout: The episode; the answers in its ``messages`` hold the number of their call.
+        calls: The answered calls.
         require_token_ids: Whether the row is to be trained on.
     """
-    first = next((place for place, message in enumerate(played.conversation) if CALL in message), None)
-    shown = played.conversation[:first]
-    behind = [] if first is None else played.conversation[first:]
-    output, broken_at = _output(behind, played)
-    failure = _failure(played, broken_at, has_sampled=first is not None)
+    first = next((place for place, message in enumerate(rollout.messages) if CALL in message), None)
+    shown = rollout.messages[:first]
+    behind = [] if first is None else rollout.messages[first:]
+    output, broken_at = _output(behind, calls)
+    failure = _failure(rollout, broken_at, has_sampled=first is not None)
     if failure is None and require_token_ids and not _is_trainable(output):
         failure = Failure("harbor_gym:nothing_sampled", "the policy sampled no token", is_masked=True)
     if not output or (require_token_ids and not _is_trainable(output)):
         output.append(_degenerate())
-    return Row(as_items(shown, played.calls), output, broken_at is None, failure, _fields(played, failure, broken_at))
+    return Row(as_items(shown, calls), output, broken_at is None, failure, _fields(rollout, failure, broken_at))
 
 
 def refused_row(error: HarborGymError) -> Row:
@@ -98,26 +99,26 @@ def refused_row(error: HarborGymError) -> Row:
     Source: NeMo Gym 0.7.0, ``rollout_collection.py``: a result with these keys goes beside the collection's results,
     and is not tried again.
     """
-    row = make_row(Played((), (), None, EndReason.INFRASTRUCTURE_ERROR, error, attempts=0), require_token_ids=True)
+    row = make_row(Rollout.lost(error), (), require_token_ids=True)
     assert row.failure is not None
-    refusal = {"_ng_failure_class": row.failure.kind, "_ng_failure_message": row.failure.reason}
+    refusal = {"attempts": 0, "_ng_failure_class": row.failure.kind, "_ng_failure_message": row.failure.reason}
     return replace(row, fields={**row.fields, **refusal, "_ng_failure_terminal": True})
 
 
-def _output(messages: Sequence[dict[str, Any]], played: Played) -> tuple[list[Item], int | None]:
+def _output(messages: Sequence[dict[str, Any]], calls: Sequence[ModelCall]) -> tuple[list[Item], int | None]:
     """Return the items, and the number of the first trained answer, from 1, whose prompt does not extend the last."""
     output: list[Item] = []
     seen: list[int] = []
     broken_at, turn = None, 0
     parts = _conversations(messages)
-    trained = max(parts, key=lambda part: sum(len(_sampled(message, played)) for message in part))
+    trained = max(parts, key=lambda part: sum(len(_sampled(message, calls)) for message in part))
     for part in parts:
         for message in part:
             if CALL not in message:
-                output += as_items([message], played.calls)
+                output += as_items([message], calls)
                 continue
             turn += 1
-            call = played.calls[message[CALL]]
+            call = calls[message[CALL]]
             if part is trained and broken_at is None and call.prompt is not None:
                 if list(call.prompt[: len(seen)]) == seen:
                     seen = [*call.prompt, *call.sampled]
@@ -138,16 +139,15 @@ def _conversations(messages: Sequence[dict[str, Any]]) -> list[list[dict[str, An
     return parts
 
 
-def _sampled(message: dict[str, Any], played: Played) -> Sequence[int]:
-    return played.calls[message[CALL]].sampled if CALL in message else ()
+def _sampled(message: dict[str, Any], calls: Sequence[ModelCall]) -> Sequence[int]:
+    return calls[message[CALL]].sampled if CALL in message else ()
 
 
-def _failure(played: Played, broken_at: int | None, *, has_sampled: bool) -> Failure | None:
-    error, reason = played.error, played.end_reason
+def _failure(rollout: Rollout, broken_at: int | None, *, has_sampled: bool) -> Failure | None:
+    error, reason = rollout.error, rollout.end_reason
     if error is not None:
-        word = classify(error).failure_kind
         text = f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARACTERS]
-        return Failure(nemo_kind(word), text, is_masked=True)
+        return Failure(nemo_kind(end_word(rollout)), text, is_masked=True)
     if broken_at is not None:
         text = (
             f"the prompt of answer {broken_at} does not begin with the last prompt and its sample: the chat template "
@@ -165,27 +165,27 @@ def _failure(played: Played, broken_at: int | None, *, has_sampled: bool) -> Fai
     return None
 
 
-def _fields(played: Played, failure: Failure | None, broken_at: int | None) -> dict[str, Any]:
+def _fields(rollout: Rollout, failure: Failure | None, broken_at: int | None) -> dict[str, Any]:
     is_masked = failure is not None and failure.is_masked
-    diagnostics = played.error.diagnostics if played.error is not None else {}
+    diagnostics = rollout.error.diagnostics if rollout.error is not None else {}
     return {
-        "reward": played.reward or 0.0,
+        "reward": rollout.reward or 0.0,
         "mask_sample": is_masked,
         # Where NeMo RL looks for the mask.
         "instance_config": {"mask_sample": is_masked},
         "failure_kind": None if failure is None else failure.kind,
         "failure_reason": None if failure is None else failure.reason,
-        "end_reason": played.end_reason.value,
-        "turns": sum(CALL in message for message in played.conversation),
-        "conversations": len(_conversations(played.conversation)),
-        "attempts": played.attempts,
-        "truncated": int(played.end_reason.is_truncation),
+        "end_reason": rollout.end_reason.value,
+        "turns": sum(CALL in message for message in rollout.messages),
+        "conversations": len(_conversations(rollout.messages)),
+        "attempts": len(rollout.failed_attempts) + 1,
+        "truncated": int(rollout.end_reason.is_truncation),
         "tokens_contiguous": int(broken_at is None),
-        "context_length_exceeded_error": int(played.end_reason is EndReason.CONTEXT_OVERFLOW),
-        "agent_timeout_error": int(played.end_reason is EndReason.TIME_LIMIT),
-        "trial_dir": None if played.trial_dir is None else str(played.trial_dir),
+        "context_length_exceeded_error": int(rollout.end_reason is EndReason.CONTEXT_OVERFLOW),
+        "agent_timeout_error": int(rollout.end_reason is EndReason.TIME_LIMIT),
+        "trial_dir": None if rollout.trial_dir is None else str(rollout.trial_dir),
         "verifier_output": diagnostics.get("verifier_output"),
-        **{f"verifier/{name}": value for name, value in played.rewards.items()},
+        **{f"verifier/{name}": value for name, value in rollout.rewards.items()},
     }
 
 

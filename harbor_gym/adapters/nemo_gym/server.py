@@ -1,4 +1,4 @@
-"""The folder that NeMo Gym starts an agent server from."""
+"""Write the folder that NeMo Gym starts an agent server from."""
 
 import json
 from importlib.resources import files
@@ -51,7 +51,7 @@ def write_server_folder(
         raise UsageError(f"{folder / there[0]} exists already; --force replaces it")
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in texts]
 
 
@@ -65,7 +65,7 @@ def _render(folder: Traversable, values: dict[str, str], at: Path = Path()) -> d
         if file.is_dir():
             texts |= _render(file, values, at / file.name)
         else:
-            texts[at / file.name] = templates.from_string(file.read_text()).render(values)
+            texts[at / file.name] = templates.from_string(file.read_text(encoding="utf-8")).render(values)
     return texts
 
 

@@ -1,4 +1,4 @@
-"""What the server's configuration and a request's overrides mean for one episode."""
+"""One episode's settings, from the server's configuration and a request's overrides."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from harbor_gym.config import FIELDS_WITH_AGENT, TerminalEnvConfig, describe_problems
+from harbor_gym.config import FIELDS_WITH_AGENT, TerminalEnvConfig, describe_problems, require_fields_of_own_loop
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX
 
@@ -183,6 +183,8 @@ def plan_episode(
         config = TerminalEnvConfig.model_validate({**given, "task_dir": task_dir})
     except ValidationError as exc:
         raise UsageError(f"{instance_id}: {describe_problems(exc)}") from exc
+    if settings.harbor_agent is None:
+        require_fields_of_own_loop(config)
     kwargs = {**settings.harbor_agent_kwargs, **overrides.harbor_agent_kwargs}
     retries = settings.max_retries if overrides.max_retries is None else overrides.max_retries
     return EpisodePlan(instance_id, config, _agent(settings.harbor_agent, kwargs), retries)

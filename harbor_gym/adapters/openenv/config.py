@@ -1,4 +1,4 @@
-"""What a server of Harbor tasks is: one frozen object that its command line is made from."""
+"""The configuration of a server of Harbor tasks: one frozen object that its command line is made from."""
 
 import os
 import secrets

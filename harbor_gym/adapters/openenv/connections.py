@@ -1,4 +1,4 @@
-"""The server's connections before there is a request to look at: for how long, and how many."""
+"""Limits on the server's connections before their first request: their time and their number."""
 
 import asyncio
 from typing import Any, override

@@ -9,12 +9,13 @@ from openenv.core.env_server.types import EnvironmentMetadata
 
 import harbor_gym
 from harbor_gym._runtime.portal import get_portal
-from harbor_gym.adapters.openenv.episodes import Episodes, EpisodeSettings, EpisodeSlot
+from harbor_gym.adapters.openenv.episodes import EpisodeSettings, ServedSlot, served_episodes
 from harbor_gym.adapters.openenv.models import TerminalAction, TerminalObservation, TerminalState
 from harbor_gym.adapters.openenv.suite import TaskSuite
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.outcomes import classify
+from harbor_gym.slots import SlotOwner
 from harbor_gym.types import EndReason, EpisodeInfo, StepResult
 
 _ERROR_CHARACTERS = 4000
@@ -38,11 +39,11 @@ class HarborTerminalEnvironment(Environment[TerminalAction, TerminalObservation,
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, suite: TaskSuite, settings: EpisodeSettings, episodes: Episodes | None = None) -> None:
+    def __init__(self, suite: TaskSuite, settings: EpisodeSettings, episodes: SlotOwner | None = None) -> None:
         super().__init__()
         self._suite, self._settings = suite, settings
-        self._episodes = episodes or Episodes()
-        self._slot: EpisodeSlot | None = None
+        self._episodes = episodes or served_episodes()
+        self._slot: ServedSlot | None = None
         self._disown: Callable[[], None] = lambda: None
         self._state = TerminalState()
 
@@ -87,10 +88,10 @@ class HarborTerminalEnvironment(Environment[TerminalAction, TerminalObservation,
         )
         config = self._settings.config.model_copy(update={"task_dir": choice.task.path})
         try:
-            text, info = await get_portal().run(self._open_slot().start, config)
+            text, info = await get_portal().run(self._open_slot().begin, config)
         except HarborGymError as exc:
             return _lost(exc)
-        return _observe(text, info, action_format=config.action_format)
+        return _observe(text, info, action_format=config.action_format, system_prompt=config.system_prompt)
 
     @override
     async def step_async(self, action: TerminalAction, timeout_s: float | None = None, **unused: Any) -> Any:
@@ -147,9 +148,9 @@ class HarborTerminalEnvironment(Environment[TerminalAction, TerminalObservation,
             self._disown()
             get_portal().call(slot.close)
 
-    def _open_slot(self) -> EpisodeSlot:
+    def _open_slot(self) -> ServedSlot:
         if self._slot is None:
-            self._slot = EpisodeSlot(self._settings, self._episodes)
+            self._slot = ServedSlot(self._settings, self._episodes)
             self._disown = get_portal().own(self, self._slot.close)
         return self._slot
 

@@ -1,4 +1,4 @@
-"""Everything between the network and OpenEnv's application: who may enter, how much, and for how long."""
+"""The checks between the network and OpenEnv's application: keys, sizes and times of requests."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What goes over the wire: actions, observations and states as OpenEnv's typed models."""
+"""The server's messages: actions, observations and states as OpenEnv's typed models."""
 
 from typing import Literal, Self
 
@@ -71,6 +71,9 @@ class TerminalObservation(Observation):
 
     action_format: ActionFormat | None = None
     """After ``reset``: how messages are written."""
+
+    system_prompt: str | None = None
+    """After ``reset``: the system message for the policy; None is the action format's."""
 
     turn: int = 0
     """Steps so far in this episode."""

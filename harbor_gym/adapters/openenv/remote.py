@@ -34,6 +34,9 @@ class RemoteConfig:
     action_format: ActionFormat = ActionFormat.TERMINUS_JSON
     """How messages are written."""
 
+    system_prompt: str | None = None
+    """The system message; None is the action format's."""
+
 
 class RemoteTerminalEnv:
     """Episodes of a server, with the methods of :class:`harbor_gym.AsyncTerminalGymEnv` that the token loop calls.
@@ -71,7 +74,7 @@ class RemoteTerminalEnv:
         """
         observation = await self._call(self._client.reset(**self._chosen))
         if observation.action_format is not None:
-            self.config = RemoteConfig(observation.action_format)
+            self.config = RemoteConfig(observation.action_format, observation.system_prompt)
         return observation.text, _info(observation)
 
     async def step(self, action: str) -> StepResult:

@@ -22,10 +22,11 @@ from harbor_gym._runtime.portal import get_portal
 from harbor_gym.adapters.openenv.config import TOKEN_VARIABLE, ServerConfig, find_token
 from harbor_gym.adapters.openenv.connections import bounded_protocol
 from harbor_gym.adapters.openenv.environment import HarborTerminalEnvironment
-from harbor_gym.adapters.openenv.episodes import Episodes
+from harbor_gym.adapters.openenv.episodes import served_episodes
 from harbor_gym.adapters.openenv.guard import Guard
 from harbor_gym.adapters.openenv.models import TerminalAction, TerminalObservation, TerminalState
 from harbor_gym.adapters.openenv.suite import TaskSuite
+from harbor_gym.config import require_fields_of_own_loop
 from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.registry import preflight
@@ -69,8 +70,9 @@ def create_app(config: ServerConfig, token: str) -> Guard:
         test_tasks=config.test_tasks,
         seed=config.seed,
     )
+    require_fields_of_own_loop(config.env)
     preflight(environment_config(config.env.sandbox, options=config.env.sandbox_options))
-    episodes = Episodes()
+    episodes = served_episodes()
     app = create_fastapi_app(
         functools.partial(HarborTerminalEnvironment, suite, config.episodes, episodes),
         TerminalAction,

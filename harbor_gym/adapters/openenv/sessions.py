@@ -3,7 +3,7 @@
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast, override
 
 from openenv.core.env_server.mcp_types import Tool
@@ -15,15 +15,10 @@ from harbor_gym.adapters.openenv.sources import LocalTasks, ServedTasks
 from harbor_gym.adapters.openenv.traces import training_trace
 from harbor_gym.codecs import HFCodec
 from harbor_gym.errors import MissingDependencyError, UsageError
-from harbor_gym.formats import prompts
-from harbor_gym.outcomes import classify
-from harbor_gym.rollout import run_with_retries
+from harbor_gym.rollout import end_word, run_with_retries
 from harbor_gym.samplers import CompletionsSampler
 from harbor_gym.tokens import TokenTerminalEnv
-from harbor_gym.types import ChatCodec, Rollout, Turn
-
-type Played = tuple[Rollout, Sequence[Turn], str | None]
-"""An episode, its text, and the system prompt before it."""
+from harbor_gym.types import ChatCodec, Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +42,7 @@ class _Losses:
         error = rollout.error
         raise UsageError(
             f"{self._in_a_row} episodes in a row were lost (max_lost_in_a_row), the last as "
-            f"{classify(error).failure_kind}: {error}"
+            f"{end_word(rollout)}: {error}"
         ) from error
 
 
@@ -62,9 +57,9 @@ class HarborTerminalSession(ResourceSession):
         losses: The factory's count.
     """
 
-    def __init__(self, running: concurrent.futures.Future[Played], losses: _Losses) -> None:
+    def __init__(self, running: concurrent.futures.Future[Rollout], losses: _Losses) -> None:
         self._running, self._losses = running, losses
-        self._played: Played | None = None
+        self._played: Rollout | None = None
         self._error: Exception | None = None
 
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
@@ -82,7 +77,7 @@ class HarborTerminalSession(ResourceSession):
         if self._played is None and self._error is None:
             try:
                 self._played = self._running.result(timeout_s)
-                self._losses.check(self._played[0])
+                self._losses.check(self._played)
             except concurrent.futures.CancelledError:
                 logger.debug("the session was closed before its episode ended")
             except Exception as exc:
@@ -101,18 +96,17 @@ class HarborTerminalSession(ResourceSession):
             raise ValueError(f"{type(self._error).__name__}: {self._error}") from self._error
         if self._played is None:
             return TrainingTrace(turns=[])
-        rollout, turns, system_prompt = self._played
-        return training_trace(rollout, turns, system_prompt=system_prompt)
+        return training_trace(self._played)
 
     @override
     def verify(self, transcript: list[dict[str, Any]], final_state: Any = None) -> VerifyResult:
         """Return the verifier's reward; None for an episode without a verdict."""
         metrics: dict[str, Any] = {}
         if self._played is not None:
-            rollout = self._played[0]
+            rollout = self._played
             metrics = {"end_reason": rollout.end_reason.value, "turns": len(rollout.transitions)}
             if rollout.error is not None:
-                metrics["failure_kind"] = classify(rollout.error).failure_kind
+                metrics["failure_kind"] = end_word(rollout)
         return VerifyResult(env_reward=self._reward, done=self._played is not None, metrics=metrics)
 
     @override
@@ -141,7 +135,7 @@ class HarborTerminalSession(ResourceSession):
 
     @property
     def _reward(self) -> float | None:
-        return None if self._played is None else self._played[0].reward
+        return None if self._played is None else self._played.reward
 
 
 class HarborTerminalSessionFactory(ResourceSessionFactory[HarborTerminalSession]):
@@ -220,22 +214,16 @@ class HarborTerminalSessionFactory(ResourceSessionFactory[HarborTerminalSession]
         """
         return HarborTerminalSession(get_portal().submit(self._play, task, seed), self._losses)
 
-    async def _play(self, task: Any, seed: int | None) -> Played:
+    async def _play(self, task: Any, seed: int | None) -> Rollout:
         make_env = self._tasks.bind(task, seed)
-        made: list[TokenTerminalEnv] = []
 
         def attempt() -> TokenTerminalEnv:
-            made.append(
-                TokenTerminalEnv(
-                    make_env(), self._codec, max_tokens=self._max_tokens, max_context_tokens=self._max_context_tokens
-                )
+            return TokenTerminalEnv(
+                make_env(), self._codec, max_tokens=self._max_tokens, max_context_tokens=self._max_context_tokens
             )
-            return made[-1]
 
         async with CompletionsSampler(**self._engine) as sample:
-            rollout = await run_with_retries(attempt, sample, max_retries=self._max_retries)
-        last = made[-1]
-        return rollout, last.transcript.turns, prompts.system_prompt(last.env.config.action_format)
+            return await run_with_retries(attempt, sample, max_retries=self._max_retries)
 
 
 def _load_tokenizer(name: str) -> Any:

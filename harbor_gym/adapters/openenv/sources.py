@@ -1,4 +1,4 @@
-"""Where a trainer's episodes run: in sandboxes of its own process, or on a server."""
+"""The place of a trainer's episodes: sandboxes of its own process, or a server."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Tasks in splits: what a server serves, and what a trainer's rows name."""
+"""Tasks in splits, as a server serves them and a trainer's rows name them."""
 
 import random
 from collections.abc import Mapping, Sequence

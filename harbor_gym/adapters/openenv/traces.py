@@ -1,36 +1,35 @@
 """Rollouts as OpenEnv's training traces."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from openenv.core.harness.training import TrainingTrace, TrainingTurn
 
 from harbor_gym.errors import UsageError
-from harbor_gym.types import Rollout, TokenTransition, Turn
+from harbor_gym.types import Rollout, TokenTransition
 
 _ROUNDING = 1e-6
 """Log-probabilities of nearly certain tokens come out this far above 0 from some engines."""
 
 
-def training_trace(rollout: Rollout, turns: Sequence[Turn] = (), *, system_prompt: str | None = None) -> TrainingTrace:
+def training_trace(rollout: Rollout) -> TrainingTrace:
     """Return an episode as a trace that OpenEnv's validators accept: a turn per sampled message, token by token.
 
     The loss mask is 1 for what was sampled and 0 for the prompt; 0 throughout for a lost episode, whose tokens must not
     be trained. Rewards are no part of a trace: OpenEnv takes them from the session.
 
     Args:
-        rollout: An episode of :func:`harbor_gym.run_episode`; its sampler must return log-probabilities.
-        turns: The episode as text (``TokenTerminalEnv.transcript.turns``), for logs and for reward functions that read
-            messages; without it the trace holds tokens alone.
-        system_prompt: The system message before that text.
+        rollout: An episode of :func:`harbor_gym.run_episode`; its sampler must return log-probabilities. Its
+            ``transcript`` is for logs and for reward functions that read messages.
 
     Raises:
         UsageError: A sampled message has no log-probability for each of its tokens.
     """
     messages: list[dict[str, str]] = []
-    if system_prompt is not None:
-        messages.append({"role": "system", "content": system_prompt})
+    if rollout.transcript.system_prompt:
+        messages.append({"role": "system", "content": rollout.transcript.system_prompt})
+    turns = rollout.turns
     traced: list[TrainingTurn] = []
     for number, transition in enumerate(rollout.transitions):
         text: dict[str, Any] = {}
@@ -39,7 +38,7 @@ def training_trace(rollout: Rollout, turns: Sequence[Turn] = (), *, system_promp
             answer = {"role": "assistant", "content": turns[number].action}
             text = {"request": {"messages": list(messages)}, "response": {"choices": [{"message": answer}]}}
             messages.append(answer)
-        traced.append(_turn(number, transition, text, is_trained=rollout.reward is not None))
+        traced.append(_turn(number, transition, text, is_trained=not rollout.is_lost))
     return TrainingTrace(turns=traced)
 
 

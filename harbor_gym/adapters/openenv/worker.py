@@ -1,4 +1,4 @@
-"""TRL's rollout worker, whose end does not wait for a process that is gone."""
+"""TRL's rollout worker with an end that does not wait for a process that is gone."""
 
 from importlib.util import find_spec
 from typing import override

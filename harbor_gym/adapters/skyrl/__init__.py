@@ -10,32 +10,18 @@ from typing import TYPE_CHECKING
 from harbor_gym._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
-    from harbor_gym.adapters.skyrl.dataset import write_dataset
-    from harbor_gym.adapters.skyrl.experiment import HarborExp, HarborTrainConfig, main
-    from harbor_gym.adapters.skyrl.generator import HarborTerminalGenerator
-    from harbor_gym.adapters.skyrl.settings import HarborSettings
-    from harbor_gym.adapters.skyrl.text_env import HarborTextEnv, register
-
-__all__ = [
-    "HarborExp",
-    "HarborSettings",
-    "HarborTerminalGenerator",
-    "HarborTextEnv",
-    "HarborTrainConfig",
-    "main",
-    "register",
-    "write_dataset",
-]
+    from harbor_gym.adapters.skyrl.dataset import write_dataset as write_dataset
+    from harbor_gym.adapters.skyrl.experiment import HarborExp as HarborExp
+    from harbor_gym.adapters.skyrl.experiment import HarborTrainConfig as HarborTrainConfig
+    from harbor_gym.adapters.skyrl.experiment import main as main
+    from harbor_gym.adapters.skyrl.generator import HarborTerminalGenerator as HarborTerminalGenerator
+    from harbor_gym.adapters.skyrl.settings import HarborSettings as HarborSettings
+    from harbor_gym.adapters.skyrl.text_env import HarborTextEnv as HarborTextEnv
+    from harbor_gym.adapters.skyrl.text_env import register as register
 
 __getattr__, __dir__ = lazy_names(
     __name__,
-    {
-        "dataset": ("write_dataset",),
-        "experiment": ("HarborExp", "HarborTrainConfig", "main"),
-        "generator": ("HarborTerminalGenerator",),
-        "settings": ("HarborSettings",),
-        "text_env": ("HarborTextEnv", "register"),
-    },
+    __file__,
     requires=("skyrl", "skyrl_gym", "torch", "transformers", "ray", "omegaconf", "loguru", "jaxtyping", "torchdata"),
     install='"harbor-gym[skyrl]"',
 )

@@ -43,7 +43,9 @@ def write_dataset(
     sources = [tasks] if isinstance(tasks, str | Path | SourcedTask) else list(tasks)
     rows = [_row(task, data_source) for task in get_portal().call(_resolve, sources)]
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text("".join(f"{json.dumps(row)}\n" for row in rows) * math.ceil(min_rows / len(rows)))
+    target.write_text(
+        "".join(f"{json.dumps(row)}\n" for row in rows) * math.ceil(min_rows / len(rows)), encoding="utf-8"
+    )
     return target
 
 

@@ -20,13 +20,15 @@ from skyrl.train.generators.base import (
 )
 from skyrl.train.generators.utils import build_vllm_cache_salt, get_custom_chat_template, get_rollout_metrics
 
-from harbor_gym.adapters.harbor import RolloutInterface, Strategy
+from harbor_gym._runtime.task_groups import task_group
+from harbor_gym.adapters.harbor import HarborServer, RolloutInterface, Strategy
 from harbor_gym.adapters.skyrl.rows import RowSettings, Trajectory, make_columns, make_rows, summarise
 from harbor_gym.adapters.skyrl.settings import HarborSettings, agent_config, check_settings
 from harbor_gym.codecs import HFCodec
 from harbor_gym.errors import ContextOverflowError, HarborGymError, SamplerError, UsageError
 from harbor_gym.gateway import SessionLimits
 from harbor_gym.samplers.overflow import is_overflow
+from harbor_gym.samplers.statuses import settings_error
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.registry import preflight
 from harbor_gym.types import Sample
@@ -75,7 +77,8 @@ class HarborTerminalGenerator(GeneratorInterface):
     ) -> None:
         self._cfg, self._settings = generator_cfg, settings or HarborSettings()
         check_settings(self._settings, generator_cfg)
-        preflight(environment_config(self._settings.sandbox, options=self._settings.sandbox_options))
+        if self._settings.harbor_server is None:
+            preflight(environment_config(self._settings.sandbox, options=self._settings.sandbox_options))
         template = get_custom_chat_template(generator_cfg.chat_template)
         self._codec = HFCodec(tokenizer, template, **generator_cfg.chat_template_kwargs)
         self._engine, self._model = inference_engine_client, policy_model_name
@@ -96,6 +99,7 @@ class HarborTerminalGenerator(GeneratorInterface):
 
         Raises:
             TaskError: A task is wrong, or a row names none.
+            UsageError: The engine refuses the key or the model.
             HarborGymError: ``harbor.max_lost_calls`` calls in a row brought no verdict; this is the last error.
         """
         params = input_batch.get("sampling_params")
@@ -120,15 +124,11 @@ class HarborTerminalGenerator(GeneratorInterface):
         extras = batch["env_extras"] or [{}] * len(ids)
         if self._cfg.step_wise_trajectories and None in ids:
             raise UsageError("step-wise rows need trajectory_ids, which SkyRL's prepare_generator_input makes")
-        try:
-            async with asyncio.TaskGroup() as group:
-                playing = [
-                    group.create_task(self._play(_task_dir(extra), trajectory_id, params, cache_salt))
-                    for extra, trajectory_id in zip(extras, ids, strict=True)
-                ]
-        except BaseExceptionGroup as failures:
-            # The first failure cancelled the rest; it is the one to know of.
-            raise failures.exceptions[0] from None
+        async with task_group() as group:
+            playing = [
+                group.create_task(self._play(_task_dir(extra), trajectory_id, params, cache_salt))
+                for extra, trajectory_id in zip(extras, ids, strict=True)
+            ]
         return [task.result() for task in playing]
 
     async def _play(
@@ -167,6 +167,7 @@ class HarborTerminalGenerator(GeneratorInterface):
             reward_key=own.reward_key,
             reward_function=own.reward_function,
             zero_reward_on_limit=own.zero_reward_on_limit,
+            server=None if own.harbor_server is None else HarborServer(own.harbor_server),
             trials_dir=None if own.trials_dir is None else Path(own.trials_dir),
         )
 
@@ -183,7 +184,7 @@ class HarborTerminalGenerator(GeneratorInterface):
         return None if version is None else build_vllm_cache_salt(version, self._model)
 
     def _count_lost(self, trajectories: Sequence[Trajectory]) -> None:
-        errors = [item.rollout.error for item in trajectories if item.is_lost]
+        errors = [item.rollout.error for item in trajectories if item.rollout.is_lost]
         self._lost_calls = self._lost_calls + 1 if len(errors) == len(trajectories) else 0
         if self._lost_calls >= self._settings.max_lost_calls and isinstance(errors[-1], HarborGymError):
             errors[-1].add_note(f"every episode of {self._lost_calls} calls of generate in a row was lost")
@@ -215,8 +216,7 @@ class _EngineSampler:
         try:
             output = await self.engine.generate(request, model=self.model)
         except Exception as exc:  # whatever a foreign client raises: here it becomes an engine that failed
-            what = f"SkyRL's inference engine failed: {type(exc).__name__}: {exc}"
-            raise (ContextOverflowError if is_overflow(400, str(exc)) else SamplerError)(what) from exc
+            raise _engine_error(exc) from exc
         finally:
             self.seconds += time.monotonic() - started
         return self._read(output)
@@ -231,6 +231,14 @@ class _EngineSampler:
         if logprobs is None or len(logprobs) != len(tokens) or any(map(math.isnan, logprobs)):
             raise SamplerError(f"SkyRL's inference engine returned no log-probability for each of {len(tokens)} tokens")
         return Sample(tokens, list(logprobs), reason)
+
+
+def _engine_error(error: Exception) -> HarborGymError:
+    """Return ours for what SkyRL's client raised; aiohttp's, which its remote client raises, has the HTTP status."""
+    what, status = f"SkyRL's inference engine failed: {type(error).__name__}: {error}", getattr(error, "status", 400)
+    if is_overflow(status, str(error)):
+        return ContextOverflowError(what)
+    return settings_error(what, status, str(error)) or SamplerError(what)
 
 
 def _task_dir(extras: Mapping[str, Any]) -> Path:

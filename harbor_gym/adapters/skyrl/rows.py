@@ -1,4 +1,4 @@
-"""Rollouts as the rows of SkyRL's ``GeneratorOutput``, and what becomes of those that the infrastructure lost.
+"""Rollouts as the rows of SkyRL's ``GeneratorOutput``, and the treatment of those that the infrastructure lost.
 
 SkyRL knows no missing reward. A lost episode's row is one token with a zero mask, so that no loss comes from it; what
 is left is its part in the group's baseline:
@@ -20,10 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harbor_gym.adapters.harbor import TokenRollout
-from harbor_gym.outcomes import classify
+from harbor_gym.rollout import end_word
 from harbor_gym.sequences import split
-from harbor_gym.types import EndReason, TokenSequence
+from harbor_gym.types import EndReason, Rollout, TokenSequence
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Trajectory:
     trajectory_id: Any
     """SkyRL's id of it, or None."""
 
-    rollout: TokenRollout
+    rollout: Rollout
     """What came of it."""
 
     seconds: float
@@ -44,11 +43,6 @@ class Trajectory:
 
     sampling_sec: float
     """How much of that the engine took."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether there is no verdict."""
-        return self.rollout.reward is None
 
     @property
     def stop_reason(self) -> str:
@@ -149,7 +143,7 @@ def _rewards(trajectories: Sequence[Trajectory], settings: RowSettings) -> list[
 
 
 def _scored(trajectory: Trajectory, settings: RowSettings) -> float | None:
-    if trajectory.is_lost:
+    if trajectory.rollout.is_lost:
         return None
     is_zeroed = settings.zero_reward_on_non_stop and trajectory.stop_reason != "stop"
     return 0.0 if is_zeroed else trajectory.rollout.reward
@@ -166,7 +160,7 @@ def _left_out(trajectories: Sequence[Trajectory], settings: RowSettings) -> set[
         groups[trajectory.group].append(number)
     left_out: set[int] = set()
     for numbers in groups.values():
-        lost = [number for number in numbers if trajectories[number].is_lost]
+        lost = [number for number in numbers if trajectories[number].rollout.is_lost]
         has_baseline = len(numbers) - len(lost) >= 2 or not settings.is_training
         left_out.update(lost if has_baseline else lost[1:])
     # An evaluation of which nothing is left still needs a row.
@@ -176,18 +170,14 @@ def _left_out(trajectories: Sequence[Trajectory], settings: RowSettings) -> set[
 def _sequences(trajectory: Trajectory, settings: RowSettings) -> list[TokenSequence]:
     filler = TokenSequence([settings.filler_token], [settings.filler_token], [0], [0.0])
     segments = [segment for segment in trajectory.rollout.segments if any(segment.mask)]
-    if trajectory.is_lost or not segments:
+    if trajectory.rollout.is_lost or not segments:
         return [filler]
     if settings.step_wise:
         sequences = [turn for segment in segments for turn in split(segment)]
     else:
-        sequences = [max(segments, key=lambda segment: sum(segment.mask))]
+        sequences = [trajectory.rollout.main]
     is_masked = settings.apply_overlong_filtering and trajectory.stop_reason != "stop"
-    return [_masked(sequence) for sequence in sequences] if is_masked else sequences
-
-
-def _masked(sequence: TokenSequence) -> TokenSequence:
-    return TokenSequence(sequence.prompt, sequence.completion, [0] * len(sequence.mask), sequence.logprobs)
+    return [sequence.masked() for sequence in sequences] if is_masked else sequences
 
 
 def _per_token(row: Row) -> list[float]:
@@ -198,17 +188,15 @@ def _env_metrics(trajectory: Trajectory) -> dict[str, float]:
     return {**trajectory.rollout.metrics, _end(trajectory.rollout): 1.0}
 
 
-def _end(rollout: TokenRollout) -> str:
-    if rollout.error is not None:
-        return f"lost/{classify(rollout.error).failure_kind}"
-    return f"end/{rollout.end_reason.value}"
+def _end(rollout: Rollout) -> str:
+    return f"{'end' if rollout.error is None else 'lost'}/{end_word(rollout)}"
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the batch's own metrics. Their names determine how SkyRL combines those of several batches: a name with
     ``avg`` is averaged, any other is added up.
     """
-    live = [trajectory.rollout for trajectory in trajectories if not trajectory.is_lost]
+    live = [trajectory.rollout for trajectory in trajectories if not trajectory.rollout.is_lost]
     metrics = {
         "harbor/lost": float(len(trajectories) - len(live)),
         "harbor/failed_attempts": sum(item.rollout.metrics.get("infra/failed_attempts", 0.0) for item in trajectories),

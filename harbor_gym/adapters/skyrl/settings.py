@@ -1,4 +1,4 @@
-"""What SkyRL's own configuration has no place for."""
+"""Settings for which SkyRL's own configuration has no place."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,8 @@ from harbor.models.trial.config import AgentConfig
 from pydantic import ValidationError
 from skyrl.train.config import BaseConfig, GeneratorConfig
 
-from harbor_gym.config import TerminalEnvConfig, describe_problems
+from harbor_gym._runtime.harbor_versions import require_server
+from harbor_gym.config import TerminalEnvConfig, describe_problems, require_fields_of_own_loop
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX
 
@@ -55,6 +56,9 @@ class HarborSettings(BaseConfig):
     zero_reward_on_limit: bool = False
     """As ``TerminalEnvConfig.zero_reward_on_limit``."""
 
+    harbor_server: str | None = None
+    """As ``TerminalEnvConfig.harbor_server``; only with an agent."""
+
     trials_dir: str | None = None
     """As ``TerminalEnvConfig.trials_dir``."""
 
@@ -93,6 +97,10 @@ def check_settings(settings: HarborSettings, generator: GeneratorConfig) -> None
         raise UsageError("harbor.env configures the policy's own loop, and harbor.agent replaces that: set one of them")
     if settings.agent is None and settings.agent_kwargs:
         raise UsageError("harbor.agent_kwargs are for harbor.agent, which is not set")
+    if settings.harbor_server is not None:
+        if settings.agent is None:
+            raise UsageError("harbor.harbor_server runs the episodes of harbor.agent, which is not set")
+        require_server()
     _check_env(settings)
     engine = generator.inference_engine
     refused: Mapping[str, bool] = {
@@ -115,6 +123,7 @@ def _check_env(settings: HarborSettings) -> None:
         raise UsageError("harbor.env.task_dir can't be set: each row of the dataset has its own")
     own: dict[str, Any] = {"sandbox": settings.sandbox, "sandbox_options": settings.sandbox_options, **settings.env}
     try:
-        TerminalEnvConfig(task_dir=Path(), **own)
+        config = TerminalEnvConfig(task_dir=Path(), **own)
     except ValidationError as exc:
         raise UsageError(f"harbor.env can't be used: {describe_problems(exc)}") from exc
+    require_fields_of_own_loop(config)

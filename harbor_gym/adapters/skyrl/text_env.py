@@ -1,4 +1,4 @@
-"""An environment for skyrl-gym, for those who keep SkyRL's own generator."""
+"""An environment for skyrl-gym, for users who keep SkyRL's own generator."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +10,9 @@ from skyrl_gym.envs.registration import registry
 
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.config import TerminalEnvConfig
-from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
-from harbor_gym.outcomes import RetryBudget
+from harbor_gym.slots import EpisodeSlot, SlotOwner
 
 ENV_ID = "harbor"
 """The id in skyrl-gym's registry."""
@@ -57,19 +56,18 @@ class HarborTextEnv(BaseTextEnv):
             )
         self._max_retries = int(own.pop("max_retries", 1))
         limits = {"max_turns": row["max_turns"]} if row.get("max_turns") else {}
-        self._env = AsyncTerminalGymEnv(TerminalEnvConfig(task_dir=Path(row["task_dir"]), **{**own, **limits}))
+        self._config = TerminalEnvConfig(task_dir=Path(row["task_dir"]), **{**own, **limits})
+        self._slot = EpisodeSlot(SlotOwner("the environment is closed: make a new one"))
         self._portal = get_portal()
-        self._disown = self._portal.own(self, self._env.close)
+        self._disown = self._portal.own(self, self._slot.close)
         self._metrics: dict[str, float] = {}
 
     @override
     def init(self, prompt: Any) -> tuple[list[dict[str, str]], dict[str, Any]]:
         """Start the sandbox; return the system prompt, the instruction and the terminal. ``prompt`` is not read."""
-        screen, info = self._portal.call(RetryBudget(self._max_retries).run, self._env.reset)
-        return [
-            {"role": "system", "content": prompts.system_prompt(self._env.config.action_format)},
-            {"role": "user", "content": prompts.first_message(info.get("instruction", ""), screen)},
-        ], dict(info)
+        screen, info = self._portal.call(self._slot.start, self._config, max_retries=self._max_retries)
+        opening = prompts.opening(self._config, info.get("instruction", ""), screen)
+        return opening.messages, dict(info)
 
     @override
     def step(self, action: str) -> BaseTextEnvStepOutput:
@@ -79,7 +77,7 @@ class HarborTextEnv(BaseTextEnv):
             HarborGymError: The infrastructure failed; there is no verdict.
         """
         self.turns += 1
-        result = self._portal.call(self._env.step, action)
+        result = self._portal.call(self._slot.env.step, action)
         self._metrics["turns"] = float(self.turns)
         if result.done:
             self._metrics |= {name: float(value) for name, value in result.info["metrics"].items()}
@@ -100,5 +98,5 @@ class HarborTextEnv(BaseTextEnv):
     @override
     def close(self) -> None:
         """Stop the sandbox. Idempotent."""
-        self._portal.call(self._env.close)
+        self._portal.call(self._slot.close)
         self._disown()

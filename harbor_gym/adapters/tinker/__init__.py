@@ -9,54 +9,20 @@ from typing import TYPE_CHECKING
 from harbor_gym._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
-    from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
-    from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
-    from harbor_gym.adapters.tinker.codec import RendererCodec
-    from harbor_gym.adapters.tinker.dataset import (
-        HarborRLDataset,
-        HarborRLDatasetBuilder,
-        HarborSingleTaskRLDataset,
-        HarborSingleTaskRLDatasetBuilder,
-    )
-    from harbor_gym.adapters.tinker.env import HarborTerminalTinkerEnv
-    from harbor_gym.adapters.tinker.evaluator import HarborEvaluator
-    from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
-    from harbor_gym.adapters.tinker.strategy import RetryThenMask
-    from harbor_gym.adapters.tinker.training.config import TrainConfig
-
-__all__ = [
-    "HarborAgentEnvGroupBuilder",
-    "HarborAgentTinkerEnv",
-    "HarborEvaluator",
-    "HarborRLDataset",
-    "HarborRLDatasetBuilder",
-    "HarborSingleTaskEnvGroupBuilder",
-    "HarborSingleTaskRLDataset",
-    "HarborSingleTaskRLDatasetBuilder",
-    "HarborTerminalTinkerEnv",
-    "RendererCodec",
-    "RetryThenMask",
-    "TrainConfig",
-]
+    from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv as HarborAgentTinkerEnv
+    from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder as HarborAgentEnvGroupBuilder
+    from harbor_gym.adapters.tinker.codec import RendererCodec as RendererCodec
+    from harbor_gym.adapters.tinker.dataset import HarborRLDataset as HarborRLDataset
+    from harbor_gym.adapters.tinker.dataset import HarborRLDatasetBuilder as HarborRLDatasetBuilder
+    from harbor_gym.adapters.tinker.dataset import HarborSingleTaskRLDataset as HarborSingleTaskRLDataset
+    from harbor_gym.adapters.tinker.dataset import HarborSingleTaskRLDatasetBuilder as HarborSingleTaskRLDatasetBuilder
+    from harbor_gym.adapters.tinker.env import HarborTerminalTinkerEnv as HarborTerminalTinkerEnv
+    from harbor_gym.adapters.tinker.evaluator import HarborEvaluator as HarborEvaluator
+    from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder as HarborSingleTaskEnvGroupBuilder
+    from harbor_gym.adapters.tinker.strategy import RetryThenMask as RetryThenMask
+    from harbor_gym.adapters.tinker.template import GroupTemplate as GroupTemplate
+    from harbor_gym.adapters.tinker.training.config import TrainConfig as TrainConfig
 
 __getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "agent_env": ("HarborAgentTinkerEnv",),
-        "agent_group": ("HarborAgentEnvGroupBuilder",),
-        "codec": ("RendererCodec",),
-        "dataset": (
-            "HarborRLDataset",
-            "HarborRLDatasetBuilder",
-            "HarborSingleTaskRLDataset",
-            "HarborSingleTaskRLDatasetBuilder",
-        ),
-        "env": ("HarborTerminalTinkerEnv",),
-        "evaluator": ("HarborEvaluator",),
-        "group": ("HarborSingleTaskEnvGroupBuilder",),
-        "strategy": ("RetryThenMask",),
-        "training.config": ("TrainConfig",),
-    },
-    requires=("tinker", "tinker_cookbook", "chz"),
-    install='"harbor-gym[tinker]"',
+    __name__, __file__, requires=("tinker", "tinker_cookbook", "chz"), install='"harbor-gym[tinker]"'
 )

@@ -22,15 +22,15 @@ from tinker_cookbook.rl.types import (
     Trajectory,
 )
 
-from harbor_gym.adapters.harbor import RolloutInterface, TokenRollout
+from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.env import stop_metric
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_reward
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, UsageError
-from harbor_gym.tokens import Transcript
+from harbor_gym.outcomes import describe
 from harbor_gym.transcripts import write_transcript
-from harbor_gym.types import Sample, TokenSequence, Turn
+from harbor_gym.types import Rollout, Sample, TokenSequence, Transcript
 
 logger = logging.getLogger(__name__)
 
@@ -77,9 +77,9 @@ class HarborAgentTinkerEnv(Env):
             config, self._sample, codec, agent, max_context_tokens=max_context_tokens, max_answer_tokens=max_tokens
         )
         self._requests: asyncio.Queue[_Request] = asyncio.Queue()
-        self._playing: asyncio.Task[TokenRollout] | None = None
+        self._playing: asyncio.Task[Rollout] | None = None
         self._request: _Request | None = None
-        self._rollout: TokenRollout | None = None
+        self._rollout: Rollout | None = None
         self._started = 0.0
         self.error: HarborGymError | None = None
         """What broke the episode off, if something did."""
@@ -142,7 +142,7 @@ class HarborAgentTinkerEnv(Env):
         """Take what is not the agent's own conversation out of a trajectory: side calls, and answers without use."""
         if self._rollout is None:
             return
-        segments = [(*_joined(segment),) for segment in self._rollout.segments]
+        segments = self._rollout.segments
         kept = [item for item in trajectory.transitions if _is_trained(item.ob.to_ints(), item.ac.tokens, segments)]
         if not kept or len(kept) == len(trajectory.transitions):
             return
@@ -183,44 +183,38 @@ class HarborAgentTinkerEnv(Env):
         rollout = self._rollout
         label = " ".join(f"{name} {value}" for name, value in self._labels.items())
         if rollout.error is not None or rollout.reward is None:
-            self.error = rollout.error
-            logger.warning("episode %s broke off: %s: %s", label, type(rollout.error).__name__, rollout.error)
-            await self._write_transcript(rollout.turns)
             assert rollout.error is not None
+            self.error = rollout.error
+            logger.warning("episode %s broke off: %s", label, describe(rollout.error))
+            await self._write_transcript(rollout.transcript)
             raise rollout.error
         reward = rollout.reward
         logger.info("episode %s: %s, reward %g", label, rollout.end_reason, reward)
         metrics: Metrics = {**rollout.metrics, "off_template_history": float(self._codec.off_template)}
         metrics |= {stop_metric(rollout.end_reason): 1.0, "time/episode_sec": time.monotonic() - self._started}
-        turns = list(rollout.turns)
+        turns = rollout.transcript.turns
         if self._reward is not None and turns:
-            added = await trajectory_reward(self._reward, self._transcript(turns))
+            added = await trajectory_reward(self._reward, rollout.transcript)
             metrics["trajectory_reward"] = added
             reward += added
-            turns = _with_reward(turns, reward)
-        await self._write_transcript(turns)
+            turns[-1] = replace(turns[-1], reward=reward)
+        await self._write_transcript(rollout.transcript)
         return reward, metrics
 
-    def _transcript(self, turns: Sequence[Turn]) -> Transcript:
-        return Transcript(list(turns), started=time.time() - (time.monotonic() - self._started))
-
-    async def _write_transcript(self, turns: Sequence[Turn]) -> None:
+    async def _write_transcript(self, transcript: Transcript) -> None:
         if self._transcript_path is None:
             return
-        error = None if self.error is None else f"{type(self.error).__name__}: {self.error}"
-        await asyncio.to_thread(
-            write_transcript, self._transcript_path, self._transcript(turns), labels=self._labels, error=error
-        )
+        error = None if self.error is None else describe(self.error)
+        await asyncio.to_thread(write_transcript, self._transcript_path, transcript, labels=self._labels, error=error)
 
 
-def _with_reward(turns: Sequence[Turn], reward: float) -> list[Turn]:
-    return [*turns[:-1], *(replace(turn, reward=reward) for turn in turns[-1:])]
+def _is_trained(prompt: list[int], sampled: list[int], segments: Sequence[TokenSequence]) -> bool:
+    whole = [*prompt, *sampled]
 
+    def holds(segment: TokenSequence) -> bool:
+        start = len(prompt) - len(segment.prompt)
+        if start < 0 or segment.token_ids[: len(whole)] != whole:
+            return False
+        return all(segment.mask[start : start + len(sampled)])
 
-def _joined(segment: TokenSequence) -> tuple[list[int], list[int]]:
-    return [*segment.prompt, *segment.completion], [0] * len(segment.prompt) + segment.mask
-
-
-def _is_trained(prompt: list[int], sampled: list[int], segments: Sequence[tuple[list[int], list[int]]]) -> bool:
-    end = len(prompt) + len(sampled)
-    return any(tokens[:end] == [*prompt, *sampled] and all(mask[len(prompt) : end]) for tokens, mask in segments)
+    return any(map(holds, segments))

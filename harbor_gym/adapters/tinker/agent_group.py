@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import override
 
-from harbor.models.trial.config import AgentConfig
 from tinker_cookbook.rl.types import Env, Metrics, Trajectory
 
 from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
@@ -23,9 +22,6 @@ class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
     not recorded.
     """
 
-    agent: AgentConfig | str = "terminus-2"
-    """As :class:`harbor_gym.adapters.harbor.RolloutInterface` takes it."""
-
     @override
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
@@ -43,15 +39,16 @@ class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
 
     @override
     def _make_env(self, codec: RendererCodec, index: int, pool: WarmPool | None) -> HarborAgentTinkerEnv:
-        if self.make_env is not None:
+        if self.template.make_env is not None:
             raise UsageError("make_env is for our own loop: Harbor's trial starts the sandbox of an agent")
+        template, agent = self.template, self.template.agent or "terminus-2"
         return HarborAgentTinkerEnv(
-            self.config,
-            self.agent,
+            template.env,
+            agent,
             codec,
-            max_tokens=self.max_tokens,
-            max_context_tokens=self.max_context_tokens,
+            max_tokens=template.max_tokens,
+            max_context_tokens=template.max_context_tokens,
             labels=self._labels(index),
             transcript_path=self._transcript_path(index),
-            reward=find_trajectory_reward(self.trajectory_reward),
+            reward=find_trajectory_reward(template.trajectory_reward),
         )

@@ -1,22 +1,18 @@
 """Batches of groups, of one task or of many, for tinker-cookbook's RL loop."""
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import chz
 from tinker_cookbook.rl.types import EnvGroupBuilder, RLDataset, RLDatasetBuilder
 
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
-from harbor_gym.adapters.tinker.shaping import TrajectoryReward
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.adapters.tinker.template import GroupTemplate
 from harbor_gym.errors import UsageError
 from harbor_gym.pool import shared_pool
 from harbor_gym.tasks import SourcedTask, TaskOrder, filter_tasks, resolve_tasks, split_tasks
-from harbor_gym.wrappers import MakeEnv
 
 _AS_GRADED = {"zero_reward_on_limit": False}
 
@@ -67,7 +63,7 @@ class HarborRLDataset(RLDataset):
         stock, next_stock = self._stock(index), self._stock(index + 1)
         in_worker = self._workers > 0
         ahead = {} if in_worker else next_stock
-        warm_next = tuple((self._templates[task].config, size) for task, size in ahead.items() if size)
+        warm_next = tuple((self._templates[task].template.env, size) for task, size in ahead.items() if size)
         return [
             dataclasses.replace(
                 self._templates[task],
@@ -89,7 +85,7 @@ class HarborRLDataset(RLDataset):
             return
         for task, size in self._stock(0).items():
             if size:
-                shared_pool(self._templates[task].config, size=size)
+                shared_pool(self._templates[task].template.env, size=size)
 
     def _tasks(self, index: int) -> list[int]:
         first = index * self._groups_per_batch
@@ -148,38 +144,14 @@ class HarborSingleTaskRLDataset(HarborRLDataset):
 
 @chz.chz
 class _Builder(RLDatasetBuilder):
-    env: TerminalEnvConfig
-    """The task, the sandbox and the budgets of each episode."""
-
-    model_name: str
-    """Whose tokenizer to use: a model's name, or its directory."""
-
-    renderer_name: str
-    """A tinker-cookbook renderer."""
-
-    max_tokens: int
-    """The sampler's limit for one message, in tokens."""
-
-    max_context_tokens: int | None = None
-    """The model's context window in tokens; None checks nothing."""
+    template: GroupTemplate
+    """The settings of each training group."""
 
     groups_per_batch: int = 1
     """Groups in a training batch."""
 
-    group_size: int = 8
-    """Episodes in a training group."""
-
     test_episodes: int = 0
     """Episodes of each task in an evaluation; 0 makes no test set."""
-
-    transcripts_dir: str | None = None
-    """Where to write transcripts; None writes none."""
-
-    agent: str | None = None
-    """One of Harbor's agents, or ``module.path:Class``, that plays, answered by the policy; None is our own loop."""
-
-    agent_options: Mapping[str, Any] = chz.field(default_factory=dict[str, Any])
-    """The agent's keyword arguments; see :func:`harbor_gym.adapters.harbor.agents.agent_of`."""
 
     warm_sandboxes: int = 0
     """Training sandboxes to keep ready, so that a batch's start while the last one trains; 0 keeps none."""
@@ -187,34 +159,20 @@ class _Builder(RLDatasetBuilder):
     rollout_workers: int = 0
     """Processes that play the groups, each with its share of the warm sandboxes; 0 is the process of the loop."""
 
-    make_env: MakeEnv | str | None = None
-    """Makes each episode's environment, see :class:`HarborSingleTaskEnvGroupBuilder`; test episodes have it too."""
-
-    trajectory_reward: TrajectoryReward | str | None = None
-    """Adds to each training episode's reward; test episodes count without it."""
-
     def _group(self, task_dir: Path, size: int, *, name: str = "") -> HarborSingleTaskEnvGroupBuilder:
         if size < 1:
             raise UsageError(f"group_size must be at least 1, got {size}")
-        if self.agent is None:
-            kind = HarborSingleTaskEnvGroupBuilder
-        else:
-            from harbor_gym.adapters.harbor.agents import agent_of
-            from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
+        given = self.template
+        template = dataclasses.replace(given, env=given.env.model_copy(update={"task_dir": task_dir}), group_size=size)
+        if given.agent is None:
+            return HarborSingleTaskEnvGroupBuilder(template, task_name=name)
+        from harbor_gym.adapters.harbor.agents import agent_of
+        from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
 
-            kind = functools.partial(HarborAgentEnvGroupBuilder, agent=agent_of(self.agent, self.agent_options))
-        return kind(
-            config=self.env.model_copy(update={"task_dir": task_dir}),
-            group_size=size,
-            model_name=self.model_name,
-            renderer_name=self.renderer_name,
-            max_tokens=self.max_tokens,
-            max_context_tokens=self.max_context_tokens,
-            transcripts_dir=Path(self.transcripts_dir) if self.transcripts_dir is not None else None,
-            task_name=name,
-            make_env=self.make_env,
-            trajectory_reward=self.trajectory_reward,
-        )
+        if isinstance(given.agent, str):
+            is_relayed = given.env.harbor_server is not None
+            template = dataclasses.replace(template, agent=agent_of(given.agent, is_relayed=is_relayed))
+        return HarborAgentEnvGroupBuilder(template, task_name=name)
 
     def _test_set(self, tasks: Mapping[str, Path]) -> HarborRLDataset | None:
         """Return one batch of ``test_episodes`` of each task."""
@@ -232,8 +190,9 @@ class _Builder(RLDatasetBuilder):
 
 
 def _as_graded(group: HarborSingleTaskEnvGroupBuilder) -> HarborSingleTaskEnvGroupBuilder:
-    config = group.config.model_copy(update=_AS_GRADED)
-    return dataclasses.replace(group, config=config, trajectory_reward=None)
+    template = group.template
+    env = template.env.model_copy(update=_AS_GRADED)
+    return dataclasses.replace(group, template=dataclasses.replace(template, env=env, trajectory_reward=None))
 
 
 @chz.chz
@@ -246,7 +205,7 @@ class HarborSingleTaskRLDatasetBuilder(_Builder):
     async def __call__(self) -> tuple[HarborSingleTaskRLDataset, HarborRLDataset | None]:
         """Return the training set, and the test set if there are ``test_episodes``. Warm sandboxes begin to start."""
         template = dataclasses.replace(
-            self._group(self.env.task_dir, self.group_size), warm_sandboxes=self.warm_sandboxes
+            self._group(self.template.env.task_dir, self.template.group_size), warm_sandboxes=self.warm_sandboxes
         )
         train = HarborSingleTaskRLDataset(
             template,
@@ -256,7 +215,7 @@ class HarborSingleTaskRLDatasetBuilder(_Builder):
             workers=self.rollout_workers,
         )
         train.warm_up()
-        return train, self._test_set({"": self.env.task_dir})
+        return train, self._test_set({"": self.template.env.task_dir})
 
 
 @chz.chz
@@ -268,7 +227,7 @@ class HarborRLDatasetBuilder(_Builder):
     """
 
     tasks: Sequence[str | SourcedTask] = ()
-    """Where the tasks come from, see :func:`harbor_gym.tasks.parse_spec`. Each takes ``env.task_dir``'s place;
+    """Where the tasks come from, see :func:`harbor_gym.tasks.parse_spec`. Each takes ``template.env.task_dir``'s place;
     with none, that is the source."""
 
     where: Sequence[str] = ()
@@ -315,7 +274,7 @@ class HarborRLDatasetBuilder(_Builder):
         """
         order = TaskOrder(self._weights(tasks), seed=self.seed, shuffle=self.shuffle)
         return HarborRLDataset(
-            [self._group(task.path, self.group_size, name=task.name) for task in tasks],
+            [self._group(task.path, self.template.group_size, name=task.name) for task in tasks],
             order,
             groups_per_batch=self.groups_per_batch,
             num_batches=self._num_batches(order),
@@ -331,7 +290,7 @@ class HarborRLDatasetBuilder(_Builder):
             UsageError: A source, a condition or the split can't be used.
             TaskError: A task is not available or can't be read.
         """
-        tasks = await resolve_tasks(self.tasks or [self.env.task_dir])
+        tasks = await resolve_tasks(self.tasks or [self.template.env.task_dir])
         kept = filter_tasks(tasks, self.where)
         return split_tasks(kept, test_fraction=self.test_fraction, test_tasks=self.test_tasks, seed=self.seed)
 

@@ -23,9 +23,10 @@ from tinker_cookbook.rl.types import (
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_reward
 from harbor_gym.errors import HarborGymError
-from harbor_gym.tokens import TokenStep, TokenTerminalEnv
+from harbor_gym.outcomes import describe
+from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.transcripts import add_logprobs, write_transcript
-from harbor_gym.types import EndReason, EpisodeInfo
+from harbor_gym.types import EndReason, EpisodeInfo, TokenStep
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ class HarborTerminalTinkerEnv(Env):
     async def _write_transcript(self, error: HarborGymError | None = None) -> None:
         if error is not None:
             self.error = error
-            logger.warning("episode %s broke off: %s: %s", self._labels, type(error).__name__, error)
+            logger.warning("episode %s broke off: %s", self._labels, describe(error))
         if self._transcript_path is None or self._written:
             return
         self._written = True
@@ -191,5 +192,5 @@ class HarborTerminalTinkerEnv(Env):
             self._transcript_path,
             self._token_env.transcript,
             labels=self._labels,
-            error=f"{type(error).__name__}: {error}" if error is not None else None,
+            error=describe(error) if error is not None else None,
         )

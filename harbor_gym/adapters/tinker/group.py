@@ -14,12 +14,14 @@ from harbor_gym import errors
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.env import STOP_REASONS, HarborTerminalTinkerEnv
 from harbor_gym.adapters.tinker.sampling import codec_for
-from harbor_gym.adapters.tinker.shaping import TrajectoryReward, find_make_env, find_trajectory_reward
+from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_reward
+from harbor_gym.adapters.tinker.template import GroupTemplate
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError
+from harbor_gym.outcomes import error_name
 from harbor_gym.pool import WarmPool, portal_pool, shared_pool
 from harbor_gym.tokens import TokenTerminalEnv
-from harbor_gym.wrappers import MakeEnv, PortalEnv
+from harbor_gym.wrappers import PortalEnv
 
 if TYPE_CHECKING:
     from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
@@ -39,29 +41,11 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     retry made and did not need cost nothing.
     """
 
-    config: TerminalEnvConfig
-    """The task, the sandbox and the budgets of each episode."""
-
-    group_size: int
-    """Episodes in the group."""
-
-    model_name: str
-    """Whose tokenizer to use: a model's name, or its directory."""
-
-    renderer_name: str
-    """A tinker-cookbook renderer."""
-
-    max_tokens: int
-    """The sampler's limit for one message, in tokens."""
-
-    max_context_tokens: int | None = None
-    """The model's context window in tokens; None checks nothing."""
+    template: GroupTemplate
+    """The group's settings, which every group of its dataset has."""
 
     label: str = ""
     """Names the group in transcripts: a relative path such as ``train/batch_0003/group_1``."""
-
-    transcripts_dir: Path | None = None
-    """Where to write transcripts and, beside each, the terminal's recording; None writes none."""
 
     warm_sandboxes: int = 0
     """Sandboxes that the event loop keeps ready for all groups of this configuration; 0 keeps none."""
@@ -79,13 +63,6 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
     task_name: str = ""
     """What to call the task in metrics and transcripts; its directory's name if empty."""
 
-    make_env: MakeEnv | str | None = None
-    """Makes each episode's environment: a subclass of ``AsyncTerminalGymEnv``, a function that puts wrappers around
-    one, or its name as ``module.path:name``. None: ``AsyncTerminalGymEnv``."""
-
-    trajectory_reward: TrajectoryReward | str | None = None
-    """Adds to each verified episode's reward, see :data:`.shaping.TrajectoryReward`; or its name."""
-
     _envs: list["HarborTerminalTinkerEnv | HarborAgentTinkerEnv"] = field(
         default_factory=list["HarborTerminalTinkerEnv | HarborAgentTinkerEnv"], init=False, repr=False
     )
@@ -93,12 +70,12 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
 
     async def make_envs(self) -> Sequence[Env]:
         """Make ``group_size`` environments. May be called again for retries; ``cleanup`` closes all of them."""
-        codec = await asyncio.to_thread(codec_for, self.renderer_name, self.model_name)
+        codec = await asyncio.to_thread(codec_for, self.template.renderer_name, self.template.model_name)
         pool = await self._pool()
         for config, size in self.warm_next:
             shared_pool(config, size=size).refill_to(size)
-        envs = [self._make_env(codec, self._made + index, pool) for index in range(self.group_size)]
-        self._made += self.group_size
+        envs = [self._make_env(codec, self._made + index, pool) for index in range(self.template.group_size)]
+        self._made += self.template.group_size
         self._envs.extend(envs)
         return envs
 
@@ -122,8 +99,8 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         return rewards
 
     def _losses(self, *, survivors: int) -> Metrics:
-        lost_to = Counter(type(env.error).__name__ for env in self._envs if env.error is not None)
-        masked = self.group_size - survivors
+        lost_to = Counter(error_name(env.error) for env in self._envs if env.error is not None)
+        masked = self.template.group_size - survivors
         named = {f"infra/{name}": lost_to[name] for name in (*_INFRASTRUCTURE_ERRORS, *lost_to)}
         lost = lost_to.total()
         return {"infra/lost": lost, "infra/masked": masked, "infra/retried": lost - masked, **named}
@@ -143,40 +120,40 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         if not self.warm_sandboxes:
             return None
         if self.in_worker:
-            return await portal_pool(self.config, size=self.warm_sandboxes)
-        pool = shared_pool(self.config, size=self.warm_sandboxes)
+            return await portal_pool(self.template.env, size=self.warm_sandboxes)
+        pool = shared_pool(self.template.env, size=self.warm_sandboxes)
         if self.is_last:
             pool.stop_refilling()
         return pool
 
     def logging_tags(self) -> list[str]:
         """Return the task's name, under which the loop aggregates metrics."""
-        return [self.task_name or self.config.task_dir.name]
+        return [self.task_name or self.template.env.task_dir.name]
 
     def _make_env(
         self, codec: RendererCodec, index: int, pool: WarmPool | None
     ) -> "HarborTerminalTinkerEnv | HarborAgentTinkerEnv":
-        path, config = self._transcript_path(index), self.config
+        path, config = self._transcript_path(index), self.template.env
         if path is not None:
             config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
-        env = find_make_env(self.make_env)(config, pool=pool)
+        env = find_make_env(self.template.make_env)(config, pool=pool)
         token_env = TokenTerminalEnv(
             PortalEnv(env) if pool is not None and self.in_worker else env,
             codec,
-            max_tokens=self.max_tokens,
-            max_context_tokens=self.max_context_tokens,
+            max_tokens=self.template.max_tokens,
+            max_context_tokens=self.template.max_context_tokens,
         )
-        reward = find_trajectory_reward(self.trajectory_reward)
+        reward = find_trajectory_reward(self.template.trajectory_reward)
         labels = self._labels(index)
         return HarborTerminalTinkerEnv(token_env, codec, labels=labels, transcript_path=path, reward=reward)
 
     def _transcript_path(self, index: int) -> Path | None:
-        if self.transcripts_dir is None:
+        if self.template.transcripts_dir is None:
             return None
-        return self.transcripts_dir / self.label / f"episode_{index + 1:03d}.json"
+        return self.template.transcripts_dir / self.label / f"episode_{index + 1:03d}.json"
 
     def _labels(self, index: int) -> dict[str, Any]:
-        return {"task": self.task_name or self.config.task_dir.name, "group": self.label, "episode": index + 1}
+        return {"task": self.task_name or self.template.env.task_dir.name, "group": self.label, "episode": index + 1}
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_envs": []}

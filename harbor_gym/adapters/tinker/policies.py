@@ -1,7 +1,5 @@
-"""An evaluation of a policy: what it is, and which model and weights a run's folder names for it."""
+"""The policy of an evaluation: its kind, and the model and weights that a run's folder names for it."""
 
-import contextlib
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +20,11 @@ class EvalConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-    paths: tuple[Path, ...] = Field(min_length=1)
-    """Task directories, or directories of tasks."""
+    paths: tuple[Path | str, ...] = Field(min_length=1)
+    """Task directories, directories of tasks, git+URL@COMMIT#path, or a registry's org/name@ref."""
+
+    registry_path: Path | None = None
+    """registry.json to look names up in, in place of Harbor's registry."""
 
     env: TerminalEnvConfig
     """The sandbox and the budgets of each episode. Each task takes the place of ``env.task_dir``."""
@@ -41,7 +42,7 @@ class EvalConfig(BaseModel):
     """Its tinker-cookbook renderer."""
 
     base_url: str | None = None
-    """Address of a Tinker-compatible server, or with ``model`` of an OpenAI-style chat endpoint."""
+    """Address of a Tinker-compatible server. With ``model`` it is the address of an OpenAI-style chat endpoint."""
 
     model: str | None = None
     """Model name at the chat endpoint ``base_url``, instead of a run or a Tinker model."""
@@ -83,7 +84,8 @@ class EvalConfig(BaseModel):
     """Sampling temperature; 0 is greedy."""
 
     output: Path | None = None
-    """Folder for eval.json, transcripts and recordings. With ``model``, an evaluation goes on from what it holds."""
+    """Folder for eval.json, transcripts and recordings. With ``model``, an evaluation goes on from what it holds.
+    ``harbor-gym eval`` keeps one that names none in ``runs/``."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ def find_policy(config: EvalConfig) -> EvaluatedPolicy:
     if run is not None and "model_name" not in recorded:
         raise UsageError(f"{run} is no training run: it has no config.json with a model_name")
     dataset = recorded.get("dataset_builder") or {}
+    group = dataset.get("template") or {}
     name = config.model_name or recorded["model_name"]
     is_served_here = config.base_url is None and Path(name).is_dir()
     if not is_served_here and not os.environ.get("TINKER_API_KEY"):
@@ -128,10 +131,10 @@ def find_policy(config: EvalConfig) -> EvaluatedPolicy:
     kind = "state_path" if is_served_here else "sampler_path"
     return EvaluatedPolicy(
         model_name=name,
-        renderer_name=recorded.get("renderer_name") or dataset.get("renderer_name") or config.renderer_name,
+        renderer_name=recorded.get("renderer_name") or group.get("renderer_name") or config.renderer_name,
         checkpoint=checkpoint_address(run, config.checkpoint, kind),
         max_tokens=config.max_tokens or recorded.get("max_tokens") or MAX_TOKENS,
-        max_context_tokens=dataset.get("max_context_tokens") or MAX_CONTEXT_TOKENS,
+        max_context_tokens=group.get("max_context_tokens") or MAX_CONTEXT_TOKENS,
         max_lora_rank=recorded.get("lora_rank") or MAX_LORA_RANK,
         base_url=config.base_url or (None if is_served_here else recorded.get("base_url")),
         is_served_here=is_served_here,
@@ -150,7 +153,7 @@ def checkpoint_address(run: Path | None, checkpoint: str, kind: str) -> str | No
     Raises:
         UsageError: The run has no such checkpoint.
     """
-    from harbor_gym.evaluation.best import read_best
+    from harbor_gym.evaluation.best import read_best, read_checkpoints
 
     name = checkpoint
     if name == "best" and run is not None:
@@ -161,9 +164,7 @@ def checkpoint_address(run: Path | None, checkpoint: str, kind: str) -> str | No
         return None
     known: dict[str, str] = {}
     if run is not None:
-        with contextlib.suppress(OSError):
-            lines = (run / "checkpoints.jsonl").read_text(encoding="utf-8").splitlines()
-            known = {item["name"]: item[kind] for item in map(json.loads, lines) if kind in item}
+        known = {item["name"]: item[kind] for item in read_checkpoints(run) if kind in item}
     if name == "last" and known:
         return known[list(known)[-1]]
     if name not in known:

@@ -8,7 +8,7 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from harbor_gym.adapters.tinker.codec import RendererCodec, renderer_of
 from harbor_gym.errors import UsageError
-from harbor_gym.rollout import Sample, Sampler
+from harbor_gym.types import Sample, Sampler
 
 
 @functools.lru_cache(maxsize=8)

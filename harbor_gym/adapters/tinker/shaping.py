@@ -8,7 +8,7 @@ from typing import Any, cast
 from harbor_gym._runtime.imports import import_named
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import UsageError
-from harbor_gym.tokens import Transcript
+from harbor_gym.types import Transcript
 from harbor_gym.wrappers import MakeEnv
 
 TrajectoryReward = Callable[[Transcript], float | Awaitable[float]]

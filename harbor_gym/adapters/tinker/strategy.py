@@ -1,6 +1,5 @@
 """What becomes of an episode that the infrastructure lost: run again in a fresh sandbox, then left out of its group."""
 
-import asyncio
 import dataclasses
 import logging
 import uuid
@@ -15,10 +14,11 @@ from tinker_cookbook.rl.rollout_strategy import RolloutResult, RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
 
+from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.adapters.tinker.seeding import seeded
 from harbor_gym.errors import HarborGymError
-from harbor_gym.outcomes import RetryBudget, classify
+from harbor_gym.outcomes import RetryBudget, classify, describe, error_name
 
 logger = logging.getLogger(__name__)
 
@@ -133,12 +133,9 @@ class _Group:
         self._seed = seed
 
     async def run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for place, env in enumerate(await self._builder.make_envs()):
-                    tasks.create_task(self._run_one(place, env))
-        except ExceptionGroup as exc:
-            raise exc.exceptions[0] from None
+        async with task_group() as tasks:
+            for place, env in enumerate(await self._builder.make_envs()):
+                tasks.create_task(self._run_one(place, env))
 
     async def _run_one(self, place: int, env: Env) -> None:
         attempt = 0
@@ -174,8 +171,8 @@ def is_passing(error: Exception) -> bool:
 
 
 def _as_record(error: Exception) -> RolloutError:
-    return RolloutError(error_type=type(error).__name__, error_message=str(error))
+    return RolloutError(error_type=error_name(error), error_message=str(error))
 
 
 def _summary(errors: Iterable[Exception]) -> str:
-    return "; ".join(f"{type(error).__name__}: {error}" for error in errors)
+    return "; ".join(map(describe, errors))

@@ -1,4 +1,4 @@
-"""Harnesses by name, by import path, or as classes; and what makes a class fit to be one."""
+"""Harnesses by name, by import path, or as classes; and the requirements on a class."""
 
 import difflib
 import importlib

@@ -1,4 +1,4 @@
-"""What the rollout worker reads from an ``AsyncGRPOConfig``."""
+"""The rollout worker's settings, read from an ``AsyncGRPOConfig``."""
 
 import functools
 from collections.abc import Callable, Sequence

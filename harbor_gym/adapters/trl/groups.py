@@ -1,6 +1,5 @@
 """Groups of episodes as samples of ``AsyncGRPOTrainer``: played side by side and compared."""
 
-import asyncio
 import functools
 import itertools
 import math
@@ -12,15 +11,15 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.adapters.trl.harness import HarnessSettings
 from harbor_gym.adapters.trl.rewards import LOST_METRIC
-from harbor_gym.adapters.trl.rollouts import end_of
-from harbor_gym.adapters.trl.slot import make_env
+from harbor_gym.adapters.trl.slot import run_of
 from harbor_gym.errors import HarborGymError
-from harbor_gym.rollout import run_with_retries
+from harbor_gym.rollout import end_word, run_with_retries
 from harbor_gym.sequences import flatten
-from harbor_gym.tokens import TokenTerminalEnv, Transcript
-from harbor_gym.types import ChatCodec, Rollout, Sampler
+from harbor_gym.tokens import TokenTerminalEnv
+from harbor_gym.types import ChatCodec, Rollout, Sampler, Turn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,12 +105,9 @@ class GroupPlayer:
                 for ever; or a task or the configuration is wrong, which no retry can repair.
         """
         numbers = itertools.count()
-        try:
-            async with self._plan.open_sampler() as sample, asyncio.TaskGroup() as lanes:
-                for _ in range(self._plan.groups_at_once):
-                    lanes.create_task(self._play_on(numbers, sample))
-        except BaseExceptionGroup as exc:
-            raise (error := _first(exc)) from error.__cause__
+        async with self._plan.open_sampler() as sample, task_group() as lanes:
+            for _ in range(self._plan.groups_at_once):
+                lanes.create_task(self._play_on(numbers, sample))
 
     async def play(self, number: int, sample: Sampler) -> list[EpisodeSample]:
         """Play a group and return a sample for each episode that has something to train on.
@@ -125,14 +121,11 @@ class GroupPlayer:
         """
         plan, started, version = self._plan, time.monotonic(), self._version()
         indices = list(plan.settings.task_dirs)
-        episodes = [_Episode(plan, indices[number % len(indices)]) for _ in range(plan.num_generations)]
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(episode.play(sample)) for episode in episodes]
-        except BaseExceptionGroup as exc:
-            raise (error := _first(exc)) from error.__cause__
+        index = indices[number % len(indices)]
+        async with task_group() as group:
+            tasks = [group.create_task(_play(plan, index, sample)) for _ in range(plan.num_generations)]
         rollouts = [task.result() for task in tasks]
-        samples = _as_samples(rollouts, [episode.transcript for episode in episodes], version, number)
+        samples = _as_samples(rollouts, version, number)
         self._report(_metrics(rollouts, time.monotonic() - started))
         self._count_lost(rollouts, is_lost=not samples)
         return samples
@@ -145,7 +138,7 @@ class GroupPlayer:
     def _count_lost(self, rollouts: Sequence[Rollout], *, is_lost: bool) -> None:
         self._lost_in_a_row = self._lost_in_a_row + 1 if is_lost else 0
         if self._lost_in_a_row >= self._plan.max_lost_groups:
-            ends = Counter(end_of(rollout) for rollout in rollouts)
+            ends = Counter(end_word(rollout) for rollout in rollouts)
             counts = ", ".join(f"{name}: {count}" for name, count in ends.most_common())
             errors = [rollout.error for rollout in rollouts if rollout.error is not None]
             raise HarborGymError(
@@ -155,55 +148,33 @@ class GroupPlayer:
             ) from (errors[-1] if errors else None)
 
 
-def _first(error: BaseException) -> BaseException:
-    """Return the first exception of a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+async def _play(plan: GroupPlan, task_index: int, sample: Sampler) -> Rollout:
+    settings, config = plan.settings, plan.settings.config_of(task_index)
+
+    def make() -> TokenTerminalEnv:
+        env = run_of(settings.run_id).make_env(config, pool_size=settings.pool_size)
+        return TokenTerminalEnv(env, plan.codec, max_tokens=plan.max_tokens, max_context_tokens=plan.max_context_tokens)
+
+    return await run_with_retries(make, sample, max_retries=settings.max_retries)
 
 
-class _Episode:
-    """One episode of a group, with the transcript of its last attempt."""
-
-    def __init__(self, plan: GroupPlan, task_index: int) -> None:
-        self.transcript = Transcript()
-        self._plan, self._config = plan, plan.settings.config_of(task_index)
-        self._env: TokenTerminalEnv | None = None
-
-    async def play(self, sample: Sampler) -> Rollout:
-        rollout = await run_with_retries(self._make_env, sample, max_retries=self._plan.settings.max_retries)
-        if self._env is not None:
-            self.transcript = self._env.transcript
-        return rollout
-
-    def _make_env(self) -> TokenTerminalEnv:
-        plan = self._plan
-        env = make_env(plan.settings.run_id, self._config, pool_size=plan.settings.pool_size)
-        self._env = TokenTerminalEnv(
-            env, plan.codec, max_tokens=plan.max_tokens, max_context_tokens=plan.max_context_tokens
-        )
-        return self._env
-
-
-def _as_samples(
-    rollouts: Sequence[Rollout], transcripts: Sequence[Transcript], version: int, group: int
-) -> list[EpisodeSample]:
+def _as_samples(rollouts: Sequence[Rollout], version: int, group: int) -> list[EpisodeSample]:
     import numpy as np
 
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     mean, std = (statistics.fmean(rewards), statistics.pstdev(rewards)) if rewards else (math.nan, math.nan)
     samples: list[EpisodeSample] = []
-    for rollout, transcript in zip(rollouts, transcripts, strict=True):
+    for rollout in rollouts:
         sequence = flatten(rollout)
         if rollout.reward is None or not any(sequence.mask):
             continue
         shown = len(sequence.prompt)
-        prompt, completion = _messages(transcript)
+        prompt, completion = _messages(rollout.turns)
         samples.append(
             EpisodeSample(
                 prompt=prompt,
                 completion=completion,
-                input_ids=np.asarray(sequence.prompt + sequence.completion, dtype=np.int64),
+                input_ids=np.asarray(sequence.token_ids, dtype=np.int64),
                 completion_mask=np.asarray([0] * shown + sequence.mask, dtype=np.int64),
                 old_log_probs=np.asarray([0.0] * shown + sequence.logprobs, dtype=np.float32),
                 advantage=(rollout.reward - mean) / (std + _STD_EPSILON),
@@ -216,19 +187,18 @@ def _as_samples(
     return samples
 
 
-def _messages(transcript: Transcript) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+def _messages(turns: Sequence[Turn]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Return an episode as the chat that the trainer's logs show: the first message, and what followed."""
     pairs = [
-        ({"role": "user", "content": turn.observation}, {"role": "assistant", "content": turn.action})
-        for turn in transcript.turns
+        ({"role": "user", "content": turn.observation}, {"role": "assistant", "content": turn.action}) for turn in turns
     ]
     chat = [message for pair in pairs for message in pair]
     return chat[:1], chat[1:]
 
 
 def _metrics(rollouts: Sequence[Rollout], duration_sec: float) -> Metrics:
-    ends = Counter(end_of(rollout) for rollout in rollouts)
-    lost = sum(rollout.reward is None for rollout in rollouts)
+    ends = Counter(end_word(rollout) for rollout in rollouts)
+    lost = sum(rollout.is_lost for rollout in rollouts)
     turns = sum(len(rollout.transitions) for rollout in rollouts)
     return {
         LOST_METRIC: (float(lost), float(len(rollouts))),

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from harbor_gym._runtime.portal import Portal, get_portal
-from harbor_gym.adapters.trl.slot import EpisodeSlot, Preparation, is_closed
+from harbor_gym.adapters.trl.slot import ToolSlot, run_of
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.formats.parsed import check_commands
+from harbor_gym.slots import Preparation
 from harbor_gym.terminal.screen.observation import Excerpt, compose
 from harbor_gym.types import EndReason
 
@@ -92,7 +93,7 @@ class ToolHarness:
 
     def __init__(self, settings: HarnessSettings) -> None:
         self._settings = settings
-        self._slot = EpisodeSlot(settings.run_id)
+        self._slot = ToolSlot(settings.run_id)
         self._portal: Portal | None = None
         self._disown: Callable[[], None] = lambda: None
 
@@ -106,14 +107,13 @@ class ToolHarness:
         Raises:
             UsageError: There is no such task, or the spec is closed.
         """
-        if is_closed(self._settings.run_id):
-            raise UsageError("the HarborSpec is closed: make a new one for another run")
+        run_of(self._settings.run_id).require_open()
         config = self._settings.config_of(task_index)
         if self._portal is None:
             self._portal = get_portal()
             self._disown = self._portal.own(self, self._slot.close)
         self._portal.submit(
-            self._slot.start,
+            self._slot.begin,
             config,
             pool_size=self._settings.pool_size,
             max_retries=self._settings.max_retries,

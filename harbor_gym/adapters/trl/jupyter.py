@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from harbor_gym.adapters.trl.harness import ToolHarness
 from harbor_gym.adapters.trl.notes import require_text
-from harbor_gym.adapters.trl.slot import Preparation
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import TaskError, UsageError
+from harbor_gym.slots import Preparation
 
 JUPYTER_TOOL_VERSION = "1"
 """Version of the tools as the prompt shows them, see ``BASH_TOOL_VERSION``."""

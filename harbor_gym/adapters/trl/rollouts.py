@@ -6,10 +6,10 @@ from typing import Any
 
 from harbor_gym.adapters.trl.harness import HarnessSettings
 from harbor_gym.adapters.trl.rewards import LOST_METRIC
-from harbor_gym.adapters.trl.slot import make_env
+from harbor_gym.adapters.trl.slot import run_of
 from harbor_gym.codecs import HFCodec
 from harbor_gym.errors import UsageError
-from harbor_gym.outcomes import classify
+from harbor_gym.rollout import end_word
 from harbor_gym.samplers import BatchSampler
 from harbor_gym.sequences import flatten
 from harbor_gym.tokens import TokenTerminalEnv
@@ -58,7 +58,7 @@ class TerminalRollouts:
         window = self._max_context_tokens or _context_window(trainer)
 
         def make(number: int) -> TokenTerminalEnv:
-            env = make_env(self._settings.run_id, configs[number], pool_size=self._settings.pool_size)
+            env = run_of(self._settings.run_id).make_env(configs[number], pool_size=self._settings.pool_size)
             return TokenTerminalEnv(env, codec, max_tokens=max_tokens, max_context_tokens=window)
 
         sampler = BatchSampler(functools.partial(_generate, trainer))
@@ -136,7 +136,7 @@ def _columns(rollouts: Sequence[Rollout], pad_token_id: int) -> dict[str, Any]:
         "logprobs": [sequence.logprobs for sequence in sequences] if has_logprobs else None,
         "env_mask": [sequence.mask for sequence in sequences],
         "harbor_reward": [rollout.reward for rollout in rollouts],
-        "harbor_end": [end_of(rollout) for rollout in rollouts],
+        "harbor_end": [end_word(rollout) for rollout in rollouts],
     }
 
 
@@ -144,11 +144,4 @@ def _trainable(sequence: TokenSequence, rollout: Rollout, pad_token_id: int) -> 
     """Return a sequence without empty parts, of which no token is trained where the episode was lost."""
     if not sequence.completion:
         return TokenSequence(sequence.prompt or [pad_token_id], [pad_token_id], [0], [0.0])
-    if rollout.reward is None:
-        return TokenSequence(sequence.prompt, sequence.completion, [0] * len(sequence.mask), sequence.logprobs)
-    return sequence
-
-
-def end_of(rollout: Rollout) -> str:
-    """Return why an episode ended, in one word; of a lost one its ``failure_kind``."""
-    return rollout.end_reason.value if rollout.error is None else classify(rollout.error).failure_kind
+    return sequence.masked() if rollout.is_lost else sequence

@@ -1,4 +1,4 @@
-"""Tool harnesses that report their own reward: what ``AsyncGRPOTrainer``'s worker process takes."""
+"""Tool harnesses that report their own reward, as ``AsyncGRPOTrainer``'s worker process requires."""
 
 import functools
 import multiprocessing

@@ -27,7 +27,7 @@ from harbor_gym.adapters.trl.signals import exit_cleanly_on_sigterm
 from harbor_gym.adapters.trl.slot import close_run
 from harbor_gym.codecs import HFCodec
 from harbor_gym.codecs.hf import ChatTokenizer
-from harbor_gym.config import TerminalEnvConfig, describe_problems
+from harbor_gym.config import TerminalEnvConfig, describe_problems, require_fields_of_own_loop
 from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.registry import preflight
@@ -100,6 +100,7 @@ class HarborSpec:
         config = _make_config(next(iter(self._tasks.values())).path, sandbox, settings)
         if self._harness is not None and self._harness._takes_text and config.terminal.keys is None:  # pyright: ignore[reportPrivateUsage]  # as harnesses set it
             config = config.model_copy(update={"terminal": config.terminal.model_copy(update={"keys": "literal"})})
+        require_fields_of_own_loop(config)
         preflight(environment_config(config.sandbox, options=config.sandbox_options))
         self._settings = HarnessSettings(
             config,

@@ -10,37 +10,18 @@ from typing import TYPE_CHECKING
 from harbor_gym._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
-    from harbor_gym.adapters.verifiers.env import HarborEnvConfig, HarborTerminalEnv
-    from harbor_gym.adapters.verifiers.harness import HarborHarnessConfig, HarborTerminalHarness
-    from harbor_gym.adapters.verifiers.taskset import (
-        HarborTask,
-        HarborTaskData,
-        HarborTasksetConfig,
-        HarborTerminalTaskset,
-    )
+    from harbor_gym.adapters.verifiers.env import HarborEnvConfig as HarborEnvConfig
+    from harbor_gym.adapters.verifiers.env import HarborTerminalEnv as HarborTerminalEnv
+    from harbor_gym.adapters.verifiers.harness import HarborHarnessConfig as HarborHarnessConfig
+    from harbor_gym.adapters.verifiers.harness import HarborTerminalHarness as HarborTerminalHarness
+    from harbor_gym.adapters.verifiers.taskset import HarborTask as HarborTask
+    from harbor_gym.adapters.verifiers.taskset import HarborTaskData as HarborTaskData
+    from harbor_gym.adapters.verifiers.taskset import HarborTasksetConfig as HarborTasksetConfig
+    from harbor_gym.adapters.verifiers.taskset import HarborTerminalTaskset as HarborTerminalTaskset
 
 PLUGIN_ID = "harbor-gym-verifiers"
 """The id under which verifiers finds the taskset, the harness and the environment."""
 
-__all__ = [
-    "PLUGIN_ID",
-    "HarborEnvConfig",
-    "HarborHarnessConfig",
-    "HarborTask",
-    "HarborTaskData",
-    "HarborTasksetConfig",
-    "HarborTerminalEnv",
-    "HarborTerminalHarness",
-    "HarborTerminalTaskset",
-]
-
 __getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "env": ("HarborEnvConfig", "HarborTerminalEnv"),
-        "harness": ("HarborHarnessConfig", "HarborTerminalHarness"),
-        "taskset": ("HarborTask", "HarborTaskData", "HarborTasksetConfig", "HarborTerminalTaskset"),
-    },
-    requires=("verifiers",),
-    install='"harbor-gym[verifiers]"',
+    __name__, __file__, also=("PLUGIN_ID",), requires=("verifiers",), install='"harbor-gym[verifiers]"'
 )

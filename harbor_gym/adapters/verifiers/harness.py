@@ -12,10 +12,11 @@ from verifiers.v1.clients import ModelContext
 from verifiers.v1.errors import TaskError
 from verifiers.v1.runtimes import ProgramResult, Runtime
 
+from harbor_gym._runtime.harbor_versions import require_server
 from harbor_gym.adapters.verifiers.outcome import as_rollout_error
 from harbor_gym.adapters.verifiers.players import Endpoint, play_agent, play_terminal
 from harbor_gym.adapters.verifiers.taskset import HarborTaskData
-from harbor_gym.config import FIELDS_WITH_AGENT, TerminalEnvConfig, describe_problems
+from harbor_gym.config import FIELDS_WITH_AGENT, TerminalEnvConfig, describe_problems, require_fields_of_own_loop
 from harbor_gym.errors import HarborGymError, SandboxThrottledError
 from harbor_gym.outcomes import pause_sec
 from harbor_gym.pool import WarmPool, shared_pool
@@ -69,10 +70,12 @@ class HarborHarnessConfig(vf.HarnessConfig):
             raise ValueError("an agent of Harbor's starts its own sandbox: leave pool_size out")
         environment_config(self.sandbox, options=self.sandbox_options)
         try:
-            self.env_config(Path())
+            config = self.env_config(Path())
             self.harbor_agent()
         except ValidationError as exc:
             raise ValueError(describe_problems(exc)) from exc
+        if self.agent is None:
+            require_fields_of_own_loop(config)
         return self
 
     def env_config(self, task_dir: Path) -> TerminalEnvConfig:
@@ -83,6 +86,18 @@ class HarborHarnessConfig(vf.HarnessConfig):
             sandbox_options=self.sandbox_options,
             **self.terminal_env,
         )
+
+    def preflight(self) -> None:
+        """Check that a sandbox can start: here, or on Harbor's server, as far as that is known here.
+
+        Raises:
+            MissingDependencyError: A package, a program or a daemon is missing.
+            UsageError: A setting is missing or wrong.
+        """
+        if self.env_config(Path()).harbor_server is not None:
+            require_server()
+        else:
+            preflight(environment_config(self.sandbox, options=self.sandbox_options))
 
     def harbor_agent(self) -> AgentConfig | None:
         """Return the foreign agent; None is our own loop."""
@@ -104,14 +119,13 @@ class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
         self._pools: weakref.WeakSet[WarmPool] = weakref.WeakSet()
 
     async def preflight(self) -> None:
-        """Check that a sandbox can start here.
+        """Check that a sandbox can start where the configuration has it.
 
         Raises:
             MissingDependencyError: A package, a program or a daemon is missing.
             UsageError: A setting is missing or wrong.
         """
-        config = environment_config(self.config.sandbox, options=self.config.sandbox_options)
-        await asyncio.to_thread(preflight, config)
+        await asyncio.to_thread(self.config.preflight)
 
     async def close_pools(self) -> None:
         """Close the warm pools that this harness opened."""

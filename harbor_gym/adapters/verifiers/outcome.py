@@ -1,4 +1,4 @@
-"""What an episode means to verifiers: its stop word, its rewards and metrics, and the error of a lost one."""
+"""An episode's outcome in verifiers' terms: its stop word, rewards and metrics, and the error of a lost one."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,6 @@ import verifiers.v1 as vf
 from pydantic import BaseModel, ConfigDict, Field
 from verifiers.v1.errors import HarnessError, InterceptionError, RolloutError, SandboxError, TaskError
 
-from harbor_gym.adapters.harbor import TokenRollout
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import (
     AgentFailedError,
@@ -18,8 +17,7 @@ from harbor_gym.errors import (
 from harbor_gym.errors import SandboxError as OurSandboxError
 from harbor_gym.errors import TaskError as OurTaskError
 from harbor_gym.outcomes import classify
-from harbor_gym.samplers import ChatRollout
-from harbor_gym.types import EndReason, EpisodeInfo
+from harbor_gym.types import EndReason, Rollout
 
 DEFAULT_REWARD = "reward"
 """Name of the reward where the verifier writes several keys and none is chosen."""
@@ -72,37 +70,27 @@ class Outcome(BaseModel):
     """The verifier's other keys as ``verifier/…``, also of each step of a multi-step task, and what was measured."""
 
     @classmethod
-    def of_chat(cls, rollout: ChatRollout, config: TerminalEnvConfig) -> "Outcome":
-        """Return the outcome of an episode of our own loop, which has no error."""
-        info = rollout.infos[-1]
-        return cls._of(rollout, info.get("rewards", {}), info.get("step_rewards", ()), _sums(rollout.infos), config)
+    def of(cls, rollout: Rollout, config: TerminalEnvConfig) -> "Outcome":
+        """Return the outcome of an episode of our own loop, or of an agent's trial.
 
-    @classmethod
-    def of_agent(cls, rollout: TokenRollout, config: TerminalEnvConfig) -> "Outcome":
-        """Return the outcome of a foreign agent's trial, which has no error."""
-        return cls._of(rollout, rollout.rewards, rollout.step_rewards, rollout.metrics, config)
-
-    @classmethod
-    def _of(
-        cls,
-        rollout: ChatRollout | TokenRollout,
-        rewards: Mapping[str, float],
-        steps: Sequence[Mapping[str, float]],
-        measured: Mapping[str, float],
-        config: TerminalEnvConfig,
-    ) -> "Outcome":
+        Raises:
+            HarborGymError: The infrastructure lost it.
+        """
+        if rollout.error is not None:
+            raise rollout.error
         assert rollout.reward is not None
+        rewards = rollout.rewards
         name = _reward_name(rewards, config)
         is_combined = config.reward_function is not None
         others = {key: value for key, value in rewards.items() if key != name or is_combined}
         verdicts = {f"verifier/{key}": value for key, value in others.items()}
-        for number, written in enumerate(steps, start=1):
+        for number, written in enumerate(rollout.step_rewards, start=1):
             verdicts |= {f"verifier/step_{number}/{key}": value for key, value in written.items()}
         return cls(
             end_reason=rollout.end_reason,
             reward=rollout.reward,
             reward_name=name,
-            metrics={**verdicts, **measured},
+            metrics={**verdicts, **rollout.metrics},
         )
 
     @classmethod
@@ -142,11 +130,3 @@ def _reward_name(rewards: Mapping[str, float], config: TerminalEnvConfig) -> str
         return config.reward_key or DEFAULT_REWARD
     (only,) = rewards
     return only
-
-
-def _sums(infos: Sequence[EpisodeInfo]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for info in infos:
-        for name, value in info["metrics"].items():
-            sums[name] = sums.get(name, 0.0) + value
-    return sums

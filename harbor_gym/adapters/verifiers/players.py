@@ -1,4 +1,4 @@
-"""Who plays an episode against verifiers' endpoint, where every model call is recorded."""
+"""The players of an episode against verifiers' endpoint, where every model call is recorded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from harbor_gym.formats.tool_text import tool_schema
 from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
 from harbor_gym.pool import WarmPool
 from harbor_gym.samplers import BudgetSpentError, ChatAnswer, ChatEndpoint, run_chat_episode
-from harbor_gym.samplers.engine_client import StatusError
+from harbor_gym.samplers.attempts import StatusError
 from harbor_gym.samplers.statuses import EngineSettingsError
 from harbor_gym.types import ActionFormat
 
@@ -85,9 +85,7 @@ async def play_terminal(
         asker = _Asker(endpoint, address, [tool_schema(tool) for tool in tools])
         env = AsyncTerminalGymEnv(config, pool=pool)
         rollout = await run_chat_episode(env, asker, ends_without_tool_call=ends_without_tool_call)
-    if rollout.error is not None:
-        raise rollout.error
-    return Outcome.of_chat(rollout, config)
+    return Outcome.of(rollout, config)
 
 
 async def play_agent(
@@ -108,9 +106,7 @@ async def play_agent(
         sampler = ProxySampler(_Asker(endpoint, address))
         interface = RolloutInterface.from_config(config, sampler, ProxyCodec(), agent, agent_in_sandbox=in_sandbox)
         rollout = await interface.run_one(config.task_dir)
-    if rollout.error is not None:
-        raise rollout.error
-    return Outcome.of_agent(rollout, config)
+    return Outcome.of(rollout, config)
 
 
 def _extended(message: dict[str, Any], suffix: str) -> dict[str, Any]:

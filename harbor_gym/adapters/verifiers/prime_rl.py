@@ -1,4 +1,4 @@
-"""Training with Prime-RL: what must be there before it starts, and its command line. Prime-RL itself is not imported.
+"""Training with Prime-RL: its requirements, checked before the start, and its command line. Prime-RL is not imported.
 
 Prime-RL is a git checkout with an environment of its own (Python 3.12, CUDA). What is checked takes seconds here and
 minutes there, after its trainer and its inference have loaded the model.
@@ -7,6 +7,7 @@ minutes there, after its trainer and its inference have loaded the model.
 import importlib
 import importlib.metadata
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, cast
 
+from harbor_gym._runtime.processes import ask
 from harbor_gym.adapters.verifiers import PLUGIN_ID
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
 
@@ -92,7 +94,7 @@ def read_config(config: Path) -> Mapping[str, Any]:
         UsageError: It is missing, or no TOML.
     """
     try:
-        return tomllib.loads(config.read_text())
+        return tomllib.loads(config.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
         raise UsageError(
             f"{config} does not exist: give a TOML file such as recipes/prime_rl/qwen3_8b_docker.toml"
@@ -127,26 +129,23 @@ def harbor_sources(settings: Mapping[str, Any]) -> list[tuple[str, Source]]:
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """Return the variables of a file with lines ``NAME=value``; blank lines, comments, ``export`` and quotes are known.
+    """Return the variables of a ``.env`` file, as they are written: no other variable is put into a value.
 
     Raises:
-        UsageError: It can't be read, or a line is none of these.
+        UsageError: It can't be read, or a line is not ``NAME=value``.
     """
+    from dotenv.parser import parse_stream
+
     try:
-        lines = path.read_text().splitlines()
-    except OSError as exc:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
         raise UsageError(f"the environment file {path} can't be read: {exc}") from exc
     variables: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        text = line.strip().removeprefix("export ").strip()
-        if not text or text.startswith("#"):
-            continue
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip().isidentifier():
-            raise UsageError(f"{path}, line {number}: expected NAME=value")
-        value = value.strip()
-        is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-        variables[name.strip()] = value[1:-1] if is_quoted else value
+    for line in parse_stream(io.StringIO(text)):
+        if line.error or (line.key is not None and line.value is None):
+            raise UsageError(f"{path}, line {line.original.line}: expected NAME=value")
+        if line.key is not None:
+            variables[line.key] = line.value or ""
     return variables
 
 
@@ -191,7 +190,8 @@ def prime_rl_version() -> str:
 def _commit_date(place: Path) -> date | None:
     git = ["git", "-C", str(place), "log", "-1", "--format=%ct"]
     try:
-        done = subprocess.run(git, capture_output=True, text=True, check=True, timeout=_LOOK_TIMEOUT_SEC)
+        done = ask(*git, timeout_sec=_LOOK_TIMEOUT_SEC)
+        done.check_returncode()
     except (OSError, subprocess.SubprocessError):
         return None
     return datetime.fromtimestamp(int(done.stdout), UTC).date()
@@ -209,8 +209,6 @@ def _tasks(source: Source) -> str:
 
 def _sandbox(source: Source) -> str:
     from harbor_gym.adapters.verifiers import HarborHarnessConfig
-    from harbor_gym.sandboxes import environment_config
-    from harbor_gym.sandboxes.registry import preflight
 
     loaders = importlib.import_module("verifiers.v1.utils.loaders")
 
@@ -218,7 +216,7 @@ def _sandbox(source: Source) -> str:
     harness = env.agent_harnesses()["agent"]
     if not isinstance(harness, HarborHarnessConfig):
         raise UsageError(f"the harness is {harness.id!r}: write env.agent.harness.id = {PLUGIN_ID!r}")
-    preflight(environment_config(harness.sandbox, options=harness.sandbox_options))
+    harness.preflight()
     return harness.sandbox
 
 
@@ -238,9 +236,8 @@ def visible_gpus() -> int:
     """Return how many GPUs of NVIDIA's a process of this environment would see."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
-        done = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=_LOOK_TIMEOUT_SEC
-        )
+        done = ask("nvidia-smi", "-L", timeout_sec=_LOOK_TIMEOUT_SEC)
+        done.check_returncode()
     except (OSError, subprocess.SubprocessError):
         return 0
     there = sum(line.startswith("GPU ") for line in done.stdout.splitlines())

@@ -1,4 +1,4 @@
-"""Any source of Harbor tasks as a taskset of verifiers, and what a verdict is worth there."""
+"""Any source of Harbor tasks as a taskset of verifiers, and the worth of a verdict there."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

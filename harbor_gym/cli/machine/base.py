@@ -5,28 +5,58 @@ from typing import Annotated
 
 import typer
 
-from harbor_gym.cli.shared import echo, one_line_errors
+from harbor_gym._runtime.console.progress import ticking
+from harbor_gym.cli.progress import ShowsProgress, progress
+from harbor_gym.cli.shared import one_line_errors
 
 
 def base(
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Official images, as debian:bookworm-slim.")],
     docker: Annotated[
-        str | None,
-        typer.Option("--docker", metavar="REF", help="Give Docker the stand-in for this image."),
-    ] = None,
+        bool, typer.Option("--docker", help="Give it to Docker, where that has no image of this name.")
+    ] = False,
+    if_missing: Annotated[
+        bool,
+        typer.Option(
+            "--if-missing", help="Only where this machine has no such image and its registry gives no answer."
+        ),
+    ] = False,
 ) -> None:
-    """Build a base image from packages of Debian or Ubuntu alone, for machines that reach no image registry.
+    """Make bases of packages of Debian or Ubuntu that take the place of official images, once.
 
-    The base stands in for an image that can't be pulled. It is not that image: what it lacks, it lacks.
+    Sandboxes on local and apptainer use such a base where the image's registry is out of reach; a registry that
+    answers comes first. A base is of the image's release, and not that image: what it lacks, it lacks.
     """
-    from harbor_gym.sandboxes.images import debian_base
+    from harbor_gym.sandboxes.images.official_images import offline_base
 
     with one_line_errors():
-        if docker is None:
-            echo(asyncio.run(debian_base.ensure_base_tar()))
+        for image in images:
+            offline_base(image)
+        for image in images:
+            with progress() as shown:
+                asyncio.run(_provide(image, shown, docker=docker, if_missing=if_missing))
+
+
+async def _provide(image: str, shown: ShowsProgress, *, docker: bool, if_missing: bool) -> None:
+    from harbor_gym.sandboxes.images import base_images, debian_base
+    from harbor_gym.sandboxes.images.official_images import offline_base
+
+    if if_missing and not docker:
+        shown.line(f"{image}: looking for it here and in its registry")
+        async with ticking(shown.bar, image):
+            found, _ = await base_images.find_base(image)
+        if found is not None:
+            shown.line(f"{image}: it is on this machine, no base is needed")
             return
-        asyncio.run(debian_base.import_into_docker(docker))
-    echo(
-        f"Docker has {docker}. If it had none before, this one is a stand-in made from packages "
-        "(label harbor_gym.substitute=mmdebstrap), not the real image.",
-        err=True,
-    )
+    shown.line(f"{image}: a base of packages of {offline_base(image).description}, made now unless it is there (30 s)")
+    if not docker:
+        async with ticking(shown.bar, image):
+            made = await debian_base.make_base(image)
+        shown.line(f"{image}: sandboxes use {made.description} where the registry is out of reach")
+        return
+    async with ticking(shown.bar, image):
+        given = await debian_base.import_into_docker(image)
+    if given is None:
+        shown.line(f"{image}: Docker has it")
+    else:
+        shown.line(f"{image}: Docker has {given.description} under this name, which is not the real image")

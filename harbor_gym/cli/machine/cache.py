@@ -1,4 +1,4 @@
-"""``harbor-gym cache``: what is kept between runs."""
+"""``harbor-gym cache``: the files kept between runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def cache_list(
     """Show what the cache holds, the least recently used first."""
     from harbor_gym._runtime.cache import cache_dir, entries
 
-    found = entries()
+    with one_line_errors():
+        found = entries()
     if as_json:
         echo(json.dumps([{**dataclasses.asdict(item), "path": str(item.path)} for item in found], indent=2))
         return

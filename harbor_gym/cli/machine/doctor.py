@@ -1,4 +1,4 @@
-"""``harbor-gym doctor``: what can be used on this machine."""
+"""``harbor-gym doctor``: a diagnosis of this machine."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""``harbor-gym reap``: removal of what killed processes left."""
+"""``harbor-gym reap``: removal of everything that killed processes left."""
 
 from typing import Annotated
 

@@ -2,21 +2,22 @@
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from harbor_gym._runtime.imports import use_litellms_own_prices
 from harbor_gym.adapters.tinker.policies import EvalConfig
 from harbor_gym.cli.recipes import common
 from harbor_gym.cli.recipes.flags import add_flags, flags_of, given_values, make_config
+from harbor_gym.cli.shared import FAILED, echo, one_line_errors
 
 MAX_TURNS = 30
 HELP = "Play episodes of each task with a policy, and show how many it solves."
 
 _SPELLING = common.spelling(
     names={"paths": None},
-    defaults={"env.max_turns": str(MAX_TURNS), "max_tokens": "the run's"},
+    defaults={"env.max_turns": str(MAX_TURNS), "max_tokens": "the run's", "output": "runs/eval-TASK-TIME"},
     with_commas=("attempts",),
 )
 
@@ -40,19 +41,25 @@ def eval_command(*, program: str) -> Callable[..., None]:
     """
     flags = flags_of(EvalConfig, _SPELLING)
 
-    def command(context: typer.Context, paths: list[Path], **values: Any) -> None:
-        with common.one_line_errors(program):
+    def command(context: typer.Context, paths: list[str], **values: Any) -> None:
+        with one_line_errors(program):
             given = given_values(flags, context, values)
             env = {"task_dir": paths[0], "max_turns": MAX_TURNS, **given.get("env", {})}
             config = make_config(EvalConfig, {**given, "paths": paths, "env": env}, flags)
-            common.use_litellms_own_prices()
+            use_litellms_own_prices()
             # What plays imports Harbor's trial; --help does not wait for it.
             from harbor_gym.cli.recipes import evaluation
+            from harbor_gym.evaluation import describe_losses
 
+            if config.output is None:
+                config = config.model_copy(update={"output": evaluation.default_output(config.paths)})
             report = evaluation.evaluate_policy(config)
         evaluation.show_report(report, config.output)
+        if (losses := describe_losses(report)) is not None:
+            echo(f"{program}: {losses}", err=True)
+            raise typer.Exit(FAILED)
 
     help_of_paths = EvalConfig.model_fields["paths"].description
-    kind = Annotated[list[Path], typer.Argument(help=help_of_paths)]
+    kind = Annotated[list[str], typer.Argument(help=help_of_paths)]
     add_flags(command, flags, first=[inspect.Parameter("paths", inspect.Parameter.KEYWORD_ONLY, annotation=kind)])
     return command

@@ -2,13 +2,17 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harbor_gym import sandboxes
+from harbor_gym._runtime.files import replace_text
+from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.adapters.tinker.policies import MAX_TOKENS, EvalConfig, EvaluatedPolicy, find_policy
 from harbor_gym.cli.shared import echo
 from harbor_gym.cluster.workers import require_shared_rate
@@ -18,6 +22,7 @@ from harbor_gym.evaluation import (
     ChatPlayer,
     EpisodePlayer,
     EpisodeResult,
+    FirstAlone,
     Journal,
     OpenPlayer,
     Player,
@@ -31,7 +36,7 @@ from harbor_gym.evaluation import (
 )
 from harbor_gym.samplers import ChatEndpoint
 from harbor_gym.samplers.endpoints import require_endpoint
-from harbor_gym.tasks import find_tasks
+from harbor_gym.tasks import resolve_tasks
 
 
 def evaluate_policy(config: EvalConfig) -> Report:
@@ -42,10 +47,12 @@ def evaluate_policy(config: EvalConfig) -> Report:
             the policy failed.
     """
     require_shared_rate(config.rollout_executor, config.rollout_starts_per_sec)
-    sandboxes.preflight(sandboxes.environment_config(config.env.sandbox))
+    if config.env.harbor_server is None:
+        sandboxes.preflight(sandboxes.environment_config(config.env.sandbox))
     if config.base_url is not None and config.model is None:
         asyncio.run(require_endpoint(config.base_url))
-    tasks = [config.env.model_copy(update={"task_dir": task}) for task in find_tasks(list(config.paths))]
+    found = asyncio.run(resolve_tasks(config.paths, registry_path=config.registry_path))
+    tasks = [config.env.model_copy(update={"task_dir": task.path}) for task in found]
     if config.model is None:
         _require_policy_of_a_run(config)
         results = asyncio.run(_play(config, find_policy(config), tasks))
@@ -110,8 +117,9 @@ def _transcripts(config: EvalConfig) -> Path | None:
 
 
 def _require_policy_of_a_run(config: EvalConfig) -> None:
-    if config.agent is not None or config.agent_options or config.api_key_env is not None:
-        raise UsageError("--agent and --api-key-env need a chat endpoint: give --model and --base-url")
+    needs_endpoint = (config.agent, config.env.harbor_server, config.api_key_env)
+    if config.agent_options or any(given is not None for given in needs_endpoint):
+        raise UsageError("--agent, --harbor-server and --api-key-env need a chat endpoint: give --model and --base-url")
 
 
 async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig]) -> list[EpisodeResult]:
@@ -130,8 +138,10 @@ async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig])
     if config.agent is not None:
         from harbor_gym.adapters.harbor.agents import agent_of
 
-        agent_of(config.agent, config.agent_options)
+        agent_of(config.agent, config.agent_options, is_relayed=config.env.harbor_server is not None)
         require_fields_of_agents(config.env)
+    elif config.env.harbor_server is not None:
+        raise UsageError("--harbor-server runs the episodes of one of Harbor's agents: give --agent")
     make_endpoint()  # raises where the key is not set
     await require_endpoint(config.base_url)
     journal = Journal(config.output, _settings(config)) if config.output is not None else None
@@ -150,6 +160,7 @@ async def _play_endpoint(config: EvalConfig, tasks: Sequence[TerminalEnvConfig])
         make_endpoint,
         config.agent,
         config.agent_options,
+        is_relayed=config.env.harbor_server is not None,
         retries=config.retries,
         folder=_transcripts(config),
     )
@@ -170,24 +181,29 @@ async def _endpoint_player(
     agent: str | None,
     agent_options: dict[str, Any],
     *,
+    is_relayed: bool,
     retries: int,
     folder: Path | None,
 ) -> AsyncGenerator[EpisodePlayer]:
     """Yield what plays a model behind an endpoint, in whichever process this runs."""
     async with make_endpoint() as endpoint:
         if agent is None:
-            yield ChatPlayer(endpoint, retries, folder)
-            return
-        from harbor_gym.adapters.harbor.agents import agent_of
-        from harbor_gym.adapters.harbor.evaluation import AgentPlayer
+            player: EpisodePlayer = ChatPlayer(endpoint, retries, folder)
+        else:
+            from harbor_gym.adapters.harbor.agents import agent_of
+            from harbor_gym.adapters.harbor.evaluation import AgentPlayer
 
-        yield AgentPlayer(endpoint, agent_of(agent, agent_options), retries, folder)
+            agent_config = agent_of(agent, agent_options, is_relayed=is_relayed)
+            player = AgentPlayer(endpoint, agent_config, retries, folder)
+        first = FirstAlone(player, endpoint)
+        async with first.watching(echo):
+            yield first
 
 
 def _settings(config: EvalConfig) -> dict[str, Any]:
     """Return what must be the same for episodes to count together: all but how many, and how they are shown."""
     played = {"concurrency", "retries", "rollout_executor", "rollout_starts_per_sec"}
-    other = {"paths", "episodes", "attempts", "threshold", "output", *played}
+    other = {"paths", "registry_path", "episodes", "attempts", "threshold", "output", *played}
     settings = config.model_dump(mode="json", exclude=other)
     settings["env"].pop("task_dir")
     return settings
@@ -198,10 +214,19 @@ def _show_episode(result: EpisodeResult) -> None:
     echo(describe_episode(result))
 
 
+def default_output(paths: Sequence[Path | str]) -> Path:
+    """Return the folder of an evaluation that names none, which is not there yet: by its task and the time."""
+    name = resolve_shipped(paths[0]).resolve().name if len(paths) == 1 else "tasks"
+    folder = Path("runs") / f"eval-{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([folder], numbered) if not path.exists())
+
+
 def show_report(report: Report, output: Path | None) -> None:
-    """Print the table, and write the JSON where a folder is given."""
+    """Print the table; where a folder is given, write the JSON and name what shows the episodes."""
     echo(format_report(report))
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
-        (output / "eval.json").write_text(json.dumps(report.as_object(), indent=1) + "\n", encoding="utf-8")
+        replace_text(output / "eval.json", json.dumps(report.as_object(), indent=1) + "\n")
         echo(f"written: {output / 'eval.json'}")
+        echo(f"read its episodes: harbor-gym view {output}, or in one file: harbor-gym report {output}")

@@ -29,7 +29,7 @@ type Parser = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a model's fields are written on a command line. Keys are dotted paths, such as ``env.sandbox``."""
+    """The spelling of a model's fields on a command line. Keys are dotted paths, such as ``env.sandbox``."""
 
     names: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     """Field → its flag, without dashes at the front; None: the field is no flag. Otherwise the field's own name."""

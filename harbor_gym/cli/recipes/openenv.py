@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from harbor_gym.adapters.openenv.config import TASKS, TOKEN_VARIABLE, ServerConfig
 from harbor_gym.cli.recipes import common
 from harbor_gym.cli.recipes.flags import add_flags, flags_of, given_values, make_config
-from harbor_gym.cli.shared import echo
+from harbor_gym.cli.shared import echo, one_line_errors
 from harbor_gym.errors import UsageError
 
 
@@ -22,7 +22,7 @@ def serve_app(model: type[ServerConfig] = ServerConfig, *, program: str) -> type
     flags = flags_of(model, _SPELLING)
 
     def command(context: typer.Context, **values: Any) -> None:
-        with common.one_line_errors(program):
+        with one_line_errors(program):
             config = make_config(model, _complete(given_values(flags, context, values)), flags)
             # OpenEnv takes seconds to import; --help does not wait for it. By the package, which names a missing extra.
             from harbor_gym.adapters.openenv import serve

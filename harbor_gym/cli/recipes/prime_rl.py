@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from harbor_gym.adapters.verifiers.prime_rl import check_run, command, read_env_file
-from harbor_gym.cli.recipes.common import new_app, one_line_errors
-from harbor_gym.cli.shared import FAILED, echo
+from harbor_gym.cli.recipes.common import new_app
+from harbor_gym.cli.shared import FAILED, echo, one_line_errors
 
 _DRY_RUN = "--dry-run"
 

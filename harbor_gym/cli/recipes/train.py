@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import inspect
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
+from harbor_gym._runtime.imports import use_litellms_own_prices
 from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, TASKS, Backend, LogDirExists, TrainConfig
 from harbor_gym.adapters.tinker.training.folder import as_written, changed_settings, read_run_config, resumed_config
 from harbor_gym.cli.progress import progress
 from harbor_gym.cli.recipes import common
 from harbor_gym.cli.recipes.flags import Flag, add_flags, flags_of, given_values, make_config
-from harbor_gym.cli.shared import echo
+from harbor_gym.cli.shared import INTERRUPTED, echo, one_line_errors
 from harbor_gym.errors import HarborGymError, UsageError
 
 
@@ -32,7 +32,7 @@ def train(config: TrainConfig) -> Path:
     """
     # Read when tqdm is imported: the cookbook's progress bars would break up our lines.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from harbor_gym.adapters.tinker.training.preparation import TrainRun, claim_folder, prepare
+    from harbor_gym.adapters.tinker.training.preparation import TrainRun, claimed_folder, prepare
     from harbor_gym.adapters.tinker.training.run import train as train_run
     from harbor_gym.embedded.service import require_backend, require_policy, service_of
 
@@ -41,11 +41,14 @@ def train(config: TrainConfig) -> Path:
         await require_policy(run)
         return run
 
+    folder = config.log_path
+    if folder is not None and config.log_dir_exists is LogDirExists.RESUME and _is_over(config, folder):
+        echo(f"nothing to do: the run in {folder} is finished (--log-path names another run's folder)")
+        return folder
     require_backend(config.backend)
     run = asyncio.run(prepared())
-    claim_folder(run)
     try:
-        with progress() as shown:
+        with claimed_folder(run), progress() as shown:
             service = service_of(config.backend, shown.line, shown.bar)
             asyncio.run(train_run(run, service, show=shown.line, bar=shown.bar))
     except (KeyboardInterrupt, HarborGymError) as exc:
@@ -65,18 +68,18 @@ def train_app(model: type[TrainConfig] = TrainConfig, *, program: str) -> typer.
 
     def command(context: typer.Context, resume: Path | None, **values: Any) -> None:
         try:
-            with common.one_line_errors(program):
+            with one_line_errors(program):
                 given = given_values(flags, context, values)
                 if resume is not None:
                     config = _resumed(model, resume, given, flags)
                 else:
                     config = make_config(model, _complete(given), flags)
-                common.use_litellms_own_prices()
+                use_litellms_own_prices()
                 folder = train(config)
         except KeyboardInterrupt as exc:
             notes = "; ".join(["interrupted", *getattr(exc, "__notes__", ())])
             echo(f"{program}: {notes}", err=True)
-            raise typer.Exit(common.INTERRUPTED) from None
+            raise typer.Exit(INTERRUPTED) from None
         echo(f"run folder: {folder}")
 
     option = typer.Option("--resume", metavar="RUN", help="Continue the run in this folder, with all its flags.")
@@ -123,10 +126,33 @@ def _flag_name(setting: str, flags: Sequence[Flag]) -> str:
     return setting
 
 
+def _is_over(config: TrainConfig, folder: Path) -> bool:
+    """Return whether nothing is left of a run, its last evaluation and the export of its best weights included.
+
+    Raises:
+        UsageError: Its folder can't be read.
+    """
+    from harbor_gym.evaluation.best import is_finished, read_best, read_checkpoints, read_evaluations
+
+    if not is_finished(folder):
+        return False
+    if not config.eval_every:
+        return True
+    saved, evaluations = read_checkpoints(folder), read_evaluations(folder)
+    is_evaluated = bool(evaluations) and evaluations[-1].batch == saved[-1].get("batch")
+    has_weights = is_evaluated and read_best(folder).checkpoint in {record["name"] for record in saved}
+    return is_evaluated and (not has_weights or (folder / "best").is_dir())
+
+
 def _how_to_resume(folder: Path) -> str:
     """Return what continues a run that broke off."""
+    from harbor_gym.evaluation.best import read_checkpoints
+
     with contextlib.suppress(OSError):
-        saved = [json.loads(line) for line in (folder / "checkpoints.jsonl").read_text().splitlines()]
+        try:
+            saved = read_checkpoints(folder)
+        except UsageError as exc:
+            return str(exc)
         if saved:
             return f"resume with --resume {folder} (from checkpoint {saved[-1]['name']})"
     return f"no checkpoint was saved yet; --resume {folder} starts its first batch again"

@@ -37,16 +37,15 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """What the run printed, beside its folder."""
+        """The file of the run's output, beside its folder."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
     def is_finished(self) -> bool:
         """Whether the cookbook saved the checkpoint that it saves at the end."""
-        with contextlib.suppress(OSError, ValueError):
-            lines = (self.folder / "checkpoints.jsonl").read_text(encoding="utf-8").splitlines()
-            return any(record.get("final") or record["name"] == "final" for record in map(json.loads, lines))
-        return False
+        from harbor_gym.evaluation.best import is_finished
+
+        return is_finished(self.folder)
 
 
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, **HELP_NAMES}

@@ -1,4 +1,4 @@
-"""``harbor-gym demo``: what an episode is, in the first minute."""
+"""``harbor-gym demo``: an episode, shown and explained in a minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an episode is paid: its reward as the task's own rule makes it, and what each transition has of that."""
+"""The pay of an episode: its reward by the task's own rule, and each transition's share of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

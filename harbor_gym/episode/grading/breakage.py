@@ -1,4 +1,4 @@
-"""Whether a sandbox that gives no verdict was broken by its policy, which has then failed, or by something else.
+"""Decide whether a sandbox without a verdict was broken by its policy, which has then failed, or by something else.
 
 Only what the host observes counts: that the sandbox itself is there, and what is wrong in it. The shell or the tests'
 interpreter, which worked before the policy's phase, is gone or answers something else, the terminal's own processes
@@ -25,7 +25,7 @@ _SHELLS, _PYTHON = ("sh", "bash", "dash", "ash", "ksh", "zsh"), "python"
 
 @dataclass(frozen=True)
 class Grader:
-    """Who grades in a sandbox, and where the verdict goes."""
+    """The user that grades in a sandbox, and the place of the verdict."""
 
     user: str | int | None
     """None is the image's user."""

@@ -1,4 +1,4 @@
-"""Take the sandbox out of the policy's hands before it is graded: its processes end, its leavings go.
+"""Take the sandbox from the policy before grading: end its processes, remove its leftover files.
 
 What grading needs is made again: directories, and room for the tests and for what the verifier writes.
 """
@@ -16,7 +16,7 @@ from harbor_gym._runtime.owners import boot_id, this_process
 from harbor_gym._runtime.shell_text import with_arguments, without_comments
 from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxTimeoutError
 from harbor_gym.sandboxes.extensions import SupportsCleanUp
-from harbor_gym.terminal.session import Leavings
+from harbor_gym.terminal.session import Leftovers
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _TIMEOUT_SEC = 30
@@ -33,12 +33,12 @@ type _Call = tuple[str, Sequence[object]]
 
 
 class BrokenByPolicyError(Exception):
-    """What the policy left keeps an honest verdict from being had. Internal to this room: it ends the episode."""
+    """The policy left a sandbox in which no honest verdict is possible. Internal to this package: ends the episode."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """What is the task's own of all that runs in a sandbox."""
+    """The task's own processes and objects in a sandbox."""
 
     processes: frozenset[str]
     """Processes as ``pid:start``, the start in clock ticks since the machine's: a later one of that pid is another."""
@@ -56,7 +56,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class CleanupResult:
-    """What was found when processes were stopped."""
+    """The result of stopping processes."""
 
     processes: int
     """How many were running and were stopped."""
@@ -70,7 +70,7 @@ class CleanupResult:
 
 @dataclass(frozen=True)
 class VerifierDirsReset:
-    """What is to be emptied before the verifier writes there, and whose it becomes."""
+    """The directories to empty before the verifier writes there, and their next owner."""
 
     directories: tuple[PurePosixPath, ...]
     """Where the verifier writes, then where the tests will lie."""
@@ -86,7 +86,7 @@ class VerifierDirsReset:
 
 @dataclass(frozen=True)
 class Postmortem:
-    """What a sandbox could report after its verifier had given no verdict."""
+    """A sandbox's report after its verifier gave no verdict."""
 
     oom_kills: int | None
     """Processes that the memory limit killed since the sandbox started; None where it doesn't report it."""
@@ -123,7 +123,7 @@ async def take_baseline(environment: BaseEnvironment, *, is_first: bool = False)
 
 
 async def stop_processes(
-    environment: BaseEnvironment, own: Baseline, *, terminal: Leavings | None = None
+    environment: BaseEnvironment, own: Baseline, *, terminal: Leftovers | None = None
 ) -> CleanupResult:
     """Stop what runs in a sandbox and is not the task's own, and remove its System V objects.
 
@@ -147,7 +147,7 @@ async def stop_processes(
         times = {"grace_sec": _GRACE_SEC, "deadline_sec": _STOP_SEC}
         with _bounded(_STOPPING):
             found = await environment.clean_up(
-                "stop", {**arguments, "leavings": directory, **times}, timeout_sec=_TIMEOUT_SEC
+                "stop", {**arguments, "leftovers": directory, **times}, timeout_sec=_TIMEOUT_SEC
             )
         stopped, left, kills = found["stopped"], found["left"], found["oom_kills"]
     else:
@@ -290,7 +290,7 @@ def _no_answer(what: str, answer: str) -> SandboxLostError:
 @functools.cache
 def read_script(name: str) -> str:
     """Return one of the scripts that run in the sandbox, without its arguments and its lines that are comments."""
-    return without_comments((_SCRIPTS / f"{name}.sh").read_text())
+    return without_comments((_SCRIPTS / f"{name}.sh").read_text(encoding="utf-8"))
 
 
 def _count(text: str) -> int | None:

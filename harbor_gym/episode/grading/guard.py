@@ -27,7 +27,7 @@ from harbor_gym.episode.task import grades_in_shared_sandbox, keeps_processes, p
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.declared import require_user
 from harbor_gym.sandboxes.extensions import SupportsCleanUp, SupportsSetUpView, SupportsVerifierView
-from harbor_gym.terminal.session import Leavings
+from harbor_gym.terminal.session import Leftovers
 
 
 class GradingGuard:
@@ -64,7 +64,7 @@ class GradingGuard:
         self._is_abandoned = self._is_ending_step = False
         self.keep_processes = keeps_processes(trial.task) if keep_processes is None else keep_processes
         """Whether what the policy started runs on while it is graded."""
-        self.terminal: Leavings | None = None
+        self.terminal: Leftovers | None = None
         """What the policy's terminal, detached by the end of the phase, left in the sandbox."""
         self.stopped = cleanup.CleanupResult(0, None)
         """What was stopped at the end of the last phase."""
@@ -78,6 +78,7 @@ class GradingGuard:
 
     def _attach(self) -> None:
         trial, environment = self._trial, self._environment
+        _harbor_patches.silence_checksum(trial.task)
         trial.agent.setup = self._begin
         trial.add_hook(TrialEvent.AGENT_START, self._begin_phase)
         trial.add_hook(TrialEvent.AGENT_END, self._end_phase)
@@ -85,11 +86,12 @@ class GradingGuard:
         trial.add_hook(TrialEvent.CANCEL, self._abandon)
         _harbor_patches.examine_before_stop(environment, self._examine)
         _harbor_patches.precede_commands(environment, self._begin_set_up)
+        _harbor_patches.leave_out_reward_removal(environment, trial.agent_env_paths.verifier_dir)
         _harbor_patches.keep_closed(environment, trial.agent_env_paths.verifier_dir, self._end_step)
 
     @property
     def missing_protections(self) -> tuple[str, ...]:
-        """What the sandbox can't give to this task's grading, one sentence each."""
+        """The protections that the sandbox can't give to this task's grading, one sentence each."""
         task, environment = self._trial.task, self._environment
         if not any(grades_in_shared_sandbox(task, step) for step in task.config.steps or [None]):
             return ()
@@ -106,7 +108,7 @@ class GradingGuard:
 
     @property
     def oom_kills(self) -> int:
-        """How many processes the memory limit killed since the last phase ended, as far as that is known."""
+        """The number of processes that the memory limit killed since the last phase ended, as far as that is known."""
         before, after = self._watch.oom_kills, self.postmortem.oom_kills if self.postmortem is not None else None
         return after - before - (self.stopped.oom_kills or 0) if before is not None and after is not None else 0
 

@@ -1,4 +1,4 @@
-"""Which of a sandbox's processes are the task's own, over all phases of an episode, and the end of all others.
+"""Tell the task's own processes in a sandbox from all others, over all phases of an episode, and end the others.
 
 With a phase also its files end: what grading needs is made again.
 """
@@ -9,7 +9,7 @@ from harbor.environments.base import BaseEnvironment
 
 from harbor_gym.episode.grading import cleanup
 from harbor_gym.episode.grading.cleanup import Baseline, CleanupResult
-from harbor_gym.terminal.session import Leavings
+from harbor_gym.terminal.session import Leftovers
 
 
 class ProcessWatch:
@@ -61,7 +61,7 @@ class ProcessWatch:
         if self._is_graded:
             await cleanup.close_grading(self._environment)
 
-    async def end_phase(self, *, keep_processes: bool, terminal: Leavings | None) -> CleanupResult:
+    async def end_phase(self, *, keep_processes: bool, terminal: Leftovers | None) -> CleanupResult:
         """Stop what the policy left running, unless it is to be kept, and make again what grading needs.
 
         Returns:

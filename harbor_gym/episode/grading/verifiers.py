@@ -1,9 +1,13 @@
 """Check before an episode whether its separate verifiers can run at all: Harbor checks after it."""
 
+from typing import Any
+
 from harbor.environments.factory import EnvironmentFactory
 from harbor.models.task.verifier_mode import VerifierEnvironmentMode, resolve_verifier_environment_definition
 from harbor.trial.network_policy import resolve_trial_network_plan
 from harbor.trial.trial import Trial
+
+from harbor_gym._runtime.harbor_versions import network_settings
 
 
 def require_separate_verifiers(trial: Trial) -> None:
@@ -13,17 +17,16 @@ def require_separate_verifiers(trial: Trial) -> None:
         ValueError, RuntimeError, NotImplementedError, TaskError: What the sandbox refuses, in its own words.
     """
     config, task = trial.config, trial.task
+    resolve: Any = resolve_trial_network_plan  # its settings differ by Harbor's version
     for step in task.config.steps or [None]:
         definition = resolve_verifier_environment_definition(task.config, task.paths, step)
         if definition is None:
             continue
-        separate = VerifierEnvironmentMode.SEPARATE
-        plan = resolve_trial_network_plan(
+        plan = resolve(
             task.config,
-            config.agent,
-            config.environment,
+            *network_settings(config),
             step,
-            verifier_mode=separate,
+            verifier_mode=VerifierEnvironmentMode.SEPARATE,
             env_config=definition.config,
         )
         EnvironmentFactory.create_environment_from_config(

@@ -1,4 +1,4 @@
-"""The way from inside a sandbox to one session, without a network: connections over a command's pipes."""
+"""A tunnel from inside a sandbox to one session, without a network: connections over a command's pipes."""
 
 import asyncio
 import contextlib
@@ -57,6 +57,8 @@ class Tunnel:
         except ProtocolError as exc:
             self.error = exc
             logger.warning("the tunnel of session %s was closed: %s", self._session.name, exc)
+        # Also between two requests: an agent that fails at its next one has lost its policy.
+        self._session.mark_undelivered(None)
 
     async def wait_ready(self) -> None:
         """Wait until the program in the sandbox listens."""
@@ -133,7 +135,7 @@ async def _until_ready(opened: Tunnel, carrying: asyncio.Task[None]) -> None:
 
 @functools.cache
 def _source() -> str:
-    return Path(multiplexer.__file__).read_text()
+    return Path(multiplexer.__file__).read_text(encoding="utf-8")
 
 
 async def _start(environment: "BaseEnvironment", port: int, user: str | int | None) -> PipedProcess:

@@ -1,4 +1,4 @@
-"""Parameters of requests: what is honoured, what is refused, and what the trainer's sampler decides.
+"""Parameters of requests: those that are honoured, those refused, and those that the trainer's sampler decides.
 
 A parameter that changes what an answer is (its form, its end, its calls) is honoured or refused. Those of the
 distribution (temperature, top_p, top_k, seed, penalties, reasoning effort) and the longest answer are the sampler's:

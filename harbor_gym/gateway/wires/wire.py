@@ -1,4 +1,4 @@
-"""What every wire format does, and the reading of JSON that they share."""
+"""The interface of a wire format, and the reading of JSON that all of them share."""
 
 import json
 import secrets

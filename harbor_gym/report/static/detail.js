@@ -74,7 +74,6 @@ function start(episode) {
     ["started in", seconds(metrics["time/sandbox_start_sec"])],
     ["terminal", seconds(metrics["time/terminal_open_sec"])],
     ["transport", begun.transport],
-    ["substituted", (begun.image_substitutions || []).join("; ")],
   ]);
   return element("div", "", shown.length ? element("h3", "", ...shown) : "",
     episode.system_prompt ? folded("system prompt", element("pre", "raw", episode.system_prompt)) : "");

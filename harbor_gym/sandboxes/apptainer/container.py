@@ -1,7 +1,7 @@
 """One container: started as a child of this process, entered from outside, ended with everything in it.
 
 Apptainer starts a container once and is asked nothing more: commands and transfers enter its namespaces by the program
-that enters local sandboxes (``local/supervisor``), which takes 20 ms where ``apptainer exec`` takes 90.
+that enters local sandboxes (``supervisor/program``), which takes 20 ms where ``apptainer exec`` takes 90.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, override
 
 from harbor_gym._runtime.cache import cache_dir
 from harbor_gym._runtime.processes import start_process
@@ -29,11 +29,11 @@ from harbor_gym.sandboxes.apptainer.programs import Programs
 from harbor_gym.sandboxes.apptainer.sif.format import SifImage
 from harbor_gym.sandboxes.archive.transfers import Work
 from harbor_gym.sandboxes.archive.trees.records import StreamEndedError
-from harbor_gym.sandboxes.local import seccomp
-from harbor_gym.sandboxes.local.before_policy import BeforePolicy
-from harbor_gym.sandboxes.local.carrier import Carrier
-from harbor_gym.sandboxes.local.forkserver_client import supervisor_argv, supervisor_environment
-from harbor_gym.sandboxes.local.supervisor.messages import (
+from harbor_gym.sandboxes.supervisor import seccomp
+from harbor_gym.sandboxes.supervisor.carrier import Carrier
+from harbor_gym.sandboxes.supervisor.forkserver_client import supervisor_argv, supervisor_environment
+from harbor_gym.sandboxes.supervisor.program.messages import (
+    FIRST,
     NAMESPACES,
     CommandSpec,
     ContainerConfig,
@@ -42,15 +42,13 @@ from harbor_gym.sandboxes.local.supervisor.messages import (
     as_object,
     to_json,
 )
-from harbor_gym.sandboxes.running import Ranks, Request
+from harbor_gym.sandboxes.supervisor.running import RunningSandbox
 
 _READY_TIMEOUT_SEC = 120.0
 """A machine that starts 64 at once on two cores takes a while for each."""
 _STOP_TIMEOUT_SEC = 10.0
 _UP = b"up"
 _OUTPUT_TAIL_BYTES = 4000
-_FIRST = "/.harbor-gym-init"
-"""As ``local/supervisor/container.py`` writes it."""
 _VIEW_BYTES = 16
 _HOSTS = "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 _NO_RESOLVER = "# This sandbox has no network.\n"
@@ -80,7 +78,7 @@ memory fs type = tmpfs
 
 @dataclass(frozen=True, slots=True)
 class ContainerOptions:
-    """What one container is to have."""
+    """The settings of one container."""
 
     storage_bytes: int
     has_network: bool
@@ -92,19 +90,17 @@ class ContainerOptions:
     overlay: str
 
 
-class Container:
+class Container(RunningSandbox):
     """One running container. Made by :meth:`start`, ended by :meth:`stop`, bound to the loop that started it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._process: asyncio.subprocess.Process | None = None
         self._target: Target | None = None
         self._site: ContainerSite | None = None
         self._view: int | None = None
         self._bound: list[str] = []
-        self._asked: list[str] = []
         self._views = 0
-        self._ranks = Ranks()
-        self._before_policy = BeforePolicy()
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -162,7 +158,7 @@ class Container:
         own = NAMESPACES & ~(os.CLONE_NEWNET if options.has_network else 0)
         # Nobody from outside of its user namespace may see a FUSE file system, not even root (fuse(4), allow_other).
         rootless = is_rootless() or await asyncio.to_thread(_has_fuse_root, init)
-        target = Target(init, str(stat.start_time), 0, {}, rootless, filters, own)
+        target = Target(init, str(stat.start_time), (), {}, rootless, filters, own)
         directories = dict(options.directories)
         answer = await _run_program("prepare", target, {"directories": directories})
         if "error" in answer:
@@ -202,6 +198,7 @@ class Container:
         return self.target.init
 
     @property
+    @override
     def is_running(self) -> bool:
         """Return whether the container's first process is there."""
         if self._target is None or self._process is None or self._process.returncode is not None:
@@ -222,34 +219,19 @@ class Container:
 
     # --- what enters it -------------------------------------------------------------------------------------------
 
-    def enter_argv(self, request: Request) -> list[str]:
-        """Return an argument vector that runs a command with the stdio of whoever starts it.
-
-        The command sees the container's own files, also while there is a view.
-
-        Raises:
-            SandboxLostError: It is gone.
-        """
+    @override
+    def enter_argv(self, request: CommandSpec) -> list[str]:
         return supervisor_argv("enter", to_json(self._entering(request, self._ranks.outside_of_view)))
 
-    def enter_request(self, request: Request) -> bytes:
+    def enter_request(self, request: CommandSpec) -> bytes:
         """Return the same as a request for ``enter-by``, of any length."""
         return to_json(self._entering(request, self._ranks.now)).encode()
 
-    def _entering(self, request: Request, rank: str) -> dict[str, Any]:
-        identity = self._before_policy.identity(request.user)
-        who = request.command, request.user, identity, request.cwd, dict(request.env), request.argv
-        spec = CommandSpec(*who, request.joins_outputs, data_limit_bytes=None, user_processes=None, rank=rank)
-        return {"target": self.target, "spec": spec}
+    def _entering(self, request: CommandSpec, rank: str) -> dict[str, Any]:
+        return {"target": self.target, "spec": self._filled_in(request, rank)}
 
+    @override
     async def carry(self, spec: Mapping[str, Any], work: Work) -> None:
-        """Move files, by a process that sees the container's and by ``work`` on this machine's side of the stream.
-
-        Raises:
-            SandboxLostError: It is gone.
-            SandboxTimeoutError: It took too long.
-            Exception: What ``work`` raises.
-        """
         carrier = Carrier()
         try:
             await shielded(carrier.start(self.target, spec, *self.view_handles))
@@ -261,14 +243,8 @@ class Container:
         finally:
             await shielded(carrier.end())
 
+    @override
     async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
-        """Do one of the works of the supervisor's ``cleanup`` module, by no program of the container's.
-
-        Raises:
-            SandboxError: It failed.
-            SandboxLostError: The container is gone.
-            SandboxTimeoutError: The time was up.
-        """
         self._ranks.note_work(work)
         if work in ("open_grading", "close_grading"):
             room = await self._at_the_files("resize", {"is_grading": work == "open_grading"})
@@ -300,18 +276,8 @@ class Container:
         """A descriptor of the verifier's view, where there is one: what is passed to whatever enters."""
         return () if self._view is None else (self._view,)
 
+    @override
     async def enter_view(self, paths: Sequence[str], *, rank: str, also: Sequence[str] = ()) -> None:
-        """Switch commands and transfers to the image as it was, with these paths as they are.
-
-        Args:
-            paths: What is carried; where it is not there, the view has nothing there either.
-            rank: That of the commands in the view.
-            also: What is carried where it is there; else the image's stays.
-
-        Raises:
-            SandboxError: The kernel refuses.
-            SandboxLostError: It is gone.
-        """
         await self.leave_view()
         self._views += 1
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -325,12 +291,8 @@ class Container:
         (self._view,) = handles
         self._ranks.in_view = rank
 
+    @override
     async def leave_view(self) -> None:
-        """Switch commands and transfers back to the container's own files, and drop the view. Idempotent.
-
-        Raises:
-            SandboxLostError: It is gone.
-        """
         if self._view is not None:
             await self._leave_view(keeps=False)
 
@@ -338,19 +300,8 @@ class Container:
         self._forget_view()
         await self._at_the_files("drop_view", {"number": self._views, "keeps": keeps})
 
+    @override
     async def merge_view(self, *, timeout_sec: float) -> str:
-        """Copy what was written in the view to the container's own files, and leave it.
-
-        What runs in the view keeps its files.
-
-        Returns:
-            Why not all could be copied; empty where all was.
-
-        Raises:
-            SandboxError: It failed.
-            SandboxLostError: It is gone.
-            SandboxTimeoutError: The time was up.
-        """
         if self._view is None:
             raise SandboxError("the apptainer sandbox has no view to be merged")
         request = {"number": self._views, "bound": self._bound, "asked": self._asked, "view_namespace": self._view}
@@ -362,13 +313,8 @@ class Container:
         await self._leave_view(keeps=answer["is_used"])
         return answer["problem"]
 
+    @override
     async def written_paths(self) -> list[str]:
-        """Return the paths that were written in it since its start, or deleted: some thousand at most.
-
-        Raises:
-            SandboxError: They can't be listed.
-            SandboxLostError: It is gone.
-        """
         return (await self._at_the_files("written", {}))["paths"]
 
     async def _at_the_files(self, work: str, request: Mapping[str, Any], *handles: int) -> dict[str, Any]:
@@ -393,7 +339,7 @@ def _place() -> Path:
 
 
 def _etc(options: ContainerOptions) -> dict[str, str]:
-    resolver = Path("/etc/resolv.conf").read_text() if options.has_network else _NO_RESOLVER
+    resolver = Path("/etc/resolv.conf").read_text(encoding="utf-8") if options.has_network else _NO_RESOLVER
     return {"resolv.conf": resolver, "hosts": _HOSTS}
 
 
@@ -415,7 +361,7 @@ def _config(image: SifImage, programs: Programs, options: ContainerOptions) -> C
         etc=_etc(options),
         runtime=(
             programs.runtime, "--silent", "--config", f"{place}/runtime.conf", "exec", "--containall", "--no-init",
-            "--writable", *left_out, *options.extra_args, f"{place}/root", _FIRST,
+            "--writable", *left_out, *options.extra_args, f"{place}/root", FIRST,
         ),
         runtime_config=_RUNTIME_CONFIG,
         runtime_environment=_runtime_environment(place),
@@ -443,7 +389,7 @@ def _first_processes(launcher: int) -> tuple[int | None, int | None]:
 def _has_fuse_root(init: int) -> bool:
     """Return whether a process's root directory is a FUSE file system's."""
     with contextlib.suppress(OSError):
-        for line in (PROC / str(init) / "mountinfo").read_text().splitlines():
+        for line in (PROC / str(init) / "mountinfo").read_text(encoding="utf-8").splitlines():
             place, _, source = line.partition(" - ")
             if place.split()[4] == "/":
                 return source.startswith("fuse")
@@ -453,7 +399,7 @@ def _has_fuse_root(init: int) -> bool:
 def _numbers(pid: int) -> list[int]:
     """Return a process's ids, in this PID namespace first, in its own last."""
     with contextlib.suppress(OSError):
-        for line in (PROC / str(pid) / "status").read_text().splitlines():
+        for line in (PROC / str(pid) / "status").read_text(encoding="utf-8").splitlines():
             if line.startswith("NSpid:"):
                 return [int(number) for number in line.split()[1:]]
     return []

@@ -13,20 +13,23 @@ from harbor.environments.definition import (
 )
 from harbor.models.task.config import NetworkMode
 
+from harbor_gym._runtime.harbor_versions import check_options, declares_options, resource_capabilities
 from harbor_gym._runtime.processes import allow_open_files
-from harbor_gym.sandboxes.apptainer.commands import run_command
+from harbor_gym.sandboxes.apptainer.commands import open_command, run_command
 from harbor_gym.sandboxes.apptainer.container import Container, ContainerOptions
 from harbor_gym.sandboxes.apptainer.options import checked_options
 from harbor_gym.sandboxes.apptainer.programs import find_programs, require_all
 from harbor_gym.sandboxes.apptainer.sif.format import SifImage
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, provide_sif
 from harbor_gym.sandboxes.apptainer.watchdog import Watchdog
-from harbor_gym.sandboxes.local import seccomp
-from harbor_gym.sandboxes.local.supervisor.messages import OPEN_FILES_OF_CALLER
+from harbor_gym.sandboxes.declared import require_workdir
 from harbor_gym.sandboxes.namespaced import NamespacedEnvironment
+from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk
-from harbor_gym.sandboxes.running import Finished, Request
 from harbor_gym.sandboxes.setup_command import is_of_verifier, require_success, setting_up
+from harbor_gym.sandboxes.supervisor import seccomp
+from harbor_gym.sandboxes.supervisor.program.messages import OPEN_FILES_OF_CALLER, CommandSpec
+from harbor_gym.sandboxes.supervisor.running import Finished
 
 _FILES, _SET_UP = "files", "setup.sh"
 _NO_VIEW = "the view is made by the kernel's overlay"
@@ -34,6 +37,7 @@ _NOT_WATCHED = "memory_mb is watched here by process, and socket buffers are no 
 _NO_FILTER = "libseccomp or the OCI seccomp profile is missing on this machine"
 
 
+@declares_options
 class ApptainerEnvironment(NamespacedEnvironment[Container]):
     """Run a task in Apptainer or Singularity, as root or as an ordinary user, on machines without Docker.
 
@@ -122,7 +126,7 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
     @override
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
         """Return what is enforced: memory, by watching."""
-        return EnvironmentResourceCapabilities(memory_limit=True)
+        return resource_capabilities(memory_limit=True)
 
     @property
     def known_failures(self) -> Mapping[str, str]:
@@ -142,12 +146,13 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
 
     @classmethod
     @override
-    def preflight(cls) -> None:
+    def preflight(cls, kwargs: dict[str, Any] | None = None) -> None:
         """Check that sandboxes can start on this machine.
 
         Raises:
             MissingDependencyError: A program or a right is missing; the message states how to get it.
         """
+        check_options(cls, kwargs)
         require_all()
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -169,7 +174,7 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
         self._watch_memory()
         await self._set_up(self._default_workdir(image))
         await self._upload_environment_dir_after_start()
-        await self._await_health(image)
+        await self._start_services(image)
 
     def _source(self, *, force_build: bool) -> SifSource:
         named = self.task_env_config.docker_image
@@ -200,6 +205,7 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
             return
         timeout_sec = self.task_env_config.build_timeout_sec
         if (command := self._options.setup_command) is not None:
+            await require_workdir(self)
             await self._run_set_up(command, timeout_sec)
         files = self.environment_dir / _FILES
         if self._takes_files and files.is_dir():
@@ -225,8 +231,12 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
     # --- commands ------------------------------------------------------------------------------------------------
 
     @override
-    async def _run(self, request: Request, timeout_sec: float | None, on_chunk: Chunk | None) -> Finished:
+    async def _run(self, request: CommandSpec, timeout_sec: float | None, on_chunk: Chunk | None) -> Finished:
         return await run_command(self._running(), request, timeout_sec=timeout_sec, on_chunk=on_chunk)
+
+    @override
+    async def _open(self, request: CommandSpec) -> PipedCommand:
+        return await open_command(self._running(), request)
 
     @property
     @override

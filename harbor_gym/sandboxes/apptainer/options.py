@@ -19,7 +19,7 @@ _NEEDED = ("proc", "dev", "devpts")
 
 @dataclass(frozen=True, slots=True)
 class ApptainerOptions:
-    """What the caller chose."""
+    """The options of a sandbox, checked."""
 
     image_cache_dir: Path
     """Where SIF files are kept."""

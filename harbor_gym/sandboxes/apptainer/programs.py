@@ -1,4 +1,4 @@
-"""The programs that Apptainer sandboxes need, where they lie, and what else of this machine they take."""
+"""The programs that Apptainer sandboxes need, their places, and the other resources of this machine that they take."""
 
 from __future__ import annotations
 

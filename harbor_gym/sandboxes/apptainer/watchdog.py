@@ -198,14 +198,14 @@ def _kill(process: Member) -> None:
 
 def _resident_bytes(pid: int) -> int:
     with contextlib.suppress(OSError, IndexError, ValueError):
-        return int((PROC / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int((PROC / str(pid) / "statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
 def _pss_bytes(pid: int) -> int:
     """Return a process's proportional set size; its resident one where an old kernel or the process keeps it."""
     with contextlib.suppress(OSError, IndexError, ValueError):
-        for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines():
+        for line in (PROC / str(pid) / "smaps_rollup").read_text(encoding="utf-8").splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) << 10
     return _resident_bytes(pid)

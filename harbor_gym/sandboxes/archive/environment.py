@@ -25,7 +25,7 @@ class CarriesFiles(BaseEnvironment):
 
     @property
     def _storage_mb(self) -> int:
-        """What the sandbox may write, in MiB."""
+        """The sandbox's limit on written files, in MiB."""
         limit = self._effective_storage_mb
         return transfers.DEFAULT_STORAGE_MB if limit is None else limit
 

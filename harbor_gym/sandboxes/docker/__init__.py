@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from harbor_gym._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
-    from harbor_gym.sandboxes.docker.environment import DockerEnvironment
+    from harbor_gym.sandboxes.docker.environment import DockerEnvironment as DockerEnvironment
 
-__all__ = ["DockerEnvironment"]
-
-__getattr__, __dir__ = lazy_names(__name__, {"environment": ("DockerEnvironment",)})
+__getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -1,9 +1,11 @@
-"""Why this machine's Docker can't hold a sandbox to a list of hosts, which Harbor leaves unsaid."""
+"""The reason why this machine's Docker can't hold a sandbox to a list of hosts. Harbor's error does not give it."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+
+from harbor_gym._runtime.processes import ask
 
 _ASK_TIMEOUT_SEC = 20.0
 _WAYS = "get it with `docker pull` or `docker load` where there is a registry, or use a cloud sandbox for this task"
@@ -16,7 +18,7 @@ def probe_refusal(image: str) -> str:
     """
     argv = ["docker", "image", "inspect", "--format", "{{.Id}}", image]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_ASK_TIMEOUT_SEC)
+        done = ask(*argv, timeout_sec=_ASK_TIMEOUT_SEC)
     except (OSError, subprocess.TimeoutExpired) as exc:
         return f"Docker does not answer ({exc})"
     if done.returncode == 0:
@@ -28,7 +30,9 @@ def probe_refusal(image: str) -> str:
 
 def build_refusal(dockerfile: Path, error: Exception) -> str:
     """Return why the sidecar's image can't be built."""
-    bases = [line.split()[1] for line in dockerfile.read_text().splitlines() if line.startswith("FROM ")]
+    bases = [
+        line.split()[1] for line in dockerfile.read_text(encoding="utf-8").splitlines() if line.startswith("FROM ")
+    ]
     output = " ".join(str(error).split())
     return (
         "network allowlists on Docker run Harbor's egress sidecar, whose image can't be built here. It stands on "

@@ -1,4 +1,4 @@
-"""What Docker holds of one Compose project, and how it is removed for certain."""
+"""The containers, networks and volumes of one Compose project, and their certain removal."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def own_services(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {"services": {}, "networks": {}, "volumes": {}}
     for path in paths:
-        document = yaml.safe_load(path.read_text())
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
         for section, known in found.items():
             entries = document.get(section) if isinstance(document, dict) else None
             if isinstance(entries, dict):

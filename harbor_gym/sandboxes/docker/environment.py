@@ -10,6 +10,7 @@ from typing import Any, ClassVar, override
 
 from harbor.environments.base import ExecResult
 
+from harbor_gym._runtime.harbor_versions import declares_options
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError
 from harbor_gym.sandboxes import reaper
@@ -24,6 +25,7 @@ _SETTLE_SEC = 1.0
 _SETTLE_POLL_SEC = 0.1
 
 
+@declares_options
 class DockerEnvironment(DockerLaunch):
     """Run a task in Docker as Harbor does, with less waiting and nothing left behind.
 
@@ -86,7 +88,7 @@ class DockerEnvironment(DockerLaunch):
 
         Raises:
             SandboxStartError: Docker refuses, the main container ended at once, or the set-up command failed.
-            TaskError: The image has not the working directory that the task declares.
+            TaskError: The image is unhealthy, or has not the working directory that the task declares.
             RuntimeError: Compose failed; Harbor's own error.
         """
         reaper.reap_in_background(in_docker=True)
@@ -97,9 +99,9 @@ class DockerEnvironment(DockerLaunch):
         await super().start(force_build)
         if self._switches_network and self._needs_network and self._network_disabled:
             await self._apply_network_policy(self.network_policy)
+        await require_workdir(self)
         if self._setup_command is not None and not self.shares_setup:
             await self._set_up_here(self._setup_command)
-        await require_workdir(self)
 
     @property
     def shares_setup(self) -> bool:

@@ -10,8 +10,8 @@ from harbor.environments.base import ExecResult
 
 from harbor_gym._runtime.processes import start_process
 from harbor_gym._runtime.shielded import shielded
-from harbor_gym.errors import SandboxTimeoutError
 from harbor_gym.sandboxes.docker.engine import docker
+from harbor_gym.sandboxes.extensions import ExecTimeoutError
 from harbor_gym.sandboxes.pipes import Output, StreamName, text_chunks
 
 _MARK = b"harbor-gym-exec "
@@ -39,10 +39,6 @@ done
 """Kills a session, again until nothing more was forked meanwhile. Source: proc(5), fields 3 and 6 of stat."""
 
 
-class DockerExecTimeoutError(SandboxTimeoutError, RuntimeError):
-    """A command ran out of time and was killed. A ``RuntimeError`` too, as Harbor's own environments raise."""
-
-
 async def run_inside(
     container: str,
     command: str,
@@ -65,7 +61,7 @@ async def run_inside(
         emit: Takes what is printed, when it is.
 
     Raises:
-        DockerExecTimeoutError: The time was up.
+        ExecTimeoutError: The time was up.
         ValueError: There is a NUL in the command.
     """
     if "\0" in command:
@@ -91,7 +87,7 @@ async def run_inside(
     except TimeoutError:
         if not scope.expired():
             raise
-        raise DockerExecTimeoutError(f"Command timed out after {timeout_sec} seconds; it was killed") from None
+        raise ExecTimeoutError(f"Command timed out after {timeout_sec} seconds; it was killed") from None
     finally:
         if process.returncode is None:
             await shielded(running.kill())

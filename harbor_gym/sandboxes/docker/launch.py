@@ -1,4 +1,4 @@
-"""How a task's containers come to run: by Compose as under Harbor, without the commands that have nothing to do.
+"""Start a task's containers: by Compose as under Harbor, without the commands that have nothing to do.
 
 Which these are follows from the arguments that Harbor gives to Compose: tests/unit/episode/test_harbor_patches.py fails
 where a new Harbor gives others.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, override
 
@@ -22,10 +23,11 @@ from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.docker import engine as engine
 from harbor_gym.sandboxes.docker import setup as image_setup
 from harbor_gym.sandboxes.docker.engine import MAIN, docker
-from harbor_gym.sandboxes.docker.exec import DockerExecTimeoutError
 from harbor_gym.sandboxes.docker.network import SHARED_NETWORK
 from harbor_gym.sandboxes.docker.setup import DockerSetup, ImageGoneError, ImageInfo
 from harbor_gym.sandboxes.docker.transfers import DockerTransfers
+from harbor_gym.sandboxes.extensions import ExecTimeoutError
+from harbor_gym.sandboxes.health import healthcheck_of, unhealthy
 from harbor_gym.sandboxes.setup_command import is_of_verifier, require_success
 
 _COMMAND_END_SEC = 5.0
@@ -134,6 +136,20 @@ class DockerLaunch(DockerTransfers):
             answer = " ".join(str(refusal).split())
             raise SandboxStartError(f"image {image!r} is not available ({answer}). {instead}") from refusal
 
+    async def _require_health(self, refusal: Exception) -> None:
+        """Raise an error of the task instead where the main container runs, and its health check fails."""
+        for container in await engine.containers_of(self._project, service=MAIN, is_running=True):
+            _, shown = await docker("inspect", container)
+            found: dict[str, Any] = json.loads(shown)[0]
+            health: dict[str, Any] = found["State"].get("Health") or {}
+            if health.get("Status") != "unhealthy":
+                continue
+            _, shown = await docker("image", "inspect", found["Image"])  # a container's configuration has no SHELL
+            shell = json.loads(shown)[0]["Config"].get("Shell")
+            declared, last = healthcheck_of({**found["Config"], "Shell": shell}), health["Log"][-1]
+            if declared is not None:
+                raise unhealthy(declared, health["FailingStreak"], last["ExitCode"], last["Output"]) from refusal
+
     async def _build(self, run: _Compose) -> ExecResult:
         if self._keeps_image and self._main_image_name in _looks:
             return _DONE
@@ -158,6 +174,7 @@ class DockerLaunch(DockerTransfers):
                 result = await run(words)
             except (RuntimeError, ImageGoneError) as exc:
                 if attempt == _UP_ATTEMPTS or not await self._restore(str(exc), run):
+                    await self._require_health(exc)
                     await self._require_image(exc)
                     raise
                 attempt += 1
@@ -210,7 +227,7 @@ class DockerLaunch(DockerTransfers):
     async def _set_up_here(self, command: str) -> None:
         try:
             done = await self.exec(command, user="root", timeout_sec=round(self.task_env_config.build_timeout_sec))
-        except DockerExecTimeoutError as exc:
+        except ExecTimeoutError as exc:
             raise SandboxStartError(f"setup_command: {exc} (build_timeout_sec)") from exc
         require_success(done.return_code, done.stdout or "")
 

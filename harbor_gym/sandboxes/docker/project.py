@@ -1,4 +1,4 @@
-"""What a task's Docker project has of networks, labels, mounts and resources, for Compose or for one container."""
+"""The networks, labels, mounts and resources of a task's Docker project, for Compose or for one container."""
 
 from __future__ import annotations
 
@@ -145,7 +145,9 @@ class DockerProject(HarborDockerEnvironment):
         if self._overlay_dir is not None:
             self._overlay_dir.cleanup()
         self._overlay_dir = self._temporary_dir("overlay")
-        (Path(self._overlay_dir.name) / "overlay.json").write_text(engine.overlay(declared, main, networks))
+        (Path(self._overlay_dir.name) / "overlay.json").write_text(
+            engine.overlay(declared, main, networks), encoding="utf-8"
+        )
 
     @property
     def _keeps_image(self) -> bool:
@@ -204,6 +206,8 @@ class DockerProject(HarborDockerEnvironment):
             folder.chmod(0o777)
             moved[mount["target"]] = {**mount, "source": str(folder)}
         self._mounts = [moved.get(item["target"], item) if item in self._log_mounts else item for item in self._mounts]
+        # Since 0.25 Harbor tells a Compose file of these alone where the log folders are.
+        self._host_mounts = self._mounts
 
     # --- what a set-up command's container has ---------------------------------------------------------------------
 

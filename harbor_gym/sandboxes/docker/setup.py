@@ -1,4 +1,4 @@
-"""What Docker reports of an image, and the image that a set-up command makes of another: once, for many sandboxes."""
+"""Docker's description of an image, and the image that a set-up command makes of another: once, for many sandboxes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from harbor_gym._runtime.cache import locked
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.declared import require_check, workdir_check
 from harbor_gym.sandboxes.docker import engine as engine
 from harbor_gym.sandboxes.docker.engine import docker
 from harbor_gym.sandboxes.docker.exec import run_inside
@@ -30,7 +31,7 @@ _known: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What matters of an image to those who start containers of it."""
+    """The part of an image's configuration that the start of a container needs."""
 
     identity: str
     """Docker's id of it."""
@@ -81,7 +82,7 @@ async def inspect_image(image: str) -> ImageInfo | None:
 
 @dataclass(frozen=True, slots=True)
 class DockerSetup:
-    """What is to be done once, and in what container."""
+    """A set-up command that runs once, and its container."""
 
     command: str
     """Shell text, for root."""
@@ -127,6 +128,7 @@ async def set_up(setup: DockerSetup, *, timeout_sec: float) -> str:
     Raises:
         ImageGoneError: There is nothing to do it on.
         SandboxStartError: The command fails, with its output, or the time was up.
+        TaskError: There is no such working directory.
     """
     if setup.image in _known:
         return setup.image
@@ -151,6 +153,9 @@ async def _make(setup: DockerSetup) -> None:
         if code != 0:
             kind = ImageGoneError if is_missing(output) else SandboxStartError
             raise kind(f"setup_command: docker run failed: {output.strip()}")
+        if setup.workdir is not None:
+            found = await run_inside(setup.container, workdir_check(setup.workdir), flags=("--user", "0"))
+            require_check(setup.workdir, found.return_code)
         where = ("--workdir", setup.workdir) if setup.workdir else ()
         done = await run_inside(setup.container, setup.command, flags=("--user", "0", *where))
         require_success(done.return_code, done.stdout or "")

@@ -1,4 +1,4 @@
-"""Where packages of Debian and Ubuntu come from: the mirrors of this machine's apt, else each distribution's own."""
+"""The mirrors for packages of Debian and Ubuntu: those of this machine's apt, else each distribution's own."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def apt_mirrors(apt: Path = _APT) -> list[Mirror]:
     for path in [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]:
         if not path.is_file():
             continue
-        text = path.read_text(errors="replace")
+        text = path.read_text(errors="replace", encoding="utf-8")
         if path.suffix == ".list":
             mirrors += _one_line_mirrors(text)
         elif path.suffix == ".sources":

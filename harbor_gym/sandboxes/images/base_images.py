@@ -1,31 +1,38 @@
-"""Base images: buildah's own, this machine's Docker's, pulled, or the stand-in that packages alone make."""
+"""Base images: buildah's own, this machine's Docker's, pulled, or what ``harbor-gym base`` made."""
 
 from __future__ import annotations
 
+import json
 import logging
-import tempfile
-from dataclasses import dataclass, replace
-from pathlib import Path
+import re
+from dataclasses import dataclass
 
 from harbor_gym._runtime.cache import locked
-from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.errors import SandboxStartError
-from harbor_gym.sandboxes import dockerfile
-from harbor_gym.sandboxes.images import debian_base, official_images
-from harbor_gym.sandboxes.images.builder import ULIMITS
+from harbor_gym.sandboxes.images import official_images
+from harbor_gym.sandboxes.images.builder import require_ids
 from harbor_gym.sandboxes.images.docker_images import copy_from_docker, find_in_docker
-from harbor_gym.sandboxes.images.official_images import OfflineBase
 from harbor_gym.sandboxes.images.recipe import ROOT_AT_THE_TOP, StageStart
-from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
+from harbor_gym.sandboxes.images.store import show_image
+from harbor_gym.sandboxes.tools import CONTAINED, TIMED_OUT, run_tool
 
 _logger = logging.getLogger(__name__)
 
 _PULL_TIMEOUT_SEC = 300.0
-_SHOWN = r"{{.FromImageID}}|{{len .OCIv1.Config.Volumes}}|{{.OCIv1.Config.User}}|{{.OCIv1.Config.WorkingDir}}"
+_SHOWN = (
+    r"{{.FromImageID}}|{{len .OCIv1.Config.Volumes}}|{{.OCIv1.Config.User}}|"
+    r'{{range $n, $word := .Docker.Config.Shell}}{{if $n}},{{end}}{{printf "%q" $word}}{{end}}|'
+    r"{{.OCIv1.Config.WorkingDir}}"
+)
+_NO_ANSWER = re.compile(r'(?:Get|Head|Post) "https?://[^"]*": (.*)')
+"""How a pull reports a server that can't be talked to; what a registry answers is worded otherwise.
+
+Source: Error of Go's net/url.
+"""
+_ID = re.compile(r"(sha256:)?[0-9a-f]{12,64}")
 
 _unreachable: dict[str, str] = {}
-"""Image that could not be pulled → why."""
-_warned: set[str] = set()
+"""Image for which this process takes the base that was made → why its registry is out of reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,93 +43,104 @@ class Base:
     """The reference that buildah receives."""
 
     identity: str
-    """What goes into the cache key: an image id, or the substitute's own key."""
+    """What goes into the cache key: its id."""
 
-    substitution: str | None = None
     start: StageStart = ROOT_AT_THE_TOP
-    """Its USER and WORKDIR."""
+    """Its USER, WORKDIR and SHELL."""
 
     has_volumes: bool = False
 
 
 async def resolve_base(reference: str) -> Base:
-    """Find a base image: buildah's, Docker's, pulled, or (official ones only) the offline stand-in of its release.
+    """Find a base image; where its registry is out of reach, take what ``harbor-gym base`` made for it.
 
     Raises:
         SandboxStartError: It is not available.
     """
-    full = official_images.full_reference(reference)
-    for _ in range(2):
-        for candidate in dict.fromkeys((reference, full)):
-            if (found := await _inspected(candidate)) is not None:
-                return found
-        if (base := await docker_base(reference)) is not None:
-            return base
-        if full in _unreachable:
-            break
-        code, why = await run_tool(*CONTAINED, "buildah", "pull", "--quiet", full, timeout_sec=_PULL_TIMEOUT_SEC)
-        if code != 0:
-            _logger.debug("can't pull %s: %s", full, why.strip())
-            _unreachable[full] = why.strip().rpartition("\n")[2] or f"status {code}"
-            break
-    try:
-        return await _substitute(reference)
-    except SandboxStartError as exc:
-        why = _unreachable.get(full, "it is gone again")
+    base, why = await find_base(reference)
+    if base is not None:
+        return base
+    made = official_images.base_name(reference)
+    base = None if made is None else await _inspected(made)
+    if base is None:
         raise SandboxStartError(
-            f"base image {reference!r} is not in buildah's store or Docker's, pulling it failed ({why}), and {exc}. "
-            f"Pull it where a registry can be reached (`buildah pull {full}`), give an image that is here its name "
-            f"(`buildah tag IMAGE {full}`; `buildah pull oci-archive:PATH` or docker-archive:PATH brings one), or give "
-            "the sandbox option image=oci-archive:PATH in place of the task's own image"
-        ) from exc
+            f"base image {reference!r} is not on this machine, and its registry is out of reach ({why}): "
+            f"{_advice(reference)}"
+        )
+    full = official_images.full_reference(reference)
+    if full not in _unreachable:
+        _unreachable[full] = why
+        _logger.warning("the registry of %s is out of reach: using the base that `harbor-gym base` made", reference)
+    return base
+
+
+async def find_base(reference: str) -> tuple[Base | None, str]:
+    """Look for an image in buildah's store and in Docker, and pull it if neither has it.
+
+    Returns:
+        The image, or None and why its registry is out of reach.
+
+    Raises:
+        SandboxStartError: Its registry answers and does not give it, or buildah fails.
+        TaskError: Its files have ids that this user has not.
+    """
+    full = official_images.full_reference(reference)
+    for candidate in _local_names(reference, full):
+        if (found := await _inspected(candidate)) is not None:
+            return found, ""
+    if (base := await docker_base(reference)) is not None:
+        return base, ""
+    if full in _unreachable:
+        return None, _unreachable[full]
+    code, output = await run_tool(*CONTAINED, "buildah", "pull", "--quiet", full, timeout_sec=_PULL_TIMEOUT_SEC)
+    if code == TIMED_OUT:
+        raise SandboxStartError(f"base image {reference!r} was not pulled within {_PULL_TIMEOUT_SEC:g} s")
+    if code != 0:
+        require_ids(output, f"base image {reference!r}")
+        why = output.strip().rpartition("\n")[2] or f"status {code}"
+        if (unanswered := _NO_ANSWER.search(why)) is not None:
+            return None, unanswered[1]
+        raise SandboxStartError(f"base image {reference!r} can't be pulled: {why}")
+    if (found := await _inspected(full)) is None:
+        raise SandboxStartError(f"base image {reference!r} was pulled, and is gone again")
+    return found, ""
+
+
+def _local_names(reference: str, full: str) -> list[str]:
+    """Return what an image may be called in buildah's store, which takes a short name for that of any repository."""
+    if full == reference:
+        return [full]
+    return [f"localhost/{reference}", full, *([reference] if _ID.fullmatch(reference) else [])]
+
+
+def _advice(reference: str) -> str:
+    if official_images.find_offline_base(reference) is not None:
+        return f"`harbor-gym base {reference}` makes a base of packages to use in its place"
+    full = official_images.full_reference(reference)
+    return (
+        f"pull it where a registry can be reached (`buildah pull {full}`), give an image that is here its name "
+        f"(`buildah tag IMAGE {full}`; `buildah pull oci-archive:PATH` or docker-archive:PATH brings one), or give "
+        "the sandbox option image=oci-archive:PATH in place of the task's own image"
+    )
 
 
 async def _inspected(reference: str) -> Base | None:
-    code, output = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", "--format", _SHOWN, reference)
-    if code != 0:
+    shown = await show_image(reference, _SHOWN)
+    if shown is None:
         return None
-    image_id, volumes, user, workdir = output.strip().split("|", 3)
-    return Base(reference, image_id, start=StageStart(user, workdir or "/"), has_volumes=volumes != "0")
+    image_id, volumes, user, shell, workdir = shown.split("|", 4)
+    start = StageStart(user, workdir or "/", tuple(json.loads(f"[{shell}]")))
+    return Base(reference, image_id, start=start, has_volumes=volumes != "0")
 
 
 async def docker_base(reference: str) -> Base | None:
-    """Return Docker's image of this name. A stand-in of ours for an official image is not that image."""
-    found = await find_in_docker(reference)
-    if found is None:
-        return None
-    image_id, is_substitute = found
-    if is_substitute and official_images.is_official(reference):
+    """Return Docker's image of this name, copied into buildah's store."""
+    image_id = await find_in_docker(reference)
+    if image_id is None:
         return None
     async with locked(f"docker-image-{image_id.removeprefix('sha256:')[:32]}"):
         copied = await copy_from_docker(image_id)
-    why = f"{reference} -> Docker's image of that name, which stands on a harbor-gym offline base"
     base = await _inspected(copied)
     if base is None:
         raise SandboxStartError(f"Docker's image {reference} was copied to buildah, and is gone again")
-    return replace(base, substitution=why if is_substitute else None)
-
-
-async def _substitute(reference: str) -> Base:
-    base = official_images.offline_base(reference)
-    local = f"localhost/harbor-gym-base:{base.name}"
-    async with locked(f"import-{base.name}"):
-        code, _ = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", local)
-        if code != 0:
-            await _import_base(base, await debian_base.ensure_base_tar(base), local)
-    substitution = f"{reference} -> {base.description}"
-    if substitution not in _warned:
-        _warned.add(substitution)
-        _logger.warning("base image %s can't be pulled: SUBSTITUTED by %s", reference, base.description)
-    return Base(local, f"substitute:{base.name}", substitution)
-
-
-async def _import_base(base: OfflineBase, tar: Path, reference: str) -> None:
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
-        recipe = Path(folder) / "Dockerfile"
-        recipe.write_text("\n".join(["FROM scratch", f"ADD {tar.name} /", *base.instructions, ""]))
-        code, output = await run_tool(
-            *CONTAINED, *dockerfile.owned_build(folder), "--quiet", *ULIMITS,
-            "-t", reference, "-f", str(recipe), str(tar.parent),
-        )  # fmt: skip
-    if code != 0:
-        raise SandboxStartError(f"the offline base can't be imported into buildah: {tail(output)}")
+    return base

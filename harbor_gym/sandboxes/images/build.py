@@ -14,7 +14,17 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from harbor_gym._runtime.cache import Hold, cache_dir, hold, layers_dir, locked
+from harbor_gym._runtime.cache import (
+    LAYERS_LOCK,
+    Hold,
+    cache_dir,
+    count_entries,
+    hold,
+    is_whole,
+    layers_dir,
+    locked,
+    remove_broken_layers,
+)
 from harbor_gym._runtime.files import replace_text
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
@@ -28,6 +38,8 @@ from harbor_gym.sandboxes.images.builder import (
     build_argv,
     is_old,
     require_faithful,
+    require_flags,
+    require_ids,
     run_buildah,
     run_environment,
 )
@@ -36,7 +48,7 @@ from harbor_gym.sandboxes.tools import CONTAINED, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
 
-_FORMAT = 4
+_FORMAT = 5
 """Version of the cache's layout and of what an export writes. A change makes old entries unreachable."""
 _PRUNE_PAUSE_SEC = 0.05
 
@@ -62,9 +74,6 @@ class Image:
     digest: str
     """Cache key: SHA-256 over the build context, the identity of every base image, and the format."""
 
-    substitutions: tuple[str, ...]
-    """Base images that were not available, and what stands in their place; empty is the rule."""
-
     entrypoint: tuple[str, ...] = ()
     """ENTRYPOINT of the image; empty if it names none."""
 
@@ -73,8 +82,8 @@ class Image:
     volumes: tuple[str, ...] = ()
     """VOLUME of the image. As nothing of a sandbox outlives it, they are directories like others."""
 
-    highest_id: int = 0
-    """The highest uid or gid that a file of it has."""
+    high_ids: tuple[int, ...] = ()
+    """The uids and gids above 65535 that files of it have, in order."""
 
     @property
     def home(self) -> Path:
@@ -83,14 +92,17 @@ class Image:
 
     @property
     def directories(self) -> list[Path]:
-        """The layers' directories, the topmost first, as overlayfs reads them: a deleted file is a device 0:0."""
+        """The layers' directories, the topmost first, as overlayfs reads them: a deleted file is a device 0:0.
+
+        overlayfs takes no directory twice. Of a layer that an image has twice, the upper one hides all of the other.
+        """
         place = layers_dir()
-        return [place / name for name in self.layers]
+        return [place / name for name in dict.fromkeys(self.layers)]
 
     @property
     def is_there(self) -> bool:
-        """Whether nothing of it was pruned."""
-        return (self.home / "image.json").is_file() and all(path.is_dir() for path in self.directories)
+        """Whether nothing of it was pruned or has lost its files."""
+        return is_whole(self.home, self.layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +159,7 @@ async def build_image(source: ImageSource, *, build_timeout_sec: float = 600.0, 
         force_build: Build anew even if the cache has the image, and replace it there for later calls.
 
     Raises:
-        MissingDependencyError: buildah (or mmdebstrap, for the offline base) is not installed.
+        MissingDependencyError: buildah is not installed.
         SandboxStartError: The Dockerfile fails, a base image is not available, what is named is not there or is nothing
             of the kind, or the time was up.
     """
@@ -177,6 +189,9 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
     async with locked(f"image-{digest[:32]}"):
         image = None if force_build else await asyncio.to_thread(load_image, digest)
         if image is None:
+            async with locked(LAYERS_LOCK):
+                for layer in await asyncio.to_thread(remove_broken_layers, cache_dir() / "images" / digest[:32]):
+                    _logger.warning("the layer %s in the cache has lost files: it is made again", layer)
             image = await _make_image(source, text, base_images, digest, is_fresh=force_build)
     _built[content] = image
     return image
@@ -215,8 +230,8 @@ async def _make_image(
 ) -> Image:
     started = time.monotonic()
     if source.rootfs is not None:
-        async with layers.imported(source.rootfs) as (names, highest_id):
-            image = Image(tuple(names), {}, "/", "0", digest, (), highest_id=highest_id)
+        async with layers.imported(source.rootfs) as (names, high_ids):
+            image = Image(tuple(names), {}, "/", "0", digest, high_ids=tuple(high_ids))
             await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
         return image
     if source.docker_image is None:
@@ -236,13 +251,12 @@ async def _make_image(
         workdir=settings.get("WorkingDir") or "/",
         user=settings.get("User") or "0",
         digest=digest,
-        substitutions=tuple(base.substitution for base in base_images.values() if base.substitution),
         entrypoint=tuple(settings.get("Entrypoint") or ()),
         healthcheck=healthcheck_of(settings),
         volumes=tuple(settings.get("Volumes") or ()),
     )
-    async with layers.exported(image_id, shown["OCIv1"]["rootfs"]["diff_ids"]) as (names, highest_id):
-        image = replace(image, layers=tuple(names), highest_id=highest_id)
+    async with layers.exported(image_id, shown["OCIv1"]["rootfs"]["diff_ids"]) as (names, high_ids):
+        image = replace(image, layers=tuple(names), high_ids=tuple(high_ids))
         await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
     _logger.info("built the image of %s in %.1f s", source, time.monotonic() - started)
     return image
@@ -258,14 +272,16 @@ async def _run_build(environment_dir: Path, text: str, base_images: dict[str, Ba
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as name:
         folder = Path(name)
         recipe = folder / "Dockerfile"
-        recipe.write_text(changed)
+        recipe.write_text(changed, encoding="utf-8")
         # An old one takes a file that a bind mount shows for the file that it showed before.
         is_fresh = is_fresh or (is_old() and "--mount=" in text)
         argv = build_argv(folder, environment_dir, recipe, is_fresh=is_fresh)
         code, output = await run_buildah(*argv, environment=run_environment())
         if code != 0:
+            require_ids(output, str(path), text=text)
+            require_flags(output, str(path))
             raise SandboxStartError(f"{path} does not build:\n{tail(output)}")
-        return (folder / "id").read_text().strip().removeprefix("sha256:")
+        return (folder / "id").read_text(encoding="utf-8").strip().removeprefix("sha256:")
 
 
 def write_record(image: Image, *, made_for: str) -> None:
@@ -277,26 +293,26 @@ def write_record(image: Image, *, made_for: str) -> None:
         record.rename(record.with_name(f"replaced-{uuid.uuid4().hex}.json"))
     health = healthcheck_config(image.healthcheck).get("Healthcheck")
     document = {**asdict(image), "healthcheck": health, "made_for": made_for}
+    document["entries"] = count_entries(image.layers)
     replace_text(record, json.dumps(document, indent=2))
 
 
 def load_image(digest: str) -> Image | None:
     """Return the image of this digest if the cache has it, complete."""
     try:
-        stored = json.loads((cache_dir() / "images" / digest[:32] / "image.json").read_text())
+        stored = json.loads((cache_dir() / "images" / digest[:32] / "image.json").read_text(encoding="utf-8"))
         image = Image(
             layers=tuple(stored["layers"]),
             env=stored["env"],
             workdir=stored["workdir"],
             user=stored["user"],
             digest=digest,
-            substitutions=tuple(stored["substitutions"]),
             entrypoint=tuple(stored["entrypoint"]),
             healthcheck=healthcheck_of({"Healthcheck": stored["healthcheck"]}),
             volumes=tuple(stored["volumes"]),
-            highest_id=stored["highest_id"],
+            high_ids=tuple(stored["high_ids"]),
         )
-    except (FileNotFoundError, KeyError, json.JSONDecodeError):
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
         return None
     return image if image.is_there else None
 
@@ -306,7 +322,7 @@ def load_image(digest: str) -> Image | None:
 
 def _read_dockerfile(environment_dir: Path) -> str:
     try:
-        return (environment_dir / "Dockerfile").read_text()
+        return (environment_dir / "Dockerfile").read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SandboxStartError(
             f"{environment_dir} has no Dockerfile and the task names no docker_image: there is nothing to build"
@@ -345,7 +361,7 @@ async def _require_heredoc_support(environment_dir: Path) -> None:
     """Build one: the version does not show it, for Ubuntu 24.04 builds its buildah 1.33 without."""
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
         recipe = Path(folder) / "Dockerfile"
-        recipe.write_text("FROM scratch\nCOPY <<END /file\na line\nEND\n")
+        recipe.write_text("FROM scratch\nCOPY <<END /file\na line\nEND\n", encoding="utf-8")
         code, _ = await run_tool(
             *CONTAINED, *dockerfile.owned_build(folder), "--quiet", "--layers", *ULIMITS, "-f", str(recipe), folder
         )

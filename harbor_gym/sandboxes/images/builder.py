@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from harbor_gym._runtime import rootless
-from harbor_gym.errors import MissingDependencyError, TaskError
+from harbor_gym._runtime.processes import ask
+from harbor_gym.errors import MissingDependencyError, TaskError, TaskUnsupportedError
 from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.images.recipe import EMPTY
 from harbor_gym.sandboxes.tools import CONTAINED, find_program, run_tool
@@ -30,21 +30,20 @@ NO_RUN = {"BUILDAH_ISOLATION": "oci", "BUILDAH_RUNTIME": "false"}
 _CURRENT = (1, 39)
 """The first that keeps what a RUN writes below a VOLUME of its base, and whose cache knows what a bind mount shows."""
 
-_NAME_SERVER = "10.0.2.3"
-"""Where slirp4netns answers for the machine's own resolver."""
+_NETWORKS = Path(__file__).with_name("run_networks.sh")
+"""Gives the builder and each RUN a network namespace of its own."""
 
-_IN_NETWORK = f"""\
-folder=$1; shift
-rm -f "$folder/ready"; mkfifo "$folder/ready" && touch "$folder/network" && unshare --net="$folder/network" true || exit
-{{ grep -E '^(search|options)' /etc/resolv.conf; echo nameserver {_NAME_SERVER}; }} >"$folder/resolv.conf"
-slirp4netns --configure --mtu=65520 --disable-host-loopback --ready-fd=3 --netns-type=path "$folder/network" tap0 \
-  3>"$folder/ready" >"$folder/slirp4netns.log" 2>&1 &
-read -r ready <"$folder/ready"
-[ -n "$ready" ] || {{ echo "slirp4netns gives the build no network:"; cat "$folder/slirp4netns.log"; exit 1; }}
-mount --bind "$folder/resolv.conf" /etc/resolv.conf && exec nsenter --net="$folder/network" "$@"
-"""
-"""A network namespace, closed to the machine's own loopback, for one build. It ends with the build's PID namespace."""
+_NO_SUCH_ID = re.compile(
+    r".*(insufficient UIDs or GIDs|unmapped|(chown|owner|set[ug]id|setgroups|set ?up user).*invalid argument).*",
+    re.IGNORECASE,
+)
+"""What buildah, tar, chown and useradd say of an id that is not in the map of their user namespace (EINVAL)."""
+_NUMBER = re.compile(r"(?<!\w)\d{1,10}(?!\w)")
 
+_UNKNOWN_FLAG = re.compile(
+    r"building at STEP .*: ((?:RUN|COPY|ADD) (?:--[\w-]+ is not supported|only supports? .*))", re.DOTALL
+)
+"""What buildah says of an option of an instruction which BuildKit knows and it does not."""
 
 _INCONSISTENT = "store is inconsistent"
 """What buildah says where a killed one left a container half made and two others find it at once."""
@@ -85,7 +84,46 @@ def build_argv(folder: Path, context: Path, recipe: Path, *, is_fresh: bool) -> 
 def _network(folder: Path) -> tuple[str, ...]:
     if find_program("slirp4netns") is None or rootless.network_refusal()[0]:
         return ()
-    return "sh", "-c", _IN_NETWORK, "sh", str(folder)
+    return "sh", str(_NETWORKS), str(folder)
+
+
+def require_ids(output: str, what: str, *, text: str = "") -> None:
+    """Tell what failed for an id which its user namespace has not from other failures of a build, pull or set-up.
+
+    Args:
+        output: What it printed.
+        what: What has the id.
+        text: Where the id may be written when the output does not tell it.
+
+    Raises:
+        TaskError: It failed for that.
+    """
+    found = _NO_SUCH_ID.search(output)
+    if found is None or (count := rootless.mapped_ids_of_builds()) >= rootless.ALL_IDS:
+        return
+    line = found[0].strip()
+    named = [[n for n in map(int, _NUMBER.findall(part)) if count <= n < rootless.ALL_IDS] for part in (line, text)]
+    ids = ", ".join(map(str, dict.fromkeys(named[0] or named[1]))) or "which, the failure does not tell"
+    raise TaskError(
+        f"{what} has user or group ids above {count - 1}, the highest here: {ids} ({line}): "
+        f"give files and users lower ids{rootless.more_ids_hint()}, or use --env docker"
+    )
+
+
+def require_flags(output: str, what: str) -> None:
+    """Tell a build that failed for an option which buildah has not from others.
+
+    Args:
+        output: What the build printed.
+        what: What was built.
+
+    Raises:
+        TaskUnsupportedError: It failed for that.
+    """
+    if (found := _UNKNOWN_FLAG.search(output)) is not None:
+        raise TaskUnsupportedError(
+            f"{what}: this machine's buildah has no such option: {found[1].strip()}. Do without it, or use --env docker"
+        )
 
 
 def run_environment() -> dict[str, str]:
@@ -102,7 +140,7 @@ def run_environment() -> dict[str, str]:
 
 @functools.cache
 def _version(program: str) -> tuple[int, int]:
-    shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    shown = ask(program, "--version", timeout_sec=None).stdout
     found = re.search(r"version (\d+)\.(\d+)", shown)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 

@@ -1,22 +1,31 @@
-"""Base images made of packages alone, where a mirror can be reached and no container registry."""
+"""The base images of ``harbor-gym base``: made of packages alone, for machines that reach a mirror and no registry."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
+import tarfile
+import tempfile
 from pathlib import Path
 
 from harbor_gym._runtime.cache import cache_dir, locked
+from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
+from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.images.apt_mirrors import apt_mirrors
-from harbor_gym.sandboxes.images.official_images import DEFAULT, EXCLUDED, OfflineBase, is_official, offline_base
-from harbor_gym.sandboxes.tools import CONTAINED, run_tool
+from harbor_gym.sandboxes.images.builder import ULIMITS
+from harbor_gym.sandboxes.images.docker_images import MADE_LABEL
+from harbor_gym.sandboxes.images.official_images import DEFAULT, EXCLUDED, MADE, OfflineBase, base_name, offline_base
+from harbor_gym.sandboxes.images.store import show_image
+from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
 
 _BUILD_TIMEOUT_SEC = 600.0
 _CONNECT_TIMEOUT_SEC = 20
 _TAIL_LINES = 15
-_LABEL = "harbor_gym.substitute=mmdebstrap"
+_END_OF_TAR = 1024
 
 
 async def ensure_base_tar(base: OfflineBase = DEFAULT) -> Path:
@@ -30,13 +39,28 @@ async def ensure_base_tar(base: OfflineBase = DEFAULT) -> Path:
         SandboxStartError: Their signatures can't be checked here, or the mirror does not deliver.
     """
     path = cache_dir() / "bases" / f"{base.name}.tar"
-    if path.is_file():
+    if is_whole_tar(path):
         return path
     async with locked(f"base-{path.stem}"):
-        if not path.is_file():
+        if not is_whole_tar(path):
             path.parent.mkdir(exist_ok=True)
             await _make_tar(base, path)
     return path
+
+
+def is_whole_tar(path: Path) -> bool:
+    """Return whether a file is a tar archive that is there to its end, which two blocks of zeros mark."""
+    try:
+        with path.open("rb") as file:
+            is_tar = tarfile.is_tarfile(file)
+            file.seek(-_END_OF_TAR, os.SEEK_END)
+            return is_tar and not any(file.read())
+    except (FileNotFoundError, IsADirectoryError):
+        return False
+    except OSError as exc:
+        if exc.errno == errno.EINVAL:  # it is shorter
+            return False
+        raise
 
 
 async def _make_tar(base: OfflineBase, path: Path) -> None:
@@ -75,26 +99,65 @@ async def _make_tar(base: OfflineBase, path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-async def import_into_docker(reference: str) -> None:
-    """Give Docker an offline base under ``reference`` when it has no image of that name.
+async def make_base(reference: str) -> OfflineBase:
+    """Make a base for an official image and put it into buildah's store, once, beside the image's own name.
 
-    It is the one that stands in for that image, or Debian 12's for a name that is none of an official image. It
-    carries the label ``harbor_gym.substitute=mmdebstrap``, so nobody takes it for the real one.
+    Local and Apptainer sandboxes stand on it where the image's registry is out of reach.
 
     Raises:
-        MissingDependencyError: docker or mmdebstrap is not installed.
-        SandboxStartError: Nothing stands in for that official image, the base can't be made, or the daemon refuses it.
+        UsageError: No recipe is known for this image.
+        MissingDependencyError: buildah or mmdebstrap is not installed.
+        SandboxStartError: The base can't be made, or buildah refuses it.
     """
+    base = offline_base(reference)
+    if shutil.which("buildah") is None:
+        raise MissingDependencyError("the base is put into buildah's store: apt-get install buildah")
+    content = f"{MADE}:{base.name}"
+    async with locked(f"import-{base.name}"):
+        if await show_image(content) is None:
+            await _import_into_buildah(base, await ensure_base_tar(base), content)
+        code, output = await run_tool(*CONTAINED, "buildah", "tag", content, str(base_name(reference)))
+    if code != 0:
+        raise SandboxStartError(f"buildah can't name the base that was made for {reference}: {tail(output)}")
+    return base
+
+
+async def _import_into_buildah(base: OfflineBase, tar: Path, name: str) -> None:
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as folder:
+        recipe = Path(folder) / "Dockerfile"
+        recipe.write_text("\n".join(["FROM scratch", f"ADD {tar.name} /", *base.instructions, ""]), encoding="utf-8")
+        code, output = await run_tool(
+            *CONTAINED, *dockerfile.owned_build(folder), "--quiet", *ULIMITS,
+            "-t", name, "-f", str(recipe), str(tar.parent),
+        )  # fmt: skip
+    if code != 0:
+        raise SandboxStartError(f"the base of {base.description} can't be imported into buildah: {tail(output)}")
+
+
+async def import_into_docker(reference: str) -> OfflineBase | None:
+    """Give Docker a base under the name of an official image, unless it has an image of that name.
+
+    Its label :data:`MADE_LABEL` keeps local sandboxes from taking it for the real one.
+
+    Returns:
+        What was made; None if Docker had one.
+
+    Raises:
+        UsageError: No recipe is known for this image.
+        MissingDependencyError: docker or mmdebstrap is not installed.
+        SandboxStartError: The base can't be made, or the daemon refuses it.
+    """
+    base = offline_base(reference)
     if shutil.which("docker") is None:
         raise MissingDependencyError("docker is not installed: apt-get install docker.io")
     async with locked("docker-import"):
         code, _ = await run_tool("docker", "image", "inspect", reference)
         if code == 0:
-            return
-        base = offline_base(reference) if is_official(reference) else DEFAULT
+            return None
         tar = await ensure_base_tar(base)
-        changes = [*base.instructions, f"LABEL {_LABEL}"]
+        changes = [*base.instructions, f"LABEL {MADE_LABEL}=mmdebstrap"]
         options = [word for change in changes for word in ("--change", change)]
         code, output = await run_tool("docker", "import", *options, str(tar), reference)
         if code != 0:
-            raise SandboxStartError(f"docker can't import the offline base as {reference}: {output.strip()}")
+            raise SandboxStartError(f"docker can't import the base as {reference}: {output.strip()}")
+    return base

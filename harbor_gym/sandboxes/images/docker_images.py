@@ -1,4 +1,4 @@
-"""Images that a Docker daemon of this machine holds, made known to buildah without a registry."""
+"""Images that a Docker daemon of this machine has, made known to buildah without a registry."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ from pathlib import Path
 
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.images.builder import require_ids
+from harbor_gym.sandboxes.images.official_images import is_official
+from harbor_gym.sandboxes.images.store import show_image
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool
 
-_SUBSTITUTE_LABEL = "harbor_gym.substitute"
+MADE_LABEL = "harbor_gym.substitute"
+"""Of the bases that ``harbor-gym base --docker`` makes, and of what is built on them."""
+
 _ASK_TIMEOUT_SEC = 20.0
 _COPY_TIMEOUT_SEC = 600.0
 
 
-async def find_in_docker(reference: str) -> tuple[str, bool] | None:
-    """Look an image up in Docker.
+async def find_in_docker(reference: str) -> str | None:
+    """Return an image's id in Docker; None if Docker has no such image, or there is no Docker.
 
-    Returns:
-        Its id, and whether it is a stand-in that harbor_gym made, or stands on one; None if Docker has no such image,
-        or there is no Docker.
+    A base that harbor_gym made under the name of an official image is not that image.
     """
     if shutil.which("docker") is None:
         return None
-    shown = '{{.Id}} {{index .Config.Labels "' + _SUBSTITUTE_LABEL + '"}}'
+    shown = '{{.Id}} {{index .Config.Labels "' + MADE_LABEL + '"}}'
     code, output = await run_tool(
         "docker", "image", "inspect", "--format", shown, reference, timeout_sec=_ASK_TIMEOUT_SEC
     )
     if code != 0:
         return None
     image_id, _, label = output.strip().partition(" ")
-    return image_id, label.strip() not in ("", "<no value>")
+    is_made = label.strip() not in ("", "<no value>")
+    return None if is_made and is_official(reference) else image_id
 
 
 async def copy_from_docker(image_id: str) -> str:
@@ -39,13 +43,12 @@ async def copy_from_docker(image_id: str) -> str:
 
     Raises:
         SandboxStartError: Docker or buildah refused.
+        TaskError: Its files have ids that this user has not.
     """
     # Docker's id is the hash of the configuration, as buildah's, or of the manifest (Docker 29).
     name = f"localhost/harbor-gym-docker:{image_id.removeprefix('sha256:')}"
-    inspect = (*CONTAINED, "buildah", "inspect", "--type", "image", "--format", "{{.FromImageID}}")
-    code, output = await run_tool(*inspect, name)
-    if code == 0:
-        return output.strip()
+    if (known := await show_image(name)) is not None:
+        return known
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("pull")) as folder:
         archive = Path(folder) / "image.tar"
         for argv in (
@@ -54,6 +57,7 @@ async def copy_from_docker(image_id: str) -> str:
         ):
             code, output = await run_tool(*argv, timeout_sec=_COPY_TIMEOUT_SEC)
             if code != 0:
+                require_ids(output, f"Docker's image {image_id}")
                 tail = "\n".join(output.strip().splitlines()[-5:])
                 raise SandboxStartError(f"Docker's image {image_id} can't be copied to buildah: {tail}")
     copied = output.strip().splitlines()[-1]

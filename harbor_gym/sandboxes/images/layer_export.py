@@ -20,6 +20,7 @@ _FILES = {
 _PLACES = ("etc", "dev", "proc", "sys", "tmp")
 _OVERLAY_SWITCHES = ("redirect_dir", "metacopy")
 _IMAGE_DIRECTORY_MODE = 0o755
+_ORDINARY_IDS = 1 << 16
 
 
 def lower_directories(root: str, mounts: str) -> list[str]:
@@ -40,7 +41,7 @@ def lower_directories(root: str, mounts: str) -> list[str]:
         names = stack[1].split(":")
         if names[0].isdecimal():
             # Very many are named by open descriptors of whoever mounted them. The store has noted their names.
-            names = (Path(root).parent / "lower").read_text().strip().split(":")
+            names = (Path(root).parent / "lower").read_text(encoding="utf-8").strip().split(":")
         # Many layers are named from the store's own directory, to keep the option short.
         home = os.path.dirname(os.path.dirname(root))  # noqa: PTH120  # pathlib has no realpath of a relative name
         return [os.path.realpath(os.path.join(home, name)) for name in names]  # noqa: PTH118  # as above
@@ -55,7 +56,7 @@ def writes_plain_layers(parameters: Path = Path("/sys/module/overlay/parameters"
     """Return whether this kernel's overlays write layers that mean the same on any other layers of the same content."""
     for name in _OVERLAY_SWITCHES:
         try:
-            if (parameters / name).read_text().strip() == "Y":
+            if (parameters / name).read_text(encoding="utf-8").strip() == "Y":
                 return False
         except OSError:
             continue
@@ -67,7 +68,7 @@ def copy_layers(root: str, layers: Path, staging: Path, image_id: str, diff_ids:
 
     Where the layers can't be distinguished, the whole root is one layer.
     """
-    lowers = lower_directories(root, Path("/proc/self/mountinfo").read_text())
+    lowers = lower_directories(root, Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
     if len(lowers) != len(diff_ids) or not writes_plain_layers():
         return [copy_once(root, layers, staging, f"whole-{image_id[:32]}")]
     names = [identity.removeprefix("sha256:")[:32] for identity in reversed(diff_ids)]
@@ -101,7 +102,7 @@ def write_top(root: Path, top: Path) -> None:
     if is_of_image:
         etc.mkdir()
     for name, content in _FILES.items():
-        (etc / name).write_text(content)
+        (etc / name).write_text(content, encoding="utf-8")
         (etc / name).chmod(0o644)
     if is_of_image:
         status = (root / "etc").lstat()
@@ -112,14 +113,14 @@ def write_top(root: Path, top: Path) -> None:
         os.utime(etc, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def highest_id(root: str | Path) -> int:
-    """Return the highest uid or gid of any file below a directory."""
-    highest = 0
+def high_ids(root: str | Path) -> list[int]:
+    """Return the uids and gids above 65535 of files below a directory."""
+    found: set[int] = set()
     for directory, folders, names in os.walk(root):
         for name in (*folders, *names):
             status = os.lstat(f"{directory}/{name}")
-            highest = max(highest, status.st_uid, status.st_gid)
-    return highest
+            found |= {status.st_uid, status.st_gid}
+    return sorted(number for number in found if number >= _ORDINARY_IDS)
 
 
 def main() -> int:
@@ -129,9 +130,12 @@ def main() -> int:
     top = f"top-{Path(staging).name[-32:]}"
     write_top(Path(root), Path(staging) / top)
     (Path(staging) / top).rename(Path(layers) / top)
-    print(json.dumps({"layers": [top, *names], "highest_id": highest_id(root)}))  # noqa: T201  # a program's own output
+    print(json.dumps({"layers": [top, *names], "high_ids": high_ids(root)}))  # noqa: T201  # a program's own output
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (OSError, subprocess.CalledProcessError) as exc:
+        sys.exit(str(exc))

@@ -1,4 +1,4 @@
-"""Layers in the cache: what images are made of, each copied once and shared by all images that have it.
+"""Layers in the cache: the parts of images, each copied once and shared by all images that have it.
 
 A layer is a directory in overlayfs's own form. Its name is that of its content (the digest that the image's own record
 gives it) wherever it comes from an image; so what a base image or a common first half of two Dockerfiles brings is
@@ -17,8 +17,9 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from harbor_gym._runtime.cache import LAYERS_LOCK, layers_dir, locked
+from harbor_gym._runtime.disks import full_cache
 from harbor_gym._runtime.owners import is_alive, owner_label, temporary_prefix
-from harbor_gym._runtime.rootless import remove_tree
+from harbor_gym._runtime.rootless import is_rootless, remove_tree
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images import layer_export, sources
@@ -36,10 +37,10 @@ _EXPORT = (
 
 
 @contextlib.asynccontextmanager
-async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[tuple[list[str], int]]:
+async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[tuple[list[str], list[int]]]:
     """Copy the layers of an image of buildah's that the cache has not.
 
-    Yields their names, the topmost first, and the highest uid or gid that a file of the image has.
+    Yields their names, the topmost first, and the uids and gids above 65535 that files of the image have.
 
     The topmost is the runtime's own: ``/etc/hosts`` and the like. Write the image's record within the block.
 
@@ -57,13 +58,14 @@ async def exported(image_id: str, diff_ids: list[str]) -> AsyncGenerator[tuple[l
             *CONTAINED, "sh", "-c", _EXPORT, "sh", name, image_id, *program, json.dumps(diff_ids), environment=NO_RUN
         )
         if code != 0:
-            raise SandboxStartError(f"the root file system of {image_id} can't be exported: {tail(output)}")
+            why = full_cache(output) or tail(output)
+            raise SandboxStartError(f"the root file system of {image_id} can't be exported: {why}")
         shown = json.loads(output.strip().splitlines()[-1])
-        yield shown["layers"], shown["highest_id"]
+        yield shown["layers"], shown["high_ids"]
 
 
 @contextlib.asynccontextmanager
-async def imported(rootfs: Path) -> AsyncGenerator[tuple[list[str], int]]:
+async def imported(rootfs: Path) -> AsyncGenerator[tuple[list[str], list[int]]]:
     """Copy a root file system of the user's; yields what :func:`exported` yields.
 
     Raises:
@@ -76,11 +78,19 @@ async def imported(rootfs: Path) -> AsyncGenerator[tuple[list[str], int]]:
         await sources.copy_rootfs(rootfs, copied)
         try:
             await shielded(asyncio.to_thread(layer_export.write_top, copied, top))
-            highest_id = await asyncio.to_thread(layer_export.highest_id, copied)
+            high_ids = await asyncio.to_thread(high_ids_of, copied)
         except OSError as exc:
             raise SandboxStartError(f"rootfs={str(rootfs)!r} can't be used: {exc}") from exc
         async with added([top, copied]) as names:
-            yield names, highest_id
+            yield names, high_ids
+
+
+def high_ids_of(directory: Path) -> list[int]:
+    """Return the uids and gids above 65535 of files that were copied to a directory.
+
+    An ordinary user's copy can have none: what it has on disk are the user's subordinate ids.
+    """
+    return [] if is_rootless() else layer_export.high_ids(directory)
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Which stand-in made of packages alone serves for which official image: the same release, the same Python."""
+"""The official images that a base made of packages alone may replace: the same release, the same Python."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import os
 import re
 from dataclasses import dataclass
 
-from harbor_gym.errors import SandboxStartError
+from harbor_gym.errors import UsageError
 from harbor_gym.sandboxes.images.apt_mirrors import DEBIAN, UBUNTU, Distribution
+
+MADE = "localhost/harbor-gym-base"
+"""Repository in buildah's store of the bases that ``harbor-gym base`` makes. buildah looks short names up by the last
+part of a repository, so that is no official image's."""
 
 _DEFAULT_DOMAIN = "docker.io"
 """What a reference without a domain means. Source: the reference grammar of the distribution project."""
@@ -51,7 +55,7 @@ class OfflineBase:
 
     release: Release
     is_python: bool = False
-    """Whether it stands in for an image of Python, whose programs are called ``python`` and ``pip``."""
+    """Whether it takes the place of an image of Python, whose programs are called ``python`` and ``pip``."""
 
     is_slim: bool = True
 
@@ -89,9 +93,9 @@ class OfflineBase:
 
     @property
     def description(self) -> str:
-        """What to call it where it stands in for a real image."""
-        python = f", Python {self.release.python}" if self.is_python else ""
-        return f"harbor-gym offline base (mmdebstrap {self.release.suite}{python})"
+        """What it is, for people."""
+        python = f" with Python {self.release.python}" if self.is_python else ""
+        return f"{self.release.distribution.name} {self.release.version}{python}"
 
 
 DEFAULT = OfflineBase(RELEASES[1])
@@ -107,34 +111,48 @@ def full_reference(reference: str) -> str:
 
 
 def is_official(reference: str) -> bool:
-    """Return whether a reference names an image that a stand-in may be made for, of any tag."""
+    """Return whether a reference names an image of Debian, Ubuntu or Python, of any tag."""
     return _parts(reference) is not None
 
 
 def offline_base(reference: str) -> OfflineBase:
-    """Return what stands in for an official image: of its own release, and for ``python`` with its own Python.
+    """Return what to make for an official image: of its own release, and for ``python`` with its own Python.
 
     Raises:
-        SandboxStartError: Nothing does; the message states why, and what there is.
+        UsageError: No recipe is known; the message lists those that are.
     """
-    parts = _parts(reference)
-    if parts is None:
-        raise SandboxStartError(f"nothing stands in for it (only for {_known()})")
-    family, tag = parts
-    found = _python(tag) if family == "python" else _system(family, tag)
+    found = find_offline_base(reference)
     if found is None:
-        raise SandboxStartError(f"nothing stands in for {family}:{tag or 'latest'} (only for {_known()})")
+        raise UsageError(f"no base can be made of packages for {reference!r}, only for {_known()}")
     return found
 
 
-def _parts(reference: str) -> tuple[str, str] | None:
-    """Return the family and the tag of an official image."""
-    library = rf"{re.escape(_DEFAULT_DOMAIN)}/library/"
-    found = re.fullmatch(rf"{library}(debian|ubuntu|python)(?::([\w.-]+))?(@.+)?", full_reference(reference))
-    if found is None:
+def find_offline_base(reference: str) -> OfflineBase | None:
+    """Do what :func:`offline_base` does; return None where no recipe is known."""
+    parts = _parts(reference)
+    if parts is None:
         return None
-    # A digest alone names one release, and does not state which.
-    return found[1], found[2] or ("(digest)" if found[3] else "")
+    family, tag, digest = parts
+    if digest and not tag:
+        return None  # it names one release, and does not state which
+    return _python(tag) if family == "python" else _system(family, tag)
+
+
+def base_name(reference: str) -> str | None:
+    """Return the name in buildah's store of the base that was made for an official image; None for another image."""
+    parts = _parts(reference)
+    if parts is None:
+        return None
+    family, tag, digest = parts
+    words = [family, tag or "latest", *([digest.replace(":", "-")] if digest else [])]
+    return f"{MADE}:{'-'.join(words)}"
+
+
+def _parts(reference: str) -> tuple[str, str, str] | None:
+    """Return the family, the tag and the digest of an official image."""
+    library = rf"{re.escape(_DEFAULT_DOMAIN)}/library/"
+    found = re.fullmatch(rf"{library}(debian|ubuntu|python)(?::([\w.-]+))?(?:@([\w:+.-]+))?", full_reference(reference))
+    return None if found is None else (found[1], found[2] or "", found[3] or "")
 
 
 def _system(family: str, tag: str) -> OfflineBase | None:

@@ -1,4 +1,4 @@
-"""A task's Dockerfile as buildah has to read it to make of it what ``docker build`` makes.
+"""A task's Dockerfile, rewritten so that buildah makes of it the image that ``docker build`` makes.
 
 buildah makes a WORKDIR only where the next RUN or COPY needs it, and COPY makes it root's. A VOLUME makes a directory,
 and changes later RUNs, where Docker only takes note of it. CMD and ENTRYPOINT don't know SHELL. Stages are known by the

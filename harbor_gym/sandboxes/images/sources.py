@@ -1,4 +1,4 @@
-"""Where a sandbox's root file system comes from, besides a Dockerfile: archives, directories and tars of one's own."""
+"""Sources of a sandbox's root file system besides a Dockerfile: archives, directories and tars of the user."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harbor_gym.errors import SandboxStartError
+from harbor_gym.sandboxes.images.builder import require_ids
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
 
 _ARCHIVE = re.compile(r"(oci-archive|docker-archive|oci|dir):([^:]+)(:.+)?")
@@ -47,12 +48,14 @@ async def load_archive(reference: str, environment_dir: Path) -> str:
 
     Raises:
         SandboxStartError: There is no such archive, or it is none.
+        TaskError: Its files have ids that this user has not.
     """
     found = _ARCHIVE.fullmatch(reference)
     assert found is not None
     source = f"{found[1]}:{archive_path(reference, environment_dir)}{found[3] or ''}"
     code, output = await run_tool(*CONTAINED, "buildah", "pull", "--quiet", source, timeout_sec=_READ_TIMEOUT_SEC)
     if code != 0:
+        require_ids(output, f"image {reference!r}")
         raise SandboxStartError(
             f"image {reference!r} can't be read: {tail(output)}\n(the kinds are docker-archive: for what `docker save` "
             "writes, oci-archive: and oci: for the OCI layout, packed or as a directory, each with :NAME behind the "
@@ -100,10 +103,12 @@ async def copy_rootfs(source: Path, target: Path) -> None:
 
     Raises:
         SandboxStartError: It is neither, it can't be read, or it holds no shell.
+        TaskError: Its files have ids that this user has not.
     """
     argv = await asyncio.to_thread(_copy_argv, source, target)
     code, output = await run_tool(*CONTAINED, *argv, timeout_sec=_READ_TIMEOUT_SEC)
     if code != 0:
+        require_ids(output, f"rootfs={str(source)!r}")
         raise SandboxStartError(f"rootfs={str(source)!r} can't be copied: {tail(output)}")
     if what := await asyncio.to_thread(_what_else, target):
         raise SandboxStartError(f"rootfs={str(source)!r} is no root file system: {what}")
@@ -116,7 +121,9 @@ def _copy_argv(source: Path, target: Path) -> tuple[str, ...]:
     if not _is_tar(source):
         raise SandboxStartError(f"rootfs={str(source)!r} is neither a directory nor a tar archive")
     kept = ("--xattrs", "--xattrs-include=user.*", "--xattrs-include=security.capability")
-    return "tar", "--extract", "--file", str(source), "--directory", str(target), "--numeric-owner", "-p", *kept
+    argv = ("tar", "--extract", "--file", str(source), "--directory", str(target), "--numeric-owner", "-p", *kept)
+    # A sandbox has its own, and an ordinary user can make none.
+    return *argv, "--anchored", *(f"--exclude={at}dev/*" for at in ("", "./", "/"))
 
 
 def _is_tar(path: Path) -> bool:

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from harbor_gym._runtime.imports import lazy_names
 
 if TYPE_CHECKING:
-    from harbor_gym.sandboxes.local.environment import LocalEnvironment
+    from harbor_gym.sandboxes.local.environment import LocalEnvironment as LocalEnvironment
 
-__all__ = ["LocalEnvironment"]
-
-__getattr__, __dir__ = lazy_names(__name__, {"environment": ("LocalEnvironment",)})
+__getattr__, __dir__ = lazy_names(__name__, __file__)

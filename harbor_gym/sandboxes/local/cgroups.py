@@ -1,4 +1,4 @@
-"""Where this machine lets a sandbox's control groups be made, and what to remove of those whose owner is dead."""
+"""The place of sandboxes' control groups on this machine, and the groups of dead owners, to be removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 from harbor_gym._runtime.owners import is_alive, owner_label
 from harbor_gym._runtime.rootless import is_rootless
-from harbor_gym.sandboxes.local.supervisor.messages import CgroupLimits
+from harbor_gym.sandboxes.supervisor.program.messages import CgroupLimits
 
 CONTROLLERS = ("memory", "pids", "cpu")
 _PREFIX = "harbor-gym-"
@@ -41,8 +41,8 @@ def places() -> Mapping[str, Place]:
 
     Groups are made beside or below this process's own, so that bounds of the whole (a container's) hold on.
     """
-    mounts = parse_mounts(Path("/proc/self/mountinfo").read_text())
-    own = Path("/proc/self/cgroup").read_text()
+    mounts = parse_mounts(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+    own = Path("/proc/self/cgroup").read_text(encoding="utf-8")
     return {name: place for name in CONTROLLERS if (place := first_usable(name, mounts, own, _is_usable)) is not None}
 
 
@@ -75,7 +75,7 @@ def remove_groups(names: Iterable[str] | None = None) -> bool:
 def memory_kills(version: int, directory: Path) -> int | None:
     """Return how many processes of a group the kernel killed for lack of memory; None if the group is gone."""
     try:
-        text = (directory / ("memory.events" if version == 2 else "memory.oom_control")).read_text()
+        text = (directory / ("memory.events" if version == 2 else "memory.oom_control")).read_text(encoding="utf-8")
     except OSError:
         return None
     counts = dict(line.split() for line in text.splitlines())
@@ -142,9 +142,9 @@ def _is_usable(controller: str, version: Literal[1, 2], directory: Path) -> bool
     probe = directory / f"{_PREFIX}{owner_label()}-probe-{controller}"
     try:
         if version == 2:
-            enabled = (directory / "cgroup.subtree_control").read_text().split()
+            enabled = (directory / "cgroup.subtree_control").read_text(encoding="utf-8").split()
             if controller not in enabled:
-                (directory / "cgroup.subtree_control").write_text(f"+{controller}")
+                (directory / "cgroup.subtree_control").write_text(f"+{controller}", encoding="utf-8")
         probe.mkdir()
     except OSError:
         return False

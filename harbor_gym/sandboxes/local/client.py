@@ -10,12 +10,13 @@ import platform
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, override
 
 from harbor_gym._runtime.cache import cache_dir
 from harbor_gym._runtime.processes import start_process
 from harbor_gym._runtime.rootless import USER_NAMESPACE, is_rootless
 from harbor_gym._runtime.shielded import shielded
+from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.errors import (
     SandboxError,
     SandboxLostError,
@@ -25,21 +26,21 @@ from harbor_gym.errors import (
 )
 from harbor_gym.sandboxes.archive.transfers import Work
 from harbor_gym.sandboxes.archive.trees.records import StreamEndedError
-from harbor_gym.sandboxes.local import cgroups, own_ids, seccomp
-from harbor_gym.sandboxes.local.before_policy import BeforePolicy
-from harbor_gym.sandboxes.local.carrier import Carrier
-from harbor_gym.sandboxes.local.forkserver_client import (
+from harbor_gym.sandboxes.local import cgroups, own_ids
+from harbor_gym.sandboxes.local.network import NAME_SERVER, NETWORK_PROGRAM
+from harbor_gym.sandboxes.local.options import Limits
+from harbor_gym.sandboxes.piped import PipedCommand
+from harbor_gym.sandboxes.pipes import Chunk, InputPipe, OutputPipe
+from harbor_gym.sandboxes.supervisor import seccomp
+from harbor_gym.sandboxes.supervisor.carrier import Carrier
+from harbor_gym.sandboxes.supervisor.forkserver_client import (
     ForkedSupervisor,
     fork_supervisor,
     supervisor_argv,
     supervisor_environment,
 )
-from harbor_gym.sandboxes.local.network import NAME_SERVER, NETWORK_PROGRAM
-from harbor_gym.sandboxes.local.options import Limits
-from harbor_gym.sandboxes.local.supervisor.messages import CommandSpec, SupervisorConfig, Target, as_object, to_json
-from harbor_gym.sandboxes.piped import PipedCommand
-from harbor_gym.sandboxes.pipes import Chunk, InputPipe, OutputPipe
-from harbor_gym.sandboxes.running import Finished, Ranks, Request
+from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec, SupervisorConfig, Target, as_object, to_json
+from harbor_gym.sandboxes.supervisor.running import Finished, RunningSandbox
 from harbor_gym.sandboxes.tools import find_program, run_tool
 
 _READY_TIMEOUT_SEC = 30.0
@@ -52,10 +53,11 @@ _DRAIN_SEC = 0.1
 """How long output may still arrive after a command's end from what it left running (``> >(tee log)``)."""
 
 
-class SupervisedSandbox:
+class SupervisedSandbox(RunningSandbox):
     """One running sandbox. Made by :meth:`start`, ended by :meth:`stop`, bound to the loop that started it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._control, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         self._process: ForkedSupervisor | asyncio.subprocess.Process | None = None
@@ -68,9 +70,6 @@ class SupervisedSandbox:
         self._target: Target | None = None
         self._process_limits: tuple[int | None, int | None] = (None, None)
         self._view: int | None = None
-        self._asked: list[str] = []
-        self._ranks = Ranks()
-        self._before_policy = BeforePolicy()
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -80,6 +79,7 @@ class SupervisedSandbox:
         limits: Limits,
         directories: Mapping[str, int | None],
         *,
+        high_ids: Sequence[int] = (),
         is_for_copying: bool = False,
     ) -> None:
         """Build the sandbox on ``layers``, the topmost first, which stay untouched; return when its PID 1 runs.
@@ -90,6 +90,7 @@ class SupervisedSandbox:
             layers: Directories of the host.
             limits: What bounds it.
             directories: Made in it where they are missing, root's, and given their mode; None leaves theirs.
+            high_ids: Those of its ids that are above the ones which each sandbox has.
             is_for_copying: Let its files have the ids of this process's own user namespace, for :meth:`copy_written`.
 
         Raises:
@@ -113,6 +114,7 @@ class SupervisedSandbox:
             directories=dict(directories),
             is_rootless=is_rootless(),
             has_own_ids=has_own_ids,
+            high_ids=tuple(high_ids),
             filters=seccomp.filters(platform.machine()),
             closed_networks=limits.closed_networks,
             cgroups=cgroups.groups_for(self._group, limits.limits),
@@ -127,8 +129,9 @@ class SupervisedSandbox:
             raise SandboxStartError(f"the local sandbox did not come up within {_READY_TIMEOUT_SEC:g} s") from None
         if "error" in answer:
             raise SandboxStartError(f"the local sandbox could not be set up: {answer['error']}")
+        ids = tuple(map(tuple, answer["ids"]))
         whose = config.cgroups, config.is_rootless, config.filters
-        self._target = Target(answer["init"], answer["start_time"], answer["first_id"], *whose)
+        self._target = Target(answer["init"], answer["start_time"], ids, *whose)
 
     async def _start_supervisor(self, config: str) -> None:
         try:
@@ -197,6 +200,7 @@ class SupervisedSandbox:
             await asyncio.sleep(_REMOVE_PAUSE_SEC)
 
     @property
+    @override
     def is_running(self) -> bool:
         """Return whether commands can still be run."""
         return self._ready.done() and not self._is_lost
@@ -242,18 +246,15 @@ class SupervisedSandbox:
 
     # --- commands ------------------------------------------------------------------------------------------------
 
-    def enter_argv(self, request: Request) -> list[str]:
-        """Return an argument vector that runs ``request`` in this sandbox with the stdio of whoever starts it.
-
-        The command sees the sandbox's own files, also while there is a view.
-        """
+    @override
+    def enter_argv(self, request: CommandSpec) -> list[str]:
         entered = {"target": self._require_target(), "spec": self._spec(request, self._ranks.outside_of_view)}
         return supervisor_argv("enter", to_json(entered))
 
-    def _spec(self, request: Request, rank: str) -> CommandSpec:
-        identity = self._before_policy.identity(request.user)
-        who = request.command, request.user, identity, request.cwd, dict(request.env), request.argv
-        return CommandSpec(*who, request.joins_outputs, *self._process_limits, rank=rank)
+    def _spec(self, request: CommandSpec, rank: str) -> CommandSpec:
+        data_limit_bytes, user_processes = self._process_limits
+        spec = self._filled_in(request, rank)
+        return spec._replace(data_limit_bytes=data_limit_bytes, user_processes=user_processes)
 
     def _require_target(self) -> Target:
         if self._target is None:
@@ -280,18 +281,8 @@ class SupervisedSandbox:
         if answer["error"]:
             raise SandboxError(f"the local sandbox gets no network: {answer['error']}")
 
+    @override
     async def enter_view(self, paths: Sequence[str], *, rank: str, also: Sequence[str] = ()) -> None:
-        """Switch commands and transfers to the image as it was, with these paths as they are.
-
-        Args:
-            paths: What is carried; where it is not there, the view has nothing there either.
-            rank: That of the commands in the view.
-            also: What is carried where it is there; else the image's stays.
-
-        Raises:
-            SandboxError: The kernel refuses.
-            SandboxLostError: The sandbox is gone.
-        """
         self._ranks.in_view = rank  # at once, as requests are answered in their order
         answer = await self._ask({"op": "view"}, {"paths": list(paths), "also": list(also)}, "its view changed")
         self._forget_view()
@@ -301,12 +292,8 @@ class SupervisedSandbox:
         (self._view,) = answer["handles"]
         self._asked = [*paths, *also]
 
+    @override
     async def leave_view(self) -> None:
-        """Switch commands and transfers back to the sandbox's own files. Idempotent.
-
-        Raises:
-            SandboxLostError: The sandbox is gone.
-        """
         await self._leave_view(keeps=False)
 
     async def _leave_view(self, *, keeps: bool) -> None:
@@ -314,32 +301,16 @@ class SupervisedSandbox:
         await self._ask({"op": "view"}, {"paths": None, "keeps": keeps}, "its view changed")
         self._forget_view()
 
+    @override
     async def merge_view(self, *, timeout_sec: float) -> str:
-        """Copy what was written in the view to the sandbox's own files, and leave it.
-
-        What runs in the view keeps its files.
-
-        Returns:
-            Why not all could be copied; empty where all was.
-
-        Raises:
-            SandboxError: It failed.
-            SandboxLostError: The sandbox is gone.
-            SandboxTimeoutError: The time was up.
-        """
         answer = await self._ask_in_time({"op": "merge"}, {"asked": self._asked}, timeout_sec, "its view was merged")
         if answer["error"]:
             raise SandboxError(f"the local sandbox's view can't be merged: {answer['error']}")
         await self._leave_view(keeps=answer["is_used"])
         return answer["problem"]
 
+    @override
     async def written_paths(self) -> list[str]:
-        """Return the paths that were written in the sandbox since its start, or deleted: some thousand at most.
-
-        Raises:
-            SandboxError: They can't be listed.
-            SandboxLostError: The sandbox is gone.
-        """
         answer = await self._ask({"op": "written"}, {}, "its files were listed")
         if answer["error"]:
             raise SandboxError(f"the local sandbox's files can't be listed: {answer['error']}")
@@ -361,22 +332,8 @@ class SupervisedSandbox:
             raise self._lost(f"the local sandbox went away while {what}")
         return answer
 
+    @override
     async def clean_up(self, work: str, arguments: Mapping[str, Any], *, timeout_sec: float) -> dict[str, Any]:
-        """Make the supervisor run one of the functions of its ``cleanup`` module, by no program of the sandbox's.
-
-        Args:
-            work: Its name.
-            arguments: What it is called with.
-            timeout_sec: After so long it is killed.
-
-        Returns:
-            What it returned.
-
-        Raises:
-            SandboxError: It failed.
-            SandboxLostError: The sandbox is gone.
-            SandboxTimeoutError: The time was up.
-        """
         self._ranks.note_work(work)
         answer: dict[str, Any] = {}
         own = self._before_policy.arguments(work, arguments)
@@ -425,7 +382,7 @@ class SupervisedSandbox:
 
     async def run(
         self,
-        request: Request,
+        request: CommandSpec,
         *,
         timeout_sec: float | None = None,
         on_chunk: Chunk | None = None,
@@ -450,15 +407,13 @@ class SupervisedSandbox:
             pipes = [OutputPipe("stdout", on_chunk), OutputPipe("stderr", on_chunk)]
             source = InputPipe()
             self._send(number, request, source, pipes)
-            async with asyncio.TaskGroup() as group:
+            async with task_group() as group:
                 source.close_near_end()  # an empty input
                 readers = [group.create_task(pipe.read_all()) for pipe in pipes]
                 answer = await self._answer(number, answered, timeout_sec, request)
                 _, late = await asyncio.wait(readers, timeout=_DRAIN_SEC)
                 for unfinished in late:
                     unfinished.cancel()
-        except BaseExceptionGroup as group_error:
-            raise group_error.exceptions[0] from None
         finally:
             self._pending.pop(number, None)
             if not answered.done() and not self._is_lost:
@@ -468,7 +423,7 @@ class SupervisedSandbox:
         return Finished(answer["return_code"], pipes[0].output, pipes[1].output)
 
     async def _answer(
-        self, number: int, answered: asyncio.Future[dict[str, Any]], timeout_sec: float | None, request: Request
+        self, number: int, answered: asyncio.Future[dict[str, Any]], timeout_sec: float | None, request: CommandSpec
     ) -> dict[str, Any]:
         try:
             async with asyncio.timeout(timeout_sec):
@@ -484,7 +439,7 @@ class SupervisedSandbox:
             raise SandboxError(f"the local sandbox can't run {_short(request.command)}: {answer['error']}")
         return answer
 
-    async def open(self, request: Request) -> PipedCommand:
+    async def open(self, request: CommandSpec) -> PipedCommand:
         """Start a command and return while it runs; the caller talks to it through its streams, and ends it.
 
         Raises:
@@ -503,14 +458,8 @@ class SupervisedSandbox:
             raise
         return command
 
+    @override
     async def carry(self, spec: Mapping[str, Any], work: Work) -> None:
-        """Move files, by a process that sees this sandbox's and by ``work`` on this machine's side of the stream.
-
-        Raises:
-            SandboxLostError: The sandbox is gone.
-            SandboxTimeoutError: It took too long.
-            Exception: What ``work`` raises.
-        """
         number, answered = self._expect_answer()
         carrier = Carrier()
         answered.add_done_callback(lambda _: carrier.hang_up())
@@ -524,7 +473,7 @@ class SupervisedSandbox:
             self._pending.pop(number, None)
             await shielded(carrier.end())
 
-    def _send(self, number: int, request: Request, source: InputPipe, pipes: Sequence[OutputPipe]) -> None:
+    def _send(self, number: int, request: CommandSpec, source: InputPipe, pipes: Sequence[OutputPipe]) -> None:
         handles = [source.far_end, *(pipe.far_end for pipe in pipes)]
         try:
             self._send_spec({"op": "exec", "id": number}, as_object(self._spec(request, self._ranks.now)), handles)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import shlex
 import sys
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, override
 
@@ -20,24 +18,26 @@ from harbor.models.task.config import NetworkPolicy
 
 from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import Hold
+from harbor_gym._runtime.harbor_versions import check_options, declares_options, resource_capabilities
 from harbor_gym._runtime.processes import allow_open_files
 from harbor_gym.errors import MissingDependencyError, TaskError
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image
-from harbor_gym.sandboxes.local import cgroups, own_ids, seccomp
+from harbor_gym.sandboxes.local import cgroups, own_ids
 from harbor_gym.sandboxes.local.client import SupervisedSandbox
-from harbor_gym.sandboxes.local.entrypoint import Entrypoint
 from harbor_gym.sandboxes.local.options import DEFAULT_MAX_PROCESSES, Limits, LocalOptions
-from harbor_gym.sandboxes.local.own_ids import ID_COUNT
 from harbor_gym.sandboxes.local.snapshots import ImageOptions, Setup, hold_set_up
-from harbor_gym.sandboxes.local.supervisor.messages import OPEN_FILES_OF_CALLER
 from harbor_gym.sandboxes.namespaced import NamespacedEnvironment, default_env
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk
-from harbor_gym.sandboxes.running import Finished, Request
 from harbor_gym.sandboxes.setup_command import is_of_verifier
+from harbor_gym.sandboxes.supervisor import seccomp
+from harbor_gym.sandboxes.supervisor.program import accounts
+from harbor_gym.sandboxes.supervisor.program.messages import HIGH_IDS, OPEN_FILES_OF_CALLER, CommandSpec
+from harbor_gym.sandboxes.supervisor.running import Finished
 from harbor_gym.sandboxes.tools import find_program
 
 _AUTOGROUP_NICE = -10
+_SHOWN_IDS = 3
 _NO_GROUP = "no control group for memory can be made here: memory_mb bounds each process by itself"
 TOOLS = {"buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → the Debian package that holds it."""
@@ -51,9 +51,10 @@ def _outweigh_sandboxes() -> None:
     its lag's 99th percentile was 147 ms so, and 4 ms with this weight. Refused to ordinary users, and harmless then.
     """
     with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(_AUTOGROUP_NICE))
+        Path("/proc/self/autogroup").write_text(str(_AUTOGROUP_NICE), encoding="utf-8")
 
 
+@declares_options
 class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     """Run a task in namespaces of this machine: no daemon, nothing of the host visible, nothing left behind.
 
@@ -86,9 +87,10 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     io_uring, libaio, kernel keys, and everything of 32-bit programs. setuid programs of the image work, and give the
     rights of the sandbox's root.
 
-    **Who root is**: each sandbox has a user namespace of its own with 65,536 ids that nobody else has, so root inside
-    is nobody on the machine. Where the kernel or the cache's file system can't show an image's files with other owners
-    (``harbor-gym doctor`` reports it), and for an ordinary user, root inside is the caller, confined in namespaces.
+    **Who root is**: each sandbox has a user namespace of its own with 589,824 ids that nobody else has, and up to 128
+    higher ones that its image uses, so root inside is nobody on the machine. Where the kernel or the cache's file
+    system can't show an image's files with other owners (``harbor-gym doctor`` reports it), and for an ordinary user,
+    root inside is the caller, confined in namespaces.
 
     Needs Linux with buildah, libseccomp and the OCI seccomp profile that buildah's package brings, and root or an
     ordinary user with subordinate ids (subuid(5)). Compose tasks, GPUs and host mounts of the user's own are refused.
@@ -131,7 +133,6 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
             image, None if rootfs is None else Path(rootfs), setup_command, build_dockerfile
         )
         self._hold: Hold | None = None
-        self._entrypoint: Entrypoint | None = None
         self._phase_policies: tuple[NetworkPolicy, ...] = tuple(kwargs.get("phase_network_policies") or ())
         super().__init__(*args, workdir=workdir, **kwargs)
 
@@ -150,9 +151,9 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
         """Return what this machine's control groups can enforce. Makes and removes empty ones, once per process."""
         if sys.platform != "linux":
-            return EnvironmentResourceCapabilities()
+            return resource_capabilities()
         places = cgroups.places()
-        return EnvironmentResourceCapabilities(cpu_limit="cpu" in places, memory_limit="memory" in places)
+        return resource_capabilities(cpu_limit="cpu" in places, memory_limit="memory" in places)
 
     @property
     def known_failures(self) -> Mapping[str, str]:
@@ -161,12 +162,13 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
 
     @classmethod
     @override
-    def preflight(cls) -> None:
+    def preflight(cls, kwargs: dict[str, Any] | None = None) -> None:
         """Check that sandboxes can start on this machine.
 
         Raises:
             MissingDependencyError: Not Linux, no namespaces, or a program is missing; the message states how to get it.
         """
+        check_options(cls, kwargs)
         if sys.platform != "linux":
             raise MissingDependencyError("local sandboxes need Linux namespaces: use another sandbox (--env docker)")
         missing = {package: None for tool, package in TOOLS.items() if find_program(tool) is None}
@@ -198,25 +200,12 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
         allow_open_files(OPEN_FILES_OF_CALLER)
         image, self._hold = await self._hold_image(force_build=force_build)
         self._image = image
-        await asyncio.to_thread(_require_ids, image)
-        limits = self._limits()
+        high_ids = await asyncio.to_thread(_high_ids, image)
         self._sandbox = SupervisedSandbox()
-        await self._sandbox.start(image.directories, limits, self._directories(image))
+        directories = self._directories(image)
+        await self._sandbox.start(image.directories, self._limits(), directories, high_ids=high_ids)
         await self._upload_environment_dir_after_start()
-        await self._start_entrypoint(image)
-        await self._await_health(image)
-
-    async def _start_entrypoint(self, image: Image) -> None:
-        if not image.entrypoint:
-            return
-        request = self._request("", user=image.user)
-
-        def run(argv: Sequence[str]) -> Awaitable[PipedCommand]:
-            shown = replace(request, command=shlex.join(argv), argv=tuple(argv), joins_outputs=True)
-            return self._running().open(shown)
-
-        self._entrypoint = Entrypoint(image.entrypoint, self.trial_paths.trial_dir / "entrypoint.log")
-        await self._entrypoint.start(run)
+        await self._start_services(image)
 
     async def _hold_image(self, *, force_build: bool) -> tuple[Image, Hold]:
         config, chosen = self.task_env_config, self._chosen_image
@@ -236,7 +225,8 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
             return image, held
         try:
             workdir = self._default_workdir(image)
-            setup = Setup(chosen.setup_command, {"/tmp": 0o1777, workdir: None}, workdir, default_env(image))
+            directories = self._image_directories(image)
+            setup = Setup(chosen.setup_command, directories, workdir, default_env(image))
             return await hold_set_up(image, setup, self._limits(), timeout_sec=timeout_sec)
         finally:
             held.release()
@@ -265,15 +255,14 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
 
     @override
     def _let_go(self) -> Coroutine[Any, Any, None] | None:
-        entrypoint, self._entrypoint = self._entrypoint, None
         sandbox, self._sandbox = self._sandbox, None
         hold, self._hold = self._hold, None
-        return None if sandbox is None and hold is None else _end(sandbox, hold, entrypoint)
+        return None if sandbox is None and hold is None else _end(sandbox, hold)
 
     # --- commands ------------------------------------------------------------------------------------------------
 
     @override
-    async def _run(self, request: Request, timeout_sec: float | None, on_chunk: Chunk | None) -> Finished:
+    async def _run(self, request: CommandSpec, timeout_sec: float | None, on_chunk: Chunk | None) -> Finished:
         return await self._running().run(request, timeout_sec=timeout_sec, on_chunk=on_chunk)
 
     async def exec_pipes(self, command: str, *, user: str | int | None = None) -> PipedCommand:
@@ -289,7 +278,11 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
         Raises:
             SandboxLostError: The sandbox is not running.
         """
-        return await self._running().open(self._request(command, user=user))
+        return await self._open(self._request(command, user=user))
+
+    @override
+    async def _open(self, request: CommandSpec) -> PipedCommand:
+        return await self._running().open(request)
 
     @property
     @override
@@ -297,27 +290,53 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
         return self._running().memory_kills()
 
 
-def _require_ids(image: Image) -> None:
-    """Refuse an image with ids that no sandbox of this machine has.
+def _high_ids(image: Image) -> tuple[int, ...]:
+    """Return the ids of an image's files, USER and accounts above those that each sandbox of this machine has.
 
     Raises:
-        TaskError: It has such.
+        TaskError: Its files, its USER or its root have such, and no sandbox of this machine can, or not so many.
     """
-    user = image.user.partition(":")[0]
-    needed = max(image.highest_id, int(user) if user.isdecimal() else 0)
-    if needed >= ID_COUNT and not own_ids.refusal():
+    known = accounts.Accounts(_rows(image, "etc/passwd"), _rows(image, "etc/group"))
+    count = own_ids.id_count()
+
+    def high(numbers: Iterable[int]) -> set[int]:
+        return {number for number in numbers if count <= number < rootless.ALL_IDS}
+
+    needed = sorted(high((*image.high_ids, *_ids_of("0", known), *_ids_of(image.user, known))))
+    room = 0 if own_ids.refusal() else HIGH_IDS
+    if len(needed) > room:
+        shown = ", ".join([*map(str, needed[:_SHOWN_IDS]), *(["…"] if len(needed) > _SHOWN_IDS else [])])
         raise TaskError(
-            f"the image has user or group ids up to {needed}, a local sandbox 0 to {ID_COUNT - 1}: give its files "
-            "and its USER lower ids (tar --no-same-owner, useradd --uid), or use --env docker"
+            f"the image has {len(needed)} user or group ids above {count - 1} ({shown}), a local sandbox on this "
+            f"machine has room for {room} of them: give its files and users lower ids (tar --no-same-owner, useradd "
+            f"--uid){rootless.more_ids_hint()}, or use --env docker"
         )
+    rows = (*(row[2:4] for row in known.users), *(row[2:3] for row in known.groups))
+    listed = high(int(word) for row in rows for word in row if word.isdecimal())
+    return (*needed, *sorted(listed.difference(needed)))[:room]
 
 
-async def _end(sandbox: SupervisedSandbox | None, hold: Hold | None, entrypoint: Entrypoint | None) -> None:
+def _ids_of(user: str, known: accounts.Accounts) -> Iterable[int]:
+    try:
+        uid, gid, groups, _ = accounts.identity(user, known)
+    except accounts.UnknownAccountError:
+        return ()
+    return uid, gid, *groups
+
+
+def _rows(image: Image, name: str) -> list[list[str]]:
+    """Return the fields of a file of accounts in the image's own layers; none where they have no such file."""
+    for layer in image.directories:
+        path = layer / name
+        if not path.is_symlink() and path.is_file():
+            return accounts.fields_of(path.read_text(errors="replace", encoding="utf-8"))
+    return []
+
+
+async def _end(sandbox: SupervisedSandbox | None, hold: Hold | None) -> None:
     try:
         if sandbox is not None:
             await sandbox.stop()
-        if entrypoint is not None:
-            await entrypoint.stop()
     finally:
         # Last: what it stood on may be pruned from here on.
         if hold is not None:

@@ -1,4 +1,4 @@
-"""What a sandbox with a public network may reach, and the program that gives it one."""
+"""The addresses that a sandbox with a public network may reach, and the program that gives it one."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ def closed_networks(*, has_private: bool) -> list[str]:
 @functools.cache
 def own_addresses() -> tuple[str, ...]:
     """Return this machine's IPv4 addresses but loopback's, each as a network of one, as they were at the first call."""
-    text = Path("/proc/net/fib_trie").read_text()
+    text = Path("/proc/net/fib_trie").read_text(encoding="utf-8")
     found = re.findall(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL", text)
     return tuple(sorted({f"{address}/32" for address in found if not address.startswith("127.")}))

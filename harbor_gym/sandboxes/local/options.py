@@ -1,4 +1,4 @@
-"""What bounds one local sandbox, from what the task asks for and what this machine can give."""
+"""The bounds of one local sandbox, from the task's requests and this machine's abilities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harbor_gym._runtime import rootless
 from harbor_gym.errors import MissingDependencyError, UsageError
 from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.network import closed_networks, missing_packages
-from harbor_gym.sandboxes.local.supervisor.messages import CgroupLimits
+from harbor_gym.sandboxes.supervisor.program.messages import CgroupLimits
 
 DEFAULT_MAX_PROCESSES = 1024
 """More than any task's build starts at once, and few enough for a machine with many sandboxes."""
@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds one sandbox."""
+    """The bounds of one sandbox."""
 
     storage_bytes: int
     limits: CgroupLimits
@@ -78,7 +78,7 @@ class LocalOptions:
         *,
         storage_mb: int,
         memory_mb: int | None,
-        cpus: int | None,
+        cpus: float | None,
         has_network: bool,
         may_have_network: bool = False,
     ) -> Limits:

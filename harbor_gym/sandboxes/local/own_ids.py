@@ -1,4 +1,4 @@
-"""Whether a local sandbox's users can have ids of their own on this machine, so that root inside is nobody outside."""
+"""Check whether a local sandbox can have ids of its own on this machine, so that root inside is nobody outside."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import functools
 import logging
 
 from harbor_gym._runtime.cache import layers_dir
-from harbor_gym._runtime.rootless import is_rootless
-from harbor_gym.sandboxes.local.forkserver_client import run_supervisor_program
-
-ID_COUNT = 1 << 16
-"""How many ids a sandbox with a range of its own has: the supervisor's ``kernel/ids.py``."""
+from harbor_gym._runtime.rootless import is_rootless, mapped_ids, subordinate_ids
+from harbor_gym.sandboxes.supervisor.forkserver_client import run_supervisor_program
+from harbor_gym.sandboxes.supervisor.program.messages import MORE_IDS, ORDINARY_IDS
 
 _logger = logging.getLogger(__name__)
+
+
+def id_count() -> int:
+    """Return below which number all user and group ids are a sandbox's on this machine."""
+    if not refusal():
+        return ORDINARY_IDS + MORE_IDS
+    # The last one is left to the sandbox's supervisor.
+    return subordinate_ids() if is_rootless() else mapped_ids() - 1
 
 
 @functools.cache

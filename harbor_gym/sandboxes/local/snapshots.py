@@ -12,14 +12,16 @@ from pathlib import Path
 from harbor_gym._runtime.cache import Hold, locked
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import UsageError
+from harbor_gym.sandboxes.declared import require_check, workdir_check
 from harbor_gym.sandboxes.images import layers
 from harbor_gym.sandboxes.images.build import Image, hold_known, load_image, write_record
+from harbor_gym.sandboxes.images.builder import require_ids
 from harbor_gym.sandboxes.local.client import SupervisedSandbox
 from harbor_gym.sandboxes.local.options import Limits
-from harbor_gym.sandboxes.running import Request
 from harbor_gym.sandboxes.setup_command import require_success, setting_up
+from harbor_gym.sandboxes.supervisor.program.messages import CommandSpec
 
-_FORMAT = 2
+_FORMAT = 3
 _PRUNE_PAUSE_SEC = 0.05
 _KILL_THE_REST = "kill -9 -1 2>/dev/null; while kill -0 -1 2>/dev/null; do :; done; true"
 """What the command left running would not be there later, and must not write while its files are copied."""
@@ -46,7 +48,7 @@ class ImageOptions:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is to be done once, and how."""
+    """A set-up command that runs once, and its settings."""
 
     command: str
     """Shell text, for root."""
@@ -55,6 +57,8 @@ class Setup:
     """Those that every sandbox of the task has from its start, with their modes, which the command may count on."""
 
     workdir: str
+    """Where the command runs; a directory of the image, where it is none of ``directories``."""
+
     env: Mapping[str, str]
     """The image's environment; nothing of the task's or the trial's, whose secrets would be kept for all to read."""
 
@@ -67,6 +71,7 @@ async def hold_set_up(image: Image, setup: Setup, limits: Limits, *, timeout_sec
 
     Raises:
         SandboxStartError: The command fails, with its output, or the time was up.
+        TaskError: There is no such working directory, or the command needs ids that this user has not.
     """
     reported = [
         _FORMAT,
@@ -93,15 +98,23 @@ async def _make(image: Image, setup: Setup, limits: Limits, digest: str) -> Imag
     sandbox = SupervisedSandbox()
     try:
         await sandbox.start(image.directories, limits, setup.directories, is_for_copying=True)
+        if setup.workdir not in setup.directories:
+            looked = await sandbox.run(CommandSpec(workdir_check(setup.workdir), "0", "/", dict(setup.env)))
+            require_check(setup.workdir, looked.return_code)
         for command in (setup.command, _KILL_THE_REST):
-            finished = await sandbox.run(Request(command, "0", setup.workdir, setup.env))
-            require_success(finished.return_code, f"{finished.stdout.text()}{finished.stderr.text()}")
+            finished = await sandbox.run(CommandSpec(command, "0", setup.workdir, dict(setup.env)))
+            printed = f"{finished.stdout.text()}{finished.stderr.text()}"
+            require_ids(printed if finished.return_code else "", "setup_command", text=command)
+            require_success(finished.return_code, printed)
         async with layers.staging() as folder:
             written = folder / "set-up"
             written.mkdir(mode=0o755)
             await sandbox.copy_written(written)
+            high_ids = {*image.high_ids, *await asyncio.to_thread(layers.high_ids_of, written)}
             async with layers.added([written]) as names:
-                prepared = replace(image, layers=(*names, *image.layers), digest=digest)
+                prepared = replace(
+                    image, layers=(*names, *image.layers), digest=digest, high_ids=tuple(sorted(high_ids))
+                )
                 record = asyncio.to_thread(write_record, prepared, made_for=f"set-up on image {image.digest[:12]}")
                 await shielded(record)
         return prepared

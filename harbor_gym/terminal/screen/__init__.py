@@ -1,1 +1,1 @@
-"""What is typed and what is shown: keys, captures, screens, observations."""
+"""Input and output of the terminal: keys, captures, screens, observations."""

@@ -1,4 +1,4 @@
-"""What the step script answers, read into a value. Pure functions, no I/O."""
+"""Read the step script's answer into a value. Pure functions, no I/O."""
 
 import re
 from dataclasses import dataclass
@@ -35,7 +35,8 @@ class Capture:
     """One answer of the step script."""
 
     waits: tuple[str, ...]
-    """Per command, as in ``TerminalTurn.waits``; also ``idle``, a deadline that passed at the shell's prompt."""
+    """Per command, as in ``TerminalTurn.waits``; also ``idle``, a deadline that passed at the shell's prompt, and
+    ``untyped``, a command that could not be typed, like those after it."""
 
     mark: str
     """The shell's latest mark, of the screen's own moment: ``<pid>:<count>:<exit code>:<runs>``, which has a code
@@ -67,7 +68,7 @@ class Capture:
 
     @property
     def runs(self) -> str:
-        """How many commands the shell has run at this prompt; empty where it doesn't count them (bash before 4.4)."""
+        """The number of commands that the shell has run; empty where it doesn't count them (bash before 4.4)."""
         match = _PROMPT.fullmatch(self.mark)
         return match[2] or "" if match else ""
 

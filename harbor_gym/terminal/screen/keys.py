@@ -1,4 +1,4 @@
-"""Keystrokes to what tmux is made to type: a key name from a closed list, or bytes as they are."""
+"""Translate keystrokes for tmux: a key name from a closed list, or bytes as they are."""
 
 import re
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ _SIGNAL = re.compile("[\x03\x11\x13\x1a\x1c]")
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What one command types."""
+    """The keys of one command."""
 
     name: str | None
     """A tmux key name, or None for plain bytes."""

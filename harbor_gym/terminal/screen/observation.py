@@ -1,4 +1,4 @@
-"""From what the pane shows to what the policy reads. Pure functions, no I/O.
+"""Make the policy's observation of the pane's content. Pure functions, no I/O.
 
 Format 1, one observation per step, UTF-8, at most ``max_observation_bytes``:
 
@@ -9,8 +9,9 @@ Format 1, one observation per step, UTF-8, at most ``max_observation_bytes``:
 
 In the shell the text is everything from the line where the cursor stood after the previous step; under a
 full-screen program it is the visible screen. Headers: ``[exit code N]`` (never 0), ``[still running after S s]``,
-``[waiting for input]``, ``[full-screen program]``, ``[session ended]``, ``[session ended, exit code N]``; and, on a
-line of its own, ``[earlier lines lost: the scrollback holds N]``.
+``[waiting for input]``, ``[full-screen program]``, ``[session ended]``, ``[session ended, exit code N]``,
+``[nothing was typed: why]`` where that holds for the step's last command; and, on a line of its own,
+``[earlier lines lost: the scrollback holds N]``.
 """
 
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Where the previous observation ended, on the screen of that moment."""
+    """The end of the previous observation on the screen of that moment."""
 
     above: tuple[str, ...] = ()
     """The lines above the cursor's line."""
@@ -163,6 +164,8 @@ def describe(wait: str | None, *, exit_code: int | None, waited_sec: float, type
             return "[session ended]" if exit_code is None else f"[session ended, exit code {exit_code}]"
         case "deadline":
             return f"[still running after {waited_sec:.1f} s]"
+        case "untyped":
+            return "[nothing was typed: the sandbox could not take the keystrokes; its disk may be full]"
         case "fullscreen":
             return "[full-screen program]"
         case "tty_read" if typed_line:

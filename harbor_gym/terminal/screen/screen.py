@@ -26,7 +26,7 @@ _GRAPHICS = str.maketrans("`afgjklmnopqrstuvwxyz{|}~", "◆▒°±┘┐┌└�
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What the pane shows at one moment."""
+    """The pane's content at one moment."""
 
     columns: int
     rows: int

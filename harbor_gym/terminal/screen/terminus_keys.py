@@ -1,4 +1,4 @@
-"""Terminus-2's own keystroke semantics, for parity with what was recorded or trained under it.
+"""Terminus-2's own keystroke semantics, for parity with recordings and training under it.
 
 Source: ``TmuxSession`` of harbor 0.24 (``harbor/agents/terminus_2/tmux_session.py``), and for the final semicolon
 ``cmd_parse_from_arguments`` in tmux's cmd-parse.y.

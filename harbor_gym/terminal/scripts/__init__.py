@@ -12,7 +12,7 @@ _SCRIPTS = Path(__file__).parent
 def read_source(name: str) -> str:
     """Return the text of a script by its name without suffix; one in parts, in a folder, is joined in their order."""
     parts = sorted((_SCRIPTS / name).glob("*.bash")) or [_SCRIPTS / f"{name}.bash"]
-    return "\n".join(part.read_text() for part in parts)
+    return "\n".join(part.read_text(encoding="utf-8") for part in parts)
 
 
 @functools.cache

@@ -30,14 +30,15 @@ is_old() { [[ $1 =~ ([0-9]+)\.([0-9]+) ]] && ((BASH_REMATCH[1] < 3)); }
 
 for base in /run /dev/shm /var/tmp "$HOME" /tmp; do
     dir=$base/.terminal-${nonce#@}
-    [ -w "$base" ] && mkdir -m 700 "$dir" 2>/dev/null && break
-    dir=
-done
-[ -n "$dir" ] || fail no-directory
-# shellcheck disable=SC2015
-printf '%s\n' "$step" >"$dir/step" &&
-    printf '%s\n' "${rc//@NONCE@/$nonce}" >"$dir/rc" &&
-    printf '%s\n' "$PATH" >"$dir/path" || fail no-directory "$dir"
+    # shellcheck disable=SC2015  # the next directory is tried after whichever of them fails
+    [ -w "$base" ] && mkdir -m 700 "$dir" 2>/dev/null || continue
+    printf '%s\n' "$step" >"$dir/step" &&
+        printf '%s\n' "${rc//@NONCE@/$nonce}" >"$dir/rc" &&
+        printf '%s\n' "$PATH" >"$dir/path" && break
+    # Its disk may be full.
+    rm -rf "$dir"
+done 2>/dev/null
+[ -d "$dir" ] || { dir='' && fail no-directory; }
 
 # An unknown locale makes bash complain; without UTF-8 tmux would not start at all.
 for locale in C.UTF-8 en_US.UTF-8 C; do

@@ -9,12 +9,12 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from harbor_gym._runtime.cache import cache_dir, locked
 from harbor_gym._runtime.files import replacing
+from harbor_gym._runtime.processes import ask
 
 TOOLS = ("tmux", "bash")
 _FORMAT = 1
@@ -65,7 +65,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What goes into a bundle."""
+    """The content of a bundle."""
 
     members: tuple[tuple[str, Path], ...]
     """Place in the bundle, and file of the host."""
@@ -127,7 +127,7 @@ def _find_libraries(program: Path) -> tuple[dict[str, Path], str | None]:
     with program.open("rb") as content:
         if content.read(4) != b"\x7fELF":
             raise BundleError(f"the host's {program} is no program but a script")
-    done = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False, timeout=_HOST_TIMEOUT_SEC)
+    done = ask("ldd", str(program), timeout_sec=_HOST_TIMEOUT_SEC)
     if "not found" in done.stdout:
         raise BundleError(f"the host's {program} misses a library: {done.stdout.strip()}")
     libraries: dict[str, Path] = {}
@@ -148,7 +148,7 @@ def _find_loader_flags(members: dict[str, Path], loader: str | None) -> tuple[st
     if loader is None:
         return ()
     argv = [str(members[f"lib/{loader}"]), "--help"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_HOST_TIMEOUT_SEC)
+    done = ask(*argv, timeout_sec=_HOST_TIMEOUT_SEC)
     known = done.stdout + done.stderr
     flags = ["--library-path", '"$dir/lib"']
     if "--inhibit-cache" in known:

@@ -1,1 +1,1 @@
-"""How a step reaches the terminal's session in the sandbox, and how the answer comes back."""
+"""Transports: carry a step to the terminal's session in the sandbox, and its answer back."""

@@ -1,4 +1,4 @@
-"""Which environments let a process of this machine enter the sandbox with pipes, and how it is called.
+"""The environments that let a process of this machine enter the sandbox with pipes, and their calls.
 
 The one place that knows private names of Harbor's Docker environment; a contract test watches them.
 """

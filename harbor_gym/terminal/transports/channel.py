@@ -19,7 +19,7 @@ _END_TIMEOUT_SEC = 2.0
 
 
 class ChannelBrokenError(Exception):
-    """The process ended, or answered nothing usable in time. Internal to this room: a broken channel is replaced."""
+    """The process ended, or answered nothing usable in time. Internal to this package: a broken channel is replaced."""
 
 
 class Channel:

@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 from harbor_gym.errors import SandboxLostError
 from harbor_gym.terminal.sandbox_exec import run_in_sandbox
 from harbor_gym.terminal.screen.capture import NO_SESSION, Capture, CaptureError, parse_capture
-from harbor_gym.terminal.scripts import call_in_bash
+from harbor_gym.terminal.scripts import call_in_bash, read_script
 from harbor_gym.terminal.tools import path_prefix
 from harbor_gym.terminal.transports.step import LONG_PAYLOAD_BYTES, Step
 
 if TYPE_CHECKING:
-    from harbor.environments.base import BaseEnvironment  # 0.3 s to import, and only its type is needed
+    from harbor.environments.base import BaseEnvironment, ExecResult  # 0.3 s to import, and only types are needed
 
 MARGIN_SEC = 30
 """Time for everything in a step but the waits themselves, on an overloaded machine."""
+
+_REMOVED = 96
+"""What the command answers where the session's directory, and the script in it, are gone."""
 
 _NO_SHELL_CODES = (126, 127)
 """A shell that was there when the session opened cannot be run any more: the policy removed it."""
@@ -24,12 +27,18 @@ class PortableTransport:
     """Runs the step script once per step."""
 
     def __init__(
-        self, environment: "BaseEnvironment", user: str | int | None, directory: str, tools: str | None = None
+        self,
+        environment: "BaseEnvironment",
+        user: str | int | None,
+        directory: str,
+        server: str,
+        tools: str | None = None,
     ) -> None:
         self.name = "portable"
         self._environment = environment
         self._user = user
         self._directory = directory
+        self._server = server
         self.prefix = path_prefix(tools)
         """What every command in the sandbox begins with."""
 
@@ -43,19 +52,14 @@ class PortableTransport:
         for name, content in files.items():
             await self._send_ahead(name, content)
         script = f"{self._directory}/step"
-        call = shlex.join(["bash", script, "again" if again else "step", *short.words])
-        nonce = step.nonce
-        result = await run_in_sandbox(
-            self._environment,
-            f"{self.prefix}[ ! -r {script} ] || exec {call}; "
-            f"printf '%s step , 0:0:\\n%s gone its script is removed\\n%s end\\n' {nonce} {nonce} {nonce}",
-            timeout_sec=step.wait_sec + MARGIN_SEC,
-            user=self._user,
-            purpose="run a terminal step",
-            cwd="/",
-        )
+        words = shlex.join([script, "again" if again else "step", *short.words])
+        result = await self._run(step, f"[ -r {script} ] || exit {_REMOVED}; exec bash {words}")
+        if result.return_code == _REMOVED:
+            # The policy has removed the session's directory, which this makes again.
+            text = shlex.quote(read_script("step"))
+            result = await self._run(step, f"server={self._server} exec bash -c {text} {words}")
         try:
-            return parse_capture(result.stdout or "", nonce)
+            return parse_capture(result.stdout or "", step.nonce)
         except CaptureError as error:
             if result.return_code in _NO_SHELL_CODES:
                 return NO_SESSION
@@ -66,6 +70,16 @@ class PortableTransport:
                 f"Sandbox {self._environment.session_id!r} gave no usable answer to a terminal step "
                 f"(return code {result.return_code}): {error}. Run the episode again in a fresh sandbox."
             ) from error
+
+    async def _run(self, step: Step, command: str) -> "ExecResult":
+        return await run_in_sandbox(
+            self._environment,
+            self.prefix + command,
+            timeout_sec=step.wait_sec + MARGIN_SEC,
+            user=self._user,
+            purpose="run a terminal step",
+            cwd="/",
+        )
 
     async def finish(self, script: str, *arguments: object) -> str:
         """See :meth:`harbor_gym.terminal.transports.step.Transport.finish`."""

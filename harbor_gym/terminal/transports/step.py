@@ -1,4 +1,4 @@
-"""One step as it is handed to a transport: what to type, how long to wait, and how to recognise its answer."""
+"""One step as a transport gets it: the keystrokes, the waiting time, and the mark of its answer."""
 
 import base64
 import math
@@ -73,7 +73,8 @@ class Step:
         room = LONG_PAYLOAD_BYTES
         for typed_input in self.inputs:
             if len(typed_input.payload) > room:
-                name = f"keys-{secrets.token_hex(4)}"
+                # By its size the script sees whether all of it has arrived: the disk may be full.
+                name = f"keys-{secrets.token_hex(4)}.{len(typed_input.payload)}"
                 files[name] = typed_input.payload
                 typed_input = replace(typed_input, kind="file", payload=name)
             room -= len(typed_input.payload)
@@ -82,7 +83,7 @@ class Step:
 
 
 class Transport(Protocol):
-    """How steps reach the sandbox."""
+    """A transport of steps to the sandbox."""
 
     name: str
     """Which way the latest step went: ``portable`` or ``persistent``."""

@@ -1,4 +1,4 @@
-"""What ``exec`` must do: output, status, directory, environment, users."""
+"""Requirements on ``exec``: output, status, directory, environment, users."""
 
 import asyncio
 import os

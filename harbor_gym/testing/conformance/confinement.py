@@ -1,4 +1,4 @@
-"""What a sandbox must enforce against a hostile root inside: it reaches nothing of the machine, and no verdict."""
+"""Requirements on confinement from a hostile root inside: it reaches nothing of the machine, and no verdict."""
 
 import asyncio
 import shlex
@@ -161,7 +161,7 @@ async def no_program_inside_takes_part_in_transfers(probe: Probe) -> None:
     mark = 'printf \'#!/bin/bash\\necho x >> /tmp/called\\nexec -a "${0##*/}" /usr/bin/"${0##*/}" "$@"\\n\''
     replace = f"for name in {names}; do {mark} > /usr/local/bin/$name; /usr/bin/chmod 755 /usr/local/bin/$name; done"
     source, back = probe.folder(), probe.folder()
-    (source / "file").write_text("x")
+    (source / "file").write_text("x", encoding="utf-8")
     await probe.output(f"rm -f /tmp/called; {replace}")
     try:
         await probe.sandbox.upload_dir(source, "/srv/carried")
@@ -169,7 +169,7 @@ async def no_program_inside_takes_part_in_transfers(probe: Probe) -> None:
         called = await probe.run("[ -e /tmp/called ]")
     finally:
         await probe.run(f"cd /usr/local/bin && rm -f {names}")
-    expect_equal((back / "file").read_text(), "x", "the file's content")
+    expect_equal((back / "file").read_text(encoding="utf-8"), "x", "the file's content")
     expect(called.return_code != 0, "a program of the sandbox was called")
 
 

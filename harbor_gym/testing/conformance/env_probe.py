@@ -1,4 +1,4 @@
-"""The environments that the checks of an environment make, and the words that those are written with."""
+"""The environments that the checks of an environment make, and the vocabulary of those checks."""
 
 import contextlib
 import math
@@ -16,7 +16,7 @@ FAKE_SANDBOX = "harbor_gym.testing:FakeEnvironment"
 
 
 class GymEnv(Protocol):
-    """What is checked of an environment: Gymnasium's words, asynchronous."""
+    """The checked part of an environment: Gymnasium's methods, asynchronous."""
 
     async def reset(self) -> tuple[str, EpisodeInfo]:
         """Start an episode."""
@@ -72,7 +72,7 @@ def write_tiny_task(task_dir: Path) -> Path:
     }.items():
         path = task_dir / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     return task_dir
 
 

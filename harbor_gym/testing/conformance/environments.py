@@ -1,4 +1,4 @@
-"""``check_env``: the contract of an environment, for those who subclass or wrap one."""
+"""``check_env``: the contract of an environment, for authors of subclasses and wrappers."""
 
 import tempfile
 from collections.abc import Collection, Mapping

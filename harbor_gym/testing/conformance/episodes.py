@@ -1,4 +1,4 @@
-"""What an environment must do for callers of ``reset``, ``step`` and ``close``."""
+"""Requirements on an environment's ``reset``, ``step`` and ``close``."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What uploads and downloads must do."""
+"""Requirements on uploads and downloads."""
 
 import asyncio
 import contextlib
@@ -90,7 +90,7 @@ async def odd_names_are_names(probe: Probe) -> None:
     """Spaces, quotes, line feeds, leading dashes and shell characters in names mean nothing, single or in a folder."""
     source = probe.folder()
     for number, name in enumerate(_ODD_NAMES):
-        (source / name).write_text(f"{number}\n")
+        (source / name).write_text(f"{number}\n", encoding="utf-8")
     await probe.sandbox.upload_dir(source, "/srv/odd names/-dir")
     back = probe.folder() / "back"
     await probe.sandbox.download_dir("/srv/odd names/-dir", back)
@@ -106,8 +106,8 @@ async def a_folders_contents_arrive_with_all_below(probe: Probe) -> None:
     source = probe.folder()
     (source / "a" / "b").mkdir(parents=True)
     (source / "nothing").mkdir()
-    (source / "top").write_text("1\n")
-    (source / "a" / "b" / "leaf").write_text("2\n")
+    (source / "top").write_text("1\n", encoding="utf-8")
+    (source / "a" / "b" / "leaf").write_text("2\n", encoding="utf-8")
     await probe.sandbox.upload_dir(source, "/srv/tree/of/files")
     expect_equal(await probe.output("cat top a/b/leaf", cwd="/srv/tree/of/files"), "1\n2", "contents")
     expect(await probe.sandbox.is_dir("/srv/tree/of/files/nothing"), "the empty folder is missing")
@@ -125,7 +125,7 @@ async def a_folder_is_added_to_one_that_is_there(probe: Probe) -> None:
     """``upload_dir`` into an existing folder replaces files of the same name and leaves the others."""
     await probe.output("mkdir -p /srv/merged; echo old > /srv/merged/same; echo kept > /srv/merged/other")
     source = probe.folder()
-    (source / "same").write_text("new\n")
+    (source / "same").write_text("new\n", encoding="utf-8")
     await probe.sandbox.upload_dir(source, "/srv/merged")
     expect_equal(await probe.output("cat /srv/merged/same /srv/merged/other"), "new\nkept", "contents")
 
@@ -134,7 +134,7 @@ async def a_folder_is_added_to_one_that_is_there(probe: Probe) -> None:
 async def a_link_in_a_folder_reads_as_its_target(probe: Probe) -> None:
     """A relative link in an uploaded folder is kept or replaced by what it leads to: it reads the same."""
     source = probe.folder()
-    (source / "real").write_text("content\n")
+    (source / "real").write_text("content\n", encoding="utf-8")
     (source / "link").symlink_to("real")
     await probe.sandbox.upload_dir(source, "/srv/linked")
     expect_equal(await probe.output("cat /srv/linked/link"), "content", "what the link reads as")
@@ -186,7 +186,7 @@ async def a_folder_comes_back_with_all_below(probe: Probe) -> None:
     await probe.output("chmod 755 /srv/out/run.sh; chmod 644 /srv/out/a/b/leaf")
     back = probe.folder() / "made" / "on the way"
     await probe.sandbox.download_dir("/srv/out", back)
-    expect_equal((back / "a" / "b" / "leaf").read_text(), "1\n", "the leaf's content")
+    expect_equal((back / "a" / "b" / "leaf").read_text(encoding="utf-8"), "1\n", "the leaf's content")
     expect((back / "nothing").is_dir(), "the empty folder is missing")
     expect(os.access(back / "run.sh", os.X_OK), "the script is not executable any more")
 
@@ -196,10 +196,12 @@ async def a_downloaded_folder_is_added_to_one_that_is_there(probe: Probe) -> Non
     """``download_dir`` into an existing folder replaces files of the same name and leaves the others."""
     await probe.output("mkdir -p /srv/news; echo new > /srv/news/same")
     back = probe.folder()
-    (back / "same").write_text("old\n")
-    (back / "other").write_text("kept\n")
+    (back / "same").write_text("old\n", encoding="utf-8")
+    (back / "other").write_text("kept\n", encoding="utf-8")
     await probe.sandbox.download_dir("/srv/news", back)
-    expect_equal([(back / name).read_text() for name in ("same", "other")], ["new\n", "kept\n"], "contents")
+    expect_equal(
+        [(back / name).read_text(encoding="utf-8") for name in ("same", "other")], ["new\n", "kept\n"], "contents"
+    )
 
 
 @DOWNLOADS.behaviour
@@ -216,7 +218,7 @@ async def a_download_without_a_source_raises(probe: Probe) -> None:
 async def a_download_leads_to_nothing_of_the_host(probe: Probe) -> None:
     """Links planted inside, to a file of the host, bring back nothing that reads as that file."""
     secret = probe.folder() / "secret"
-    secret.write_text("hunter2")
+    secret.write_text("hunter2", encoding="utf-8")
     await probe.output(f"mkdir -p /srv/bait; ln -sfn {secret} /srv/bait/link; ln -sfn {secret.parent} /srv/bait/folder")
     back = probe.folder() / "back"
     with contextlib.suppress(Exception):  # to refuse is as good
@@ -238,7 +240,7 @@ async def a_pipe_in_a_folder_stops_no_download(probe: Probe) -> None:
     )
     back = probe.folder() / "back"
     await probe.sandbox.download_dir("/srv/piped", back)
-    expect_equal((back / "file").read_text(), "1\n", "the file's content")
+    expect_equal((back / "file").read_text(encoding="utf-8"), "1\n", "the file's content")
 
 
 @DOWNLOADS.behaviour
@@ -248,7 +250,7 @@ async def a_download_can_leave_files_out(probe: Probe) -> None:
     back = probe.folder() / "back"
     back.mkdir()
     await probe.sandbox.download_dir_with_exclusions(source_dir="/srv/some", target_dir=back, exclude=["cache"])
-    expect_equal((back / "file").read_text(), "1\n", "the file's content")
+    expect_equal((back / "file").read_text(encoding="utf-8"), "1\n", "the file's content")
     expect(not (back / "cache").exists(), "what was excluded came along")
 
 

@@ -1,4 +1,4 @@
-"""What a sandbox must still do for a verifier, whatever its policy did: each is asked of a sandbox of its own."""
+"""Requirements on a sandbox's grading, whatever its policy did: each is checked in a sandbox of its own."""
 
 import contextlib
 from collections.abc import AsyncGenerator
@@ -56,7 +56,7 @@ async def a_user_stays_who_it_was(probe: Probe) -> None:
 async def full_storage_leaves_room_for_the_tests(probe: Probe) -> None:
     """Tests are uploaded, and a verdict is written, where an ordinary user has filled the sandbox's storage."""
     tests = probe.folder()
-    (tests / "test.sh").write_text("#" * 100_000)
+    (tests / "test.sh").write_text("#" * 100_000, encoding="utf-8")
     async with _policys_sandbox(probe) as (sandbox, own):
         filled = await probe.run(_FILL, sandbox=sandbox, user=USER)
         if filled.return_code == 9:

@@ -1,4 +1,4 @@
-"""What ``exec`` must do when a command does not simply end: timeouts, cancellation, processes left running."""
+"""Requirements on an ``exec`` that does not simply end: timeouts, cancellation, processes left running."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What a sandbox must provide: Harbor's folders, healthchecks, limits, its life cycle, a terminal in it."""
+"""Requirements on a sandbox: Harbor's folders, healthchecks, limits, its life cycle, a terminal in it."""
 
 import asyncio
 import contextlib
@@ -80,7 +80,7 @@ async def two_sandboxes_share_no_processes(probe: Probe) -> None:
 async def files_of_the_host_are_not_seen(probe: Probe) -> None:
     """A path of the host leads nowhere inside, not even through another process's root."""
     secret = probe.folder() / "secret"
-    secret.write_text("hunter2")
+    secret.write_text("hunter2", encoding="utf-8")
     path = shlex.quote(str(secret))
     answer = await probe.run(f"cat {path}; for root in /proc/[0-9]*/root; do cat $root{path}; done 2>/dev/null")
     expect("hunter2" not in (answer.stdout or ""), f"the sandbox read {secret} of the host")
@@ -159,7 +159,7 @@ async def after_the_stop_nothing_is_transferred(probe: Probe) -> None:
     """Uploads to and downloads from a stopped sandbox raise."""
     sandbox, _ = await probe.ended()
     folder = probe.folder()
-    (folder / "file").write_text("x")
+    (folder / "file").write_text("x", encoding="utf-8")
     with refused("an upload to a stopped sandbox"):
         await sandbox.upload_file(folder / "file", "/tmp/file")
     with refused("a download from a stopped sandbox"):

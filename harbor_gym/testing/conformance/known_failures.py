@@ -1,4 +1,4 @@
-"""What kinds of sandboxes are known not to do, and why. Tests see to it that they really don't."""
+"""Known failures of kinds of sandboxes, with reasons. Tests see to it that they really fail."""
 
 from collections.abc import Mapping
 

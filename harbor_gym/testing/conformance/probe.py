@@ -48,7 +48,7 @@ class Probe:
         self._root = directory
         self._context = directory / "environment"
         self._context.mkdir()
-        (self._context / "Dockerfile").write_text(dockerfile)
+        (self._context / "Dockerfile").write_text(dockerfile, encoding="utf-8")
         self._sandbox: BaseEnvironment | None = None
         self._other: BaseEnvironment | None = None
         self._ended: tuple[BaseEnvironment, asyncio.Task[ExecResult]] | None = None

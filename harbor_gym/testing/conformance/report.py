@@ -1,4 +1,4 @@
-"""What a conformance check found: one outcome per behaviour, as text, as JSON, or as an error."""
+"""The result of a conformance check: one outcome per behaviour, as text, as JSON, or as an error."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ REPORT_FORMAT = 1
 
 
 class Verdict(StrEnum):
-    """What is known about one behaviour."""
+    """The verdict on one behaviour."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -24,7 +24,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one behaviour's check found."""
+    """The result of one behaviour's check."""
 
     name: str
     """The behaviour's name, a sentence in small letters."""

@@ -79,7 +79,7 @@ async def check_sandbox(
 
 @dataclass(frozen=True)
 class Settings:
-    """How behaviours are checked; as the arguments of :func:`check_sandbox`."""
+    """The settings of a check; as the arguments of :func:`check_sandbox`."""
 
     known_failures: Mapping[str, str] = field(default_factory=dict[str, str])
     probe_known_failures: bool = False

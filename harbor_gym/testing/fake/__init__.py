@@ -1,1 +1,1 @@
-"""A sandbox that exists in memory only, for tests of what is around a sandbox."""
+"""A sandbox that exists in memory only, for tests of the code around a sandbox."""

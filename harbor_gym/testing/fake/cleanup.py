@@ -10,7 +10,7 @@ _SCRIPTS = ("baseline", "stop", "open_grading", "reset_verifier_dirs", "postmort
 
 @dataclass(frozen=True)
 class FakeProcesses:
-    """What a fake reports of processes that it does not have."""
+    """A fake's report of processes that it does not have."""
 
     stopped: int = 0
     """Processes of the policy that are killed before grading."""

@@ -1,4 +1,4 @@
-"""A sandbox that exists in memory only: for tests of what is around a sandbox."""
+"""A sandbox that exists in memory only, for tests of the code around a sandbox."""
 
 import asyncio
 import json

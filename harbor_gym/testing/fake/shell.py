@@ -22,7 +22,7 @@ _ENDS = (";", "\n", "&&", "||")
 
 @dataclass
 class Output:
-    """What a command has printed, and its status."""
+    """A command's output and status."""
 
     stdout: list[str] = field(default_factory=list[str])
     stderr: list[str] = field(default_factory=list[str])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from harbor_gym._runtime.shielded import cancel_and_wait
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import TerminalError
-from harbor_gym.terminal import Leavings, TerminalTurn
+from harbor_gym.terminal import Leftovers, TerminalTurn
 from harbor_gym.terminal.screen import observation
 from harbor_gym.terminal.screen.screen import Screen
 from harbor_gym.testing.fake.shell import Output
@@ -79,9 +79,9 @@ class FakeTerminal:
         )
 
     @property
-    def leavings(self) -> Leavings:
-        """See :attr:`harbor_gym.terminal.Terminal.leavings`. There are no processes and no files of it."""
-        return Leavings((), "")
+    def leftovers(self) -> Leftovers:
+        """See :attr:`harbor_gym.terminal.Terminal.leftovers`. There are no processes and no files of it."""
+        return Leftovers((), "")
 
     async def detach(self) -> None:
         """See :meth:`harbor_gym.terminal.Terminal.detach`. It holds nothing."""

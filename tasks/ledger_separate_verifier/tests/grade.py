@@ -15,7 +15,7 @@ MAX_BYTES = 1 << 20
 
 def expected_rows() -> list[str]:
     """Return the balances that the ledger leads to."""
-    with LEDGER.open() as file:
+    with LEDGER.open(encoding="utf-8") as file:
         postings = {row["id"]: row for row in csv.DictReader(file)}
     reversed_ids = {row["debit"] for row in postings.values() if row["kind"] == "reverse"}
     cents: dict[str, int] = defaultdict(int)
@@ -32,14 +32,14 @@ def found_rows() -> list[str]:
     """Return the lines of the policy's result; none if it is not a plain file of a sane size."""
     if not RESULT.is_file() or RESULT.is_symlink() or RESULT.stat().st_size > MAX_BYTES:
         return []
-    return [line.strip() for line in RESULT.read_text(errors="replace").splitlines() if line.strip()]
+    return [line.strip() for line in RESULT.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
 
 
 def is_untouched() -> bool:
     """Return whether the input was left alone."""
     if not CHECKSUM.is_file() or CHECKSUM.is_symlink():
         return False
-    return CHECKSUM.read_text().split()[:1] == [hashlib.sha256(LEDGER.read_bytes()).hexdigest()]
+    return CHECKSUM.read_text(encoding="utf-8").split()[:1] == [hashlib.sha256(LEDGER.read_bytes()).hexdigest()]
 
 
 expected = expected_rows()
@@ -53,4 +53,4 @@ print(
     f"{right} of {len(expected)} balances right, {wrong} other rows, exact file: {exact}, input untouched: {untouched}"
 )
 reward = (1.0 if exact else 0.9 * share) if untouched else 0.0
-VERDICT.write_text(json.dumps({"reward": reward, "balances": share, "untouched": float(untouched)}))
+VERDICT.write_text(json.dumps({"reward": reward, "balances": share, "untouched": float(untouched)}), encoding="utf-8")

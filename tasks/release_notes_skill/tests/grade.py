@@ -12,7 +12,7 @@ def blocks(text: str) -> list[str]:
     return [block.strip() for block in text.strip().split("\n\n")]
 
 
-wanted = Path("/tests/expected.md").read_text()
+wanted = Path("/tests/expected.md").read_text(encoding="utf-8")
 notes = read("/home/agent/NOTES.md") or ""
 found = blocks(notes)
 version, *sections = blocks(wanted)

@@ -10,6 +10,6 @@ from verdict import give  # -I leaves the script's own directory out
 RECORD = Path("/var/lib/station/record.json")
 SENSORS = 3
 
-locked = json.loads(RECORD.read_text())["locked"] if RECORD.exists() else []
+locked = json.loads(RECORD.read_text(encoding="utf-8"))["locked"] if RECORD.exists() else []
 print("locked:", locked)
 give({"reward": len(locked) / SENSORS})

@@ -8,7 +8,7 @@ from verdict import give, read  # -I leaves the script's own directory out
 
 NOTES = Path("/home/agent/notes")
 
-unsaved = Path("/tests/unsaved.md").read_text()
+unsaved = Path("/tests/unsaved.md").read_text(encoding="utf-8")
 text = (read(f"{NOTES}/incident.md") or "").rstrip("\n") + "\n"
 recovered = text.replace("wner: dana\n", "wner: ?\n") == unsaved
 edited = text == unsaved.replace("wner: ?\n", "wner: dana\n")

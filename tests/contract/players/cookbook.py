@@ -1,11 +1,9 @@
 """The cookbook's loop."""
 
-import functools
 import math
 from typing import Any
 
-from harbor_gym import TerminalEnvConfig
-from harbor_gym.errors import HarborGymError
+from harbor_gym.errors import ContextOverflowError, HarborGymError
 from harbor_gym.types import TokenSequence
 from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost, only
 from tests.helpers.policies.token_policies import RENDERER
@@ -15,22 +13,22 @@ async def by_tinker(episode: Episode) -> Played:
     """The cookbook's own rollout, and its own making of a datum."""
     from harbor_gym.adapters.tinker import HarborSingleTaskEnvGroupBuilder
 
-    return await _by_cookbook(episode, HarborSingleTaskEnvGroupBuilder, episode.config)
+    return await _by_cookbook(episode, HarborSingleTaskEnvGroupBuilder, env=episode.config)
 
 
 async def by_tinker_agent(episode: Episode) -> Played:
     """The same loop of the cookbook's, around a foreign agent."""
     from harbor_gym.adapters.tinker.agent_group import HarborAgentEnvGroupBuilder
 
-    make_builder = functools.partial(HarborAgentEnvGroupBuilder, agent=episode.agent())
-    return await _by_cookbook(episode, make_builder, episode.agents_config)
+    return await _by_cookbook(episode, HarborAgentEnvGroupBuilder, env=episode.agents_config, agent=episode.agent())
 
 
-async def _by_cookbook(episode: Episode, make_builder: Any, config: TerminalEnvConfig) -> Played:
+async def _by_cookbook(episode: Episode, make_builder: Any, **settings: Any) -> Played:
     from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
     from tinker_cookbook.rl.data_processing import trajectory_to_data
     from tinker_cookbook.rl.rollouts import do_single_rollout
 
+    from harbor_gym.adapters.tinker import GroupTemplate
     from harbor_gym.adapters.tinker.env import END_REASONS
 
     class Policy(TokenCompleter):
@@ -40,19 +38,22 @@ async def _by_cookbook(episode: Episode, make_builder: Any, config: TerminalEnvC
                 tokens=list(sample.tokens), maybe_logprobs=list(sample.logprobs or ()), stop_reason=sample.stop_reason
             )
 
-    builder = make_builder(
-        config=config,
+    template = GroupTemplate(
         group_size=1,
         model_name=episode.model_dir,
         renderer_name=RENDERER,
         max_tokens=MAX_TOKENS,
         max_context_tokens=episode.max_context_tokens,
+        **settings,
     )
+    builder = make_builder(template)
     (env,) = await builder.make_envs()
     try:
         trajectory = await do_single_rollout(Policy(), env)
         await builder.compute_group_rewards([trajectory], [env])
     except HarborGymError as exc:
+        if isinstance(exc, ContextOverflowError) or not exc.is_infrastructure:
+            raise  # as the cookbook's own completer would, through its rollout, and our strategy
         return lost(exc)
     finally:
         await builder.cleanup()

@@ -7,7 +7,7 @@ from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost, on
 
 
 async def by_harbor_env(episode: Episode) -> Played:
-    return await _by_harbor(episode, strategy="env", env_settings={"confirm_task_complete": False})
+    return await _by_harbor(episode, strategy="env", env_settings=episode.own_settings)
 
 
 async def by_harbor_gateway(episode: Episode) -> Played:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from harbor_gym import EndReason
+from harbor_gym import EndReason, UsageError
 from harbor_gym.outcomes import FAILURE_KINDS
 from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost
 
@@ -28,12 +28,12 @@ async def _by_nemo_gym(episode: Episode, agent: Any) -> Played:
     )
     config = episode.config if agent is None else episode.agents_config
     plan = EpisodePlan("alias::task", config, agent, max_retries=0)
-    played = await play(plan, lambda: ModelServer(engine.post, {}, require_token_ids=True))
-    row = make_row(played, require_token_ids=True)
+    rollout, calls = await play(plan, lambda: ModelServer(engine.post, {}, require_token_ids=True))
+    row = make_row(rollout, calls, require_token_ids=True)
     sequence = read_as_trainer(row.output)
-    if played.error is not None:
+    if rollout.error is not None:
         assert row.is_masked
-        return lost(played.error)
+        return lost(rollout.error)
     assert not row.is_masked
     return Played(row.fields["reward"], EndReason(row.fields["end_reason"]), sequence=sequence)
 
@@ -54,12 +54,13 @@ async def by_nemo_gym_server(episode: Episode) -> Played:
         sandbox=episode.sandbox,
         sandbox_options=dict(episode.sandbox_options),
         max_turns=episode.max_turns,
-        terminal_env={"confirm_task_complete": False},
+        terminal_env=episode.own_settings,
         require_token_ids=True,
         max_retries=0,
     )
     status, row = await post(agent, {"instance_id": f"own::{episode.task_dir.name}"})
-    assert status == 200, row
+    if status != 200:  # which ends NeMo Gym's collection
+        raise UsageError(str(row))
     end_reason, sequence = EndReason(row["end_reason"]), read_as_trainer(row["response"]["output"])
     if row["mask_sample"]:
         words = {nemo_kind(word): word for word in FAILURE_KINDS}

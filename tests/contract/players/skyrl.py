@@ -8,11 +8,11 @@ from tests.contract.players.episode import MAX_TOKENS, Episode, Played, only
 
 
 async def by_skyrl(episode: Episode) -> Played:
-    return await _by_skyrl(episode, env={"confirm_task_complete": False})
+    return await _by_skyrl(episode, env=episode.own_settings)
 
 
 async def by_skyrl_step_wise(episode: Episode) -> Played:
-    return await _by_skyrl(episode, step_wise=True, env={"confirm_task_complete": False})
+    return await _by_skyrl(episode, step_wise=True, env=episode.own_settings)
 
 
 async def by_skyrl_agent(episode: Episode) -> Played:

@@ -24,7 +24,7 @@ def _spec(episode: Episode) -> Any:
         max_turns=episode.max_turns,
         max_context_tokens=episode.max_context_tokens,
         max_retries=0,
-        confirm_task_complete=False,
+        **episode.own_settings,
     )
 
 

@@ -20,7 +20,7 @@ async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
     from tests.helpers.verifiers.episodes import end_reason_of, env_config, run_episodes, sequence_of
     from tests.helpers.verifiers.token_server import TokenServer
 
-    own = {} if "agent" in settings else {"confirm_task_complete": False}
+    own = {} if "agent" in settings else episode.own_settings
     harness = {
         "sandbox": episode.sandbox,
         "sandbox_options": dict(episode.sandbox_options),

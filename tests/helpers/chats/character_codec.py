@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from harbor_gym.tokens import ChatMessage
+from harbor_gym.types import ChatMessage
 
 END, ASK = 0, 1
 """END closes a message, ASK opens the answer."""

@@ -1,6 +1,7 @@
 """Tokenizers that can be built offline: byte-level BPE with the marks of the chat formats under test."""
 
 import functools
+import re
 from typing import Any
 
 CHAT_MARKS = (
@@ -34,3 +35,24 @@ def byte_level_tokenizer() -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", bos_token="<|begin_of_text|>", pad_token="<|endoftext|>"
     )
+
+
+def spelt(text: str, *, keep_marks: bool) -> list[int]:
+    """Return tokens that decode to a text, and that the tokenizer would not write: a token for each byte.
+
+    Args:
+        text: What they decode to.
+        keep_marks: Whether a mark of a chat format stays one token.
+    """
+    tokenizer = byte_level_tokenizer()
+    marks = "|".join(map(re.escape, tokenizer.get_added_vocab()))
+    tokens: list[str] = []
+    for part in re.split(f"({marks})", text) if keep_marks else [text]:
+        is_mark = part in tokenizer.get_added_vocab()
+        tokens += [part] if is_mark else list(_bytes(tokenizer, part))
+    return tokenizer.convert_tokens_to_ids(tokens)
+
+
+def _bytes(tokenizer: Any, text: str) -> str:
+    pre_tokenizer = tokenizer.backend_tokenizer.pre_tokenizer
+    return "".join(word for word, _ in pre_tokenizer.pre_tokenize_str(text))

@@ -8,8 +8,8 @@ from typing import Any
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym._runtime.cache import cache_dir
-from harbor_gym.tokens import Transcript
 from harbor_gym.transcripts import write_transcript
+from harbor_gym.types import Transcript
 
 SOLVE = [("echo done > /srv/answer\n", 1.0)]
 

@@ -93,6 +93,6 @@ async def eventually(condition: Callable[[], bool]) -> None:
 def trained_text(session: Session) -> str:
     """Return what is trained of a session, as text."""
     return "".join(
-        text_of([token for token, own in zip(segment.tokens, segment.mask, strict=True) if own])
+        text_of([token for token, own in zip(segment.completion, segment.mask, strict=True) if own])
         for segment in session.trained_segments
     )

@@ -1,5 +1,6 @@
 """An agent for Harbor's trials that sends chat completions and types by our terminal format."""
 
+import json
 from typing import Any, ClassVar, override
 
 import aiohttp
@@ -8,8 +9,10 @@ from harbor.agents.capabilities import AgentCapabilities
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
-from harbor_gym import ActionFormat, TerminalConfig
+from harbor_gym import ActionFormat, Command, TerminalConfig
 from harbor_gym.formats import parse_action, prompts
+from harbor_gym.formats.tool_call import TERMINAL_TOOLS
+from harbor_gym.formats.tool_text import tool_schema
 from harbor_gym.terminal import Terminal, open_terminal
 
 FORMAT = ActionFormat.TERMINUS_JSON
@@ -23,6 +26,7 @@ class FormatAgent(BaseAgent):
     def __init__(self, *args: Any, base_url: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._url = f"{base_url}/v1/chat/completions"
+        self.headers = dict[str, str]()
 
     @staticmethod
     @override
@@ -41,7 +45,7 @@ class FormatAgent(BaseAgent):
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
         terminal = await open_terminal(environment, TerminalConfig(), user=environment.default_user)
         try:
-            async with aiohttp.ClientSession(raise_for_status=True) as client:
+            async with aiohttp.ClientSession(headers=self.headers, raise_for_status=True) as client:
                 await self._converse(client, terminal, instruction)
         finally:
             await terminal.close()
@@ -53,8 +57,7 @@ class FormatAgent(BaseAgent):
             {"role": "user", "content": prompts.first_message(instruction, screen)},
         ]
         while True:
-            async with client.post(self._url, json={"model": "policy", "messages": messages}) as response:
-                (choice,) = (await response.json())["choices"]
+            (choice,) = (await self._ask(client, {"model": "policy", "messages": messages}))["choices"]
             if choice["finish_reason"] == "length":
                 return
             answer = choice["message"]["content"]
@@ -67,6 +70,28 @@ class FormatAgent(BaseAgent):
                     return
                 shown = prompts.with_warning(parsed.warning, turn.text)
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": shown}]
+
+    async def _ask(self, client: aiohttp.ClientSession, body: dict[str, Any]) -> Any:
+        async with client.post(self._url, json=body) as response:
+            return await response.json()
+
+
+class ToolAgent(FormatAgent):
+    """An agent with one tool, ``bash``; an answer without a call is its last."""
+
+    @override
+    async def _converse(self, client: aiohttp.ClientSession, terminal: Terminal, instruction: str) -> None:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": instruction}]
+        while True:
+            body = {"model": "policy", "messages": messages, "tools": [tool_schema(TERMINAL_TOOLS[0])]}
+            (choice,) = (await self._ask(client, body))["choices"]
+            messages.append(choice["message"])
+            if not (calls := choice["message"].get("tool_calls")):
+                return
+            for call in calls:
+                command = json.loads(call["function"]["arguments"])["command"]
+                shown = (await terminal.run([Command(f"{command}\n", 1.0)])).text
+                messages.append({"role": "tool", "tool_call_id": call["id"], "content": shown})
 
 
 class UninstallableAgent(FormatAgent):

@@ -21,7 +21,7 @@ from harbor_gym._runtime.owners import owner_label
 from harbor_gym.gateway import Gateway, Session
 from harbor_gym.gateway.trials import open_tunnel_for_agent, sandbox_url
 from harbor_gym.sandboxes import environment_config
-from harbor_gym.sandboxes.local.forkserver_client import end_forkserver
+from harbor_gym.sandboxes.supervisor.forkserver_client import end_forkserver
 from harbor_gym.types import Sample
 from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.gateway.clients import tool_call

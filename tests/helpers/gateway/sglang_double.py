@@ -10,6 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.helpers.loopback import on_loopback
+
 END = 0
 
 
@@ -57,11 +59,6 @@ async def sglang_double() -> AsyncGenerator[SGLangDouble]:
     app = web.Application()
     app.router.add_post("/generate", double.generate)
     app.router.add_get("/v1/models", double.list_models)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        double.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with on_loopback(app) as url:
+        double.base_url = url
         yield double
-    finally:
-        await runner.cleanup()

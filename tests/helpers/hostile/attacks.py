@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import sysconfig
+from itertools import pairwise
 from pathlib import Path
 
 from harbor_gym._runtime.procfs import descendants
@@ -37,7 +38,7 @@ _SHELL = "/usr/bin/bash"
 
 def _has_own_ids(sandbox: LocalEnvironment) -> bool:
     """Return whether root inside is somebody else outside."""
-    return bool(sandbox._running()._require_target().first_id)  # pyright: ignore[reportPrivateUsage]
+    return bool(sandbox._running()._require_target().ids)  # pyright: ignore[reportPrivateUsage]
 
 
 async def _bring(sandbox: LocalEnvironment, name: str) -> str:
@@ -51,7 +52,7 @@ async def _bring(sandbox: LocalEnvironment, name: str) -> str:
 
 def _host_files() -> list[Path]:
     """Return the programs and libraries of this machine that a sandbox's supervisor runs from."""
-    mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()}
     libraries = [Path(path) for path in mapped if "libpython" in path and Path(path).exists()]
     programs = [Path(found) for name in _HOST_PROGRAMS if (found := shutil.which(name))]
     return [Path(sys.executable).resolve(), *libraries, *(path.resolve() for path in programs)]
@@ -270,12 +271,13 @@ async def root_inside_is_nobody_outside(sandbox: LocalEnvironment, scratch: Path
         for number, box in enumerate((sandbox, other)):
             mark = f"{_unique() + number}"
             await output(box, f"setsid sleep {mark} >/dev/null 2>&1 &")
-            inside, outside, count = map(int, (await output(box, "cat /proc/self/uid_map")).split())
-            assert inside == 0
+            extents = [[*map(int, line.split())] for line in (await output(box, "cat /proc/self/uid_map")).splitlines()]
+            assert [inside for inside, _, _ in extents] == [0, 1 << 16]
             assert await output(box, "cat /proc/self/gid_map") == await output(box, "cat /proc/self/uid_map")
-            assert await _outside_uid(mark) == outside >= 1 << 20
-            ranges.append(range(outside, outside + count))
-        assert not range(max(r.start for r in ranges), min(r.stop for r in ranges))
+            assert await _outside_uid(mark) == extents[0][1] >= 1 << 20
+            ranges += [range(outside, outside + count) for _, outside, count in extents]
+        ranges.sort(key=lambda ids: ids.start)
+        assert all(one.stop <= next_one.start for one, next_one in pairwise(ranges))
         assert await output(sandbox, "stat -c %u:%g / /etc/passwd /home/dev | sort | uniq -c | wc -l") == "2"
 
 

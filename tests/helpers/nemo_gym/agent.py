@@ -1,5 +1,6 @@
 """The agent server with NeMo Gym's own types, without its processes. Needs NeMo Gym."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ _TIMEOUT_SEC = 120.0
 class _Answer:
     """What NeMo Gym's client returns, as far as it is read."""
 
-    def __init__(self, status: int, content: bytes) -> None:
-        self.status, self.cookies, self._content = status, {"session": "one"}, content
+    def __init__(self, status: int, headers: Mapping[str, str], content: bytes) -> None:
+        self.status, self.headers, self.cookies, self._content = status, headers, {"session": "one"}, content
 
     async def read(self) -> bytes:
         return self._content

@@ -4,10 +4,11 @@ Source: NeMo Gym 0.7.0, ``responses_api_models/vllm_model/app.py``; NeMo RL, ``n
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harbor_gym.errors import ContextOverflowError
+from harbor_gym.samplers import EngineSettingsError
 from harbor_gym.types import ChatCodec, ChatMessage, Sampler, TokenSequence
 
 
@@ -24,14 +25,21 @@ class ModelServerDouble:
         """Whether a prompt that does not fit is a status 400; else an empty answer."""
         self.returns_token_ids = True
         self.statuses: list[int] = []
-        """Statuses of the next answers, in place of 200."""
+        """Statuses of the next answers, in place of 200; the client is told to ask again at once."""
+        self.refusal = ""
+        """What such an answer says of the engine behind."""
 
-    async def post(self, body: dict[str, Any]) -> tuple[int, bytes]:
+    async def post(self, body: dict[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
         """Answer a request."""
-        body = json.loads(json.dumps(body))
-        self.requests.append(body)
         if self.statuses and (status := self.statuses.pop(0)) != 200:
-            return status, b'"Hit an exception calling an inner server"'
+            self.requests.append(body)
+            wrapped = f"Hit an exception in policy_model calling an inner server: b'{self.refusal}'"
+            return status, {"Retry-After-Ms": "1"}, json.dumps(wrapped).encode()
+        status, content = await self._answer(json.loads(json.dumps(body)))
+        return status, {}, content
+
+    async def _answer(self, body: dict[str, Any]) -> tuple[int, bytes]:
+        self.requests.append(body)
         prompt = self._prompt(body["input"])
         if len(prompt) + self._max_tokens > self._max_context_tokens:
             return self._overflow()
@@ -39,6 +47,8 @@ class ModelServerDouble:
             sample = await self._sampler(prompt)
         except ContextOverflowError as exc:
             return 400, json.dumps({"message": str(exc)}).encode()
+        except EngineSettingsError as exc:
+            return 401, json.dumps({"message": str(exc)}).encode()
         logprobs = list(sample.logprobs or ())
         tokens = {
             "prompt_token_ids": prompt,

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from harbor_gym.types import ChatMessage
 from tests.helpers.chats.character_codec import END, CharacterCodec
+from tests.helpers.loopback import on_loopback
 
 THINKING = "<think>hm</think>"
 """How each answer begins; vLLM's reasoning parser takes it out of the content."""
@@ -97,11 +98,6 @@ async def engine_double(
     app = web.Application(client_max_size=64 << 20)
     app.router.add_post("/v1/chat/completions", engine.chat)
     app.router.add_get("/v1/models", models)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        engine.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    async with on_loopback(app) as url:
+        engine.base_url = f"{url}/v1"
         yield engine
-    finally:
-        await runner.cleanup()

@@ -21,7 +21,8 @@ HEAD_PORT = 11000
 """Where NeMo Gym's commands look for its head server."""
 
 START_TIMEOUT_SEC, RUN_TIMEOUT_SEC, STOP_TIMEOUT_SEC = 300.0, 240.0, 60.0
-_READY = "servers ready"
+_READY = "servers ready!"
+"""Before that, the log counts: "2 / 5 servers ready."."""
 _WATCH_SEC = 0.2
 _SERVERS = (
     "responses_api_agents/harbor_gym_agent",
@@ -63,9 +64,9 @@ class Servers:
         return self.alive()
 
 
-def command(name: str, *settings: str) -> list[str]:
+def command(*words: str) -> list[str]:
     """Return the arguments of one of NeMo Gym's commands."""
-    return [str(BIN / name), *settings]
+    return [str(BIN / "gym"), *words]
 
 
 def environment(project: Path) -> dict[str, str]:
@@ -101,11 +102,12 @@ def use_this_environment(project: Path) -> str:
 
 
 @asynccontextmanager
-async def ng_run(project: Path, config_paths: Sequence[str], *settings: str) -> AsyncGenerator[Servers]:
+async def gym_env_start(project: Path, config_paths: Sequence[str], *words: str) -> AsyncGenerator[Servers]:
     """Start NeMo Gym's servers and wait until all of them answer. SIGTERM at the end."""
     require_head_port()
-    log = project / "ng_run.log"
-    arguments = command("ng_run", f"+config_paths=[{','.join(config_paths)}]", "+skip_venv_if_present=true", *settings)
+    log = project / "servers.log"
+    configs = [word for path in config_paths for word in ("--config", path)]
+    arguments = command("env", "start", *configs, *words, "+skip_venv_if_present=true")
     with log.open("wb") as output:
         servers = await asyncio.create_subprocess_exec(
             *arguments, cwd=project, env=environment(project), stdout=output, stderr=output, start_new_session=True
@@ -121,11 +123,16 @@ async def ng_run(project: Path, config_paths: Sequence[str], *settings: str) -> 
         await _stop(servers)
 
 
-async def ng_collect_rollouts(project: Path, rows: Path, output: Path, *settings: str) -> list[dict[str, Any]]:
+async def gym_eval_run(project: Path, rows: Path, output: Path, *words: str) -> list[dict[str, Any]]:
     """Play every row, and return the rows that came back."""
-    arguments = command("ng_collect_rollouts", f"+input_jsonl_fpath={rows}", f"+output_jsonl_fpath={output}", *settings)
+    await gym(project, "eval", "run", "--no-serve", "--input", str(rows), "--output", str(output), *words)
+    return [json.loads(line) for line in (await _read(output)).splitlines()]
+
+
+async def gym(project: Path, *words: str) -> str:
+    """Run one of NeMo Gym's commands, which must succeed, and return what it prints."""
     process = await asyncio.create_subprocess_exec(
-        *arguments,
+        *command(*words),
         cwd=project,
         env=environment(project),
         stdout=asyncio.subprocess.PIPE,
@@ -140,17 +147,17 @@ async def ng_collect_rollouts(project: Path, rows: Path, output: Path, *settings
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     assert process.returncode == 0, text.decode()[-6000:]
-    return [json.loads(line) for line in (await _read(output)).splitlines()]
+    return text.decode()
 
 
 async def _wait_until_ready(servers: asyncio.subprocess.Process, log: Path) -> None:
     try:
         async with asyncio.timeout(START_TIMEOUT_SEC):
             while _READY not in (text := await _read(log)):
-                assert servers.returncode is None, f"ng_run ended:\n{text[-6000:]}"
+                assert servers.returncode is None, f"the servers ended:\n{text[-6000:]}"
                 await asyncio.sleep(0.25)
     except TimeoutError:
-        raise AssertionError(f"ng_run was not ready in time:\n{(await _read(log))[-6000:]}") from None
+        raise AssertionError(f"the servers were not ready in time:\n{(await _read(log))[-6000:]}") from None
 
 
 async def _read(file: Path) -> str:

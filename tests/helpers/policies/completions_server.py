@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from harbor_gym.errors import ContextOverflowError
+from harbor_gym.samplers import EngineSettingsError
 from harbor_gym.types import Sampler
+from tests.helpers.loopback import on_loopback
 
 
 @asynccontextmanager
@@ -20,6 +22,8 @@ async def completions_server(sampler: Sampler) -> AsyncGenerator[str]:
         except ContextOverflowError as exc:  # as vLLM answers
             error = {"message": str(exc), "type": "BadRequestError", "param": None, "code": 400}
             return web.json_response({"error": error}, status=400)
+        except EngineSettingsError as exc:
+            return web.json_response({"error": {"message": str(exc)}}, status=401)
         choice = {
             "index": 0,
             "text": "",
@@ -31,10 +35,5 @@ async def completions_server(sampler: Sampler) -> AsyncGenerator[str]:
 
     app = web.Application()
     app.router.add_post("/v1/completions", complete)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with on_loopback(app) as url:
+        yield url

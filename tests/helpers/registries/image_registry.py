@@ -18,6 +18,9 @@ _HTPASSWD = "team:$2b$04$OtJIoYkXFg2.iwqzX/kyaunfVE4SiDsCCJqiILWY7SMn4fb2iIJhu\n
 CREDENTIALS = {"APPTAINER_DOCKER_USERNAME": USER, "APPTAINER_DOCKER_PASSWORD": PASSWORD}
 """Variables by which Apptainer shows who it is."""
 
+UNREACHABLE = "registry.invalid"
+"""An address that no name server knows. Source: RFC 6761."""
+
 _LISTENING = re.compile(r"listening on (127\.0\.0\.1:\d+)")
 
 
@@ -51,6 +54,13 @@ class ImageRegistry:
             self.process.send_signal(signal.SIGCONT)
 
 
+def in_place_of_docker_io(folder: Path, address: str) -> dict[str, str]:
+    """Return the variables that make buildah take images of docker.io from another registry, without TLS."""
+    path = folder / "registries.conf"
+    path.write_text(f'[[registry]]\nprefix = "docker.io"\nlocation = "{address}"\ninsecure = true\n')
+    return {"CONTAINERS_REGISTRIES_CONF": str(path)}
+
+
 @contextlib.contextmanager
 def image_registry(folder: Path, *, needs_password: bool = False) -> Generator[ImageRegistry]:
     """Run a registry on a free port of the loopback, with its data in ``folder``; it is killed at the end."""
@@ -77,8 +87,8 @@ def image_registry(folder: Path, *, needs_password: bool = False) -> Generator[I
 
 def _address(log: Path, process: subprocess.Popen[bytes]) -> str:
     deadline = time.monotonic() + PATIENCE_SEC
-    while (found := _LISTENING.search(log.read_text())) is None:
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
+    while (found := _LISTENING.search(log.read_text(encoding="utf-8"))) is None:
+        assert process.poll() is None, log.read_text(encoding="utf-8")
+        assert time.monotonic() < deadline, log.read_text(encoding="utf-8")
         time.sleep(0.05)
     return found[1]

@@ -15,9 +15,9 @@ from harbor.environments.base import BaseEnvironment, ExecResult
 
 from harbor_gym.errors import SandboxTimeoutError, UsageError
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from harbor_gym.sandboxes.local.supervisor.kernel.capabilities import POLICY
 from harbor_gym.sandboxes.piped import PipedCommand
-from harbor_gym.sandboxes.running import Ranks
+from harbor_gym.sandboxes.supervisor.program.kernel.capabilities import POLICY
+from harbor_gym.sandboxes.supervisor.running import Ranks
 from harbor_gym.terminal.scripts import read_script
 
 

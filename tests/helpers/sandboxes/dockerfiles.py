@@ -1,7 +1,9 @@
 # ruff: noqa: E501  # a Dockerfile a line
 """Small Dockerfiles, by what each is about: what two builders make of them is compared."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import batched
 
 BASE = "debian:bookworm-slim"
 
@@ -16,6 +18,9 @@ class Recipe:
 
     twin: str | None = None
     """The same in words that Docker's oldest supported builder reads, where it does not read ``text``."""
+
+    directives: str = ""
+    """Lines before FROM, of ``text`` alone where there is a twin."""
 
 
 ONE = """\
@@ -39,6 +44,7 @@ PARTS: dict[str, str] = {
     "a workdir of a number": "USER 4242\nWORKDIR /c/number\nUSER root\nWORKDIR /\n",
     "a workdir of numbers": "USER 4242:4343\nWORKDIR /c/numbers\nUSER root\nWORKDIR /\n",
     "a high id": "RUN echo x >/c/high && chown 100001:197609 /c/high\nUSER 100001\nRUN id >/tmp/high\nUSER root\n",
+    "a user from a variable": "ENV WHO=worker\nUSER $WHO\nWORKDIR /home/worker/of/who\nCOPY one .\nUSER root\nWORKDIR /\n",
     # --- COPY
     "copy a file": "COPY one /c/copy/one\n",
     "copy to a directory": "COPY one /c/copied/\n",
@@ -68,6 +74,14 @@ PARTS: dict[str, str] = {
     "add an archive with owner": "ADD --chown=worker packed.tar /c/packed-owned/\n",
     "copy an archive": "COPY packed.tar /c/packed.tar\n",
     "add a file": "ADD one /c/added\n",
+    "add with mode": "ADD --chmod=700 one /c/added-mode\n",
+    # --- below /usr and /var
+    "copy below /usr": "COPY one /usr/local/bin/one\nCOPY --chown=5:6 dir /usr/local/share/dir\n",
+    "run below /usr": "RUN mkdir /usr/local/lib/mine && touch /usr/local/lib/mine/x && chmod 2750 /usr/local/lib/mine && "
+    "ln -s mine /usr/local/lib/alias && rm /usr/bin/tac && ln /usr/bin/wc /usr/local/bin/wc2 && chown 7 /usr/bin/nl\n",
+    "below /var": "RUN install -d -o 33 -m 700 /var/lib/mine && echo s >/var/lib/mine/state && install -d /var/cache/own && "
+    "echo c >/var/cache/own/c && rm -f /var/lib/dpkg/status-old\nADD packed.tar /var/lib/packed/\nCOPY dir /var/cache/dir\n"
+    "WORKDIR /var/lib/work/place\nWORKDIR /\n",
     # --- RUN
     "run in exec form": 'RUN ["/bin/sh", "-c", "echo $0 >/c/exec"]\n',
     "run over lines": "RUN echo a \\\n  # a comment\n  && echo b \\\n\n  >/c/lines\n",
@@ -77,6 +91,7 @@ PARTS: dict[str, str] = {
     "RUN ps -e -o args= | grep -c '[s]leep 1000' >/c/left || true\n",
     "a port is free in the next RUN": "RUN python3 -m http.server 8999 >/dev/null 2>&1 & sleep 1\n"
     "RUN python3 -c \"import socket; print(socket.socket().connect_ex(('127.0.0.1', 8999)) != 0)\" >/c/port\n",
+    "a port that was closed is free in the next RUN": "COPY serve.py /c/\nRUN python3 /c/serve.py\nRUN python3 /c/serve.py\n",
     "delete what a layer has": "RUN mkdir /c/gone && touch /c/gone/x /c/kept\nRUN rm -r /c/gone\n",
     "replace a directory by a file": "RUN mkdir /c/was && touch /c/was/x\nRUN rm -r /c/was && echo y >/c/was\n",
     "hard links and fifos": "RUN echo x >/c/h1 && ln /c/h1 /c/h2 && mkfifo /c/fifo && ln -s /nowhere /c/dangling\n",
@@ -90,6 +105,10 @@ PARTS: dict[str, str] = {
     "bind mount of a stage in other letters": "RUN --mount=from=First,source=/made,target=/mnt/x cp /mnt/x /c/bound-letters\n",
     "bind mount without a type": "RUN --mount=target=/ctx ls /ctx/dir >/c/bound-context\n",
     "cache mount": "RUN --mount=type=cache,target=/var/cache/mine touch /var/cache/mine/x && ls /var/cache/mine >/c/cached\n",
+    "bind mount that is written": "RUN --mount=type=bind,source=dir,target=/mnt/rw,rw touch /mnt/rw/new && ls /mnt/rw >/c/bound-rw\n",
+    "cache mount with owner": "RUN --mount=type=cache,target=/mnt/cc,uid=5,gid=6,mode=0700,id=cc,sharing=locked "
+    "stat -c '%u %g %a' /mnt/cc >/c/cache-owner\n",
+    "cache mount from a stage": "RUN --mount=type=cache,target=/mnt/cf,from=first,source=/owned cat /mnt/cf/x >/c/cache-from\n",
     "temporary mount": "RUN --mount=type=tmpfs,target=/c/temporary touch /c/temporary/x\n",
     # --- VOLUME
     "a volume that is written": "VOLUME /c/volume\nRUN mkdir /c/volume && echo x >/c/volume/x && chown 1500 /c/volume\nCOPY one /c/volume/one\n",
@@ -103,19 +122,39 @@ PARTS: dict[str, str] = {
     "substitutions": "ENV S=${A:+set} T=${NOPE:-none} U=\\$A\nRUN echo \"$S $T $U\" >/c/substituted\n",
 }  # fmt: skip
 
+SERVE = """\
+from socket import socket
+server, client = socket(), socket()
+server.bind(("127.0.0.1", 8998))
+server.listen()
+client.connect(server.getsockname())
+server.accept()[0].close()
+"""
+"""The kernel keeps this server's port for a minute: the server closed the connection, and did not allow reuse."""
+
 FILES = {
     "one": "1\n", "two": "22\n", "a.txt": "a", "b.txt": "b", "dir/x": "x", "dir/sub/y": "y", "with blank": "b",
-    "odd/ü [x] $y": "odd", "packed.tar": "packed", "ignoring/kept": "k", "ignoring/a.secret": "s", "ignoring/again.secret": "s",
+    "odd/ü [x] $y": "odd", "serve.py": SERVE, "packed.tar": "packed", "ignoring/kept": "k", "ignoring/a.secret": "s", "ignoring/again.secret": "s",
 }  # fmt: skip
 
-WHOLE = Recipe(
-    f"ARG TAG=bookworm-slim\nFROM debian:$TAG AS First\nARG TAG\n"
-    "RUN echo made >/made && install -d -o 33 -g 44 -m 750 /owned && install -o 55 /made /owned/x\n"
-    "USER 77\nWORKDIR /work/place\nUSER root\n"
-    f"FROM {BASE} AS Parent\nRUN mkdir /volumes\nVOLUME /volumes\nRUN echo v >/volumes/v\nONBUILD RUN echo onbuild >/onbuild\n"
-    f"FROM parent\n{ONE}RUN echo w >/volumes/w\n" + "".join(PARTS.values()),
-    FILES,
-)
+_PARTS_AT_ONCE = 16
+"""A build of all would take minutes on a busy machine."""
+
+
+def _with_parts(parts: Iterable[str]) -> Recipe:
+    return Recipe(
+        f"ARG TAG=bookworm-slim\nFROM debian:$TAG AS First\nARG TAG\n"
+        "RUN echo made >/made && install -d -o 33 -g 44 -m 750 /owned && install -o 55 /made /owned/x\n"
+        "USER 77\nWORKDIR /work/place\nUSER root\n"
+        f"FROM --platform=$BUILDPLATFORM {BASE} AS Parent\nRUN mkdir /volumes\nVOLUME /volumes\n"
+        "RUN echo v >/volumes/v\nONBUILD RUN echo onbuild >/onbuild\n"
+        f"FROM parent\n{ONE}RUN echo w >/volumes/w\n" + "".join(parts),
+        FILES,
+    )
+
+
+WHOLES = [_with_parts(PARTS[name] for name in names) for names in batched(PARTS, _PARTS_AT_ONCE)]
+"""Dockerfiles of many of :data:`PARTS` each."""
 
 CONFIGS: dict[str, Recipe] = {
     "ENTRYPOINT as JSON": Recipe('ENTRYPOINT ["/bin/sh", "-c", "exec \\"$@\\"", "sh"]\nCMD ["x", "y"]\n'),
@@ -128,9 +167,11 @@ CONFIGS: dict[str, Recipe] = {
     "HEALTHCHECK NONE": Recipe("HEALTHCHECK CMD true\nHEALTHCHECK NONE\n"),
     "STOPSIGNAL": Recipe("STOPSIGNAL SIGQUIT\n"),
     "EXPOSE": Recipe("EXPOSE 80 81/udp\n"),
+    "EXPOSE of a variable": Recipe("ENV PORT=90\nEXPOSE $PORT/tcp 91\n"),
     "LABEL": Recipe('LABEL a=b "c d"="e f"\nLABEL g=h\n'),
     "MAINTAINER": Recipe("MAINTAINER someone\n"),
     "VOLUME": Recipe('VOLUME ["/v1", "/v2"]\nVOLUME /v3\n'),
+    "VOLUME of a variable": Recipe("ENV V=/of/v\nVOLUME $V\nRUN mkdir -p $V && touch $V/x\n"),
     "USER and WORKDIR": Recipe("WORKDIR /a\nWORKDIR b\nUSER 12:34\n"),
     "a WORKDIR that is USER's": Recipe("USER nobody\nWORKDIR /of/nobody\n"),
     "ENV": Recipe('ENV A="b c" D=e F=\nENV PATH=/x:$PATH\n'),
@@ -141,6 +182,20 @@ CONFIGS: dict[str, Recipe] = {
         twin="RUN echo a >/x; echo b >>/x\nRUN echo '$HOME' >/y && chmod 644 /y\n",
     ),
     "COPY --link": Recipe("COPY --link one /a/b/\n", {"one": "1"}, twin="COPY one /a/b/\n"),
+    "ADD --link": Recipe("ADD --link one /a/b/\n", {"one": "1"}, twin="ADD one /a/b/\n"),
+    "COPY --exclude": Recipe(
+        "COPY --exclude=*.txt --exclude=sub . /x/\n",
+        {"a.txt": "a", "b": "b", "sub/c": "c", "d/e": "e", ".dockerignore": "Dockerfile\n.dockerignore\n"},
+        twin="COPY b /x/\nCOPY d /x/d\n",
+    ),
+    "ADD --exclude": Recipe(
+        "ADD --exclude=a.* *a* *b* /x/\n",
+        {"a.txt": "a", "ab": "b", ".dockerignore": "Dockerfile\n.dockerignore\n"},
+        twin="ADD ab /x/\n",
+    ),
+    "RUN --network=none": Recipe("RUN --network=none grep -c : /proc/net/dev >/x\n", twin="RUN echo 1 >/x\n"),
+    "RUN --mount=type=secret": Recipe("RUN --mount=type=secret,id=x test ! -e /run/secrets/x && echo none >/x\n"),
+    "RUN --mount=type=ssh": Recipe("RUN --mount=type=ssh echo x >/x\n"),
     "an ignore file": Recipe(
         "COPY . /ctx\n", {"a": "a", "b": "b", "sub/a": "a", ".dockerignore": "**/a\n!sub/a\nDockerfile*\n"}
     ),
@@ -150,12 +205,15 @@ CONFIGS: dict[str, Recipe] = {
     ),
     "comments and directives": Recipe("# escape=\\\n# a comment\nRUN echo a \\\n# in between\n && echo b >/x\n"),
     "instructions in small letters": Recipe("run echo a >/x\nenv A=b\nworkdir /small\n"),
-    "a directive of another escape": Recipe("RUN echo a `\n  b >/x\n"),
+    "a directive of another escape": Recipe("RUN echo a `\n  b >/x\n", directives="# escape=`\n"),
+    "directives of syntax and checks": Recipe(
+        "RUN echo a >/x\n", directives="# syntax=docker/dockerfile:1\n# check=skip=all\n", twin="RUN echo a >/x\n"
+    ),
 }
 
 
 def configured(recipe: Recipe, *, for_docker: bool = False) -> str:
     """Return the whole Dockerfile of one of :data:`CONFIGS`."""
-    text = recipe.twin if for_docker and recipe.twin is not None else recipe.text
-    directive = "# escape=`\n" if "`" in text else ""
-    return f"{directive}FROM {BASE}\n{text}"
+    if for_docker and recipe.twin is not None:
+        return f"FROM {BASE}\n{recipe.twin}"
+    return f"{recipe.directives}FROM {BASE}\n{recipe.text}"

@@ -4,18 +4,25 @@ import asyncio
 import contextlib
 import logging
 import subprocess
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from pathlib import Path
 from typing import Any, Literal, override
 from uuid import uuid4
 
+import pytest
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.models.task.config import EnvironmentConfig
 from harbor.models.trial.paths import TrialPaths
 
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from tests.helpers.engines import require_engine
+from tests.helpers.paths import ROOT
 
 type Transport = Literal["auto", "portable", "persistent"]
+type Sandbox = LocalSandbox | Container
+
+KINDS = (pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker))
+"""Parameters of a fixture that calls :func:`running_sandbox`."""
 
 BASE_IMAGE = "debian:bookworm-slim"
 IMAGE = "harbor-gym-test-terminal"
@@ -149,7 +156,7 @@ def write_dockerfile(directory: Path, dockerfile: str = DOCKERFILE) -> None:
     (directory / "Dockerfile").write_text(dockerfile)
 
 
-async def start_local(directory: Path, dockerfile: str = DOCKERFILE) -> LocalSandbox:
+async def start_local(directory: Path, dockerfile: str = DOCKERFILE, *, storage_mb: int | None = None) -> LocalSandbox:
     """Start a local sandbox of the test image; the caller stops it."""
     write_dockerfile(directory, dockerfile)
     sandbox = LocalSandbox(
@@ -157,7 +164,7 @@ async def start_local(directory: Path, dockerfile: str = DOCKERFILE) -> LocalSan
         environment_name="terminal",
         session_id="terminal",
         trial_paths=TrialPaths(trial_dir=directory),
-        task_env_config=EnvironmentConfig(),
+        task_env_config=EnvironmentConfig(storage_mb=storage_mb),
     )
     await sandbox.start(force_build=False)
     return sandbox
@@ -174,6 +181,50 @@ def start_container(directory: Path, *options: str) -> str:
 
 def remove_container(name: str) -> None:
     _docker("rm", "-f", name)
+
+
+@contextlib.contextmanager
+def running_container(directory: Path, *options: str) -> Generator[str]:
+    """Run a container of the test image, with options of `docker run`, during the block; its name is given."""
+    require_engine("docker")
+    subprocess.run([ROOT / ".ci" / "docker_base.sh", BASE_IMAGE], check=True)
+    name = start_container(directory, *options)
+    try:
+        yield name
+    finally:
+        remove_container(name)
+
+
+@contextlib.asynccontextmanager
+async def running_sandbox(
+    request: pytest.FixtureRequest,
+    directory: Path,
+    *,
+    clean: str,
+    transport: Transport = "auto",
+    storage_mb: int | None = None,
+) -> AsyncGenerator[Sandbox]:
+    """Give a sandbox of the kind that a fixture's parameter names.
+
+    Args:
+        request: The fixture's; for Docker, its file's fixture ``container`` is entered.
+        directory: An empty directory.
+        clean: A command that removes from the container what earlier tests left.
+        transport: What the sandbox's ``transport`` is set to.
+        storage_mb: The disk of a local sandbox.
+    """
+    require_engine(request.param)
+    if request.param == "docker":
+        entered = Container(request.getfixturevalue("container"), directory)
+        entered.transport = transport
+        await entered.exec(clean)
+        entered.execs = 0
+        yield entered
+        return
+    started = await start_local(directory / "environment", storage_mb=storage_mb)
+    started.transport = transport
+    yield started
+    await started.stop(delete=True)
 
 
 def _docker(*arguments: str) -> None:

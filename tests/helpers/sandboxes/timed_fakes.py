@@ -1,6 +1,7 @@
 """Fake sandboxes with a clock of their own, or that note what happens; found by import path."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import ClassVar, override
 
@@ -23,6 +24,18 @@ class Working(FakeEnvironment):
             return 0
 
         return {"work": work}
+
+
+class Counted(FakeEnvironment):
+    """A fake whose starts are counted."""
+
+    PATH = "tests.helpers.sandboxes.timed_fakes:Counted"
+    started: ClassVar[int] = 0
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        Counted.started += 1
+        await super().start(force_build)
 
 
 class Noting(FakeEnvironment):
@@ -51,3 +64,18 @@ class NotingTerminal(FakeTerminal):
     async def close(self) -> None:
         Noting.noted.append("close")
         await super().close()
+
+
+class Unrestored(FakeEnvironment):
+    """A fake in which the end of each agent phase fails, as Harbor's restoring of a network can."""
+
+    entered = 0
+
+    @override
+    @contextmanager
+    def scoped_exec_env(self, env: dict[str, str]) -> Generator[None]:
+        with super().scoped_exec_env(env):
+            yield
+        self.entered += 1
+        if self.entered > 1:  # the first is the agent's set-up
+            raise ConnectionError("the network can't be restored")

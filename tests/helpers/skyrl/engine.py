@@ -6,8 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, override
 
+from aiohttp import ClientResponseError, RequestInfo
+from multidict import CIMultiDict, CIMultiDictProxy
 from skyrl.backends.skyrl_train.inference_servers.base import InferenceEngineInterface
+from yarl import URL
 
+from harbor_gym.samplers import EngineSettingsError
 from harbor_gym.types import Sample, Sampler
 from tests.helpers.chats.chat_templates import QWEN2_5
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
@@ -50,7 +54,11 @@ class SamplerEngine(InferenceEngineInterface):
         self.sessions.update(input_batch["session_ids"])
         self.salts.add(input_batch["cache_salt"])
         self.params.append(input_batch["sampling_params"])
-        samples: Sequence[Sample] = [await self._sampler(prompt) for prompt in input_batch["prompt_token_ids"]]
+        try:
+            samples: Sequence[Sample] = [await self._sampler(prompt) for prompt in input_batch["prompt_token_ids"]]
+        except EngineSettingsError as exc:  # as SkyRL's remote client raises it
+            asked = RequestInfo(URL("http://engine"), "POST", CIMultiDictProxy(CIMultiDict()), URL("http://engine"))
+            raise ClientResponseError(asked, (), status=401, message=str(exc)) from exc
         tokenizer = byte_level_tokenizer()
         return {
             "responses": [tokenizer.decode(list(sample.tokens), skip_special_tokens=True) for sample in samples],

@@ -42,7 +42,7 @@ def orchestrator_config(path: Path, **changes: Any) -> Any:
 
     from prime_rl.configs.orchestrator import OrchestratorConfig
 
-    settings = tomllib.loads(path.read_text())
+    settings = tomllib.loads(path.read_text(encoding="utf-8"))
     shared = {name: settings[name] for name in ("model", "seq_len")}
     orchestrator: dict[str, Any] = {**settings["orchestrator"], **shared}
     (source,) = orchestrator["train"]["source"]

@@ -73,7 +73,7 @@ async def listen(answers: Mapping[str, Sequence[str]], log: Path, address: Path)
 
 def main(script: str, log: str, address: str) -> None:
     """Read the script and serve."""
-    asyncio.run(listen(json.loads(Path(script).read_text()), Path(log), Path(address)))
+    asyncio.run(listen(json.loads(Path(script).read_text(encoding="utf-8")), Path(log), Path(address)))
 
 
 if __name__ == "__main__":

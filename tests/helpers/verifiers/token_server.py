@@ -18,6 +18,7 @@ from aiohttp import web
 from harbor_gym import Sample, Sampler, SamplerError
 from harbor_gym.errors import ContextOverflowError
 from harbor_gym.types import ChatMessage
+from tests.helpers.loopback import on_loopback
 
 
 class Codec(Protocol):
@@ -136,14 +137,9 @@ async def serve(server: TokenServer, port: int = 0) -> AsyncGenerator[TokenServe
     app.router.add_get("/v1/models", server.models)
     app.router.add_post("/inference/v1/generate", server.generate)
     app.router.add_post("/v1/chat/completions", server.chat)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        server.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    async with on_loopback(app, port=port) as url:
+        server.base_url = f"{url}/v1"
         yield server
-    finally:
-        await runner.cleanup()
 
 
 def _usage(exchange: Exchange) -> dict[str, int]:

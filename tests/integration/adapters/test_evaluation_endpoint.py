@@ -1,16 +1,15 @@
 """Evaluations of a model behind a chat endpoint: our own loop, and agents, over real HTTP."""
 
 import asyncio
-import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from harbor.models.trial.config import AgentConfig
 
 from harbor_gym import EndReason, TerminalEnvConfig
@@ -19,6 +18,7 @@ from harbor_gym.evaluation import ChatPlayer, evaluate
 from harbor_gym.samplers import ChatEndpoint, EngineSettingsError
 from tests.helpers.cluster.nodes import ray_of_its_own
 from tests.helpers.paths import ROOT
+from tests.helpers.policies.chat_endpoint import ChatDouble, chat_double
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
 from tests.helpers.tasks import DONE, UNDONE, write_steps, write_task
 
@@ -28,41 +28,11 @@ KEY = "sk-very-secret-key"
 AGENT = AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs={"base_url": "{gateway_url}"})
 
 
-class Model:
-    """A chat endpoint that requires a key, repeats it where it is wrong, and answers by the number of its answers."""
-
-    def __init__(self, *answers: str) -> None:
-        self.answers = answers
-        self.requests: list[dict[str, Any]] = []
-        self.url = ""
-
-    async def answer(self, request: web.Request) -> web.Response:
-        if (shown := request.headers.get("Authorization", "")) != f"Bearer {KEY}":
-            return web.json_response({"error": f"wrong key {shown}"}, status=401)
-        body = await request.json()
-        self.requests.append(body)
-        turn = sum(item["role"] == "assistant" for item in body["messages"])
-        choice = {"finish_reason": "stop", "message": {"role": "assistant", "content": self.answers[turn]}}
-        usage = {"prompt_tokens": 100 + turn, "completion_tokens": 7}
-        return web.json_response({"choices": [choice], "usage": usage})
+def serving(*answers: str) -> AbstractAsyncContextManager[ChatDouble]:
+    return chat_double(*(answers or (message(DONE), COMPLETE, COMPLETE)), key=KEY)
 
 
-@contextlib.asynccontextmanager
-async def serving(*answers: str) -> AsyncGenerator[Model]:
-    model = Model(*(answers or (message(DONE), COMPLETE, COMPLETE)))
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", model.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        model.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        yield model
-    finally:
-        await runner.cleanup()
-
-
-def endpoint(model: Model) -> ChatEndpoint:
+def endpoint(model: ChatDouble) -> ChatEndpoint:
     return ChatEndpoint(model.url, "m", max_tokens=100, api_key_env="OWN_KEY", max_attempts=1)
 
 
@@ -135,6 +105,23 @@ async def run_eval(*args: str, environment: Mapping[str, str] | None = None) -> 
     )
     output, _ = await process.communicate()
     return process.returncode or 0, output.decode()
+
+
+async def test_the_command_takes_the_tasks_of_a_registry(tmp_path: Path) -> None:
+    config = fake_task(tmp_path / "task")
+    listed = [{"name": "task", "path": str(config.task_dir)}]
+    registry = tmp_path / "registry.json"
+    registry.write_text(json.dumps([{"name": "org/few", "version": "1.0", "description": "d", "tasks": listed}]))
+    sandbox = ["--env", config.sandbox, "--sandbox-option", f"solved_when={json.dumps({'/srv/answer': 'done'})}"]
+    async with serving() as model:
+        where = ["--model", "m", "--base-url", model.url, "--api-key-env", "OWN_KEY", "--attempts", "1"]
+        given = [*sandbox, *where, "--episodes", "1", "--registry-path", str(registry)]
+        code, shown = await run_eval("org/few@1.0", *given)
+        assert code == 0, shown
+        assert "[1/1, solved 1/1] task episode 1: completed" in shown
+        code, shown = await run_eval("org/few@2.0", *given)
+        assert (code, shown.count("\n")) == (2, 1), shown
+        assert "org/few@2.0" in shown
 
 
 async def test_the_command_resumes_and_shows_how_it_stands(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from harbor.models.trial.config import AgentConfig
 
-from harbor_gym import EndReason, Sample
-from harbor_gym.adapters.harbor import RolloutInterface, TokenRollout
+from harbor_gym import EndReason, Rollout, Sample
+from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.gateway import SessionLimits
 from tests.helpers.chats.character_codec import END
 from tests.helpers.gateway.clients import ThinkingCodec
@@ -33,7 +33,7 @@ def quiet_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 
-async def play(door: str, task_dir: Path, *keystrokes: str, **settings: Any) -> TokenRollout:
+async def play(door: str, task_dir: Path, *keystrokes: str, **settings: Any) -> Rollout:
     """Type each text in a turn of its own, declare the task complete, and return what the door returns."""
     answers = [*map(message, keystrokes), COMPLETE, COMPLETE]
 

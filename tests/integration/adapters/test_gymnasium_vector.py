@@ -11,8 +11,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import harbor_gym
 from harbor_gym.adapters.gymnasium import HarborTerminalEnv, HarborTerminalVectorEnv
-from harbor_gym.bench.vector import bench_vector
 from harbor_gym.errors import SandboxStartError, UsageError, VerifierError
+from tests.benchmarks.vector import bench_vector
 from tests.helpers.engines import require_engine
 from tests.helpers.tasks import DONE, write_task
 

@@ -4,26 +4,27 @@ import asyncio
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, override
+from typing import Any, ClassVar, override
 
 import pytest
+from harbor.agents.installed.base import NonZeroAgentExitCodeError
 from harbor.job import Job
 from harbor.models.job.config import JobConfig
 from harbor.models.trial.config import AgentConfig, TaskConfig
 
-from harbor_gym import EndReason, Sample, TerminalConfig, TerminalEnvConfig
-from harbor_gym.adapters.harbor import RolloutInterface, TokenRollout, details_sequences
-from harbor_gym.adapters.harbor.results import segment_sequence
+from harbor_gym import EndReason, Rollout, Sample, TerminalConfig, TerminalEnvConfig
+from harbor_gym.adapters.harbor import RolloutInterface, details_sequences
 from harbor_gym.errors import AgentFailedError, SamplerError, SandboxStartError, TaskSourceError, UsageError
 from harbor_gym.gateway import Gateway, SessionLimits
 from harbor_gym.gateway.agents import agent_config
 from harbor_gym.samplers import EngineSettingsError
 from harbor_gym.sandboxes import environment_config
 from tests.helpers.chats.character_codec import END, CharacterCodec
-from tests.helpers.gateway.clients import ThinkingCodec
+from tests.helpers.gateway.clients import ThinkingCodec, tool_call
 from tests.helpers.gateway.format_agent import FormatAgent
+from tests.helpers.gateway.inner_agent import INNER_AGENT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
-from tests.helpers.tasks import DONE, write_task
+from tests.helpers.tasks import DONE, write_steps, write_task
 
 pytestmark = pytest.mark.usefixtures("nothing_left", "quiet_litellm")
 
@@ -62,11 +63,12 @@ def interface(**settings: Any) -> RolloutInterface:
     return RolloutInterface(**given)
 
 
-def require_whole(rollout: TokenRollout, *, turns: int) -> None:
+def require_whole(rollout: Rollout, *, turns: int) -> None:
     assert (rollout.reward, rollout.end_reason, rollout.error) == (1.0, EndReason.COMPLETED, None)
     assert len(rollout.segments) == 1
-    assert len(rollout.token_ids) == len(rollout.mask) == len(rollout.logprobs)
-    trained = [token for token, own in zip(rollout.token_ids, rollout.mask, strict=True) if own]
+    main = rollout.main
+    assert len(main.completion) == len(main.mask) == len(main.logprobs)
+    trained = [token for token, own in zip(main.completion, main.mask, strict=True) if own]
     assert "".join(map(chr, trained)) == "".join(f"{answer}\0" for answer in Policy().answers[:turns])
     assert rollout.metrics["turns"] == turns
 
@@ -98,7 +100,7 @@ async def test_in_a_job_details_and_gateway_agree_token_for_token(trials: int, t
         assert trial.verifier_result.rewards == {"reward": 1.0}
         (name,) = [name for name in group.sessions if name.startswith(trial.trial_name)]
         (segment,) = group.sessions[name].segments
-        assert details_sequences(trial) == [segment_sequence(segment)]
+        assert details_sequences(trial) == [segment]
     assert all(session.is_closed and not session.active_requests for session in group.sessions.values())
 
 
@@ -158,7 +160,7 @@ async def test_order_progress_and_limits(tmp_path: Path) -> None:
     for rollout in rollouts:
         require_whole(rollout, turns=2)
     (cut,) = await interface(limits=SessionLimits(max_turns=1)).run(tasks[:1])
-    assert (cut.reward, cut.end_reason, sum(cut.mask)) == (1.0, EndReason.MAX_TURNS, len(Policy().answers[0]) + 1)
+    assert (cut.reward, cut.end_reason, sum(cut.main.mask)) == (1.0, EndReason.MAX_TURNS, len(Policy().answers[0]) + 1)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ async def test_a_shipped_task_and_a_directory_that_holds_one(tmp_path: Path) -> 
     tasks = [TaskConfig(path=Path("task:devops_task")), TaskConfig(path=tmp_path / "suite")]
     rollouts = await interface().run(tasks)
     assert [(rollout.task_name, rollout.error) for rollout in rollouts] == [("devops_task", None), ("only", None)]
-    assert "appctl" in "".join(map(chr, rollouts[0].token_ids))
+    assert "appctl" in "".join(map(chr, rollouts[0].main.token_ids))
 
 
 async def test_a_task_of_a_git_repository(tmp_path: Path) -> None:
@@ -231,7 +233,7 @@ async def test_a_task_of_a_git_repository(tmp_path: Path) -> None:
     old = TaskConfig(path=Path("tasks/one"), git_url=url, git_commit_id=commit, download_dir=cache)
     new = old.model_copy(update={"git_commit_id": None})
     rollouts = await interface().run([old, new, old])
-    texts = ["".join(map(chr, rollout.token_ids)) for rollout in rollouts]
+    texts = ["".join(map(chr, rollout.main.token_ids)) for rollout in rollouts]
     assert ["Write the word done" in text for text in texts] == [True, False, True]
     assert ["another instruction" in text for text in texts] == [False, True, False]
     missing = old.model_copy(update={"git_commit_id": "0" * 40})
@@ -259,6 +261,122 @@ async def test_what_is_lost_has_no_reward_and_its_reason(tmp_path: Path) -> None
         assert rollout.end_reason is EndReason.INFRASTRUCTURE_ERROR
         assert type(rollout.error) is kind
         assert words in str(rollout.error)
+
+
+class CutPolicy(Policy):
+    """Answer a first request, and none of those after it."""
+
+    asked_again: ClassVar[asyncio.Event]
+
+    @override
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        if THOUGHT not in "".join(map(chr, prompt)):
+            return await super().__call__(prompt)
+        CutPolicy.asked_again.set()
+        return await asyncio.get_running_loop().create_future()
+
+
+class CutAgent(FormatAgent):
+    """Lose the connection in the middle of the second request, and exit as Harbor's installed agents then do."""
+
+    @override
+    async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        running = asyncio.create_task(super().run(instruction, environment, context))
+        await CutPolicy.asked_again.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        raise NonZeroAgentExitCodeError("Command failed (exit 1)")
+
+
+class CutOncePolicy(CutPolicy):
+    """Leave one request without an answer, and answer the others."""
+
+    is_mended: ClassVar[bool] = False
+
+    @override
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        return await Policy.__call__(self, prompt) if self.is_mended else await super().__call__(prompt)
+
+
+class CutOnceAgent(CutAgent):
+    """Lose the connection in the first step alone."""
+
+    @override
+    async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        if CutOncePolicy.is_mended:
+            return await FormatAgent.run(self, instruction, environment, context)
+        try:
+            await super().run(instruction, environment, context)
+        finally:
+            CutOncePolicy.is_mended = True
+
+
+class FailingAgent(FormatAgent):
+    """Fail with an exception of a given name after the work is done."""
+
+    def __init__(self, *args: Any, name: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._name = name
+
+    @override
+    async def run(self, instruction: str, environment: Any, context: Any) -> None:
+        await super().run(instruction, environment, context)
+        raise type(self._name, (NonZeroAgentExitCodeError,), {})("Command failed (exit 1)")
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+async def test_an_agent_that_lost_its_connection_has_no_reward_and_is_played_again(steps: int, tmp_path: Path) -> None:
+    CutPolicy.asked_again = asyncio.Event()
+    task = TaskConfig(path=graded_task(tmp_path, steps))
+    cut = AgentConfig(import_path=f"{__name__}:CutAgent", kwargs=AGENT.kwargs)
+    (rollout,) = await interface(agent=cut, sampler=CutPolicy(), max_retries=1).run([task])
+    assert (rollout.reward, rollout.end_reason) == (None, EndReason.INFRASTRUCTURE_ERROR)
+    assert isinstance(rollout.error, AgentFailedError)
+    assert rollout.rewards == {}
+    assert rollout.metrics["infra/failed_attempts"] == 1
+
+
+async def test_what_a_step_lost_no_later_step_mends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CutPolicy.asked_again = asyncio.Event()
+    monkeypatch.setattr(CutOncePolicy, "is_mended", False)
+    cut = AgentConfig(import_path=f"{__name__}:CutOnceAgent", kwargs=AGENT.kwargs)
+    (rollout,) = await interface(agent=cut, sampler=CutOncePolicy()).run([TaskConfig(path=graded_task(tmp_path, 2))])
+    assert (rollout.reward, type(rollout.error)) == (None, AgentFailedError)
+
+
+@pytest.mark.local
+async def test_a_tunnel_that_ends_between_two_requests_leaves_no_reward(tmp_path: Path) -> None:
+    kill = "for it in /proc/[0-9]*; do grep -q serve_sand[b]ox $it/cmdline && kill -9 ${it#/proc/}; done"
+    answers = [THOUGHT + tool_call(command=f"{DONE.strip()}; {kill}")]
+    agent = AgentConfig(import_path=INNER_AGENT, kwargs={"url": "{gateway_url}"})
+    playing = interface(agent=agent, agent_in_sandbox=True, sandbox="local", sampler=Policy(*answers))
+    (rollout,) = await playing.run([TaskConfig(path=write_task(tmp_path / "task"))])
+    assert (rollout.reward, type(rollout.error)) == (None, AgentFailedError)
+    assert rollout.metrics["turns"] == 1
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("NonZeroAgentExitCodeError", True),
+        ("AgentTimeoutError", True),
+        ("ApiConnectionClosedError", False),
+        ("NetworkConnectionError", False),
+        ("SomethingNew", False),
+    ],
+)
+async def test_a_verdict_counts_only_beside_an_agents_own_ends(
+    name: str, counts: bool, steps: int, tmp_path: Path
+) -> None:
+    task = TaskConfig(path=graded_task(tmp_path, steps))
+    failing = AgentConfig(import_path=f"{__name__}:FailingAgent", kwargs={**AGENT.kwargs, "name": name})
+    (rollout,) = await interface(agent=failing).run([task])
+    assert (rollout.reward, type(rollout.error)) == ((1.0, type(None)) if counts else (None, AgentFailedError))
+
+
+def graded_task(tmp_path: Path, steps: int) -> Path:
+    return (write_steps if steps else write_task)(tmp_path / "task")
 
 
 class Mute(FormatAgent):

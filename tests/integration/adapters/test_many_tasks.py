@@ -2,6 +2,7 @@
 
 import pickle
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +73,16 @@ def tasks_dir(tmp_path: Path) -> Path:
 
 def builder(tasks_dir: Path, **settings: Any) -> Any:
     require_engine("tinker")
-    from harbor_gym.adapters.tinker import HarborRLDatasetBuilder
+    from harbor_gym.adapters.tinker import GroupTemplate, HarborRLDatasetBuilder
 
     env = TerminalEnvConfig(task_dir=tasks_dir, sandbox=FAKE, sandbox_options={"solved_when": {"/srv/answer": "done"}})
     given: dict[str, Any] = {"model_name": "m", "renderer_name": RENDERER, "max_tokens": 500, "group_size": 2}
-    return HarborRLDatasetBuilder(env=env, **{**given, **settings})
+    given |= {field.name: settings.pop(field.name) for field in fields(GroupTemplate) if field.name in settings}
+    return HarborRLDatasetBuilder(template=GroupTemplate(env=env, **given), **settings)
 
 
 def names(batch: Any) -> str:
-    return "".join(group.config.task_dir.name for group in batch)
+    return "".join(group.template.env.task_dir.name for group in batch)
 
 
 @pytest.mark.tinker
@@ -93,7 +95,7 @@ async def test_an_epoch_is_every_task_in_full_batches(tasks_dir: Path) -> None:
     again, _ = await builder(tasks_dir, epochs=2, groups_per_batch=3)()
     assert [names(again.get_batch(index)) for index in (3, 0, 3, 1)] == [batches[i] for i in (3, 0, 3, 1)]
     group = pickle.loads(pickle.dumps(again.get_batch(1)[0]))
-    assert (group.label, group.logging_tags()) == ("train/batch_0002/group_1", [group.config.task_dir.name])
+    assert (group.label, group.logging_tags()) == ("train/batch_0002/group_1", [group.template.env.task_dir.name])
     with pytest.raises(IndexError):
         train.get_batch(4)
 
@@ -112,7 +114,7 @@ async def test_filters_weights_and_the_split_come_together(tasks_dir: Path) -> N
     train, test = await pickle.loads(pickle.dumps(make))()
     assert [Counter(names(train.get_batch(index))) for index in range(2)] == [Counter("accc")] * 2
     assert names(test.get_batch(0)) == "bb"
-    assert {group.group_size for group in test.get_batch(0)} == {1}
+    assert {group.template.group_size for group in test.get_batch(0)} == {1}
     drawn = [await builder(tasks_dir, test_fraction=0.4, seed=seed, epochs=1).split() for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     _, same = await builder(tasks_dir, epochs=1, test_episodes=1)()
@@ -156,7 +158,9 @@ async def test_a_warm_stock_follows_the_tasks_of_the_next_batch(tasks_dir: Path,
             assert sum(wanted.values()) == (3 if index + 1 < len(train) else 0)
             for config, size in train.get_batch(index)[0].warm_next:
                 await filled(shared_pool(config, size=size))
-        pools = [shared_pool(group.config, size=1) for index in range(len(train)) for group in train.get_batch(index)]
+        pools = [
+            shared_pool(group.template.env, size=1) for index in range(len(train)) for group in train.get_batch(index)
+        ]
         assert sum(pool.counts.hits for pool in set(pools)) > len(train)
         assert all(pool.metrics()["pool/leaked"] == 0 for pool in pools)
     finally:

@@ -6,20 +6,15 @@ import re
 import signal
 import time
 from collections.abc import Callable, Generator
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from yarl import URL
 
+from tests.helpers.certificates import write_certificate
 from tests.helpers.patience import PATIENCE_SEC
 
 pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
@@ -95,23 +90,6 @@ async def test_without_the_token_nothing_is_served(server: Served, token: str) -
                 assert answer.status == 401, path
         async with http.get(server.url + "/health") as answer:
             assert await answer.json() == {"status": "healthy"}
-
-
-def write_certificate(folder: Path) -> tuple[Path, Path]:
-    """Write a certificate for 127.0.0.1 that signs itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
-    (folder / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    return folder / "cert.pem", folder / "key.pem"
 
 
 async def test_a_session_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,6 +343,6 @@ def message_data(keystrokes: str) -> dict[str, Any]:
 
 def _runs(pid: int) -> bool:
     try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:
         return False

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, override
 
@@ -49,15 +50,20 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make_builder(task_dir: Path, model_dir: str, *, sandbox: str = FAKE, agent: Any = AGENT, **settings: Any) -> Any:
-    from harbor_gym.adapters.tinker import HarborAgentEnvGroupBuilder
+    from harbor_gym.adapters.tinker import GroupTemplate, HarborAgentEnvGroupBuilder
 
     options = settings.pop("options", SOLVED if sandbox == FAKE else {})
-    kept: Any = {"transcripts_dir": task_dir.parent / "transcripts", "label": "train/batch_0000/group_0"}
     config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, sandbox_options=options, **settings)
-    sizes: Any = {"group_size": 2, "max_tokens": 500}
-    return HarborAgentEnvGroupBuilder(
-        config=config, agent=agent, model_name=model_dir, renderer_name=RENDERER, **sizes, **kept
+    template = GroupTemplate(
+        env=config,
+        agent=agent,
+        model_name=model_dir,
+        renderer_name=RENDERER,
+        group_size=2,
+        max_tokens=500,
+        transcripts_dir=task_dir.parent / "transcripts",
     )
+    return HarborAgentEnvGroupBuilder(template, label="train/batch_0000/group_0")
 
 
 def transcripts(folder: Path) -> list[dict[str, Any]]:
@@ -147,9 +153,9 @@ def count_turns(transcript: Transcript) -> float:
 
 async def test_a_reward_over_the_trajectory_is_added(model_dir: str, tmp_path: Path) -> None:
     builder = make_builder(write_task(tmp_path / "task"), model_dir)
-    builder.trajectory_reward = f"{__name__}:count_turns"
+    builder.template = replace(builder.template, trajectory_reward=f"{__name__}:count_turns")
     group = await run_group(builder, scripted(message(DONE), COMPLETE))
     assert group.get_total_rewards() == [3.0, 3.0]
-    builder.make_env = "harbor_gym:AsyncTerminalGymEnv"
+    builder.template = replace(builder.template, make_env="harbor_gym:AsyncTerminalGymEnv")
     with pytest.raises(UsageError, match="make_env is for our own loop"):
         await builder.make_envs()

@@ -32,11 +32,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make_builder(task_dir: Path, model_dir: str, **settings: Any) -> Any:
-    from harbor_gym.adapters.tinker import HarborSingleTaskEnvGroupBuilder
+    from harbor_gym.adapters.tinker import GroupTemplate, HarborSingleTaskEnvGroupBuilder
 
     config = TerminalEnvConfig(task_dir=task_dir, sandbox="local", **settings.pop("config", {}))
+    own = {name: settings.pop(name) for name in ("label", "task_name") if name in settings}
     given: dict[str, Any] = {"group_size": 2, "max_tokens": 500, **settings}
-    return HarborSingleTaskEnvGroupBuilder(config=config, model_name=model_dir, renderer_name=RENDERER, **given)
+    template = GroupTemplate(env=config, model_name=model_dir, renderer_name=RENDERER, **given)
+    return HarborSingleTaskEnvGroupBuilder(template, **own)
 
 
 async def run_group(builder: Any, policy: Any, **kwargs: Any) -> Any:
@@ -167,18 +169,16 @@ async def test_a_transcript_records_the_episode(task_dir: Path, model_dir: str, 
 
 @pytest.fixture
 def dataset(task_dir: Path, model_dir: str) -> Any:
-    from harbor_gym.adapters.tinker import HarborSingleTaskRLDatasetBuilder
+    from harbor_gym.adapters.tinker import GroupTemplate, HarborSingleTaskRLDatasetBuilder
 
-    return HarborSingleTaskRLDatasetBuilder(
+    template = GroupTemplate(
         env=TerminalEnvConfig(task_dir=task_dir, sandbox="local"),
         model_name=model_dir,
         renderer_name=RENDERER,
         max_tokens=100,
-        groups_per_batch=3,
         group_size=2,
-        num_batches=4,
-        test_episodes=5,
     )
+    return HarborSingleTaskRLDatasetBuilder(template=template, groups_per_batch=3, num_batches=4, test_episodes=5)
 
 
 async def test_a_dataset_has_the_batches_groups_and_sizes_asked_for(dataset: Any) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,11 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make_builder(task_dir: Path, model_dir: str, sandbox: str, size: int = GROUP_SIZE, **options: Any) -> Any:
-    from harbor_gym.adapters.tinker import HarborSingleTaskEnvGroupBuilder
+    from harbor_gym.adapters.tinker import GroupTemplate, HarborSingleTaskEnvGroupBuilder
 
     config = TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, sandbox_options=options)
     return HarborSingleTaskEnvGroupBuilder(
-        config=config, group_size=size, model_name=model_dir, renderer_name=RENDERER, max_tokens=500
+        GroupTemplate(env=config, group_size=size, model_name=model_dir, renderer_name=RENDERER, max_tokens=500)
     )
 
 
@@ -169,7 +170,8 @@ async def test_only_those_who_end_in_time_are_rewarded_where_that_is_asked(task_
     for policy in (ends, goes_on):
         for only_on_time in (False, True):
             builder = flaky_builder(task_dir, model_dir, 0.0)
-            builder.config = builder.config.model_copy(update={"zero_reward_on_limit": only_on_time})
+            env = builder.template.env.model_copy(update={"zero_reward_on_limit": only_on_time})
+            builder.template = replace(builder.template, env=env)
             group = await rollout(builder, policy, RetryThenMask())
             paid[policy is ends, only_on_time] = set(group.get_total_rewards())
     assert paid == {(True, False): {1.0}, (True, True): {1.0}, (False, False): {1.0}, (False, True): {0.0}}

@@ -13,11 +13,11 @@ from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import SandboxLostError, SandboxStartError
 from harbor_gym.sandboxes.apptainer.options import default_image_dir
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, file_name
+from tests.helpers.benchmarks import run_benchmark
 from tests.helpers.sandboxes.apptainer import make_sandbox
 from tests.helpers.sandboxes.local import output, running
-from tests.helpers.tasks import DONE
+from tests.helpers.tasks import BASE, DONE
 from tests.integration.episode.test_kill import contents, kill_rounds, mounts
-from tests.unit.house.test_cli import run
 
 pytestmark = [pytest.mark.apptainer, pytest.mark.usefixtures("nothing_left")]
 
@@ -169,7 +169,7 @@ async def test_an_episode_is_solved_and_graded_in_a_pristine_view(task_dir: Path
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_64_are_live_at_once_and_gone_afterwards() -> None:
-    done = run("bench", "scale", "--env", "apptainer", "--sandboxes", "64", "--json")
+    done = run_benchmark("scale", "--env", "apptainer", "--sandboxes", "64", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert (report["sandboxes"], report["lost"], report["left"]) == (64, 0, [])
@@ -184,3 +184,14 @@ def test_hosts_killed_in_the_midst_of_episodes_leave_nothing(task_dir: Path, scr
     assert mounts() == before
     left = [name for name in contents(scratch) if "apptainer" in name or "sif" in name]
     assert left == []
+
+
+async def test_ids_above_65535_are_there_where_root_runs_it(tmp_path: Path) -> None:
+    dockerfile = (
+        f"FROM {BASE}\nRUN touch /high && chown 197609:100001 /high && useradd -m -u 70000 worker\nUSER 100001\n"
+    )
+    async with running(make_sandbox(tmp_path, dockerfile=dockerfile)) as sandbox:
+        assert await output(sandbox, "id -u; stat -c %u:%g /high") == "100001\n197609:100001"
+        chown = "touch /run/x; chown 131072 /run/x; stat -c %u /run/x"
+        assert await output(sandbox, chown, user="root") == "131072"
+        assert await output(sandbox, "id -u; touch ~/x; stat -c %U ~/x", user="worker") == "70000\nworker"

@@ -18,9 +18,10 @@ from harbor.models.task.task import Task
 from harbor.models.trial.paths import TrialPaths
 
 from harbor_gym._runtime.owners import owner_label
-from harbor_gym.errors import SandboxError, SandboxStartError, SandboxTimeoutError
+from harbor_gym.errors import SandboxError, SandboxStartError, SandboxTimeoutError, TaskError
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.docker.network import SHARED_NETWORK
+from harbor_gym.sandboxes.images.docker_images import MADE_LABEL
 from harbor_gym.sandboxes.labels import IMAGE_LABEL, OWNER_LABEL
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
@@ -91,19 +92,27 @@ def test_good_bad_and_broken_tasks_are_distinguished(tmp_path: Path, name: str) 
     assert leftovers(name) == []
 
 
-def test_the_stand_in_for_a_base_image_reports_that_it_is_one(name: str) -> None:
+def test_a_base_that_docker_receives_has_a_label_and_an_image_of_its_own_stays() -> None:
     require_engine("local")
-    done = run("base", "--docker", f"{name}:latest")
+    image = "debian:bookworm-harbor-gym-test"
+    made = run("base", "--docker", image)
     try:
-        assert done.returncode == 0, done
-        assert "not the real image" in done.stderr
-        label = '{{index .Config.Labels "harbor_gym.substitute"}}'
-        inspected = subprocess.run(
-            ["docker", "image", "inspect", "--format", label, name], capture_output=True, text=True, check=True
-        )
-        assert inspected.stdout == "mmdebstrap\n"
+        assert made.returncode == 0, made
+        assert made.stdout.splitlines()[-1].endswith("which is not the real image")
+        inspect = [
+            "docker",
+            "image",
+            "inspect",
+            "--format",
+            '{{index .Config.Labels "' + MADE_LABEL + '"}} {{.Id}}',
+            image,
+        ]
+        inspected = subprocess.run(inspect, capture_output=True, text=True, check=True).stdout
+        assert inspected.startswith("mmdebstrap ")
+        assert run("base", "--docker", image).stdout.splitlines()[-1] == f"{image}: Docker has it"
+        assert subprocess.run(inspect, capture_output=True, text=True, check=True).stdout == inspected
     finally:
-        subprocess.run(["docker", "image", "rm", name], check=True, capture_output=True)
+        subprocess.run(["docker", "image", "rm", image], check=True, capture_output=True)
 
 
 OWN_COMPOSE = f"""\
@@ -356,4 +365,14 @@ async def test_a_prebuilt_image_that_is_not_available_names_the_dockerfile_which
     (tmp_path / "trial").rename(tmp_path / "refused")
     async with started(task, name, build_dockerfile=True):
         assert (await inspect_main(name))["Config"]["Image"].startswith("hb__")
+    assert leftovers(name) == []
+
+
+async def test_an_unhealthy_image_is_the_tasks_fault(tmp_path: Path, name: str) -> None:
+    lines = 'SHELL ["/bin/bash", "-c"]\nHEALTHCHECK --interval=100ms --retries=2 CMD echo no licence; exit 7\n'
+    task = write_task(tmp_path / "task", dockerfile=f"FROM {BASE}\n{lines}")
+    shown = r"unhealthy: its HEALTHCHECK \['/bin/bash', '-c', .*failed \d+ times in a row.*status 7: no licence"
+    with pytest.raises(TaskError, match=shown):
+        async with started(task, name):
+            pass
     assert leftovers(name) == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harbor_gym.errors import SandboxStartError, UsageError
+from harbor_gym.errors import SandboxStartError, TaskError, UsageError
 from harbor_gym.sandboxes import reaper
 from harbor_gym.sandboxes.docker.environment import DockerEnvironment
 from harbor_gym.sandboxes.labels import IMAGE_LABEL, OWNER_LABEL, PROJECT_LABEL, RUN_LABEL
@@ -40,10 +40,10 @@ def images_go(name: str) -> Iterator[None]:
             subprocess.run(["docker", "image", "rm", line], capture_output=True, check=False)
 
 
-def make_task(folder: Path, name: str, dockerfile: str = DOCKERFILE) -> Path:
+def make_task(folder: Path, name: str, dockerfile: str = DOCKERFILE, *, toml: str = "") -> Path:
     """Write a task whose image no other test has."""
     folder.mkdir()
-    return write_task(folder / "task", dockerfile=f"{dockerfile}# {name}\n")
+    return write_task(folder / "task", dockerfile=f"{dockerfile}# {name}\n", toml=toml)
 
 
 async def settings(image: str) -> dict[str, Any]:
@@ -114,6 +114,15 @@ async def test_a_set_up_that_fails_reports_its_output_and_leaves_nothing(tmp_pat
     with pytest.raises(UsageError, match="setup_command is empty"):
         async with started(make_task(tmp_path / "two", name), name, setup_command=" "):
             pass
+
+
+@pytest.mark.parametrize("lines", ["", "VOLUME /data\n"], ids=["once", "at each start"])
+async def test_a_workdir_that_the_image_lacks_is_the_tasks_fault(tmp_path: Path, name: str, lines: str) -> None:
+    task = make_task(tmp_path / "one", name, f"{DOCKERFILE}{lines}", toml='[environment]\nworkdir = "/srv/none"\n')
+    with pytest.raises(TaskError, match="workdir = '/srv/none' is no directory"):
+        async with started(task, name, setup_command="touch x"):
+            pass
+    assert leftovers(name) == []
 
 
 async def test_a_set_up_that_is_cancelled_leaves_nothing(tmp_path: Path, name: str) -> None:

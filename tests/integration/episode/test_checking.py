@@ -1,6 +1,7 @@
 """What a check makes of a task's rewards; sandboxes only where a test is marked so."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -86,22 +87,19 @@ def test_a_solution_that_only_an_episode_rewards_is_flaky() -> None:
     assert "as a plain trial 0" in (check.reason or "")
 
 
-def test_a_row_names_the_base_that_stood_in_and_the_remarks_quote_the_verifier() -> None:
+def test_a_row_has_the_verdict_and_the_remarks_quote_the_verifier() -> None:
     check = TaskCheck(
         task="t",
         path=Path("t"),
         oracle=(0.0,),
         nop=(0.0,),
         output="one\ntwo",
-        image_substitutions=("python:3.12 -> Debian",),
     )
     assert [table_head(6), table_row(check, 6)] == [
         "task    oracle   nop      forged  start  agent  verify   stop    all  harbor     pristine   verdict",
-        "t       0        0        -           -      -       -      -    0.0  unsolved   -          unsolved  "
-        "(python:3.12 -> Debian)",
+        "t       0        0        -           -      -       -      -    0.0  unsolved   -          unsolved",
     ]
     assert remarks(check) == ["t: the task's own solution scores 0, not 1", "    | one", "    | two"]
-    assert as_object(check)["image_substitutions"] == ("python:3.12 -> Debian",)
     assert remarks(replace(check, oracle=(1.0,))) == []
 
 
@@ -359,11 +357,13 @@ async def test_a_solution_has_the_time_that_the_task_gives_and_is_graded_then(tm
 
 @pytest.mark.local
 async def test_a_verdict_that_changes_by_itself_is_found(tmp_path: Path, plan: CheckPlan) -> None:
-    lottery = "#!/bin/bash\necho 0.$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') > /logs/verifier/reward.txt\n"
+    lottery = "#!/bin/bash\necho 0.$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') | tee /logs/verifier/reward.txt\n"
     twice = CheckPlan(plan.environment, plan.trials_dir, repeat=2, try_exploits=False)
     (check,) = await check_tasks([write_task(tmp_path / "lottery", test_sh=lottery)], twice)
     assert check.verdict is Verdict.FLAKY
     assert len(set(check.oracle)) == len(set(check.nop)) == 2
+    assert re.search(r"\boracle, run [12]\b", check.reason or "")
+    assert float(check.shown_output or "") in check.oracle
 
 
 @pytest.mark.local
@@ -386,3 +386,9 @@ async def test_what_the_sandbox_does_not_take_is_refused_in_one_line_and_the_res
     assert "--env docker" in (checks[0].reason or "")
     assert checks[2].phases is not None
     assert 0 < checks[2].phases.start < checks[2].seconds
+
+
+def test_services_of_an_entrypoint_are_named() -> None:
+    check = TaskCheck(task="t", path=Path("t"), oracle=(1.0,), nop=(0.0,), services="waited 0.6 s")
+    assert remarks(check) == ["t: waited 0.6 s"]
+    assert as_object(check)["services"] == "waited 0.6 s"

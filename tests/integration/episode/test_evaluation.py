@@ -18,8 +18,8 @@ from harbor_gym.evaluation import (
     summarize,
     wilson,
 )
-from harbor_gym.rollout import Sample
 from harbor_gym.testing import write_tiny_task
+from harbor_gym.types import Sample
 from tests.helpers.chats.character_codec import ASK, END, CharacterCodec
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
@@ -56,6 +56,34 @@ def task(folder: Path, **sandbox: Any) -> TerminalEnvConfig:
 
 def player(sample: Any, **options: Any) -> Player:
     return Player(codec=CharacterCodec(), sample=sample, max_tokens=1000, **options)
+
+
+class Engine:
+    """A sampler whose engine tells its context window."""
+
+    def __init__(self, window: int | None) -> None:
+        self.window = window
+        self.prompts: list[int] = []
+
+    async def __call__(self, prompt: Sequence[int]) -> Sample:
+        self.prompts.append(len(prompt))
+        return await solve(prompt)
+
+    async def context_tokens(self) -> int | None:
+        return self.window
+
+
+async def test_the_window_that_the_engine_tells_ends_an_episode(tmp_path: Path) -> None:
+    engine = Engine(None)
+    config = task(tmp_path / "task")
+    (whole,) = await evaluate([config], player(engine), episodes=1)
+    first, second = engine.prompts
+    assert whole.end_reason is EndReason.COMPLETED
+    engine = Engine(second - 1 + 1000)
+    (cut,) = await evaluate([config], player(engine), episodes=1)
+    assert (cut.end_reason, engine.prompts) == (EndReason.CONTEXT_OVERFLOW, [first])
+    (own,) = await evaluate([config], player(engine, max_context_tokens=100_000), episodes=1)
+    assert own.end_reason is EndReason.COMPLETED, "a limit of the player's own goes before it"
 
 
 def result(name: str, number: int, reward: float | None) -> EpisodeResult:

@@ -20,7 +20,7 @@ import pytest
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.labels import OWNER_LABEL
-from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
+from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
@@ -51,7 +51,7 @@ def groups_of(owners: list[str]) -> list[str]:
 
 
 def mounts() -> set[str]:
-    return {line for line in Path("/proc/mounts").read_text().splitlines() if "harbor" in line}
+    return {line for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines() if "harbor" in line}
 
 
 def in_docker(owners: list[str]) -> list[str]:
@@ -105,10 +105,10 @@ async def kill_half_started(directory: Path) -> bool:
 def children(of: int, name: str | None = None) -> list[int]:
     """Return the children of a process; with a name, those of its descendants that go by it."""
     try:
-        pids = [int(pid) for pid in Path(f"/proc/{of}/task/{of}/children").read_text().split()]
+        pids = [int(pid) for pid in Path(f"/proc/{of}/task/{of}/children").read_text(encoding="utf-8").split()]
         if name is None:
             return pids
-        named = [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+        named = [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == name]
     except OSError:  # gone meanwhile
         return []
     return named + [found for pid in pids if pid not in named for found in children(pid, name)]
@@ -116,7 +116,7 @@ def children(of: int, name: str | None = None) -> list[int]:
 
 def orphans() -> list[int]:
     """Return the sandboxes' first processes that the machine's first process inherited."""
-    return [pid for pid in children(1) if Path(f"/proc/{pid}/comm").read_text().strip() == "init"]
+    return [pid for pid in children(1) if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == "init"]
 
 
 @pytest.mark.local

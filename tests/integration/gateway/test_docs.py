@@ -15,6 +15,7 @@ from aiohttp import web
 from tests.helpers.chats.chat_templates import QWEN3
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engines import require_engine
+from tests.helpers.loopback import on_loopback
 from tests.helpers.paths import ROOT
 from tests.helpers.policies.token_policies import message
 from tests.helpers.recipe_runs import run_recipe
@@ -24,6 +25,10 @@ PAGE = (ROOT / "docs/agents.md").read_text()
 PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 ANSWERS = (message(DONE), message(None, complete=True), message(None, complete=True))
+
+
+_PRICES = "\nimport os\nprint(os.environ.get('LITELLM_LOCAL_MODEL_COST_MAP'))\n"
+"""litellm reads it when it is imported; without it, each program looks for prices on the internet."""
 
 
 class Engine:
@@ -52,14 +57,9 @@ async def engine() -> AsyncIterator[Engine]:
     scripted, app = Engine(), web.Application()
     app.router.add_post("/v1/completions", scripted.complete)
     app.router.add_post("/generate", scripted.generate)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        scripted.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with on_loopback(app) as url:
+        scripted.url = url
         yield scripted
-    finally:
-        await runner.cleanup()
 
 
 @pytest.mark.local
@@ -81,12 +81,12 @@ async def test_a_program(number: int, engine: Engine, tmp_path: Path) -> None:
     text = PROGRAMS[number]
     for place, own in places.items():
         text = text.replace(place, own)
-    (tmp_path / "program.py").write_text(text)
-    quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    (tmp_path / "program.py").write_text(text + _PRICES)
+    given = {name: value for name, value in os.environ.items() if name != "LITELLM_LOCAL_MODEL_COST_MAP"}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "program.py"),
         cwd=tmp_path,
-        env={**os.environ, **quiet},
+        env={**given, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -98,13 +98,15 @@ async def test_a_program(number: int, engine: Engine, tmp_path: Path) -> None:
             await process.wait()
     assert process.returncode == 0, errors[-3000:]
     sampled = sum(len(tokenizer.encode(answer, add_special_tokens=False)) + 1 for answer in ANSWERS)
-    lines = output.splitlines()
+    *lines, prices = output.splitlines()
+    assert prices == "True"
     if "RolloutInterface" in text:
         assert [line.split()[:2] for line in lines] == [["1.0", "completed"]] * 2
         assert [int(line.split()[-1]) for line in lines] == [sampled] * 2
     else:
         assert "1.0" in lines[0]
-        assert lines[1].split()[1:] == [str(sampled), "stop"]
+        calls = tuple(range(len(ANSWERS)))
+        assert lines[1].split(maxsplit=1)[1] == f"{sampled} {calls}"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

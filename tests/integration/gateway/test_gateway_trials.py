@@ -66,7 +66,7 @@ async def test_terminus_2(codec: CharacterCodec, tmp_path: Path) -> None:
     assert result.verifier_result.rewards == {"reward": 1.0}
     (segment,) = session.segments
     assert trained_text(session) == "".join(f"{answer}\x00" for answer in answers)
-    assert "Write the word done" in text_of(segment.tokens[: segment.prompt_length])
+    assert "Write the word done" in text_of(segment.prompt)
     assert not session.breaks
     assert session.error is None
 
@@ -112,7 +112,7 @@ async def test_an_agent_in_a_sandbox_without_a_network(sandbox: str, tmp_path: P
     assert result.verifier_result.rewards == {"reward": 1.0}
     (segment,) = session.segments
     assert trained_text(session) == f"{look}\x00{write}\x00done\x00"
-    assert "<tool_response>\n/srv\n\n</tool_response>\n<tool_response>\nroot\n" in text_of(segment.tokens)
+    assert "<tool_response>\n/srv\n\n</tool_response>\n<tool_response>\nroot\n" in text_of(segment.token_ids)
 
 
 @pytest.mark.local

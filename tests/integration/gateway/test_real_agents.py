@@ -113,7 +113,7 @@ async def test_one_conversation_is_one_segment(name: str, tmp_path: Path) -> Non
     assert (work / "hello.txt").is_file(), output[-2000:]
     (segment,) = session.trained_segments
     assert len(segment.calls) >= 3
-    assert "hello" in text_of(segment.tokens[segment.prompt_length :])
+    assert "hello" in text_of(segment.completion)
     assert not session.breaks
     assert session.end_reason is None
     assert session.error is None

@@ -33,7 +33,7 @@ from tests.helpers.sandboxes.local import make_sandbox, output, running
 from tests.helpers.tasks import BASE
 
 LARGE = 1_000_000
-SOURCE = Path(multiplexer.__file__).read_text()
+SOURCE = Path(multiplexer.__file__).read_text(encoding="utf-8")
 
 
 class HostSandbox:

@@ -37,11 +37,21 @@ async def main():
             seen.append([info["setup"], "7:600" in observation, "9:640" in observation])
     return seen
 
+async def stand_on(rootfs):
+    task = write_task(Path.home() / "standing")
+    config = TerminalEnvConfig(task_dir=task, sandbox="local", sandbox_options={"rootfs": str(rootfs)})
+    async with AsyncTerminalGymEnv(config) as env:
+        await env.reset()
+        observation, *_ = await env.step([("stat -c %u:%g /etc/shadow\\n", 1.0)])
+        return "0:42" in observation
+
+(rootfs,) = (cache_dir() / "bases").glob("*.tar")
+stands = asyncio.run(stand_on(rootfs))
 seen = asyncio.run(main())
 before = [one.kind for one in entries()], files_of_others()
 gone = [one.kind for one in prune(everything=True)]
 after = [one.kind for one in entries()], files_of_others()
-print(json.dumps({"seen": seen, "before": before, "gone": gone, "after": after}))
+print(json.dumps({"stands": stands, "seen": seen, "before": before, "gone": gone, "after": after}))
 """
 
 
@@ -57,6 +67,7 @@ async def test_layers_of_subordinate_ids_are_set_up_and_pruned() -> None:
     done = await asyncio.to_thread(use)
     assert done.returncode == 0, done.stdout + done.stderr
     output = json.loads(done.stdout.splitlines()[-1])
+    assert output["stands"]
     assert output["seen"] == [["shared", True, True]] * 2
     kinds, others = output["before"]
     assert "image" in kinds

@@ -1,8 +1,7 @@
-"""Images of local sandboxes: what is built, what is cached, what stands in for what is not available."""
+"""Images of local sandboxes: what is built, what is cached, where a base comes from."""
 
 import asyncio
 import contextlib
-import logging
 import os
 import subprocess
 from pathlib import Path
@@ -12,11 +11,10 @@ import pytest
 
 from harbor_gym._runtime import cache
 from harbor_gym._runtime.cache import cache_dir, locked
-from harbor_gym.errors import SandboxStartError
+from harbor_gym.errors import SandboxStartError, TaskUnsupportedError
 from harbor_gym.sandboxes.images import base_images, build, docker_images
 from harbor_gym.sandboxes.images.build import Image, ImageSource
 from harbor_gym.sandboxes.images.docker_images import find_in_docker
-from harbor_gym.sandboxes.images.official_images import offline_base
 from harbor_gym.sandboxes.tools import run_tool
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.local import make_sandbox, output, running
@@ -37,7 +35,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "_built", {})
     monkeypatch.setattr(base_images, "_unreachable", {})
-    monkeypatch.setattr(base_images, "_warned", set())
     return tmp_path / "cache"
 
 
@@ -142,6 +139,19 @@ async def test_a_failing_dockerfile_is_an_error_with_the_builders_last_words(con
 
 @pytest.mark.local
 @pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
+@pytest.mark.parametrize(
+    "line",
+    ["COPY --parents one /", "ADD --unpack=true one /", "ADD --keep-git-dir=true one /", "RUN --security=sandbox x"],
+)
+async def test_an_option_that_buildah_has_not_is_the_tasks_with_advice(context: Path, line: str) -> None:
+    (context / "Dockerfile").write_text(f"FROM scratch\n{line}\n")
+    (context / "one").write_text("1")
+    with pytest.raises(TaskUnsupportedError, match=f"no such option: {line.split()[0]}.*--env docker"):
+        await build_image(context)
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
 async def test_a_missing_or_malformed_dockerfile_is_an_error(context: Path) -> None:
     with pytest.raises(SandboxStartError, match="no Dockerfile"):
         await build_image(context)
@@ -202,30 +212,6 @@ async def test_the_dockerfile_is_built_where_the_option_requires_it(tmp_path: Pa
 
 
 @pytest.mark.local
-@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
-async def test_a_substituted_base_is_loud_recorded_and_never_taken_for_the_real_one(
-    context: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unheard_of = "debian:bookworm-no-such-tag-for-tests"
-    (context / "Dockerfile").write_text(f"FROM {unheard_of}\nRUN echo x > /x\n")
-    with caplog.at_level(logging.WARNING):
-        image = await build_image(context)
-        await build_image(context)
-    base = offline_base(unheard_of)
-    assert image.substitutions == (f"{unheard_of} -> {base.description}",)
-    assert [record.message.count("SUBSTITUTED") for record in caplog.records] == [1]
-    await run_tool("buildah", "tag", f"localhost/harbor-gym-base:{base.name}", unheard_of)
-    try:
-        monkeypatch.setattr(build, "_built", {})  # what another process would find
-        real = await build_image(context)
-    finally:
-        await run_tool("buildah", "untag", unheard_of)
-        await run_tool("buildah", "rmi", f"localhost/{unheard_of}")
-    assert real.substitutions == ()
-    assert real.digest != image.digest
-
-
-@pytest.mark.local
 @pytest.mark.usefixtures("local_engine", "nothing_left")
 async def test_a_build_that_is_cancelled_or_out_of_time_leaves_nothing(context: Path, own_cache: Path) -> None:
     (context / "Dockerfile").write_text(f"FROM {BASE}\nRUN sleep 1000\n")
@@ -246,17 +232,17 @@ async def test_an_image_that_docker_holds_serves_as_image_and_as_base(
     context: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     require_engine("docker")
-    names = ["harbor-gym-test/only-in-docker:real", "debian:harbor-gym-test-stand-in"]
+    names = ["harbor-gym-test/only-in-docker:real", "debian:harbor-gym-test-made"]
     (context / "where").write_text("from docker\n")
     (context / "Dockerfile").write_text("FROM scratch\nCOPY where /where\nENV WHERE=docker\nWORKDIR /there\n")
-    real, stand_in = names
+    real, made = names
     try:
-        for name, label in ((real, "other=1"), (stand_in, "harbor_gym.substitute=mmdebstrap")):
+        for name, label in ((real, "other=1"), (made, f"{docker_images.MADE_LABEL}=1")):
             code, printed = await run_tool("docker", "build", "--quiet", "--label", label, "--tag", name, str(context))
             assert code == 0, printed
         prebuilt = await build_image(context, docker_image=real)
         assert find(prebuilt, "where").read_text() == "from docker\n"
-        assert (prebuilt.env["WHERE"], prebuilt.workdir, prebuilt.substitutions) == ("docker", "/there", ())
+        assert (prebuilt.env["WHERE"], prebuilt.workdir) == ("docker", "/there")
         (context / "Dockerfile").write_text(f"FROM {real}\nCOPY where /again\n")
         built = await build_image(context)
         assert find(built, "again").read_text() == find(built, "where").read_text()
@@ -269,15 +255,13 @@ async def test_an_image_that_docker_holds_serves_as_image_and_as_base(
             return await run_tool(*argv, **options)
 
         monkeypatch.setattr(docker_images, "run_tool", noted)
-        copied = await docker_images.copy_from_docker(found[0])
+        copied = await docker_images.copy_from_docker(found)
         code, _ = await run_tool("buildah", "inspect", "--type", "image", copied)
         assert (code, "save" in calls) == (0, False), "the copy is found by Docker's own id, so it is made once"
         docker_base = base_images.docker_base  # all else would try a registry first
-        assert await docker_base(stand_in) is None, "a stand-in is not taken for the official image"
-        code, _ = await run_tool("docker", "tag", stand_in, f"{real}-not")
+        assert await docker_base(made) is None, "what was made is not taken for the official image"
+        code, _ = await run_tool("docker", "tag", made, f"{real}-not")
         names.append(f"{real}-not")
-        base = await docker_base(f"{real}-not")
-        assert base is not None
-        assert "offline base" in (base.substitution or ""), "what stands on a stand-in records it"
+        assert await docker_base(f"{real}-not") is not None, "what was built on it is an image like others"
     finally:
         await run_tool("docker", "image", "rm", "--force", *names)

@@ -1,4 +1,7 @@
-"""How a local sandbox is taken out of the policy's hands: by no program of the sandbox's, and in bounded time."""
+"""How a sandbox is taken from its policy, in bounded time: by the supervisor, and by a script in the sandbox.
+
+Every sandbox of another kind has the script alone. Both are held against the same cases.
+"""
 
 import os
 import subprocess
@@ -10,19 +13,34 @@ import pytest
 
 from harbor_gym.episode.grading import cleanup
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from harbor_gym.terminal import Leavings
+from harbor_gym.terminal import Leftovers
 from tests.helpers.paths import ROOT
-from tests.helpers.sandboxes.local import make_sandbox, output, running
+from tests.helpers.sandboxes.local import DOCKERFILE, make, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 _OUTPUT, _TESTS = PurePosixPath("/logs/verifier"), PurePosixPath("/tests")
 
 
+class _ByScript(LocalEnvironment):
+    """A local sandbox without the supervisor's clean-up."""
+
+    clean_up = None  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+
+_BY_BOTH = pytest.mark.parametrize("kind", [LocalEnvironment, _ByScript], ids=["supervisor", "script"])
+
+
 @pytest.fixture
-async def sandbox(tmp_path: Path) -> AsyncGenerator[LocalEnvironment]:
+def kind() -> type[LocalEnvironment]:
+    """The class of the sandbox."""
+    return LocalEnvironment
+
+
+@pytest.fixture
+async def sandbox(tmp_path: Path, kind: type[LocalEnvironment]) -> AsyncGenerator[LocalEnvironment]:
     """A running sandbox."""
-    async with running(make_sandbox(tmp_path / "sandbox")) as made:
+    async with running(make(kind, tmp_path / "sandbox", DOCKERFILE)) as made:
         yield made
 
 
@@ -36,6 +54,7 @@ _SERVICE = "setsid sleep 1000 >/dev/null 2>&1 &"
 _DEAF = "for i in $(seq 900); do (trap '' TERM HUP INT; exec setsid sleep 1001) >/dev/null 2>&1 & done"
 
 
+@_BY_BOTH
 @pytest.mark.parametrize("service", ["", _SERVICE])
 async def test_nine_hundred_that_heed_no_signal_are_stopped_and_counted(
     sandbox: LocalEnvironment, service: str
@@ -48,9 +67,12 @@ async def test_nine_hundred_that_heed_no_signal_are_stopped_and_counted(
     assert await processes(sandbox) == (["sleep 1000"] if service else [])
 
 
+@_BY_BOTH
 @pytest.mark.parametrize("service", ["", _SERVICE])
-async def test_a_fork_bomb_ends(tmp_path: Path, service: str) -> None:
-    async with running(make_sandbox(tmp_path, max_processes=200)) as sandbox:
+async def test_a_fork_bomb_ends(tmp_path: Path, kind: type[LocalEnvironment], service: str) -> None:
+    # The script is one process among them, and no more than that.
+    most = 200 if kind is LocalEnvironment else 50
+    async with running(make(kind, tmp_path, DOCKERFILE, max_processes=most)) as sandbox:
         await output(sandbox, f"{service}\n")
         baseline = await cleanup.take_baseline(sandbox)
         await sandbox.exec("bomb() { bomb | bomb & }; trap '' TERM; bomb 2>/dev/null; sleep 0.5", timeout_sec=60)
@@ -58,6 +80,7 @@ async def test_a_fork_bomb_ends(tmp_path: Path, service: str) -> None:
         assert await processes(sandbox) == (["sleep 1000"] if service else [])
 
 
+@_BY_BOTH
 async def test_who_is_stopped_may_end_in_good_order(sandbox: LocalEnvironment) -> None:
     baseline = await cleanup.take_baseline(sandbox)
     program = 'trap "echo saved > /saved; exit" TERM; touch /ready; while :; do sleep 0.01; done'
@@ -66,6 +89,7 @@ async def test_who_is_stopped_may_end_in_good_order(sandbox: LocalEnvironment) -
     assert await output(sandbox, "cat /saved") == "saved"
 
 
+@_BY_BOTH
 async def test_who_works_for_a_service_is_spared_and_whoever_starts_at_the_baseline_is_not(
     sandbox: LocalEnvironment,
 ) -> None:
@@ -84,6 +108,7 @@ _MAKE_OBJECTS = "ipcmk -M 4096 && ipcmk -S 2 && ipcmk -Q"
 _COUNT_OBJECTS = "for kind in shm sem msg; do tail -n +2 /proc/sysvipc/$kind | wc -l; done"
 
 
+@_BY_BOTH
 async def test_system_v_objects_go_with_the_policy_and_the_tasks_own_stay(sandbox: LocalEnvironment) -> None:
     await output(sandbox, _MAKE_OBJECTS)
     baseline = await cleanup.take_baseline(sandbox)
@@ -93,11 +118,12 @@ async def test_system_v_objects_go_with_the_policy_and_the_tasks_own_stay(sandbo
     assert (await output(sandbox, _COUNT_OBJECTS)).split() == ["1"] * 3
 
 
+@_BY_BOTH
 async def test_the_terminals_own_processes_are_not_counted_and_its_directory_goes(sandbox: LocalEnvironment) -> None:
     baseline = await cleanup.take_baseline(sandbox)
     own = "mkdir /run/own; cp /bin/sleep /run/own/; setsid /run/own/sleep 1004 >/dev/null 2>&1 & echo $!"
     shell = await output(sandbox, f"{own}; setsid sleep 1005 >/dev/null 2>&1 & sleep 0.2")
-    stopped = await cleanup.stop_processes(sandbox, baseline, terminal=Leavings((shell,), "/run/own"))
+    stopped = await cleanup.stop_processes(sandbox, baseline, terminal=Leftovers((shell,), "/run/own"))
     assert stopped.processes == 1
     assert await processes(sandbox) == []
     assert await output(sandbox, "ls /run | grep own || :") == ""
@@ -155,6 +181,7 @@ while os.fork() == 0:
 """Each process starts the next and ends."""
 
 
+@_BY_BOTH
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the program knows x86_64's number of exit(2)")
 @pytest.mark.parametrize("program", [_LEADERLESS, _RELAY])
 async def test_nothing_that_hides_is_taken_for_nobody_and_all_is_stopped(
@@ -183,7 +210,7 @@ for pid in pids[1:]:
 
 
 def test_what_ended_by_itself_is_not_counted_as_stopped() -> None:
-    supervisor = ROOT / "harbor_gym" / "sandboxes" / "local" / "supervisor"
+    supervisor = ROOT / "harbor_gym" / "sandboxes" / "supervisor" / "program"
     program = [sys.executable, "-c", _ENDED, str(supervisor), str(supervisor.parents[1] / "archive")]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("1\n", "")

@@ -13,7 +13,7 @@ from harbor.models.trial.config import ServiceVolumeConfig
 
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError, TaskError
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from harbor_gym.sandboxes.local.forkserver_client import end_forkserver, forkserver_pid
+from harbor_gym.sandboxes.supervisor.forkserver_client import end_forkserver, forkserver_pid
 from tests.helpers.sandboxes.local import DOCKERFILE, make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -286,12 +286,19 @@ async def test_a_sandbox_holds_no_file_of_another_and_none_of_the_host(
 
 
 def _supervisors() -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{forkserver_pid()}/task/{forkserver_pid()}/children").read_text().split()]
+    return [
+        int(pid)
+        for pid in Path(f"/proc/{forkserver_pid()}/task/{forkserver_pid()}/children")
+        .read_text(encoding="utf-8")
+        .split()
+    ]
 
 
 def _has_exited(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status")
-    return not status.exists() or "State:\tZ" in status.read_text()  # until its forkserver has waited for it
+    return not status.exists() or "State:\tZ" in status.read_text(
+        encoding="utf-8"
+    )  # until its forkserver has waited for it
 
 
 def _sockets(pid: int) -> set[Path]:

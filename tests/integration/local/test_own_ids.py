@@ -16,7 +16,7 @@ from harbor_gym._runtime.rootless import is_rootless
 from harbor_gym.errors import SandboxError
 from harbor_gym.sandboxes.local import own_ids
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
+from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
@@ -39,7 +39,11 @@ async def _range_of(sandbox: LocalEnvironment) -> int:
 
 def _supervisors() -> list[int]:
     """Return the pids of this process's supervisors."""
-    return [*map(int, Path(f"/proc/{forkserver_pid()}/task/{forkserver_pid()}/children").read_text().split())]
+    return [
+        *map(
+            int, Path(f"/proc/{forkserver_pid()}/task/{forkserver_pid()}/children").read_text(encoding="utf-8").split()
+        )
+    ]
 
 
 def _lives(pid: int) -> bool:

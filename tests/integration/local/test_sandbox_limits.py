@@ -15,7 +15,7 @@ from harbor_gym._runtime.owners import owner_label
 from harbor_gym.errors import SandboxLostError, SandboxMemoryError, UsageError
 from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-from harbor_gym.sandboxes.local.forkserver_client import forkserver_pid
+from harbor_gym.sandboxes.supervisor.forkserver_client import forkserver_pid
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -39,13 +39,13 @@ def _groups(owner: str) -> list[Path]:
 
 def _supervisor() -> int:
     """Return the pid of the one supervisor that this process has."""
-    (found,) = Path(f"/proc/{forkserver_pid()}/task/{forkserver_pid()}/children").read_text().split()
+    (found,) = Path(f"/proc/{forkserver_pid()}/task/{forkserver_pid()}/children").read_text(encoding="utf-8").split()
     return int(found)
 
 
 def _init() -> int:
     """Return the pid, as seen from here, of the first process of this process's one sandbox."""
-    (first,) = Path(f"/proc/{_supervisor()}/task/{_supervisor()}/children").read_text().split()
+    (first,) = Path(f"/proc/{_supervisor()}/task/{_supervisor()}/children").read_text(encoding="utf-8").split()
     return int(first)
 
 

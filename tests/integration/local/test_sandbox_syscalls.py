@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harbor_gym.sandboxes.local import seccomp
+from harbor_gym.sandboxes.supervisor import seccomp
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.local import make_sandbox, output, running
 

@@ -18,7 +18,7 @@ from tests.helpers.patience import PATIENCE_SEC
 def record(path: Path, *outputs: str) -> None:
     """Begin a recording, or go on with one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         if not file.tell():
             file.write(json.dumps({"version": 2, "width": 80, "height": 24}) + "\n")
         for output in outputs:

@@ -1,4 +1,4 @@
-"""Real ``ng_run`` and ``ng_collect_rollouts``, 36 rollouts on each kind of sandbox, every way to fail among them."""
+"""Real ``gym env start`` and ``gym eval run``, 36 rollouts on each kind of sandbox, every way to fail among them."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from harbor_gym.adapters.nemo_gym.server import SERVER, write_server_folder
 from tests.helpers.chats.character_codec import END
 from tests.helpers.nemo_gym.double import read_as_trainer
 from tests.helpers.nemo_gym.engine import THINKING, EngineDouble, engine_double
-from tests.helpers.nemo_gym.servers import ng_collect_rollouts, ng_run, use_this_environment
+from tests.helpers.nemo_gym.servers import gym_env_start, gym_eval_run, use_this_environment
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import BASE, DONE, PASS_IF_DONE, write_task
 
@@ -96,14 +96,12 @@ def write_tasks(folder: Path) -> None:
         (step / "tests/test.sh").write_text(test)
 
 
-def write_project(project: Path, engine: EngineDouble, sandbox: str) -> list[str]:
+def write_project(project: Path, sandbox: str) -> list[str]:
     """Initialise the project with our command's own files, a second agent beside it; return the configurations."""
     write_tasks(project / "tasks")
     write_server_folder(
         project, Path("tasks/good"), alias="good", sandbox=sandbox, requirement="harbor-gym", overwrite=False
     )
-    policy = {"policy_base_url": engine.base_url, "policy_api_key": "none", "policy_model_name": "policy"}
-    (project / "env.yaml").write_text(yaml.safe_dump(policy))
     training = SERVER / "configs/harbor_gym_agent_training.yaml"
     config = yaml.safe_load((project / training).read_text())
     block = config[OWN]["responses_api_agents"][SERVER.name]
@@ -154,12 +152,13 @@ def project(sandbox: str) -> Iterator[Path]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def run(project: Path, sandbox: str) -> Run:
     async with engine_double(SCRIPTS, max_context_tokens=MAX_CONTEXT_TOKENS) as engine:
-        configs = write_project(project, engine, sandbox)
+        configs = write_project(project, sandbox)
         output = project / "results/rollouts.jsonl"
         output.parent.mkdir()
-        async with ng_run(project, configs, use_this_environment(project)) as servers:
-            repeats = f"+num_repeats={REPEATS}"
-            rows = await ng_collect_rollouts(project, project / "rows.jsonl", output, repeats)
+        policy = ("--model", "policy", "--model-url", engine.base_url, "--model-api-key", "none")
+        async with gym_env_start(project, configs, *policy, use_this_environment(project)) as servers:
+            repeats = ("--num-repeats", str(REPEATS), "--concurrency", "32")
+            rows = await gym_eval_run(project, project / "rows.jsonl", output, *repeats)
         assert len(servers.seen) > len(rows), "every rollout had processes"
         return Run(output.parent, rows, engine, await servers.wait_for_the_end())
 

@@ -74,7 +74,7 @@ async def test_what_the_infrastructure_lost_is_a_masked_row(
     root: Path, settings: dict[str, Any], failure_kind: str
 ) -> None:
     model = engine()
-    model.statuses = [] if settings else [200, 500]
+    model.statuses = [] if settings else [200, *[500] * 4]
     status, answer = await post(make(root, model, **settings), {"instance_id": "a::one"})
     assert status == 200
     assert (answer["reward"], answer["mask_sample"], answer["failure_kind"]) == (0.0, True, failure_kind)

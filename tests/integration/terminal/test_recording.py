@@ -140,7 +140,7 @@ def test_odd_keystrokes_are_kept_readable(path: Path) -> None:
     record(path, ("a\ud800\x1b[31m\n", "\x1b[31mred\x07"))
     _, events = read(path)
     assert events == [[0.0, "m", "0: a?[31m"], [0.0, "i", "a?\x1b[31m\n"], [0.0, "o", "[31mred"]]
-    path.read_text().encode()
+    path.read_text(encoding="utf-8").encode()
 
 
 def test_nothing_is_lost_when_the_process_is_killed(path: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import random
 import shlex
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -27,18 +26,16 @@ from harbor_gym.terminal.transports.persistent import PersistentTransport
 from harbor_gym.terminal.transports.step import make_step
 from harbor_gym.types import Command
 from tests.helpers.engines import require_engine
-from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.terminal_environments import (
-    BASE_IMAGE,
+    KINDS,
     Container,
     LocalSandbox,
+    Sandbox,
     channel_processes,
-    remove_container,
-    start_container,
+    running_container,
+    running_sandbox,
     start_local,
 )
-
-type Sandbox = LocalSandbox | Container
 
 _LONG_SEC = 30.0
 _KILL_CLIENTS = "kill -KILL $(tmux -S $(ls -d /run/.terminal-*)/socket list-clients -F '#{client_pid}')"
@@ -47,26 +44,15 @@ _ROUNDS = 40
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    subprocess.run([ROOT / ".ci" / "docker_base.sh", BASE_IMAGE], check=True)
-    name = start_container(tmp_path_factory.mktemp("image"))
-    yield name
-    remove_container(name)
+    with running_container(tmp_path_factory.mktemp("image")) as name:
+        yield name
 
 
-@pytest.fixture(
-    params=[pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker)]
-)
+@pytest.fixture(params=KINDS)
 async def sandbox(request: pytest.FixtureRequest, tmp_path: Path, nothing_left: None) -> AsyncGenerator[Sandbox]:
-    require_engine(request.param)
-    if request.param == "docker":
-        entered = Container(request.getfixturevalue("container"), tmp_path)
-        # What a test that failed has left, too: all of this file share the container.
-        await entered.exec("pkill tmux; rm -rf /srv/* /run/.terminal-*")
+    # What a test that failed has left, too: all of this file share the container.
+    async with running_sandbox(request, tmp_path, clean="pkill tmux; rm -rf /srv/* /run/.terminal-*") as entered:
         yield entered
-        return
-    started = await start_local(tmp_path / "environment")
-    yield started
-    await started.stop(delete=True)
 
 
 @pytest.fixture
@@ -492,7 +478,7 @@ async def test_exact_waits_sleep_the_whole_duration(sandbox: Sandbox, transport:
     assert turn.waits == ("prompt", "deadline", "prompt")
     assert turn.text == "[exit code 130]\n$ echo one\none\n$ sleep 5\n^C\n$"
     assert (await enter(terminal, "sleep 0.3\n", wait_sec=0.1)).text == "[still running after 0.1 s]\n$ sleep 0.3"
-    assert (await enter(terminal, "vi\n", wait_sec=0.8)).waits == ("fullscreen",)
+    assert (await enter(terminal, "vi\n", wait_sec=3.0)).waits == ("fullscreen",)
     await terminal.close()
 
 

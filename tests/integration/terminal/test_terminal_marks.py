@@ -2,7 +2,6 @@
 
 import base64
 import shlex
-import subprocess
 import textwrap
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -16,13 +15,10 @@ from harbor_gym.terminal import Terminal, TerminalTurn, open, open_terminal
 from harbor_gym.terminal.scripts import read_script
 from harbor_gym.types import Command
 from tests.helpers.engines import require_engine
-from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.terminal_environments import (
-    BASE_IMAGE,
     Container,
     LocalSandbox,
-    remove_container,
-    start_container,
+    running_container,
     start_local,
 )
 
@@ -285,14 +281,9 @@ def _mask(command: str) -> str:
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    require_engine("docker")
-    subprocess.run([ROOT / ".ci" / "docker_base.sh", BASE_IMAGE], check=True)
-    name = start_container(
-        tmp_path_factory.mktemp("image"),
-        *("--cap-add=SYS_ADMIN", "--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined"),
-    )
-    yield name
-    remove_container(name)
+    options = ("--cap-add=SYS_ADMIN", "--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined")
+    with running_container(tmp_path_factory.mktemp("image"), *options) as name:
+        yield name
 
 
 @pytest.fixture

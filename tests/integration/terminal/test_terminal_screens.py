@@ -11,13 +11,10 @@ from harbor_gym.config import TerminalConfig
 from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
 from harbor_gym.types import Command
 from tests.helpers.engines import require_engine
-from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.terminal_environments import (
-    BASE_IMAGE,
     Container,
     LocalSandbox,
-    remove_container,
-    start_container,
+    running_container,
     start_local,
 )
 
@@ -43,13 +40,10 @@ async def enter(terminal: Terminal, *keystrokes: str, wait_sec: float = _LONG_SE
 
 @pytest.fixture(scope="module")
 def container_name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    require_engine("docker")
-    subprocess.run([ROOT / ".ci" / "docker_base.sh", BASE_IMAGE], check=True)
-    name = start_container(tmp_path_factory.mktemp("image"))
-    # Without a network Docker leaves the container's own name out, and sudo complains.
-    subprocess.run(["docker", "exec", name, "sh", "-c", "echo 127.0.0.1 $(hostname) >>/etc/hosts"], check=True)
-    yield name
-    remove_container(name)
+    with running_container(tmp_path_factory.mktemp("image")) as name:
+        # Without a network Docker leaves the container's own name out, and sudo complains.
+        subprocess.run(["docker", "exec", name, "sh", "-c", "echo 127.0.0.1 $(hostname) >>/etc/hosts"], check=True)
+        yield name
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_the_contract_with_the_pinned_skyrl() -> None:
 
 
 def test_the_file_needs_nothing_of_harbor_gym() -> None:
-    source = Path(launcher.__file__).read_text()
+    source = Path(launcher.__file__).read_text(encoding="utf-8")
     assert "import harbor_gym" not in source
     assert "from harbor_gym" not in source
 

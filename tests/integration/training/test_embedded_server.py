@@ -156,7 +156,7 @@ async def test_a_cancelled_start_leaves_nothing_and_a_state_dir_has_one_server(m
         while server.pid is None:  # noqa: ASYNC110 - the server does not report that it was spawned
             await asyncio.sleep(0.01)
     leader = server.pid
-    with pytest.raises(UsageError, match="another training server uses"):
+    with pytest.raises(UsageError, match="a training server is running in"):
         await TrainingServer(model_dir, tmp_path / "state").start()
     assert _group(leader), "the refused server must not end the other one"
     starting.cancel()

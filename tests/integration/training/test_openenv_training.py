@@ -20,10 +20,10 @@ from harbor_gym.adapters.openenv import (
     TerminalServer,
 )
 from harbor_gym.adapters.trl import HarborSpec
-from harbor_gym.embedded.trl.engine import CompletionsEngine
-from harbor_gym.embedded.trl.letters import ANSWER, INSTRUCTION, SETTINGS, make_letter_policy, write_letter_task
-from harbor_gym.embedded.trl.on_cpu import EngineWeights, async_grpo_on_cpu
 from harbor_gym.testing import write_tiny_task
+from recipes.tiny_trl.engine import CompletionsEngine
+from recipes.tiny_trl.letters import ANSWER, INSTRUCTION, SETTINGS, make_letter_policy, write_letter_task
+from recipes.tiny_trl.on_cpu import EngineWeights, async_grpo_on_cpu
 from tests.helpers.sandboxes.fake_episodes import FAKE
 from tests.helpers.sandboxes.letters import LETTER
 

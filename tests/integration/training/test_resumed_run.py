@@ -54,7 +54,7 @@ async def end(process: asyncio.subprocess.Process) -> None:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
 def output(log_path: Path) -> dict[str, list[tuple[str, str]]]:

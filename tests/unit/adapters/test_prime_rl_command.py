@@ -59,9 +59,10 @@ def test_an_environment_file(tmp_path: Path) -> None:
     path = tmp_path / ".env"
     path.write_text("# keys\n\nexport WANDB_API_KEY=abc=\nNAME='two words'\nEMPTY=\n")
     assert read_env_file(path) == {"WANDB_API_KEY": "abc=", "NAME": "two words", "EMPTY": ""}
-    path.write_text("WANDB_API_KEY abc\n")
-    with pytest.raises(UsageError, match="line 1: expected NAME=value"):
-        read_env_file(path)
+    for line in ("WANDB_API_KEY abc", "WANDB_API_KEY", "=abc"):
+        path.write_text(f"NAME=value\n{line}\n")
+        with pytest.raises(UsageError, match="line 2: expected NAME=value"):
+            read_env_file(path)
 
 
 def make_program(folder: Path, name: str, text: str) -> Path:

@@ -58,7 +58,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def make_builder(task_dir: Path, meeting: Path, processes: int) -> Any:
-    from harbor_gym.adapters.tinker import HarborSingleTaskEnvGroupBuilder
+    from harbor_gym.adapters.tinker import GroupTemplate, HarborSingleTaskEnvGroupBuilder
 
     model_dir = task_dir.parent / "tokenizer"
     byte_level_tokenizer().save_pretrained(model_dir)
@@ -68,7 +68,7 @@ def make_builder(task_dir: Path, meeting: Path, processes: int) -> Any:
         sandbox_options={"place": str(meeting), "processes": processes},
     )
     return HarborSingleTaskEnvGroupBuilder(
-        config=config, group_size=2, model_name=str(model_dir), renderer_name=RENDERER, max_tokens=500
+        GroupTemplate(env=config, group_size=2, model_name=str(model_dir), renderer_name=RENDERER, max_tokens=500)
     )
 
 

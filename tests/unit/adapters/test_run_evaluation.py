@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harbor_gym import TerminalEnvConfig, report
-from harbor_gym.adapters.tinker.policies import checkpoint_address
+from harbor_gym.adapters.tinker.policies import EvalConfig, checkpoint_address, find_policy
 from harbor_gym.errors import UsageError
 from harbor_gym.evaluation import Evaluated, note_evaluation, read_best, read_evaluations
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
@@ -73,10 +73,10 @@ class Asked(SamplingClient):
 
 @pytest.fixture
 def dataset_builder(task_dir: Path, tmp_path: Path) -> Any:
-    from harbor_gym.adapters.tinker import HarborRLDatasetBuilder
+    from harbor_gym.adapters.tinker import GroupTemplate, HarborRLDatasetBuilder
 
     byte_level_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    return HarborRLDatasetBuilder(
+    template = GroupTemplate(
         env=TerminalEnvConfig(
             task_dir=task_dir,
             sandbox="harbor_gym.testing:FakeEnvironment",
@@ -85,11 +85,26 @@ def dataset_builder(task_dir: Path, tmp_path: Path) -> Any:
         model_name=str(tmp_path / "tokenizer"),
         renderer_name=RENDERER,
         max_tokens=500,
+        max_context_tokens=4321,
         group_size=2,
-        num_batches=3,
-        test_episodes=2,
-        transcripts_dir=str(tmp_path / "transcripts"),
+        transcripts_dir=tmp_path / "transcripts",
     )
+    return HarborRLDatasetBuilder(template=template, num_batches=3, test_episodes=2)
+
+
+@pytest.mark.tinker
+def test_a_run_is_evaluated_in_the_context_window_that_it_was_trained_in(
+    dataset_builder: Any, task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tinker_cookbook.utils.ml_log import dump_config
+
+    monkeypatch.setenv("TINKER_API_KEY", "key")
+    written = {"model_name": "m", "dataset_builder": dump_config(dataset_builder)}
+    (tmp_path / "config.json").write_text(json.dumps(written, default=str))
+    policy = find_policy(
+        EvalConfig(paths=(task_dir,), env=TerminalEnvConfig(task_dir=task_dir), run=tmp_path, checkpoint="base")
+    )
+    assert (policy.max_context_tokens, policy.renderer_name) == (4321, RENDERER)
 
 
 @pytest.mark.tinker

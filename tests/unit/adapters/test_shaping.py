@@ -69,11 +69,11 @@ async def rewards_of(builder: Any, *answers: str) -> list[float]:
 
 
 def group_of(tmp_path: Path, model_dir: str, **settings: Any) -> Any:
-    from harbor_gym.adapters.tinker import HarborSingleTaskEnvGroupBuilder
+    from harbor_gym.adapters.tinker import GroupTemplate, HarborSingleTaskEnvGroupBuilder
 
     config = fake_config(tmp_path / "task", solved_when=SOLVED)
     given: dict[str, Any] = {"group_size": 1, "max_tokens": 500, "renderer_name": RENDERER, **settings}
-    return HarborSingleTaskEnvGroupBuilder(config=config, model_name=model_dir, **given)
+    return HarborSingleTaskEnvGroupBuilder(GroupTemplate(env=config, model_name=model_dir, **given), label="x")
 
 
 @pytest.mark.tinker
@@ -102,7 +102,7 @@ async def test_an_addition_is_a_metric_of_its_own_and_stands_in_the_transcript(t
 
     from tinker_cookbook.rl.rollouts import do_group_rollout
 
-    builder = group_of(tmp_path, model_dir, trajectory_reward=praise, transcripts_dir=tmp_path / "kept", label="x")
+    builder = group_of(tmp_path, model_dir, trajectory_reward=praise, transcripts_dir=tmp_path / "kept")
     group = await do_group_rollout(builder, scripted(DONE, COMPLETE))
     assert group.trajectories_G[0].transitions[-1].metrics["trajectory_reward"] == 0.5
     document = json.loads((tmp_path / "kept/x/episode_001.json").read_text())
@@ -117,10 +117,16 @@ async def test_every_dataset_passes_hooks_on_and_tests_without_the_addition(
     from harbor_gym.adapters import tinker as adapter
 
     config = fake_config(tmp_path / "task", solved_when=SOLVED)
-    given: dict[str, Any] = {"max_tokens": 500, "renderer_name": RENDERER, "model_name": model_dir, "group_size": 1}
-    train, test = await getattr(adapter, kind)(
-        env=config, num_batches=1, test_episodes=1, make_env=make_costly, trajectory_reward=praise, **given
-    )()
+    template = adapter.GroupTemplate(
+        env=config,
+        model_name=model_dir,
+        renderer_name=RENDERER,
+        max_tokens=500,
+        group_size=1,
+        make_env=make_costly,
+        trajectory_reward=praise,
+    )
+    train, test = await getattr(adapter, kind)(template=template, num_batches=1, test_episodes=1)()
     assert await rewards_of(train.get_batch(0)[0], DONE, COMPLETE) == [pytest.approx(1.5 - 2 * STEP_COST)]
     assert await rewards_of(test.get_batch(0)[0], DONE, COMPLETE) == [pytest.approx(1.0 - 2 * STEP_COST)]
 

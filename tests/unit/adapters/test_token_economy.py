@@ -20,18 +20,20 @@ async def test_twenty_turns_are_trained_on_as_prompt_answers_and_new_observation
     from tinker_cookbook.rl.data_processing import trajectory_to_data
     from tinker_cookbook.rl.rollouts import do_group_rollout
 
-    from harbor_gym.adapters.tinker import HarborSingleTaskEnvGroupBuilder
+    from harbor_gym.adapters.tinker import GroupTemplate, HarborSingleTaskEnvGroupBuilder
 
     byte_level_tokenizer().save_pretrained(tmp_path / "tokenizer")
     answers = [message(f"echo turn {turn}\n") for turn in range(TURNS)]
     builder = HarborSingleTaskEnvGroupBuilder(
-        config=TerminalEnvConfig(
-            task_dir=write_task(tmp_path / "task"), sandbox="harbor_gym.testing:FakeEnvironment", max_turns=TURNS
-        ),
-        group_size=1,
-        model_name=str(tmp_path / "tokenizer"),
-        renderer_name=RENDERER,
-        max_tokens=500,
+        GroupTemplate(
+            env=TerminalEnvConfig(
+                task_dir=write_task(tmp_path / "task"), sandbox="harbor_gym.testing:FakeEnvironment", max_turns=TURNS
+            ),
+            group_size=1,
+            model_name=str(tmp_path / "tokenizer"),
+            renderer_name=RENDERER,
+            max_tokens=500,
+        )
     )
     group = await do_group_rollout(builder, scripted(*answers))
     (trajectory,) = group.trajectories_G

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -10,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from harbor_gym._runtime.harbor_versions import VERSION
 from harbor_gym.checking import CheckPlan, Verdict, check_tasks
+from harbor_gym.checking.report import as_object, remarks
+from harbor_gym.checking.trials import run_plain_oracle
 from harbor_gym.checking.verdict import TaskCheck
+from harbor_gym.errors import AgentFailedError
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.testing import FakeEnvironment
 from tests.helpers.patience import PATIENCE_SEC
-from tests.helpers.tasks import write_task
+from tests.helpers.tasks import write_steps, write_task
 
 
 class Hanging(FakeEnvironment):
@@ -54,6 +59,31 @@ async def test_a_missing_variable_is_an_error_of_the_task(tmp_path: Path, table:
     assert "NO_SUCH_KEY_HERE" in (check.reason or "")
 
 
+@pytest.mark.skipif(VERSION < (0, 26), reason="Harbor has a lint since 0.26")
+async def test_harbors_own_rules_are_shown_beside_ours(tmp_path: Path) -> None:
+    toml = '[metadata.harbor.lint]\nignore = ["shared-verifier"]\n'
+    task = write_task(tmp_path / "task", toml=toml, test_sh="#!/bin/bash\npip install pytest\n")
+    with (task / "task.toml").open("a") as file:
+        file.write("[environment]\ncpu = 1\n")
+    plan = CheckPlan(environment_config("harbor_gym.testing:FakeEnvironment"), tmp_path / "trials")
+    (check,) = await check_tasks([task], plan)
+    rules = [re.search(r"\[(.*)\]", line) for line in check.lint]
+    assert [rule and rule[1] for rule in rules] == ["unknown-config-field", "unpinned-python-dependency"]
+    assert check.lint[1].startswith("tests/test.sh:2 ")
+    assert f"task: harbor lint: {check.lint[0]}" in remarks(check)
+    assert as_object(check)["lint"] == check.lint
+
+
+@pytest.mark.skipif(VERSION < (0, 26), reason="Harbor has a lint since 0.26")
+async def test_a_lint_that_fails_is_a_line_and_no_verdict(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    (tmp_path / "dataset.toml").write_text("[metadata.harbor.lint]\nignore = 3\n")
+    plan = CheckPlan(environment_config("harbor_gym.testing:FakeEnvironment"), tmp_path / "trials")
+    (check,) = await check_tasks([task], plan)
+    assert check.lint == ("nothing was looked at: BadParameter, of the task's files or their permissions",)
+    assert check.error is None or "lint" not in check.error
+
+
 async def test_a_task_for_windows_is_refused(tmp_path: Path) -> None:
     toml = '[environment]\nos = "windows"\n'
     plan = CheckPlan(environment_config("harbor_gym.testing:FakeEnvironment"), tmp_path / "trials")
@@ -71,3 +101,9 @@ def test_the_run_that_differs_is_named_with_its_verifiers_words(tmp_path: Path) 
     found = TaskCheck("task", tmp_path, oracle=(1.0, 1.0), nop=(1.0, 0.0), output="of the oracle", nop_output="of nop")
     assert "doing nothing, run 1" in (found.reason or "")
     assert found.shown_output == "of nop"
+
+
+async def test_a_plain_trials_verdict_beside_an_exception_is_no_reward(tmp_path: Path) -> None:
+    plan = CheckPlan(environment_config("tests.helpers.sandboxes.timed_fakes:Unrestored"), tmp_path / "trials")
+    with pytest.raises(AgentFailedError, match="ConnectionError: the network can't be restored"):
+        await run_plain_oracle(write_steps(tmp_path / "task"), plan)

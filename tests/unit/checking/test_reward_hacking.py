@@ -24,7 +24,7 @@ async def exploit_with(
         outcome = next(outcomes)
         if isinstance(outcome, Exception):
             raise outcome
-        return Played(outcome, frozenset(), PhaseSeconds(0, 0, 0, 0), "", 0, (), supports_view=False)
+        return Played(outcome, frozenset(), PhaseSeconds(0, 0, 0, 0), "", 0, supports_view=False, services=None)
 
     result = await run_exploit(play, ["reward"], honest=(0.0, 0.1))
     assert next(outcomes, None) is None
@@ -47,7 +47,7 @@ async def test_tricks_that_pay_as_much_alone_are_named() -> None:
 
 async def test_tricks_that_hold_each_other_up_are_tried_one_by_one() -> None:
     async def play(_work: Work) -> Played:
-        return Played(1.0, frozenset(), PhaseSeconds(0, 0, 0, 0), "", 0, (), supports_view=False)
+        return Played(1.0, frozenset(), PhaseSeconds(0, 0, 0, 0), "", 0, supports_view=False, services=None)
 
     async def play_together(_work: Work) -> Played:
         raise SILENT

@@ -258,7 +258,7 @@ async def test_an_episode_that_is_over_takes_no_step(task: Path) -> None:
 async def test_close_has_the_last_word_over_a_running_step(task: Path) -> None:
     env = make_env(task)
     await env.reset()
-    step = asyncio.create_task(env.step([("sleep 0.1\n", 5.0)]))
+    step = asyncio.create_task(env.step([("sleep 60\n", 60.0)]))
     await asyncio.sleep(0.02)
     with pytest.raises(UsageError, match="one call at a time"):
         await env.reset()

@@ -7,7 +7,7 @@ import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, EndReason
 from harbor_gym.config import TerminalConfig
-from harbor_gym.errors import VerifierError, VerifierOutOfMemoryError
+from harbor_gym.errors import AgentFailedError, VerifierError, VerifierOutOfMemoryError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.testing.conformance.env_probe import check_done, check_step
 from harbor_gym.testing.fake import terminal
@@ -225,7 +225,7 @@ async def test_what_a_step_reports(task: Path, tmp_path: Path) -> None:
     async with make_env(task, trials_dir=tmp_path / "trials", capture_screen=True) as env:
         _, info = await env.reset()
         assert (info.get("task"), info.get("sandbox"), info.get("transport")) == ("harbor-gym/tiny", FAKE, "fake")
-        assert (info["turn"], info.get("image_substitutions"), "setup" in info) == (0, (), False)
+        assert (info["turn"], "setup" in info) == (0, False)
         assert {"time/sandbox_start_sec", "time/terminal_open_sec"} <= set(info["metrics"])
         assert "pool/hit" not in info["metrics"]
         observation, *_, info = await env.step([("echo seen\n", 1.0), ("false\n", 1.0)])
@@ -313,3 +313,10 @@ async def test_each_episode_is_reckoned_by_itself(task: Path) -> None:
             await env.reset()
             await env.step(COMPLETE)
             assert (await env.truncate(EndReason.MAX_TOKENS)).reward == -0.5
+
+
+async def test_a_verdict_beside_an_exception_of_the_phase_is_no_reward(task: Path) -> None:
+    async with make_env(task, sandbox=f"{FAKES}:Unrestored", steps=1) as env:
+        await env.reset()
+        with pytest.raises(AgentFailedError, match="ConnectionError: the network can't be restored"):
+            await env.step(COMPLETE)

@@ -5,8 +5,10 @@ docker and of episodes, and write the new digest down.
 """
 
 import ast
+import functools
 import hashlib
 import inspect
+import operator
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor.environments.docker.docker import DockerEnvironment
 
 import harbor_gym.sandboxes.docker
+from harbor_gym._runtime.harbor_versions import VERSION
 
 TRIALS = {
     "ArtifactHandler.upload_artifacts": "51d83ecdeb80",
@@ -35,7 +38,16 @@ TRIALS = {
     "Trial._stop_agent_environment": "7d82b2a8373f",
     "Trial._upload_injected_skills": "459c7a09f7dc",
 }
-"""What of Harbor's trial calls the methods that an episode replaces (episode/_harbor_patches.py)."""
+"""What of Harbor's trial calls the methods that an episode replaces (episode/_harbor_patches.py), as in 0.24."""
+
+TRIALS_SINCE = {
+    (0, 25): {
+        "ArtifactHandler.upload_artifacts": "b53303d551a0",
+        "MultiStepTrial._reset_agent_logs_for_step": "3dc9b6e299df",
+        "Trial._separate_verifier_env": "a1976e64303c",
+    },
+    (0, 26): {"MultiStepTrial._run_step_setup": "259a722369fb"},
+}
 
 DOCKER = {
     "DockerEnvironment._apply_network_policy": "67d31c49ea65",
@@ -88,7 +100,24 @@ DOCKER = {
     "_write_resources_compose_file": "821256feee9b",
 }
 """What sandboxes/docker uses of Harbor's environment beyond its public methods, and what runs Compose: launch.py
-matches those arguments, and leaves out what has nothing to do."""
+matches those arguments, and leaves out what has nothing to do. As in 0.24."""
+
+DOCKER_SINCE = {
+    (0, 25): {
+        "DockerEnvironment.start": "4b69bbca136e",
+        "_host_mounts": "a value",
+        "_mounts": "a value",
+        "_phase_network_policies": "a value",
+        "_resource_limit_value": "ff48860b8f2c",
+        "_write_mounts_compose_file": "7832b86cf47a",
+    },
+    (0, 26): {"DockerEnvironment.start": "049e45d9e035"},
+}
+
+
+def of_this_version(first: dict[str, str], since: dict[tuple[int, int], dict[str, str]]) -> dict[str, str]:
+    changes = [changed for version, changed in sorted(since.items()) if version <= VERSION]
+    return functools.reduce(operator.or_, changes, first)
 
 
 def digest(function: Callable[..., Any]) -> str:
@@ -156,8 +185,8 @@ def relied_on() -> dict[str, str]:
 
 
 def test_what_calls_the_replaced_methods_is_as_it_was() -> None:
-    assert replaced() == TRIALS
+    assert replaced() == of_this_version(TRIALS, TRIALS_SINCE)
 
 
 def test_what_the_docker_sandbox_relies_on_is_as_it_was() -> None:
-    assert relied_on() == DOCKER
+    assert relied_on() == of_this_version(DOCKER, DOCKER_SINCE)

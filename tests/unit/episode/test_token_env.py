@@ -10,8 +10,8 @@ from harbor_gym import AsyncTerminalGymEnv, EndReason
 from harbor_gym.errors import SandboxLostError, TaskError, UsageError
 from harbor_gym.formats import prompts
 from harbor_gym.rollout import Sample, Sampler, run_episode
-from harbor_gym.tokens import ChatMessage, TokenTerminalEnv
-from harbor_gym.types import ActionFormat
+from harbor_gym.tokens import TokenTerminalEnv
+from harbor_gym.types import ActionFormat, ChatMessage
 from tests.helpers.chats.character_codec import ASK, END, CharacterCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 
@@ -146,6 +146,14 @@ async def test_the_first_prompt_is_the_formats_and_the_tasks(tmp_path: Path) -> 
     ]
     assert screen in first
     assert (step.info.get("task"), step.info["turn"]) == ("harbor-gym/tiny", 0)
+
+
+async def test_a_system_prompt_of_ones_own_is_in_the_prompt_and_the_transcript(tmp_path: Path) -> None:
+    env = token_env(tmp_path / "task", system_prompt="Answer with one JSON object.")
+    step = await env.reset()
+    await env.close()
+    assert "".join(map(chr, step.observation)).startswith("Answer with one JSON object.\0Task:")
+    assert env.transcript.system_prompt == "Answer with one JSON object."
 
 
 async def test_a_message_that_was_cut_is_not_carried_out(tmp_path: Path) -> None:

@@ -98,7 +98,9 @@ def test_a_fenced_block_is_read_where_there_is_no_call() -> None:
             '{"name": "bash", "arguments": {"command": "a\nb"}}',
             "Invalid JSON in a tool call: Invalid control character",
         ),
-        (f"<tool_call>ls</tool_call>{CALL}", "Invalid JSON in a tool call: Expecting value"),
+        ("<tool_call>ls</tool_call>", "Call 1: unknown tool 'ls'"),
+        (f"<tool_call>ls</tool_call>{CALL}", "A tool call could not be read as <arg_key>"),
+        (f"<tool_call>ls -la</tool_call>{CALL}", "Invalid JSON in a tool call: Expecting value"),
         (hermes(CALL, '{"name": "bash"}'), "Call 2: bash needs"),
         ("```bash\nls\n```\n```bash\npwd\n```", "Found 2 fenced blocks"),
         ("```bash\nls\n", "No tool call found"),
@@ -112,6 +114,70 @@ def test_what_cannot_be_read_runs_nothing(text: str, error: str) -> None:
     parsed = read(text)
     assert (parsed.commands, parsed.task_complete) == ((), False)
     assert (parsed.error or "").startswith(error)
+
+
+# --- the forms of other families --------------------------------------------------------------------------------------
+
+
+def in_form(form: str, **arguments: Any) -> str:
+    """Return a call of bash, or of submit where there are no arguments, as a family's models write it."""
+    name = "bash" if arguments else "submit"
+    match form:
+        case "qwen3-coder":
+            pairs = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+            return f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
+        case "glm":
+            pairs = "".join(
+                f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items()
+            )
+            return f"<tool_call>{name}\n{pairs}</tool_call>"
+        case "mistral":
+            return f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}"
+        case "mistral, a list":
+            return f"[TOOL_CALLS] [{json.dumps({'name': name, 'arguments': arguments})}]"
+        case _:
+            return f"<|python_tag|>{json.dumps({'name': name, 'parameters': arguments})}"
+
+
+FORMS = ("qwen3-coder", "glm", "mistral", "mistral, a list", "llama")
+AWKWARD = "cat > Makefile <<'E'\nall:\n\techo \"hi! $HOME\" && ls\nE"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_call_in_another_familys_form(form: str) -> None:
+    parsed = read(in_form(form, command=AWKWARD, timeout=5))
+    assert (parsed.commands, parsed.error, parsed.warning) == ((Command(f"{AWKWARD}\n", 5.0),), None, None)
+    parsed = read(f"<think>I look.</think>\n{in_form(form)}")
+    assert (parsed.commands, parsed.task_complete, parsed.error, parsed.analysis) == ((), True, None, "I look.")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("command", [f"echo '{hermes(CALL)}'", *(f"echo '{in_form(form)}'" for form in FORMS)])
+def test_a_command_may_hold_a_call_of_any_form(form: str, command: str) -> None:
+    for text in (in_form(form, command=command), hermes(call(command=command)), call(command=command)):
+        assert read(text).commands == (Command(f"{command}\n", 60.0),), text
+
+
+@pytest.mark.parametrize("form", ["qwen3-coder", "glm", "mistral"])
+def test_several_calls_in_another_form(form: str) -> None:
+    parsed = read("\n".join([in_form(form, command="ls"), in_form(form, command="pwd", timeout=1), in_form(form)]))
+    assert (parsed.commands, parsed.task_complete) == ((LS, Command("pwd\n", 1.0)), True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<function=bash>\n<parameter=command>\nls",
+        f"{in_form('qwen3-coder', command='ls')}<function=bash>\n<parameter=command>\nls",
+        "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls",
+        "[TOOL_CALLS]bash[ARGS]{",
+        "<|python_tag|>ls",
+    ],
+)
+def test_a_call_in_another_form_that_is_cut_runs_nothing(text: str) -> None:
+    parsed = read(text)
+    assert parsed.commands == ()
+    assert (parsed.error or "").startswith("A tool call could not be read as ")
 
 
 # --- what is typed ----------------------------------------------------------------------------------------------------
@@ -177,7 +243,10 @@ def test_a_command_passes_unchanged(command: str, wrapped: bool) -> None:
 
 
 _PIECES = st.sampled_from(["<tool_call>", "</tool_call>", CALL, SUBMIT, "{", "}", "[", "]", '"', "\\", ",", ":", "\n",
-                           "```bash\n", "\n```\n", "<think>", "</think>", '{"name":', '"bash"', '"arguments":', "null",
+                           "```bash\n", "\n```\n", "<think>", "</think>", "<function=bash>", "</function>",
+                           "<parameter=command>", "</parameter>", "<arg_key>", "</arg_key>", "<arg_value>",
+                           "</arg_value>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>",
+                           '{"name":', '"bash"', '"arguments":', "null",
                            '"tool_calls":', '"function":', "\ud800", "\0", "9" * 5000])  # fmt: skip
 
 
@@ -210,6 +279,14 @@ def test_any_json_gives_a_verdict(value: object) -> None:
 _MEGABYTE = 1_000_000
 _GARBAGE: dict[str, Callable[[], str]] = {
     "open calls": lambda: "<tool_call>" * (_MEGABYTE // 11),
+    "open functions": lambda: "<function=bash><parameter=command>" * (_MEGABYTE // 34),
+    "functions without an end": lambda: (
+        "<function=bash><parameter=command>" * (_MEGABYTE // 68) + "</parameter><parameter=a>" * (_MEGABYTE // 50)
+    ),
+    "open keys": lambda: "<tool_call>bash<arg_key>" * (_MEGABYTE // 24),
+    "open values": lambda: "<tool_call>bash<arg_key>a</arg_key><arg_value>" * (_MEGABYTE // 46),
+    "open lists": lambda: '[TOOL_CALLS][{"name": "' * (_MEGABYTE // 23),
+    "names": lambda: "<tool_call>" + "a" * _MEGABYTE,
     "open fences": lambda: "```bash\n" * (_MEGABYTE // 8),
     "braces": lambda: "{" * _MEGABYTE,
     "brackets": lambda: "[" * _MEGABYTE,

@@ -92,10 +92,10 @@ async def test_each_prompt_extends_the_last(turns: list[tuple[str, list[str]]], 
             extended = [*last.prompt, *last.sampled]
             assert answer.prompt[: len(extended)] == extended
     (segment,) = session.segments
-    assert segment.kind is CallKind.MAIN
+    assert set(session.kinds.values()) == {CallKind.MAIN}
     assert not session.breaks
     assert trained_text(session) == "".join(f"{answer}\x00" for answer, _ in turns)
-    assert list(segment.tokens) == [*policy.prompts[-1], *session.calls[-1].sampled]
+    assert segment.token_ids == [*policy.prompts[-1], *session.calls[-1].sampled]
     assert all((logprob < 0) == bool(own) for logprob, own in zip(segment.logprobs, segment.mask, strict=True))
 
 
@@ -149,7 +149,7 @@ async def test_a_repeated_request_replaces_an_answer_that_nobody_used() -> None:
     client.go_on(["and more"])
     await client.ask()
     assert policy.prompts[1] == policy.prompts[2]
-    kinds = {segment.calls: segment.kind for segment in session.segments}
+    kinds = {segment.calls: session.kinds[segment.calls[-1]] for segment in session.segments}
     assert kinds == {(0, 2, 3): CallKind.MAIN, (1,): CallKind.ABANDONED}
     assert trained_text(session) == "one\x00used\x00end\x00"
     assert not session.breaks
@@ -177,8 +177,8 @@ async def test_two_branches_train_a_common_answer_once() -> None:
     await client.ask()
     first, second = session.trained_segments
     assert (first.calls, second.calls) == ((0, 1, 3), (2,))
-    assert text_of([t for t, own in zip(second.tokens, second.mask, strict=True) if own]) == "right\x00"
-    assert "root" in text_of(second.tokens[: second.prompt_length])
+    assert text_of(second.completion) == "right\x00"
+    assert "root" in text_of(second.prompt)
 
 
 async def test_a_nested_sub_agent_is_recorded_apart() -> None:
@@ -192,7 +192,7 @@ async def test_a_nested_sub_agent_is_recorded_apart() -> None:
     await nested.ask()
     main.go_on(["the sub-agent found it"])
     await main.ask()
-    kinds = {segment.calls: segment.kind for segment in session.segments}
+    kinds = {segment.calls: session.kinds[segment.calls[-1]] for segment in session.segments}
     assert kinds == {(0, 3): CallKind.MAIN, (1, 2): CallKind.SIDE}
     assert trained_text(session) == "call agent\x00done\x00"
     assert not session.breaks
@@ -205,8 +205,7 @@ async def test_titles_are_side_calls() -> None:
     await session.answer(CHAT.read(chat_body(user("task"), tools=True)))
     await session.answer(CHAT.read({**chat_body(user("task"), tools=True), "model": "small"}))
     await session.answer(CHAT.read({**chat_body(user("task"), tools=True), "model": "nopolicy"}))
-    kinds = [segment.kind for segment in session.segments]
-    assert kinds == [CallKind.SIDE, CallKind.MAIN, CallKind.SIDE, CallKind.SIDE]
+    assert list(session.kinds.values()) == [CallKind.SIDE, CallKind.MAIN, CallKind.SIDE, CallKind.SIDE]
     assert trained_text(session) == "work\x00"
 
 
@@ -234,7 +233,7 @@ async def test_reasons_of_breaks() -> None:
         BreakReason.TOOLS_CHANGED: 1,
     }
     assert session.metrics["gateway/breaks/history_edited"] == 1
-    assert all(segment.kind is CallKind.MAIN for segment in session.segments)
+    assert set(session.kinds.values()) == {CallKind.MAIN}
 
 
 async def test_a_sampler_without_logprobs() -> None:

@@ -215,7 +215,7 @@ async def test_a_client_that_never_reads_is_dropped() -> None:
             await asyncio.get_running_loop().sock_sendall(client, f"{head}{body}".encode())
             await eventually(lambda: len(session.calls) == 1)
             assert (await status_of(f"{other.base_url}/v1/chat/completions", ANY_BODY))[0] == 200
-            await eventually(lambda: session.segments[0].kind is CallKind.ABANDONED)
+            await eventually(lambda: session.kinds[0] is CallKind.ABANDONED)
 
 
 @pytest.mark.parametrize("path", PATHS)

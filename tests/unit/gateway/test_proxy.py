@@ -13,6 +13,7 @@ from harbor_gym.gateway.chat import ChatRequest, Message
 from harbor_gym.gateway.errors import SessionEndedError
 from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
 from harbor_gym.samplers import BudgetSpentError, ChatEndpoint
+from tests.helpers.loopback import on_loopback
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "description": "", "parameters": {"type": "object"}}}]
 
@@ -39,42 +40,36 @@ async def test_tool_calls_and_results_keep_the_endpoints_ids() -> None:
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", serve)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    upstream = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        async with (
-            ChatEndpoint(upstream, "m", max_tokens=9) as endpoint,
-            Gateway(ProxySampler(endpoint), ProxyCodec(), model="policy") as gateway,
-            aiohttp.ClientSession() as client,
-        ):
-            session = gateway.open_session()
+    async with (
+        on_loopback(app) as upstream,
+        ChatEndpoint(upstream, "m", max_tokens=9) as endpoint,
+        Gateway(ProxySampler(endpoint), ProxyCodec(), model="policy") as gateway,
+        aiohttp.ClientSession() as client,
+    ):
+        session = gateway.open_session()
 
-            async def post(messages: list[Any]) -> tuple[int, Any]:
-                body = {"model": "policy", "messages": messages, "tools": TOOLS}
-                async with client.post(f"{session.base_url}/v1/chat/completions", json=body) as response:
-                    return response.status, await response.json()
+        async def post(messages: list[Any]) -> tuple[int, Any]:
+            body = {"model": "policy", "messages": messages, "tools": TOOLS}
+            async with client.post(f"{session.base_url}/v1/chat/completions", json=body) as response:
+                return response.status, await response.json()
 
-            async def ask(messages: list[Any]) -> dict[str, Any]:
-                (choice,) = (await post(messages))[1]["choices"]
-                return choice
+        async def ask(messages: list[Any]) -> dict[str, Any]:
+            (choice,) = (await post(messages))[1]["choices"]
+            return choice
 
-            messages: list[Any] = [{"role": "user", "content": "é"}]
-            answer = (await ask(messages))["message"]
-            ids = [item["id"] for item in answer["tool_calls"]]
-            # Results come in another order than their calls.
-            results = [{"role": "tool", "tool_call_id": name, "content": f"of {name}"} for name in ids[::-1]]
-            messages += [{name: answer[name] for name in ("role", "content", "tool_calls")}, *results]
-            last = (await ask(messages))["message"]
-            assert last["content"] == ANSWERS[1]["content"]
-            messages += [last, {"role": "user", "content": "and now?"}]
-            status, refusal = await post(messages)
-            assert (status, refusal["error"]["code"]) == (400, "context_length_exceeded")
-            assert session.end_reason is EndReason.CONTEXT_OVERFLOW
-            assert session.error is None
-    finally:
-        await runner.cleanup()
+        messages: list[Any] = [{"role": "user", "content": "é"}]
+        answer = (await ask(messages))["message"]
+        ids = [item["id"] for item in answer["tool_calls"]]
+        # Results come in another order than their calls.
+        results = [{"role": "tool", "tool_call_id": name, "content": f"of {name}"} for name in ids[::-1]]
+        messages += [{name: answer[name] for name in ("role", "content", "tool_calls")}, *results]
+        last = (await ask(messages))["message"]
+        assert last["content"] == ANSWERS[1]["content"]
+        messages += [last, {"role": "user", "content": "and now?"}]
+        status, refusal = await post(messages)
+        assert (status, refusal["error"]["code"]) == (400, "context_length_exceeded")
+        assert session.end_reason is EndReason.CONTEXT_OVERFLOW
+        assert session.error is None
     assert not session.breaks
     assert [request["tools"] for request in seen] == [TOOLS] * 3
     first, *rest = seen[1]["messages"]

@@ -1,5 +1,6 @@
 """The console command: what it prints, how it exits, and that misuse starts nothing."""
 
+import errno
 import json
 import os
 import signal
@@ -8,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from harbor_gym import __version__
+from harbor_gym.cli.shared import one_line_errors
+from harbor_gym.errors import MissingDependencyError, SandboxStartError, TaskError, TaskUnsupportedError, UsageError
 from tests.helpers.tasks import write_task
 from tests.unit.tasks.test_task_sources import commit_all, git
 
@@ -106,7 +110,7 @@ class Refusing(BaseEnvironment):
         raise ValueError("this sandbox takes no tasks")
 
     @classmethod
-    def preflight(cls):
+    def preflight(cls, kwargs=None):
         pass
 """
 
@@ -243,3 +247,27 @@ def test_a_page_of_a_folder_that_is_no_run_is_served_with_a_remark(tmp_path: Pat
         remark = process.stderr.read()
     assert "http://127.0.0.1:" in shown
     assert f"{tmp_path} holds no transcripts/" in remark
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (UsageError("wrong flag"), 2, "wrong flag"),
+        (TaskError("no task.toml"), 2, "no task.toml"),
+        (TaskUnsupportedError("wants a GPU"), 2, "wants a GPU"),
+        (MissingDependencyError("install it"), 2, "install it"),
+        (SandboxStartError("no room"), 1, "SandboxStartError: no room"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "a.txt"), 1, "a.txt: No such file"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("program", ["error", "harbor-gym train"])
+def test_an_error_ends_every_command_with_one_status_and_one_line(
+    program: str, error: Exception, status: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = type(error)(*error.args, *([error.filename] if isinstance(error, OSError) else []))
+    error.add_note("a hint")
+    hint = "" if isinstance(error, OSError) else "; a hint"
+    with pytest.raises(typer.Exit) as end, one_line_errors(program):
+        raise error
+    assert (end.value.exit_code, capsys.readouterr().err) == (status, f"{program}: {line}{hint}\n")

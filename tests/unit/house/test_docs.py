@@ -18,6 +18,7 @@ from typer.main import get_command
 from harbor_gym.cli.lazy import LAZY
 from harbor_gym.cli.main import app
 from harbor_gym.testing import check_env
+from tests.benchmarks.__main__ import benchmarks
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import FAKE
 
@@ -27,6 +28,7 @@ RUN_BY = {
     "README-1": "tests/unit/house/test_docs.py",
     "agents-1": "tests/integration/gateway/test_docs.py",
     "agents-2": "tests/integration/gateway/test_docs.py",
+    "evaluation-1": "tests/unit/report/test_frame.py",
     "openenv-1": "tests/integration/adapters/test_openenv_server.py",
     "openenv-2": "tests/integration/adapters/test_openenv_server.py",
     "quick-start-1": "tests/unit/house/test_docs.py",
@@ -43,6 +45,7 @@ NEEDS_A_GPU = {"openenv-3", "trl-1", "trl-3"}
 which are the same as programs, train a tiny one."""
 
 _INDENTED = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
+_OURS = re.compile(r"harbor-gym |make bench ")
 
 
 def blocks(language: str) -> list[Any]:
@@ -70,10 +73,12 @@ def harbor_gym_lines() -> list[Any]:
     for page in PAGES:
         text = page.read_text()
         fenced = [block for name, block in _BLOCK.findall(text) if name in ("shell", "bash", "sh")]
-        indented = [match[0] for match in _INDENTED.finditer(_BLOCK.sub("", text)) if "harbor-gym " in match[0]]
+        indented = [match[0] for match in _INDENTED.finditer(_BLOCK.sub("", text)) if _OURS.search(match[0])]
         for block in (*fenced, *indented):
             for words in commands(block):
-                if words[0] == "harbor-gym":
+                if words[:2] == ["make", "bench"]:
+                    words[1:] = ["bench", *shlex.split(words[2].removeprefix("ARGS="))]
+                if words[0] == "harbor-gym" or words[:2] == ["make", "bench"]:
                     lines.setdefault(" ".join(words), words)
     return [pytest.param(words, id=line) for line, words in lines.items()]
 
@@ -86,9 +91,31 @@ def test_the_readme_is_one_page() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         if not re.match(r"https?://", target):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+_PLACE = re.compile(r"`((?:harbor_gym|tests)/[\w./-]+)(?:::([\w.]+))?`")
+
+
+def _names(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield prefix + node.name
+        if isinstance(node, ast.ClassDef):
+            yield from _names(node.body, f"{prefix}{node.name}.")
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        yield from (prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+
+@pytest.mark.parametrize(("path", "name"), _PLACE.findall((ROOT / "docs/develop.md").read_text(encoding="utf-8")))
+def test_every_place_that_the_page_for_developers_names_is_there(path: str, name: str) -> None:
+    assert (ROOT / path).exists(), f"{path} is not there"
+    if name:
+        assert name in set(_names(ast.parse((ROOT / path).read_text(encoding="utf-8")).body)), f"{path} has no {name}"
 
 
 def test_every_page_is_in_the_sites_navigation() -> None:
@@ -107,9 +134,10 @@ def test_every_page_is_in_the_sites_navigation() -> None:
 
 @pytest.mark.parametrize("words", harbor_gym_lines())
 def test_every_command_line_is_one_that_the_program_takes(words: list[str], tmp_path: Path) -> None:
-    group: Any = get_command(app)
-    name, arguments = words[1], words[2:]
-    command: Any = get_command(LAZY[name].app()) if name in LAZY else group.commands[name]
+    program, name, *arguments = words
+    command: Any = get_command(LAZY[name].app() if name in LAZY else app if program == "harbor-gym" else benchmarks)
+    if program == "harbor-gym" and name not in LAZY:
+        command = command.commands[name]
     while hasattr(command, "commands") and arguments:
         command, arguments = command.commands[arguments[0]], arguments[1:]
     flags = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}

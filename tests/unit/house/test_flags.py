@@ -1,5 +1,6 @@
 """Command lines made from configuration objects: every field has its flag, and what is typed arrives unchanged."""
 
+import contextlib
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -21,6 +22,7 @@ GIVEN = {
     "sandbox-option": ('limits={"pids": 9}', {"limits": {"pids": 9}}),
     "setup-command": ("apt-get install -y jq", "apt-get install -y jq"),
     "action-format": ("bash-tool", "bash-tool"),
+    "system-prompt": ("Answer in JSON.", "Answer in JSON."),
     "max-turns": ("7", 7),
     "time-limit-sec": ("1.5", 1.5),
     "max-consecutive-parse-failures": ("none", None),
@@ -33,6 +35,7 @@ GIVEN = {
     "zero-reward-on-limit": (True, True),
     "verify-paths": ("/app,/srv", (PurePosixPath("/app"), PurePosixPath("/srv"))),
     "verifier-option": ("max_timeout_sec=9", {"max_timeout_sec": 9}),
+    "harbor-server": ("http://host:8390", "http://host:8390"),
     "trials-dir": ("kept", Path("kept")),
     "recording-path": ("one.cast", Path("one.cast")),
     "capture-screen": (True, True),
@@ -172,7 +175,7 @@ def test_an_interrupted_run_exits_with_130_and_names_what_resumes_it(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("harbor_gym.adapters.tinker.training.preparation.prepare", prepared)
-    monkeypatch.setattr("harbor_gym.adapters.tinker.training.preparation.claim_folder", lambda run: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr("harbor_gym.adapters.tinker.training.preparation.claimed_folder", contextlib.nullcontext)
     monkeypatch.setattr("harbor_gym.adapters.tinker.training.run.train", interrupted)
     done = CliRunner().invoke(train.train_app(program="train.py"), SOME_TASK)
     assert done.exit_code == 130

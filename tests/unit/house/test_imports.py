@@ -16,13 +16,13 @@ import pytest
 from tests.helpers.paths import ROOT
 
 PACKAGE = ROOT / "harbor_gym"
-SUPERVISOR = PACKAGE / "sandboxes" / "local" / "supervisor"
+SUPERVISOR = PACKAGE / "sandboxes" / "supervisor" / "program"
 TREES = PACKAGE / "sandboxes" / "archive" / "trees"
 """With the supervisor's folder, what runs without the package."""
 
 # Who may import what from outside; everything that is not listed is free.
 OWNERS = {
-    "aiohttp": {"bench", "embedded", "gateway", "samplers"},
+    "aiohttp": {"embedded", "gateway", "samplers"},
     "harbor.trial": {"adapters.harbor", "episode", "checking", "bench", "gateway"},
     "harbor.agents": {"adapters.harbor", "episode", "formats", "bench", "checking"},
     "gymnasium": {"adapters.gymnasium"},
@@ -30,7 +30,7 @@ OWNERS = {
     "tinker_cookbook": {"adapters.tinker", "embedded"},
     "chz": {"adapters.tinker"},
     "torch": {"embedded"},
-    "trl": {"adapters.openenv", "adapters.trl", "bench", "embedded"},
+    "trl": {"adapters.openenv", "adapters.trl"},
     "datasets": {"adapters.trl"},
     "verifiers": {"adapters.verifiers"},
     "jax": {"embedded"},
@@ -62,7 +62,7 @@ def imported_names(file: Path) -> tuple[str, ...]:
 
 
 def _imported_names(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -146,16 +146,17 @@ def test_what_is_imported_is_declared() -> None:
     declared = distributions([*project["dependencies"], *engine, *(line for extra in extras for line in extra)])
     apart = [file for file in FILES if file.is_relative_to(SUPERVISOR) or file.is_relative_to(TREES)]
     third_party = imported_distributions(file for file in FILES if file not in apart)
-    # With tinker-cookbook; in a sandbox's own Python; with harbor; what runs the plugin; with transformers; ours.
-    elsewhere = {"chz", "jupyter_client", "litellm", "pytest", "safetensors", "trees"}
+    # With tinker-cookbook; with harbor, two; in a sandbox's own Python; what runs the plugin; with transformers; ours.
+    elsewhere = {"chz", "dotenv", "jupyter_client", "litellm", "pytest", "safetensors", "trees"}
     assert third_party - declared - elsewhere - {"harbor_gym"} == set()
 
 
 _BROUGHT_ALONG = {
+    "frame": {"pyarrow"},
     "openenv": {"fastmcp", "huggingface-hub"},
     "skyrl": {"jaxtyping", "loguru", "omegaconf", "pybase64", "torchdata"},
 }
-"""Declared for a framework: it imports them without requiring them, or bounds them too widely."""
+"""Declared for a framework, or for pandas: it imports them without requiring them, or bounds them too widely."""
 
 
 def test_what_is_declared_is_imported() -> None:

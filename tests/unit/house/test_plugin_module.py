@@ -1,4 +1,4 @@
-"""verifiers imports plugins as top-level modules: the wheel and the editable install bring ours."""
+"""verifiers imports plugins as top-level modules, and the console script is one: each kind of install brings both."""
 
 import os
 import subprocess
@@ -12,6 +12,7 @@ from harbor_gym.adapters import verifiers
 from tests.helpers.paths import ROOT
 
 MODULE = "harbor_gym_verifiers.py"
+CONSOLE = "harbor_gym_console.py"
 
 
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
@@ -19,9 +20,10 @@ def test_an_install_has_the_plugin_beside_the_package(kind: str, tmp_path: Path)
     build = f"from hatchling.build import build_{kind} as build; print(build({str(tmp_path)!r}))"
     done = subprocess.run([sys.executable, "-c", build], cwd=ROOT, capture_output=True, text=True, check=True)
     with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as archive:
-        plugin = archive.read(MODULE).decode()
+        plugin, console = (archive.read(module).decode() for module in (MODULE, CONSOLE))
         names = set(archive.namelist())
     assert plugin == (ROOT / "harbor_gym/adapters/verifiers/plugin.py").read_text()
+    assert console == (ROOT / "harbor_gym/cli/entry.py").read_text()
     assert any(name.endswith(".pth") for name in names) is (kind == "editable")
     assert ("harbor_gym/adapters/verifiers/harness.py" in names) is (kind == "wheel")
     assert not (ROOT / MODULE).exists()

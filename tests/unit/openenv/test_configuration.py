@@ -97,6 +97,13 @@ def test_a_token_comes_from_the_argument_the_variable_or_nowhere(task: Path, mon
         find_token(config(task))
 
 
+def test_a_server_for_harbors_agents_is_refused(task: Path) -> None:
+    given = config(task)
+    given = given.model_copy(update={"env": given.env.model_copy(update={"harbor_server": "http://127.0.0.1:1"})})
+    with pytest.raises(UsageError, match="not our own loop"):
+        server.TerminalServer(given)
+
+
 def test_an_address_in_use_is_refused(task: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match="can't listen on 127"):
         server.TerminalServer(config(task, port=taken.getsockname()[1]))

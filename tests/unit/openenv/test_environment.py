@@ -16,8 +16,9 @@ from pydantic import ValidationError
 
 from harbor_gym import TerminalEnvConfig
 from harbor_gym.adapters.openenv import HarborTerminalEnvironment, TaskSuite, TerminalAction, TerminalObservation
-from harbor_gym.adapters.openenv.episodes import Episodes, EpisodeSettings
+from harbor_gym.adapters.openenv.episodes import EpisodeSettings, served_episodes
 from harbor_gym.errors import TaskError, UsageError
+from harbor_gym.slots import SlotOwner
 from harbor_gym.testing import write_tiny_task
 from harbor_gym.types import EndReason
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, add_step, message
@@ -51,7 +52,7 @@ def make(suite: Path) -> Maker:
     def make(
         options: dict[str, Any] | None = None,
         *,
-        episodes: Episodes | None = None,
+        episodes: SlotOwner | None = None,
         timeout_sec: float = 60.0,
         max_retries: int = 0,
         pool_size: int | None = None,
@@ -184,7 +185,7 @@ async def test_a_cancelled_reset_leaves_nothing(make: Maker) -> None:
 async def test_the_servers_end_closes_every_session(make: Maker) -> None:
     from harbor_gym._runtime.portal import get_portal
 
-    episodes = Episodes()
+    episodes = served_episodes()
     first, second = make(episodes=episodes), make(episodes=episodes, pool_size=1)
     await first.reset_async(index=0)
     await second.reset_async(index=0)

@@ -18,7 +18,7 @@ from harbor_gym import EndReason, Rollout, Sample, flatten
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.adapters.openenv import HarborTerminalSessionFactory, LocalTasks, TaskSuite, training_trace
 from harbor_gym.errors import SandboxLostError, UsageError
-from harbor_gym.types import TokenTransition, Turn
+from harbor_gym.types import TokenTransition, Transcript, Turn
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.gateway.vllm_double import VllmDouble, vllm_double
 from tests.helpers.sandboxes.fake_episodes import fake_config
@@ -31,11 +31,13 @@ CHATML = (
 )
 
 
-def rollout(*, reward: float | None = 1.0, logprobs: Any = (-0.5, 5e-7)) -> Rollout:
+def rollout(*, reward: float | None = 1.0, logprobs: Any = (-0.5, 5e-7), **fields: Any) -> Rollout:
     first = TokenTransition([1, 2], Sample([3, 4], logprobs), 0.0, {"turn": 1, "metrics": {}})
     second = TokenTransition([1, 2, 3, 4, 5], Sample([6], (-0.25,), "length"), 1.0, {"turn": 2, "metrics": {}})
-    error = None if reward is not None else SandboxLostError("gone")
-    return Rollout([first, second], EndReason.COMPLETED, reward, error)
+    fields = {"transitions": [first, second], **fields}
+    if reward is None:
+        return Rollout.lost(SandboxLostError("gone"), **fields)
+    return Rollout(end_reason=EndReason.COMPLETED, reward=reward, **fields)
 
 
 def test_a_trace_has_the_sequences_tokens_and_mask() -> None:
@@ -51,12 +53,12 @@ def test_a_trace_has_the_sequences_tokens_and_mask() -> None:
 
 def test_a_lost_episode_trains_no_token() -> None:
     assert not any(any(turn.loss_mask) for turn in training_trace(rollout(reward=None)).turns)
-    assert training_trace(Rollout([], EndReason.INFRASTRUCTURE_ERROR, None)).turns == []
+    assert training_trace(Rollout.lost(SandboxLostError("gone"))).turns == []
 
 
 def test_a_trace_holds_the_text_where_it_is_given() -> None:
     turns = [Turn("see", "act", {"turn": 1, "metrics": {}}, 0.0), Turn("next", "end", {"turn": 2, "metrics": {}}, 1.0)]
-    last = training_trace(rollout(), turns, system_prompt="rules").to_trace_entries()[-1]
+    last = training_trace(rollout(transcript=Transcript(turns, system_prompt="rules"))).to_trace_entries()[-1]
     assert [item["content"] for item in last["request"]["messages"]] == ["rules", "see", "act", "next"]
     assert last["response"]["choices"][0]["message"] == {"role": "assistant", "content": "end"}
 

@@ -1,12 +1,13 @@
 """The page on performance shows the report that lies beside it, and what machine it is of."""
 
 import json
+import re
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from harbor_gym.bench.machine import describe_machine, load
+from tests.benchmarks.machine import describe_machine, load
 from tests.helpers.docs_scripts import load_script
 from tests.helpers.paths import ROOT
 
@@ -47,6 +48,16 @@ def script() -> ModuleType:
 def test_the_page_is_what_the_script_draws(script: ModuleType) -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     assert script.draw(page, json.loads((ROOT / "docs" / "figures" / "bench.json").read_text())) == page
+
+
+_FIGURE = re.compile(r"(\bls\b|first prompt)[^.|]* \d+ ms|^\| *(`?ls`?|.*first prompt) *\|.*\d", re.MULTILINE)
+
+
+def test_how_long_an_ls_and_a_first_prompt_take_stands_on_one_page() -> None:
+    """The comparison with Harbor's singularity is of another run, and stands on the page of that sandbox alone."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    found = {page.name for page in pages if _FIGURE.search(page.read_text())}
+    assert found == {"benchmarks.md", "apptainer.md"}
 
 
 def test_a_report_becomes_tables_under_its_machine(script: ModuleType) -> None:

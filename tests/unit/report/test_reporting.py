@@ -36,7 +36,7 @@ STATIC = Path(report.__file__).parent / "static"
 
 def write(path: Path, *records: dict[str, Any], rest: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records) + rest)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records) + rest, encoding="utf-8")
     return path
 
 

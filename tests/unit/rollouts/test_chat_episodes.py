@@ -11,9 +11,10 @@ from aiohttp import web
 
 from harbor_gym import AsyncTerminalGymEnv, EndReason, Sample, SamplerError, UsageError
 from harbor_gym.gateway import Gateway
-from harbor_gym.samplers import BudgetSpentError, ChatEndpoint, ChatRollout, run_chat_episode, statuses
-from harbor_gym.types import ActionFormat
+from harbor_gym.samplers import BudgetSpentError, ChatEndpoint, run_chat_episode, statuses
+from harbor_gym.types import ActionFormat, Rollout
 from tests.helpers.chats.character_codec import END, CharacterCodec
+from tests.helpers.loopback import on_loopback
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "echo seen"}}\n</tool_call>'
@@ -23,7 +24,7 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for 
 
 async def play(
     task: Path, *answers: str, length_at: int | None = None, ends: bool = False, tools: bool = False, **settings: Any
-) -> tuple[ChatRollout, Any]:
+) -> tuple[Rollout, Any]:
     """Play an episode against a gateway that answers with each text in turn; return it and the gateway's session."""
     turn = iter(range(100))
 
@@ -97,15 +98,8 @@ async def server(status: int, body: Any) -> AsyncGenerator[ChatEndpoint]:
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        async with ChatEndpoint(url, "m", max_tokens=5, temperature=0.0) as endpoint:
-            yield endpoint
-    finally:
-        await runner.cleanup()
+    async with on_loopback(app) as url, ChatEndpoint(url, "m", max_tokens=5, temperature=0.0) as endpoint:
+        yield endpoint
 
 
 def answered(finish: Any = "stop", **changes: Any) -> dict[str, Any]:
@@ -133,9 +127,9 @@ async def test_a_budget_of_whoever_answers_ends_the_episode_truncated(tmp_path: 
 
 async def test_what_the_environment_reported_is_kept_with_its_start_and_end(tmp_path: Path) -> None:
     rollout, _ = await play(tmp_path / "task", message("true\n"), COMPLETE, rewards={"reward": 0.5, "tidy": 1.0})
-    assert [info["turn"] for info in rollout.infos] == [0, 1, 2]
-    assert "time/sandbox_start_sec" in rollout.infos[0]["metrics"]
-    assert rollout.infos[-1].get("rewards") == {"reward": 0.5, "tidy": 1.0}
+    assert [info["turn"] for info in rollout.transcript.infos] == [0, 1, 2]
+    assert "time/sandbox_start_sec" in rollout.transcript.infos[0]["metrics"]
+    assert rollout.transcript.infos[-1].get("rewards") == {"reward": 0.5, "tidy": 1.0}
 
 
 async def test_a_key_of_one_episode_and_no_limit_of_tokens() -> None:
@@ -147,15 +141,11 @@ async def test_a_key_of_one_episode_and_no_limit_of_tokens() -> None:
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        async with ChatEndpoint(url, "m", max_tokens=None, timeout_sec=None, api_key="hush") as endpoint:
-            await endpoint([])
-    finally:
-        await runner.cleanup()
+    async with (
+        on_loopback(app) as url,
+        ChatEndpoint(f"{url}/v1", "m", max_tokens=None, timeout_sec=None, api_key="hush") as endpoint,
+    ):
+        await endpoint([])
     assert seen == [("Bearer hush", {"model": "m", "messages": []})]
 
 

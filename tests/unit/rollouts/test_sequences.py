@@ -20,7 +20,7 @@ def transition(prompt: Sequence[int], sampled: Sequence[int]) -> TokenTransition
 
 
 def rollout(*transitions: TokenTransition) -> Rollout:
-    return Rollout(transitions, EndReason.COMPLETED, 1.0)
+    return Rollout(transitions=transitions, end_reason=EndReason.COMPLETED, reward=1.0)
 
 
 @given(first=ids, turns=st.lists(st.tuples(ids, ids), max_size=5))

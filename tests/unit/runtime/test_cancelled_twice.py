@@ -51,7 +51,7 @@ async def cancel_again_and_again(work: Coroutine[Any, Any, object]) -> None:
 
 
 def children() -> set[str]:
-    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split())
 
 
 async def test_a_task_is_waited_for_to_its_end() -> None:

@@ -40,7 +40,7 @@ def run(end: str, call: str = "run_and_exit(program)") -> subprocess.CompletedPr
         ("sys.exit(3)", 3, ""),
         ("sys.exit('why')", 1, "why\n"),
         ("raise OSError('broken')", 1, "OSError: broken\n"),
-        ("raise KeyboardInterrupt", 1, "KeyboardInterrupt\n"),
+        ("raise KeyboardInterrupt", 130, ""),
     ],
 )
 def test_status_and_last_words_are_kept(end: str, status: int, output: str) -> None:
@@ -80,10 +80,16 @@ run_and_exit(program)
 
 @pytest.mark.parametrize(
     ("sent", "status", "options"),
-    [(signal.SIGTERM, 143, []), (signal.SIGINT, 130, []), (signal.SIGTERM, 143, ["deaf"])],
-    ids=["SIGTERM", "SIGINT", "SIGTERM in the background"],
+    [
+        (signal.SIGTERM, 143, []),
+        (signal.SIGHUP, 129, []),
+        (signal.SIGINT, 130, []),
+        (signal.SIGTERM, 143, ["deaf"]),
+        (signal.SIGHUP, 129, ["deaf"]),
+    ],
+    ids=["SIGTERM", "SIGHUP", "SIGINT", "SIGTERM in the background", "SIGHUP in the background"],
 )
-def test_sigterm_cleans_up_as_ctrl_c_does(sent: signal.Signals, status: int, options: list[str]) -> None:
+def test_a_signal_cleans_up_as_ctrl_c_does(sent: signal.Signals, status: int, options: list[str]) -> None:
     with subprocess.Popen([sys.executable, "-c", SLEEPS, *options], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"

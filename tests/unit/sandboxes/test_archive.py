@@ -250,7 +250,7 @@ async def test_it_is_read_in_another_process_and_cancelled_at_any_moment(
 def _wait_for_bounded_reader() -> None:
     """Return when a child that reads archives can write no file, which is one of its limits."""
     while True:
-        for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split():
             place = Path("/proc") / pid
             if "reader.main()" in (place / "cmdline").read_text():
                 limits = (place / "limits").read_text().splitlines()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from harbor_gym.sandboxes.local import forkserver_client
+from harbor_gym.sandboxes.supervisor import forkserver_client
 from tests.helpers.paths import ROOT
 
-_ROOM = Path(forkserver_client.__file__).parent / "supervisor" / "kernel"
+_ROOM = Path(forkserver_client.__file__).parent / "program" / "kernel"
 _SCRIPT = ROOT / ".ci" / "build_launcher.sh"
 
 

@@ -10,7 +10,7 @@ import pytest
 from harbor.environments.base import BaseEnvironment
 from harbor.environments.docker.docker import DockerEnvironment as HarborsDocker
 
-from harbor_gym.sandboxes import extensions, image_substitutions, shares_setup
+from harbor_gym.sandboxes import extensions, shares_setup
 from harbor_gym.sandboxes.docker.environment import DockerEnvironment
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.terminal.transports.attach import has_pipes
@@ -19,7 +19,7 @@ from harbor_gym.testing import FakeEnvironment
 SUPPORTED: dict[type[BaseEnvironment], set[str]] = {
     LocalEnvironment: {
         *("SupportsExecArgv", "SupportsExecPipes", "SupportsVerifierView", "SupportsCleanUp", "SupportsIsUp"),
-        *("SupportsSetUpView", "SupportsWrittenPaths", "ReportsSubstitutions", "DeclaresKnownFailures"),
+        *("SupportsSetUpView", "SupportsWrittenPaths", "ReportsServices", "DeclaresKnownFailures"),
     },
     DockerEnvironment: {"SupportsExecArgv", "SupportsIsUp", "SupportsSharedSetup", "DeclaresKnownFailures"},
     HarborsDocker: set(),
@@ -65,11 +65,8 @@ def test_an_ability_set_to_none_is_taken_away() -> None:
 
 def test_what_a_foreign_class_reports_is_taken_over() -> None:
     class Foreign(FakeEnvironment):
-        image_substitutions = ("a stands in for b",)
         shares_setup = False
 
-    assert image_substitutions(unstarted(Foreign)) == ("a stands in for b",)
-    assert image_substitutions(unstarted(FakeEnvironment)) == ()
     assert not shares_setup("docker", unstarted(Foreign))
     assert shares_setup("docker", unstarted(FakeEnvironment))
 

@@ -22,5 +22,6 @@ def test_a_relative_working_directory_is_refused(kind: type[ApptainerEnvironment
 def test_a_limit_of_nothing_is_refused_and_is_not_the_default(
     kind: type[ApptainerEnvironment | LocalEnvironment], tmp_path: Path, name: str, value: int
 ) -> None:
-    with pytest.raises(TaskError, match=f"{name} = {value}: must be at least 1"):
+    least = "0.01" if name == "cpus" else "1"
+    with pytest.raises(TaskError, match=f"{name} = {value}: must be at least {least};"):
         make(kind, tmp_path, DOCKERFILE, config={name: value})

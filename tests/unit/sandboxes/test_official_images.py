@@ -1,16 +1,18 @@
-"""Stand-ins for official images: of which release, with which Python, from which mirror; and one made for real."""
+"""Bases made for official images: of which release, with which Python, from which mirror; and one made for real."""
 
-import logging
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from harbor_gym.errors import SandboxStartError
+from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.sandboxes.images import apt_mirrors, debian_base, official_images
 from harbor_gym.sandboxes.images.apt_mirrors import DEBIAN, UBUNTU, Mirror
 from harbor_gym.sandboxes.images.official_images import offline_base
 from tests.helpers.engines import require_engine
+from tests.helpers.registries.image_registry import UNREACHABLE, in_place_of_docker_io
 from tests.helpers.sandboxes.local import make_sandbox, output, running
+from tests.unit.house.test_cli import run
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,7 @@ from tests.helpers.sandboxes.local import make_sandbox, output, running
         ("docker.io/library/debian:12@sha256:00", "docker.io/library/debian:12@sha256:00", True),
         ("debian@sha256:00", "docker.io/library/debian@sha256:00", True),
         ("debian-like:1", "docker.io/library/debian-like:1", False),
+        ("library/debian:12", "docker.io/library/debian:12", True),
         ("me/debian", "docker.io/me/debian", False),
         ("localhost/debian", "localhost/debian", False),
         ("quay.io:443/x/y:1", "quay.io:443/x/y:1", False),
@@ -50,11 +53,11 @@ def test_short_references_are_spelled_out(reference: str, full: str, is_official
         ("ubuntu:latest", "noble"),
     ],
 )
-def test_a_stand_in_is_of_the_same_release(reference: str, suite: str) -> None:
+def test_a_base_is_of_the_same_release(reference: str, suite: str) -> None:
     base = offline_base(reference)
     assert (base.release.suite, base.is_python) == (suite, False)
     assert base.name.startswith(f"{suite}-")
-    assert base.description == f"harbor-gym offline base (mmdebstrap {suite})"
+    assert base.description == f"{base.release.distribution.name} {base.release.version}"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_a_stand_in_is_of_the_same_release(reference: str, suite: str) -> None:
         ("python", "trixie", False),
     ],
 )
-def test_a_stand_in_for_python_has_that_python(reference: str, suite: str, is_slim: bool) -> None:
+def test_a_base_for_python_has_that_python(reference: str, suite: str, is_slim: bool) -> None:
     base = offline_base(reference)
     assert (base.release.suite, base.is_python, base.is_slim) == (suite, True, is_slim)
     assert f"Python {base.release.python}" in base.description
@@ -88,14 +91,35 @@ def test_a_stand_in_for_python_has_that_python(reference: str, suite: str, is_sl
         "me/debian:12",
     ],
 )  # fmt: skip
-def test_nothing_stands_in_for_another_release(reference: str) -> None:
-    with pytest.raises(SandboxStartError, match=r"ubuntu:22\.04, python:3\.13"):
+def test_no_base_is_made_for_another_release(reference: str) -> None:
+    with pytest.raises(UsageError, match=r"ubuntu:22\.04, python:3\.13"):
         offline_base(reference)
 
 
 def test_every_recipe_has_a_name_of_its_own() -> None:
     references = ("debian:12", "debian:13", "ubuntu:24.04", "python:3.11", "python:3.11-slim", "python:3.13")
     assert len({offline_base(reference).name for reference in references}) == len(references)
+
+
+@pytest.mark.parametrize(
+    ("reference", "tag"),
+    [
+        ("debian:12", "debian-12"),
+        ("docker.io/library/debian:12", "debian-12"),
+        ("library/debian:12", "debian-12"),
+        ("debian", "debian-latest"),
+        ("debian:latest", "debian-latest"),
+        ("python:3.12-slim", "python-3.12-slim"),
+        ("debian:12@sha256:0a", "debian-12-sha256-0a"),
+    ],
+)
+def test_a_base_has_the_name_of_one_image_however_that_is_spelled(reference: str, tag: str) -> None:
+    assert official_images.base_name(reference) == f"localhost/harbor-gym-base:{tag}"
+
+
+@pytest.mark.parametrize("reference", ["alpine:3", "me/debian:12", "quay.io/library/debian:12"])
+def test_other_images_have_no_base(reference: str) -> None:
+    assert official_images.base_name(reference) is None
 
 
 # --- mirrors ----------------------------------------------------------------------------------------------------------
@@ -185,13 +209,17 @@ EXPECTED = "trixie\ntmux 3.5a\n/usr/local/bin/python\n/usr/local/bin/python3\n/u
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("nothing_left")
-async def test_debian_13_with_its_python_is_made_and_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_debian_13_with_its_python_is_made_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_engine("local")
-    name = "python:3.13.999-slim-trixie"  # no registry has it
-    with caplog.at_level(logging.WARNING):
-        async with running(make_sandbox(tmp_path, dockerfile=f"FROM {name}\n")) as sandbox:
-            printed = await output(sandbox, LOOK + "; true")
+    for variable, value in in_place_of_docker_io(tmp_path, UNREACHABLE).items():
+        monkeypatch.setenv(variable, value)
+    name = "python:3.13.999-slim-trixie"
+    done = await asyncio.to_thread(run, "base", name)
+    assert (
+        done.stdout.splitlines()[-1]
+        == f"{name}: sandboxes use Debian 13 with Python 3.13 where the registry is out of reach"
+    )
+    async with running(make_sandbox(tmp_path, dockerfile=f"FROM {name}\n")) as sandbox:
+        printed = await output(sandbox, LOOK + "; true")
     assert printed.startswith(f"{EXPECTED}Python 3.13.")
     assert printed.endswith("\n/usr\npython 3.13)\n0")
-    assert sandbox.image_substitutions == (f"{name} -> harbor-gym offline base (mmdebstrap trixie, Python 3.13)",)
-    assert "SUBSTITUTED" in caplog.text

@@ -58,7 +58,7 @@ async def test_the_answer_to_a_cancelled_start_is_dropped(caplog: pytest.LogCapt
         sandbox._receive,  # pyright: ignore[reportPrivateUsage]
     )
     sandbox._ready.cancel()  # pyright: ignore[reportPrivateUsage]  # as a cancelled start does
-    far_end.send(json.dumps({"init": 1, "start_time": 2, "first_id": 3}).encode())
+    far_end.send(json.dumps({"init": 1, "start_time": 2, "ids": []}).encode())
     await settle()
     assert caplog.records == []
     await sandbox.stop()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harbor_gym.sandboxes.local.supervisor import messages
-from harbor_gym.sandboxes.local.supervisor.messages import (
+from harbor_gym.sandboxes.supervisor.program import messages
+from harbor_gym.sandboxes.supervisor.program.messages import (
     CgroupLimits,
     CommandSpec,
     Identity,
@@ -34,14 +34,15 @@ CONFIG = SupervisorConfig(
     directories={"/tmp": 0o1777, "/app": None},
     is_rootless=False,
     has_own_ids=True,
+    high_ids=(1_000_700_000,),
     filters=("AAAA",),
     closed_networks=(),
     cgroups={"memory": (1, "/sys/fs/cgroup/memory/x")},
     limits=CgroupLimits(memory_bytes=1 << 20, cpus=0.5, max_processes=10),
 )
 IDENTITY = Identity(0, 0, (0, 4), "/root")
-COMMAND = CommandSpec("ls", "root", IDENTITY, "/", {"PATH": "/bin"}, ("ls", "-l"), True, None, 3, "policy")
-TARGET = Target(7, "123", 1 << 20, {"pids": (2, "/x")}, True, ())
+COMMAND = CommandSpec("ls", "root", "/", {"PATH": "/bin"}, ("ls", "-l"), True, IDENTITY, None, 3, "policy")
+TARGET = Target(7, "123", ((0, 1 << 20, 1 << 16),), {"pids": (2, "/x")}, True, ())
 
 
 @pytest.mark.parametrize("message", [CONFIG, COMMAND, TARGET, CONFIG._replace(slirp4netns="/bin/s", cgroups={})])

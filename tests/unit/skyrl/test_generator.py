@@ -1,6 +1,6 @@
 """HarborTerminalGenerator: SkyRL's inputs in, its outputs out, and what it refuses."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,25 @@ async def test_an_engine_that_fails_ends_the_run_only_after_some_calls(task: Pat
         await generator.generate(batch)
 
 
+def thrice(rewards: Mapping[str, float]) -> float:
+    """A reward function."""
+    return 3 * rewards["reward"]
+
+
+@pytest.mark.parametrize("has_agent", [False, True])
+async def test_a_reward_function_and_the_trials_folders(task: Path, tmp_path: Path, *, has_agent: bool) -> None:
+    agent = {"agent": "tests.helpers.gateway.format_agent:FormatAgent", "agent_kwargs": {"base_url": "{gateway_url}"}}
+    own = {"env": {}, **agent} if has_agent else {}
+    kept = {"reward_function": f"{HERE}:thrice", "trials_dir": str(tmp_path / "trials")}
+    engine = SamplerEngine(answers(SOLVE, COMPLETE))
+    generator = make_generator(engine, {"sandbox_options": SOLVED, **kept, **own}, step_wise_trajectories=True)
+    batch, _ = make_input(task, size=2)
+    output = await generator.generate(batch)
+    merged: Any = merge_stepwise_output(output)
+    assert [sum(rewards) for rewards in merged["rewards"]] == [3.0, 3.0]
+    assert len(list((tmp_path / "trials").glob("*/result.json"))) == 2
+
+
 async def test_a_call_with_a_verdict_resets_the_count(task: Path) -> None:
     outcomes = iter([True, False, True, False])
 
@@ -164,6 +183,8 @@ async def test_an_evaluations_own_limit_of_a_message_counts(task: Path) -> None:
         ({"env": {"task_dir": "x"}}, {}, "harbor.env.task_dir can't be set"),
         ({"agent": "terminus-2"}, {}, "harbor.agent replaces that"),
         ({"sandbox": "no-such"}, {}, "no-such"),
+        ({"harbor_server": "http://127.0.0.1:1"}, {}, "runs the episodes of harbor.agent, which is not set"),
+        ({"env": {"harbor_server": "http://127.0.0.1:1"}}, {}, "not our own loop: give an agent"),
         ({}, {"batched": True}, "generator.batched is not supported"),
         ({}, {"use_conversation_multi_turn": False}, "use_conversation_multi_turn must be true"),
         ({}, {"max_input_length": None}, "max_input_length is not set"),

@@ -21,10 +21,9 @@ from skyrl.train.generators.utils import merge_stepwise_output
 from skyrl.train.utils.trainer_utils import validate_generator_output
 
 from harbor_gym import EndReason
-from harbor_gym.adapters.harbor import TokenRollout
 from harbor_gym.adapters.skyrl.rows import RowSettings, Trajectory, make_columns, make_rows
 from harbor_gym.errors import SandboxLostError
-from harbor_gym.types import TokenSequence
+from harbor_gym.types import Rollout, TokenSequence
 
 ESTIMATORS: dict[str, Any] = {
     "grpo": compute_grpo_outcome_advantage,
@@ -43,7 +42,7 @@ def trajectory(group: str, number: int, reward: float | None, end: EndReason = E
     whole = TokenSequence([1, 2], [10 + number, 3, 4, 20 + number], [1, 0, 0, 1], [-0.5, 0.0, 0.0, -0.25])
     if reward is None:
         whole = TokenSequence([1, 2], [10 + number], [1], [-0.5])
-    rollout = TokenRollout(
+    rollout = Rollout(
         task_name="task",
         trial_name=f"{group}-{number}",
         reward=reward,

@@ -33,7 +33,7 @@ def answer(asked: Path, script: str) -> None:
 
 def noted(asked: Path) -> list[str]:
     """Return git's process, whether it might prompt, what it reads from, and its arguments; nothing if never called."""
-    return asked.read_text().split() if asked.exists() else []
+    return asked.read_text(encoding="utf-8").split() if asked.exists() else []
 
 
 def is_there(pid: str) -> bool:

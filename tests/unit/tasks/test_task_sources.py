@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import pickle
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -213,6 +214,25 @@ async def test_a_package_of_the_registry_is_fetched_once_for_each_version(
     await look_up(["acme/hello@latest", "acme/hello@1"])
     assert [asked for asked in registry.asked if "/object/" in asked] == downloads
     assert len(downloads) == 2
+
+
+@THEIR_WARNINGS
+@pytest.mark.parametrize("harm", ["changed", "emptied"])
+async def test_a_package_that_was_damaged_is_fetched_again(
+    harm: str, tmp_path: Path, registry: PackageRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest = registry.add_task("hello", write_task(tmp_path / "task"))
+    look_up = functools.partial(resolve_tasks, [f"acme/hello@{digest}"], download_dir=tmp_path / "cache")
+    (fetched,) = await look_up()
+    if harm == "changed":
+        (fetched.path / "instruction.md").write_text("Som")
+    else:
+        shutil.rmtree(fetched.path)
+        fetched.path.mkdir()
+    (again,) = await look_up()
+    assert again == fetched
+    assert again.digest == digest
+    assert f"{fetched.path} was damaged since it was fetched: it is fetched again" in caplog.text
 
 
 @THEIR_WARNINGS

@@ -26,3 +26,8 @@ def test_every_part_ends_before_the_next_begins() -> None:
     script = read_script("step")
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert script.index("exec 2>/dev/null") < script.index("ask() {") < script.index("mode=$1")
+
+
+def test_no_part_needs_a_file_of_bashs_own() -> None:
+    """bash writes a longer here-string into a file for temporary ones, and the disk may be full."""
+    assert "<<<" not in read_script("step")

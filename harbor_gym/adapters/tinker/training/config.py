@@ -4,12 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.types import ExecutorKind
+
+if TYPE_CHECKING:
+    from harbor_gym.adapters.tinker.template import GroupTemplate
 
 
 class Backend(StrEnum):
@@ -237,3 +240,32 @@ class TrainConfig(BaseModel):
 
     wandb_project: str | None = _field(OUTPUT)
     """Log to this Weights & Biases project too."""
+
+    def group_template(self, env: TerminalEnvConfig, model_name: str, transcripts_dir: Path) -> "GroupTemplate":
+        """Return the settings that the run's groups have in common.
+
+        Args:
+            env: The configuration's, with a task of the run.
+            model_name: The model that is served.
+            transcripts_dir: The folder of the run's transcripts.
+
+        Raises:
+            UsageError: There is no such agent, or it has no place for an address.
+        """
+        from harbor_gym.adapters.harbor.agents import agent_of
+        from harbor_gym.adapters.tinker.template import GroupTemplate
+
+        is_relayed = self.env.harbor_server is not None
+        agent = None if self.agent is None else agent_of(self.agent, self.agent_options, is_relayed=is_relayed)
+        return GroupTemplate(
+            env=env,
+            model_name=model_name,
+            renderer_name=self.renderer_name,
+            max_tokens=self.max_tokens,
+            max_context_tokens=self.max_context_tokens,
+            group_size=self.group_size,
+            transcripts_dir=transcripts_dir,
+            agent=agent,
+            make_env=self.make_env,
+            trajectory_reward=self.trajectory_reward,
+        )

@@ -1,9 +1,12 @@
 """A run's folder: what is written there before the run starts, and what may be deleted or continued."""
 
+import contextlib
+import fcntl
 import json
+import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +14,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from harbor_gym._runtime.files import replace_text
+from harbor_gym._runtime.json_files import read_document
 from harbor_gym._runtime.shipped import is_shipped
 from harbor_gym.adapters.tinker.training.config import LogDirExists, TrainConfig
 from harbor_gym.config import describe_problems
@@ -54,7 +58,35 @@ def settle_folder(log_path: Path, config: TrainConfig) -> None:
         _delete_run(log_path, config)
     elif (log_path / RUN_NAME).is_file():
         require_same(read_run_config(log_path), config)
+        from harbor_gym.evaluation.best import read_checkpoints
+
+        read_checkpoints(log_path, mends=True)  # what can't be read is said before a server is started
     log_path.mkdir(parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def one_run_at_a_time(log_path: Path) -> Generator[None]:
+    """Hold a run's folder for the block, if there is one. The lock goes with its holder, even one that is killed.
+
+    Raises:
+        UsageError: Another run is under way in it.
+    """
+    if not log_path.is_dir():
+        yield
+        return
+    handle = os.open(log_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"a run is under way in {log_path}: wait for its end, or name another folder (--log-path)"
+            ) from None
+        except OSError:
+            pass  # some network file systems lock no directory
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_run_config(log_path: Path, config: TrainConfig) -> None:
@@ -71,10 +103,10 @@ def read_run_config(log_path: Path) -> dict[str, Any]:
     """
     path = log_path / RUN_NAME
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise UsageError(f"{log_path} is no run that can be resumed: {path.name} can't be read: {exc}") from exc
-    if not isinstance(document, dict) or document.get("format") != RUN_FORMAT:
+        document = read_document(path, remedy="start another run")
+    except (OSError, UsageError) as exc:
+        raise UsageError(f"{log_path} is no run that can be resumed: {exc}") from exc
+    if document.get("format") != RUN_FORMAT:
         raise UsageError(f"{path} has not the format {RUN_FORMAT}, which this version reads")
     return cast(dict[str, Any], document["config"])
 

@@ -79,27 +79,17 @@ async def _watch_for_fault(strategy: RetryThenMask) -> None:
 def _dataset_builder(run: TrainRun, model_name: str, test_episodes: int = 0) -> HarborRLDatasetBuilder:
     config = run.config
     return HarborRLDatasetBuilder(
-        env=run.env,
+        template=config.group_template(run.env, model_name, run.log_path / "transcripts"),
         tasks=run.tasks,
         test_tasks=run.test_tasks,
         weights=config.task_weights,
         seed=config.seed,
-        model_name=model_name,
-        renderer_name=config.renderer_name,
-        max_tokens=config.max_tokens,
-        max_context_tokens=config.max_context_tokens,
         groups_per_batch=config.groups_per_batch,
-        group_size=config.group_size,
-        agent=config.agent,
-        agent_options=config.agent_options,
-        make_env=config.make_env,
-        trajectory_reward=config.trajectory_reward,
         warm_sandboxes=config.warm_sandboxes,
         rollout_workers=config.rollout_workers if config.rollout_executor is not None else 0,
         num_batches=config.num_batches,
         epochs=config.epochs,
         test_episodes=test_episodes,
-        transcripts_dir=str(run.log_path / "transcripts"),
     )
 
 

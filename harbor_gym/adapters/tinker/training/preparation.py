@@ -1,18 +1,22 @@
 """What happens before a run starts: its tasks are fetched, what can't work is refused, its folder is made."""
 
 import asyncio
+import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from harbor_gym import sandboxes
+from harbor_gym._runtime.disks import describe_disk_failure
+from harbor_gym._runtime.files import naming
+from harbor_gym._runtime.json_files import read_document
 from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_reward
 from harbor_gym.adapters.tinker.training.config import Backend, TrainConfig
-from harbor_gym.adapters.tinker.training.folder import settle_folder, write_run_config
+from harbor_gym.adapters.tinker.training.folder import one_run_at_a_time, settle_folder, write_run_config
 from harbor_gym.cluster.workers import require_shared_rate
 from harbor_gym.config import TerminalEnvConfig, require_fields_of_agents
 from harbor_gym.errors import UsageError
@@ -86,7 +90,8 @@ async def prepare(config: TrainConfig) -> TrainRun:
     _check_rollouts(run)
     if config.epochs is not None or config.task_weights:
         _check_batches(run)
-    await asyncio.to_thread(sandboxes.preflight, sandboxes.environment_config(run.env.sandbox))
+    if run.env.harbor_server is None:
+        await asyncio.to_thread(sandboxes.preflight, sandboxes.environment_config(run.env.sandbox))
     _check_service(config)
     if config.base_url is not None:
         await require_endpoint(config.base_url)
@@ -104,27 +109,33 @@ def default_log_path(config: TrainConfig) -> Path:
     return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def claim_folder(run: TrainRun) -> None:
+@contextlib.contextmanager
+def claimed_folder(run: TrainRun) -> Generator[None]:
     """Make the run's folder and write ``run.json``, its settings, and ``tasks.json``: its tasks and their sources.
 
-    Blocks; asks on the terminal where the folder exists and ``log_dir_exists`` is ``ask``.
+    No other run can have the folder during the block. Blocks; asks on the terminal where the folder exists and
+    ``log_dir_exists`` is ``ask``.
 
     Raises:
         UsageError: The folder can't be written; it exists and may not be used; or its run had other settings or tasks:
             the batches of a resumed run would not continue where they were.
     """
     try:
-        _claim(run)
+        with naming(run.log_path), one_run_at_a_time(run.log_path):
+            _claim(run)
     except OSError as exc:
-        raise UsageError(f"{run.log_path} can't be the run's folder: {exc}") from exc
+        why = describe_disk_failure(exc) or str(exc)
+        raise UsageError(f"{run.log_path} can't be the run's folder: {why}") from exc
+    with one_run_at_a_time(run.log_path):
+        yield
 
 
 def _claim(run: TrainRun) -> None:
     settle_folder(run.log_path, run.config)
     path = run.log_path / "tasks.json"
     if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))["tasks"]
-        then = {f"{row['name']} {row['digest']}" for row in before}
+        before = read_document(path, remedy="remove it if the tasks are those that the run began with")
+        then = {f"{row.get('name')} {row.get('digest')}" for row in before.get("tasks", [])}
         now = {f"{task.name} {task.digest}" for task in run.tasks}
         if then != now:
             raise UsageError(f"{path}: the run began with other tasks, differing in {', '.join(sorted(then ^ now))}")
@@ -149,8 +160,8 @@ def _check_rollouts(run: TrainRun) -> None:
     require_shared_rate(config.rollout_executor, config.rollout_starts_per_sec)
     if config.agent is not None:
         _check_agent(config, config.agent)
-    elif config.agent_options:
-        raise UsageError("--agent-option needs --agent")
+    elif config.agent_options or config.env.harbor_server is not None:
+        raise UsageError("--agent-option and --harbor-server need --agent")
     parts = config.stream_minibatches
     if parts is not None and config.groups_per_batch % parts:
         raise UsageError(
@@ -168,7 +179,7 @@ def _check_rollouts(run: TrainRun) -> None:
 def _check_agent(config: TrainConfig, agent: str) -> None:
     from harbor_gym.adapters.harbor.agents import agent_of, require_terminus_json
 
-    agent_of(agent, config.agent_options)
+    agent_of(agent, config.agent_options, is_relayed=config.env.harbor_server is not None)
     require_fields_of_agents(config.env)
     if config.backend is Backend.LOCAL and config.model_name is None:
         require_terminus_json(agent)

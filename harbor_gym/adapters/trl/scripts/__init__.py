@@ -1,1 +1,1 @@
-"""What runs inside a sandbox."""
+"""Programs that run inside a sandbox."""

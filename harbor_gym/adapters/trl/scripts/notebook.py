@@ -177,7 +177,7 @@ def start(directory: Path) -> int:
     while not (directory / "socket").exists():
         if daemon.poll() is not None or time.monotonic() > deadline:
             daemon.kill()
-            _write(log.read_text(errors="replace")[-_SHOWN_CHARACTERS:])
+            _write(log.read_text(errors="replace", encoding="utf-8")[-_SHOWN_CHARACTERS:])
             return NO_KERNEL
         time.sleep(0.05)
     return 0

@@ -25,7 +25,7 @@ look() {
     [ -n "$stat" ] || return 1
     # shellcheck disable=SC2086  # the fields after the name, which may hold anything
     set -- ${stat##*) }
-    state=$1 parent=$2 threads=${18} start=${20}
+    state=$1 parent=$2 flags=$7 threads=${18} start=${20}
 }
 
 # Set objects to the System V objects, a blank before each.

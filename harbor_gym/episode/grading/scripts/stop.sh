@@ -5,7 +5,7 @@
 # $6 to $8 are the caller's boot id, pid and start: never kill where it is seen.
 # Answer with the number stopped, the number left, and the memory limit's victims so far.
 # POSIX sh and builtins, but for pauses: the policy may have broken or removed the image's programs.
-own=$1 terminal=$2 leavings=$3 grace=$4 limit=$5 boot=$6 caller=$7 born=$8
+own=$1 terminal=$2 leftovers=$3 grace=$4 limit=$5 boot=$6 caller=$7 born=$8
 stopped=0 seen=',' victims='' others=0
 
 # Set now to the machine's time in hundredths of a second.
@@ -51,8 +51,10 @@ count_victims() {
         case $seen in *",$pid:$begun,"*) continue ;; esac
         seen="$seen$pid:$begun," words=''
         IFS= read -r words <"/proc/$pid/cmdline"
-        if [ -n "$leavings" ]; then
-            case $words in *"$leavings"*) continue ;; esac
+        if [ -n "$leftovers" ]; then
+            case $words in *"$leftovers"*) continue ;; esac
+            # Without words it has erased them, or is ending by itself (PF_EXITING), as the terminal's client does.
+            if [ -z "$words" ] && { ! look "$pid" || { [ "$threads" -le 1 ] && [ $((flags & 4)) -ne 0 ]; }; }; then continue; fi
         fi
         stopped=$((stopped + 1))
     done
@@ -85,7 +87,7 @@ stop_all() {
         if [ "$now" -gt "$from" ] || [ -z "$victims" ]; then
             # Everyone at once, where there is nobody to spare: no process can outrun that by forking.
             if [ "$others" = 0 ] && [ "$mine" = ",$$," ]; then
-                kill -s KILL -- -1 || break
+                kill -s KILL -- -1 || { find_victims && break; }
             elif [ -n "$victims" ]; then
                 # shellcheck disable=SC2086  # a list
                 kill -s STOP $victims
@@ -93,7 +95,8 @@ stop_all() {
                 kill -s KILL $victims
             fi
         fi
-        sleep 0.02
+        # No program while somebody is to be stopped: where no further process fits, the shell itself would end of it.
+        [ -n "$victims" ] || sleep 0.02
     done
     list_objects
     for object in $objects; do
@@ -115,5 +118,5 @@ sees_the_caller() {
 sees_the_caller || stop_all
 left=0
 for pid in $victims; do left=$((left + 1)); done
-[ -z "$leavings" ] || rm -rf -- "$leavings"
+[ -z "$leftovers" ] || rm -rf -- "$leftovers"
 echo "stop $stopped $left $kills"

@@ -47,7 +47,7 @@ async def build_sif(image: Image, target: Path) -> None:
     runtime, mksquashfs = find_runtime(), find_mksquashfs()
     async with partial_folder(target.parent) as folder:
         await asyncio.to_thread(_prepare, folder, image)
-        lowers = ":".join([*(str(number) for number in range(len(image.layers))), "empty"])
+        lowers = ":".join([*(str(number) for number in range(len(image.directories))), "empty"])
         notes = ",userxattr" if is_rootless() else ""
         await _run(*CONTAINED, "sh", "-c", _SQUASH, "sh", str(folder), f"ro,lowerdir={lowers}{notes}", mksquashfs)
         file = folder / "image.sif"
@@ -64,7 +64,7 @@ def _prepare(folder: Path, image: Image) -> None:
         (folder / str(number)).symlink_to(layer)
     for name in ("merged", "empty"):
         (folder / name).mkdir(mode=0o755)
-    (folder / CONFIG_NAME).write_text(config_document(image))
+    (folder / CONFIG_NAME).write_text(config_document(image), encoding="utf-8")
 
 
 async def _run(*argv: str) -> None:

@@ -24,7 +24,7 @@ from harbor_gym.sandboxes.apptainer.sif.format import SifImage
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, provide_sif, reference_in
 
 MANIFEST = "manifest.json"
-MANIFEST_FORMAT = 1
+MANIFEST_FORMAT = 2
 """Version of the manifest's layout."""
 
 
@@ -50,16 +50,13 @@ class SifEntry:
 
     size_bytes: int
     sha256: str
-    substitutions: tuple[str, ...] = ()
-    """Base images that were not available, and what stands in for them."""
-
     pushed: str | None = None
     """Its name in the registry that it was last pushed to."""
 
 
 @dataclass(frozen=True, slots=True)
 class SifResult:
-    """What became of one task."""
+    """The result for one task."""
 
     task: str
     entry: SifEntry | None
@@ -141,7 +138,7 @@ def _describe(source: SifSource, image: SifImage, known: SifEntry | None) -> Sif
         return known
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return SifEntry(name, key, str(source), size, digest, image.substitutions)
+    return SifEntry(name, key, str(source), size, digest)
 
 
 class _Manifest:
@@ -153,10 +150,7 @@ class _Manifest:
 
     def entry(self, task: str) -> SifEntry | None:
         found = self._read().get(task)
-        if found is None:
-            return None
-        fields: dict[str, Any] = {**found, "substitutions": tuple(found["substitutions"])}
-        return SifEntry(**fields)
+        return None if found is None else SifEntry(**found)
 
     def put(self, task: str, entry: SifEntry) -> None:
         """Replace one task's entry; those of other tasks stay as whoever wrote them left them. Blocks."""
@@ -168,7 +162,7 @@ class _Manifest:
     def _read(self) -> dict[str, dict[str, Any]]:
         """Return the entries by task; none where the file is missing or has another layout."""
         try:
-            document = cast("dict[str, Any]", json.loads(self._path.read_text()))
+            document = cast("dict[str, Any]", json.loads(self._path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return {}
         return document["images"] if document.get("format") == MANIFEST_FORMAT else {}

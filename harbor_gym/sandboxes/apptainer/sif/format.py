@@ -18,7 +18,6 @@ from harbor_gym.sandboxes.images.build import Image
 CONFIG_NAME = "oci-config.json"
 """The data object with the ``config`` of the OCI image; Apptainer writes one where it converts such an image."""
 
-_SUBSTITUTIONS_LABEL = "harbor_gym.substitutions"
 _HEADER = struct.Struct("<32s10s3s3s16s8q")
 _DESCRIPTOR = struct.Struct("<i?III7q128s384s")
 _MAGIC = b"SIF_MAGIC\0"
@@ -31,7 +30,7 @@ _ARCHITECTURES = {"02": "x86_64", "04": "aarch64"}
 
 @dataclass(frozen=True, slots=True)
 class SifImage:
-    """What a sandbox needs of a SIF file."""
+    """The part of a SIF file that a sandbox needs."""
 
     path: Path
     offset: int
@@ -46,8 +45,6 @@ class SifImage:
     entrypoint: tuple[str, ...] = ()
     healthcheck: Healthcheck | None = None
     volumes: tuple[str, ...] = ()
-    substitutions: tuple[str, ...] = ()
-    """Base images that were not available when it was built, and what stands in for each."""
 
 
 def read_sif(path: Path) -> SifImage:
@@ -124,7 +121,6 @@ def _of_config(document: object) -> dict[str, Any]:
         "entrypoint": tuple(config.get("Entrypoint") or ()),
         "healthcheck": healthcheck_of(config),
         "volumes": tuple(config.get("Volumes") or ()),
-        "substitutions": tuple(json.loads((config.get("Labels") or {}).get(_SUBSTITUTIONS_LABEL, "[]"))),
     }
 
 
@@ -136,7 +132,6 @@ def config_document(image: Image) -> str:
         "User": image.user,
         "Entrypoint": list(image.entrypoint),
         "Volumes": {volume: {} for volume in image.volumes},
-        "Labels": {_SUBSTITUTIONS_LABEL: json.dumps(image.substitutions)},
         **healthcheck_config(image.healthcheck),
     }
     return json.dumps(config, sort_keys=True)

@@ -1,4 +1,4 @@
-"""The folder of SIF files: which one a task has, made once by whoever needs it first, shared by machines.
+"""The folder of SIF files: one for each task, made once by the first process that needs it, shared by machines.
 
 A file is named by what its image is made from, so a machine without a builder finds what another one has put there.
 """
@@ -34,7 +34,7 @@ _NAME = "harbor-gym"
 
 @dataclass(frozen=True, slots=True)
 class SifSource:
-    """What a task's SIF file is made from."""
+    """The source of a task's SIF file."""
 
     environment_dir: Path
     docker_image: str | None

@@ -28,7 +28,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class IntoSandbox:
-    """How files become a sandbox's: root's, with all of their modes, in place of whatever has their names."""
+    """Files become a sandbox's: root's, with all of their modes, in place of whatever has their names."""
 
     directory_mode = 0o700
     """Until it is settled."""
@@ -72,7 +72,7 @@ class IntoSandbox:
 
 
 class OntoHost(IntoSandbox):
-    """How a sandbox's files become this process's user's.
+    """A sandbox's files become this process's user's.
 
     As with tarfile's "data" filter: without special bits, not to be written by others, and no link leads out. A
     directory that is there already gives way to nothing.

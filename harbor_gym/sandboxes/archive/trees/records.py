@@ -1,4 +1,4 @@
-"""The records of a transfer, and what bounds it."""
+"""The records of a transfer, and its bounds."""
 
 import errno
 import fnmatch
@@ -132,7 +132,7 @@ class Stream:
 
 
 class Allowance:
-    """What one transfer may still take."""
+    """The rest of one transfer's bounds."""
 
     def __init__(self, limit_bytes: int, check: Callable[[], None] = lambda: None) -> None:
         self._limit = self._bytes = limit_bytes

@@ -1,4 +1,5 @@
 # Type each command, wait for it as long as it takes, then show the screen: that is a step.
+# With the script for a file or, where the policy has removed that, as the text of `bash -c` and `server` in the environment,
 # `step STEP` takes one; `again STEP` takes one that another process may have begun; `serve NONCE` takes steps from
 # standard input, a line each, until it ends or is to become another script; `load` leaves it to others to call what is
 # defined here, in their own directory.
@@ -9,10 +10,11 @@
 # Some environments merge the error stream into the answer, and the policy may delete any file at any moment.
 #
 # The variables that functions share. The session (set once by whoever serves):
-#   dir          the session's directory: socket, step, rc, options, pane, path, channel, client, keys, text, visible,
-#                frame
+#   dir          the session's directory: socket, step, rc, options, pane, path, channel, client, text, visible. Its disk
+#                may be full: what counts is written over what has its place there, or stays in tmux
 #   session      the nonce in the marks of the pane's prompts      shell server tty   the pane's shell, tmux, terminal
-#   tmux         the program          is_resident   whether this process takes more steps than one
+#   step         this script, where it was not read from its file
+#   tmux         the program          is_resident   where this process takes more steps than one: what its caller knows it by
 # The control client (2-tmux):
 #   to from      descriptors to and from it     client  its pid    greeting   what it printed before it was attached
 #   partial      the part of a line that a read with a time limit got        asked     number of questions so far
@@ -24,8 +26,10 @@
 # The kernel's view (4-processes, 5-verdicts):
 #   state group terminal_group threads    of the process that was read last      runtime  its time on a processor
 #   call first … fifth                    the system call that it waits in       modes    the terminal's
-#   foreground members                    the terminal's foreground group        runtimes of its members, before the keys
-#   evidence patience is_hidden is_mixed is_relayed is_tended  see `examine`
+#   foreground members                    the terminal's foreground group
+#   descendants                           all below the shell         runtimes of them, before the keys
+#   limit                                 see `read_limit`            prompt statement   see `read_prompt`
+#   evidence patience is_hidden is_mixed is_relayed is_tended is_go  see `examine`
 #   terminals                             the descriptors that another user's process has of the terminal
 # The step (6-waiting … 9-serving):
 #   nonce limit number begun    the frame's nonce and byte limit, the current and the first command's number
@@ -36,16 +40,20 @@
 #   raw_looks                   for how many looks the terminal has been raw, where nobody else reports it
 #   keys_end_line types_ahead can_settle needs_run   see `note_keys`
 #   untyped                     where nobody has to run: the screen from before the keys
+#   screen_before prompt_before statement_before    of a line editor that the keys go to: see `read_prompt`
 #   signed                      the second of the last sign of life
 # shellcheck disable=SC2034,SC2154  # the parts of the script share their variables; a test checks the whole
 exec 2>/dev/null
 LC_ALL=C
 if [ "$1" != load ]; then
-    dir=${BASH_SOURCE[0]%/*}
-    session=@${dir##*/.terminal-} tmux=''
+    dir=${BASH_SOURCE[0]:-$0}
+    dir=${dir%/*}
+    session=@${dir##*/.terminal-} tmux='' step=$BASH_EXECUTION_STRING
 fi
+# Not from the environment, which is the image's: the tests of the verdicts replace it after loading.
+proc=/proc
 signed=-1 answer=() to='' from='' client='' is_resident='' partial='' asked=0 news='' mark=0:0: kind=''
-quiet_ms=120 settle_sec=0.015 patience_sec=0.04 polling_ms=350
+quiet_ms=120 settle_sec=0.015 patience_sec=0.04 polling_ms=350 tended_ms=2000 long_sec=3
 case $HOSTTYPE in
     x86_64)
         sys_read=0 sys_write=1 sys_select=' 23 270 ' sys_poll=' 7 271 ' sys_epoll=' 232 281 ' sys_wait=' 61 247 130 34 '
@@ -74,7 +82,7 @@ heartbeat() {
 # Where /proc is hidden the wall clock has to do.
 read_clock() {
     local up
-    if read -r up _ </proc/uptime; then
+    if read -r up _ <"$proc/uptime"; then
         now=$((10#${up/./} * 10))
     else
         up=${EPOCHREALTIME/[.,]/}

@@ -15,7 +15,7 @@ connect() {
     }
     # shellcheck disable=SC2153
     client=$CONTROL_PID
-    printf '%s\n' "$client" >"$dir/client"
+    write_over client "$client"
     exec {from}<&"${CONTROL[0]}" {to}>&"${CONTROL[1]}" || return
     eval "exec ${CONTROL[0]}<&- ${CONTROL[1]}>&-"
     partial=''
@@ -34,11 +34,66 @@ connect() {
 # leaving to a client that it has not set up yet. So the last client has to be gone before the next one comes.
 await_last_client() {
     local turn last=''
-    [ -e "$dir/client" ] && read -r last <"$dir/client"
+    # Its caller may have set the separators for lines.
+    [ -e "$dir/client" ] && IFS=" " read -r last <"$dir/client"
     for ((turn = 0; turn < 100; turn++)); do
-        is_client "$last" || return
+        is_client "$last" || is_ending "$last" || return
         sleep 0.01
     done
+}
+
+# True for a process on its way out: its command line goes first, and what it has open is closed after that, at the latest
+# when it is a zombie.
+is_ending() {
+    local line='' stat=''
+    [[ $1 =~ ^[1-9][0-9]{0,9}$ ]] || return
+    IFS= read -r -d '' line <"$proc/$1/cmdline"
+    [ -z "$line" ] && IFS= read -r -d '' stat <"$proc/$1/stat"
+    [ -n "$stat" ] && [[ ${stat##*) } != [ZX]* ]]
+}
+
+# Writes a line into a file of the session's without making it anew: that succeeds on a full disk, too.
+write_over() { printf '%-40s\n' "$2" 1<>"$dir/$1"; }
+
+# Sets words to the parts of $2 between $1's: a here-string may need a file, and the disk may be full.
+split() {
+    local rest=$2$1
+    words=()
+    while [ -n "$rest" ]; do
+        words+=("${rest%%"$1"*}")
+        rest=${rest#*"$1"}
+    done
+}
+
+# Sets what is known of the pane; false where the session is gone.
+read_pane() {
+    read -r shell server tty <"$dir/pane" && return
+    restore && query "display-message -p -t %0 '#{pane_pid} #{pane_tty}'" || return
+    shell=${answer[0]% *} tty=${answer[0]#* }
+    write_over pane "$shell $server $tty"
+}
+
+# True where the session can be reached. One that only this process can still reach, over what it has open, is over.
+is_reachable() {
+    [ -x "$BASH" ] && { [ -z "$tmux" ] || [ -x "$tmux" ]; } && { [ -e "$dir/socket" ] || restore; } || return
+    [ -z "$step" ] || [ -e "$dir/step" ] || printf '%s\n' "$step" >"$dir/step"
+    return 0
+}
+
+# Makes the session's directory again where it was removed: the server has its socket there when it gets this signal.
+restore() {
+    local name='' turn
+    read -r name <"$proc/$server/comm" && [[ $name == tmux* ]] || return
+    mkdir -p "${dir%/*}" && { [ -d "$dir" ] || mkdir -m 700 "$dir"; } && kill -USR1 "$server" || return
+    for ((turn = 0; turn < 200; turn++)); do
+        [ -e "$dir/socket" ] && break
+        sleep 0.01
+    done
+    [ -e "$dir/socket" ] || return
+    write_over path "$PATH"
+    write_over pane "$shell $server $tty"
+    write_over client "$client"
+    [ -z "$is_resident" ] || write_over channel "$$ $is_resident"
 }
 
 # True where process $1 is a client of this session's server.
@@ -56,8 +111,6 @@ disconnect() {
 ask() {
     local IFS='' part text commands end="$nonce.$((++asked))"
     answer=()
-    # It goes no further than a client of its own could: a session that only this process can still reach is over.
-    [ -e "$dir/socket" ] && { [ -z "$tmux" ] || [ -x "$tmux" ]; } || return
     [ -n "$to" ] || connect || return
     answer=()
     printf -v commands ' ; %s' "$@"

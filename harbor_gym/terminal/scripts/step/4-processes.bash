@@ -5,7 +5,7 @@
 read_stat() {
     local stat
     state=
-    IFS= read -r -d '' stat <"/proc/$1/stat"
+    IFS= read -r -d '' stat <"$proc/$1/stat"
     [ -n "$stat" ] || return 1
     stat=${stat##*) }
     # shellcheck disable=SC2086
@@ -16,18 +16,18 @@ read_stat() {
 
 shell_lives() { read_stat "$shell" || { [ -z "$state" ] && kill -0 "$shell"; }; }
 
-# True where the words $2 are in process $1's command line. One that has ended has none, and has closed what it had open.
+# True where the words $2 are in process $1's command line. One that ends has none any more.
 is_called_with() {
     local word line=' '
     [[ $1 =~ ^[1-9][0-9]{0,9}$ ]] || return
-    while IFS= read -r -d '' word; do line+="$word "; done <"/proc/$1/cmdline"
+    while IFS= read -r -d '' word; do line+="$word "; done <"$proc/$1/cmdline"
     [[ $line == *"$2 "* ]]
 }
 
 # The kernel's word on what a process waits for; false where it may not be read.
 read_syscall() {
     call=
-    read -r call first second third fourth fifth _ <"/proc/$1/syscall" && [ -n "$call" ]
+    read -r call first second third fourth fifth _ <"$proc/$1/syscall" && [ -n "$call" ]
 }
 
 # The same as the process's owner may see it, where that is another user and we are root; sets terminals, too.
@@ -40,20 +40,23 @@ read_syscall_as_owner() {
             Uid:*) set -- "$1" $line && uid=$3 ;;
             Gid:*) set -- "$1" $line && gid=$3 ;;
         esac
-    done <"/proc/$1/status"
+    done <"$proc/$1/status"
     ((uid)) || return
     # shellcheck disable=SC2016
     line=$(tty=$tty exec chroot --userspec="$uid:$gid" / "$BASH" -c 'read -r line <"/proc/$0/syscall" || exit
 for fd in 0 1 2; do [ "/proc/${0%%/*}/fd/$fd" -ef "$tty" ] && echo -n " $fd"; done; echo " / $line"' "$1")
     terminals=${line%%/*}
-    read -r call first second third fourth fifth _ <<<"${line#*/}" && [ -n "$call" ]
+    # shellcheck disable=SC2086
+    set -- ${line#*/}
+    call=$1 first=$2 second=$3 third=$4 fourth=$5 fifth=$6
+    [ -n "$call" ]
 }
 
 is_terminal() {
     if [ -n "$terminals" ]; then
         [[ $terminals == *" $2 "* ]]
     else
-        is_same_terminal "/proc/$1/fd/$2"
+        is_same_terminal "$proc/$1/fd/$2"
     fi
 }
 is_same_terminal() { [ "$1" -ef "$tty" ] || [ "$1" -ef /dev/tty ]; }
@@ -61,20 +64,21 @@ read_modes() { modes=$(stty -F "$tty" -a) && [ -n "$modes" ]; }
 is_raw() { read_modes && [[ $modes == *-icanon* ]]; }
 is_forever() { [[ $1 == 0xffffffff || $1 == 0xffffffffffffffff ]]; }
 
-# Sets members: the processes of the terminal's foreground group, or none where the kernel does not report it.
+# Sets members: the processes of the terminal's foreground group, or none where the kernel does not report it; and
+# descendants: all processes below the shell, and itself.
 find_foreground() {
-    local pid child children list i queue=("$shell")
-    members=()
+    local pid child children list i
+    members=() descendants=("$shell")
     read_stat "$shell" || return
     foreground=$terminal_group
     ((foreground > 0)) || return
     [ "$group" = "$foreground" ] && members+=("$shell")
-    for ((i = 0; i < ${#queue[@]} && i < 200; i++)); do
-        for list in "/proc/${queue[i]}/task/"*/children; do
+    for ((i = 0; i < ${#descendants[@]} && i < 200; i++)); do
+        for list in "$proc/${descendants[i]}/task/"*/children; do
             children=
             read -r children <"$list"
             for child in $children; do
-                queue+=("$child")
+                descendants+=("$child")
                 read_stat "$child" && [ "$group" = "$foreground" ] && members+=("$child")
             done
         done
@@ -96,7 +100,7 @@ note_runtimes() {
     local pid
     runtimes=()
     find_foreground
-    for pid in "${members[@]}"; do read_runtime "$pid" && runtimes[pid]=$runtime; done
+    for pid in "${descendants[@]}"; do read_runtime "$pid" && runtimes[pid]=$runtime; done
 }
 
 sum_runtimes() {
@@ -108,7 +112,7 @@ sum_runtimes() {
 read_runtime() {
     local list spent_there
     runtime=0
-    for list in "/proc/$1/task/"*/schedstat; do
+    for list in "$proc/$1/task/"*/schedstat; do
         read -r spent_there _ <"$list" && runtime=$((runtime + spent_there))
     done
     ((runtime))
@@ -131,7 +135,29 @@ shell_is_idle() {
 }
 
 # Words of a process's memory at an address, as unsigned numbers of four bytes.
-read_memory() { dd "if=/proc/$1/mem" bs=4 skip=$(($2 / 4)) count="$3" | od -An -v -tu4; }
+read_memory() { dd "if=$proc/$1/mem" bs=4 skip=$(($2 / 4)) count="$3" | od -An -v -tu4; }
+
+# Sets limit to the whole seconds after which the system call that was read last comes back: $1 the process.
+read_limit() {
+    local place milliseconds=''
+    limit=0
+    if [[ $sys_select == *" $call "* ]]; then
+        place=$fifth
+    elif [[ $sys_timespec == *" $call "* ]]; then
+        place=$third
+    elif [ "$call" = "$sys_futex" ]; then
+        place=$fourth
+    elif [[ $sys_poll == *" $call "* ]]; then
+        milliseconds=$third
+    else
+        milliseconds=$fourth
+    fi
+    if [ -n "$milliseconds" ]; then
+        limit=$((milliseconds / 1000))
+    else
+        limit=$(read_memory "$1" "$place" 1) && [ -n "$limit" ] || limit=0
+    fi
+}
 
 # Sets fds to the descriptors that a thread waits for, by the system call that was read last: $1 the process. False where
 # that can't be seen.
@@ -162,7 +188,7 @@ find_awaited() {
             else
                 while read -r word i _; do
                     [ "$word" = tfd: ] && fds+=" $i"
-                done <"/proc/$1/fdinfo/$((first))"
+                done <"$proc/$1/fdinfo/$((first))"
             fi
             ;;
     esac
@@ -172,10 +198,10 @@ find_awaited() {
 # True where nobody but the foreground's members can do anything about a descriptor: $1 the process, $2 the descriptor.
 is_internal() {
     local line path pid
-    path=/proc/$1/fd/$2
+    path=$proc/$1/fd/$2
     if [ -p "$path" ]; then
-        for pid in /proc/[0-9]*; do
-            [[ " ${members[*]} " == *" ${pid#/proc/} "* ]] && continue
+        for pid in "$proc"/[0-9]*; do
+            [[ " ${members[*]} " == *" ${pid#"$proc"/} "* ]] && continue
             for line in "$pid/fd/"*; do [ -p "$line" ] && [ "$line" -ef "$path" ] && return 1; done
         done
         return 0
@@ -183,20 +209,27 @@ is_internal() {
     [ -S "$path" ] && { is_own_pair "$1" "$2"; return; }
     while read -r line; do
         case $line in eventfd-count:* | sigmask:* | inotify* | SqMask:* | 'it_value: (0, 0)') return 0 ;; esac
-    done <"/proc/$1/fdinfo/$2"
+    done <"$proc/$1/fdinfo/$2"
+    return 1
+}
+
+# True where a descriptor is the other side of a terminal: $1 the process, $2 the descriptor.
+is_master() {
+    local line
+    while read -r line; do [[ $line == tty-index:* ]] && return; done <"$proc/$1/fdinfo/$2"
     return 1
 }
 
 # True for a socket that the process itself, and nobody else, holds both ends of: their numbers follow each other.
 is_own_pair() {
     local path number other pid
-    number=$(stat -Lc %i "/proc/$1/fd/$2") && [ -n "$number" ] || return
-    for pid in /proc/[0-9]*; do
+    number=$(stat -Lc %i "$proc/$1/fd/$2") && [ -n "$number" ] || return
+    for pid in "$proc"/[0-9]*; do
         for path in "$pid/fd/"*; do
             [ -S "$path" ] || continue
-            if [ "$pid" = "/proc/$1" ]; then
+            if [ "$pid" = "$proc/$1" ]; then
                 [[ " $((number - 1)) $((number + 1)) " == *" $(stat -Lc %i "$path") "* ]] && other=1
-            elif [ "$path" -ef "/proc/$1/fd/$2" ]; then
+            elif [ "$path" -ef "$proc/$1/fd/$2" ]; then
                 return 1
             fi
         done

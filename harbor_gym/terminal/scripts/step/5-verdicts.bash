@@ -4,16 +4,18 @@
 # Examines every thread of the terminal's foreground. True where all of them sleep, nobody by a timer, each until there is
 # input or until another one of them does something, and somebody until there is input: nothing happens before more is
 # typed. Sets evidence to what everybody waits in, and
-#   patience   "forever"; "limited" where somebody looks up after a while although there is no input; "timed" where he
-#              waits for other things as well, and may have set the time for one of them
+#   patience   "forever"; "limited" where somebody looks up after a while although there is no input, "long" where that
+#              is seconds away; "timed" where he waits for other things as well, and may have set the time for one of them
 #   is_mixed   where somebody waits for others beside the terminal, too: a socket, a pipe from outside
-#   is_tended  where a thread wakes up by itself to look after the program's own affairs
+#   is_tended  where a thread wakes up by itself to look after the program's own affairs: "by itself" where another
+#              process reads the terminal
+#   is_go      where that thread is of Go's runtime: it has timers and children in the same place as its input
 #   is_relayed where a terminal multiplexer reads in place of the foreground
 #   is_hidden  where the kernel does not report of somebody what he waits for: then the rest was examined
 # $1 is set for a look that may take milliseconds: into the programs' memory.
 examine() {
-    local pid thread is_reading=''
-    evidence='' patience=forever is_mixed='' is_hidden='' is_relayed='' is_tended=''
+    local pid thread reader='' tender='' is_reading=''
+    evidence='' patience=forever is_mixed='' is_hidden='' is_relayed='' is_tended='' is_go=''
     # Where its leader is at work, there is no need to find the others.
     read_stat "$shell" && foreground=$terminal_group
     ((foreground > 0)) || { is_hidden=1 && return; }
@@ -25,26 +27,59 @@ examine() {
         evidence+="$pid $runtime,"
         if is_multiplexer "$pid"; then
             [ -n "$1" ] && examine_panes "$1" || return
-            is_reading=1 is_relayed=1
+            is_reading=1 is_relayed=1 reader=$pid
             continue
         fi
         if ((threads == 1)); then
             examine_thread "$pid" "$pid" "$1" || return
         else
             [ -n "$1" ] || return
-            for thread in "/proc/$pid/task/"*; do
+            for thread in "$proc/$pid/task/"*; do
                 read_stat "$pid/task/${thread##*/}" || continue
                 [ "$state" = S ] && examine_thread "$pid" "$pid/task/${thread##*/}" "$1" || return
             done
         fi
     done
+    [ -n "$is_reading$is_hidden" ] || { [ -n "$1" ] && examine_strays "$1"; } || return
+    if [ -n "$tender" ] && [ "$tender" != "$reader" ]; then is_tended='by itself'; fi
     [ -n "$is_reading" ] || [ -n "$is_hidden" ]
+}
+
+# The same where all of the foreground wait for their children, as su does: for their descendants in sessions of their
+# own, which have no terminal by the kernel's book and read this one all the same.
+examine_strays() {
+    local pid
+    for pid in "${descendants[@]}"; do
+        if ! read_stat "$pid" || ((terminal_group >= 0)); then continue; fi
+        [ "$state" = S ] && read_runtime "$pid" && ((threads == 1)) || return
+        evidence+="$pid $runtime,"
+        examine_thread "$pid" "$pid" "$1" || return
+    done
+    [ -n "$is_reading" ]
+}
+
+# The same for what runs in the terminal whose other side process $1 has: the foreground there must wait for input.
+examine_within() {
+    local child children='' inner foreground members descendants modes seen=$evidence needs_run_there=$needs_run is_found=''
+    local patience_here=$patience is_mixed_here=$is_mixed is_tended_here=$is_tended
+    read -r children <"$proc/$1/task/$1/children"
+    for child in $children; do
+        is_same_terminal "$proc/$child/fd/0" && continue
+        inner=$proc/$child/fd/0
+        # Between the ends of lines a terminal answers for whoever reads lines.
+        [ -n "$keys_end_line" ] || tty=$inner is_raw || needs_run_there=''
+        shell=$child tty=$inner needs_run=$needs_run_there examine "$2" || return
+        [ "$patience$is_hidden$is_mixed" = forever ] || return
+        seen+=$evidence is_found=1
+    done
+    evidence=$seen patience=$patience_here is_mixed=$is_mixed_here is_tended=${is_tended:-$is_tended_here}
+    [ -n "$is_found" ]
 }
 
 # What a terminal multiplexer's client shows is run by its server, which reads the terminal, too.
 is_multiplexer() {
     local name=''
-    read -r name <"/proc/$1/comm"
+    read -r name <"$proc/$1/comm"
     [ "$name" = 'tmux: client' ] || [ "$name" = screen ]
 }
 
@@ -57,7 +92,7 @@ holds_terminal() {
 # The same for the foreground of every terminal below a server that has this one, too.
 examine_panes() {
     local server_there name child children list foreground members is_found='' seen=$evidence
-    for list in /proc/[0-9]*/comm; do
+    for list in "$proc"/[0-9]*/comm; do
         name='' server_there=${list%/comm}
         read -r name <"$list"
         [ "$name" = 'tmux: server' ] || [ "$name" = screen ] || continue
@@ -65,9 +100,9 @@ examine_panes() {
         children=
         read -r children <"$server_there/task/${server_there##*/}/children"
         for child in $children; do
-            read -r name <"/proc/$child/comm"
+            read -r name <"$proc/$child/comm"
             [ "$name" != screen ] || continue
-            shell=$child tty=/proc/$child/fd/0 examine "$1" && [ -z "$is_hidden" ] || return
+            shell=$child tty=$proc/$child/fd/0 examine "$1" && [ -z "$is_hidden" ] || return
             seen+=$evidence is_found=1
         done
     done
@@ -77,7 +112,7 @@ examine_panes() {
 
 # $1 the process, $2 where it is found in /proc. False for a thread that goes on by itself.
 examine_thread() {
-    local fd fds is_limited='' reads='' terminals=''
+    local fd fds limit is_limited='' reads='' terminals='' has_master=''
     if ! read_syscall "$2" && ! { [ -n "$3" ] && read_syscall_as_owner "$2"; }; then
         examine_name "$1" "$2"
         return
@@ -86,8 +121,8 @@ examine_thread() {
     if [[ $sys_wait == *" $call "* ]]; then
         return 0
     elif [ "$call" = "$sys_futex" ]; then
-        [ "$fourth" = 0x0 ]
-        return
+        [ "$fourth" = 0x0 ] || is_go_watching "$3" || return
+        return 0
     elif [ "$call" = "$sys_sigwait" ]; then
         [ "$third" = 0x0 ]
         return
@@ -107,34 +142,45 @@ examine_thread() {
             [ "$call" != "$sys_write" ] && reads=1
         elif [ -z "$3" ]; then
             return 1
+        elif is_master "$1" "$fd"; then
+            has_master=1
         elif ! is_internal "$1" "$fd"; then
             [ "$call" != "$sys_read" ] && [ "$call" != "$sys_write" ] || return
             is_mixed=1
         fi
     done
+    if [ -n "$has_master" ] && { [ -z "$reads" ] || [ -n "$is_limited" ]; }; then is_mixed=1 has_master=''; fi
     if [ -n "$reads" ]; then
         has_run "$1" || return
-        is_reading=1
+        [ -z "$has_master" ] || examine_within "$1" "$3" || return
+        is_reading=1 reader=$1
         if [ -n "$is_limited" ] && [[ ${fds# } == *' '* ]]; then
             patience=timed
         elif [ -n "$is_limited" ] && [ "$patience" = forever ]; then
             patience=limited
+            if [ -n "$3" ] && ((${#runtimes[@]})) && read_limit "$1" && ((limit >= long_sec)); then patience=long; fi
         fi
     elif [ -n "$is_limited" ]; then
         # Beside others a thread may have nothing to do but to look after the program itself, as in V8.
-        ((threads > 1)) && [[ $sys_epoll == *" $call "* ]] && is_tended=1
+        ((threads > 1)) && [[ $sys_epoll == *" $call "* ]] && is_tended=1 tender=$1
     fi
+}
+
+# True for the thread by which Go's runtime looks after itself, which alone sleeps like this: for a time from now on, not
+# until one. Another thread has the program's own timers, if there are any.
+is_go_watching() {
+    [ -n "$1" ] && ((threads > 1 && (second & 0x7f) == 0)) && is_tended=1 is_go=1
 }
 
 # The same for a thread whose system call may not be read: the name of the place in the kernel where it sleeps shows less.
 examine_name() {
     local name path
-    read -r name <"/proc/$2/wchan"
+    read -r name <"$proc/$2/wchan"
     case $name in
         wait_woken | n_tty_read)
             is_terminal "$1" 0 && has_run "$1" || return
             # A socket's reader sleeps there, too.
-            for path in "/proc/$1/fd/"*; do [ -S "$path" ] && is_hidden=1; done
+            for path in "$proc/$1/fd/"*; do [ -S "$path" ] && is_hidden=1; done
             is_reading=1 evidence+="$sys_read 0 0,"
             ;;
         do_wait | do_wait4 | sigsuspend) evidence+="$name," ;;
@@ -197,7 +243,7 @@ at_prompt() {
 edits_hidden() {
     local pid name
     for pid in "${members[@]}"; do
-        read -r name <"/proc/$pid/comm"
+        read -r name <"$proc/$pid/comm"
         case $name in sudo | su | doas | runuser | script | ssh | tmux* | screen | docker* | podman | kubectl | socat | telnet | nc | expect) return 1 ;; esac
     done
     is_raw
@@ -234,7 +280,7 @@ look() {
     judge || return
     # Somebody may have done something since: what was seen must still hold.
     sum_runtimes
-    [ "$spent" = "$last_spent" ] || [ "$is_full$patience" != 0forever ] || return
+    [ "$spent" = "$last_spent" ] || [[ $is_full$patience != 0@(forever|long) ]] || return
     read_screen
     [ "$screen" = "$last_screen" ] && ! at_new_prompt && why=$verdict
 }
@@ -246,22 +292,83 @@ is_busy() { [ "$is_full" = 0 ] && ((spent < spent_then || (spent - spent_then) /
 judge() {
     if examine thorough; then
         if [ "$is_full" = 1 ]; then
-            ! foreground_runs && { [ -n "$is_relayed" ] || foreground_has_run; } && verdict=fullscreen
+            { [ -z "$is_go" ] || { [ -z "$is_mixed" ] && ((quiet >= polling_ms)); }; } && ! foreground_runs &&
+                { [ -n "$is_relayed" ] || foreground_has_run; } && verdict=fullscreen
         elif [ -n "$is_hidden" ]; then
             judge_hidden
         elif [ -n "$is_mixed" ]; then
-            return 1
+            : # What comes from elsewhere may end the wait: the prompt alone can tell.
         elif [ "$patience" = forever ]; then
             # It must be as quiet as its screen.
-            ((now - idle_since >= quiet_ms)) && { [ -z "$is_tended" ] || { ((quiet >= polling_ms)) && is_raw; }; } &&
-                verdict=tty_read
+            ((now - idle_since >= quiet_ms)) && { [ -z "$is_tended" ] || is_tended_quietly; } && still_waits && verdict=tty_read
+        elif [ "$patience" = long ]; then
+            ((now - idle_since >= polling_ms)) && still_waits && verdict=tty_read
         else
             # Not in its line editor it looks for input between two pieces of its work.
             # Whose time is for something else does it when the time has come, and has not looked up again and again.
-            ((quiet >= polling_ms)) && { [ "$patience" = limited ] || ((polls >= 3)); } && is_raw && verdict=tty_read
+            ((quiet >= polling_ms)) && { [ "$patience" = limited ] || ((polls >= 3)); } && is_raw && still_waits &&
+                verdict=tty_read
         fi
     fi
+    if [ -z "$verdict$is_hidden" ] && ((quiet >= polling_ms)) && [ "$is_full" = 0 ] && at_same_prompt; then
+        is_raw && reads_beside && verdict=tty_read
+    fi
     [ -n "$verdict" ]
+}
+
+# True where nothing changed while each was examined. The peer of a socket may send and end before its descriptors are
+# looked at: the socket then seems to be the reader's alone, and the reader, woken, may still wait for a processor.
+still_waits() {
+    local seen=$evidence
+    examine thorough && { [ "$patience" = limited ] || [ "$evidence" = "$seen" ]; }
+}
+
+# True in a line editor; and where only the timers of a process whose child reads the terminal have been silent for long.
+is_tended_quietly() {
+    if is_raw; then ((quiet >= polling_ms)); else [ "$is_tended" = 'by itself' ] && ((now - idle_since >= tended_ms)); fi
+}
+
+# Sets prompt to what stands before the cursor on the screen that was read last; and where that asks for the rest of a
+# statement, statement to the line that the statement begins on.
+read_prompt() {
+    local head=${screen%%$'\n'*} row column words line
+    prompt='' statement=''
+    head=${head%|*}
+    # shellcheck disable=SC2086
+    set -- $head
+    column=$3 row=$4
+    split $'\n' "${screen#*$'\n'}"
+    line=${words[row]}
+    printf -v line "%-${column}s" "${line::column}"
+    [[ $line == *[![:space:]]* ]] && prompt=$line || return
+    is_continuation "$prompt" || return 0
+    while ((row > 0)) && is_continuation "${words[row]%%[! .|]*} "; do statement=${words[--row]}; done
+}
+
+# True for what Python and node print before the further lines of a statement.
+is_continuation() { [[ $1 == '...'*(.)' '*(\ ) || $1 == '| '*(\ ) ]]; }
+
+# True where the cursor stands behind the very prompt that the keys were typed at, or that the statement began at that they
+# end, or behind one that asks for the rest of a statement: the program wants the next line, whatever else it, or a child
+# of its own, has to do.
+at_same_prompt() {
+    [ -n "$prompt_before" ] && [ "$screen" != "$screen_before" ] || return
+    read_prompt
+    [ "$prompt" = "$prompt_before" ] || is_continuation "$prompt" ||
+        { [ -n "$prompt" ] && [[ $statement_before == "$prompt"* ]]; }
+}
+
+# True where all of the foreground sleep, somebody until there is input.
+reads_beside() {
+    local pid thread reader='' tender='' is_reading=''
+    for pid in "${members[@]}"; do
+        for thread in "$proc/$pid/task/"*; do
+            read_stat "$pid/task/${thread##*/}" || continue
+            [ "$state" = S ] || return
+            examine_thread "$pid" "$pid/task/${thread##*/}" thorough
+        done
+    done
+    [ -n "$is_reading" ]
 }
 
 judge_hidden() {

@@ -91,7 +91,7 @@ wait_exactly() {
         if [ "$kind" = m ]; then why=tty_read; fi
     elif [ "$is_full" = 1 ]; then
         why=fullscreen
-    elif examine thorough && [ -z "$is_hidden$is_mixed" ]; then
+    elif examine thorough && [ -z "$is_hidden$is_mixed" ] && still_waits; then
         why=tty_read
     fi
 }

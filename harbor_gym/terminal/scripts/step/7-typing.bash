@@ -12,8 +12,9 @@ type_keys() {
             [[ $keys == *' 0a'* ]] && choose "${keys// 0a/ 0d}" "$keys"
             ;;
         text) keys="send-keys -t %0 -- $(quote "$2")" ;;
-        base64) printf %s "$2" | base64 -d >"$dir/keys" && paste_keys ;;
-        file) base64 -d <"$dir/$2" >"$dir/keys" && paste_keys && rm -f "$dir/$2" ;;
+        base64) paste_keys < <(printf %s "$2") ;;
+        # Cut where the disk was full.
+        file) (($(wc -c <"$dir/$2") == ${2#*.})) && paste_keys <"$dir/$2" && rm -f "$dir/$2" ;;
     esac
     [ -n "$keys" ] || return
     for pid in "${!runtimes[@]}"; do before+="$pid:${runtimes[pid]} "; done
@@ -40,25 +41,29 @@ quote() {
     printf "'%s'" "${text//$'\n'/"'\"\\n\"'"}"
 }
 
+# Has tmux paste what standard input holds in base64. It comes through no file: the disk may be full.
 paste_keys() {
     local flags=
     # Newer ones show control characters instead of pasting them, but for this.
-    query 'list-commands paste-buffer' && [[ ${answer[0]} =~ \[-[a-zA-Z]*S ]] && flags=S
+    query 'list-commands paste-buffer' || return
+    [[ ${answer[0]} =~ \[-[a-zA-Z]*S ]] && flags=S
+    (set -o pipefail && base64 -d | "$tmux" -S "$dir/socket" load-buffer -b keys -) || return
     choose "paste-buffer -d$flags -b keys -t %0" "paste-buffer -dr$flags -b keys -t %0"
-    keys="load-buffer -b keys $dir/keys ; $keys"
 }
 
 # Reads what was noted with the keys: sets noted_number, noted_waits, noted_runtimes, noted_mark. The policy may have
 # written anything there.
 read_note() {
-    local note before
+    local note before words
     noted_number=0 noted_waits=() noted_runtimes=()
     query "display-message -p -t %0 '#{@typed}'" || return
     note=${answer[0]%%|*} before=${answer[0]#*|}
     [[ ${note%% *} =~ ^[1-9][0-9]{0,14}$ ]] || return
     noted_number=${note%% *} note=${note#* }
-    IFS=, read -ra noted_waits <<<"${note#,}"
-    read -ra noted_runtimes <<<"${before%%|*}"
+    split , "${note#,}"
+    noted_waits=("${words[@]}")
+    split ' ' "${before%%|*}"
+    noted_runtimes=("${words[@]}")
     noted_path=${before#*|}
     return 0
 }
@@ -83,7 +88,7 @@ recall_typing() {
 #   keys_end_line  they end a line, or interrupt       types_ahead  there is more after a line's end
 #   can_settle     they are complete by themselves     needs_run    somebody has to run before they are answered
 note_keys() {
-    keys_end_line='' types_ahead='' can_settle='' needs_run=1 untyped=''
+    keys_end_line='' types_ahead='' can_settle='' needs_run=1 untyped='' screen_before='' prompt_before='' statement_before=''
     case "$1 $2" in
         hex*0[ad]* | hex*03* | hex*04* | base64* | file* | 'keys C-'[cdjm] | 'keys Enter') keys_end_line=1 ;;
         # Keys that tmux reads by itself: line feeds and controls, C-…, ^… and Enter.
@@ -113,7 +118,11 @@ run_command() {
         note_runtimes
         if [ "$foreground" != "$shell" ]; then
             # Between the ends of lines the terminal itself answers for whoever reads lines.
-            if [ -n "$keys_end_line" ] || is_raw; then
+            if [ -n "$keys_end_line" ]; then
+                needs_run=1
+                # Where the pane's own shell is not the reader, the prompt tells that another one wants the next line.
+                if is_raw; then read_screen && read_prompt && screen_before=$screen prompt_before=$prompt statement_before=$statement; fi
+            elif is_raw; then
                 needs_run=1
             else
                 read_screen
@@ -121,7 +130,11 @@ run_command() {
             fi
         fi
         [ "$2" = keys ] || [ "$foreground" = "$shell" ] || [ -z "$keys_end_line" ] || types_ahead=1
-        type_keys "$2" "$3" || { why=ended && return; }
+        type_keys "$2" "$3" || {
+            why=ended
+            read_mark && [ "$is_dead" = 0 ] && why=untyped
+            return
+        }
     fi
     if [[ $1 == =* ]]; then
         wait_exactly "${1#=}"

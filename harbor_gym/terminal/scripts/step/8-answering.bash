@@ -29,54 +29,60 @@ find_remains() {
 
 # False where tmux holds no answer to this very step.
 show_again() {
-    local step frame history
-    : >"$dir/text" && : >"$dir/visible" && query "display-message -p -t %0 '#{@step}'" \
-        "display-message -p -t %0 '#{@frame}'" "save-buffer -b text $dir/text" "save-buffer -b visible $dir/visible" || return
-    step=${answer[0]} frame=${answer[1]}
-    [[ $step == "$nonce step "* && -s $dir/text ]] || return
-    take_mark "${frame#*|}"
-    printf '%s %s\n' "$step" "$mark"
-    frame=${frame%%|*}
-    # bash takes its time over a long text.
-    history=${frame% *}
-    if ((${history##* } < 200)); then show_short "$frame"; else show_long "$frame"; fi
-}
-
-show_short() {
-    local text lines part
-    IFS= read -r -d '' part <"$dir/text"
-    text=$1$'\n'$part
-    if [[ ${1#* . } != 1* ]]; then
-        IFS= read -r -d '' part <"$dir/visible"
-        text+=$nonce' visible'$'\n'$part
+    local begin frame bytes size source text visible
+    query "display-message -p -t %0 '#{@step}'" "display-message -p -t %0 '#{@frame}'" \
+        "list-buffers -F '#{buffer_name} #{buffer_size}'" "save-buffer -b text $dir/text" "save-buffer -b visible $dir/visible"
+    # Of a buffer that could not be saved the rest is an answer all the same.
+    ((${#answer[@]} >= 3)) || return
+    begin=${answer[0]} frame=${answer[1]%%|*}
+    take_mark "${answer[1]#*|}"
+    [[ $begin == "$nonce step "* ]] && find_source text "${answer[2]}" || return
+    text=("${source[@]}") visible=() size=$((${#frame} + 1 + bytes))
+    if [[ ${frame#* . } != 1* ]]; then
+        find_source visible "${answer[2]}" || return
+        visible=("${source[@]}") size=$((size + ${#nonce} + 9 + bytes))
     fi
-    if ((${#text} <= 2 * limit)); then
-        printf %s "$text"
-    else
-        lines=${text//[^$'\n']/}
-        printf '%s\n%s cut %s %s\n' "${text::limit}" "$nonce" "${#lines}" "${#text}"
-        printf %s "${text: -limit}"
-    fi
-}
-
-show_long() {
-    local size lines
-    {
-        printf '%s\n' "$1"
-        cat "$dir/text"
-        if [[ ${1#* . } != 1* ]]; then
-            printf '%s visible\n' "$nonce"
-            cat "$dir/visible"
-        fi
-    } >"$dir/frame"
-    size=$(wc -c <"$dir/frame")
+    printf '%s %s\n' "$begin" "$mark"
     if ((size <= 2 * limit)); then
-        cat "$dir/frame"
+        show_frame
     else
-        lines=$(wc -l <"$dir/frame")
-        head -c "$limit" "$dir/frame"
-        printf '\n%s cut %s %s\n' "$nonce" "$lines" "$size"
-        tail -c "$limit" "$dir/frame"
+        show_frame | head -c "$limit"
+        printf '\n%s cut %s %s\n' "$nonce" "$(show_frame | wc -l)" "$size"
+        show_frame | tail -c "$limit"
     fi
-    : >"$dir/frame"
+    return 0
+}
+
+# Sets source to the command that prints tmux's buffer $1, and bytes to its size, by the list of buffers $2. The file that
+# it was saved to is the quickest, unless the disk was full, of which tmux itself says nothing.
+find_source() {
+    local part=''
+    [[ $'\n'$2$'\n' =~ $'\n'"$1 "([0-9]+)$'\n' ]] || return
+    bytes=${BASH_REMATCH[1]} source=(print_buffer "$1")
+    # bash takes its time over a long text.
+    if ((bytes > 32000)); then
+        (($(wc -c <"$dir/$1") == bytes)) && source=(cat "$dir/$1")
+    else
+        IFS= read -r -d '' part <"$dir/$1"
+        ((${#part} == bytes)) && source=(printf %s "$part")
+    fi
+    return 0
+}
+
+print_buffer() {
+    if [ -x "$tmux" ] && [ -e "$dir/socket" ]; then
+        "$tmux" -u -S "$dir/socket" show-buffer -b "$1"
+    elif ask "show-buffer -b $1"; then
+        # Slower: bash reads a pipe byte by byte.
+        printf '%s\n' "${answer[0]%$'\n'}"
+    fi
+}
+
+show_frame() {
+    printf '%s\n' "$frame"
+    "${text[@]}"
+    if ((${#visible[@]})); then
+        printf '%s visible\n' "$nonce"
+        "${visible[@]}"
+    fi
 }

@@ -21,7 +21,7 @@ take_over() {
             break
         fi
     done
-    : >"$dir/channel"
+    write_over channel ''
 }
 
 kill_tree() {
@@ -35,18 +35,20 @@ kill_tree() {
 take_step() {
     nonce=$1 limit=$2 number=$3
     shift 3
-    read -r shell server tty <"$dir/pane"
     waits='' why='' noted_number=0 begun=$number
+    read_pane && is_reachable || why=ended
     [ "$mode" = again ] && take_over
     if [ "$mode" != again ] || ! show_again; then
         # No later command than the step's own last one can have been typed.
         [ "$mode" = again ] && read_note && ((noted_number < begun + $# / 3)) || noted_number=0
         while (($#)); do
-            if [ "$why" != ended ]; then run_command "$1" "$2" "$3"; fi
+            if [[ $why != @(ended|untyped) ]]; then run_command "$1" "$2" "$3"; fi
             [ "$why" = abandoned ] && return
             waits+=,$why number=$((number + 1))
             shift 3
         done
+        # What it showed last is shown once more.
+        is_reachable || waits=${waits%,*},ended
         show_screen
     fi
     printf '%s end\n' "$nonce"
@@ -54,13 +56,14 @@ take_step() {
 
 serve() {
     local words script
-    is_resident=1 nonce=$1
+    is_resident=$1 nonce=$1
     trap '' PIPE
     if [ -z "$to" ]; then
         [ -e "$dir/path" ] && read -r PATH <"$dir/path"
         connect
     fi
-    printf '%s %s\n' $$ "$nonce" >"$dir/channel"
+    write_over channel "$$ $nonce"
+    read_pane
     printf '%s ready\n' "$nonce"
     while read -ra words; do
         case ${words[0]} in
@@ -70,11 +73,7 @@ serve() {
                 heartbeat
                 ;;
             step)
-                if [ -r "$dir/step" ] && [ -x "$BASH" ]; then
-                    take_step "${words[@]:1}"
-                else
-                    printf '%s step , 0:0:\n%s gone its script is removed\n%s end\n' "${words[1]}" "${words[1]}" "${words[1]}"
-                fi
+                take_step "${words[@]:1}"
                 ;;
             become)
                 # Instead of a file: the policy may have removed it.

@@ -7,7 +7,7 @@ import stat
 
 OWN = {os.stat(path).st_dev for path in ("/", "/dev", "/dev/shm", "/dev/pts", "/proc", "/sys", "/tmp", "/dev/null")}
 OWN |= {os.lstat(f"/dev/{name}").st_dev for name in os.listdir("/dev")}
-with open("/proc/self/mountinfo") as mounts:
+with open("/proc/self/mountinfo", encoding="utf-8") as mounts:
     OWN |= {os.makedev(*map(int, line.split()[2].split(":"))) for line in mounts}
 found = {}
 processes = set()
@@ -68,7 +68,7 @@ mine = os.memfd_create("mine")
 control = look(f"/proc/self/fd/{mine}")
 os.close(mine)
 found.clear()
-open("/attack/hunts", "w").close()
+open("/attack/hunts", "w", encoding="utf-8").close()
 while not os.path.exists("/attack/stop"):
     for pid in os.listdir("/proc"):
         if not pid.isdecimal() or int(pid) == os.getpid():
@@ -85,6 +85,6 @@ while not os.path.exists("/attack/stop"):
             for name in names:
                 look(f"{place}/{folder}/{name}")
 foreign = [{"name": name, "done": done} for (name, _, _), done in found.items()]
-with open("/attack/found.part", "w") as file:
+with open("/attack/found.part", "w", encoding="utf-8") as file:
     json.dump({"processes": len(processes), "control": control, "foreign": foreign}, file)
 os.rename("/attack/found.part", "/attack/found")

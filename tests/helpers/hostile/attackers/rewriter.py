@@ -35,9 +35,9 @@ def code(at):
 
 def become(pid):
     """Write where a process goes on: after its system call, or there again where that is restarted."""
-    with open(f"/proc/{pid}/syscall") as file:
+    with open(f"/proc/{pid}/syscall", encoding="utf-8") as file:
         output = file.read().split()
-    with open(f"/proc/{pid}/maps") as file:
+    with open(f"/proc/{pid}/maps", encoding="utf-8") as file:
         for line in file:
             if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) r-xp", line):
                 start, end = (int(value, 16) for value in match.groups())

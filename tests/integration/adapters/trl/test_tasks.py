@@ -25,7 +25,7 @@ SLOTS, ROUNDS = 8, 4
 
 def solve(environment: Any, script: Path) -> str:
     """Write a solution and run it, each by a tool call."""
-    environment.bash(f"cat > {SOLUTION} <<'SOLUTION'\n{script.read_text()}\nSOLUTION")
+    environment.bash(f"cat > {SOLUTION} <<'SOLUTION'\n{script.read_text(encoding='utf-8')}\nSOLUTION")
     return environment.bash(f"bash {SOLUTION}")
 
 
@@ -46,6 +46,22 @@ def test_the_solutions_commands_by_tool_calls(task_dir: Path) -> None:
     assert solved == 1.0
     assert idle is not None
     assert idle < 1.0
+
+
+def test_a_tools_text_is_the_shells_and_an_exit_code_its_own(tmp_path: Path) -> None:
+    script = "cc:\n\tgcc -o prog main.c\n\t@echo !! !cc\n"
+    check = f"#!/bin/bash\ncmp /srv/Makefile <<'EOF' && [ -s /srv/run.sh ]\n{script}EOF\n"
+    task = write_task(tmp_path / "task", test_sh=f"{check}echo $((! $?)) >/logs/verifier/reward.txt\n")
+    with HarborSpec(task, agent="bash", sandbox="local") as spec:
+        environment: Any = spec.environment_factory()
+        environment.reset(task_index=0)
+        environment.bash(f"cat > /srv/Makefile <<'EOF'\n{script}EOF")
+        environment.bash('echo "#!/bin/bash" > /srv/run.sh')
+        assert "exit code 3" in environment.bash("(exit 3)")
+        assert "exit code" not in environment.bash("# not a command")
+        assert "exit code" not in environment.bash("echo 'not yet closed")
+        environment.bash("'")
+        assert verified_reward([ANSWERED], [environment]) == [1.0]
 
 
 def test_there_are_six_tasks() -> None:

@@ -210,6 +210,31 @@ async def test_an_engine_that_fails_is_its_error_and_no_reward(tmp_path: Path, m
     assert trace.errors[-1].status_code == 400
 
 
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_an_engine_that_fails_once_is_asked_again(status: int, tmp_path: Path, model_dir: Path) -> None:
+    server = TokenServer(SOLVED, statuses=[status])
+    trace = await play(tmp_path, model_dir, server)
+    assert (trace.ok, trace.reward, trace.errors) == (True, 1.0, [])
+    assert len(server.requests) == len(server.exchanges) + 1
+
+
+async def test_an_engine_that_stays_broken_costs_one_more_attempt(tmp_path: Path, model_dir: Path) -> None:
+    server = TokenServer(SOLVED, statuses=[500] * 99)
+    trace = await play(tmp_path, model_dir, server)
+    assert (trace.ok, trace.reward, server.exchanges) == (False, 0.0, [])
+    assert [(error.type, error.status_code) for error in trace.errors] == [("ProviderError", 500)] * 2
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_a_key_or_a_model_that_is_refused_is_not_asked_for_again(
+    status: int, tmp_path: Path, model_dir: Path
+) -> None:
+    server = TokenServer(SOLVED, statuses=[status] * 99)
+    trace = await play(tmp_path, model_dir, server)
+    assert (trace.ok, [error.status_code for error in trace.errors]) == (False, [status])
+    assert len(server.requests) == 1
+
+
 async def test_a_timeout_of_verifiers_leaves_no_verdict(tmp_path: Path, model_dir: Path) -> None:
     agent = {"timeout": {"rollout": 0.2}}
     trace = await play(tmp_path, model_dir, TokenServer(ENDLESS), terminal={"max_turns": None}, agent=agent)
@@ -258,6 +283,7 @@ async def test_a_foreign_agent_is_graded_when_its_budget_is_spent(
         ({"terminal_env": {"action_format": "keystrokes"}}, "strip white space around a message"),
         ({"agent": {"name": "terminus-2"}, "terminal_env": {"action_format": "bash-tool"}}, "can't set action_format"),
         ({"agent": {"name": "terminus-2"}, "pool_size": 2}, "leave pool_size out"),
+        ({"terminal_env": {"harbor_server": "http://127.0.0.1:1"}}, "not our own loop: give an agent"),
     ],
 )
 def test_settings_that_can_not_be_used_are_refused_when_they_are_read(harness: dict[str, Any], words: str) -> None:

@@ -1,6 +1,7 @@
 """verifiers' own command line with our plugin, against the process of a token-id server."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -93,3 +94,17 @@ def test_tasks_of_steps_and_of_a_dockerfile_alone_and_a_broken_verifier(client: 
     conversations = [item["prompt"] + item["sampled"] for item in exchanges]
     assert all(tokens_of(trace, client) in conversations for trace in traces.values())
     assert most_at_once(played) <= AT_ONCE
+
+
+def test_the_files_and_flags_of_the_page_are_settings_that_verifiers_takes(tmp_path: Path) -> None:
+    page = (ROOT / "docs/verifiers.md").read_text()
+    settings = "".join(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[:2])
+    far_away = ', "git+https://github.com/org/suite@COMMIT#tasks", "org/dataset@1.0"'
+    assert far_away in settings
+    config = tmp_path / "eval.toml"
+    config.write_text(settings.replace(far_away, ""))
+    flags = [word for text in re.findall(r"`(--(?:env|client)[^`]*)`", page) for word in text.split()]
+    assert len(flags) > 8
+    command = [Path(sys.executable).with_name("vf-eval"), "@", config, "--dry-run", "--output-dir", tmp_path, *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

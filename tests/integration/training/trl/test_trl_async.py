@@ -15,12 +15,12 @@ from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
 from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
 from harbor_gym.adapters.trl import HarborSpec
-from harbor_gym.embedded.trl.engine import CompletionsEngine
-from harbor_gym.embedded.trl.letters import SETTINGS, make_letter_policy, write_letter_task
-from harbor_gym.embedded.trl.on_cpu import EngineWeights, async_grpo_on_cpu, attend
-from harbor_gym.embedded.trl.runs import METRICS_NAME, train_letters_async
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.samplers import CompletionsSampler
+from recipes.tiny_trl.engine import CompletionsEngine
+from recipes.tiny_trl.letters import SETTINGS, make_letter_policy, write_letter_task
+from recipes.tiny_trl.on_cpu import EngineWeights, async_grpo_on_cpu, attend
+from recipes.tiny_trl.runs import METRICS_NAME, train_letters_async
 from tests.helpers.sandboxes.letters import LETTER
 
 pytestmark = pytest.mark.usefixtures("nothing_left")

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("trl", reason='pip install "harbor-gym[trl]"')
 
 from harbor_gym.adapters.trl import HarborSpec
-from harbor_gym.embedded.trl.letters import ANSWER, LETTERS, RIGHT, SETTINGS, make_letter_policy, write_letter_task
-from harbor_gym.embedded.trl.runs import METRICS_NAME, train_letters
 from harbor_gym.testing import FakeEnvironment
+from recipes.tiny_trl.letters import ANSWER, LETTERS, RIGHT, SETTINGS, make_letter_policy, write_letter_task
+from recipes.tiny_trl.runs import METRICS_NAME, train_letters
 from tests.helpers.sandboxes.fake_episodes import FAKE
 
 pytestmark = [

@@ -9,11 +9,12 @@ import pytest
 from harbor.models.trial.config import AgentConfig
 
 from harbor_gym.adapters.nemo_gym.model_server import CALL, TOKEN_FIELDS, ModelServer
-from harbor_gym.adapters.nemo_gym.play import ANEW, Played, conversation, play
+from harbor_gym.adapters.nemo_gym.play import ANEW, conversation, play
 from harbor_gym.adapters.nemo_gym.rows import Row, make_row
 from harbor_gym.adapters.nemo_gym.settings import EpisodePlan
 from harbor_gym.errors import UsageError, VerifierError
-from harbor_gym.types import EndReason, TokenSequence
+from harbor_gym.samplers import EngineSettingsError
+from harbor_gym.types import Rollout, TokenSequence
 from tests.helpers.chats.character_codec import END, CharacterCodec
 from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
 from tests.helpers.nemo_gym.scripts import Script
@@ -52,8 +53,8 @@ def plan(tmp_path: Path, **settings: Any) -> EpisodePlan:
 
 
 async def row_of(planned: EpisodePlan, engine: ModelServerDouble, **params: Any) -> Row:
-    played = await play(planned, lambda: ModelServer(engine.post, params, require_token_ids=True))
-    return make_row(played, require_token_ids=True)
+    rollout, calls = await play(planned, lambda: ModelServer(engine.post, params, require_token_ids=True))
+    return make_row(rollout, calls, require_token_ids=True)
 
 
 def verdict(row: Row) -> tuple[float, bool, str | None]:
@@ -162,32 +163,73 @@ async def test_a_broken_verifier_keeps_the_turns_and_reports_why(tmp_path: Path)
     assert Path(row.fields["trial_dir"]).parent == tmp_path / "trials"
 
 
-async def test_a_failing_model_server_is_run_again_and_then_masked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 599])
+async def test_a_failing_model_server_is_asked_again(status: int, tmp_path: Path) -> None:
     engine = double()
-    engine.statuses = [200, 500]
+    engine.statuses = [200, *[status] * 3]
+    row = await row_of(plan(tmp_path), engine)
+    assert verdict(row) == (1.0, False, None)
+    assert (row.fields["attempts"], len(engine.requests)) == (1, 6)
+    assert engine.requests[1] == engine.requests[4], "the same request"
+
+
+async def test_a_model_server_that_fails_for_longer_costs_an_attempt_and_is_then_masked(tmp_path: Path) -> None:
+    engine = double()
+    engine.statuses = [200, *[500] * 4]
     row = await row_of(plan(tmp_path), engine)
     assert verdict(row) == (0.0, True, "harbor_gym:sampler_error")
-    assert (row.fields["turns"], row.fields["attempts"]) == (1, 1)
+    assert (row.fields["turns"], row.fields["attempts"], len(engine.requests)) == (1, 1, 5)
     engine = double()
-    engine.statuses = [500]
+    engine.statuses = [500] * 4
     assert verdict(row := await row_of(replace(plan(tmp_path), max_retries=1), engine)) == (1.0, False, None)
     assert row.fields["attempts"] == 2
+
+
+REFUSALS = {
+    "its own": (404, ""),
+    "vllm's key": (500, '{"error":"Unauthorized"}'),
+    "vllm's model": (500, '{"error":{"message":"The model `x` does not exist.","type":"NotFoundError","code":404}}'),
+    "openai's key": (500, '{"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}}'),
+    "openai's model": (500, '{"error": {"message": "The model x does not exist", "code": "model_not_found"}}'),
+}
+"""What an engine behind the model server answers: the server's status, and the engine's body in the server's words."""
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+@pytest.mark.parametrize("agent", [None, FORMAT_AGENT])
+async def test_a_wrong_key_or_model_ends_the_run_at_the_first_answer(
+    name: str, agent: AgentConfig | None, tmp_path: Path
+) -> None:
+    engine = double()
+    status, engine.refusal = REFUSALS[name]
+    engine.statuses = [status] * 9
+    settings = {} if agent is None else {"confirm_task_complete": True}
+    with pytest.raises(EngineSettingsError, match=r"policy_api_key.*the model server answered with status 40"):
+        await row_of(replace(plan(tmp_path, **settings), agent=agent, max_retries=1), engine)
+    assert len(engine.requests) == 1
+
+
+async def test_an_overflow_in_a_model_servers_own_words_ends_the_episode(tmp_path: Path) -> None:
+    engine = double(message(DONE))
+    engine.statuses = [200, 500]
+    engine.refusal = '{"error": {"message": "Your input is too long", "code": "context_length_exceeded"}}'
+    assert verdict(await row_of(plan(tmp_path), engine)) == (1.0, False, "harbor_gym:context_overflow")
+    assert len(engine.requests) == 2
 
 
 async def test_a_model_server_without_token_ids_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="return_token_id_information: true"):
         await row_of(plan(tmp_path), without_ids())
-    played = await play(plan(tmp_path), lambda: ModelServer(without_ids().post, {}))
-    row = make_row(played, require_token_ids=False)
+    rollout, calls = await play(plan(tmp_path), lambda: ModelServer(without_ids().post, {}))
+    row = make_row(rollout, calls, require_token_ids=False)
     assert verdict(row) == (1.0, False, None)
     assert not any(name in item for item in row.output for name in TOKEN_FIELDS)
 
 
 def test_an_error_without_a_turn_still_has_an_item() -> None:
     error = VerifierError("it wrote nothing").attach({"verifier_output": "boom"}, trial_dir=None)
-    lost = Played([], [], None, EndReason.INFRASTRUCTURE_ERROR, error)
     for is_training in (True, False):
-        row = make_row(lost, require_token_ids=is_training)
+        row = make_row(Rollout.lost(error), (), require_token_ids=is_training)
         assert verdict(row) == (0.0, True, "verifier_error")
         assert row.fields["verifier_output"] == "boom"
         assert sum(read_as_trainer(row.output).mask) == 1

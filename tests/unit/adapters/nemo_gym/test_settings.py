@@ -67,6 +67,11 @@ def test_what_can_not_be_used_is_refused_with_its_place() -> None:
         plan(settings(terminal_env={"no_such": 1}))
     with pytest.raises(UsageError, match=r"terminal_env\.terminal is of our own loop"):
         plan(settings(harbor_agent="terminus-2"), terminal_env={"terminal": {"rows": 20}})
+    server = {"harbor_server": "http://127.0.0.1:1"}
+    with pytest.raises(UsageError, match="not our own loop: give an agent"):
+        plan(settings(terminal_env=server))
+    planned = plan(settings(harbor_agent="terminus-2", terminal_env=server))
+    assert planned.config.harbor_server == server["harbor_server"]
     assert plan(settings(harbor_agent="terminus-2"), terminal_env={"reward_key": "x"}).config.reward_key == "x"
     with pytest.raises(ValidationError, match="max_turn"):
         RequestOverrides.model_validate({"max_turn": 1})

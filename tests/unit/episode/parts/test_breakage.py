@@ -66,7 +66,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def script(path: Path, text: str, mode: int = 0o755) -> str:
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     path.chmod(mode)
     return str(path)
 

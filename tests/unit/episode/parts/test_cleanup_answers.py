@@ -13,7 +13,7 @@ from harbor_gym.episode.grading import cleanup
 from harbor_gym.episode.grading.cleanup import Baseline, BrokenByPolicyError, CleanupResult, VerifierDirsReset
 from harbor_gym.episode.grading.process_watch import ProcessWatch
 from harbor_gym.errors import SandboxLostError, SandboxTimeoutError
-from harbor_gym.terminal.session import Leavings
+from harbor_gym.terminal.session import Leftovers
 
 OWN = Baseline(frozenset({"1:0", "7:350"}), frozenset({"shm:3"}), 2)
 RESET = VerifierDirsReset((PurePosixPath("/logs/verifier"), PurePosixPath("/tests")), "1000")
@@ -116,7 +116,7 @@ async def test_what_a_client_library_raises_is_a_lost_sandbox_and_our_errors_pas
 
 async def test_stopping_by_script_reads_three_numbers() -> None:
     environment = Scripted("stop 5 0 3\n", "stop 0 0 -\n")
-    terminal = Leavings(pids=("40", "41"), directory="/run/.terminal-x")
+    terminal = Leftovers(pids=("40", "41"), directory="/run/.terminal-x")
     assert await cleanup.stop_processes(sandbox(environment), OWN, terminal=terminal) == CleanupResult(5, 3)
     assert await cleanup.stop_processes(sandbox(environment), OWN) == CleanupResult(0, None)
     script = environment.asked[0][0]
@@ -147,13 +147,13 @@ async def test_a_cleanup_that_takes_too_long_is_the_policys_doing_where_none_of_
 
 async def test_a_sandbox_that_stops_by_itself_is_given_what_to_spare() -> None:
     environment = Able(stopped(4, oom_kills=None))
-    terminal = Leavings(pids=("40",), directory="/run/.terminal-x")
+    terminal = Leftovers(pids=("40",), directory="/run/.terminal-x")
     assert await cleanup.stop_processes(sandbox(environment), OWN, terminal=terminal) == CleanupResult(4, None)
     ((what, arguments),) = environment.asked
     assert what == "stop"
     assert arguments["own"] == ["1:0", "7:350"]
     assert (arguments["ipc_objects"], arguments["terminal"]) == (["shm:3"], [40])
-    assert arguments["leavings"] == "/run/.terminal-x"
+    assert arguments["leftovers"] == "/run/.terminal-x"
     assert 0 < arguments["grace_sec"] < arguments["deadline_sec"]
 
 

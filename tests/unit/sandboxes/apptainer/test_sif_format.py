@@ -67,7 +67,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         "workdir": "/srv",
         "user": "1234:4321",
         "entrypoint": ("/init", "--quiet"),
-        "substitutions": ("a -> b",),
         "volumes": ("/data",),
         "healthcheck": Healthcheck(("test", "-e", "/x"), 0.5, 2.0, 1.0, 0.25, 7),
     }

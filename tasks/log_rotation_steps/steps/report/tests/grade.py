@@ -6,7 +6,7 @@ from pathlib import Path
 sys.path.insert(0, "/tests")
 from verdict import give, read  # -I leaves the script's own directory out
 
-expected = Path("/tests/report.txt").read_text().splitlines()
+expected = Path("/tests/report.txt").read_text(encoding="utf-8").splitlines()
 found = (read("/home/agent/report.txt") or "").split("\n")
 lines = [line.rstrip() for line in found if line.strip()]
 wrong = sum(line not in expected for line in lines) + len(lines) - len(set(lines))

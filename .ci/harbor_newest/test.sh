@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Tests what touches Harbor on the newest Harbor that pyproject.toml allows, in an environment of its own. .venv has an older
+# one, which every extra there can be installed beside.
+#   test.sh [PYTEST'S FLAGS]
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=.ci/lib.sh
+. "$here/lib.sh"
+cd "$here/.."
+
+environment=$(.ci/environment.sh harbor_newest)
+unset HARBOR_GYM_REQUIRE # frameworks have environments of their own, and each engine's tests run in .venv
+"$environment/bin/python" -m pytest -n 3 --max-worker-restart 0 -m 'not slow' \
+  tests/unit/checking tests/unit/episode tests/unit/sandboxes tests/unit/runtime tests/unit/gateway \
+  tests/contract/test_outcomes.py tests/contract/test_same_episode.py tests/contract/test_fidelity_steps.py \
+  tests/integration/adapters/test_harbor_rollouts.py tests/integration/adapters/test_harbor_server.py \
+  tests/integration/adapters/test_guarded_grading.py \
+  tests/integration/gateway/test_gateway_trials.py tests/benchmarks/test_bench_gateway.py \
+  tests/integration/episode/test_pristine_view.py::test_no_program_of_the_sandbox_runs_between_the_clean_up_and_the_verifier "$@"
+# The server's slow tests run nowhere else: .venv's Harbor has none.
+exec "$environment/bin/python" -m pytest -m slow tests/integration/adapters/test_harbor_server.py "$@"

@@ -1,0 +1,106 @@
+"""A disk that is full, or that can't be written to, in one line: the place, the reason, and what to do."""
+
+import errno
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+from harbor_gym._runtime.cache import cache_path
+from harbor_gym.errors import UsageError
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REMEDIES = {
+    **dict.fromkeys(_FULL, "free some space there"),
+    errno.EROFS: "make it writable",
+    errno.EACCES: "change its permissions",
+    errno.EPERM: "change its permissions",
+}
+_NUMBER = re.compile(r"\[Errno (\d+)\]")
+"""How ``shutil.Error`` quotes the errors of single files."""
+
+
+def describe_disk_failure(error: BaseException) -> str | None:
+    """Return an error of a disk in one line for people; None for any other error.
+
+    Args:
+        error: What a command raised.
+    """
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if not isinstance(error, OSError):
+        return None
+    if str(error.strerror).startswith("No usable temporary directory"):  # Source: tempfile
+        return "no folder for temporary files can be written to: set TMPDIR to one"
+    number, place = _number_and_place(error)
+    if number not in _REMEDIES:
+        return None
+    shown = place or " and ".join(map(str, _full_places())) or "a disk"
+    return f"{shown}: {os.strerror(number)}: {_REMEDIES[number]}, or {_other_folder(shown)}"
+
+
+def full_cache(output: str) -> str | None:
+    """Return why a tool could not write to the cache where its output tells that the disk is full; None otherwise."""
+    if not any(os.strerror(number) in output for number in _FULL):
+        return None
+    place = cache_path()
+    return f"{place}: {os.strerror(errno.ENOSPC)}: {_REMEDIES[errno.ENOSPC]}, or {_other_folder(str(place))}"
+
+
+def require_temporary() -> None:
+    """Raise where TMPDIR is no folder that can be written to: Python passes over it, and tools fail of it.
+
+    Raises:
+        UsageError: It is not there, or can't be written to.
+    """
+    if not (named := os.environ.get("TMPDIR")):
+        return
+    if not Path(named).is_dir():
+        why = "is no folder"
+    elif not os.access(named, os.W_OK | os.X_OK):
+        why = "can't be written to"
+    else:
+        return
+    raise UsageError(f"TMPDIR is {named}, which {why}: set it to a folder that can be written to, or unset it")
+
+
+def _number_and_place(error: OSError) -> tuple[int | None, str]:
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        _, place, reason = error.args[0][0]
+        found = _NUMBER.search(str(reason))
+        return int(found[1]) if found else None, str(place)
+    return error.errno, "" if error.filename is None else os.fsdecode(error.filename)
+
+
+def _full_places() -> Generator[Path]:
+    """Yield the folders that are full, of those that a command writes to without being told.
+
+    A write that finds a disk full does not say which.
+    """
+    for place in (Path.cwd(), _temporary(), cache_path()):
+        if place.is_dir():
+            state = os.statvfs(place)
+            if not state.f_bavail or not state.f_favail:
+                yield place
+
+
+def _temporary() -> Path:
+    return Path(os.environ.get("TMPDIR") or tempfile.gettempdir())
+
+
+def _is_named(path: Path) -> bool:
+    """Return whether the command line has the path, or a folder that it lies in."""
+    words = [word.rpartition("=")[2] for word in sys.argv[1:]]
+    return any(path.is_relative_to(Path(word).absolute()) for word in words if word)
+
+
+def _other_folder(place: str) -> str:
+    path, cache = Path(place).absolute(), cache_path()
+    if path.is_relative_to(cache) or cache.is_relative_to(path):
+        return "set HARBOR_GYM_CACHE to another folder"
+    if path.is_relative_to(_temporary()) and not _is_named(path):
+        return "set TMPDIR to another folder"
+    return "name another folder"

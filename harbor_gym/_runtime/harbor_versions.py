@@ -1,0 +1,193 @@
+"""The differences between the supported versions of Harbor, each with the version that brought it.
+
+Nothing else asks for Harbor's version, or whether a class of Harbor's has a name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from pydantic import Field, create_model
+
+from harbor_gym.errors import UsageError
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment
+    from harbor.environments.capabilities import EnvironmentResourceCapabilities
+    from harbor.models.task.config import MCPServerConfig
+    from harbor.models.trial.config import EnvironmentConfig, TrialConfig
+    from harbor.models.trial.result import ExceptionInfo, TrialResult
+
+VERSION = tuple(int(number) for number in re.findall(r"\d+", importlib.metadata.version("harbor"))[:2])
+"""Harbor's major and minor version."""
+
+_FRACTIONAL_CPUS = (0, 25)
+_TYPED_OPTIONS = (0, 26)
+_MCP_HEADERS = (0, 26)
+_VERIFIER_NETWORKS = (0, 25)
+_ERROR_POLICIES = (0, 26)
+_SERVER = (0, 26)
+_LINT = (0, 26)
+
+_ENDS_OF_AGENTS = (
+    *("NonZeroAgentExitCodeError", "AgentTimeoutError", "AgentSafetyRefusalError", "ContentPolicyViolationError"),
+    *("ContextWindowExceededError", "ContextLengthExceededError"),
+    *("OutputTokenExceededError", "OutputLengthExceededError"),
+)
+"""How agents end whose rewards count. Harbor counts beside any name that it does not know, too; we do not.
+
+Source: ``ERROR_POLICIES`` of Harbor 0.26, ``models/trial/error_policy.py``.
+"""
+
+NON_ZERO_EXIT = "NonZeroAgentExitCodeError"
+"""An agent's program ended with another code than 0, for a reason that Harbor found no name for."""
+
+
+REFUSED_AGENT = ("AuthenticationError", "AgentAuthenticationError", "PermissionDeniedError")
+"""How agents end that the gateway refused because a budget had run out, where nobody ended them first."""
+
+
+def run_preflight(config: EnvironmentConfig) -> None:
+    """Run a sandbox class's own checks. Since 0.26 they see the sandbox's options, and refuse unknown ones."""
+    from harbor.environments.factory import EnvironmentFactory
+
+    options = {"kwargs": config.kwargs} if VERSION >= _TYPED_OPTIONS else {}
+    EnvironmentFactory.run_preflight(config.type, config.import_path, **options)
+
+
+def network_settings(config: TrialConfig) -> tuple[Any, ...]:
+    """Return the settings of a trial that its networks are resolved from. Since 0.25 the verifier's are among them."""
+    return (config.agent, config.environment, *((config.verifier,) if VERSION >= _VERIFIER_NETWORKS else ()))
+
+
+def recorded_exceptions(result: TrialResult) -> list[ExceptionInfo]:
+    """Return what a trial recorded of itself and of its steps, the trial's first."""
+    infos = [result.exception_info, *(step.exception_info for step in result.step_results or ())]
+    return [info for info in infos if info is not None]
+
+
+def is_end_of_agent(info: ExceptionInfo) -> bool:
+    """Return whether an exception is an agent's way to end, beside which a reward counts.
+
+    Since 0.26 Harbor's own policy, which a run may override, has to say so as well.
+    """
+    is_denied = VERSION >= _ERROR_POLICIES and not getattr(info, "policy").has_valid_reward  # noqa: B009
+    return info.exception_type in _ENDS_OF_AGENTS and not is_denied
+
+
+def require_server() -> None:
+    """Check that the Harbor that is installed has a server and its client, as it has since 0.26.
+
+    Raises:
+        UsageError: It has none.
+    """
+    if VERSION < _SERVER:
+        raise UsageError(
+            f"Harbor's server is new in Harbor 0.26, and {importlib.metadata.version('harbor')} is installed here: "
+            "pip install 'harbor>=0.26,<0.27' (docs/guide/harbor-versions.md lists what fits beside it)"
+        )
+
+
+def server_client(url: str, api_key: str | None) -> Any:
+    """Return a client of Harbor's server: an ``AsyncHarbor``, to close after use.
+
+    Raises:
+        UsageError: The Harbor that is installed has none, or the address is none.
+    """
+    require_server()
+    try:
+        return importlib.import_module("harbor.client").AsyncHarbor(url, api_key=api_key)
+    except ValueError as exc:
+        raise UsageError(f"Harbor's server {url!r}: {exc}") from None
+
+
+def server_error() -> type[Exception]:
+    """Return the class of what a client of Harbor's server raises: it has a ``status_code`` and ``details``."""
+    return importlib.import_module("harbor.client").APIError
+
+
+def graded_after_refusal() -> dict[str, Any]:
+    """Return a job's setting by which an agent that the gateway refused is graded all the same (since 0.26)."""
+    return {name: {"should_grade": True, "has_valid_reward": True} for name in REFUSED_AGENT}
+
+
+def lint(task_dir: Path) -> tuple[str, ...]:
+    """Return what ``harbor lint`` (since 0.26) finds in a task, by the rules that the task selects: a line each.
+
+    An older Harbor finds nothing. What keeps it from looking is a line, too.
+    """
+    if VERSION < _LINT:
+        return ()
+    root = task_dir.resolve()
+    names = ("harbor.cli.lint", "harbor.lint", "harbor.lint.models", "harbor.lint.compose")
+    command, task, models, compose = map(importlib.import_module, names)
+    try:
+        rules = getattr(command, "_selected_rules")(root, models.LintConfig())  # noqa: B009  # its one private name
+        found = models.sort_findings(task.lint_task(root, selected_rules=rules))
+    except compose.ComposeLoadError as exc:
+        return (f"nothing was looked at: {exc}",)
+    except Exception as exc:  # As Harbor's own command: the text of a parser's error may contain secrets.
+        return (f"nothing was looked at: {type(exc).__name__}, of the task's files or their permissions",)
+    return tuple(f"{_place(item, root)} [{item.rule}] {item.message}" for item in found)
+
+
+def check_options(kind: type[BaseEnvironment], options: dict[str, Any] | None) -> None:
+    """Refuse what a sandbox class has no option for, as Harbor's own classes do since 0.26.
+
+    Raises:
+        ValueError: An option is unknown or has a wrong value.
+    """
+    if VERSION >= _TYPED_OPTIONS:
+        getattr(kind, "parse_options")(options)  # noqa: B009  # a name that older Harbors' types lack
+
+
+def resource_capabilities(*, cpu_limit: bool = False, memory_limit: bool = False) -> EnvironmentResourceCapabilities:
+    """Return what a sandbox can enforce. Since 0.25 ``cpus`` may be a fraction, where the sandbox says that it can."""
+    from harbor.environments.capabilities import EnvironmentResourceCapabilities
+
+    fractions: dict[str, bool] = {"fractional_cpus": True} if VERSION >= _FRACTIONAL_CPUS else {}
+    return EnvironmentResourceCapabilities(cpu_limit=cpu_limit, memory_limit=memory_limit, **fractions)
+
+
+def declares_options[T: type[BaseEnvironment]](kind: T) -> T:
+    """Give a sandbox class the model of its options that Harbor validates and prints since 0.26.
+
+    The model is read from the class's own constructor: names, types, defaults, and what its docstring says of them.
+    """
+    if VERSION < _TYPED_OPTIONS:
+        return kind
+    shared = importlib.import_module("harbor.environments.options").EnvironmentOptions
+    hints, texts = get_type_hints(kind.__init__), _descriptions(inspect.getdoc(kind.__init__) or "")
+    fields: dict[str, Any] = {
+        name: (hints[name], Field(default=parameter.default, description=texts.get(name)))
+        for name, parameter in inspect.signature(kind.__init__).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    base = getattr(kind, "options_model", None) or shared
+    model = create_model(f"{kind.__name__}Options", __base__=base, __module__=kind.__module__, **fields)
+    setattr(kind, "options_model", model)  # noqa: B010  # a name that older Harbors' types lack
+    return kind
+
+
+def has_mcp_headers(server: MCPServerConfig) -> bool:
+    """Return whether requests to an MCP server need headers, which tasks can declare since 0.26."""
+    return VERSION >= _MCP_HEADERS and bool(getattr(server, "headers"))  # noqa: B009  # older Harbors' types lack it
+
+
+def _place(finding: Any, root: Path) -> str:
+    """Return where Harbor's lint found something: a path in the task, and the line where there is one."""
+    path = Path(finding.path)
+    shown = path.relative_to(root) if path.is_relative_to(root) else path
+    return str(shown) if finding.line is None else f"{shown}:{finding.line}"
+
+
+def _descriptions(docstring: str) -> dict[str, str]:
+    """Return what a Google docstring says of each argument."""
+    _, _, arguments = docstring.partition("Args:\n")
+    entries = re.findall(r"^    \*{0,2}(\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}

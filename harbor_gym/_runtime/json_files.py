@@ -1,0 +1,72 @@
+"""JSON files of ours: what a kill has cut is mended, and what can't be read is named with what to do about it."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from harbor_gym._runtime.files import replace_text
+from harbor_gym.errors import UsageError
+
+
+def read_document(path: Path, *, remedy: str) -> dict[str, Any]:
+    """Return a file's one JSON object.
+
+    Args:
+        path: The file.
+        remedy: What a reader of the error can do.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UsageError: It can't be read, or holds something else.
+    """
+    return _object(path, _text(path, remedy), remedy)
+
+
+def read_lines(path: Path, *, remedy: str, mends: bool = False) -> list[dict[str, Any]]:
+    """Return a file's JSON objects, one a line, without a last line that is cut, as by a kill.
+
+    Args:
+        path: The file.
+        remedy: What a reader of the error can do.
+        mends: Take such a line out of the file, too. Only for the file's one writer, before it appends: of a file that
+            another process writes, the rest of the line may still come.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UsageError: A line can't be read, or holds something else.
+    """
+    text = _text(path, remedy)
+    lines = text.splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):  # the next line would be written onto it
+        last = lines.pop()
+        lines += [f"{last}\n"] if _is_json(last) else []
+        if mends:
+            replace_text(path, "".join(lines))
+    numbered = enumerate(lines, start=1)
+    return [_object(path, line, remedy, f"line {number}") for number, line in numbered]
+
+
+def _text(path: Path, remedy: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} can't be read: it is no text: {remedy}") from None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _object(path: Path, text: str, remedy: str, place: str = "") -> dict[str, Any]:
+    where = f"{path}, {place}," if place else f"{path}"
+    try:
+        value = json.loads(text)
+    except ValueError as exc:
+        raise UsageError(f"{where} can't be read: {exc}: {remedy}") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{where} can't be read: it holds no JSON object: {remedy}")
+    return cast("dict[str, Any]", value)

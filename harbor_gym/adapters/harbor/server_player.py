@@ -1,0 +1,175 @@
+"""What plays one task on Harbor's server: a job of one rollout, whose agent reaches its session by the relay."""
+
+import asyncio
+import functools
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harbor.models.task.task import Task
+from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig
+from harbor.models.trial.result import TrialResult
+
+from harbor_gym._runtime.harbor_versions import graded_after_refusal
+from harbor_gym._runtime.shielded import shielded
+from harbor_gym.adapters.harbor.results import Grading, finished_rollout, lost_rollout, rewards_of
+from harbor_gym.adapters.harbor.server import HarborServer, ServerJobs
+from harbor_gym.config import AmbiguousFailures
+from harbor_gym.episode.failures import SandboxFinding, policy_failure
+from harbor_gym.episode.grading.account import RewardAccount
+from harbor_gym.episode.task import declared_verify_paths, grades_in_shared_sandbox
+from harbor_gym.errors import SandboxError
+from harbor_gym.gateway import Gateway, SessionLimits
+from harbor_gym.gateway.agents import relayed_agent_config
+from harbor_gym.gateway.relay import RelayAddress, RelayLink, relayed
+from harbor_gym.types import Rollout
+
+_NO_LIMIT_TOKENS = 1_000_000
+
+_UNGUARDED = (
+    "Harbor's server grades without a clean-up: what the policy left running goes on, what it broke is not found"
+)
+_NO_VIEW = "Harbor's server grades without a pristine view: the task's verify_paths count for nothing there"
+
+logger = logging.getLogger(__name__)
+
+
+def missing_protections(task: Task) -> tuple[str, ...]:
+    """Return what a task's grading on a server has not of our own, one sentence each; a missing view is logged, once.
+
+    Raises:
+        TaskError: The task's ``verify_paths`` are not a list of paths that a view can carry.
+    """
+    declared = declared_verify_paths(task)
+    if not any(grades_in_shared_sandbox(task, step) for step in task.config.steps or [None]):
+        return ()
+    if declared is None:
+        return (_UNGUARDED,)
+    note_missing_view()
+    return (_UNGUARDED, _NO_VIEW)
+
+
+@functools.cache
+def note_missing_view() -> None:
+    """Log once that a server grades as Harbor does."""
+    logger.warning(_NO_VIEW)
+
+
+@dataclass(frozen=True)
+class ServerPlayer:
+    """Rollouts on Harbor's server whose agents speak to sessions of one gateway."""
+
+    server: HarborServer
+    """The server."""
+
+    jobs: ServerJobs
+    """Its jobs."""
+
+    gateway: Gateway
+    """The open gateway."""
+
+    agent: AgentConfig
+    """The agent, without an address."""
+
+    environment: EnvironmentConfig
+    """The sandbox, as the server knows it."""
+
+    limits: SessionLimits
+    """The budgets of each session."""
+
+    account: RewardAccount
+    """What a verdict is worth."""
+
+    ambiguous_failures: AmbiguousFailures
+    """As ``TerminalEnvConfig.ambiguous_failures``."""
+
+    trials_dir: Path | None
+    """Where to fetch the trials' folders to; None fetches none."""
+
+    use_details: bool
+    """Whether the tokens are those that the agent reports, and not the session's."""
+
+    async def play(self, task: TaskConfig, path: Path) -> Rollout:
+        """Play a task once."""
+        async with self.server.slots:
+            return await self._play(task, path)
+
+    async def _play(self, task: TaskConfig, path: Path) -> Rollout:
+        started = time.monotonic()
+        missing = missing_protections(await asyncio.to_thread(Task, path))
+        name = f"{path.name}__{uuid.uuid4().hex[:7]}"
+        session = self.gateway.open_session(name=name, limits=self.limits)
+        relay = RelayAddress(self.server.url.rstrip("/"), uuid.uuid4().hex, self.server.headers)
+        reconnects = 0
+        try:
+            async with relayed(self.gateway, session, relay) as link:
+                await link.wait_connected(self.server.lost_after_sec)
+                try:
+                    result = await self._run(self._job(task, name), relay.session_id, link)
+                finally:
+                    reconnects = link.reconnects
+        except SandboxError as exc:
+            rollout = lost_rollout(session, exc, task_name=path.name, started=started)
+        else:
+            self.gateway.close_session(session)
+            grading = self._grading(result, missing)
+            rollout = finished_rollout(
+                session,
+                result,
+                grading,
+                self.account,
+                task_name=path.name,
+                started=started,
+                use_details=self.use_details,
+            )
+        finally:
+            self.gateway.close_session(session)
+        return replace(rollout, metrics={**rollout.metrics, "gateway/reconnects": float(reconnects)})
+
+    async def _run(self, job: dict[str, Any], session_id: str, link: RelayLink) -> TrialResult:
+        """Run a job of one rollout to its end; when cancelled, until the server has stopped its sandbox."""
+        submitting = asyncio.ensure_future(self.jobs.submit(job, session_id))
+        try:
+            job_id = await shielded(submitting)
+            link.rollout_id = str((await self.jobs.rollout(job_id)).id)
+            detail = await self.jobs.finished(job_id, lambda: link.reconnects > 0)
+            if self.trials_dir is not None:
+                await self.jobs.fetch(detail, self.trials_dir / detail.result.trial_name)
+        except BaseException:
+            if submitting.done() and not submitting.cancelled() and submitting.exception() is None:
+                await shielded(self.jobs.cancel(submitting.result()))
+            raise
+        return detail.result
+
+    def _job(self, task: TaskConfig, name: str) -> dict[str, Any]:
+        limits = self.limits
+        agent = relayed_agent_config(
+            self.agent,
+            self.gateway.model or "policy",
+            max_context_tokens=limits.max_context_tokens or _NO_LIMIT_TOKENS,
+            max_answer_tokens=limits.max_answer_tokens or _NO_LIMIT_TOKENS,
+        )
+        if self.use_details:
+            agent = agent.model_copy(update={"kwargs": {**agent.kwargs, "collect_rollout_details": True}})
+        # Harbor redacts variables where it writes a configuration to a file; the server needs them.
+        as_sent: dict[str, Any] = {"mode": "json", "context": {"redact_sensitive_env": False}}
+        return {
+            "job_name": name,
+            "tasks": [task.model_dump(mode="json")],
+            "agents": [agent.model_dump(**as_sent)],
+            "environment": self.environment.model_dump(**as_sent),
+            "n_concurrent_trials": 1,
+            "retry": {"max_retries": 0},  # a session is one attempt
+            "override_error_policy": graded_after_refusal(),
+        }
+
+    def _grading(self, result: TrialResult, missing: Sequence[str]) -> Grading:
+        """Return what is known of a grading by the server: of the sandbox, what the trial recorded."""
+        mode = getattr(result, "verifier_environment_mode", None)  # older Harbors' types lack it
+        finding = SandboxFinding(is_shared=mode is not None and mode.value == "shared")
+        breakage = policy_failure(result, finding, self.ambiguous_failures)
+        return Grading({} if breakage is not None else rewards_of(result), breakage, missing)

@@ -1,0 +1,41 @@
+"""A sandbox's state before its policy: its accounts, and the directories that grading needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harbor_gym.sandboxes.supervisor.program.accounts import Accounts, known_identity
+from harbor_gym.sandboxes.supervisor.program.messages import Identity
+
+
+class BeforePolicy:
+    """The first baseline of a sandbox. Before it is taken nothing is known.
+
+    Not what the image has: a set-up command may have added users.
+    """
+
+    def __init__(self) -> None:
+        self._accounts: Accounts | None = None
+        self._directories: Mapping[str, list[int]] = {}
+
+    def note(self, answer: dict[str, Any]) -> None:
+        """Take note of what the first baseline found; any other answer tells nothing."""
+        if self._accounts is None and "accounts" in answer:
+            self._accounts, self._directories = Accounts(*answer["accounts"]), answer["directories"]
+
+    def identity(self, user: str) -> Identity | None:
+        """Return who a user was, which the policy can't change; None where it was not there."""
+        if self._accounts is None or (known := known_identity(user, self._accounts)) is None:
+            return None
+        return Identity(*known)
+
+    def arguments(self, work: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a work of the clean-up is called with."""
+        if work == "open_grading":
+            return {**arguments, "directories": dict(self._directories)}
+        if work == "reset_verifier_dirs" and (owner := self.identity(arguments["owner"])) is not None:
+            return {**arguments, "owner": str(owner.uid)}
+        if work in ("look", "ensure_dirs") and (user := self.identity(arguments["user"])) is not None:
+            return {**arguments, "user": f"{user.uid}:{user.gid}"}
+        return dict(arguments)

@@ -1,0 +1,92 @@
+"""Forks a supervisor for every sandbox, and a process for every transfer: Python starts once for all of a caller's.
+
+It has no part in sandboxes' lives: each ends with its own control socket or with the caller, whatever becomes of this
+one. A transfer ends with it. A request is the configuration as JSON, with the new process's socket to the caller and
+one to answer on.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+import control_socket
+import serving
+import transfers
+from kernel import packet_filter
+
+_REQUEST_BYTES = 1 << 17
+_LAST_DESCRIPTOR = 1 << 20
+
+
+def run(requests_fd: int, caller: int) -> int:
+    """Serve until the caller is gone or has closed its end; return the exit status."""
+    os.closerange(requests_fd + 1, _LAST_DESCRIPTOR)  # what a library of the caller's let be inherited
+    os.set_inheritable(requests_fd, False)
+    requests = socket.socket(fileno=requests_fd)
+    try:
+        parent = os.pidfd_open(caller)
+    except ProcessLookupError:
+        return 0
+    wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.signal(signal.SIGCHLD, control_socket.ignore)
+    signal.set_wakeup_fd(wake_write)
+    poll = select.poll()
+    for handle in (requests_fd, parent, wake_read):
+        poll.register(handle, select.POLLIN)
+    with contextlib.suppress(OSError):  # a sandbox that needs it reports that
+        packet_filter.load()
+    while True:
+        ready = {handle for handle, _ in poll.poll()}
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+            _reap()
+        if parent in ready:
+            return 0
+        if requests_fd in ready:
+            payload, handles = control_socket.receive(requests, _REQUEST_BYTES)
+            if not payload:
+                return 0
+            _fork(payload, handles, (requests_fd, parent, wake_read, wake_write))
+
+
+def _fork(payload: bytes, handles: list[int], own: tuple[int, ...]) -> None:
+    control, answer, *further = handles
+    pid = os.fork()
+    if pid == 0:
+        _become(payload, control, further, (answer, *own))
+    for handle in (control, *further):
+        os.close(handle)
+    # It can't be collected before this returns: the pid is its own.
+    pidfd = os.pidfd_open(pid)
+    with contextlib.suppress(OSError), socket.socket(fileno=answer) as caller:
+        socket.send_fds(caller, [str(pid).encode()], [pidfd])
+    os.close(pidfd)
+
+
+def _become(payload: bytes, control: int, further: list[int], not_its_own: tuple[int, ...]) -> NoReturn:
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for handle in not_its_own:
+            os.close(handle)
+        os.setsid()
+        config = json.loads(payload)
+        if "transfer" in config:
+            status = transfers.transfer(control, config["transfer"], *further)
+        else:
+            status = serving.serve(control, config)
+    except BaseException as exc:  # a forked child must never return into its parent's code
+        sys.excepthook(type(exc), exc, exc.__traceback__)
+    finally:
+        os._exit(status)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

@@ -1,0 +1,241 @@
+"""Take a sandbox from the policy: list its processes, stop them, and make the verifier's directories.
+
+Done in a child of the supervisor that has entered the sandbox, by no program of the sandbox's.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import accounts
+from grading import directories as dirs
+from grading import removal, settling
+from kernel import ipc
+from kernel.ids import Ids, UnknownIdError
+from kernel.procfs import read_stat
+
+_PAUSE_SEC = 0.005
+_MAX_WORDS_BYTES = 4096
+_MAX_ACCOUNT_BYTES = 10_000
+_MAX_LISTED = 2500
+"""Of the processes of a baseline; what an answer can hold. A sandbox has 1024 at most unless an option sets more."""
+_FIRST = 1
+
+
+class _Process(NamedTuple):
+    parent: int
+    identity: str
+    """``pid:start``, the start in clock ticks since the machine's: another process of that pid has another one."""
+
+
+def do(work: str, arguments: dict[str, Any], ids: Ids) -> dict[str, Any]:
+    """Do one of the works by name. To be called in the sandbox's namespaces but the user's.
+
+    Raises:
+        OSError: The kernel refused something.
+    """
+    if works := _OF_DIRECTORIES.get(work):
+        return works(**arguments, ids=ids)
+    return {"baseline": take_baseline, "stop": stop, "settle": settling.settle}[work](**arguments)
+
+
+def take_baseline(directories: list[str]) -> dict[str, Any]:
+    """Return what runs in the sandbox, its System V objects, its accounts, and owner and mode of some directories."""
+    identities = [process.identity for process in _look().values()]
+    known = accounts.read()
+    if sum(len(field) + 4 for lines in known for fields in lines for field in fields) > _MAX_ACCOUNT_BYTES:
+        known = accounts.Accounts([], [])
+    return {
+        "processes": sorted(identities)[:_MAX_LISTED],
+        "ipc": ipc.list_objects(),
+        "accounts": known,
+        "directories": {path: state for path in directories if (state := removal.state_of(path)) is not None},
+    }
+
+
+def open_grading(directories: dict[str, list[int]], *, is_full: bool, ids: Ids) -> dict[str, Any]:
+    """Make directories again that grading needs, where something else has their names or nothing.
+
+    Args:
+        directories: Each with its owner, its group and its mode, as :func:`take_baseline` saw them.
+        is_full: Whether there was no room for them, which is answered as it came.
+        ids: Whom the sandbox's users are here.
+
+    Returns:
+        The ``problem``, if there is one, and ``is_full``.
+    """
+    os.umask(0o022)
+    problems = [removal.make_again(path, state, ids.outside(0)) for path, state in directories.items()]
+    return {"problem": "; ".join(filter(None, problems)), "is_full": is_full}
+
+
+def stop(
+    own: list[str], ipc_objects: list[str], terminal: list[int], leftovers: str, grace_sec: float, deadline_sec: float
+) -> dict[str, Any]:
+    """Stop all processes but some and what these started, then remove what they leave in memory.
+
+    Args:
+        own: The processes to spare, as :func:`take_baseline` names them.
+        ipc_objects: The System V objects to spare.
+        terminal: Processes that get no time to end.
+        leftovers: The terminal's directory, to be removed; whose command line names it is not counted. Empty for none.
+        grace_sec: Time from SIGTERM to SIGKILL.
+        deadline_sec: Time for all of it.
+
+    Returns:
+        How many processes were ``stopped``, and how many were ``left`` at the deadline.
+    """
+    spared, counted = frozenset(own), _Counted(leftovers)
+    ends = time.monotonic() + deadline_sec
+    victims, _ = _sorted(spared)
+    counted.add(victims)
+    for pid in victims:
+        _signal(pid, signal.SIGKILL if pid in terminal else signal.SIGTERM)
+    kills_from = time.monotonic() + grace_sec
+    while (victims := _sorted(spared)[0]) and time.monotonic() < kills_from:
+        counted.add(victims)
+        time.sleep(_PAUSE_SEC)
+    looks = 2  # one that hands over to the next may not be seen in a single look
+    while looks and time.monotonic() < ends:
+        victims, has_others = _sorted(spared)
+        counted.add(victims)
+        if has_others:
+            _kill(victims)
+        elif not _kill_everybody():
+            break
+        looks = looks - 1 if not victims else 2
+        if looks:
+            time.sleep(_PAUSE_SEC)
+    left = _sorted(spared)[0]
+    ipc.remove_objects(frozenset(ipc_objects))
+    if leftovers:
+        removal.remove(leftovers)
+    return {"stopped": len(counted.identities), "left": len(left)}
+
+
+def reset_verifier_dirs(directories: list[str], owner: str, ids: Ids) -> dict[str, Any]:
+    """Empty the verifier's directories and make them root's, so that nothing left there can be taken for a verdict.
+
+    Args:
+        directories: The verifier's output, then others.
+        owner: The user to give the output to; empty opens it to everybody.
+        ids: Whom the sandbox's users are here.
+
+    Returns:
+        The ``problem``, if there is one.
+    """
+    os.umask(0o022)
+    try:
+        uid = ids.outside(accounts.identity(owner, accounts.read())[0]) if owner else None
+    except (accounts.UnknownAccountError, UnknownIdError) as exc:
+        return {"problem": str(exc)}
+    root = ids.outside(0)
+    for path in directories:
+        removal.remove_unless_directory(path)
+    problems = [removal.empty_as_roots(path, root) for path in directories]
+    removal.hand_over(directories[0], uid)
+    return {"problem": "; ".join(filter(None, problems))}
+
+
+_OF_DIRECTORIES: dict[str, Callable[..., dict[str, Any]]] = {
+    "open_grading": open_grading,
+    "reset_verifier_dirs": reset_verifier_dirs,
+    "look": dirs.look,
+    "ensure_dirs": dirs.ensure,
+    "empty_dirs": dirs.empty,
+    "reset_dirs": dirs.reset,
+}
+
+
+class _Counted:
+    """The stopped processes without the terminal's, whose command lines name its directory."""
+
+    def __init__(self, directory: str) -> None:
+        self.identities: set[str] = set()
+        self._passed: set[str] = set()
+        self._directory = directory.encode()
+
+    def add(self, victims: dict[int, _Process]) -> None:
+        for pid, process in victims.items():
+            if process.identity not in self._passed:
+                self._passed.add(process.identity)
+                if not self._directory or self._is_the_policys(pid):
+                    self.identities.add(process.identity)
+
+    def _is_the_policys(self, pid: int) -> bool:
+        if words := _words(pid):
+            return self._directory not in words
+        # One without words has erased them, or is ending by itself, as the terminal's client does.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return not read_stat(pid).is_ending
+        return False
+
+
+def _words(pid: int) -> bytes:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        handle = os.open(f"/proc/{pid}/cmdline", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(handle, _MAX_WORDS_BYTES)
+        finally:
+            os.close(handle)
+    return b""
+
+
+def _look() -> dict[int, _Process]:
+    """Return all living processes of the sandbox but its first and this one."""
+    found: dict[int, _Process] = {}
+    myself = os.getpid()
+    for name in os.listdir("/proc"):  # noqa: PTH208  # pathlib would cost 20 ms of imports at every start
+        if name.isdecimal() and int(name) not in (_FIRST, myself):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                process = _read(int(name))
+                if process is not None:
+                    found[int(name)] = process
+    return found
+
+
+def _read(pid: int) -> _Process | None:
+    stat = read_stat(pid)
+    return None if stat.has_exited else _Process(stat.parent, f"{pid}:{stat.start_time}")
+
+
+def _sorted(spared: frozenset[str]) -> tuple[dict[int, _Process], bool]:
+    """Return those who are to be stopped, and whether there are others."""
+    processes = _look()
+    own: set[int] = {pid for pid, process in processes.items() if process.identity in spared}
+    victims: dict[int, _Process] = {}
+    for pid, process in processes.items():
+        line: list[int] = []
+        above = pid
+        while above in processes and above not in own and above not in line:
+            line.append(above)
+            above = processes[above].parent
+        if above in own:
+            own.update(line)
+        else:
+            victims[pid] = process
+    return victims, bool(own)
+
+
+def _kill(victims: dict[int, _Process]) -> None:
+    """Kill processes, each stopped before: whoever forks ahead of its killer has a shorter lead each time."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in victims:
+            _signal(pid, number)
+
+
+def _kill_everybody() -> bool:
+    """Kill all but the first process and this one at once, which no forking outruns; False where there is nobody."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,239 @@
+"""Harbor's requests about a sandbox's directories, done by descriptors: no program of the sandbox runs.
+
+Harbor runs ``test``, ``mkdir``, ``rm``, ``find`` and ``chmod`` for it, between the policy's end and the verifier too.
+
+**Links.** To look, each is followed, with the rights of the user who asks, as ``test`` does. Where something is made,
+emptied or opened to all, a link is followed on the way only if it is root's (``/bin``, ``/var/run``): root then goes
+nowhere that an ordinary user sends it. A link is followed by its text and never by the kernel, so that one of /proc
+leads to no other process's files. Harbor's ``mkdir`` and ``chmod`` follow every link.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+import accounts
+from grading import removal
+from kernel.calls import use_files_as
+from kernel.ids import Ids
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PASSED = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN = 0o777
+_ROOT = ("root", "0")
+_MAX_LINKS = 40
+"""As many as the kernel follows."""
+
+
+def look(path: str, user: str, ids: Ids) -> dict[str, Any]:
+    """Return what a user finds at a path: ``is_dir`` and ``is_file``, as ``test -d`` and ``test -f`` answer.
+
+    Raises:
+        RequestError: There is no such user in the sandbox.
+    """
+    _be(user, ids)
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116  # pathlib would cost 20 ms of imports at every start
+    except OSError:
+        return {"is_dir": False, "is_file": False}
+    return {"is_dir": stat.S_ISDIR(mode), "is_file": stat.S_ISREG(mode)}
+
+
+def ensure(directories: list[str], user: str, ids: Ids, *, opens: bool) -> dict[str, Any]:
+    """Make directories that are missing, with their parents, as a user; with ``opens``, open them to all.
+
+    Returns:
+        The ``problem``, if there is one.
+
+    Raises:
+        RequestError: There is no such user in the sandbox.
+    """
+    walk = _Walk(_be(user, ids))
+    return _all(_ensure(walk, path, opens=opens) for path in directories)
+
+
+def empty(directories: list[str], ids: Ids, *, opens: bool) -> dict[str, Any]:
+    """Make directories empty, as root, in place of whatever else has their names; with ``opens``, open them to all.
+
+    One that is there keeps its owner, and unless it is opened its mode.
+
+    Returns:
+        The ``problem``, if there is one.
+    """
+    walk = _Walk(_be("0", ids))
+    return _all(_empty(walk, path, opens=opens) for path in directories)
+
+
+def reset(remove: list[str], create: list[str], open_to_all: list[str], ids: Ids) -> dict[str, Any]:
+    """Remove whatever has some names, make directories, and open some to all, as root; stop at what can't be done.
+
+    Returns:
+        The ``problem``, if there is one.
+    """
+    walk = _Walk(_be("0", ids))
+    for problems in (
+        (_removed(walk, path) for path in remove),
+        (_ensure(walk, path, opens=False) for path in create),
+        (_ensure(walk, path, opens=True, makes=False) for path in open_to_all),
+    ):
+        if (answer := _all(problems))["problem"]:
+            return answer
+    return {"problem": ""}
+
+
+def _be(user: str, ids: Ids) -> int | None:
+    """Use files as a user of the sandbox; return whose links to follow, None for everybody's."""
+    uid, gid, groups, _ = (0, 0, [0], "") if user in _ROOT else accounts.identity(user, accounts.read())
+    outside = [ids.outside(number) for number in (uid, gid, *groups)]
+    use_files_as(outside[0], outside[1], outside[2:], is_root=uid == 0)
+    return outside[0] if uid == 0 else None
+
+
+def _all(problems: Iterator[str]) -> dict[str, Any]:
+    return {"problem": "; ".join(filter(None, list(problems)))}
+
+
+def _ensure(walk: "_Walk", path: str, *, opens: bool, makes: bool = True) -> str:
+    try:
+        place = walk.to(path, makes=makes)
+        try:
+            if opens:
+                _open_to_all(place)
+        finally:
+            os.close(place)
+    except OSError as exc:
+        return f"{path}: {exc.strerror}"
+    return ""
+
+
+def _empty(walk: "_Walk", path: str, *, opens: bool) -> str:
+    try:
+        parent, name = walk.to_parent(path, makes=True)
+        try:
+            place = _directory_at(parent, name)
+        finally:
+            os.close(parent)
+        try:
+            removal.empty(os.dup(place))
+            if left := os.listdir(place):  # noqa: PTH208  # as above
+                return f"{path}/{left[0]}: can't be removed"
+            if opens:
+                os.fchmod(place, _OPEN)
+        finally:
+            os.close(place)
+    except OSError as exc:
+        return f"{path}: {exc.strerror}"
+    return ""
+
+
+def _removed(walk: "_Walk", path: str) -> str:
+    try:
+        parent, name = walk.to_parent(path, makes=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as exc:
+        return f"{path}: {exc.strerror}"
+    try:
+        removal.remove_entry(name, parent)
+    except FileNotFoundError:
+        return ""
+    except OSError as exc:
+        return f"{path}: {exc.strerror}"
+    finally:
+        os.close(parent)
+    return ""
+
+
+def _directory_at(parent: int, name: str) -> int:
+    """Return a descriptor of a directory, made where there is none, in place of a file or a link."""
+    kind = _kind(parent, name)
+    if kind not in (0, stat.S_IFDIR):
+        os.unlink(name, dir_fd=parent)
+        kind = 0
+    if not kind:
+        os.mkdir(name, 0o755, dir_fd=parent)
+    return os.open(name, _DIRECTORY, dir_fd=parent)
+
+
+def _kind(parent: int, name: str) -> int:
+    try:
+        return stat.S_IFMT(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return 0
+
+
+def _open_to_all(place: int) -> None:
+    handle = os.open(".", _DIRECTORY, dir_fd=place)
+    try:
+        os.fchmod(handle, _OPEN)
+    finally:
+        os.close(handle)
+
+
+class _Walk:
+    """Goes to directories by descriptors.
+
+    Args:
+        trusted: Whose links are followed; None for everybody's.
+    """
+
+    def __init__(self, trusted: int | None) -> None:
+        self._trusted = trusted
+
+    def to(self, path: str, *, makes: bool) -> int:
+        """Return a descriptor of a directory, for further walks alone.
+
+        Raises:
+            OSError: There is something else, or a link that is not followed; or nothing, and none is to be made.
+        """
+        place, waiting, links = os.open("/", _PASSED), _names(path)[::-1], 0
+        try:
+            while waiting:
+                name = waiting.pop()
+                status = _status(place, name, makes=makes)
+                if not stat.S_ISLNK(status.st_mode):
+                    place = _exchanged(place, os.open(name, _PASSED, dir_fd=place))
+                    continue
+                links += 1
+                if links > _MAX_LINKS or self._trusted not in (None, status.st_uid):
+                    raise OSError(errno.ELOOP, f"the link {name} on the way is followed by nobody but its owner")
+                target = os.readlink(name, dir_fd=place)
+                waiting += _names(target)[::-1]
+                if target.startswith("/"):
+                    place = _exchanged(place, os.open("/", _PASSED))
+        except BaseException:
+            os.close(place)
+            raise
+        return place
+
+    def to_parent(self, path: str, *, makes: bool) -> tuple[int, str]:
+        """Return a descriptor of the directory in which a path's last name is, and that name.
+
+        Raises:
+            OSError: As for :meth:`to`, or the path is the root directory.
+        """
+        *above, name = _names(path) or [""]
+        if name in ("", ".."):
+            raise OSError(errno.EINVAL, "it has no name of its own")
+        return self.to("/".join(above), makes=makes), name
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name not in ("", ".")]
+
+
+def _status(place: int, name: str, *, makes: bool) -> os.stat_result:
+    try:
+        return os.stat(name, dir_fd=place, follow_symlinks=False)
+    except FileNotFoundError:
+        if not makes:
+            raise
+        os.mkdir(name, 0o755, dir_fd=place)
+        return os.stat(name, dir_fd=place, follow_symlinks=False)
+
+
+def _exchanged(place: int, other: int) -> int:
+    os.close(place)
+    return other

@@ -1,0 +1,95 @@
+"""Wait until the services that an ENTRYPOINT left running are up: none computes, and no further socket listens.
+
+Source: proc_pid_stat(5), and the kernel's net/ipv4/tcp_ipv4.c and net/unix/af_unix.c for the tables of sockets.
+"""
+
+import contextlib
+import os
+import time
+from typing import Any, NamedTuple
+
+from kernel.procfs import read_stat
+
+_FIRST = 1
+_PAUSE_SEC = 0.02
+_QUIET_SEC = 0.3
+"""Docker takes that long from the ENTRYPOINT to the first command (measured: 0.28 s): a sleeper gets no less."""
+_QUIET_TICKS = 5
+"""Processor time that a service at rest may take in that time: a sixth of one processor, where a tick is 10 ms."""
+_KEEPS_ALIVE = b"sleep\0infinity\0"
+"""Our own command, on which a parent such as tini waits."""
+_LISTENS = {"tcp": (3, "0A", 9), "tcp6": (3, "0A", 9), "unix": (3, "00010000", 6)}
+"""Table below /proc/PID/net: the column that says that a socket listens, its value, and the inode's column."""
+
+
+class _Look(NamedTuple):
+    ticks: dict[str, int]
+    """Processor time of each service, by ``pid:start``."""
+
+    is_busy: bool
+    """Whether one runs, waits for a processor, or for a disk."""
+
+    sockets: frozenset[str]
+    """Those that listen."""
+
+
+def settle(limit_sec: float) -> dict[str, Any]:
+    """Return when no service is left, when all have been quiet for 0.3 s, or when the time is up.
+
+    Args:
+        limit_sec: The time.
+
+    Returns:
+        ``services``, the number of processes that are left; ``waited_sec``; and whether all ``are_quiet``.
+    """
+    begun = quiet_since = time.monotonic()
+    now = quiet = _look()
+    while now.ticks and time.monotonic() - quiet_since < _QUIET_SEC:
+        if time.monotonic() - begun >= limit_sec:
+            return _answer(now, begun, are_quiet=False)
+        time.sleep(_PAUSE_SEC)
+        now = _look()
+        if now.is_busy or now.sockets != quiet.sockets or _grown(now, quiet) > _QUIET_TICKS:
+            quiet, quiet_since = now, time.monotonic()
+    return _answer(now, begun, are_quiet=True)
+
+
+def _answer(now: _Look, begun: float, *, are_quiet: bool) -> dict[str, Any]:
+    return {"services": len(now.ticks), "waited_sec": time.monotonic() - begun, "are_quiet": are_quiet}
+
+
+def _grown(now: _Look, before: _Look) -> int:
+    return sum(ticks - before.ticks.get(identity, 0) for identity, ticks in now.ticks.items())
+
+
+def _look() -> _Look:
+    stats = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208  # pathlib would cost 20 ms of imports at every start
+        if name.isdecimal() and int(name) not in (_FIRST, os.getpid()):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                stats[int(name)] = read_stat(int(name))
+    for pid in [pid for pid in stats if _read(f"{pid}/cmdline") == _KEEPS_ALIVE]:
+        while pid in stats:
+            pid = stats.pop(pid).parent  # up to the first process
+    services = {pid: stat for pid, stat in stats.items() if not stat.has_exited}
+    return _Look(
+        {f"{pid}:{stat.start_time}": stat.cpu_ticks for pid, stat in services.items()},
+        any(stat.state in "RD" for stat in services.values()),
+        _listening(next(iter(services), _FIRST)),
+    )
+
+
+def _listening(pid: int) -> frozenset[str]:
+    found: set[str] = set()
+    for table, (column, value, inode) in _LISTENS.items():
+        for line in _read(f"{pid}/net/{table}").decode("latin-1").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > max(column, inode) and fields[column] == value:
+                found.add(fields[inode])
+    return frozenset(found)
+
+
+def _read(path: str) -> bytes:
+    with contextlib.suppress(OSError), open(f"/proc/{path}", "rb") as file:  # noqa: PTH123  # as above
+        return file.read()
+    return b""

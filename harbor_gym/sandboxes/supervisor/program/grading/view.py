@@ -1,0 +1,267 @@
+"""A pristine view of a sandbox: the image as it was, and of the policy's files only the paths that count.
+
+A mount namespace of its own with a fresh overlay on the image's layers, in which nothing is that the policy wrote but
+what is bound in from its root. Processes and network are the sandbox's. A verifier has one, and a later step's set-up,
+of which ``merging.py`` copies to the sandbox's own files what was written there.
+"""
+
+import array
+import contextlib
+import os
+import select
+import signal
+import socket
+import stat
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import files
+import namespaces
+from grading import merging, removal
+from kernel.calls import MS_BIND, MS_NODEV, MS_NOSUID, MS_REC, MS_REMOUNT, become_root, mount, pivot_root, unmount
+from kernel.ids import Ids
+
+_DIRECTORY = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+_ANYTHING = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_TIMEOUT_SEC = 10.0
+"""A service of the policy's that the task keeps running may stop the process that mounts the view."""
+_UP, _REPORT_BYTES = b"up", 2000
+_MAX_PATHS, _MAX_PATHS_BYTES = 5000, 40_000
+
+
+class ViewError(Exception):
+    """The view can't be made; the message states why."""
+
+
+class FilesOfView(NamedTuple):
+    """The files of a view, whatever is carried into it."""
+
+    layers: namespaces.Layers
+    directories: dict[str, int | None]
+    """Directories to make, and their modes; None leaves theirs."""
+
+    name_server: str
+
+
+class View:
+    """One view; :attr:`namespace` is a descriptor of its mount namespace.
+
+    Args:
+        own: What it has from its start.
+        ids: Whom the sandbox's users are.
+        number: Its own among the views of the sandbox.
+        cgroup_mounts: Directories of the control groups, and where they are seen inside.
+    """
+
+    def __init__(self, own: FilesOfView, ids: Ids, number: int, cgroup_mounts: list[tuple[str, str]]) -> None:
+        self._files, self._ids, self._cgroup_mounts = own, ids, cgroup_mounts
+        self._place = f"view-{number}"
+        self.namespace = -1
+        self.bound: list[str] = []
+        """Which paths are the sandbox's own in the view."""
+
+    def open(self, paths: list[str], user_namespace: int, *, has_network: bool, also: Sequence[str] = ()) -> None:
+        """Make the view. In the supervisor's own mount namespace, with the sandbox's place as working directory.
+
+        Args:
+            paths: What is carried: absolute paths of directories or files, as the policy left them. One that is not
+                there, or to which only a link leads, is not there in the view either.
+            user_namespace: A process of the sandbox; -1 where this process is in its user namespace.
+            has_network: Whether it is to find a name server.
+            also: Paths that are carried too, of which the image's stays where nothing is there or a link leads to it.
+
+        Raises:
+            ViewError: The kernel refuses.
+        """
+        try:
+            os.mkdir(self._place, 0o755)  # noqa: PTH102  # pathlib would cost 20 ms of imports at every start
+            namespaces.make_overlay_places(self._place, self._ids)
+            namespaces.mount_overlay(self._files.layers, self._place, is_plain=True)
+            for path in (*paths, *also):
+                self._carry(path, or_image=path in also)
+            self._enclose(user_namespace, has_network)
+        except OSError as exc:
+            raise ViewError(str(exc)) from exc
+
+    def merge(self, asked: list[str], *, keeps: bool) -> dict[str, Any]:
+        """Copy what was written in the view to the sandbox's own files; see :func:`merging.merge`."""
+        return merging.merge(self._files.layers, self._place, self.bound, asked, keeps=keeps)
+
+    def close(self, *, keeps: bool = False) -> None:
+        """Drop the view and what was written in it. Idempotent.
+
+        Args:
+            keeps: Leave what was written to the processes that run in the view.
+        """
+        if self.namespace >= 0:
+            os.close(self.namespace)
+            self.namespace = -1
+        with contextlib.suppress(OSError):
+            unmount(f"{self._place}/root")
+        if not keeps:
+            removal.remove(self._place)
+
+    def _carry(self, path: str, *, or_image: bool) -> None:
+        names = [name for name in path.split("/") if name]
+        root = os.open(f"{self._place}/root", _DIRECTORY)
+        source = _reached(os.open("root", _DIRECTORY), names)
+        try:
+            if source is None:
+                if not or_image:
+                    removal.remove(f"{self._place}/root{_plain_parent(root, names)}")
+                return
+            is_directory = stat.S_ISDIR(os.fstat(source).st_mode)
+            if not is_directory and self._is_to_be_directory(path):
+                return  # a file of a kept process's in place of the workdir or a log directory: the image's stays
+            target = self._made(os.dup(root), names, is_directory=is_directory)
+            try:
+                here = f"/proc/self/fd/{target}"
+                mount(f"/proc/self/fd/{source}", here, None, MS_BIND | MS_REC)
+            finally:
+                os.close(target)
+            bound = "/".join([self._place, "root", *names])
+            mount("none", bound, None, MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV)
+            self.bound.append("/" + "/".join(names))
+        finally:
+            os.close(root)
+            if source is not None:
+                os.close(source)
+
+    def _is_to_be_directory(self, path: str) -> bool:
+        """Return whether a path is that of a directory that the sandbox must have, or above one."""
+        return any(f"{needed}/".startswith(f"{path.rstrip('/')}/") for needed in self._files.directories)
+
+    def _made(self, place: int, names: list[str], *, is_directory: bool) -> int:
+        """Return a descriptor of a place to mount on, made where the image has none of its kind."""
+        owner = self._ids.outside(0)
+        for depth, name in enumerate(names):
+            wants_directory = is_directory or depth < len(names) - 1
+            kind = _kind(place, name)
+            if kind and (kind == stat.S_IFDIR) != wants_directory:
+                removal.remove_entry(name, place)
+                kind = 0
+            if not kind and wants_directory:
+                os.mkdir(name, 0o755, dir_fd=place)
+                os.chown(name, owner, owner, dir_fd=place, follow_symlinks=False)
+            elif not kind:
+                os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=place))
+            place = _exchanged(place, name)
+        return place
+
+    def _enclose(self, user_namespace: int, has_network: bool) -> None:
+        """Make the mount namespace in a process of its own, as the sandbox's root does, and hand it over."""
+        up, ready = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            up.close()
+            self._make_namespace(user_namespace, has_network, ready)
+        ready.close()
+        with up:
+            answered, _, _ = select.select([up], [], [], _TIMEOUT_SEC)
+            output, handles = _received(up) if answered else (b"it took too long", [])
+            if output != _UP or not handles:
+                os.kill(pid, signal.SIGKILL)
+                raise ViewError(output.decode("utf-8", "replace") or "its process ended without a reason")
+            (self.namespace,) = handles
+
+    def _make_namespace(self, user_namespace: int, has_network: bool, ready: socket.socket) -> NoReturn:
+        try:
+            if user_namespace >= 0:
+                os.setns(user_namespace, os.CLONE_NEWUSER)
+                become_root()
+            os.unshare(os.CLONE_NEWNS)
+            own = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            root = f"{self._place}/root"
+            mount(root, root, None, MS_BIND | MS_REC)
+            namespaces.dress(root, self._cgroup_mounts)
+            pivot_root(root)
+            files.make_directories(self._files.directories, replacing=True)
+            if has_network:
+                # It may be one of the carried files, and is the sandbox's own then.
+                with contextlib.suppress(OSError):
+                    files.name_server(self._files.name_server)
+            socket.send_fds(ready, [_UP], [own])
+        except BaseException as exc:  # a forked child must never return into its parent's code
+            with contextlib.suppress(OSError):
+                ready.send(str(exc).encode("utf-8", "replace")[:_REPORT_BYTES])
+        finally:
+            os._exit(0)
+
+
+def _received(control: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive a message with at most one descriptor, which no later command inherits."""
+    handles = array.array("i")
+    space = socket.CMSG_LEN(handles.itemsize)
+    message, ancillary, _, _ = control.recvmsg(_REPORT_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    for _, _, data in ancillary:
+        handles.frombytes(data)
+    return message, list(handles)
+
+
+def _reached(place: int, names: list[str]) -> int | None:
+    """Return a descriptor of what lies at a path, through no link; None where nothing does. Closes ``place``."""
+    for depth, name in enumerate(names):
+        is_last = depth == len(names) - 1
+        try:
+            place = _exchanged(place, name, _ANYTHING if is_last else _DIRECTORY)
+        except OSError:
+            os.close(place)
+            return None
+    if stat.S_IFMT(os.fstat(place).st_mode) not in (stat.S_IFDIR, stat.S_IFREG):
+        os.close(place)
+        return None
+    return place
+
+
+def _plain_parent(root: int, names: list[str]) -> str:
+    """Return what of a path is to go where the policy's root has nothing there: down to the first link or the end."""
+    place = os.dup(root)
+    try:
+        for depth, name in enumerate(names):
+            if _kind(place, name) != stat.S_IFDIR:
+                return "/" + "/".join(names[: depth + 1])
+            place = _exchanged(place, name)
+    finally:
+        os.close(place)
+    return "/" + "/".join(names)
+
+
+def _kind(place: int, name: str) -> int:
+    try:
+        return stat.S_IFMT(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return 0
+
+
+def _exchanged(place: int, name: str, flags: int = _ANYTHING) -> int:
+    other = os.open(name, flags, dir_fd=place)
+    os.close(place)
+    return other
+
+
+def written_paths(upper: str = "upper") -> dict[str, Any]:
+    """Return the paths that were written in the sandbox, deleted ones too. In the supervisor's mount namespace.
+
+    The resolver's file is left out, which is the supervisor's own.
+
+    Returns:
+        ``paths``, and whether these ``are_all``. A directory counts where it is new and empty; else its contents do.
+    """
+    found: list[str] = []
+    length = 0
+    waiting: list[str] = [upper]
+    while waiting and len(found) < _MAX_PATHS and length < _MAX_PATHS_BYTES:
+        directory = waiting.pop()
+        with contextlib.suppress(OSError), os.scandir(directory) as entries:
+            is_empty = True
+            for entry in entries:
+                is_empty = False
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                else:
+                    found.append(entry.path.removeprefix(upper))
+                    length += len(os.fsencode(found[-1])) + 4
+            if is_empty and directory != upper:
+                found.append(directory.removeprefix(upper))
+                length += len(os.fsencode(found[-1])) + 4
+    return {"paths": [path for path in found if path != files.RESOLVER], "are_all": not waiting}

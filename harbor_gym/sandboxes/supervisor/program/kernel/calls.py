@@ -1,0 +1,238 @@
+"""The kernel calls that Python does not provide.
+
+Source: capabilities(7), prctl(2), mount(2), mount_setattr(2), pivot_root(2), pid_namespaces(7).
+"""
+
+import ctypes
+import os
+import struct
+import sys
+from collections.abc import Collection
+from typing import Any
+
+from kernel.capabilities import KEPT_CAPABILITIES
+
+CAP_SYS_PTRACE = 19
+
+_LAST_CAPABILITY = 63
+_OF_FILES = 0b11111
+"""CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER and CAP_FSETID."""
+_KILLED_EARLY = b"500"
+"""Half the memory limit more than it has: the largest of a sandbox's commands is killed, and never its PID 1."""
+PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_CHILD_SUBREAPER = 1, 4, 8, 36
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 2, 4
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
+_CAPABILITY_VERSION_3 = 0x20080522
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+_MNT_DETACH = 2
+_AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
+_ATTR_RDONLY, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x4, 0x100000
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+"""The same numbers on every architecture since Linux 5.1."""
+_libc = ctypes.CDLL(None, use_errno=True)
+_DROPPED_CAPABILITIES = [
+    capability
+    for capability in range(_LAST_CAPABILITY + 1)
+    if capability not in KEPT_CAPABILITIES.values() and _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) >= 0
+]
+"""All others that this kernel has. Those it has not given to this process too: a user namespace gives all again."""
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def _call(number: int, what: str, *arguments: Any) -> int:
+    full = [value if isinstance(value, bytes) else ctypes.c_long(value) for value in arguments]
+    return _checked(_libc.syscall(ctypes.c_long(number), *full), what)
+
+
+def prctl(option: int, argument: int) -> None:
+    """Call prctl(2) with one argument."""
+    _checked(_libc.prctl(option, argument, 0, 0, 0), f"prctl {option}")
+
+
+def prctl_pointer(option: int, argument: int, pointer: Any) -> None:
+    """Call prctl(2) with a number and a pointer."""
+    _checked(_libc.prctl(option, argument, pointer, 0, 0), f"prctl {option}")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """Call mount(2)."""
+    encoded = [None if value is None else value.encode() for value in (source, target, kind, options)]
+    result = _libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
+    _checked(result, f"mount {kind or 'bind'} on {target}")
+
+
+def bind_read_only(source: str, target: str, flags: int) -> None:
+    """Bind a file or directory on another, not to be written to; ``flags`` are mount(2)'s further ones."""
+    mount(source, target, None, MS_BIND)
+    mount("none", target, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
+
+
+def bind_shifted(source: str, target: str, user_namespace: int) -> None:
+    """Bind a directory on another, read-only, its owners seen through a user namespace's map of ids.
+
+    Raises:
+        OSError: The kernel (before 5.12) or the file system has no such mounts.
+    """
+    tree = _call(_OPEN_TREE, f"open {source}", _AT_FDCWD, source.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    try:
+        attributes = struct.pack("QQQQ", _ATTR_IDMAP | _ATTR_RDONLY | _ATTR_NODEV, 0, 0, user_namespace)
+        what = f"map the ids of {source}"
+        _call(_MOUNT_SETATTR, what, tree, b"", _AT_EMPTY_PATH, attributes, len(attributes))
+        _call(_MOVE_MOUNT, f"mount {source}", tree, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
+    finally:
+        os.close(tree)
+
+
+def pivot_root(directory: str) -> None:
+    """Make a mount point this mount namespace's root, and nothing outside of it reachable."""
+    os.chdir(directory)
+    _call(_PIVOT_ROOT[os.uname().machine], "pivot_root", b".", b".")
+    unmount(".")
+    os.chdir("/")
+
+
+def unmount(directory: str) -> None:
+    """Take away what is mounted on a directory, now from sight, and for good when nobody uses it any more."""
+    _checked(_libc.umount2(directory.encode(), _MNT_DETACH), f"unmount {directory}")
+
+
+def set_host_name(name: str) -> None:
+    """Call sethostname(2)."""
+    _checked(_libc.sethostname(name.encode(), len(name)), "sethostname")
+
+
+def _capability_data() -> tuple[Any, Any]:
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    data = (ctypes.c_uint32 * 6)()
+    _checked(_libc.capget(header, data), "capget")
+    return header, data
+
+
+def _clear_inheritable() -> None:
+    header, data = _capability_data()
+    data[2] = data[5] = 0
+    _checked(_libc.capset(header, data), "capset")
+    _checked(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "clear ambient capabilities")
+
+
+def become_keeping_capabilities(uid: int, gid: int) -> None:
+    """Become a user without losing what root may do."""
+    prctl(PR_SET_KEEPCAPS, 1)
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    header, data = _capability_data()
+    data[0], data[3] = data[1], data[4]
+    _checked(_libc.capset(header, data), "capset")
+
+
+def write_files_as_root() -> None:
+    """Make files that this process writes root's: another id may be none that the file system knows (EOVERFLOW).
+
+    Whom it may signal, and who may signal it, stays as it is. Source: setfsuid(2).
+    """
+    _libc.setfsgid(0)
+    _libc.setfsuid(0)
+
+
+def use_files_as(uid: int, gid: int, groups: list[int], *, is_root: bool) -> None:
+    """Let the kernel judge this process's use of files as it judges a user's, and make its new files the user's.
+
+    Whom it may signal, and who may signal or open it, stays as it is. Source: setfsuid(2), capabilities(7).
+    """
+    os.setgroups(groups)
+    _libc.setfsgid(gid)
+    _libc.setfsuid(uid)
+    header, data = _capability_data()
+    data[0], data[3] = data[1] if is_root else data[1] & ~_OF_FILES, data[4]
+    _checked(_libc.capset(header, data), "capset")
+    not_dumpable()
+
+
+def become_root() -> None:
+    """Become root of this process's user namespace, which it has just entered, and stay unreadable for its others."""
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    not_dumpable()
+
+
+def harden_self() -> None:
+    """Make this process unreadable from inside the sandbox, and unable to import anything from there."""
+    not_dumpable()
+    _clear_inheritable()
+    sys.path.clear()
+    sys.meta_path.clear()
+    sys.path_hooks.clear()
+
+
+def not_dumpable() -> None:
+    """Make this process unreadable for others of its user. A change of ids or of the user namespace undoes it."""
+    prctl(_PR_SET_DUMPABLE, 0)
+
+
+class MemoryKills:
+    """This process's place among those the kernel kills where memory runs short.
+
+    To be made before :func:`harden_self`, after which an ordinary user may not open the file any more.
+    """
+
+    def __init__(self) -> None:
+        self._handle = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+
+    def prioritize(self) -> None:
+        """Let the kernel kill this process, and all that come of it from now on, before those that did not do this."""
+        os.write(self._handle, _KILLED_EARLY)
+        os.close(self._handle)
+
+
+def bound_capabilities(*also_kept: int) -> None:
+    """Give up, for good, what a sandbox may not have; no setuid program brings it back."""
+    for capability in _DROPPED_CAPABILITIES:
+        if capability not in also_kept:
+            prctl(_PR_CAPBSET_DROP, capability)
+
+
+def drop_privileges(uid: int, gid: int, groups: list[int], rank: Collection[int] = ()) -> None:
+    """Become the user, with no more capabilities than a sandbox may have and those of a rank, for good.
+
+    Root gets a rank's at the next execve as it gets all that is bounded. Others have to take theirs along: else root of
+    a lower rank could become that user, who then would have nothing that is lacking to it.
+    """
+    bound_capabilities(*rank)
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    takes_along = rank and uid != 0
+    if takes_along:
+        prctl(PR_SET_KEEPCAPS, 1)  # until execve
+    os.setresuid(uid, uid, uid)
+    if takes_along:
+        _hold_over_execve(rank)
+    not_dumpable()
+
+
+def _hold_over_execve(capabilities: Collection[int]) -> None:
+    header, data = _capability_data()
+    for word in range(2):
+        mask = sum(1 << number % 32 for number in capabilities if number // 32 == word)
+        data[3 * word] = data[3 * word + 1] = data[3 * word + 2] = mask
+    _checked(_libc.capset(header, data), "capset")
+    for number in capabilities:
+        _checked(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number, 0, 0), "keep an ambient capability")
+
+
+def write_file(path: str, content: str) -> None:
+    """Write to a file that is there, in one call."""
+    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(handle, content.encode())
+    finally:
+        os.close(handle)

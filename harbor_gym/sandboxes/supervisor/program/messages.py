@@ -1,0 +1,255 @@
+"""The messages from the caller to its sandboxes' supervisors, typed on both sides and checked on arrival. Stdlib only.
+
+Named tuples and not data classes: that module's imports would lengthen each start of an ordinary user's sandbox.
+"""
+
+import json
+import os
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, cast, get_args, get_origin
+
+NAMESPACES = os.CLONE_NEWPID | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWNET | os.CLONE_NEWCGROUP
+"""Those of a sandbox's own, beside the mounts' and the user's."""
+
+OPEN_FILES, MAX_OPEN_FILES = 1024, 4096
+"""Descriptors of one process of a sandbox: at first, and at most where it raises its limit.
+
+The machine has one number of open files for all (fs.file-max), and the trainer's own limit is often a hundred times
+these. They are Linux's defaults (INR_OPEN_CUR, INR_OPEN_MAX): ordinary programs run with the first, and servers and
+compilers that raise it find enough in the second. ``harbor-gym doctor`` compares fs.file-max with what comes of it.
+"""
+OPEN_FILES_OF_CALLER = 2 * MAX_OPEN_FILES
+"""The least limit of a process that sends descriptors to sandboxes of its own user, and so of all that start any.
+
+The kernel counts descriptors that are under way in sockets by user, and lets nobody of a user send any whose own limit
+is passed (unix(7), ETOOMANYREFS): where root inside is the caller, it could stop the caller from running commands.
+"""
+
+
+ORDINARY_IDS, MORE_IDS, HIGH_IDS = 1 << 16, 1 << 19, 1 << 7
+"""How many ids a sandbox with a range of its own has below 65536, above, and above those where its image asks for them.
+
+The kernel has 340 places for such ids in a map, and no 4096 ranges of more than 128.
+"""
+FIRST = "/.harbor-gym-init"
+"""Where a container's first process is found; removed from its files once it runs."""
+
+
+class CgroupLimits(NamedTuple):
+    """Limits on all processes of one sandbox together. None is no limit."""
+
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    max_processes: int | None = None
+
+
+class SupervisorConfig(NamedTuple):
+    """One sandbox, as its supervisor builds it."""
+
+    parent: int
+    """The caller's process: the sandbox ends with it."""
+
+    layers: tuple[str, ...]
+    """Directories of the image, the topmost first."""
+
+    mountpoint: str
+    """An empty directory of the cache."""
+
+    storage_bytes: int
+    """What may be written."""
+
+    slirp4netns: str | None
+    """The program's path."""
+
+    has_network: bool
+    """Whether it starts with a network."""
+
+    may_have_network: bool
+    """Whether it may get one later."""
+
+    name_server: str
+    directories: dict[str, int | None]
+    """Directories to make, and their modes; None leaves theirs."""
+
+    is_rootless: bool
+    """Whether the caller is an ordinary user."""
+
+    has_own_ids: bool
+    """Whether its users have ids that nobody else has."""
+
+    high_ids: tuple[int, ...]
+    """Those of its ids that are above a range's own."""
+
+    filters: tuple[str, ...]
+    """System call filters, each the kernel's instructions in base64."""
+
+    closed_networks: tuple[str, ...]
+    """What no packet gets to, as ``a.b.c.d/n``."""
+
+    cgroups: dict[str, tuple[int, str]]
+    """Controller → version and directory of the group to make."""
+
+    limits: CgroupLimits
+
+
+class Target(NamedTuple):
+    """A running sandbox, for processes that enter it."""
+
+    init: int
+    """Its first process."""
+
+    start_time: str
+    """That process's: the pid may be another's by now."""
+
+    ids: tuple[tuple[int, int, int], ...]
+    """The map of its user namespace, where that is not the one here: ``kernel.ids.Extents``."""
+
+    cgroups: dict[str, tuple[int, str]]
+    is_rootless: bool
+    filters: tuple[str, ...]
+    namespaces: int = NAMESPACES
+    """Which of :data:`NAMESPACES` are its own; an ordinary user may not enter the machine's."""
+
+
+class ContainerConfig(NamedTuple):
+    """One sandbox that a container runtime makes: what its launcher does before that."""
+
+    parent: int
+    """The caller's process: the sandbox ends with it."""
+
+    is_rootless: bool
+    """Whether the caller is an ordinary user, and the launcher in a user namespace already."""
+
+    has_network: bool
+    """Whether it has the machine's network."""
+
+    place: str
+    """An empty directory: memory is mounted there, with all of the sandbox's files in it."""
+
+    storage_bytes: int
+    """What may be written."""
+
+    mount_image: tuple[str, ...]
+    """Mounts the image, at the directory ``0``."""
+
+    overlay: str
+    """``kernel``, ``fuse``, or ``auto``: the first that is available."""
+
+    mount_overlay: tuple[str, ...]
+    """Mounts a FUSE overlay at ``root``; empty where there is no such program."""
+
+    etc: dict[str, str]
+    """File of /etc → its content."""
+
+    runtime: tuple[str, ...]
+    runtime_config: str
+    """What ``runtime.conf`` is to hold."""
+
+    runtime_environment: dict[str, str]
+
+
+class ContainerSite(NamedTuple):
+    """The place where a container's files are mounted, for processes that go there."""
+
+    outer: int
+    """The first process around the container."""
+
+    place: str
+    storage_bytes: int
+    """What may be written there."""
+
+    directories: dict[str, int | None]
+    """Those of the container, for each view."""
+
+    etc: dict[str, str]
+
+
+class Identity(NamedTuple):
+    """A user by numbers."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
+
+
+class CommandSpec(NamedTuple):
+    """One command: who, where, with what environment."""
+
+    command: str
+    """For the sandbox's shell; where ``argv`` is given, what errors call it."""
+
+    user: str
+    cwd: str
+    env: dict[str, str]
+    argv: tuple[str, ...] = ()
+    """A program, by its path or by its name in PATH, and its arguments: run without a shell; empty for none."""
+
+    joins_outputs: bool = False
+    """Whether standard error goes where standard output goes."""
+
+    # What follows the sandbox fills in.
+    identity: Identity | None = None
+    """Who that was before a policy came; None: to be looked up in the sandbox's own."""
+
+    data_limit_bytes: int | None = None
+    """Memory of each process by itself, where nothing bounds them together."""
+
+    user_processes: int | None = None
+    """Processes of its user, where nothing counts the sandbox's."""
+
+    rank: str = ""
+    """One of :data:`kernel.capabilities.RANKS`: which other processes' memory and files are closed to it."""
+
+
+class MessageError(ValueError):
+    """A message has another form than expected: the caller's code is another version, or broken."""
+
+
+def as_object(message: Any) -> Any:
+    """Return a message as JSON takes it."""
+    if hasattr(message, "_fields"):
+        return {name: as_object(value) for name, value in zip(message._fields, message, strict=True)}
+    if isinstance(message, dict):
+        return {name: as_object(value) for name, value in message.items()}  # pyright: ignore[reportUnknownVariableType]  # whatever it is
+    return message
+
+
+def to_json(message: Any) -> str:
+    """Return a message as text."""
+    return json.dumps(as_object(message))
+
+
+def parse[T](kind: type[T], data: object) -> T:
+    """Return a message of a kind from what JSON gave.
+
+    Raises:
+        MessageError: A field is missing, unknown or of another type; the text names it.
+    """
+    return cast("T", _checked(kind, data, kind.__name__))
+
+
+def _checked(kind: Any, value: Any, name: str) -> Any:
+    if hasattr(kind, "_fields"):
+        return _record(kind, value, name)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if value is None and NoneType in arguments else _checked(arguments[0], value, name)
+    if origin is dict and isinstance(value, dict):
+        return {_checked(str, k, name): _checked(arguments[1], v, f"{name}[{k!r}]") for k, v in value.items()}  # pyright: ignore[reportUnknownVariableType]  # any JSON
+    if origin is tuple and isinstance(value, list):
+        kinds = [arguments[0]] * len(value) if arguments[-1] is ... else list(arguments)  # pyright: ignore[reportUnknownArgumentType]  # any JSON
+        if len(kinds) == len(value):  # pyright: ignore[reportUnknownArgumentType]  # any JSON
+            return tuple(_checked(k, v, f"{name}[{n}]") for n, (k, v) in enumerate(zip(kinds, value, strict=True)))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  # any JSON
+    elif type(value) is kind or (kind is float and type(value) is int):
+        return value
+    raise MessageError(f"{name}: expected {kind}, got {type(value).__name__}")
+
+
+def _record(kind: Any, value: Any, name: str) -> Any:
+    if not isinstance(value, dict):
+        raise MessageError(f"{name}: expected an object, got {type(value).__name__}")
+    given: dict[str, Any] = value
+    if different := given.keys() ^ set(kind._fields):
+        raise MessageError(f"{name}: missing or unknown: {', '.join(sorted(map(str, different)))}")
+    return kind(**{field: _checked(kind.__annotations__[field], given[field], f"{name}.{field}") for field in given})

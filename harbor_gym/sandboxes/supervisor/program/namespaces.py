@@ -1,0 +1,391 @@
+"""Build one sandbox: an overlay on tmpfs for its files, namespaces of its own, and its first process.
+
+Three processes take part. The supervisor mounts the files. The *builder*, its child, makes the network namespace while
+it is still the supervisor's user, then the user namespace and the others. Its child, already PID 1 of the sandbox,
+mounts /dev, /proc and /sys, changes the root, and becomes the static init.
+
+The network namespace belongs to the supervisor's user namespace: root inside can't touch its rules or devices.
+
+Source: namespaces(7), user_namespaces(7), the kernel's filesystems/overlayfs.rst.
+"""
+
+import contextlib
+import os
+import signal
+import stat
+import struct
+from typing import NamedTuple, NoReturn
+
+import files
+from child import bound_open_files
+from kernel import cgroups, packet_filter
+from kernel.calls import (
+    CAP_SYS_PTRACE,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+    become_keeping_capabilities,
+    become_root,
+    bind_read_only,
+    bind_shifted,
+    bound_capabilities,
+    mount,
+    pivot_root,
+    set_host_name,
+    write_file,
+)
+from kernel.ids import Ids
+from messages import SupervisorConfig
+
+READ_ONLY_PROC = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
+"""Settings of the whole machine."""
+OF_INIT = ("1/oom_score_adj", "1/oom_adj")
+"""Root inside could have the first process killed before all others, and the sandbox lost with it."""
+HIDDEN_PROC = (
+    "kcore", "keys", "timer_list", "sched_debug", "kmsg", "kpagecount", "kpageflags", "kpagecgroup", "slabinfo",
+    "vmallocinfo",
+)  # fmt: skip
+"""What reveals the whole machine's memory, keys and log."""
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = {
+    "ptmx": "pts/ptmx",
+    "fd": "/proc/self/fd",
+    "core": "/proc/kcore",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+_TTY_GROUP, MAX_TERMINALS = 5, 64
+"""The machine has some thousand pseudo-terminals for all its sandboxes."""
+_SHM_BYTES = 64 << 20
+"""Docker's own default for /dev/shm."""
+_BYTES_PER_FILE, _MIN_FILES = 8 << 10, 1 << 14
+"""Room for as many files as a disk of the size would have, and half as many again: each takes memory of the kernel."""
+_RESERVE_PART, _LEAST_RESERVE_BYTES, _LEAST_RESERVE_FILES = 8, 64 << 20, 1 << 12
+"""What is kept for grading, above what the policy may write: for the tests, and for what they write."""
+_FULL_BYTES, _FULL_FILES = 1 << 20, 1 << 6
+"""With less than this there was no room for grading."""
+_NET_SETTINGS = {"ip_unprivileged_port_start": "0", "ping_group_range": "0 2147483647"}
+"""Root inside has no rights in its network namespace, and binds port 80 all the same."""
+_OWN = os.CLONE_NEWNS | os.CLONE_NEWIPC | os.CLONE_NEWUTS | os.CLONE_NEWPID | os.CLONE_NEWCGROUP
+_REPORT_BYTES = 2000
+_UP = b"up"
+
+
+class NamespaceBuildError(Exception):
+    """The sandbox can't be made; the message states why."""
+
+
+class Layers(NamedTuple):
+    """An image's layers, mounted in the working directory as ``0``, the topmost, ``1`` and so on."""
+
+    number: int
+    is_rootless: bool
+    """Whether they are mounted in a user namespace."""
+
+    @property
+    def lowers(self) -> str:
+        """The overlay's ``lowerdir``."""
+        return ":".join(map(str, range(self.number)))
+
+    @property
+    def notes(self) -> str:
+        """Its further options: in a user namespace its own notes are attributes that a user may write."""
+        return ",userxattr" if self.is_rootless else ""
+
+
+def mount_place(config: SupervisorConfig, ids: Ids) -> None:
+    """Make a private mount namespace with the memory for a sandbox's files, which becomes the working directory.
+
+    Everything written goes to memory, no more than ``storage_bytes`` of it.
+    """
+    os.unshare(os.CLONE_NEWNS)
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    place: str = config.mountpoint
+    mount_memory(place, config.storage_bytes, mode="0711")
+    os.chdir(place)
+    make_overlay_places(".", ids)
+
+
+def mount_memory(place: str, storage_bytes: int, *, mode: str) -> None:
+    """Mount on a directory the memory for a sandbox's files."""
+    options = f"mode={mode},size={storage_bytes},nr_inodes={_files_of(storage_bytes)}"
+    mount("harbor-gym", place, "tmpfs", MS_NODEV, options)
+
+
+def _files_of(storage_bytes: int) -> int:
+    return max(_MIN_FILES, storage_bytes // _BYTES_PER_FILE)
+
+
+def open_reserve(storage_bytes: int) -> bool:
+    """Give the memory for a sandbox's files, the working directory's, the room that is kept for grading.
+
+    Args:
+        storage_bytes: What the policy may write.
+
+    Returns:
+        Whether there was no room left.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    state = os.statvfs(".")
+    is_full = state.f_bfree * state.f_frsize < _FULL_BYTES or state.f_ffree < _FULL_FILES
+    size = storage_bytes + max(storage_bytes // _RESERVE_PART, _LEAST_RESERVE_BYTES)
+    files_count = _files_of(storage_bytes)
+    _resize(size, files_count + max(files_count // _RESERVE_PART, _LEAST_RESERVE_FILES))
+    return is_full
+
+
+def close_reserve(storage_bytes: int) -> None:
+    """Take back what :func:`open_reserve` gave, but for what is used."""
+    state = os.statvfs(".")
+    used_bytes, used_files = (state.f_blocks - state.f_bfree) * state.f_frsize, state.f_files - state.f_ffree
+    with contextlib.suppress(OSError):  # a process that the task keeps has written more meanwhile
+        _resize(max(storage_bytes, used_bytes), max(_files_of(storage_bytes), used_files))
+
+
+def _resize(size: int, files_count: int) -> None:
+    mount("none", ".", None, MS_REMOUNT | MS_NODEV, f"size={size},nr_inodes={files_count}")
+
+
+def make_overlay_places(directory: str, ids: Ids) -> None:
+    """Make the directories that :func:`mount_overlay` needs, the sandbox's root's."""
+    root = ids.outside(0)
+    for name in ("upper", "work", "root"):
+        os.mkdir(f"{directory}/{name}", 0o755)  # noqa: PTH102  # pathlib would cost 20 ms of imports at every start
+    for name in ("upper", "work"):
+        # Before the overlay is mounted, which keeps what it saw of its root.
+        os.chown(f"{directory}/{name}", root, root)
+
+
+def mount_root(config: SupervisorConfig, ids: Ids, user_namespace: int) -> None:
+    """Mount the image's layers, each once, and the sandbox's own overlay on them, in the working directory."""
+    # Short names: what mount(2) takes as options has to fit a page, and an image may have 127 layers.
+    for number, layer in enumerate(config.layers):
+        os.mkdir(str(number), 0o755)  # noqa: PTH102  # as above
+        if ids.is_shifted:
+            bind_shifted(layer, str(number), user_namespace)
+        else:
+            mount(layer, str(number), None, MS_BIND)
+    mount_overlay(Layers(len(config.layers), config.is_rootless), ".")
+
+
+def mount_overlay(layers: Layers, directory: str, *, is_plain: bool = False) -> None:
+    """Mount ``root`` in a directory that has ``upper`` and ``work``, on the layers in the working directory.
+
+    Args:
+        layers: Those of the image.
+        directory: The directory.
+        is_plain: Let ``upper`` have all of what is written, with no references to the layers.
+    """
+    notes = layers.notes
+    if is_plain and not notes:
+        notes = ",redirect_dir=off,metacopy=off"  # as they are with the other notes
+    options = f"lowerdir={layers.lowers},upperdir={directory}/upper,workdir={directory}/work{notes}"
+    mount("overlay", f"{directory}/root", "overlay", MS_NODEV, options)
+
+
+def mount_image(layers: Layers, directory: str) -> None:
+    """Make and mount ``image`` in a directory: the layers in the working directory, not to be written to."""
+    for name in ("none", "image"):
+        os.mkdir(f"{directory}/{name}", 0o755)  # noqa: PTH102  # as above
+    # Without an upper directory an overlay has two layers at least.
+    options = f"lowerdir={directory}/none:{layers.lowers}{layers.notes}"
+    mount("overlay", f"{directory}/image", "overlay", MS_NODEV | MS_RDONLY, options)
+
+
+class NamespaceBuild:
+    """One sandbox in the making.
+
+    Args:
+        config: The supervisor's configuration.
+        ids: Whom its users are.
+        first: A descriptor of the static program.
+        cgroup_fds: Descriptors of its control groups.
+        cgroup_mounts: Directories of the control groups, and where they are seen inside.
+    """
+
+    def __init__(
+        self,
+        config: SupervisorConfig,
+        ids: Ids,
+        first: int,
+        cgroup_fds: list[int],
+        cgroup_mounts: list[tuple[str, str]],
+    ) -> None:
+        self._config, self._ids, self._first = config, ids, first
+        self._cgroup_fds, self._cgroup_mounts = cgroup_fds, cgroup_mounts
+        self._from_builder, self._to_supervisor = os.pipe()
+        self._from_supervisor, self._to_builder = os.pipe()
+        self._log, self._report = os.pipe()
+        self._stdin, self.keep_alive = os.pipe()
+        """At the close of the second the sandbox ends."""
+        self._up, self._stdout = os.pipe()
+        self._builder = 0
+
+    def begin(self) -> tuple[int, int]:
+        """Fork the builder; return descriptors of the network and the user namespace that it has made.
+
+        Raises:
+            NamespaceBuildError: The kernel refuses.
+        """
+        self._builder = os.fork()
+        if self._builder == 0:
+            self._make_namespaces()
+        for handle in (self._to_supervisor, self._from_supervisor, self._report, self._stdin, self._stdout):
+            os.close(handle)
+        if not os.read(self._from_builder, 1):
+            raise self._failure()
+        place = f"/proc/{self._builder}"
+        uid_map, gid_map = self._ids.maps()
+        write_file(f"{place}/uid_map", uid_map)
+        write_file(f"{place}/gid_map", gid_map)
+        return (
+            os.open(f"{place}/ns/net", os.O_RDONLY | os.O_CLOEXEC),
+            os.open(f"{place}/ns/user", os.O_RDONLY | os.O_CLOEXEC),
+        )
+
+    def finish(self) -> int:
+        """Let the builder go on; return the process id of the sandbox's PID 1 when that runs.
+
+        Raises:
+            NamespaceBuildError: The kernel refuses, or a directory can't be made.
+        """
+        os.write(self._to_builder, b"g")
+        answer = os.read(self._from_builder, 4)
+        if len(answer) < 4 or os.read(self._up, len(_UP)) != _UP:  # a process id
+            raise self._failure()
+        os.waitpid(self._builder, 0)
+        for handle in (self._from_builder, self._to_builder, self._log, self._up):
+            os.close(handle)
+        return struct.unpack("i", answer)[0]
+
+    def kill(self) -> None:
+        """End what was begun, if it was not finished."""
+        if self._builder:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._builder, signal.SIGKILL)
+
+    def _failure(self) -> NamespaceBuildError:
+        output = os.read(self._log, _REPORT_BYTES).decode("utf-8", "replace").strip()
+        return NamespaceBuildError(output or "a process that builds the sandbox ended without a reason")
+
+    # --- in the builder -------------------------------------------------------------------------------------------
+
+    def _make_namespaces(self) -> NoReturn:
+        try:
+            for handle in (self._from_builder, self._to_builder, self._log, self.keep_alive, self._up):
+                os.close(handle)
+            self._make_network()
+            if self._ids.is_shifted:
+                # What the kernel counts by user is counted for whoever makes the namespace.
+                become_keeping_capabilities(self._ids.outside(0), self._ids.outside(0))
+            os.unshare(os.CLONE_NEWUSER)
+            os.write(self._to_supervisor, b"u")
+            if not os.read(self._from_supervisor, 1):
+                os._exit(1)
+            self._become_root_inside()
+            os.unshare(_OWN)
+            set_host_name("sandbox")
+            pid = os.fork()
+            if pid == 0:
+                self._become_init()
+            os.write(self._to_supervisor, struct.pack("i", pid))
+            os._exit(0)
+        except BaseException as exc:  # a forked child must never return into its parent's code
+            self._fail(exc)
+
+    def _make_network(self) -> None:
+        os.unshare(os.CLONE_NEWNET)
+        packet_filter.raise_loopback()
+        for name, value in _NET_SETTINGS.items():
+            with contextlib.suppress(OSError):  # no group 2147483647 in an ordinary user's namespace
+                write_file(f"/proc/sys/net/ipv4/{name}", value)
+        if self._config.may_have_network:
+            packet_filter.close_networks(self._config.closed_networks, self._config.name_server)
+
+    def _become_root_inside(self) -> None:
+        os.setgroups([])
+        become_root()
+        cgroups.join(self._cgroup_fds)
+        for name, value in self._ids.limits().items():
+            write_file(f"/proc/sys/user/{name}", str(value))
+
+    def _become_init(self) -> NoReturn:
+        try:
+            mount("root", "root", None, MS_BIND)  # what was mounted outside can't be moved
+            dress("root", self._cgroup_mounts)
+            pivot_root("root")
+            files.make_directories(self._config.directories)
+            files.require_shell()
+            if self._config.has_network:
+                files.name_server(self._config.name_server)
+            os.setsid()
+            # One capability more than any command has: nobody inside may look into it, or write its memory.
+            bound_capabilities(CAP_SYS_PTRACE)
+            for target, handle in enumerate((self._stdin, self._stdout, self._report)):
+                os.dup2(handle, target)
+            bound_open_files()
+            os.execve(self._first, ["init"], {})
+        except BaseException as exc:  # as above
+            self._fail(exc)
+
+    def _fail(self, problem: BaseException) -> NoReturn:
+        with contextlib.suppress(OSError):
+            os.write(self._report, str(problem).encode("utf-8", "replace")[:_REPORT_BYTES])
+        os._exit(1)
+
+
+def dress(root: str, cgroup_mounts: list[tuple[str, str]]) -> None:
+    """Mount /dev, /proc and /sys on a root directory. In all of the sandbox's namespaces but with the old root.
+
+    Raises:
+        NamespaceBuildError: The image has something else than a directory in one of these places.
+    """
+    for name in ("dev", "proc", "sys"):
+        if not stat.S_ISDIR(os.lstat(f"{root}/{name}").st_mode):
+            raise NamespaceBuildError(f"the image's /{name} is not a directory")
+    _mount_devices(f"{root}/dev")
+    mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    covers = [(f"{root}/proc/{name}", f"{root}/proc/{name}") for name in (*READ_ONLY_PROC, *OF_INIT)]
+    covers += [("/dev/null", f"{root}/proc/{name}") for name in HIDDEN_PROC]
+    for source, target in covers:
+        if os.path.exists(target):  # noqa: PTH110  # pathlib would cost 20 ms of imports at every start
+            bind_read_only(source, target, MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    mount("tmpfs", f"{root}/sys", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0755,size=64k,nr_inodes=16")
+    for source, target in cgroup_mounts:
+        os.makedirs(f"{root}{target}")  # noqa: PTH103  # as above
+        bind_read_only(source, f"{root}{target}", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    _close(f"{root}/sys")
+
+
+def _mount_devices(directory: str) -> None:
+    mount("tmpfs", directory, "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=0755,size=64k,nr_inodes=64")
+    for name in _DEVICES:
+        os.close(os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        # Can be written to all the same; its owner and mode are the machine's.
+        bind_read_only(f"/dev/{name}", f"{directory}/{name}", MS_NOSUID | MS_NOEXEC)
+    for name in ("pts", "shm"):
+        os.mkdir(f"{directory}/{name}", 0o755)  # noqa: PTH102  # as above
+    terminals = f"newinstance,ptmxmode=0666,mode=0620,gid={_TTY_GROUP},max={MAX_TERMINALS}"
+    mount("devpts", f"{directory}/pts", "devpts", MS_NOSUID | MS_NOEXEC, terminals)
+    mount("shm", f"{directory}/shm", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={_SHM_BYTES}")
+    for name, target in _DEVICE_LINKS.items():
+        os.symlink(target, f"{directory}/{name}")  # noqa: PTH211  # as above
+    _close(directory)
+
+
+def _close(directory: str) -> None:
+    mount("none", directory, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NOEXEC)
+
+
+def files_bytes() -> int:
+    """Return how much memory the sandbox's files take. Reads the working directory's file system."""
+    state = os.statvfs(".")
+    return (state.f_blocks - state.f_bfree) * state.f_frsize

@@ -1,0 +1,83 @@
+"""A process that stays outside of a sandbox, to start another one there after its supervisor has entered."""
+
+import array
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import NoReturn
+
+from kernel.calls import PR_SET_PDEATHSIG, prctl
+
+_REQUEST_BYTES = 64
+_START, _END = b"start", b"end"
+type Become = Callable[[list[int]], NoReturn]
+"""Turns a forked process into the program, given descriptors."""
+
+
+class Outsider:
+    """Runs at most one process at a time. It ends, and the supervisor hears of it, when that process ends by itself."""
+
+    def __init__(self, become: Become) -> None:
+        """Fork. To be called before the supervisor enters the sandbox, and before it holds anything but the caller's.
+
+        Args:
+            become: What the process to start does.
+        """
+        self._control, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        supervisor = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _serve(far_end, become, supervisor)
+            finally:
+                os._exit(1)
+        far_end.close()
+
+    def start(self, handles: list[int]) -> None:
+        """Start the process."""
+        socket.send_fds(self._control, [_START], handles)
+
+    def end(self) -> None:
+        """End the process, and wait for that."""
+        with contextlib.suppress(OSError):  # it ended with its process
+            self._control.send(_END)
+            self._control.recv(_REQUEST_BYTES)
+
+
+def _serve(control: socket.socket, become: Become, supervisor: int) -> None:
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        return
+    # Above all the caller's socket, whose end must be seen when the supervisor ends.
+    low, high = control.fileno(), os.sysconf("SC_OPEN_MAX")
+    os.closerange(3, low)
+    os.closerange(low + 1, high)
+    running = 0
+    while True:
+        message, handles = _receive(control)
+        if message == _START:
+            running = os.fork()
+            if running == 0:
+                become(handles)
+            signal.signal(signal.SIGCHLD, lambda _number, _frame: os._exit(0))
+            for handle in handles:
+                os.close(handle)
+        elif message == _END:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if running:
+                os.kill(running, signal.SIGKILL)
+                os.waitpid(running, 0)
+            running = 0
+            control.send(_END)
+        else:
+            return
+
+
+def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    handles = array.array("i")
+    message, ancillary, _, _ = control.recvmsg(_REQUEST_BYTES, socket.CMSG_LEN(4 * handles.itemsize))
+    for _, _, data in ancillary:
+        handles.frombytes(data)
+    return message, list(handles)

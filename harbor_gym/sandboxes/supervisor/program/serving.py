@@ -1,0 +1,346 @@
+"""One sandbox's supervisor: a small process between the caller and the sandbox. Runs by itself, stdlib only.
+
+It builds the sandbox (``namespaces.py``), then forks one process into it for every request on its control socket, and
+ends with the first of: the socket's end, the caller's death, the sandbox's death.
+
+The supervisor stays outside the sandbox's user namespace: root inside is nobody to it, and can't reach its processes,
+its network namespace or its files. An ordinary user's supervisor is started in a user namespace and is root there; the
+sandbox has one within that.
+
+The supervisor itself is in none of the sandbox's control groups: no lack of memory or processes there stops it.
+
+From before the sandbox lives until a child has become its command, these processes are not dumpable (nothing inside can
+read their memory or reach their executable) and can import nothing. What they execute inside first is a sealed file in
+memory (``programs.py``), never one of the host.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import control_socket
+import files
+import namespaces
+from child import REFUSED, RequestError, become_plain, give_pipes, resolve, run_child
+from children import Children
+from grading import cleanup, merging, view
+from grading.view import FilesOfView, View, ViewError
+from kernel import cgroups, programs, system_calls
+from kernel.calls import PR_SET_CHILD_SUBREAPER, MemoryKills, harden_self, prctl
+from kernel.ids import Ids, UnknownIdError
+from kernel.procfs import is_exiting, start_time
+from messages import NAMESPACES, CommandSpec, MessageError, SupervisorConfig, parse
+from namespaces import NamespaceBuild, NamespaceBuildError
+from network import UserNetwork
+
+_KILLED = 128 + signal.SIGKILL
+_REQUEST_BYTES = 4096
+
+
+class _Supervisor:
+    def __init__(self, control: socket.socket, config: SupervisorConfig, memory_kills: MemoryKills) -> None:
+        self.control = control
+        self.config = config
+        self.memory_kills = memory_kills
+        self.running: dict[int, tuple[int, int]] = {}
+        self.children = Children()
+        self.ids = Ids(is_shifted=config.has_own_ids, high_ids=config.high_ids)
+        self.first = programs.open_first()
+        self.namespace_build: NamespaceBuild | None = None
+        self.init = 0
+        self.init_pidfd = self.network_namespace = -1
+        self.mount_namespace = self.home = self.place = -1
+        self.cgroup_fds: list[int] = []
+        self.cgroups = cgroups.Cgroups(config.cgroups, config.limits)
+        self.network = UserNetwork(config)
+        layers = namespaces.Layers(len(config.layers), config.is_rootless)
+        self.files_of_view = FilesOfView(layers, config.directories, config.name_server)
+        self.view: View | None = None
+        self.views = 0
+        self.loss = ""
+        self.loss_kind = ""
+
+    def reply(self, *handles: int, **message: Any) -> None:
+        with contextlib.suppress(OSError):
+            socket.send_fds(self.control, [json.dumps(message).encode()], handles)
+
+    def build(self) -> None:
+        """Make the control groups, mount the files, start PID 1, and enter its namespaces but the user's."""
+        self.cgroups.make()
+        self.cgroup_fds = cgroups.open_cgroup_fds(self.config.cgroups)
+        namespaces.mount_place(self.config, self.ids)
+        # The sandbox's first process is a grandchild, whose parent ends.
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self.namespace_build = NamespaceBuild(
+            self.config, self.ids, self.first, self.cgroup_fds, self.cgroups.cgroup_mounts()
+        )
+        self.network_namespace, user_namespace = self.namespace_build.begin()
+        if self.config.has_network:
+            self.network.begin(self.network_namespace)
+        namespaces.mount_root(self.config, self.ids, user_namespace)
+        os.close(user_namespace)
+        self.init = self.namespace_build.finish()
+        self.memory_kills.prioritize()
+        self.init_pidfd = os.pidfd_open(self.init)
+        self.mount_namespace = os.open(f"/proc/{self.init}/ns/mnt", os.O_RDONLY)
+        self.home = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+        self.place = os.open(".", os.O_RDONLY)
+        os.setns(self.init_pidfd, NAMESPACES)
+        if self.config.has_network:
+            self.network.wait()
+        self.reply(ready=True, init=self.init, start_time=start_time(self.init), ids=self.ids.extents)
+
+    def serve(self, parent: int) -> None:
+        """Answer requests until the caller, the control socket or the sandbox is gone."""
+        wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, control_socket.ignore)
+        signal.set_wakeup_fd(wake_write)
+        poll = select.poll()
+        for handle in (self.control.fileno(), parent, wake_read, self.init_pidfd):
+            poll.register(handle, select.POLLIN)
+        if self.cgroups.events >= 0:
+            poll.register(self.cgroups.events, self.cgroups.event_kind)
+        while not self.loss:
+            ready = {handle for handle, _ in poll.poll()}
+            if self.cgroups.events in ready:
+                self.cgroups.take_events()
+                self.cgroups.follow_files(namespaces.files_bytes())
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+            self.reap()
+            if self.init_pidfd in ready and self.cgroups.kills():
+                self.loss, self.loss_kind = "its first process needed more memory than there was", "memory"
+            if parent in ready or self.init_pidfd in ready:
+                return
+            if self.control.fileno() in ready and not self.handle_request():
+                return
+
+    def handle_request(self) -> bool:
+        try:
+            payload, handles = control_socket.receive(self.control, _REQUEST_BYTES)
+        except ConnectionError:
+            return False
+        if not payload:
+            return False
+        message = json.loads(payload)
+        try:
+            if message["op"] == "exec":
+                self.start_command(message["id"], handles)
+            elif message["op"] == "kill":
+                self.kill(message["id"])
+            elif message["op"] == "network":
+                self.switch_network(message["id"], is_open=message["is_open"])
+            elif message["op"] == "cleanup":
+                self.start_cleanup(message["id"], handles[0])
+            elif message["op"] == "view":
+                self.change_view(message["id"], **control_socket.read_spec(handles[0]))
+            elif message["op"] == "merge":
+                self.start_merge(message["id"], control_socket.read_spec(handles[0])["asked"])
+            elif message["op"] == "written":
+                self.children.start(message["id"], lambda: None, view.written_paths)
+        finally:
+            for handle in handles:
+                os.close(handle)
+        return True
+
+    def start_cleanup(self, request: int, spec_handle: int) -> None:
+        spec = control_socket.read_spec(spec_handle)
+        work, arguments = spec["work"], spec["arguments"]
+        if work == "open_grading":
+            arguments["is_full"] = namespaces.open_reserve(self.config.storage_bytes)
+        elif work == "close_grading":
+            namespaces.close_reserve(self.config.storage_bytes)
+            self.reply(id=request, return_code=0, error="")
+            return
+
+        def enter() -> None:
+            os.setns(self.mount_namespace if self.view is None else self.view.namespace, os.CLONE_NEWNS)
+            self.ids.become_untouchable()
+
+        self.children.start(request, enter, lambda: cleanup.do(work, arguments, self.ids))
+
+    def start_merge(self, request: int, asked: list[str]) -> None:
+        """Copy what was written in the view to the sandbox's own files; the answer has whether the view ``is_used``."""
+        uses: list[bool] = []
+
+        def enter() -> None:
+            assert self.view is not None
+            os.setns(self.mount_namespace, os.CLONE_NEWNS)
+            uses.append(merging.is_used(self.view.namespace))
+            os.setns(self.home, os.CLONE_NEWNS)
+            os.fchdir(self.place)
+            self.ids.become_untouchable()
+
+        def work() -> dict[str, Any]:
+            assert self.view is not None
+            return {"is_used": uses[0], **self.view.merge(asked, keeps=uses[0])}
+
+        self.children.start(request, enter, work)
+
+    def change_view(
+        self, request: int, paths: list[str] | None, also: Sequence[str] = (), *, keeps: bool = False
+    ) -> None:
+        """Switch all commands to a pristine view with these paths; None switches back."""
+        error = ""
+        self.leave_view(keeps=keeps)
+        try:
+            if paths is not None:
+                self.views += 1
+                self.view = View(self.files_of_view, self.ids, self.views, self.cgroups.cgroup_mounts())
+                self.view.open(paths, self.init_pidfd, has_network=self.network.is_open, also=also)
+        except ViewError as exc:
+            error = str(exc)
+            self.leave_view()
+        handles = () if self.view is None else (self.view.namespace,)
+        self.reply(*handles, id=request, return_code=0, error=error)
+
+    def leave_view(self, *, keeps: bool = False) -> None:
+        """End the view, if there is one; ``keeps`` leaves its files to the processes in it."""
+        if self.view is not None:
+            self.view.close(keeps=keeps)
+            self.view = None
+
+    def start_command(self, request: int, handles: list[int]) -> None:
+        spec_handle, *stdio = handles
+        report_read, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        pid, error = 0, ""
+        try:
+            spec = parse(CommandSpec, control_socket.read_spec(spec_handle))
+            with self.entered():
+                command = resolve(spec, self.first)
+                give_pipes(stdio, self.ids.outside(command.uid), self.ids.outside(command.gid))
+                pid = os.fork()
+                if pid == 0:
+                    run_child(command, report_write, self.cgroup_fds, user_namespace=self.init_pidfd, stdio=stdio)
+        except (RequestError, MessageError, UnknownIdError) as exc:
+            error = str(exc)
+        except OSError:
+            if not self.is_ending():
+                raise
+            # The end of PID 1, soon to be seen, answers this request too.
+        finally:
+            os.close(report_write)
+            if pid:
+                self.running[pid] = (request, report_read)
+            else:
+                os.close(report_read)
+        if error:
+            self.reply(id=request, return_code=REFUSED, error=error)
+
+    @contextlib.contextmanager
+    def entered(self) -> Generator[None]:
+        """See the sandbox's files as its commands do, for a moment."""
+        os.setns(self.mount_namespace if self.view is None else self.view.namespace, os.CLONE_NEWNS)
+        try:
+            yield
+        finally:
+            os.setns(self.home, os.CLONE_NEWNS)
+            os.fchdir(self.place)
+
+    def switch_network(self, request: int, *, is_open: bool) -> None:
+        error = ""
+        try:
+            if not is_open:
+                self.network.close()
+            elif not self.network.is_open:
+                self.network.begin(self.network_namespace)
+                self.network.wait()
+                with self.entered():
+                    files.name_server(self.config.name_server, self.ids.outside(0))
+        except OSError as exc:
+            error = str(exc)
+        self.reply(id=request, return_code=0, error=error)
+
+    def kill(self, request: int) -> None:
+        self.children.kill(request)
+        for pid, (running, _) in self.running.items():
+            if running == request:
+                # Both: a child that has not yet called setsid has no group of its own.
+                for send in (os.killpg, os.kill):
+                    with contextlib.suppress(ProcessLookupError):
+                        send(pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Collect the dead and report the commands among them, unless the sandbox's own end killed them."""
+        finished: list[dict[str, Any]] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if os.WIFSTOPPED(status):
+                self.children.resume(pid)
+                continue
+            if (answer := self.children.collect(pid)) is not None:
+                self.reply(**answer)
+            if pid == self.network.pid and self.network.is_open:
+                self.loss = "its network process (slirp4netns) ended"
+            if pid not in self.running:
+                continue
+            request, report = self.running.pop(pid)
+            error = b""
+            with contextlib.suppress(BlockingIOError):
+                error = os.read(report, 4096)
+            os.close(report)
+            code = os.waitstatus_to_exitcode(status)
+            finished.append({"id": request, "return_code": code if code >= 0 else 128 - code, "error": error.decode()})
+        if any(message["return_code"] == _KILLED for message in finished) and self.is_ending():
+            return
+        for message in finished:
+            self.reply(**message)
+
+    def is_ending(self) -> bool:
+        """Return whether PID 1 is at its end: only then does the kernel kill all others, and let nobody else in."""
+        return is_exiting(self.init)
+
+    def tear_down(self) -> None:
+        """Kill PID 1, which takes every process of its namespace along, and wait until all are gone."""
+        with contextlib.suppress(OSError):
+            if self.init_pidfd >= 0:
+                signal.pidfd_send_signal(self.init_pidfd, signal.SIGKILL)
+            elif self.namespace_build is not None:
+                self.namespace_build.kill()
+                os.close(self.namespace_build.keep_alive)
+        self.network.leave()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+        if self.loss:
+            self.reply(lost=self.loss, kind=self.loss_kind)
+        self.cgroups.remove()
+
+
+def serve(control_fd: int, data: object) -> int:
+    """Build one sandbox and serve it until its end; return the exit status."""
+    os.set_inheritable(control_fd, False)
+    control = socket.socket(fileno=control_fd)
+    try:
+        config = parse(SupervisorConfig, data)
+        parent = os.pidfd_open(config.parent)
+        memory_kills = MemoryKills()
+        harden_self()
+        become_plain()
+        system_calls.prepare(config.filters)
+        supervisor = _Supervisor(control, config, memory_kills)
+    except ProcessLookupError:  # the caller has ended
+        return 0
+    except (OSError, MessageError) as exc:
+        with contextlib.suppress(OSError):
+            control.send(json.dumps({"error": str(exc)}).encode())
+        return 1
+    try:
+        supervisor.build()
+        supervisor.serve(parent)
+    except (OSError, RequestError, NamespaceBuildError, ValueError) as exc:
+        supervisor.reply(error=str(exc))
+        return 1
+    finally:
+        supervisor.tear_down()
+    return 0

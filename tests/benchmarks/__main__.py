@@ -1,0 +1,228 @@
+"""Measurements that the project is developed with: ``make bench ARGS="truth --env local"``.
+
+``harbor-gym bench`` has those that a user compares machines with: ``step``, ``reset`` and ``episode``.
+"""
+
+import asyncio
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harbor_gym.bench.report import format_fields
+from harbor_gym.bench.sandbox import started_environment
+from harbor_gym.cli.bench import BenchEnv, measuring, print_report, show_progress
+from harbor_gym.cli.exits import run_and_exit
+from harbor_gym.cli.plain_help import HELP_NAMES, PlainGroup
+from harbor_gym.cli.shared import FAILED, echo, one_line_errors, preflight_by_name, quiet_harbor
+from harbor_gym.errors import UsageError
+from harbor_gym.types import ExecutorKind
+from tests.benchmarks import concurrency, executors, singularity, vector
+from tests.benchmarks.everything import bench_everything
+from tests.benchmarks.gateway import measure as gateway
+from tests.benchmarks.scale import fleet, soak
+from tests.benchmarks.truth import measure as truth
+from tests.benchmarks.truth.sessions import make_sessions
+
+benchmarks = typer.Typer(
+    cls=PlainGroup,
+    help="Measure what `harbor-gym bench` does not.",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings=HELP_NAMES,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@benchmarks.command("all")
+def run_all(
+    env: BenchEnv = "local",
+    repeat: Annotated[int, typer.Option(min=1, help="Times that every step is taken; other sizes go with it.")] = 10,
+) -> None:
+    """Run step, reset, episode, concurrency, vector and gateway; print one JSON object that also describes the machine.
+
+    The page on performance is drawn from it. What else the machine does moves every figure: its load is in there.
+    """
+    with measuring(env):
+        report = bench_everything(env, scale=repeat, on_progress=lambda name: echo(name, err=True))
+    echo(json.dumps(report, indent=1))
+
+
+@benchmarks.command("truth")
+def run_truth(
+    env: BenchEnv = "local",
+    rootfs: Annotated[
+        Path | None, typer.Option(help="Root file system (local): a directory or tar archive with more programs.")
+    ] = None,
+    session: Annotated[list[str] | None, typer.Option(help="Only sessions of this name; may be repeated.")] = None,
+    at_once: Annotated[int, typer.Option(min=1, help="Sessions at the same time.")] = 4,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that every session is taken.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Judge each return of the terminal by what the pane wrote afterwards, in many programs."""
+    chosen = [item for item in make_sessions() if not session or item.name in session]
+    options = {} if rootfs is None else {"rootfs": str(rootfs.resolve())}
+
+    async def judge() -> truth.TruthReport:
+        async with started_environment(env, options=options) as environment:
+            show = partial(show_progress, "sessions")
+            return await truth.bench_truth(
+                environment, chosen, sandbox=env, at_once=at_once, repeat=repeat, on_progress=show
+            )
+
+    with one_line_errors(), quiet_harbor():
+        if not chosen:
+            names = ", ".join(item.name for item in make_sessions())
+            raise UsageError(f"no session has that name; there are: {names}")
+        preflight_by_name(env)
+        report = asyncio.run(judge())
+    print_report(report, truth.format_truth, as_json)
+
+
+@benchmarks.command("concurrency")
+def run_concurrency(
+    env: BenchEnv = "local",
+    terminals: Annotated[int, typer.Option(min=1, help="Terminals at once, each in a sandbox of its own.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that each terminal takes.")] = 10,
+    transport: Annotated[str | None, typer.Option(help="Force a transport; by default the terminal chooses.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Take steps in many terminals at once: none may be lost, and the event loop must stay free."""
+    with measuring(env):
+        report = asyncio.run(concurrency.bench_concurrency(env, terminals=terminals, steps=steps, transport=transport))
+    print_report(report, format_fields, as_json)
+
+
+@benchmarks.command("vector")
+def run_vector(
+    env: BenchEnv = "local",
+    num_envs: Annotated[int, typer.Option(min=2, max=100, help="Sub-environments at once.")] = 32,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that each kind of step is taken.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Step many sub-environments of `gym.make_vec` at once, and a single one in between."""
+    with measuring(env):
+        report = vector.bench_vector(env, num_envs=num_envs, repeat=repeat)
+    print_report(report, format_fields, as_json)
+
+
+@benchmarks.command("singularity")
+def run_singularity(
+    at_once: Annotated[int, typer.Option(min=2, help="Sandboxes at once.")] = 8,
+    repeat: Annotated[int, typer.Option(min=1, help="Resets, and repetitions of every step.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Time resets and steps of apptainer sandboxes beside Harbor's own singularity, on one image, taking turns."""
+    with measuring("apptainer"):
+        show = partial(show_progress, "repetitions", total=repeat)
+        report = asyncio.run(singularity.bench_singularity(at_once=at_once, repeat=repeat, on_progress=show))
+    print_report(report, singularity.format_singularity, as_json)
+
+
+@benchmarks.command("gateway")
+def run_gateway(
+    sessions: Annotated[int, typer.Option(min=1, help="Conversations at once.")] = 64,
+    calls: Annotated[int, typer.Option(min=1, help="Calls of each conversation.")] = 20,
+    sampler_sec: Annotated[float, typer.Option(min=0.0, help="Time that the sampler takes for an answer.")] = 0.05,
+    rate: Annotated[
+        float | None, typer.Option(min=0.1, help="Calls due in a second, of all together. [default: at most 100]")
+    ] = None,
+    litellm: Annotated[bool, typer.Option("--litellm", help="Measure litellm's client too.")] = False,
+    relay: Annotated[bool, typer.Option("--relay", help="Measure Harbor's inference relay too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Time growing conversations through the gateway, and the same with the sampler alone, at a fixed rate."""
+    with one_line_errors():
+        report = asyncio.run(
+            gateway.bench_gateway(
+                sessions=sessions,
+                calls=calls,
+                sampler_sec=sampler_sec,
+                calls_per_sec=rate,
+                with_litellm=litellm,
+                with_relay=relay,
+            )
+        )
+    print_report(report, gateway.format_gateway, as_json)
+
+
+@benchmarks.command("scale")
+def run_scale(
+    env: BenchEnv = "local",
+    sandboxes: Annotated[int, typer.Option(min=1, help="Sandboxes that are live at the same time.")] = 64,
+    starts_at_once: Annotated[int, typer.Option(min=1, help="Sandboxes that start at the same time.")] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Hold many live sandboxes: time to the first prompt, event-loop lag, memory, time to close, none lost."""
+    with measuring(env):
+        report = asyncio.run(fleet.bench_scale(env, sandboxes=sandboxes, starts_at_once=starts_at_once))
+    print_report(report, format_fields, as_json)
+
+
+@benchmarks.command("soak")
+def run_soak(
+    env: BenchEnv = "local",
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes, one after the other.")] = 500,
+    at_once: Annotated[int, typer.Option(min=1, help="Episodes that run at the same time.")] = 16,
+    trouble: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share that is cancelled, killed, or fills its disk.")
+    ] = 0.1,
+    seed: Annotated[int, typer.Option(help="Chooses them.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Run short episodes with failures thrown in: each accounted for, and nothing left at the end."""
+    with measuring(env):
+        show = partial(show_progress, "episodes", total=episodes)
+        report = asyncio.run(
+            soak.bench_soak(env, episodes=episodes, at_once=at_once, trouble_share=trouble, seed=seed, on_progress=show)
+        )
+    print_report(report, soak.format_soak, as_json)
+
+
+@benchmarks.command("executors")
+def run_executors(
+    env: BenchEnv = "local",
+    groups: Annotated[int, typer.Option(min=1, help="Groups to play in each way.")] = 32,
+    group_size: Annotated[int, typer.Option(min=1, help="Episodes of a group, side by side.")] = 8,
+    workers: Annotated[int, typer.Option(min=1, help="Groups at the same time.")] = 2,
+    kinds: Annotated[
+        list[ExecutorKind] | None, typer.Option("--executor", help="Only these; may be repeated. [default: all]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Play groups of short episodes in this process, in others, and by Ray's workers."""
+    with measuring(env):
+        report = executors.bench_executors(
+            env, groups=groups, group_size=group_size, workers=workers, kinds=tuple(kinds or ExecutorKind)
+        )
+    print_report(report, executors.format_executors, as_json)
+
+
+@benchmarks.command("trl")
+def run_trl(
+    slots: Annotated[int, typer.Option(min=1, help="Environments of a training step.")] = 16,
+    start_delay_sec: Annotated[float, typer.Option(min=0.0, help="How much later each local sandbox starts.")] = 2.0,
+    resets: Annotated[int, typer.Option(min=0, help="Then reset so often and count what is left; 0 does not.")] = 640,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Time a training step's calls of TRL's environments, ours and those of TRL's own module for Harbor."""
+    from tests.benchmarks import trl  # the other benchmarks run without it
+
+    with measuring("local"):
+        step = trl.bench_step(slots=slots, start_delay_sec=start_delay_sec)
+        many = trl.bench_resets(resets=resets, slots=slots) if resets else None
+    if as_json:
+        echo(json.dumps({"step": step.as_object(), "resets": many and many.as_object()}, indent=2))
+    else:
+        echo(trl.format_step(step))
+        if many is not None:
+            echo(f"{many.resets} resets in {many.seconds:.1f} s left {len(many.left)} folders, mounts, processes")
+    if many is not None and not many.is_right:
+        raise typer.Exit(FAILED)
+
+
+if __name__ == "__main__":
+    run_and_exit(partial(benchmarks, prog_name="make bench"))

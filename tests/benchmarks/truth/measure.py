@@ -1,0 +1,270 @@
+"""Judge every return of the terminal after the fact: a witness stamps each byte that the pane wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, override
+
+from harbor_gym._runtime.console.tables import plain_table
+from harbor_gym._runtime.processes import start_process
+from harbor_gym.bench.implementations import our_transports, terminal_config
+from harbor_gym.bench.report import BenchReport
+from harbor_gym.terminal import TerminalTurn, open_terminal
+from harbor_gym.terminal.tmux import TmuxTerminal
+from harbor_gym.terminal.transports.attach import enter_argv
+from harbor_gym.types import Command
+from tests.benchmarks.truth.programs import bring_program
+from tests.benchmarks.truth.sessions import Session, TruthStep
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment
+
+WATCH_SEC = 1.4
+"""How long the pane is watched after a return: longer than any pause between a program's outputs in the sessions."""
+
+_IDLE_SEC = 2.0
+"""A program that wrote nothing for so long before the deadline was waiting for input, if that is what it does."""
+
+_NUMBERED = re.compile(r"^L\d{6}$", re.MULTILINE)
+_EXPECTED = {"prompt": ("prompt",), "input": ("tty_read",), "screen": ("fullscreen",), "busy": ("deadline",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of one step."""
+
+    transport: str
+    session: str
+    keys: str
+    kind: str
+    """``right``, ``early``, ``late``, or ``label``: at the right moment by another name."""
+
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TruthReport(BenchReport):
+    """Every verdict, and the lines that went wrong."""
+
+    sandbox: str
+    verdicts: tuple[Verdict, ...]
+    wrong_lines: tuple[str, ...]
+    """Lines lost, doubled or out of order."""
+
+    unavailable: tuple[str, ...] = ()
+    """Sessions whose programs the sandbox lacks."""
+
+    def rate(self, kind: str, transport: str | None = None) -> float:
+        """Return the share of steps with a verdict, over one transport or all."""
+        chosen = [item.kind for item in self.verdicts if transport in (None, item.transport)]
+        return chosen.count(kind) / len(chosen) if chosen else 0.0
+
+    @override
+    def as_object(self) -> dict[str, Any]:
+        names = sorted({item.transport for item in self.verdicts})
+        return {
+            "sandbox": self.sandbox,
+            "transports": {
+                name: {
+                    "steps": sum(item.transport == name for item in self.verdicts),
+                    **{kind: self.rate(kind, name) for kind in ("early", "late", "label")},
+                }
+                for name in names
+            },
+            "wrong_lines": list(self.wrong_lines),
+            "wrong_steps": [
+                [item.transport, item.session, item.keys, item.kind, item.detail]
+                for item in self.verdicts
+                if item.kind != "right"
+            ],
+            "unavailable": list(self.unavailable),
+        }
+
+
+def format_truth(report: TruthReport) -> str:
+    """Return the report as text."""
+    head = ("transport", "steps", "false early", "false late", "other name")
+    rows = [
+        (name, str(found["steps"]), *(f"{100 * found[kind]:.2f} %" for kind in ("early", "late", "label")))
+        for name, found in report.as_object()["transports"].items()
+    ]
+    lines = [plain_table(head, rows, right=range(1, len(head)))]
+    lines.append(f"lines lost, doubled or out of order: {len(report.wrong_lines)}")
+    lines += [f"  {line}" for line in report.wrong_lines[:20]]
+    counts = Counter(item for item in report.verdicts if item.kind != "right")
+    wrong = [
+        (f"  {count} x", item.kind, item.transport, f"{item.session}: {item.keys!r} {item.detail}")
+        for item, count in counts.items()
+    ]
+    lines += plain_table((), wrong).splitlines()
+    if report.unavailable:
+        lines.append(f"skipped, programs missing: {', '.join(report.unavailable)}")
+    return "\n".join(lines)
+
+
+@dataclass
+class _Witness:
+    """A control client that stamps what the pane writes, apart from the terminal that is judged."""
+
+    stamps: list[float] = field(default_factory=list[float])
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        while line := await stream.readline():
+            if line.startswith(b"%output"):
+                self.stamps.append(time.monotonic())
+
+    def since(self, moment: float) -> list[float]:
+        return [stamp for stamp in self.stamps if stamp > moment]
+
+
+@contextlib.asynccontextmanager
+async def _watched(environment: BaseEnvironment, terminal: TmuxTerminal, user: str) -> AsyncGenerator[_Witness]:
+    command = f"exec tmux -u -S {terminal.directory}/socket -C attach-session -t main"
+    argv = await enter_argv(environment, command, user=user)
+    assert argv is not None, "the sandbox lets no process in"
+    process = await start_process(
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+        limit=1 << 24,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    witness = _Witness()
+    reading = asyncio.create_task(witness.read(process.stdout))
+    try:
+        yield witness
+    finally:
+        process.stdin.close()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        await reading
+
+
+async def bench_truth(
+    environment: BaseEnvironment,
+    sessions: Sequence[Session],
+    *,
+    sandbox: str = "local",
+    at_once: int = 4,
+    repeat: int = 1,
+    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> TruthReport:
+    """Take every session over every transport, and judge each return by what the pane wrote afterwards.
+
+    Raises:
+        SandboxLostError: The sandbox is gone.
+    """
+    gate = asyncio.Semaphore(at_once)
+    verdicts: list[Verdict] = []
+    wrong_lines: list[str] = []
+    for program in sorted({program for session in sessions for program in session.needs}):
+        await bring_program(environment, program)
+    available = [session for session in sessions if await _has_all(environment, session)]
+    runs = [(session, name) for _ in range(repeat) for name in our_transports() for session in available]
+    done = 0
+
+    async def run(session: Session, transport: str) -> None:
+        nonlocal done
+        async with gate:
+            found, wrong = await _take_session(environment, session, transport)
+            verdicts.extend(found)
+            wrong_lines.extend(wrong)
+        done += 1
+        on_progress(done, len(runs))
+
+    async with asyncio.TaskGroup() as group:
+        for session, transport in runs:
+            if not session.is_alone:
+                group.create_task(run(session, transport))
+    for session, transport in runs:
+        if session.is_alone:
+            await run(session, transport)
+    missing = tuple(session.name for session in sessions if session not in available)
+    return TruthReport(sandbox, tuple(verdicts), tuple(wrong_lines), missing)
+
+
+async def _has_all(environment: BaseEnvironment, session: Session) -> bool:
+    look = " && ".join(["true", *(f"command -v {program} >/dev/null" for program in session.needs)])
+    if (await environment.exec(look)).return_code:
+        return False
+    if session.setup:
+        await environment.exec(session.setup)
+    return True
+
+
+async def _take_session(
+    environment: BaseEnvironment, session: Session, transport: str
+) -> tuple[list[Verdict], list[str]]:
+    config = terminal_config(transport, max_observation_bytes=1_000_000, min_wait_sec=0.5)
+    terminal = await open_terminal(environment, config, user=session.user)
+    assert isinstance(terminal, TmuxTerminal)
+    verdicts: list[Verdict] = []
+    shown: list[str] = []
+    try:
+        async with _watched(environment, terminal, session.user) as witness:
+            await terminal.run([])
+            for step in session.steps:
+                turn = await terminal.run([Command(step.keys, step.deadline_sec)])
+                returned = time.monotonic()
+                shown.append(turn.text)
+                await asyncio.sleep(0 if step.expected == "busy" else WATCH_SEC)
+                after = await terminal.screen()
+                later = [] if after is None else after.text.splitlines()
+                verdicts.append(_judge(session, transport, step, turn, returned, witness, later))
+                if turn.ended:
+                    break
+    finally:
+        await terminal.close()
+    expected = [line for step in session.steps for line in step.lines]
+    seen = _NUMBERED.findall("\n".join(shown))
+    wrong = [] if seen == expected else [f"{transport} {session.name}: {_compare(seen, expected)}"]
+    return verdicts, wrong
+
+
+def _judge(
+    session: Session,
+    transport: str,
+    step: TruthStep,
+    turn: TerminalTurn,
+    returned: float,
+    witness: _Witness,
+    later: list[str],
+) -> Verdict:
+    def verdict(kind: str, detail: str = "") -> Verdict:
+        return Verdict(transport, session.name, step.keys, kind, detail)
+
+    (how,) = turn.waits
+    if how == "deadline":
+        if step.expected == "busy":
+            return verdict("right")
+        last = max((stamp for stamp in witness.stamps if stamp <= returned), default=returned - _IDLE_SEC)
+        return verdict("late" if returned - last >= _IDLE_SEC else "right", f"{turn.text[-60:]!r}")
+    if step.expected == "busy":
+        return verdict("early", f"{how} {turn.text[-60:]!r}")
+    wrote = witness.since(returned)
+    changed = [line.rstrip() for line in later] != "\n".join(turn.shown).rstrip().split("\n")
+    if wrote and changed and not step.repaints and _screens_differ(turn.shown, later):
+        return verdict("early", f"{how}, then {1000 * (wrote[0] - returned):.0f} ms later {later[-2:]!r}")
+    is_right = how in _EXPECTED[step.expected]
+    return verdict("right" if is_right else "label", "" if is_right else how)
+
+
+def _screens_differ(before: Sequence[str], after: Sequence[str]) -> bool:
+    """Return whether two screens hold other text; rows of one may be joined."""
+    return "".join("".join(before).split()) != "".join("".join(after).split())
+
+
+def _compare(seen: list[str], expected: list[str]) -> str:
+    lost = [line for line in expected if line not in seen]
+    doubled = [line for line, count in Counter(seen).items() if count > 1]
+    return f"{len(lost)} lost {lost[:3]}, {len(doubled)} doubled {doubled[:3]}, of {len(expected)}"

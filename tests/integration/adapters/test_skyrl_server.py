@@ -1,0 +1,47 @@
+"""SkyRL's generator, whose episodes Harbor's own server runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from harbor_gym import Sample
+from harbor_gym._runtime.harbor_versions import VERSION
+from harbor_gym.errors import UsageError
+from tests.helpers.gateway.harbor_server import KEY, ServerProcess, started
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
+from tests.helpers.skyrl.batches import make_generator, make_input
+from tests.helpers.skyrl.engine import SamplerEngine, byte_level_tokenizer
+from tests.helpers.tasks import DONE, write_task
+
+AGENT = {"agent": "tests.helpers.gateway.relayed_agent:RelayedAgent", "env": {}}
+
+
+async def solve(prompt: Sequence[int]) -> Sample:
+    """Write the answer, then declare the task complete."""
+    tokenizer = byte_level_tokenizer()
+    turn = tokenizer.decode(list(prompt)).count("<|im_start|>assistant") - 1
+    tokens = [*tokenizer.encode((message(DONE), COMPLETE)[turn], add_special_tokens=False), tokenizer.eos_token_id]
+    return Sample(tokens, [-0.5] * len(tokens))
+
+
+@pytest.mark.skipif(VERSION < (0, 26), reason="Harbor has a server since 0.26")
+async def test_an_agents_episodes_run_on_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARBOR_API_KEY", KEY)
+    task = write_task(tmp_path / "task")
+    with started(ServerProcess(tmp_path / "server")) as server:
+        own = {**AGENT, "harbor_server": server.url, "sandbox_options": {"solved_when": {"/srv/answer": "done"}}}
+        engine = SamplerEngine(solve)
+        batch, _ = make_input(task, size=2)
+        output = await make_generator(engine, own).generate(batch)
+    assert output["stop_reasons"] == ["stop"] * 2
+    assert output["rewards"] == [1.0] * 2
+    for tokens, mask in zip(output["response_ids"], output["loss_masks"], strict=True):
+        trained = [token for token, own in zip(tokens, mask, strict=True) if own]
+        assert byte_level_tokenizer().decode(trained, skip_special_tokens=True) == message(DONE) + COMPLETE
+
+
+@pytest.mark.skipif(VERSION >= (0, 26), reason="this Harbor has a server")
+def test_an_older_harbor_says_so_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match=r"new in Harbor 0\.26"):
+        make_generator(SamplerEngine(solve), {**AGENT, "harbor_server": "http://127.0.0.1:1"})

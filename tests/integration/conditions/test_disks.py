@@ -1,0 +1,134 @@
+"""Disks that are full or can't be written to: one line with the place and the remedy."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from harbor_gym.errors import SandboxStartError, UsageError
+from harbor_gym.sandboxes import environment_config, preflight
+from harbor_gym.sandboxes.images.base_images import resolve_base
+from harbor_gym.sandboxes.images.build import ImageSource, build_image
+from tests.helpers.engines import require_engine
+from tests.helpers.sandboxes.timed_fakes import Counted
+from tests.helpers.tasks import write_task
+from tests.integration.conditions.command import harbor_gym
+
+pytestmark = [
+    pytest.mark.local,
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounts a disk of its own: run as root"),
+]
+
+
+@contextlib.contextmanager
+def disk(place: Path, *, is_full: bool | None = None, size: str = "64k") -> Generator[Path]:
+    """Mount a small disk that is full (True) or read-only (False)."""
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "disk", place], check=True)
+    try:
+        if is_full:
+            with contextlib.suppress(OSError), (place / "full").open("wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+        elif is_full is not None:
+            subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.mark.parametrize(
+    ("is_full", "says"),
+    [
+        (True, "No space left on device: free some space there, or name another folder"),
+        (False, "Read-only file system: make it writable, or name another folder"),
+    ],
+)
+def test_a_task_is_not_made_there_and_no_half_of_one_stays(is_full: bool, says: str, tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", is_full=is_full) as place:
+        done = harbor_gym("init", place / "a-task")
+        assert not (place / "a-task").exists()
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith(f"error: {place / 'a-task'}")
+    assert done.stderr.rstrip().endswith(says)
+
+
+@pytest.mark.parametrize("command", ["eval", "cache"])
+def test_a_cache_that_can_not_be_written_to_is_named_with_its_variable(command: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    words: dict[str, list[str | Path]] = {
+        "eval": ["eval", task, "--env", "local", "--model", "m", "--base-url", "http://127.0.0.1:9/v1"],
+        "cache": ["cache", "list"],
+    }
+    with disk(tmp_path / "disk", is_full=False) as place:
+        cache = place / "cache"
+        done = harbor_gym(*words[command], HARBOR_GYM_CACHE=cache)
+    assert done.returncode == 2, done.stderr
+    assert f"the cache {cache} can't be used (Read-only file system): set HARBOR_GYM_CACHE" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_goes_on_and_says_which_sandboxes_can_not_be_used(tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", is_full=False) as place:
+        done = harbor_gym("doctor", HARBOR_GYM_CACHE=place / "cache")
+    assert done.returncode == 1
+    assert "--env local can NOT be used" in done.stdout
+    assert "set HARBOR_GYM_CACHE to a folder on a disk with room" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_sandbox_that_keeps_nothing_in_the_cache_starts_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARBOR_GYM_CACHE", "/proc/cache")
+    with pytest.raises(UsageError, match="HARBOR_GYM_CACHE"):
+        preflight(environment_config("local"))
+    preflight(environment_config(Counted.PATH))
+
+
+@pytest.mark.parametrize("command", ["eval", "doctor", "demo"])
+@pytest.mark.parametrize("kind", ["missing", "read-only"])
+def test_a_folder_for_temporary_files_that_can_not_be_used_is_named(command: str, kind: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    words: list[str | Path] = [command]
+    if command == "eval":
+        words += [task, "--env", "local", "--model", "m", "--base-url", "http://127.0.0.1:9/v1"]
+    with disk(tmp_path / "disk", is_full=False) as place:
+        chosen = place / "absent" if kind == "missing" else place
+        done = harbor_gym(*words, TMPDIR=chosen)
+    why = "is no folder" if kind == "missing" else "can't be written to"
+    assert f"TMPDIR is {chosen}, which {why}" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    if command == "eval":
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "set it to a folder that can be written to, or unset it" in done.stderr
+
+
+async def test_a_buildah_that_can_not_tell_is_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never "the base is not here", for which a base was once made anew without a word."""
+    require_engine("local")
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    with pytest.raises(SandboxStartError) as raised:
+        await resolve_base("harbor-gym-tests/nowhere:1")  # which nothing in this process has looked for
+    assert "/nowhere: no such file or directory" in str(raised.value)
+    assert "is not on this machine" not in str(raised.value)
+
+
+async def test_a_cache_that_fills_up_while_an_image_is_kept_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_engine("local")
+    context = tmp_path / "environment"
+    context.mkdir()
+    (context / "file").write_bytes(bytes(1 << 20))
+    (context / "Dockerfile").write_text("FROM scratch\nCOPY file /file\n", encoding="utf-8")
+    with disk(tmp_path / "disk", size="256k") as place:
+        monkeypatch.setenv("HARBOR_GYM_CACHE", str(place / "cache"))
+        with pytest.raises(SandboxStartError) as raised:
+            await build_image(ImageSource(context))
+        assert not list((place / "cache/layers").glob("[!.]*")), "no half of a layer stays"
+    assert str(raised.value).endswith(
+        f"can't be exported: {place / 'cache'}: No space left on device: free some space there, "
+        "or set HARBOR_GYM_CACHE to another folder"
+    )

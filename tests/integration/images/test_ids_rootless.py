@@ -1,0 +1,155 @@
+"""Ids above an ordinary user's range: said at the start, in one line, as the task's fault."""
+
+import asyncio
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
+from harbor_gym.sandboxes.tools import CONTAINED, run_tool
+from tests.helpers.engines import require_engine
+from tests.helpers.registries.image_registry import image_registry
+from tests.helpers.rootless import rootless_user, run_as
+from tests.helpers.tasks import BASE
+
+pytestmark = [pytest.mark.local, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_left")]
+
+_START = """
+import asyncio, json, os, sys
+from pathlib import Path
+from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
+from harbor_gym.errors import HarborGymError
+from tests.helpers.tasks import write_task
+
+async def main():
+    cases, files, registries = json.loads(sys.argv[1].replace("HOME", str(Path.home())))
+    for name, content in files.items():
+        Path.home().joinpath(name).write_bytes(bytes.fromhex(content))
+    Path.home().joinpath("registries.conf").write_text(registries)
+    os.environ["CONTAINERS_REGISTRIES_CONF"] = str(Path.home() / "registries.conf")
+    for number, (dockerfile, toml, options) in enumerate(cases):
+        task = write_task(Path.home() / f"task-{number}", dockerfile=dockerfile, toml=toml)
+        (task / "environment/one").write_text("1")
+        try:
+            async with AsyncTerminalGymEnv(TerminalEnvConfig(task_dir=task, sandbox="local", **options)) as env:
+                await env.reset()
+                print("started")
+        except HarborGymError as exc:
+            print(f"{type(exc).__name__}: {exc}".replace("\\n", " | "))
+
+asyncio.run(main())
+"""
+_LINES = {
+    "COPY --chown=70000 one /one": "70000",
+    "RUN touch /high && chown 197609 /high": "197609",
+    "RUN tar -c --owner=197609 --numeric-owner etc/hostname | tar -x -C /srv": "197609",
+    "RUN useradd -u 70000 worker\nUSER worker": "70000",
+    "USER 100001\nRUN id": "100001",
+    "USER 100001": "100001",
+    "RUN echo crew:x:70000:nobody >>/etc/group\nUSER nobody": "70000",
+    "RUN echo crew:x:70000:root >>/etc/group": "70000",
+}
+"""What a Dockerfile has → the id that the message names."""
+
+_AGENTS = {
+    '[agent]\nuser = "70000"\n': "70000",
+    '[agent]\nuser = "1:70000"\n': "70000",
+    '[agent]\nuser = "high"\n': "70001",
+    '[agent]\nuser = "ofgroup"\n': "70002",
+    '[agent]\nuser = "member"\n': "70003",
+}
+_ACCOUNTS = (
+    "RUN printf '%s\\n' high:x:70001:0::/:/bin/sh ofgroup:x:1500:70002::/:/bin/sh member:x:1501:1501::/:/bin/sh "
+    ">>/etc/passwd && echo crew:x:70003:member >>/etc/group"
+)
+
+
+def _archive(members: dict[str, bytes], *, owner: int = 0) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.uid, member.gid = len(content), owner, owner
+            archive.addfile(member, io.BytesIO(content))
+    return written.getvalue()
+
+
+def _image() -> bytes:
+    """Return what ``docker save`` writes of an image with a file of a high owner's."""
+    layer = _archive({"bin/sh": b"x"}, owner=197609)
+    rootfs = {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]}
+    config = {"architecture": "amd64", "os": "linux", "config": {}, "rootfs": rootfs}
+    manifest = [{"Config": "config.json", "RepoTags": ["high:latest"], "Layers": ["layer.tar"]}]
+    documents = {"config.json": config, "manifest.json": manifest}
+    return _archive({"layer.tar": layer, **{name: json.dumps(text).encode() for name, text in documents.items()}})
+
+
+type Case = tuple[str, str, dict[str, Any]]
+"""A Dockerfile, tables of task.toml, and settings of the environment."""
+
+
+async def _said(cases: dict[str, Case], registry: str = "") -> dict[str, str]:
+    """Start an episode of each task as an ordinary user; return what each said."""
+    base = await ensure_base_tar()
+    files = {"rootfs.tar": _archive({"bin/sh": b"x"}, owner=197609).hex(), "image.tar": _image().hex()}
+
+    def start() -> subprocess.CompletedProcess[str]:
+        with rootless_user() as (user, home):
+            words = json.dumps([list(cases.values()), files, registry])
+            return run_as(user, home, sys.executable, "-c", _START, words, base=base)
+
+    done = await asyncio.to_thread(start)
+    said = done.stdout.splitlines()
+    assert len(said) == len(cases), done.stdout + done.stderr
+    return dict(zip(cases, said, strict=True))
+
+
+def _strange(said: dict[str, str], ids: dict[str, str]) -> dict[str, str]:
+    """Return what was said that is no task error which names the id, the range's last one and what to do."""
+
+    def is_right(about: str, line: str) -> bool:
+        return line.startswith("TaskError: ") and all(word in line for word in (ids[about], "6553", "--add-subuids"))
+
+    return {about: line for about, line in said.items() if not is_right(about, line)}
+
+
+async def test_an_id_of_a_dockerfile_above_the_users_range_is_the_tasks_fault_at_the_start() -> None:
+    said = await _said({line: (f"FROM {BASE}\n{line}\n", "", {}) for line in _LINES})
+    assert _strange(said, _LINES) == {}
+
+
+async def test_an_agents_id_above_the_users_range_is_the_tasks_fault_at_the_start() -> None:
+    said = await _said({toml: (f"FROM {BASE}\n{_ACCOUNTS}\n", toml, {}) for toml in _AGENTS})
+    assert _strange(said, _AGENTS) == {}
+
+
+async def test_an_id_of_an_image_or_a_set_up_above_the_users_range_is_the_tasks_fault_at_the_start(
+    tmp_path: Path,
+) -> None:
+    require_engine("registry")
+    text = f"FROM {BASE}\n"
+    with image_registry(tmp_path / "registry") as registry:
+        (tmp_path / "image.tar").write_bytes(_image())
+        name = f"{registry.address}/high:latest"
+        push = f"buildah push --tls-verify=false $id {name}; buildah rmi $id"
+        code, printed = await run_tool(
+            *CONTAINED, "sh", "-ec", f"id=$(buildah pull -q docker-archive:{tmp_path}/image.tar); {push}"
+        )
+        assert code == 0, printed
+        cases: dict[str, Case] = {
+            "pulled": (f"FROM {name}\n", "", {}),
+            "named": (text, f'[environment]\ndocker_image = "{name}"\n', {}),
+            "archive": (text, "", {"sandbox_options": {"image": "docker-archive:HOME/image.tar"}}),
+            "rootfs": (text, "", {"sandbox_options": {"rootfs": "HOME/rootfs.tar"}}),
+            "set-up": (text, "", {"setup_command": "touch /x && chown 197609 /x"}),
+        }
+        conf = f'[[registry]]\nlocation = "{registry.address}"\ninsecure = true\n'
+        said = await _said(cases, conf)
+    assert _strange(said, dict.fromkeys(cases, "197609")) == {}

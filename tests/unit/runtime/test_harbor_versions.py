@@ -1,0 +1,85 @@
+"""What Harbor asks of our sandbox classes, by its version."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harbor.environments.factory import EnvironmentFactory
+from harbor.models.trial.config import EnvironmentConfig, TaskConfig, TrialConfig
+from harbor.trial.trial import Trial
+
+from harbor_gym._runtime.harbor_versions import VERSION, resource_capabilities
+from harbor_gym.episode.task import load_task
+from harbor_gym.errors import TaskUnsupportedError, UsageError
+from harbor_gym.sandboxes import environment_config, registry
+from harbor_gym.sandboxes.apptainer.environment import ApptainerEnvironment
+from harbor_gym.sandboxes.docker.environment import DockerEnvironment
+from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from tests.helpers.sandboxes.local import DOCKERFILE, make
+from tests.helpers.tasks import write_task
+
+typed_options = pytest.mark.skipif(VERSION < (0, 26), reason="Harbor reads options from a model since 0.26")
+
+
+@typed_options
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        (LocalEnvironment, {"max_processes", "network", "private_network", "rootfs", "setup_command", "workdir"}),
+        (ApptainerEnvironment, {"image_cache_dir", "overlay", "extra_args", "setup_command", "build_dockerfile"}),
+        (DockerEnvironment, {"setup_command", "build_dockerfile", "keep_containers"}),
+    ],
+)
+def test_harbor_prints_the_options_of_a_sandbox_with_their_descriptions(kind: Any, own: set[str]) -> None:
+    fields = kind.options_schema()["properties"]
+    assert own <= set(fields)
+    assert all(fields[name].get("description") for name in own - {"keep_containers"})
+
+
+@typed_options
+@pytest.mark.parametrize("sandbox", ["local", "docker", "apptainer"])
+def test_harbor_takes_the_options_that_a_sandbox_has_and_refuses_others(sandbox: str) -> None:
+    config = environment_config(sandbox, options={"setup_command": "true"})
+    kind: Any = EnvironmentFactory
+    kind.validate_options(config)
+    config.kwargs["colour"] = "red"
+    with pytest.raises(ValueError, match="Unknown option 'colour'"):
+        kind.validate_options(config)
+
+
+@typed_options
+def test_a_wrong_option_is_refused_before_anything_starts() -> None:
+    config = EnvironmentConfig(import_path=environment_config("local").import_path, kwargs={"network": "all"})
+    with pytest.raises(UsageError, match="network: Input should be 'task' or 'none'"):
+        registry.preflight(config)
+
+
+@pytest.mark.skipif(VERSION < (0, 25), reason="Harbor has fractions of a CPU since 0.25")
+@pytest.mark.parametrize("kind", [ApptainerEnvironment, LocalEnvironment])
+def test_a_fraction_of_a_cpu_is_taken(kind: type[ApptainerEnvironment | LocalEnvironment], tmp_path: Path) -> None:
+    assert resource_capabilities().model_dump()["fractional_cpus"]
+    assert make(kind, tmp_path, DOCKERFILE, config={"cpus": 0.5}).task_env_config.cpus == 0.5
+
+
+MCP_SERVER = '[[environment.mcp_servers]]\nname = "search"\ntransport = "streamable-http"\nurl = "http://mcp/mcp"\n'
+
+
+@pytest.mark.skipif(VERSION < (0, 26), reason="MCP servers have headers since Harbor 0.26")
+async def test_a_task_whose_mcp_server_needs_credentials_is_refused_by_our_loop(tmp_path: Path) -> None:
+    assert await load_task(write_task(tmp_path / "open", toml=MCP_SERVER))
+    task = write_task(tmp_path / "task", toml=f'{MCP_SERVER}headers = {{ Authorization = "Bearer ${{KEY}}" }}\n')
+    with pytest.raises(TaskUnsupportedError, match="the MCP server search needs headers"):
+        await load_task(task)
+
+
+async def test_a_compose_file_is_told_where_the_log_folders_are(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    (task / "environment/docker-compose.yaml").write_text("services: {main: {}}\n")
+    trials, environment = tmp_path / "trials", environment_config("docker")
+    trial = await Trial.create(TrialConfig(task=TaskConfig(path=task), trials_dir=trials, environment=environment))
+    sandbox: Any = trial.agent_environment
+    sandbox._share_logs()
+    with sandbox._logs_dir as shared:
+        told = {name: value for name, value in sandbox._compose_infra_env_vars().items() if name.startswith("HOST_")}
+        assert {"HOST_VERIFIER_LOGS_PATH", "HOST_AGENT_LOGS_PATH"} <= told.keys()
+        assert {Path(folder).parent for folder in told.values()} == {Path(shared)}
