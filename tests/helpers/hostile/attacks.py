@@ -404,7 +404,8 @@ async def who_attacks_the_first_process_earns_nothing(_sandbox: LocalEnvironment
 
 # --- ranks: who may look into whom ---------------------------------------------------------------------------------
 
-_WAIT_FOR = "until grep -q {} /attack/found 2>/dev/null; do sleep 0.05; done"
+# In quotation marks, as the file has it: the mark alone, as a word of grep's, would be one more process to find.
+_WAIT_FOR = "until grep -q '\"{}\"' /attack/found 2>/dev/null; do sleep 0.05; done"
 
 
 async def a_command_in_the_view_is_closed_to_all_outside(sandbox: LocalEnvironment, _scratch: Path) -> None:
