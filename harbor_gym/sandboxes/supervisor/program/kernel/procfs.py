@@ -1,5 +1,8 @@
 """Read /proc/PID/stat. Source: proc_pid_stat(5)."""
 
+# Apart from the package's _runtime.procfs: the supervisor's program imports nothing of the package, and _runtime stands
+# below the sandboxes, so neither can use the other's. This one tells how far a process has ended, by its threads and
+# flags; that one gives names, groups and seconds, and None instead of an error.
 import os
 from typing import NamedTuple
 
