@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from harbor_gym._runtime.console.progress import ShowBar, show_no_bar, ticking
 from harbor_gym.adapters.tinker.policies import EvaluatedPolicy
 from harbor_gym.adapters.tinker.training.config import Backend
-from harbor_gym.adapters.tinker.training.preparation import TrainRun
+from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.adapters.tinker.training.service import ModelService, OpenService, cancelled_with, tinker_service
 from harbor_gym.embedded import ensure_policy
 from harbor_gym.embedded.demonstrator import load_script

@@ -32,7 +32,8 @@ def train(config: TrainConfig) -> Path:
     """
     # Read when tqdm is imported: the cookbook's progress bars would break up our lines.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from harbor_gym.adapters.tinker.training.preparation import TrainRun, claimed_folder, prepare
+    from harbor_gym.adapters.tinker.training.plan import TrainRun
+    from harbor_gym.adapters.tinker.training.preparation import claimed_folder, prepare
     from harbor_gym.adapters.tinker.training.run import train as train_run
     from harbor_gym.embedded.service import require_backend, require_policy, service_of
 

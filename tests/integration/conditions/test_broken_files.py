@@ -116,7 +116,8 @@ def test_a_second_run_in_a_folder_is_told_what_to_do(action: str, run_dir: Path)
 
 @pytest.mark.parametrize("name", ["best.json", "tasks.json"])
 def test_a_record_of_a_run_that_can_not_be_read_is_named(name: str, run_dir: Path) -> None:
-    from harbor_gym.adapters.tinker.training.preparation import TrainRun, claimed_folder
+    from harbor_gym.adapters.tinker.training.plan import TrainRun
+    from harbor_gym.adapters.tinker.training.preparation import claimed_folder
     from harbor_gym.evaluation import read_best
 
     (run_dir / name).write_text("{", encoding="utf-8")

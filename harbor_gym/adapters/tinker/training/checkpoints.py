@@ -9,7 +9,7 @@ from tinker_cookbook.checkpoint_utils import get_last_checkpoint, load_checkpoin
 
 from harbor_gym import report
 from harbor_gym.adapters.tinker.evaluator import HarborEvaluator
-from harbor_gym.adapters.tinker.training.preparation import TrainRun
+from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.adapters.tinker.training.service import ModelService
 from harbor_gym.errors import UsageError
 from harbor_gym.evaluation import read_best, read_evaluations

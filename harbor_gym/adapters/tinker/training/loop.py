@@ -11,12 +11,12 @@ from tinker_cookbook.rl import train as loop
 
 from harbor_gym import report
 from harbor_gym._runtime.console.progress import ShowBar, show_no_bar
-from harbor_gym.adapters.tinker.dataset import HarborRLDatasetBuilder, worker_stock
+from harbor_gym.adapters.tinker.dataset import worker_stock
 from harbor_gym.adapters.tinker.evaluator import HarborEvaluator
 from harbor_gym.adapters.tinker.executors import rollout_executor
 from harbor_gym.adapters.tinker.strategy import RetryThenMask
 from harbor_gym.adapters.tinker.training.checkpoints import evaluate_last, export_best, first_weights
-from harbor_gym.adapters.tinker.training.preparation import TrainRun
+from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.adapters.tinker.training.service import ModelService, cancelled_with
 from harbor_gym.pool import close_shared_pools
 
@@ -32,7 +32,7 @@ async def run_loop(
     start_path = await first_weights(run, service)
     config = _loop_config(run, service, strategy, start_path, evaluator)
     _quiet_after_setup()
-    total = run.config.num_batches or count_batches(run)
+    total = run.config.num_batches or run.count_batches()
     async with report.live_progress(run.log_path, total=total, show=show, title=run.title, bar=bar):
         try:
             async with cancelled_with(_watch_for_fault(strategy)):
@@ -60,37 +60,11 @@ def _quiet_after_setup() -> None:
     asyncio.get_running_loop().call_soon(quiet)
 
 
-def count_batches(run: TrainRun) -> int:
-    """Return the batches of the whole run.
-
-    Raises:
-        UsageError: The weights or the numbers can't be used.
-    """
-    return len(_dataset_builder(run, run.config.model_name or "").training_set(run.train_tasks))
-
-
 async def _watch_for_fault(strategy: RetryThenMask) -> None:
     """Raise what ends the run: the streaming loop itself would wait for ever for the group that it came out of."""
     while strategy.fault is None:  # noqa: ASYNC110 - the strategy must pickle, so it has no event
         await asyncio.sleep(_FAULT_POLL_SEC)
     raise strategy.fault
-
-
-def _dataset_builder(run: TrainRun, model_name: str, test_episodes: int = 0) -> HarborRLDatasetBuilder:
-    config = run.config
-    return HarborRLDatasetBuilder(
-        template=config.group_template(run.env, model_name, run.log_path / "transcripts"),
-        tasks=run.tasks,
-        test_tasks=run.test_tasks,
-        weights=config.task_weights,
-        seed=config.seed,
-        groups_per_batch=config.groups_per_batch,
-        warm_sandboxes=config.warm_sandboxes,
-        rollout_workers=config.rollout_workers if config.rollout_executor is not None else 0,
-        num_batches=config.num_batches,
-        epochs=config.epochs,
-        test_episodes=test_episodes,
-    )
 
 
 @contextlib.contextmanager
@@ -115,7 +89,7 @@ async def _evaluator(run: TrainRun, service: ModelService, strategy: RetryThenMa
     """Return what evaluates during the run; None where nothing does."""
     if not run.config.eval_every:
         return None
-    test_set = await _dataset_builder(run, service.model_name, run.test_episodes).test_set()
+    test_set = await run.dataset_builder(service.model_name, run.test_episodes).test_set()
     if test_set is None:
         return None
     return HarborEvaluator(
@@ -141,7 +115,7 @@ def _loop_config(
         base_url=service.base_url,
         renderer_name=config.renderer_name,
         recipe_name="harbor_gym_train",
-        dataset_builder=_dataset_builder(run, service.model_name),
+        dataset_builder=run.dataset_builder(service.model_name),
         max_tokens=config.max_tokens,
         temperature=config.temperature,
         learning_rate=config.learning_rate,

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -17,50 +16,14 @@ from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_reward
 from harbor_gym.adapters.tinker.training.config import Backend, TrainConfig
 from harbor_gym.adapters.tinker.training.folder import one_run_at_a_time, settle_folder, write_run_config
+from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.cluster.workers import require_shared_rate
-from harbor_gym.config import TerminalEnvConfig, require_fields_of_agents
+from harbor_gym.config import require_fields_of_agents
 from harbor_gym.errors import UsageError
 from harbor_gym.samplers.endpoints import require_endpoint
-from harbor_gym.tasks import SourcedTask, filter_tasks, resolve_tasks, split_tasks
+from harbor_gym.tasks import filter_tasks, resolve_tasks, split_tasks
 
 TASKS_FORMAT = 1
-
-
-@dataclass(frozen=True)
-class TrainRun:
-    """A run whose tasks are on this machine and whose settings fit together."""
-
-    config: TrainConfig
-
-    env: TerminalEnvConfig
-    """The configuration's, with the first task to train on."""
-
-    tasks: tuple[SourcedTask, ...]
-    """All tasks, also those to test on."""
-
-    test_tasks: tuple[str, ...]
-    """Names of the tasks to test on."""
-
-    log_path: Path
-    """The run's folder, absolute."""
-
-    @property
-    def train_tasks(self) -> list[SourcedTask]:
-        """The tasks to train on."""
-        return [task for task in self.tasks if task.name not in self.test_tasks]
-
-    @property
-    def test_episodes(self) -> int:
-        """Episodes of each task in an evaluation."""
-        if self.config.test_episodes is not None:
-            return self.config.test_episodes
-        return 1 if len(self.test_tasks or self.train_tasks) > 1 else self.config.group_size
-
-    @property
-    def title(self) -> str:
-        """One line that names the run."""
-        name = f"{len(self.tasks)} tasks" if len(self.tasks) > 1 else self.env.task_dir.name
-        return f"{name}, {self.env.sandbox}, learning rate {self.config.learning_rate:g}"
 
 
 async def prepare(config: TrainConfig) -> TrainRun:
@@ -89,7 +52,7 @@ async def prepare(config: TrainConfig) -> TrainRun:
         await load_task(task.path)
     _check_rollouts(run)
     if config.epochs is not None or config.task_weights:
-        _check_batches(run)
+        run.count_batches()
     if run.env.harbor_server is None:
         await asyncio.to_thread(sandboxes.preflight, sandboxes.environment_config(run.env.sandbox))
     _check_service(config)
@@ -187,12 +150,6 @@ def _check_agent(config: TrainConfig, agent: str) -> None:
         raise UsageError("--agent plays in sandboxes that Harbor starts: --make-env belongs to our own loop")
     if config.warm_sandboxes:
         raise UsageError("--agent plays in sandboxes that Harbor starts, and takes no --warm-sandboxes")
-
-
-def _check_batches(run: TrainRun) -> None:
-    from harbor_gym.adapters.tinker.training.loop import count_batches
-
-    count_batches(run)
 
 
 def _check_model(config: TrainConfig, model_name: str) -> None:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 
 from harbor_gym._runtime.console.progress import ShowBar, show_no_bar
-from harbor_gym.adapters.tinker.training.preparation import TrainRun
+from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.adapters.tinker.training.service import OpenService
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from harbor_gym.adapters.tinker.training.preparation import TrainRun
+from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.errors import UsageError
 from harbor_gym.samplers.endpoints import watch_endpoint
 
