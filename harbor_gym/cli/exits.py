@@ -9,8 +9,11 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from harbor_gym._runtime.console.progress import shown_by
 from harbor_gym._runtime.disks import describe_disk_failure
 from harbor_gym._runtime.interrupts import ends_as_interrupts
+from harbor_gym.cli.progress import PlainProgress
+from harbor_gym.cli.shared import echo
 from harbor_gym.errors import printable
 
 _RESTLESS = "tinker"
@@ -42,7 +45,8 @@ def _run(program: Callable[[], object]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal of eight bits has no box to draw with
-    with ends_as_interrupts() as termination:
+    on_stderr = PlainProgress(lambda line: echo(line, err=True))  # what is printed on stdout may be read by a program
+    with ends_as_interrupts() as termination, shown_by(on_stderr.bar):
         try:
             program()
             status = 0

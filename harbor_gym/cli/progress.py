@@ -1,18 +1,18 @@
 """Progress of long work: bars with rich on a terminal, plain lines without colour codes elsewhere."""
 
 import contextlib
-import time
 from collections.abc import Callable, Generator
 from typing import Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from harbor_gym._runtime.console.progress import shown_by
 from harbor_gym.cli.shared import echo
 from harbor_gym.errors import printable
 
 _TENTHS = 10
-_LINE_SEC = 10.0
+_LINE_SEC = 15
 """Seconds between two lines about work of unknown length, where there are no bars."""
 
 
@@ -36,11 +36,18 @@ class ShowsProgress(Protocol):
 
 
 class PlainProgress:
-    """Lines: every tenth of a phase, and one in ten seconds of a phase whose length is not known."""
+    """Lines: every tenth of a phase; of one whose length is not known the first, one in 15 seconds, and the last.
 
-    def __init__(self, echo: Callable[[str], object] = echo) -> None:
+    Args:
+        echo: Prints a line.
+        every_sec: Seconds between two lines about a phase whose length is not known.
+    """
+
+    def __init__(self, echo: Callable[[str], object] = echo, *, every_sec: int = _LINE_SEC) -> None:
         self._echo = echo
-        self._shown: dict[str, float] = {}
+        self._every_sec = every_sec
+        self._tenths: dict[str, int] = {}
+        self._seconds: dict[str, int] = {}
 
     def line(self, text: str) -> None:
         """Print it."""
@@ -49,16 +56,19 @@ class PlainProgress:
     def bar(self, phase: str, done: int, total: int | None, detail: str = "") -> None:
         """Print a line where enough has happened since the last one of this phase."""
         if total is None:
-            now = time.monotonic()
-            if now - self._shown.setdefault(phase, now) < _LINE_SEC:
-                return
-            self._shown[phase] = now
-            self._echo(f"{phase}: {done} s" + (f"  {detail}" if detail else ""))
-            return
-        part = done * _TENTHS // total if total else _TENTHS
-        if part > self._shown.get(phase, 0):
-            self._shown[phase] = part
+            self._tick(phase, done, detail)
+        elif self._seconds.pop(phase, None) is not None:
+            self._echo(f"{phase}: {detail}")
+        elif (part := done * _TENTHS // total if total else _TENTHS) > self._tenths.get(phase, 0):
+            self._tenths[phase] = part
             self._echo(f"{phase} {done}/{total}" + (f"  {detail}" if detail else ""))
+
+    def _tick(self, phase: str, seconds: int, detail: str) -> None:
+        if phase in self._seconds and seconds - self._seconds[phase] < self._every_sec:
+            return
+        shown = f": {seconds} s" if phase in self._seconds else ""
+        self._seconds[phase] = seconds
+        self._echo(f"{phase}{shown}" + (f"  {detail}" if detail else ""))
 
 
 class RichProgress:
@@ -76,6 +86,7 @@ class RichProgress:
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._timed: set[str] = set()
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -93,17 +104,25 @@ class RichProgress:
         if phase not in self._tasks:
             self._tasks[phase] = self._progress.add_task(phase, total=total, detail=detail)
         self._progress.update(self._tasks[phase], completed=done, total=total, detail=detail)
-        if total is not None and done >= total:
+        if total is None:
+            self._timed.add(phase)
+        elif done >= total:
             self._progress.remove_task(self._tasks.pop(phase))
-            self.line(f"{phase} {done}/{total}" + (f"  {detail}" if detail else ""))
+            if phase in self._timed:
+                self._timed.remove(phase)
+                self.line(f"{phase}: {detail}")
+            else:
+                self.line(f"{phase} {done}/{total}" + (f"  {detail}" if detail else ""))
 
 
 @contextlib.contextmanager
 def progress(console: Console | None = None) -> Generator[ShowsProgress]:
-    """Yield what suits standard output: bars on a terminal, plain lines elsewhere."""
+    """Yield what suits standard output: bars on a terminal, plain lines elsewhere; it shows all long work, too."""
     console = console or Console()
     if not console.is_terminal or console.is_dumb_terminal:
-        yield PlainProgress()
+        plain = PlainProgress()
+        with shown_by(plain.bar):
+            yield plain
         return
-    with RichProgress(console) as shown:
+    with RichProgress(console) as shown, shown_by(shown.bar):
         yield shown

@@ -8,11 +8,12 @@ import hashlib
 import importlib.metadata
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 from harbor_gym._runtime.cache import cache_dir
+from harbor_gym._runtime.console.progress import ticking
 from harbor_gym._runtime.processes import ask, tool_environment
 from harbor_gym.embedded.launcher import SKYRL_VERSION
 from harbor_gym.errors import HarborGymError, MissingDependencyError
@@ -22,6 +23,7 @@ REQUIREMENTS = "server_requirements.txt"
 
 _COMPLETE = ".installed"
 _TAIL_LINES = 12
+_SIZE = "some GB the first time"
 
 
 class ServerInstallError(HarborGymError):
@@ -58,13 +60,10 @@ def environment_dir() -> Path:
     return cache_dir() / "server" / f"skyrl-{SKYRL_VERSION}-{key}"
 
 
-def install(show: Callable[[str], object]) -> Path:
+def install() -> Path:
     """Make the environment of the training server, unless it is there; return its interpreter. Blocks for minutes.
 
     Packages come from where pip, or uv if it is there, is configured to take them.
-
-    Args:
-        show: Receives a line about each step.
 
     Raises:
         ServerInstallError: A step failed; the message has the end of what it printed.
@@ -75,15 +74,15 @@ def install(show: Callable[[str], object]) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     uv = shutil.which("uv")
-    show(f"making {folder}")
-    _run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)] if uv else _venv(folder))
+    with ticking(f"making {folder}"):
+        _run([uv, "venv", "--quiet", "--python", sys.executable, str(folder)] if uv else _venv(folder))
     python = folder / "bin" / "python"
     with resources.as_file(resources.files(__package__).joinpath(REQUIREMENTS)) as pins:
-        show(f"installing {_count()} pinned packages (some GB the first time)")
         installer = [uv, "pip", "install", "--quiet", "--python", str(python)] if uv else _pip(python)
-        _run([*installer, "--no-deps", "-r", str(pins)])
-    show("looking whether the server can start")
-    _run([str(python), "-P", str(Path(__file__).with_name("launcher.py")), "--verify"])
+        with ticking(f"installing {_count()} pinned packages", _SIZE):
+            _run([*installer, "--no-deps", "-r", str(pins)])
+    with ticking("looking whether the server can start"):
+        _run([str(python), "-P", str(Path(__file__).with_name("launcher.py")), "--verify"])
     (folder / _COMPLETE).touch()
     return python
 

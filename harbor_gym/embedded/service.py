@@ -5,7 +5,6 @@ import contextlib
 import importlib.util
 import os
 import tempfile
-import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +112,6 @@ async def embedded_service(run: TrainRun, show: Show, bar: ShowBar = show_no_bar
         TrainingServerError: The server did not start, or ended while the block ran.
     """
     model_dir = await _model_dir(run, show, bar)
-    show("starting the embedded training server")
     state_dir = run.log_path / "server"
     server = TrainingServer(
         model_dir,
@@ -123,10 +121,8 @@ async def embedded_service(run: TrainRun, show: Show, bar: ShowBar = show_no_bar
         python=server_python(),
     )
     async with contextlib.AsyncExitStack() as stack:
-        phase, begun = "embedded training server", time.monotonic()
-        async with ticking(bar, phase, f"of at most {run.config.server_timeout_sec:g} s"):
+        with ticking("starting the embedded training server", f"of at most {run.config.server_timeout_sec:g} s"):
             await stack.enter_async_context(server)
-        bar(phase, 1, 1, f"ready after {time.monotonic() - begun:.0f} s")
         os.environ.update(server.client_environment())
         async with cancelled_with(server.monitor()):
             yield EmbeddedService(str(model_dir), server.base_url, state_dir)
@@ -139,11 +135,11 @@ async def sampling_client(policy: EvaluatedPolicy, show: Show) -> AsyncGenerator
         base_url = policy.base_url
         if policy.is_served_here:
             state = policy.server_dir or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            show("starting the embedded server")
             server = TrainingServer(
                 Path(policy.model_name), state, max_lora_rank=policy.max_lora_rank, python=server_python()
             )
-            await stack.enter_async_context(server)
+            with ticking("starting the embedded server"):
+                await stack.enter_async_context(server)
             os.environ.update(server.client_environment())
             base_url = server.base_url
         import tinker  # it reads the variables that the server has set

@@ -5,13 +5,14 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from harbor_gym._runtime.processes import start_process, tool_environment
 from harbor_gym._runtime.rootless import USER_NAMESPACE, build_environment
 
 _END_GRACE_SEC = 3.0
 _ERROR_TAIL_LINES = 25
+_PART_BYTES = 65536
 
 
 CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", *USER_NAMESPACE, "--mount", "--propagation", "private",
@@ -38,7 +39,10 @@ _found: dict[tuple[str, str], str] = {}
 
 
 async def run_tool(
-    *argv: str, timeout_sec: float | None = None, environment: Mapping[str, str] | None = None
+    *argv: str,
+    timeout_sec: float | None = None,
+    environment: Mapping[str, str] | None = None,
+    on_line: Callable[[str], object] | None = None,
 ) -> tuple[int, str]:
     """Run ``argv`` and return its exit status and its output, stdout and stderr together.
 
@@ -48,6 +52,7 @@ async def run_tool(
         argv: The program and its arguments.
         timeout_sec: None is no limit.
         environment: Variables on top of this process's.
+        on_line: Called with each line of the output as it comes.
 
     Returns:
         ``(TIMED_OUT, …)`` when the time was up.
@@ -64,13 +69,28 @@ async def run_tool(
     )
     try:
         async with asyncio.timeout(timeout_sec):
-            output, _ = await process.communicate()
+            output = await _output(process, on_line)
     except TimeoutError:
         return TIMED_OUT, f"{' '.join(argv)} took longer than {timeout_sec:g} s"
     finally:
         if process.returncode is None:
             await _end(process)
     return process.returncode or 0, output.decode("utf-8", "replace")
+
+
+async def _output(process: asyncio.subprocess.Process, on_line: Callable[[str], object] | None) -> bytes:
+    assert process.stdout is not None
+    output = bytearray()
+    shown = 0
+    while part := await process.stdout.read(_PART_BYTES):
+        output += part
+        end = output.rfind(b"\n") + 1
+        if on_line is not None and end > shown:
+            for line in output[shown:end].decode("utf-8", "replace").splitlines():
+                on_line(line)
+            shown = end
+    await process.wait()
+    return bytes(output)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harbor_gym._runtime.console.progress import SLOW_SEC, ticking
 from harbor_gym._runtime.processes import tool_environment
 from harbor_gym.errors import HarborGymError, TaskSourceError, UsageError
 from harbor_gym.tasks.directories import find_tasks
@@ -215,7 +216,7 @@ async def _download(
 ) -> list[tuple[Path, str | None]]:
     from harbor.tasks.client import TaskClient
 
-    with _foreign_errors(of):
+    with _foreign_errors(of), ticking(f"fetching {of}", delay_sec=SLOW_SEC):
         results = (await TaskClient().download_tasks(list(ids), output_dir=download_dir)).results
         broken = [n for n, result in enumerate(results) if await asyncio.to_thread(_is_broken, result)]
         if broken:

@@ -1,32 +1,122 @@
 """Progress reports of long work."""
 
-import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Generator
 
 type ShowBar = Callable[[str, int, int | None, str], None]
 """Called as ``bar(phase, done, total, detail)``. The phase is over when ``done`` is ``total``; where the total is not
 known it is None, and ``done`` are seconds."""
+
+SLOW_SEC = 5.0
+"""How long work that is mostly over at once is not shown, in seconds."""
+
+_TICK_SEC = 1.0
+
+_receivers: list[ShowBar] = []
+_running: dict[str, "Work"] = {}
+_lock = threading.Lock()
 
 
 def show_no_bar(phase: str, done: int, total: int | None, detail: str) -> None:
     """Show nothing."""
 
 
-@contextlib.asynccontextmanager
-async def ticking(bar: ShowBar, phase: str, detail: str = "") -> AsyncGenerator[None]:
-    """Show every second how long the block has been running."""
-    begun = time.monotonic()
-
-    async def tick() -> None:
-        while True:
-            bar(phase, round(time.monotonic() - begun), None, detail)
-            await asyncio.sleep(1)
-
-    ticks = asyncio.create_task(tick())
+@contextlib.contextmanager
+def shown_by(bar: ShowBar) -> Generator[None]:
+    """Show the long work of this process, in whichever thread, by ``bar`` while the block runs."""
+    _receivers.append(bar)
     try:
         yield
     finally:
-        ticks.cancel()
-        await asyncio.wait((ticks,))
+        _receivers.remove(bar)
+
+
+class Work:
+    """Long work of this process: shown once, however many parts of the process wait for it."""
+
+    def __init__(self, phase: str, detail: str) -> None:
+        self._phase, self.detail = phase, detail
+        self._started = time.monotonic()
+        self._due, self._over = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self.holders = 0
+
+    def begin(self) -> None:
+        """Show it from now on, if it is not shown yet."""
+        with _lock:
+            if self._due.is_set():
+                return
+            self._due.set()
+        self._show(self.seconds, None, self.detail)
+
+    def tell(self, detail: str) -> None:
+        """Show this beside it from now on."""
+        self.detail = detail
+
+    def follow(self, delay_sec: float) -> None:
+        """Show it every second, from when it has begun or the delay is over."""
+        self._thread = threading.Thread(target=self._follow, args=(delay_sec,), name="harbor-gym-progress", daemon=True)
+        self._thread.start()
+
+    def end(self, result: str) -> None:
+        """Show what came of it, if it was shown at all."""
+        was_shown = self._due.is_set()
+        self._over.set()
+        self._due.set()
+        if self._thread is not None:
+            self._thread.join()
+        if was_shown:
+            self._show(1, 1, f"{result} after {self.seconds} s")
+
+    @property
+    def seconds(self) -> int:
+        """How long it has been going on."""
+        return round(time.monotonic() - self._started)
+
+    def _follow(self, delay_sec: float) -> None:
+        if not self._due.wait(delay_sec):
+            self.begin()
+        while not self._over.wait(_TICK_SEC):
+            self._show(self.seconds, None, self.detail)
+
+    def _show(self, done: int, total: int | None, detail: str) -> None:
+        if _receivers:
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                _receivers[-1](self._phase, done, total, detail)
+
+
+@contextlib.contextmanager
+def ticking(phase: str, detail: str = "", *, delay_sec: float = 0.0) -> Generator[Work]:
+    """Show that the block is running: at once, then how long it has been, and its end.
+
+    Where several blocks of one phase run at the same time they are shown as one.
+
+    Args:
+        phase: What is going on, with what it is done to.
+        detail: What else is known of it.
+        delay_sec: How long nothing is shown unless the block calls :meth:`Work.begin`: most are over before.
+    """
+    with _lock:
+        work = _running.get(phase)
+        is_first = work is None
+        if work is None:
+            work = _running[phase] = Work(phase, detail)
+        work.holders += 1
+    if not delay_sec:
+        work.begin()
+    if is_first:
+        work.follow(delay_sec)
+    result = "failed"
+    try:
+        yield work
+        result = "done"
+    finally:
+        with _lock:
+            work.holders -= 1
+            is_last = not work.holders
+            if is_last:
+                del _running[phase]
+        if is_last:
+            work.end(result)

@@ -43,18 +43,18 @@ async def _provide(image: str, shown: ShowsProgress, *, docker: bool, if_missing
 
     if if_missing and not docker:
         shown.line(f"{image}: looking for it here and in its registry")
-        async with ticking(shown.bar, image):
+        with ticking(image):
             found, _ = await base_images.find_base(image)
         if found is not None:
             shown.line(f"{image}: it is on this machine, no base is needed")
             return
     shown.line(f"{image}: a base of packages of {offline_base(image).description}, made now unless it is there (30 s)")
     if not docker:
-        async with ticking(shown.bar, image):
+        with ticking(image):
             made = await debian_base.make_base(image)
         shown.line(f"{image}: sandboxes use {made.description} where the registry is out of reach")
         return
-    async with ticking(shown.bar, image):
+    with ticking(image):
         given = await debian_base.import_into_docker(image)
     if given is None:
         shown.line(f"{image}: Docker has it")

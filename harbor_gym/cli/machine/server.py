@@ -14,7 +14,7 @@ def install() -> None:
     from harbor_gym.embedded import interpreter
 
     with one_line_errors():
-        python = interpreter.install(lambda line: echo(line, err=True))
+        python = interpreter.install()
     echo(python)
 
 

@@ -8,10 +8,12 @@ import sys
 import termios
 import tty
 from collections.abc import Generator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from harbor_gym._runtime.console.progress import ticking
 from harbor_gym.cli.shared import echo, one_line_errors
 from harbor_gym.errors import UsageError, printable
 from harbor_gym.types import DEFAULT_SANDBOX
@@ -46,7 +48,8 @@ def _play(task_dir: str, env: str) -> str:
     interface: dict[str, Any] = {"action": "message", "render_mode": "human", "terminal": terminal}
     game = HarborTerminalEnv(task_dir, sandbox=env, **interface, **budgets)
     with contextlib.closing(game):
-        _, info = game.reset()
+        with ticking(f"starting a sandbox of {Path(task_dir).name}"):
+            _, info = game.reset()
         start = f"{_CLEAR}{printable(info['instruction'])}\nC-] hands in. Enter starts"
         typer.prompt(start, default="", show_default=False)
         over, reward, decoder = False, 0.0, codecs.getincrementaldecoder("utf-8")("replace")

@@ -17,6 +17,7 @@ from harbor.environments.base import EnvironmentPath, ExecResult, OutputCallback
 from harbor.environments.docker.docker import DockerEnvironment as HarborDockerEnvironment
 from harbor.models.task.config import NetworkMode
 
+from harbor_gym._runtime.console.progress import SLOW_SEC, ticking
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.sandboxes import dockerfile
@@ -83,7 +84,8 @@ class DockerLaunch(DockerTransfers):
     async def _find_image(self, name: str) -> ImageInfo | None:
         look = _looks.get(name) or await image_setup.inspect_image(name)
         if look is None and self._use_prebuilt and self._setup_command is not None:
-            await docker("pull", name, timeout_sec=_PULL_TIMEOUT_SEC)  # why it fails, `up` will report
+            with ticking(f"pulling {name}"):
+                await docker("pull", name, timeout_sec=_PULL_TIMEOUT_SEC)  # why it fails, `up` will report
             look = await image_setup.inspect_image(name)
         return look
 
@@ -153,7 +155,8 @@ class DockerLaunch(DockerTransfers):
     async def _build(self, run: _Compose) -> ExecResult:
         if self._keeps_image and self._main_image_name in _looks:
             return _DONE
-        result = await run(["build"])
+        with ticking(f"building the image of {self.environment_dir}", delay_sec=SLOW_SEC):
+            result = await run(["build"])
         look = await image_setup.inspect_image(self._main_image_name) if self._keeps_image else None
         if look is not None:
             _looks[self._main_image_name] = look
@@ -171,7 +174,8 @@ class DockerLaunch(DockerTransfers):
             try:
                 if await self._set_up_once():
                     self._write_overlay()
-                result = await run(words)
+                with ticking(f"starting the containers of {self.environment_dir}", delay_sec=SLOW_SEC):
+                    result = await run(words)
             except (RuntimeError, ImageGoneError) as exc:
                 if attempt == _UP_ATTEMPTS or not await self._restore(str(exc), run):
                     await self._require_health(exc)

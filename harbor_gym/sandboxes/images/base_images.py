@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from harbor_gym._runtime.cache import locked
+from harbor_gym._runtime.console.progress import SLOW_SEC, ticking
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images import official_images
 from harbor_gym.sandboxes.images.builder import require_ids
@@ -92,7 +93,8 @@ async def find_base(reference: str) -> tuple[Base | None, str]:
         return base, ""
     if full in _unreachable:
         return None, _unreachable[full]
-    code, output = await run_tool(*CONTAINED, "buildah", "pull", "--quiet", full, timeout_sec=_PULL_TIMEOUT_SEC)
+    with ticking(f"pulling {full}"):
+        code, output = await run_tool(*CONTAINED, "buildah", "pull", "--quiet", full, timeout_sec=_PULL_TIMEOUT_SEC)
     if code == TIMED_OUT:
         raise SandboxStartError(f"base image {reference!r} was not pulled within {_PULL_TIMEOUT_SEC:g} s")
     if code != 0:
@@ -138,8 +140,9 @@ async def docker_base(reference: str) -> Base | None:
     image_id = await find_in_docker(reference)
     if image_id is None:
         return None
-    async with locked(f"docker-image-{image_id.removeprefix('sha256:')[:32]}"):
-        copied = await copy_from_docker(image_id)
+    with ticking(f"copying Docker's image {reference} for sandboxes", delay_sec=SLOW_SEC):
+        async with locked(f"docker-image-{image_id.removeprefix('sha256:')[:32]}"):
+            copied = await copy_from_docker(image_id)
     base = await _inspected(copied)
     if base is None:
         raise SandboxStartError(f"Docker's image {reference} was copied to buildah, and is gone again")

@@ -25,6 +25,7 @@ from harbor_gym._runtime.cache import (
     locked,
     remove_broken_layers,
 )
+from harbor_gym._runtime.console.progress import SLOW_SEC, Work, ticking
 from harbor_gym._runtime.files import replace_text
 from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
@@ -186,13 +187,16 @@ async def _build_image(source: ImageSource, *, force_build: bool) -> Image:
     text, base_images = await _read_recipe(source)
     identity = {ref: base.identity for ref, base in base_images.items()}
     digest = hashlib.sha256(json.dumps([_FORMAT, content, identity], sort_keys=True).encode()).hexdigest()
-    async with locked(f"image-{digest[:32]}"):
-        image = None if force_build else await asyncio.to_thread(load_image, digest)
-        if image is None:
-            async with locked(LAYERS_LOCK):
-                for layer in await asyncio.to_thread(remove_broken_layers, cache_dir() / "images" / digest[:32]):
-                    _logger.warning("the layer %s in the cache has lost files: it is made again", layer)
-            image = await _make_image(source, text, base_images, digest, is_fresh=force_build)
+    # Another process may be building it.
+    with ticking(f"building the image of {source}", delay_sec=SLOW_SEC) as work:
+        async with locked(f"image-{digest[:32]}"):
+            image = None if force_build else await asyncio.to_thread(load_image, digest)
+            if image is None:
+                work.begin()
+                async with locked(LAYERS_LOCK):
+                    for layer in await asyncio.to_thread(remove_broken_layers, cache_dir() / "images" / digest[:32]):
+                        _logger.warning("the layer %s in the cache has lost files: it is made again", layer)
+                image = await _make_image(source, text, base_images, digest, work, is_fresh=force_build)
     _built[content] = image
     return image
 
@@ -226,7 +230,7 @@ def _naming_dockerfile(source: ImageSource) -> Generator[None]:
 
 
 async def _make_image(
-    source: ImageSource, text: str, base_images: dict[str, Base], digest: str, *, is_fresh: bool
+    source: ImageSource, text: str, base_images: dict[str, Base], digest: str, work: Work, *, is_fresh: bool
 ) -> Image:
     started = time.monotonic()
     if source.rootfs is not None:
@@ -235,7 +239,7 @@ async def _make_image(
             await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
         return image
     if source.docker_image is None:
-        image_id = await _run_build(source.environment_dir, text, base_images, is_fresh=is_fresh)
+        image_id = await _run_build(source.environment_dir, text, base_images, work, is_fresh=is_fresh)
     elif sources.is_archive(source.docker_image):
         image_id = await sources.load_archive(source.docker_image, source.environment_dir)
     else:
@@ -262,7 +266,9 @@ async def _make_image(
     return image
 
 
-async def _run_build(environment_dir: Path, text: str, base_images: dict[str, Base], *, is_fresh: bool) -> str:
+async def _run_build(
+    environment_dir: Path, text: str, base_images: dict[str, Base], work: Work, *, is_fresh: bool
+) -> str:
     path = environment_dir / "Dockerfile"
     for name, base in base_images.items():
         if base.has_volumes:
@@ -276,7 +282,7 @@ async def _run_build(environment_dir: Path, text: str, base_images: dict[str, Ba
         # An old one takes a file that a bind mount shows for the file that it showed before.
         is_fresh = is_fresh or (is_old() and "--mount=" in text)
         argv = build_argv(folder, environment_dir, recipe, is_fresh=is_fresh)
-        code, output = await run_buildah(*argv, environment=run_environment())
+        code, output = await run_buildah(*argv, environment=run_environment(), on_step=work.tell)
         if code != 0:
             require_ids(output, str(path), text=text)
             require_flags(output, str(path))

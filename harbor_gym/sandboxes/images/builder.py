@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from harbor_gym._runtime import rootless
@@ -45,19 +45,35 @@ _UNKNOWN_FLAG = re.compile(
 )
 """What buildah says of an option of an instruction which BuildKit knows and it does not."""
 
+_STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP (\d+/\d+: .{1,60})")
+"""How buildah begins an instruction, of a build with several stages with the stage's number."""
+
 _INCONSISTENT = "store is inconsistent"
 """What buildah says where a killed one left a container half made and two others find it at once."""
 _ATTEMPTS = 3
 
 
-async def run_buildah(*argv: str, environment: Mapping[str, str]) -> tuple[int, str]:
-    """Do what :func:`run_tool` does, again where buildah's store was being cleaned up by another buildah meanwhile."""
+async def run_buildah(
+    *argv: str, environment: Mapping[str, str], on_step: Callable[[str], object] | None = None
+) -> tuple[int, str]:
+    """Do what :func:`run_tool` does, again where buildah's store was being cleaned up by another buildah meanwhile.
+
+    Args:
+        argv: The program and its arguments.
+        environment: Variables on top of this process's.
+        on_step: Called with each instruction of the Dockerfile as it begins, after its number.
+    """
+
+    def on_line(line: str) -> None:
+        if on_step is not None and (step := _STEP.match(line)) is not None:
+            on_step(step[1])
+
     for attempt in range(1, _ATTEMPTS):
-        code, output = await run_tool(*argv, environment=environment)
+        code, output = await run_tool(*argv, environment=environment, on_line=on_line)
         if code == 0 or _INCONSISTENT not in output:
             return code, output
         await asyncio.sleep(attempt)
-    return await run_tool(*argv, environment=environment)
+    return await run_tool(*argv, environment=environment, on_line=on_line)
 
 
 def build_argv(folder: Path, context: Path, recipe: Path, *, is_fresh: bool) -> tuple[str, ...]:

@@ -161,7 +161,7 @@ def test_without_skyrl_the_servers_environment_is_asked_for(tmp_path: Path, monk
         interpreter.server_python()  # half made
     (interpreter.environment_dir() / ".installed").touch()
     assert interpreter.server_python() == str(made)
-    assert interpreter.install(lambda _: None) == made
+    assert interpreter.install() == made
     assert [path.name for path in interpreter.remove()] == [made.parents[1].name]
 
 
@@ -172,7 +172,7 @@ def test_an_install_that_fails_reports_with_what(tmp_path: Path, monkeypatch: py
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(interpreter.ServerInstallError, match="uv ended with exit code 3:\nno such package"):
-        interpreter.install(lambda _: None)
+        interpreter.install()
     assert interpreter.installed_python() is None
 
 

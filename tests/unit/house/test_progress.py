@@ -4,12 +4,14 @@ import io
 import re
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from harbor_gym._runtime.console.progress import shown_by, ticking
 from harbor_gym.cli.main import app
 from harbor_gym.cli.progress import PlainProgress, RichProgress, progress
 
@@ -27,14 +29,61 @@ def test_plain_lines_come_for_every_tenth_and_without_colour() -> None:
     assert "\x1b" not in "".join(lines)
 
 
-def test_a_phase_of_unknown_length_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_of_unknown_length_is_a_line_at_once_one_now_and_then_and_its_end() -> None:
     lines: list[str] = []
-    clock = iter([0.0, 1.0, 11.0, 12.0, 22.0])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    shown = PlainProgress(lines.append)
-    for seconds in (0, 1, 11, 12, 22):
+    shown = PlainProgress(lines.append, every_sec=15)
+    for seconds in (0, 1, 14, 15, 16, 29, 30):
         shown.bar("server", seconds, None, "of at most 300 s")
-    assert lines == ["server: 11 s  of at most 300 s", "server: 22 s  of at most 300 s"]
+    shown.bar("server", 1, 1, "done after 31 s")
+    assert lines == [
+        "server  of at most 300 s",
+        "server: 15 s  of at most 300 s",
+        "server: 30 s  of at most 300 s",
+        "server: done after 31 s",
+    ]
+
+
+def test_work_is_shown_at_once_then_again_and_again_and_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harbor_gym._runtime.console.progress._TICK_SEC", 0.001)
+    lines: list[tuple[int | None, str]] = []
+    is_shown_again = threading.Event()
+
+    def bar(phase: str, _done: int, total: int | None, detail: str) -> None:
+        assert phase == "an image"
+        lines.append((total, detail))
+        if lines.count((None, "STEP 2")) > 2:
+            is_shown_again.set()
+
+    with shown_by(bar), ticking("an image") as work:
+        assert lines[0] == (None, "")
+        work.tell("STEP 2")
+        assert is_shown_again.wait(60)
+    assert lines[-1][0] == 1
+    assert lines[-1][1].startswith("done after ")
+    with pytest.raises(ZeroDivisionError), shown_by(bar), ticking("an image"):
+        _ = 1 // 0
+    assert lines[-1][1].startswith("failed after ")
+
+
+def test_one_piece_of_work_that_many_wait_for_is_shown_once_and_none_that_is_over_at_once() -> None:
+    lines: list[str] = []
+    with shown_by(lambda _phase, _done, _total, detail: lines.append(detail)):
+        with ticking("an image", delay_sec=600), ticking("an image", delay_sec=600):
+            pass
+        assert not lines
+        with ticking("an image", "not there", delay_sec=600) as work:
+            with ticking("an image", delay_sec=600) as same:
+                same.begin()
+            work.begin()
+            assert lines == ["not there"]
+        assert lines == ["not there", "done after 0 s"]
+
+
+def test_a_bar_of_unknown_length_ends_with_a_line_on_a_terminal() -> None:
+    out = io.StringIO()
+    with progress(Console(file=out, force_terminal=True, width=100)), ticking("an image"):
+        pass
+    assert "an image: done after 0 s" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
 
 
 def test_a_terminal_has_bars_and_lines_that_stay() -> None:

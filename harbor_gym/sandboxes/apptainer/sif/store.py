@@ -16,6 +16,7 @@ from pathlib import Path
 
 import filelock
 
+from harbor_gym._runtime.console.progress import ticking
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes.apptainer.sif import registry
 from harbor_gym.sandboxes.apptainer.sif.build import build_sif
@@ -120,7 +121,8 @@ async def provide_sif(
             if target.is_file() and not force:  # the lock's last holder has made it
                 return Stored(await asyncio.to_thread(read_sif, target))
             named = None if registry_path is None or force else reference_in(registry_path, key)
-            await _make(source, target, named, build_timeout_sec, force=force)
+            with ticking(f"making the SIF file of {source}"):
+                await _make(source, target, named, build_timeout_sec, force=force)
     except TimeoutError:
         if not scope.expired():
             raise

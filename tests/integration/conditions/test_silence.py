@@ -1,0 +1,20 @@
+"""What takes long says so: a line when it begins and one when it ends, however the command's output is read."""
+
+import uuid
+from pathlib import Path
+
+from tests.helpers.engines import require_engine
+from tests.helpers.tasks import BASE, write_task
+from tests.integration.conditions.command import harbor_gym
+
+
+def test_a_command_tells_that_it_builds_an_image(tmp_path: Path) -> None:
+    require_engine("local")
+    dockerfile = f"FROM {BASE}\nRUN echo {uuid.uuid4()}\nWORKDIR /srv\n"
+    task = write_task(tmp_path / "task", dockerfile=dockerfile)
+    done = harbor_gym("check", task, "--env", "local", "--repeat", "1", "--no-forge")
+    assert done.returncode == 0, done.stderr
+    about = [line for line in done.stderr.splitlines() if line.startswith(f"building the image of {task}/environment")]
+    assert len(about) == 2, done.stderr
+    assert ": done after " in about[-1]
+    assert "building" not in done.stdout
