@@ -195,20 +195,21 @@ class RetryBudget:
                     raise
         raise AssertionError("there is no end to the attempts' numbers")
 
-    async def allows(self, error: Exception, attempt: int) -> bool:
+    async def allows(self, error: Exception, attempt: int, name: str = "an episode") -> bool:
         """Return whether an episode may run again, after the pause that its failure asks for.
 
         Args:
             error: What ended the attempt; the caller knows that it is retryable.
             attempt: The attempt's number, from 0.
+            name: What people call the episode.
         """
         summary = describe(error)
         if self._left == 0:
-            logger.log(self._lost_level, "an episode was lost: %s", summary)
+            logger.log(self._lost_level, "%s was lost: %s", name, summary)
             return False
         self._left -= 1
         pause = pause_sec(error, attempt)
         when = f" in {pause:.3g} s" if pause else ""
-        logger.info("an episode was lost and runs again in a fresh sandbox%s: %s", when, summary)
+        logger.info("%s was lost and runs again in a fresh sandbox%s: %s", name, when, summary)
         await asyncio.sleep(pause)
         return True

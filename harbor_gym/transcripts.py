@@ -2,8 +2,9 @@
 
 import json
 import math
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,24 @@ _KEPT_INFO = (
 )
 _KEPT_START = ("task", "sandbox", "instruction", "transport", "setup", "metrics")
 _LOGPROB_DIGITS = 4
+_GROUP = re.compile(r"(?:(?P<split>\w+)/)?batch_(?P<batch>\d+)/(?:group_(?P<group>\d+)|[^/]+)")
+
+
+def episode_name(labels: Mapping[str, Any]) -> str:
+    """Return what people call an episode, as "episode 3 of devops_task, batch 2, group 1".
+
+    Args:
+        labels: A transcript's, each of which may be missing: ``task``, ``episode`` (from 1) and ``group``, which of a
+            training run is the folder of its transcripts.
+    """
+    number, task = labels.get("episode"), labels.get("task")
+    name = "an episode" if number is None else f"episode {number}"
+    name += f" of {task}" if task else ""
+    if (place := _GROUP.fullmatch(str(labels.get("group")))) is None:
+        return name
+    if place["split"] == "test":
+        return f"{name}, test after batch {int(place['batch'])}" if int(place["batch"]) else f"{name}, test"
+    return f"{name}, batch {int(place['batch'])}" + (f", group {place['group']}" if place["group"] else "")
 
 
 def write_transcript(path: Path, transcript: Transcript, *, labels: dict[str, Any], error: str | None = None) -> None:

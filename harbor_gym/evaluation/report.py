@@ -9,6 +9,7 @@ from typing import Any
 from harbor_gym._runtime.console.tables import markdown_table
 from harbor_gym.evaluation.episodes import EpisodeResult
 from harbor_gym.evaluation.statistics import CONFIDENCE, Estimate, mean_estimate, pass_estimate
+from harbor_gym.transcripts import episode_name
 
 REPORT_FORMAT = 1
 
@@ -149,7 +150,8 @@ def describe_episode(result: EpisodeResult) -> str:
     """Return one line about an episode that has ended."""
     lost = f"lost: {_one_line(result.error)}" if result.error else None
     outcome = lost or f"{result.end_reason}, reward {result.reward:g}"
-    return f"{result.task} episode {result.episode}: {outcome}, {result.turns} turns, {result.seconds:.1f} s"
+    name = episode_name({"task": result.task, "episode": result.episode})
+    return f"{name}: {outcome}, {result.turns} turns, {result.seconds:.1f} s"
 
 
 def describe_losses(report: Report) -> str | None:

@@ -29,7 +29,7 @@ from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_rewa
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.outcomes import describe
-from harbor_gym.transcripts import write_transcript
+from harbor_gym.transcripts import episode_name, write_transcript
 from harbor_gym.types import Rollout, Sample, TokenSequence, Transcript
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,9 @@ class HarborAgentTinkerEnv(Env):
         reward: TrajectoryReward | None = None,
     ) -> None:
         self._codec, self._config, self._labels = codec, config, labels or {}
+        self.name = episode_name(self._labels)
+        """What people call it."""
+
         self._transcript_path, self._reward = transcript_path, reward
         self._interface = RolloutInterface.from_config(
             config, self._sample, codec, agent, max_context_tokens=max_context_tokens, max_answer_tokens=max_tokens
@@ -181,15 +184,13 @@ class HarborAgentTinkerEnv(Env):
         """
         assert self._rollout is not None
         rollout = self._rollout
-        label = " ".join(f"{name} {value}" for name, value in self._labels.items())
         if rollout.error is not None or rollout.reward is None:
             assert rollout.error is not None
             self.error = rollout.error
-            logger.warning("episode %s broke off: %s", label, describe(rollout.error))
             await self._write_transcript(rollout.transcript)
             raise rollout.error
         reward = rollout.reward
-        logger.info("episode %s: %s, reward %g", label, rollout.end_reason, reward)
+        logger.info("%s: %s, reward %g", self.name, rollout.end_reason, reward)
         metrics: Metrics = {**rollout.metrics, "off_template_history": float(self._codec.off_template)}
         metrics |= {stop_metric(rollout.end_reason): 1.0, "time/episode_sec": time.monotonic() - self._started}
         turns = rollout.transcript.turns

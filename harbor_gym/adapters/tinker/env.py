@@ -25,7 +25,7 @@ from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_rewa
 from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import describe
 from harbor_gym.tokens import TokenTerminalEnv
-from harbor_gym.transcripts import add_logprobs, write_transcript
+from harbor_gym.transcripts import add_logprobs, episode_name, write_transcript
 from harbor_gym.types import EndReason, EpisodeInfo, TokenStep
 
 logger = logging.getLogger(__name__)
@@ -81,6 +81,9 @@ class HarborTerminalTinkerEnv(Env):
         self._token_env = token_env
         self._codec = codec
         self._labels = dict(labels or {})
+        self.name = episode_name(self._labels)
+        """What people call it."""
+
         self._transcript_path = transcript_path
         self._reward = reward
         self._sums: Metrics = {}
@@ -176,14 +179,12 @@ class HarborTerminalTinkerEnv(Env):
 
     def _log_end(self, step: TokenStep) -> None:
         reason = step.info.get("end_reason", EndReason.COMPLETED)
-        label = " ".join(f"{name} {value}" for name, value in self._labels.items())
         turns = len(self._token_env.transcript.turns)
-        logger.info("episode %s: %s after %d turns, reward %g", label, reason.value, turns, step.reward)
+        logger.info("%s: %s after %d turns, reward %g", self.name, reason.value, turns, step.reward)
 
     async def _write_transcript(self, error: HarborGymError | None = None) -> None:
         if error is not None:
             self.error = error
-            logger.warning("episode %s broke off: %s", self._labels, describe(error))
         if self._transcript_path is None or self._written:
             return
         self._written = True

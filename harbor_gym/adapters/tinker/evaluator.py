@@ -77,7 +77,7 @@ class HarborEvaluator(RLTestSetEvaluator):
         metrics = await super().__call__(sampling_client, **export)
         reward = metrics.get(f"{self.name}/env/all/reward/total")
         if reward is None:
-            logger.warning("the evaluation before batch %d has no result: all its episodes were lost", batch)
+            logger.warning("the test after batch %d has no result: all its episodes were lost", batch)
             return metrics
         evaluated = Evaluated(
             batch=batch,

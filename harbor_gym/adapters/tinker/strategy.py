@@ -146,7 +146,7 @@ class _Group:
                 if not is_passing(exc):
                     raise
                 self.errors.append(exc)
-                if not await self._budget.allows(exc, attempt):
+                if not await self._budget.allows(exc, attempt, str(getattr(env, "name", "an episode"))):
                     return
                 attempt += 1
                 # The cookbook's builders make whole groups; what is not used of one costs nothing.

@@ -78,7 +78,7 @@ async def test_terminus_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         where = ["--model", "m", "--base-url", model.url, "--api-key-env", "OWN_KEY"]
         code, shown = await run_eval(str(write_task(tmp_path / "task")), *played, *where)
     assert code == 0, shown
-    assert "[1/1, solved 1/1] task episode 1: completed, reward 1, 3 turns" in shown
+    assert "[1/1, solved 1/1] episode 1 of task: completed, reward 1, 3 turns" in shown
     assert "LiteLLM" not in shown, "litellm looked for prices, on the internet or in vain"
 
 
@@ -118,7 +118,7 @@ async def test_the_command_takes_the_tasks_of_a_registry(tmp_path: Path) -> None
         given = [*sandbox, *where, "--episodes", "1", "--registry-path", str(registry)]
         code, shown = await run_eval("org/few@1.0", *given)
         assert code == 0, shown
-        assert "[1/1, solved 1/1] task episode 1: completed" in shown
+        assert "[1/1, solved 1/1] episode 1 of task: completed" in shown
         code, shown = await run_eval("org/few@2.0", *given)
         assert (code, shown.count("\n")) == (2, 1), shown
         assert "org/few@2.0" in shown
@@ -159,7 +159,7 @@ async def test_a_half_solved_task_is_not_solved(tmp_path: Path, flag: str) -> No
             str(write_steps(tmp_path / "task")), *sandbox, *where, flag, "--episodes", "1", "--attempts", "1"
         )
     assert code == 0, shown
-    assert "[1/1, solved 0/1] task episode 1: completed, reward 0.5, 6 turns" in shown
+    assert "[1/1, solved 0/1] episode 1 of task: completed, reward 0.5, 6 turns" in shown
     report = json.loads((tmp_path / "out/eval.json").read_text())["overall"]
     assert (report["solved"], report["reward"]["value"], report["pass_at"]["1"]["value"]) == (0, 0.5, 0.0)
     (transcript,) = (tmp_path / "out").rglob("episode_001.json")

@@ -1,8 +1,10 @@
 """Episodes that the infrastructure loses, through the cookbook's own rollouts, advantages and metrics."""
 
 import asyncio
+import logging
 import pickle
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +101,25 @@ async def test_lost_episodes_leave_the_baseline_to_the_survivors(
     assert run == {**Flaky.lost, "total": Flaky.lost.total(), "groups_skipped": 12 - len(groups)}
     batch = compute_trajectory_metrics(groups, [["task"]] * len(groups))
     assert batch["env/all/infra/lost"] == pytest.approx(sum(g.metrics_G[0]["infra/lost"] for g in groups) / len(groups))
+
+
+async def test_a_lost_episode_is_one_line_with_its_name(
+    task_dir: Path, model_dir: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from harbor_gym.adapters.tinker import RetryThenMask
+
+    caplog.set_level(logging.INFO, logger="harbor_gym")
+    Flaky.begin(seed=7)
+    builder = replace(flaky_builder(task_dir, model_dir, 0.5), label="train/batch_0002/group_1", task_name="a task")
+    await rollout(builder, sometimes_right(7), RetryThenMask(1))
+    lost = [line for line in caplog.messages if " was lost" in line]
+    assert len(lost) == Flaky.lost.total() > 1
+    assert all(
+        re.match(r"episode \d+ of a task, batch 2, group 1 was lost(: | and runs again in)", line) for line in lost
+    )
+    ended = [line for line in caplog.messages if ", reward " in line]
+    assert len(ended) == len(Flaky.graded) > 0
+    assert all(re.match(r"episode \d+ of a task, batch 2, group 1: ", line) for line in ended)
 
 
 async def test_the_run_goes_on_after_a_lost_group_and_ends_after_too_many(task_dir: Path, model_dir: str) -> None:

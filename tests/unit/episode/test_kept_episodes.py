@@ -9,7 +9,7 @@ from harbor.models.trajectories.trajectory import Trajectory
 
 from harbor_gym import AsyncTerminalGymEnv, Sample, TokenTerminalEnv, run_episode
 from harbor_gym.testing import FakeEnvironment
-from harbor_gym.transcripts import add_logprobs, write_transcript
+from harbor_gym.transcripts import add_logprobs, episode_name, write_transcript
 from tests.helpers.chats.character_codec import CharacterCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 
@@ -114,3 +114,21 @@ async def test_a_link_that_a_policy_made_of_the_trajectory_is_replaced(tmp_path:
     recorded.write(tmp_path / "trial", {"turn": 0, "metrics": {}})
     assert victim.read_text() == "mine"
     assert not (tmp_path / "trial" / "agent" / "trajectory.json").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("labels", "name"),
+    [
+        ({"task": "devops_task", "episode": 3, "group": "devops_task"}, "episode 3 of devops_task"),
+        (
+            {"task": "devops_task", "episode": 3, "group": "train/batch_0002/group_11"},
+            "episode 3 of devops_task, batch 2, group 11",
+        ),
+        ({"task": "a", "episode": 1, "group": "test/batch_0004/a"}, "episode 1 of a, test after batch 4"),
+        ({"task": "a", "episode": 1, "group": "test/batch_0000/group_1"}, "episode 1 of a, test"),
+        ({"episode": 2}, "episode 2"),
+        ({}, "an episode"),
+    ],
+)
+def test_an_episode_is_called_by_words(labels: dict[str, Any], name: str) -> None:
+    assert episode_name(labels) == name

@@ -210,9 +210,11 @@ def test_a_journal_of_something_else_is_refused_and_kept(tmp_path: Path, content
 
 def test_an_episode_is_a_line_and_the_count_goes_on() -> None:
     progress = Progress(5, 0.5, [result_of(0, 0.4), result_of(1, None)])
-    assert progress.line(result_of(2, 0.5)) == "[3/5, solved 1/2] task episode 2: completed, reward 0.5, 3 turns, 1.2 s"
+    assert (
+        progress.line(result_of(2, 0.5)) == "[3/5, solved 1/2] episode 2 of task: completed, reward 0.5, 3 turns, 1.2 s"
+    )
     lost = result_of(3, None, error="SandboxError: gone", seconds=61.0)
-    assert progress.line(lost) == "[4/5, solved 1/2] task episode 3: lost: SandboxError: gone, 3 turns, 61.0 s"
+    assert progress.line(lost) == "[4/5, solved 1/2] episode 3 of task: lost: SandboxError: gone, 3 turns, 61.0 s"
     assert Progress(1, 1.0).line(result_of(0)) == f"[1/1, solved 1/1] {describe_episode(result_of(0))}"
 
 
