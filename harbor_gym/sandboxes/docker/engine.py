@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ IDLE = ("sh", "-c", "sleep infinity")
 """The main container's command. Source: Harbor's docker-compose-build.yaml."""
 
 _COMMAND_TIMEOUT_SEC = 60.0
+_SETTLE_POLL_SEC = 0.1
 _SOCKETS = {"socket_buffers_end_at_the_sandboxs_own_limit": "Docker sets no bound of socket buffers on cgroup v1"}
 DAEMON_LIMITS: Mapping[str, str] = {
     "open_files_end_at_the_processs_own_limit": "the daemon's own limit holds (its setting default-ulimits)",
@@ -86,6 +89,27 @@ async def remove(things: Iterable[Left]) -> list[str]:
         if code != 0:
             refusals.append(f"{thing.kind} {thing.name}: {' '.join(output.split())}")
     return refusals
+
+
+async def remove_all(project: str, kinds: Iterable[str], *, settle_sec: float) -> list[str]:
+    """Remove everything of a project; return what Docker refused to remove, and why.
+
+    Args:
+        project: The project's name.
+        kinds: Kinds of things, as :class:`Left` has them.
+        settle_sec: How long to look again for what Docker makes only now.
+
+    Raises:
+        SandboxStartError: Docker does not answer.
+    """
+    ending = time.monotonic() + settle_sec
+    while True:
+        refusals = await remove(await left_of(project, kinds))
+        if refusals and await left_of(project, kinds):
+            return refusals
+        if time.monotonic() >= ending:
+            return []
+        await asyncio.sleep(_SETTLE_POLL_SEC)
 
 
 # --- the overlay -----------------------------------------------------------------------------------------------------

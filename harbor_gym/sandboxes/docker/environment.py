@@ -1,32 +1,61 @@
-"""Harbor's Docker environment with an owner, a short start and a certain end."""
+"""Harbor's Docker environment with an owner, a short start and a certain end.
+
+A start goes by Compose as under Harbor, without the commands that have nothing to do. Which these are follows from the
+arguments that Harbor gives to Compose: tests/unit/episode/test_harbor_patches.py fails where a new Harbor gives others.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import time
+import contextlib
+import functools
+import os
+import shlex
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, override
 
-from harbor.environments.base import ExecResult
+from harbor.environments.base import EnvironmentPath, ExecResult, OutputCallback
+from harbor.environments.capabilities import EnvironmentCapabilities
+from harbor.environments.definition import COMPOSE_FILE_NAME
+from harbor.environments.docker import ENV_COMPOSE_NAME, write_env_compose_file, write_mounts_compose_file
+from harbor.environments.docker.docker import DockerEnvironment as HarborDockerEnvironment
+from harbor.environments.docker.docker import (
+    _sanitize_docker_compose_project_name,  # pyright: ignore[reportPrivateUsage]  # nothing public names the project
+)
+from harbor.models.task.config import NetworkMode, NetworkPolicy
+from harbor.models.trial.config import ResourceMode, ServiceVolumeConfig
 
+from harbor_gym._runtime.console.progress import SLOW_SEC, ticking
 from harbor_gym._runtime.harbor_versions import declares_options
+from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
-from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutError
-from harbor_gym.sandboxes import reaper
+from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError, UsageError
+from harbor_gym.sandboxes import dockerfile, reaper
+from harbor_gym.sandboxes.archive import transfers
+from harbor_gym.sandboxes.archive.trees.records import ALL, Choice
 from harbor_gym.sandboxes.declared import require_workdir
-from harbor_gym.sandboxes.docker import engine
-from harbor_gym.sandboxes.docker.engine import MAIN
+from harbor_gym.sandboxes.docker import downloads, egress, engine, launch
+from harbor_gym.sandboxes.docker import setup as image_setup
+from harbor_gym.sandboxes.docker.engine import MAIN, docker
 from harbor_gym.sandboxes.docker.exec import run_inside
-from harbor_gym.sandboxes.docker.launch import DockerLaunch
-from harbor_gym.sandboxes.labels import PROJECT_LABEL
+from harbor_gym.sandboxes.docker.network import SHARED_NETWORK
+from harbor_gym.sandboxes.docker.setup import DockerSetup, ImageGoneError, ImageInfo
+from harbor_gym.sandboxes.extensions import ExecTimeoutError
+from harbor_gym.sandboxes.labels import IMAGE_LABEL, PROJECT_LABEL
+from harbor_gym.sandboxes.labels import labels as own_labels
+from harbor_gym.sandboxes.setup_command import is_of_verifier, require_success
 
+_UP_ATTEMPTS = 4
 _SETTLE_SEC = 1.0
-_SETTLE_POLL_SEC = 0.1
+_DONE = ExecResult(stdout=None, stderr=None, return_code=0)
+type _Compose = Callable[[list[str]], Coroutine[Any, Any, ExecResult]]
 
 
 @declares_options
-class DockerEnvironment(DockerLaunch):
+class DockerEnvironment(HarborDockerEnvironment):
     """Run a task in Docker as Harbor does, with less waiting and nothing left behind.
 
     Everything carries the labels of run and owner, so that a reaper finds what a killed process left. A task of one
@@ -40,7 +69,11 @@ class DockerEnvironment(DockerLaunch):
     ``harbor_gym.image``); sandboxes of one image, command and network share it. It runs at each start where such an
     image would not hold all of its work: with a Compose file, mounts or declared volumes.
 
-    It serves a task's separate verifier too. Windows containers run as under Harbor, with nothing of this.
+    Harbor mounts its log folders from the trial's directory of this machine, where a link planted inside would read as
+    a file of this machine. Here they are the container's, or mounted from a temporary folder where a task has a
+    Compose file, and are downloaded: the environment reports that it is not ``mounted``.
+
+    It serves a task's separate verifier too. Windows containers, which need a host of Windows, are refused by Harbor.
     """
 
     known_failures: ClassVar[Mapping[str, str]] = {
@@ -60,11 +93,17 @@ class DockerEnvironment(DockerLaunch):
     """stderr as under Harbor, whose callers may rely on the order; the others are what containers leave open."""
 
     def __init__(
-        self, *args: Any, setup_command: str | None = None, build_dockerfile: bool = False, **kwargs: Any
+        self,
+        environment_dir: Path,
+        *args: Any,
+        setup_command: str | None = None,
+        build_dockerfile: bool = False,
+        **kwargs: Any,
     ) -> None:
         """Take Harbor's own arguments, and two more.
 
         Args:
+            environment_dir: Harbor's.
             *args: Harbor's.
             setup_command: Shell text for root, run before anything else comes into the sandbox.
             build_dockerfile: Build the task's Dockerfile, if it has one, even where it names a ``docker_image``.
@@ -73,8 +112,29 @@ class DockerEnvironment(DockerLaunch):
         Raises:
             UsageError: The command is empty.
         """
+        if setup_command is not None and not setup_command.strip():
+            raise UsageError("sandbox option setup_command is empty")
+        own_file = Path(environment_dir) / COMPOSE_FILE_NAME
+        # Harbor's own constructor asks for capabilities, which follow from this.
+        self._is_plain = not kwargs.get("extra_docker_compose") and not own_file.exists()
+        self._container: str | None = None
+        self._look: ImageInfo | None = None
+        self._has_healthcheck = True
+        self._set_up_image: str | None = None
+        self._overlay_dir: tempfile.TemporaryDirectory[str] | None = None
+        self._logs_dir: tempfile.TemporaryDirectory[str] | None = None
+        self._was_interrupted = False
         self.left_behind: str | None = None
-        super().__init__(*args, setup_command=setup_command, build_dockerfile=build_dockerfile, **kwargs)
+        super().__init__(environment_dir, *args, **kwargs)
+        self._log_mounts = [item for item in self._mounts if self._is_log(item)]
+        # A separate verifier's sandbox has an image of its own.
+        self._setup_command = None if is_of_verifier(self.session_id) else setup_command
+        if build_dockerfile and not is_of_verifier(self.session_id) and dockerfile.alternative(self.environment_dir):
+            self.task_env_config = self.task_env_config.model_copy(update={"docker_image": None})
+
+    @property
+    def _project(self) -> str:
+        return _sanitize_docker_compose_project_name(self.session_id)
 
     async def is_up(self) -> bool:
         """Return whether Docker runs the main container, whatever runs in it."""
@@ -108,6 +168,469 @@ class DockerEnvironment(DockerLaunch):
         """Whether the started sandbox stands on files that a set-up command wrote once for many."""
         return self._set_up_image is not None
 
+    @override
+    def _validate_daemon_mode(self) -> None:
+        if self._is_windows_container or not self._runs_linux_containers():
+            super()._validate_daemon_mode()
+
+    @classmethod
+    @functools.cache
+    def _runs_linux_containers(cls) -> bool:
+        return cls._detect_daemon_os() == "linux"
+
+    @override
+    async def _validate_image_os(self, image_name: str) -> None:
+        """Look at the image once: its system, and whether a start must wait for its health check."""
+        self._look = await self._find_image(image_name)
+        if self._look is None:
+            return  # a prebuilt image that `up` will pull, or one under a name that a Compose file gives
+        if self._look.system != "linux":
+            raise SandboxStartError(f"image {image_name!r} is for {self._look.system}, and the task is for linux")
+        self._has_healthcheck = self._look.has_healthcheck
+
+    async def _find_image(self, name: str) -> ImageInfo | None:
+        return await launch.find_image(name, pulls=self._use_prebuilt and self._setup_command is not None)
+
+    @override
+    async def _run_docker_compose_command(
+        self,
+        command: list[str],
+        check: bool = True,
+        timeout_sec: int | None = None,
+        stdin_data: bytes | None = None,
+        on_output: OutputCallback | None = None,
+    ) -> ExecResult:
+        run = functools.partial(
+            super()._run_docker_compose_command,
+            check=check, timeout_sec=timeout_sec, stdin_data=stdin_data, on_output=on_output,
+        )  # fmt: skip
+        try:
+            return await self._run_shortened(command, run, check=check)
+        except asyncio.CancelledError:
+            self._was_interrupted = True
+            raise
+
+    async def _run_shortened(self, command: list[str], run: _Compose, *, check: bool) -> ExecResult:
+        """Run one of Harbor's Compose commands, or what does the same in less time."""
+        match command:
+            case ["build"]:
+                return await self._build(run)
+            case ["down", "--remove-orphans"] if not await engine.containers_of(self._project):
+                return _DONE
+            case ["up", *options]:
+                return await self._up(options, run)
+            case ["down", "--rmi", *_] if self._is_plain:
+                return _DONE  # one container, which is removed as what is left
+            case ["down", "--rmi", *_]:
+                grace = str(engine.STOP_GRACE_SEC)
+                return await run(["down", "--rmi", "local", "--volumes", "--remove-orphans", "--timeout", grace])
+            case ["cp", source, target] if self._container is not None and target.startswith(f"{MAIN}:"):
+                inside = target.removeprefix(f"{MAIN}:")
+                return await launch.copy_in(self._container, source, inside, check=check)
+            case _:
+                return await run(command)
+
+    async def _build(self, run: _Compose) -> ExecResult:
+        if self._keeps_image and self._main_image_name in launch.BUILT_IMAGES:
+            return _DONE
+        with ticking(f"building the image of {self.environment_dir}", delay_sec=SLOW_SEC):
+            result = await run(["build"])
+        look = await image_setup.inspect_image(self._main_image_name) if self._keeps_image else None
+        if look is not None:
+            launch.BUILT_IMAGES[self._main_image_name] = look
+        return result
+
+    async def _up(self, options: Sequence[str], run: _Compose) -> ExecResult:
+        # Waiting for health polls twice a second, also where nothing reports health.
+        wait = [] if self._is_plain and not self._has_healthcheck else ["--wait"]
+        words = ["up", *(word for word in options if word != "--wait"), *wait]
+        shares_network = self._switches_network and self._needs_network
+        if shares_network:
+            await SHARED_NETWORK.make()
+        attempt = 1
+        while True:
+            try:
+                if await self._set_up_once():
+                    self._write_overlay()
+                with ticking(f"starting the containers of {self.environment_dir}", delay_sec=SLOW_SEC):
+                    result = await run(words)
+            except (RuntimeError, ImageGoneError) as exc:
+                if attempt == _UP_ATTEMPTS or not await self._restore(str(exc), run):
+                    await launch.require_health(self._project, exc)
+                    if self._use_prebuilt and (image := self.task_env_config.docker_image) is not None:
+                        await launch.require_image(image, self.environment_dir, exc)
+                    raise
+                attempt += 1
+            else:
+                await self._find_container()
+                return result
+
+    async def _restore(self, answer: str, run: _Compose) -> bool:
+        """Make again what was removed since the last start; return whether anything was.
+
+        Looking each time would cost more than the container does.
+        """
+        if SHARED_NETWORK.is_missing(answer):
+            await SHARED_NETWORK.make(anew=True)
+            return True
+        if not image_setup.is_missing(answer) or not self._is_plain or self._look is None:
+            return False
+        self._forget_image()
+        if self._keeps_image:
+            await self._build(run)
+        image = self.task_env_config.docker_image if self._use_prebuilt else self._main_image_name
+        self._look = await self._find_image(image or "")
+        return self._look is not None
+
+    def _forget_image(self) -> None:
+        launch.BUILT_IMAGES.pop(self._main_image_name, None)
+        if self._set_up_image is not None:
+            image_setup.forget(self._set_up_image)
+
+    async def _find_container(self) -> None:
+        try:
+            self._container = await launch.running_container(self._project)
+        except SandboxStartError as exc:
+            raise SandboxStartError(f"sandbox {self.session_id!r}: {exc}") from None
+
+    @staticmethod
+    @override
+    async def _collect_buffered_output(
+        process: asyncio.subprocess.Process, *, timeout_sec: int | None, stdin_data: bytes | None = None
+    ) -> ExecResult:
+        try:
+            return await HarborDockerEnvironment._collect_buffered_output(
+                process, timeout_sec=timeout_sec, stdin_data=stdin_data
+            )
+        except asyncio.CancelledError:
+            # Harbor leaves it running, and what it makes from now on nobody would take down.
+            await shielded(launch.end_client(process))
+            raise
+
+    # --- set-up ------------------------------------------------------------------------------------------------------
+
+    async def _set_up_once(self) -> bool:
+        """Ensure the set-up command's image, where one can be made; return whether the sandbox is to stand on one."""
+        if self._setup_command is None or self._look is None or not self._shares_setup_image or self._look.has_volumes:
+            return False
+        has_network = self.network_policy.network_mode is not NetworkMode.NO_NETWORK
+        setup = DockerSetup(
+            command=self._setup_command,
+            look=self._look,
+            project=self._project,
+            made_for=self.environment_name,
+            container=f"{self._project}-set-up",
+            bounds=tuple(self._bounds),
+            workdir=self.task_env_config.workdir,
+            has_network=has_network,
+        )
+        self._set_up_image = await image_setup.set_up(setup, timeout_sec=self.task_env_config.build_timeout_sec)
+        return True
+
+    async def _set_up_here(self, command: str) -> None:
+        try:
+            done = await self.exec(command, user="root", timeout_sec=round(self.task_env_config.build_timeout_sec))
+        except ExecTimeoutError as exc:
+            raise SandboxStartError(f"setup_command: {exc} (build_timeout_sec)") from exc
+        require_success(done.return_code, done.stdout or "")
+
+    @override
+    async def ensure_dirs(self, dirs: Sequence[EnvironmentPath], *, chmod: bool = True) -> ExecResult | None:
+        result = await super().ensure_dirs(dirs, chmod=chmod)
+        if result is not None and result.return_code != 0 and self._container is not None:
+            await self._find_container()  # raises if it has ended
+        return result
+
+    @property
+    def _shares_setup_image(self) -> bool:
+        """Whether an image made in a container of its own holds all that a set-up command could do in the sandbox."""
+        return self._switches_network and not self._mounts_of_this_machine and self._effective_gpus == 0
+
+    @property
+    def _bounds(self) -> list[str]:
+        """The words of ``docker run`` that limit what a container may take of the machine."""
+        cpus = self._resource_limit_value("cpu", auto_mode=ResourceMode.LIMIT)
+        memory_mb = self._resource_limit_value("memory", auto_mode=ResourceMode.LIMIT)
+        words = [] if cpus is None else ["--cpus", str(float(cpus))]
+        return words if memory_mb is None else [*words, "--memory", f"{memory_mb}m"]
+
+    # --- network -------------------------------------------------------------------------------------------------
+
+    @override
+    def _requires_egress_control(  # pyright: ignore[reportIncompatibleMethodOverride]  # static in Harbor, called on self
+        self, *, startup_network_policy: NetworkPolicy, phase_network_policies: Sequence[NetworkPolicy]
+    ) -> bool:
+        """Ask for Harbor's sidecar, whose images need a registry, only where a network can't just be taken away."""
+        modes = {policy.network_mode for policy in (startup_network_policy, *phase_network_policies)}
+        return NetworkMode.ALLOWLIST in modes or (not self._is_plain and modes != {NetworkMode.PUBLIC})
+
+    @override
+    def validate_network_policy_support(self, network_policy: NetworkPolicy | None = None) -> None:
+        """Do what Harbor does, and report why a network can't be held to what the task declares.
+
+        Raises:
+            ValueError: It can't; Harbor's own error.
+        """
+        try:
+            super().validate_network_policy_support(network_policy)
+        except ValueError as exc:
+            if self._enable_egress_control:
+                raise
+            why = egress.probe_refusal(self._EGRESS_CONTROL_KERNEL_PROBE_IMAGE)
+            mode = (network_policy or self.network_policy).network_mode.value
+            raise ValueError(
+                f"network_mode='{mode}' is refused on Docker: Harbor's egress control, a sidecar that such a network "
+                f"goes through, first runs a probe, and {why}"
+            ) from exc
+
+    @override
+    async def _ensure_egress_control_sidecar_image_built(self) -> None:
+        try:
+            await super()._ensure_egress_control_sidecar_image_built()
+        except RuntimeError as exc:
+            why = egress.build_refusal(self._egress_control_sidecar_dockerfile_path(), exc)
+            raise SandboxStartError(f"sandbox {self.session_id!r}: {why}") from exc
+
+    @property
+    @override
+    def capabilities(self) -> EnvironmentCapabilities:
+        supported = super().capabilities.model_copy(update={"mounted": False})
+        if not self._switches_network:
+            return supported
+        return supported.model_copy(update={"disable_internet": True, "dynamic_network_policy": True})
+
+    @property
+    def _switches_network(self) -> bool:
+        return self._is_plain and not self._enable_egress_control
+
+    @property
+    def _needs_network(self) -> bool:
+        policies = (self.network_policy, *self._phase_network_policies)
+        return any(policy.network_mode is not NetworkMode.NO_NETWORK for policy in policies)
+
+    @override
+    async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
+        if not self._switches_network:
+            await super()._apply_network_policy(network_policy)
+            return
+        change = "connect" if network_policy.network_mode is NetworkMode.PUBLIC else "disconnect"
+        code, output = await docker("network", change, SHARED_NETWORK.name(), self._container or "")
+        if code != 0:
+            raise SandboxError(f"sandbox {self.session_id!r}: docker network {change} failed: {output.strip()}")
+
+    # --- Compose files -------------------------------------------------------------------------------------------
+
+    @property
+    @override
+    def _docker_compose_paths(self) -> list[Path]:
+        paths = super()._docker_compose_paths
+        if self._overlay_dir is not None:
+            # Before the task's own file, which has the last word.
+            base = {self._DOCKER_COMPOSE_BUILD_PATH, self._DOCKER_COMPOSE_PREBUILT_PATH}
+            place = next(index for index, path in enumerate(paths) if path in base)
+            paths.insert(place + 1, Path(self._overlay_dir.name) / "overlay.json")
+        return paths
+
+    def _write_overlay(self) -> None:
+        main: dict[str, Any] = {}
+        networks: dict[str, Any] = {"default": {"labels": own_labels()}}
+        if self._switches_network:
+            networks = {"default": {"name": SHARED_NETWORK.name(), "external": True}} if self._needs_network else {}
+            main = {} if self._needs_network else {"network_mode": "none"}
+        if self._keeps_image:
+            main |= {"image": self._main_image_name, "pull_policy": "never"}
+            main["build"] = {"labels": {IMAGE_LABEL: self.environment_name}}
+        if self._set_up_image is not None:
+            main |= {"image": self._set_up_image, "pull_policy": "never"}
+        declared = engine.own_services(self._user_compose_paths())
+        if self._overlay_dir is not None:
+            self._overlay_dir.cleanup()
+        self._overlay_dir = self._temporary_dir("overlay")
+        (Path(self._overlay_dir.name) / "overlay.json").write_text(
+            engine.overlay(declared, main, networks), encoding="utf-8"
+        )
+
+    @property
+    def _keeps_image(self) -> bool:
+        """Whether the image's name identifies all that it is built from; Compose files can bring more into a build."""
+        return self._is_plain and not self._use_prebuilt
+
+    @staticmethod
+    def _temporary_dir(what: str) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix=temporary_prefix(what), ignore_cleanup_errors=True)
+
+    @override
+    def _write_mounts_compose_file(self) -> Path:
+        self._cleanup_mounts_compose_file()
+        self._mounts_compose_temp_dir = self._temporary_dir("mounts")
+        path = Path(self._mounts_compose_temp_dir.name) / "docker-compose-mounts.json"
+        return write_mounts_compose_file(path, self._mounts_of_this_machine)
+
+    @override
+    def _write_env_compose_file(self) -> Path:
+        self._cleanup_env_compose_file()
+        self._env_compose_temp_dir = self._temporary_dir("env")
+        return write_env_compose_file(Path(self._env_compose_temp_dir.name) / ENV_COMPOSE_NAME, self._startup_env())
+
+    @override
+    async def _write_resources_compose_file(self) -> Path:
+        # Harbor has just decided on the image, and no Compose command has run yet.
+        self._write_overlay()
+        written = await super()._write_resources_compose_file()
+        theirs, ours = self._resources_compose_temp_dir, self._temporary_dir("resources")
+        self._resources_compose_temp_dir = ours
+        path = written.replace(Path(ours.name) / written.name)
+        if theirs is not None:
+            theirs.cleanup()
+        return path
+
+    # --- log folders ---------------------------------------------------------------------------------------------
+
+    def _is_log(self, mount: ServiceVolumeConfig) -> bool:
+        trial = self.trial_paths.trial_dir.resolve()
+        return mount["type"] == "bind" and Path(mount["source"]).resolve().is_relative_to(trial)
+
+    @property
+    def _mounts_of_this_machine(self) -> list[ServiceVolumeConfig]:
+        return [item for item in self._mounts if not (self._is_plain and item in self._log_mounts)]
+
+    def _share_logs(self) -> None:
+        """Give the log folders that Compose files may share among services a place that nobody reads."""
+        if self._is_plain or not self._log_mounts or self._logs_dir is not None:
+            return
+        self._logs_dir = self._temporary_dir("logs")
+        moved: dict[str, ServiceVolumeConfig] = {}
+        for number, mount in enumerate(self._log_mounts):
+            folder = Path(self._logs_dir.name) / str(number)
+            folder.mkdir()
+            folder.chmod(0o777)
+            moved[mount["target"]] = {**mount, "source": str(folder)}
+        self._mounts = [moved.get(item["target"], item) if item in self._log_mounts else item for item in self._mounts]
+        # Since 0.25 Harbor tells a Compose file of these alone where the log folders are.
+        self._host_mounts = self._mounts
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    @override
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        """Copy a file of the host into the sandbox.
+
+        Raises:
+            SandboxError: It is larger than four times the sandbox's storage.
+        """
+        with transfers.explained(f"upload {source_path} to {target_path}"):
+            await asyncio.to_thread(transfers.measure, Path(source_path), self._transfer_limit_bytes)
+        await super().upload_file(source_path, target_path)
+
+    @override
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        """Copy the contents of a host directory into a directory of the sandbox, made if absent.
+
+        Raises:
+            FileNotFoundError: The host has no such directory.
+            SandboxError: It is larger than four times the sandbox's storage, or has too many files.
+        """
+        if not await asyncio.to_thread(Path(source_dir).is_dir):
+            raise FileNotFoundError(f"{source_dir} is not a directory of this machine")
+        with transfers.explained(f"upload {source_dir} to {target_dir}"):
+            await asyncio.to_thread(transfers.measure, Path(source_dir), self._transfer_limit_bytes)
+        await super().upload_dir(source_dir, target_dir)
+
+    @override
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        """Copy a file of the sandbox to the host; a link is followed inside the sandbox.
+
+        Raises:
+            SandboxError: There is no such file, or it is larger than four times the sandbox's storage.
+        """
+        await self.service_download_file(source_path, target_path)
+
+    @override
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        """Copy the contents of a directory of the sandbox into a host directory, made if absent.
+
+        Links that lead out of the directory, devices and FIFOs are left out: nothing is written elsewhere, and nothing
+        of the host is read later.
+
+        Raises:
+            SandboxError: There is no such directory, or it is larger than four times the sandbox's storage.
+        """
+        await self.service_download_dir(source_dir, target_dir)
+
+    @override
+    async def service_download_file(
+        self, source_path: str, target_path: Path | str, *, service: str | None = None
+    ) -> None:
+        source = await self._download_source(service)
+        await downloads.download_file(source, source_path, Path(target_path), limit_bytes=self._transfer_limit_bytes)
+
+    @override
+    async def service_download_dir(
+        self, source_dir: str, target_dir: Path | str, *, service: str | None = None
+    ) -> None:
+        await self._download_some(source_dir, target_dir, ALL, service)
+
+    @override
+    async def download_dir_with_exclusions(
+        self, *, source_dir: str, target_dir: Path | str, exclude: list[str]
+    ) -> None:
+        """Do what :meth:`download_dir` does, without what ``tar --exclude`` leaves out for these patterns."""
+        await self.service_download_dir_with_exclusions(source_dir=source_dir, target_dir=target_dir, exclude=exclude)
+
+    @override
+    async def service_download_dir_with_exclusions(
+        self, *, source_dir: str, target_dir: Path | str, exclude: list[str], service: str | None = None
+    ) -> None:
+        # Harbor's own has a tar of the sandbox pack it, and unpacks that in this process.
+        await self._download_some(source_dir, target_dir, Choice(without=exclude), service)
+
+    @override
+    async def download_dir_filtered(
+        self,
+        *,
+        source_dir: str,
+        target_dir: Path | str,
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        protect: Sequence[str] | None = None,
+    ) -> None:
+        await self._download_some(source_dir, target_dir, Choice((), include or (), exclude or (), protect or ()))
+
+    async def _download_some(
+        self, source_dir: str, target_dir: Path | str, choice: Choice, service: str | None = None
+    ) -> None:
+        source, limit_bytes = await self._download_source(service), self._transfer_limit_bytes
+        await downloads.download_dir(source, source_dir, Path(target_dir), limit_bytes=limit_bytes, choice=choice)
+
+    async def _download_source(self, service: str | None) -> str:
+        if service in (None, MAIN):
+            if self._container is not None:
+                return self._container
+        elif containers := await engine.containers_of(self._project, service=service):
+            return containers[0]
+        raise SandboxLostError(f"sandbox {self.session_id!r} has no container of its service {service or MAIN!r}")
+
+    @property
+    def _transfer_limit_bytes(self) -> int:
+        return transfers.limit_bytes(self._effective_storage_mb)
+
+    @override
+    async def prepare_logs_for_host(self) -> None:
+        """Give what the sandbox wrote into its log folders to this process's user, in one command."""
+        targets = [item["target"] for item in self._mounts_of_this_machine if not item.get("read_only")]
+        if self._container is None or not targets:
+            return
+        # A rootless daemon's root is this user; any other id there would be a stranger's.
+        uid, gid = (0, 0) if await self._is_rootless_docker() else (os.getuid(), os.getgid())
+        with contextlib.suppress(RuntimeError, OSError, SandboxError):
+            await self.exec(f"chown -R {uid}:{gid} {shlex.join(targets)}", user="root")
+
+    @override
+    async def _is_rootless_docker(self) -> bool:
+        if DockerEnvironment._rootless_docker is None:
+            DockerEnvironment._rootless_docker = await super()._is_rootless_docker()
+        return DockerEnvironment._rootless_docker
+
     # --- commands ------------------------------------------------------------------------------------------------
 
     @override
@@ -122,7 +645,7 @@ class DockerEnvironment(DockerLaunch):
         user: str | int | None,
     ) -> ExecResult:
         container = await self._container_of(service)
-        if self._is_windows_container or container is None:
+        if container is None:
             return await super()._compose_exec(
                 command, service=service, cwd=cwd, env=env, timeout_sec=timeout_sec, user=user
             )
@@ -171,7 +694,7 @@ class DockerEnvironment(DockerLaunch):
             if self._logs_dir is not None and delete:
                 self._logs_dir.cleanup()
                 self._logs_dir = None
-            if delete and not self._keep_containers and not self._is_windows_container:
+            if delete and not self._keep_containers:
                 await shielded(self._make_sure_it_is_gone())
 
     async def _make_sure_it_is_gone(self) -> None:
@@ -179,12 +702,16 @@ class DockerEnvironment(DockerLaunch):
         kinds = (
             ["container"] if self._is_plain and not self._enable_egress_control else ["container", "network", "volume"]
         )
+        # The daemon may still be carrying out what a command asked for that was cut off.
+        remove_all = functools.partial(
+            engine.remove_all, self._project, kinds, settle_sec=_SETTLE_SEC if self._was_interrupted else 0.0
+        )
         try:
             if kinds == ["container"] and container is not None and not self._was_interrupted:
                 left = [engine.Left("container", container)]  # there is nothing else
-                refusals = await engine.remove(left) and await self._remove_what_is_left(kinds)
+                refusals = await engine.remove(left) and await remove_all()
             else:
-                refusals = await self._remove_what_is_left(kinds)
+                refusals = await remove_all()
         except SandboxError as exc:
             refusals = [str(exc)]
         if refusals:
@@ -195,16 +722,3 @@ class DockerEnvironment(DockerLaunch):
             )
             warnings.warn(self.left_behind, ResourceWarning, stacklevel=2)
             raise SandboxTimeoutError(self.left_behind)
-
-    async def _remove_what_is_left(self, kinds: list[str]) -> list[str]:
-        """Remove everything of the project; return what Docker refused to remove, and why."""
-        ending = time.monotonic() + (_SETTLE_SEC if self._was_interrupted else 0.0)
-        while True:
-            left = await engine.left_of(self._project, kinds)
-            refusals = await engine.remove(left)
-            if refusals and await engine.left_of(self._project, kinds):
-                return refusals
-            # The daemon may still be carrying out what a command asked for that was cut off.
-            if time.monotonic() >= ending:
-                return []
-            await asyncio.sleep(_SETTLE_POLL_SEC)

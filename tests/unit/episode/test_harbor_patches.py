@@ -99,7 +99,7 @@ DOCKER = {
     "_write_mounts_compose_file": "8402b6bd2df3",
     "_write_resources_compose_file": "821256feee9b",
 }
-"""What sandboxes/docker uses of Harbor's environment beyond its public methods, and what runs Compose: launch.py
+"""What sandboxes/docker uses of Harbor's environment beyond its public methods, and what runs Compose: environment.py
 matches those arguments, and leaves out what has nothing to do. As in 0.24."""
 
 DOCKER_SINCE = {
