@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from harbor_gym.codecs import ComparesTemplate
 from harbor_gym.errors import UsageError
@@ -14,46 +14,20 @@ from harbor_gym.types import (
     ChatMessage,
     EndReason,
     EpisodeInfo,
-    StepResult,
     StopReason,
     TokenStep,
     Transcript,
     Turn,
 )
 
-__all__ = ["MessageEnv", "TokenTerminalEnv"]
+__all__ = ["TokenTerminalEnv"]
 
-
-class MessageEnv(Protocol):
-    """What :class:`TokenTerminalEnv` drives: :class:`harbor_gym.AsyncTerminalGymEnv`, or its like on another machine.
-
-    Every method raises and returns what the method of that name does there.
-    """
-
-    @property
-    def config(self) -> prompts.PromptConfig:
-        """Its configuration, known after ``reset`` at the latest."""
-        ...
-
-    async def reset(self) -> tuple[str, EpisodeInfo]:
-        """Start an episode."""
-        ...
-
-    async def step(self, action: str, /) -> StepResult:
-        """Act on one message."""
-        ...
-
-    async def truncate(self, reason: EndReason) -> StepResult:
-        """End the episode for a reason that only the caller sees."""
-        ...
-
-    async def close(self) -> None:
-        """End it in any state. Idempotent."""
-        ...
+if TYPE_CHECKING:
+    from harbor_gym.wrappers import TerminalEnv
 
 
 class TokenTerminalEnv:
-    """Drive an :class:`harbor_gym.AsyncTerminalGymEnv`, or a wrapper around one, with sampled tokens.
+    """Drive an environment, a :class:`harbor_gym.wrappers.TerminalEnv`, with sampled tokens.
 
     The prompt after turn *t* is, token for token: the prompt of turn *t*, the sampled tokens untouched, and the next
     user message. The instruction is sent once. Where the codec can compare them with its chat template
@@ -68,7 +42,7 @@ class TokenTerminalEnv:
     """
 
     def __init__(
-        self, env: MessageEnv, codec: ChatCodec, *, max_tokens: int, max_context_tokens: int | None = None
+        self, env: "TerminalEnv", codec: ChatCodec, *, max_tokens: int, max_context_tokens: int | None = None
     ) -> None:
         self.env = env
         self.transcript = Transcript()

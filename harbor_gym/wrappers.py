@@ -6,16 +6,20 @@ from typing import Any, Protocol, override
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import Action
+from harbor_gym.formats.prompts import PromptConfig
 from harbor_gym.pool import WarmPool
 from harbor_gym.types import EndReason, EpisodeInfo, StepResult
 
 
 class TerminalEnv(Protocol):
-    """What :class:`harbor_gym.TokenTerminalEnv` drives: :class:`harbor_gym.AsyncTerminalGymEnv`, or one around it."""
+    """An environment: :class:`harbor_gym.AsyncTerminalGymEnv`, one around it, or its like on another machine.
+
+    Every method raises and returns what the method of that name does there.
+    """
 
     @property
-    def config(self) -> TerminalEnvConfig:
-        """The task, the sandbox and the budgets."""
+    def config(self) -> PromptConfig:
+        """What is known of its configuration, after ``reset`` at the latest."""
         ...
 
     async def reset(
@@ -71,7 +75,7 @@ class TerminalEnvWrapper:
         self.env = env
 
     @property
-    def config(self) -> TerminalEnvConfig:
+    def config(self) -> PromptConfig:
         """The configuration of the wrapped environment."""
         return self.env.config
 

@@ -1,10 +1,10 @@
 """A served terminal as an environment of this process, for the token loop."""
 
 import re
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping
+from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, cast, get_args
 
 from openenv.core.client_types import StepResult as WireResult
 from websockets.exceptions import ConnectionClosed, PayloadTooBig
@@ -12,10 +12,11 @@ from websockets.exceptions import ConnectionClosed, PayloadTooBig
 from harbor_gym import errors
 from harbor_gym.adapters.openenv.client import HarborTerminalClient
 from harbor_gym.adapters.openenv.environment import INFO_FIELDS
-from harbor_gym.adapters.openenv.models import TerminalAction, TerminalObservation
+from harbor_gym.adapters.openenv.models import End, TerminalAction, TerminalCommand, TerminalObservation
+from harbor_gym.env import Action
 from harbor_gym.errors import HarborGymError, SandboxLostError, SandboxThrottledError, UsageError
 from harbor_gym.outcomes import classify
-from harbor_gym.types import ActionFormat, EndReason, EpisodeInfo, StepResult
+from harbor_gym.types import ActionFormat, Command, EndReason, EpisodeInfo, StepResult
 
 _CODE = re.compile(r"Server error: (?P<message>.*) \(code: (?P<code>\w+)\)", re.DOTALL)
 _MISUSES = ("EXECUTION_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE")
@@ -39,7 +40,7 @@ class RemoteConfig:
 
 
 class RemoteTerminalEnv:
-    """Episodes of a server, with the methods of :class:`harbor_gym.AsyncTerminalGymEnv` that the token loop calls.
+    """Episodes of a server as a :class:`harbor_gym.wrappers.TerminalEnv`.
 
     ``TokenTerminalEnv(RemoteTerminalEnv(client), codec, …)`` plays a served task token by token. A failure of the
     infrastructure raises the error that the server's episode ended with; a connection that broke is
@@ -65,25 +66,37 @@ class RemoteTerminalEnv:
         self._client = client
         self._chosen = {name: value for name, value in chosen.items() if value is not None}
 
-    async def reset(self) -> tuple[str, EpisodeInfo]:
+    async def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[str, EpisodeInfo]:
         """Start an episode.
+
+        Args:
+            seed: Chooses a task instead of the constructor's ``seed``.
+            options: None are known, so anything but None or empty is refused.
 
         Raises:
             HarborGymError: As :meth:`AsyncTerminalGymEnv.reset`; ``SandboxLostError`` where the server can't be
                 reached, ``SandboxThrottledError`` where it has no session free.
         """
-        observation = await self._call(self._client.reset(**self._chosen))
+        if options:
+            raise UsageError(f"reset knows no options, got {', '.join(sorted(options))}")
+        chosen = self._chosen if seed is None else {**self._chosen, "seed": seed}
+        observation = await self._call(self._client.reset(**chosen))
         if observation.action_format is not None:
             self.config = RemoteConfig(observation.action_format, observation.system_prompt)
         return observation.text, _info(observation)
 
-    async def step(self, action: str) -> StepResult:
-        """Send one message.
+    async def step(self, action: Action) -> StepResult:
+        """Send one message, or commands.
 
         Raises:
             HarborGymError: As :meth:`AsyncTerminalGymEnv.step`.
         """
-        return await self._step(TerminalAction(message=action))
+        if isinstance(action, str):
+            return await self._step(TerminalAction(message=action))
+        commands = [item if isinstance(item, Command) else Command(*item) for item in action]
+        return await self._step(TerminalAction(commands=[TerminalCommand(**asdict(item)) for item in commands]))
 
     async def truncate(self, reason: EndReason) -> StepResult:
         """End the episode for a reason that only the caller sees, and have it verified.
@@ -91,7 +104,15 @@ class RemoteTerminalEnv:
         Raises:
             HarborGymError: As :meth:`AsyncTerminalGymEnv.truncate`.
         """
-        return await self._step(TerminalAction.model_validate({"end": reason.value}))
+        return await self._end(reason, is_truncation=True)
+
+    async def finish(self, reason: EndReason = EndReason.COMPLETED) -> StepResult:
+        """End the policy's work because the caller's loop saw it end, and have it verified.
+
+        Raises:
+            HarborGymError: As :meth:`AsyncTerminalGymEnv.finish`.
+        """
+        return await self._end(reason, is_truncation=False)
 
     async def close(self) -> None:
         """End the session. Idempotent."""
@@ -104,6 +125,12 @@ class RemoteTerminalEnv:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _end(self, reason: EndReason, *, is_truncation: bool) -> StepResult:
+        if reason.is_truncation is not is_truncation or reason not in get_args(End.__value__):
+            method = "truncate" if is_truncation else "finish"
+            raise UsageError(f"{reason.value} is no end that {method} takes")
+        return await self._step(TerminalAction.model_validate({"end": reason.value}))
 
     async def _step(self, action: TerminalAction) -> StepResult:
         observation = await self._call(self._client.step(action))

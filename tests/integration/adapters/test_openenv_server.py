@@ -22,8 +22,17 @@ pytest.importorskip("openenv", reason='pip install "harbor-gym[openenv]"')
 from websockets.exceptions import ConnectionClosed
 
 from harbor_gym._runtime.procfs import descendants
-from harbor_gym.adapters.openenv import HarborTerminalClient, TerminalAction, TerminalCommand, TerminalObservation
+from harbor_gym.adapters.openenv import (
+    HarborTerminalClient,
+    RemoteTerminalEnv,
+    TerminalAction,
+    TerminalCommand,
+    TerminalObservation,
+)
+from harbor_gym.errors import UsageError
 from harbor_gym.testing import write_tiny_task
+from harbor_gym.types import Command, EndReason
+from harbor_gym.wrappers import TerminalEnv, TerminalEnvWrapper
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
 from tests.helpers.served import Served, served
@@ -67,6 +76,19 @@ async def play(server: Served, action: TerminalAction) -> list[TerminalObservati
         middle = await client.step(action)
         last = await client.step(FINISH)
     return [result.observation for result in (first, middle, last)]
+
+
+async def test_a_served_terminal_is_an_environment_as_any_other(server: Served) -> None:
+    async with RemoteTerminalEnv(client_of(server)) as remote:
+        env: TerminalEnv = TerminalEnvWrapper(remote)
+        await env.reset(seed=0)
+        with pytest.raises(UsageError, match="max_turns is no end that finish takes"):
+            await env.finish(EndReason.MAX_TURNS)
+        with pytest.raises(UsageError, match="completed is no end that truncate takes"):
+            await env.truncate(EndReason.COMPLETED)
+        assert not (await env.step([("echo done > ", 1.0), Command("/srv/answer\n", 10.0)])).done
+        ended = await env.finish(EndReason.NO_TOOL_CALL)
+    assert (ended.reward, ended.done, ended.info.get("end_reason")) == (1.0, True, EndReason.NO_TOOL_CALL)
 
 
 # -- the door --------------------------------------------------------------------------------------------------------
