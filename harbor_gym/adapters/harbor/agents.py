@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from harbor_gym._runtime.harbor_versions import require_server
+from harbor_gym._runtime.imports import use_litellms_own_prices
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.gateway.agents import AGENTS, agent_config
@@ -126,6 +127,7 @@ def _agent_class(agent: "AgentConfig") -> type:
         near = difflib.get_close_matches(name, known, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"those that ran here are {', '.join(sorted(AGENTS))}"
         raise UsageError(f"no agent is called {name!r}; {hint} (a class of your own: module.path:Class)")
+    use_litellms_own_prices()
     try:
         return AgentFactory.get_agent_class_from_config(agent)
     except (ImportError, TypeError, ValueError) as exc:

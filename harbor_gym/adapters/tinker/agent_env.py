@@ -145,8 +145,8 @@ class HarborAgentTinkerEnv(Env):
         """Take what is not the agent's own conversation out of a trajectory: side calls, and answers without use."""
         if self._rollout is None:
             return
-        segments = self._rollout.segments
-        kept = [item for item in trajectory.transitions if _is_trained(item.ob.to_ints(), item.ac.tokens, segments)]
+        wholes = [(segment, segment.token_ids) for segment in self._rollout.segments]
+        kept = [item for item in trajectory.transitions if _is_trained(item.ob.to_ints(), item.ac.tokens, wholes)]
         if not kept or len(kept) == len(trajectory.transitions):
             return
         last = trajectory.transitions[-1]
@@ -209,13 +209,20 @@ class HarborAgentTinkerEnv(Env):
         await asyncio.to_thread(write_transcript, self._transcript_path, transcript, labels=self._labels, error=error)
 
 
-def _is_trained(prompt: list[int], sampled: list[int], segments: Sequence[TokenSequence]) -> bool:
+def _is_trained(prompt: list[int], sampled: list[int], wholes: Sequence[tuple[TokenSequence, list[int]]]) -> bool:
+    """Return whether a segment trains this answer.
+
+    Args:
+        prompt: The answer's.
+        sampled: Its tokens.
+        wholes: Each segment, with all its tokens.
+    """
     whole = [*prompt, *sampled]
 
-    def holds(segment: TokenSequence) -> bool:
+    def holds(segment: TokenSequence, tokens: list[int]) -> bool:
         start = len(prompt) - len(segment.prompt)
-        if start < 0 or segment.token_ids[: len(whole)] != whole:
+        if start < 0 or tokens[: len(whole)] != whole:
             return False
         return all(segment.mask[start : start + len(sampled)])
 
-    return any(map(holds, segments))
+    return any(holds(*item) for item in wholes)

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from harbor_gym._runtime.imports import use_litellms_own_prices
 from harbor_gym.adapters.tinker.policies import EvalConfig
 from harbor_gym.cli.recipes import common
 from harbor_gym.cli.recipes.flags import add_flags, flags_of, given_values, make_config
@@ -46,7 +45,6 @@ def eval_command(*, program: str) -> Callable[..., None]:
             given = given_values(flags, context, values)
             env = {"task_dir": paths[0], "max_turns": MAX_TURNS, **given.get("env", {})}
             config = make_config(EvalConfig, {**given, "paths": paths, "env": env}, flags)
-            use_litellms_own_prices()
             # What plays imports Harbor's trial; --help does not wait for it.
             from harbor_gym.cli.recipes import evaluation
             from harbor_gym.evaluation import describe_losses

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from harbor_gym._runtime.imports import use_litellms_own_prices
 from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, TASKS, Backend, LogDirExists, TrainConfig
 from harbor_gym.adapters.tinker.training.folder import as_written, changed_settings, read_run_config, resumed_config
 from harbor_gym.cli.progress import progress
@@ -75,7 +74,6 @@ def train_app(model: type[TrainConfig] = TrainConfig, *, program: str) -> typer.
                     config = _resumed(model, resume, given, flags)
                 else:
                     config = make_config(model, _complete(given), flags)
-                use_litellms_own_prices()
                 folder = train(config)
         except KeyboardInterrupt as exc:
             notes = "; ".join(["interrupted", *getattr(exc, "__notes__", ())])

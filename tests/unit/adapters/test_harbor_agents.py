@@ -1,5 +1,7 @@
 """Agents by name or class: what there is, where it runs, and what it needs, before a sandbox starts."""
 
+import os
+
 import pytest
 from harbor.agents.factory import AgentFactory
 from harbor.agents.installed.base import BaseInstalledAgent
@@ -11,6 +13,8 @@ from harbor_gym.errors import UsageError
 from harbor_gym.gateway.agents import AGENTS
 
 FORMAT_AGENT = "tests.helpers.gateway.format_agent:FormatAgent"
+PRICES = "LITELLM_LOCAL_MODEL_COST_MAP"
+"""Whether litellm uses the prices that it has, and not the internet's."""
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -32,6 +36,13 @@ def test_other_agents_name_the_place_of_their_address() -> None:
     for name in (FORMAT_AGENT, "opencode"):
         with pytest.raises(UsageError, match="gateway_url"):
             agent_of(name, {"tries": 3})
+
+
+def test_an_agent_that_is_imported_asks_nobody_for_prices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PRICES, "")
+    monkeypatch.delenv(PRICES)
+    agent_of(FORMAT_AGENT, {"base_url": URL_MARK})
+    assert os.environ[PRICES] == "True"
 
 
 @pytest.mark.parametrize(
