@@ -90,7 +90,8 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         self._entrypoint: Entrypoint | None = None
         self._services: Services | None = None
         self._ending: asyncio.Future[None] | None = None
-        self._is_started = False
+        self._is_started = self._has_argv_outside = False
+        self._commands_before_vacancy = -1
         super().__init__(*args, **kwargs)
 
     @override
@@ -247,6 +248,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         Raises:
             SandboxLostError: The sandbox is not running.
         """
+        self._has_argv_outside = True
         return self._running().enter_argv(self._request(command, cwd=cwd, env=env, user=user))
 
     # --- directories, by no program of the sandbox's: supervisor/program/grading/directories.py -----------------------
@@ -333,8 +335,18 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         """
         if work == "baseline" and self._image is not None:
             arguments = {**arguments, "directories": list(self._directories(self._image))}
+        if work == "stop" and self._is_vacant and not arguments["leftovers"]:
+            return {"stopped": 0, "left": 0, "oom_kills": self.memory_kills}
+        commands = self._running().commands
         answer = await self._running().clean_up(work, arguments, timeout_sec=timeout_sec)
+        if work == "stop" and not arguments["own"] and not answer["left"]:
+            self._commands_before_vacancy = commands
         return {**answer, "oom_kills": self.memory_kills}
+
+    @property
+    def _is_vacant(self) -> bool:
+        """Whether no process is inside since a stop that spared none: only a new command could have started one."""
+        return self._commands_before_vacancy == self._running().commands and not self._has_argv_outside
 
     @property
     @abstractmethod

@@ -54,9 +54,12 @@ class RunningSandbox(ABC):
         self._before_policy = BeforePolicy()
         self._asked: list[str] = []
         """What the view was asked to carry."""
+        self.commands = 0
+        """How many were run or prepared so far."""
 
     def _filled_in(self, spec: CommandSpec, rank: str) -> CommandSpec:
         """Return a command with what only this object knows: who its user was before the policy, and its rank."""
+        self.commands += 1
         return spec._replace(identity=self._before_policy.identity(spec.user), rank=rank)
 
     @property

@@ -3,15 +3,18 @@
 Every sandbox of another kind has the script alone. Both are held against the same cases.
 """
 
+import asyncio
 import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
 from harbor_gym.episode.grading import cleanup
+from harbor_gym.sandboxes.local.client import SupervisedSandbox
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.terminal import Leftovers
 from tests.helpers.paths import ROOT
@@ -129,6 +132,32 @@ async def test_the_terminals_own_processes_are_not_counted_and_its_directory_goe
     assert await output(sandbox, "ls /run | grep own || :") == ""
 
 
+async def test_a_sandbox_without_processes_is_stopped_once_until_a_command_runs_there(
+    sandbox: LocalEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    clean_up = SupervisedSandbox.clean_up
+
+    async def noted(self: SupervisedSandbox, work: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        asked.append(work)
+        return await clean_up(self, work, *args, **kwargs)
+
+    monkeypatch.setattr(SupervisedSandbox, "clean_up", noted)
+    baseline = await cleanup.take_baseline(sandbox)
+    for _ in range(3):
+        await cleanup.stop_processes(sandbox, baseline)
+    assert asked == ["baseline", "stop"]
+    await sandbox.is_dir("/tmp")
+    await cleanup.stop_processes(sandbox, baseline)
+    assert asked == ["baseline", "stop", "look"]
+    await sandbox.exec("setsid sleep 1006 >/dev/null 2>&1 &")
+    assert (await cleanup.stop_processes(sandbox, baseline)).processes == 1
+    late = sandbox.exec_argv("setsid sleep 1007 >/dev/null 2>&1 &", cwd="/")
+    await cleanup.stop_processes(sandbox, baseline)
+    await asyncio.to_thread(subprocess.run, late, stdin=subprocess.DEVNULL, check=True)
+    assert (await cleanup.stop_processes(sandbox, baseline)).processes == 1
+
+
 _DEEP = "import os; os.chdir('/tests'); [(os.mkdir('d'), os.mkdir('e'), os.chdir('d')) for _ in range(500)]"
 _PLANTS = {
     "files": "echo 1 > /logs/verifier/reward.txt; touch /tests/.hidden",
@@ -172,6 +201,7 @@ ctypes.CDLL(None).syscall(60, 0)
 """Its first thread ends and the other runs on."""
 
 _RELAY = """
+import asyncio
 import os
 import subprocess
 import sys
