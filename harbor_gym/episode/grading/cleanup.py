@@ -21,7 +21,7 @@ from harbor_gym.terminal.session import Leftovers
 _SCRIPTS = Path(__file__).parent / "scripts"
 _TIMEOUT_SEC = 30
 _POSTMORTEM_TIMEOUT_SEC = 10
-_GRACE_SEC, _STOP_SEC = 0.5, 10.0
+_GRACE_SEC, _STOP_SEC = 0.5, 20.0
 """From SIGTERM to SIGKILL, and for all of it: a thousand processes end in a fraction of that on a busy machine."""
 _ANSWERS = 3
 _STOPPING = "stop the policy's processes"
