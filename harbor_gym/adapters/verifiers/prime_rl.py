@@ -8,7 +8,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import io
-import os
 import shutil
 import subprocess
 import sys
@@ -45,12 +44,13 @@ class Finding:
     """Whether training can start."""
 
 
-def check_run(config: Path, *, needs_gpu: bool = True) -> Iterator[Finding]:
-    """Check versions, tasks, sandboxes and GPUs of a training run, one after the other. Starts nothing; blocks.
+def check_run(config: Path) -> Iterator[Finding]:
+    """Check versions, tasks and sandboxes of a training run, one after the other. Starts nothing; blocks.
+
+    GPUs are left to Prime-RL, which counts them before it starts anything.
 
     Args:
         config: The TOML of Prime-RL's ``rl``.
-        needs_gpu: Whether to look for GPUs; a dry run needs none.
 
     Raises:
         UsageError: The file can't be read, or trains on no Harbor tasks.
@@ -63,8 +63,6 @@ def check_run(config: Path, *, needs_gpu: bool = True) -> Iterator[Finding]:
         name = source.get("name", PLUGIN_ID)
         yield _check(f"tasks of {split} source {name!r}", lambda source=source: _tasks(source))
         yield _check(f"sandbox of {split} source {name!r}", lambda source=source: _sandbox(source))
-    if needs_gpu:
-        yield _check("GPUs", lambda: _gpus(settings))
 
 
 def command(config: Path, arguments: Sequence[str] = ()) -> list[str]:
@@ -113,8 +111,6 @@ def harbor_sources(settings: Mapping[str, Any]) -> list[tuple[str, Source]]:
         UsageError: There is none.
     """
     orchestrator: Mapping[str, Any] = settings.get("orchestrator", {})
-    if "env" in orchestrator:
-        raise UsageError("[[orchestrator.env]] is gone from Prime-RL: write [[orchestrator.train.source]]")
     found = [
         (split, cast("Source", source))
         for split in ("train", "eval")
@@ -218,27 +214,3 @@ def _sandbox(source: Source) -> str:
         raise UsageError(f"the harness is {harness.id!r}: write env.agent.harness.id = {PLUGIN_ID!r}")
     harness.preflight()
     return harness.sandbox
-
-
-def _gpus(settings: Mapping[str, Any]) -> str:
-    deployment: Mapping[str, Any] = settings.get("deployment", {})
-    if deployment.get("type", "single_node") != "single_node":
-        return f"not looked at: the deployment is {deployment['type']}"
-    inference = int(deployment.get("num_infer_gpus", 1)) if "inference" in settings else 0
-    wanted = int(deployment.get("num_train_gpus", 1)) + inference
-    there = visible_gpus()
-    if there < wanted:
-        raise UsageError(f"the deployment needs {wanted} and {there} can be seen: nvidia-smi, CUDA_VISIBLE_DEVICES")
-    return f"{wanted} of {there}"
-
-
-def visible_gpus() -> int:
-    """Return how many GPUs of NVIDIA's a process of this environment would see."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        done = ask("nvidia-smi", "-L", timeout_sec=_LOOK_TIMEOUT_SEC)
-        done.check_returncode()
-    except (OSError, subprocess.SubprocessError):
-        return 0
-    there = sum(line.startswith("GPU ") for line in done.stdout.splitlines())
-    return there if visible is None else min(there, len([item for item in visible.split(",") if item.strip()]))

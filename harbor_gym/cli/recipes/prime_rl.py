@@ -10,8 +10,6 @@ from harbor_gym.adapters.verifiers.prime_rl import check_run, command, read_env_
 from harbor_gym.cli.recipes.common import new_app
 from harbor_gym.cli.shared import FAILED, echo, one_line_errors
 
-_DRY_RUN = "--dry-run"
-
 app = new_app()
 
 
@@ -24,20 +22,20 @@ def main(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Check, and start nothing.")] = False,
 ) -> None:
-    """Check tasks, sandboxes, versions and GPUs, then start Prime-RL's rl. Other arguments go to rl as they are."""
+    """Check tasks, sandboxes and versions, then start Prime-RL's rl. Other arguments go to rl as they are."""
     with one_line_errors("train.py"):
         if env_file is not None:
             # What is set already has the last word, as with `uv run --env-file`.
             os.environ.update({**read_env_file(env_file), **os.environ})
-        _require_ready(config, needs_gpu=_DRY_RUN not in context.args)
+        _require_ready(config)
         if not check:
             arguments = command(config, context.args)
             os.execvp(arguments[0], arguments)
 
 
-def _require_ready(config: Path, *, needs_gpu: bool) -> None:
+def _require_ready(config: Path) -> None:
     is_ready = True
-    for finding in check_run(config, needs_gpu=needs_gpu):
+    for finding in check_run(config):
         echo(f"{'ok     ' if finding.is_ok else 'problem'} {finding.what}: {finding.found}", err=not finding.is_ok)
         is_ready &= finding.is_ok
     if not is_ready:
