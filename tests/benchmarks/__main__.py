@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 import json
 from functools import partial
 from pathlib import Path
@@ -60,26 +61,42 @@ def run_truth(
     session: Annotated[list[str] | None, typer.Option(help="Only sessions of this name; may be repeated.")] = None,
     at_once: Annotated[int, typer.Option(min=1, help="Sessions at the same time.")] = 4,
     repeat: Annotated[int, typer.Option(min=1, help="Times that every session is taken.")] = 1,
+    limit_sec: Annotated[
+        float | None, typer.Option(min=1.0, help="No session begins after so many seconds; those are left out.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
-    """Judge each return of the terminal by what the pane wrote afterwards, in many programs."""
+    """Judge each return of the terminal by what the pane wrote afterwards, in many programs.
+
+    Each session is a line on stderr when it is over; Ctrl-C ends the run with what it has.
+    """
     chosen = [item for item in make_sessions() if not session or item.name in session]
     options = {} if rootfs is None else {"rootfs": str(rootfs.resolve())}
+    run = truth.TruthRun(
+        chosen,
+        sandbox=env,
+        at_once=at_once,
+        repeat=repeat,
+        limit_sec=limit_sec,
+        on_taken=lambda taken, done, total: echo(truth.format_taken(taken, done, total), err=True),
+    )
 
-    async def judge() -> truth.TruthReport:
+    async def judge() -> None:
         async with started_environment(env, options=options) as environment:
-            show = partial(show_progress, "sessions")
-            return await truth.bench_truth(
-                environment, chosen, sandbox=env, at_once=at_once, repeat=repeat, on_progress=show
-            )
+            await run.take(environment)
 
     with one_line_errors(), quiet_harbor():
         if not chosen:
             names = ", ".join(item.name for item in make_sessions())
             raise UsageError(f"no session has that name; there are: {names}")
         preflight_by_name(env)
-        report = asyncio.run(judge())
-    print_report(report, truth.format_truth, as_json)
+        try:
+            asyncio.run(judge())
+        except KeyboardInterrupt:
+            with contextlib.suppress(typer.Exit):  # the exit code tells of the signal
+                print_report(run.report, truth.format_truth, as_json)
+            raise
+    print_report(run.report, truth.format_truth, as_json)
 
 
 @benchmarks.command("concurrency")

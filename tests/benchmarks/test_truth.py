@@ -1,13 +1,18 @@
 """The truth bench: how it judges, and that the terminal stands before it on the sessions that find most."""
 
+import asyncio
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.benchmarks.truth import measure as truth
-from tests.benchmarks.truth.measure import TruthReport, Verdict, bench_truth, format_truth
+from tests.benchmarks.truth.measure import Taken, TruthReport, TruthRun, Verdict, format_taken, format_truth
 from tests.benchmarks.truth.sessions import Session, TruthStep, make_sessions
 from tests.helpers.engines import require_engine
+from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.terminal_environments import start_local
 
 
@@ -34,12 +39,21 @@ def test_rates_are_shares_of_each_transports_steps() -> None:
     ]
 
 
+def test_a_session_is_a_row_of_a_table_that_grows() -> None:
+    steps = (Verdict("portable", "fzf", "7", "late", "'> '"), Verdict("portable", "fzf", "\n", "right"))
+    assert format_taken(Taken("portable", "fzf", steps, ("portable fzf: 1 lost",)), 3, 88).splitlines() == [
+        "3/88     portable    2 steps   fzf                          1 late",
+        "  late  portable  fzf: '7' '> '",
+        "  portable fzf: 1 lost",
+    ]
+
+
 @pytest.mark.local
 @pytest.mark.parametrize("part", [0, 1])
 async def test_no_return_is_early_or_late(tmp_path: Path, nothing_left: None, part: int) -> None:
     require_engine("local")
     sandbox = await start_local(tmp_path / "environment")
-    report = await bench_truth(sandbox, make_sessions(reduced=True)[part::2], at_once=4)
+    report = await TruthRun(make_sessions(reduced=True)[part::2]).take(sandbox)
     await sandbox.stop(delete=True)
     assert not report.unavailable
     assert [item for item in report.verdicts if item.kind in ("early", "late")] == []
@@ -53,8 +67,41 @@ async def test_a_return_that_is_early_or_late_is_found(tmp_path: Path, nothing_l
     sandbox = await start_local(tmp_path / "environment")
     busy = TruthStep("true\n", "busy")
     asked = TruthStep("echo L000001; sleep 4\n", "prompt", deadline_sec=3.0, lines=("L000001", "L000002"))
-    report = await bench_truth(sandbox, [Session("wrong", (busy, asked))], at_once=4)
+    report = await TruthRun([Session("wrong", (busy, asked))]).take(sandbox)
     await sandbox.stop(delete=True)
     found = {(item.keys, item.kind) for item in report.verdicts}
     assert {("true\n", "early"), ("echo L000001; sleep 4\n", "late")} <= found
     assert len(report.wrong_lines) == len(truth.our_transports())
+    assert not report.is_right
+
+
+@pytest.mark.local
+async def test_a_run_ends_early_with_what_it_has(tmp_path: Path, nothing_left: None) -> None:
+    require_engine("local")
+    sandbox = await start_local(tmp_path / "environment")
+    sessions = [Session(name, (TruthStep("true\n", "prompt"),)) for name in ("one", "two")]
+    over = asyncio.Event()
+    run = TruthRun(sessions, at_once=1, on_taken=lambda _taken, _done, _all: over.set())
+    taking = asyncio.create_task(run.take(sandbox))
+    await over.wait()
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    rest = ("persistent one", "portable two", "persistent two")
+    assert (len(run.report.verdicts), run.report.left_out) == (1, rest)
+    assert (await TruthRun(sessions[1:], limit_sec=0).take(sandbox)).left_out == rest[1:]
+    await sandbox.stop(delete=True)
+
+
+@pytest.mark.local
+def test_ctrl_c_prints_the_report() -> None:
+    require_engine("local")
+    words = [sys.executable, "-m", "tests.benchmarks", "truth", "--at-once", "1", "--session", "exec bash"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        printed, more = process.communicate()
+    assert line == "1/2      portable    5 steps   exec bash                    right\n"
+    assert (process.returncode, more) == (130, "")
+    assert printed.endswith("not taken to their end (1): persistent exec bash\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 import time
 from collections import Counter
@@ -60,6 +61,15 @@ class TruthReport(BenchReport):
     unavailable: tuple[str, ...] = ()
     """Sessions whose programs the sandbox lacks."""
 
+    left_out: tuple[str, ...] = ()
+    """Transport and session of those that were not taken to their end."""
+
+    @property
+    @override
+    def is_right(self) -> bool:
+        """Return whether no return was early and no line went wrong; a late one costs time alone."""
+        return not self.wrong_lines and not any(item.kind == "early" for item in self.verdicts)
+
     def rate(self, kind: str, transport: str | None = None) -> float:
         """Return the share of steps with a verdict, over one transport or all."""
         chosen = [item.kind for item in self.verdicts if transport in (None, item.transport)]
@@ -84,6 +94,7 @@ class TruthReport(BenchReport):
                 if item.kind != "right"
             ],
             "unavailable": list(self.unavailable),
+            "left_out": list(self.left_out),
         }
 
 
@@ -98,14 +109,37 @@ def format_truth(report: TruthReport) -> str:
     lines.append(f"lines lost, doubled or out of order: {len(report.wrong_lines)}")
     lines += [f"  {line}" for line in report.wrong_lines[:20]]
     counts = Counter(item for item in report.verdicts if item.kind != "right")
-    wrong = [
-        (f"  {count} x", item.kind, item.transport, f"{item.session}: {item.keys!r} {item.detail}")
-        for item, count in counts.items()
-    ]
+    wrong = [(f"  {count} x", *_cells(item)) for item, count in counts.items()]
     lines += plain_table((), wrong).splitlines()
     if report.unavailable:
         lines.append(f"skipped, programs missing: {', '.join(report.unavailable)}")
+    if report.left_out:
+        lines.append(f"not taken to their end ({len(report.left_out)}): {', '.join(report.left_out)}")
     return "\n".join(lines)
+
+
+def _cells(item: Verdict) -> tuple[str, str, str]:
+    return item.kind, item.transport, f"{item.session}: {item.keys!r} {item.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What came of one session over one transport."""
+
+    transport: str
+    session: str
+    verdicts: tuple[Verdict, ...]
+    wrong_lines: tuple[str, ...]
+
+
+def format_taken(taken: Taken, done: int, total: int) -> str:
+    """Return the row of a table that is printed as it grows, and a line for each step that was not right."""
+    kinds = Counter(item.kind for item in taken.verdicts)
+    cells = f"{done}/{total}", taken.transport, f"{len(taken.verdicts)} steps", taken.session
+    counts = [f"{kinds[kind]} {kind}" for kind in ("early", "late", "label") if kinds[kind]]
+    wrong = [f"  {'  '.join(_cells(item))}" for item in taken.verdicts if item.kind != "right"]
+    row = plain_table((), [(*cells, ", ".join(counts) or "right")], widths=(7, 10, 8, 27))
+    return "\n".join([row, *wrong, *(f"  {line}" for line in taken.wrong_lines)])
 
 
 @dataclass
@@ -150,47 +184,74 @@ async def _watched(environment: BaseEnvironment, terminal: TmuxTerminal, user: s
         await reading
 
 
-async def bench_truth(
-    environment: BaseEnvironment,
-    sessions: Sequence[Session],
-    *,
-    sandbox: str = "local",
-    at_once: int = 4,
-    repeat: int = 1,
-    on_progress: Callable[[int, int], None] = lambda _done, _all: None,
-) -> TruthReport:
-    """Take every session over every transport, and judge each return by what the pane wrote afterwards.
+class TruthRun:
+    """Sessions over every transport, each return judged by what the pane wrote afterwards.
 
-    Raises:
-        SandboxLostError: The sandbox is gone.
+    Args:
+        sessions: What is typed.
+        sandbox: The sandbox's name in the report.
+        at_once: Sessions at the same time.
+        repeat: Times that every session is taken.
+        limit_sec: No session begins later than this after the first. None is no limit.
+        on_taken: Receives each session that was taken, and how many of how many that makes.
     """
-    gate = asyncio.Semaphore(at_once)
-    verdicts: list[Verdict] = []
-    wrong_lines: list[str] = []
-    for program in sorted({program for session in sessions for program in session.needs}):
-        await bring_program(environment, program)
-    available = [session for session in sessions if await _has_all(environment, session)]
-    runs = [(session, name) for _ in range(repeat) for name in our_transports() for session in available]
-    done = 0
 
-    async def run(session: Session, transport: str) -> None:
-        nonlocal done
-        async with gate:
-            found, wrong = await _take_session(environment, session, transport)
-            verdicts.extend(found)
-            wrong_lines.extend(wrong)
-        done += 1
-        on_progress(done, len(runs))
+    def __init__(
+        self,
+        sessions: Sequence[Session],
+        *,
+        sandbox: str = "local",
+        at_once: int = 4,
+        repeat: int = 1,
+        limit_sec: float | None = None,
+        on_taken: Callable[[Taken, int, int], None] = lambda _taken, _done, _all: None,
+    ) -> None:
+        self._sessions = sessions
+        self._sandbox = sandbox
+        self._gate = asyncio.Semaphore(at_once)
+        self._limit_sec = math.inf if limit_sec is None else limit_sec
+        self._on_taken = on_taken
+        self._runs = [(session, name) for _ in range(repeat) for session in sessions for name in our_transports()]
+        self._unavailable: list[Session] = []
+        self._taken: list[Taken] = []
 
-    async with asyncio.TaskGroup() as group:
-        for session, transport in runs:
-            if not session.is_alone:
-                group.create_task(run(session, transport))
-    for session, transport in runs:
-        if session.is_alone:
-            await run(session, transport)
-    missing = tuple(session.name for session in sessions if session not in available)
-    return TruthReport(sandbox, tuple(verdicts), tuple(wrong_lines), missing)
+    @property
+    def report(self) -> TruthReport:
+        """What was found so far; a run that was ended early has left the rest out."""
+        verdicts = [item for taken in self._taken for item in taken.verdicts]
+        wrong_lines = [line for taken in self._taken for line in taken.wrong_lines]
+        left = Counter(f"{name} {session.name}" for session, name in self._runs)
+        left.subtract(f"{taken.transport} {taken.session}" for taken in self._taken)
+        missing = tuple(session.name for session in self._unavailable)
+        return TruthReport(self._sandbox, tuple(verdicts), tuple(wrong_lines), missing, tuple(left.elements()))
+
+    async def take(self, environment: BaseEnvironment) -> TruthReport:
+        """Take the sessions in a sandbox: those that disturb others last, one at a time.
+
+        Raises:
+            SandboxLostError: The sandbox is gone.
+        """
+        for program in sorted({program for session in self._sessions for program in session.needs}):
+            await bring_program(environment, program)
+        self._unavailable = [session for session in self._sessions if not await _has_all(environment, session)]
+        self._runs = [run for run in self._runs if run[0] not in self._unavailable]
+        ending = time.monotonic() + self._limit_sec
+        async with asyncio.TaskGroup() as group:
+            for session, transport in self._runs:
+                if not session.is_alone:
+                    group.create_task(self._take_one(environment, session, transport, ending))
+        for session, transport in self._runs:
+            if session.is_alone:
+                await self._take_one(environment, session, transport, ending)
+        return self.report
+
+    async def _take_one(self, environment: BaseEnvironment, session: Session, transport: str, ending: float) -> None:
+        async with self._gate:
+            if time.monotonic() > ending:
+                return
+            taken = await _take_session(environment, session, transport)
+        self._taken.append(taken)
+        self._on_taken(taken, len(self._taken), len(self._runs))
 
 
 async def _has_all(environment: BaseEnvironment, session: Session) -> bool:
@@ -202,9 +263,7 @@ async def _has_all(environment: BaseEnvironment, session: Session) -> bool:
     return True
 
 
-async def _take_session(
-    environment: BaseEnvironment, session: Session, transport: str
-) -> tuple[list[Verdict], list[str]]:
+async def _take_session(environment: BaseEnvironment, session: Session, transport: str) -> Taken:
     config = terminal_config(transport, max_observation_bytes=1_000_000, min_wait_sec=0.5)
     terminal = await open_terminal(environment, config, user=session.user)
     assert isinstance(terminal, TmuxTerminal)
@@ -227,8 +286,8 @@ async def _take_session(
         await terminal.close()
     expected = [line for step in session.steps for line in step.lines]
     seen = _NUMBERED.findall("\n".join(shown))
-    wrong = [] if seen == expected else [f"{transport} {session.name}: {_compare(seen, expected)}"]
-    return verdicts, wrong
+    wrong = () if seen == expected else (f"{transport} {session.name}: {_compare(seen, expected)}",)
+    return Taken(transport, session.name, tuple(verdicts), wrong)
 
 
 def _judge(

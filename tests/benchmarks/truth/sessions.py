@@ -562,6 +562,9 @@ _HARD = (
     ),
     _session(
         "a read with a time limit",
+        # Where the wait ends too late, what is typed next is run as a command: its line is then not its own echo.
+        ("read -t 5 x\n", "input"),
+        TruthStep("L000001\n", "prompt", lines=("L000001",)),
         ("read -t 20 x\n", "input"),
         ("y\n", "prompt"),
         ("echo got:$x\n", "prompt"),
