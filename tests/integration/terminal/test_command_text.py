@@ -1,17 +1,22 @@
 """A tool's command reaches the shell as it stands: no completion, no history expansion, no key that edits a line."""
 
+import asyncio
 import shlex
+import subprocess
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
+from harbor.environments.base import BaseEnvironment
 
+from harbor_gym.bench.sandbox import started_environment
 from harbor_gym.config import TerminalConfig, TerminalEnvConfig
 from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
 from harbor_gym.types import ActionFormat, Command
 from tests.helpers.engines import require_engine
+from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.terminal_environments import LocalSandbox, start_local
-from tests.helpers.tasks import write_task
+from tests.helpers.tasks import BASE, write_task
 
 pytestmark = pytest.mark.local
 
@@ -50,7 +55,7 @@ async def enter(terminal: Terminal, command: str) -> TerminalTurn:
     return await terminal.run([Command(f"{command}\n", _LONG_SEC)])
 
 
-async def read(sandbox: LocalSandbox, path: str) -> str:
+async def read(sandbox: BaseEnvironment, path: str) -> str:
     """Return a file's bytes as text; every byte is one character."""
     result = await sandbox.exec(f"od -An -v -tx1 {shlex.quote(path)}")
     assert result.return_code == 0, result.stderr
@@ -142,6 +147,27 @@ async def test_an_exit_code_is_this_commands_or_absent(keys: str, transport: str
     await terminal.close()
     recalled = 127 if keys == "literal" else None
     assert codes == [3, None, 3, recalled, 0, 0, 2, None]
+
+
+ELSEWHERE = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("docker", "apptainer")]
+
+
+@pytest.mark.parametrize("kind", ELSEWHERE)
+async def test_a_commands_text_in_other_sandboxes(
+    kind: str, config: TerminalConfig, tmp_path: Path, nothing_left: None
+) -> None:
+    if kind == "docker":
+        await asyncio.to_thread(subprocess.run, [ROOT / ".ci" / "docker_base.sh", BASE], check=True)
+    async with started_environment(kind, tmp_path / "task") as sandbox:
+        terminal = await open_terminal(sandbox, config)
+        await terminal.run([])
+        for number, body in enumerate(BODIES.values()):
+            assert (await enter(terminal, here_document(body, f"/tmp/{number}"))).waits == ("prompt",)
+            assert await read(sandbox, f"/tmp/{number}") == body
+        commands = ('echo "#!/bin/bash" > /tmp/run.sh', "(exit 3)", "!nothing_of_this_name", "true", ")", "# a comment")
+        assert [(await enter(terminal, command)).exit_code for command in commands] == [0, 3, 127, 0, 2, None]
+        assert await read(sandbox, "/tmp/run.sh") == "#!/bin/bash\n"
+        await terminal.close()
 
 
 async def test_keystrokes_keep_their_completion_and_history(sandbox: LocalSandbox) -> None:
