@@ -8,7 +8,7 @@ from verifiers.v1.configs.retries import RetryConfig, RetryRule
 from verifiers.v1.runtimes import SubprocessConfig
 
 from harbor_gym.adapters.verifiers import PLUGIN_ID
-from harbor_gym.adapters.verifiers.harness import HarborTerminalHarness
+from harbor_gym.adapters.verifiers.harness import HarborTerminalHarness, SharedState
 
 _RETRIES = RetryConfig(
     max_retries=0,
@@ -44,10 +44,16 @@ class HarborEnvConfig(vf.EnvConfig):
 class HarborTerminalEnv(vf.Env[HarborEnvConfig]):
     """Plays a Harbor task with one policy. Checks the sandbox before the first episode, and closes its warm pools."""
 
+    def __init__(self, config: HarborEnvConfig) -> None:
+        super().__init__(config)
+        self._shared = SharedState()
+
     @override
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         """Play one episode."""
-        await agents.agent.run(task)
+        if isinstance(agents.agent.harness, HarborTerminalHarness):
+            agents.agent.harness.shared = self._shared
+        self._shared.note_refusal(await agents.agent.run(task))
 
     @override
     async def start(self) -> None:
@@ -57,14 +63,11 @@ class HarborTerminalEnv(vf.Env[HarborEnvConfig]):
             MissingDependencyError: A package, a program or a daemon is missing.
             UsageError: A setting is missing or wrong.
         """
-        for harness in self._ours():
-            await harness.preflight()
+        for harness in self._harnesses.values():
+            if isinstance(harness, HarborTerminalHarness):
+                await harness.preflight()
 
     @override
     async def stop(self) -> None:
         """Close the warm pools."""
-        for harness in self._ours():
-            await harness.close_pools()
-
-    def _ours(self) -> list[HarborTerminalHarness]:
-        return [harness for harness in self._harnesses.values() if isinstance(harness, HarborTerminalHarness)]
+        await self._shared.close()

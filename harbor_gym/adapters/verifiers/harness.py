@@ -20,6 +20,7 @@ from harbor_gym.config import FIELDS_WITH_AGENT, TerminalEnvConfig, describe_pro
 from harbor_gym.errors import HarborGymError, SandboxThrottledError
 from harbor_gym.outcomes import pause_sec
 from harbor_gym.pool import WarmPool, shared_pool
+from harbor_gym.samplers.statuses import EngineSettingsError, settings_error
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.registry import preflight
 from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
@@ -104,6 +105,46 @@ class HarborHarnessConfig(vf.HarnessConfig):
         return None if self.agent is None else AgentConfig.model_validate(self.agent)
 
 
+class SharedState:
+    """What the harnesses of one environment have in common: verifiers makes a harness for each episode."""
+
+    def __init__(self) -> None:
+        self._pools: weakref.WeakSet[WarmPool] = weakref.WeakSet()
+        self._refusals: dict[str, str] = {}
+
+    def pool(self, config: TerminalEnvConfig, size: int) -> WarmPool:
+        """Return the running loop's pool for a configuration."""
+        pool = shared_pool(config, size=size)
+        self._pools.add(pool)
+        return pool
+
+    async def close(self) -> None:
+        """Close the warm pools that were used."""
+        async with asyncio.TaskGroup() as group:
+            for pool in list(self._pools):
+                group.create_task(pool.close())
+
+    def note_refusal(self, trace: vf.Trace) -> None:
+        """Remember a refused key or model: verifiers lets no episode end a run, but no later one needs to ask again."""
+        call = trace.calls[-1] if trace.calls else None
+        if call is None or call.error is None or call.model is None or call.error.status_code is None:
+            return
+        if settings_error(call.error.message, call.error.status_code, call.error.message) is not None:
+            self._refusals[call.model] = call.error.message
+
+    def require_not_refused(self, model: str) -> None:
+        """Raise where an earlier episode's model or key was refused.
+
+        Raises:
+            EngineSettingsError: It was.
+        """
+        if (refusal := self._refusals.get(model)) is not None:
+            raise EngineSettingsError(
+                f"not played: {model} was refused in an earlier episode ({refusal}). Correct the client's key, its "
+                "address or the model's name, and start again"
+            )
+
+
 class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
     """Play a Harbor task in a Harbor sandbox, and have Harbor verify it. verifiers records the tokens at its endpoint.
 
@@ -116,7 +157,8 @@ class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
 
     def __init__(self, config: HarborHarnessConfig) -> None:
         super().__init__(config)
-        self._pools: weakref.WeakSet[WarmPool] = weakref.WeakSet()
+        self.shared = SharedState()
+        """Its environment's, where that is ours."""
 
     async def preflight(self) -> None:
         """Check that a sandbox can start where the configuration has it.
@@ -126,12 +168,6 @@ class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
             UsageError: A setting is missing or wrong.
         """
         await asyncio.to_thread(self.config.preflight)
-
-    async def close_pools(self) -> None:
-        """Close the warm pools that this harness opened."""
-        async with asyncio.TaskGroup() as group:
-            for pool in list(self._pools):
-                group.create_task(pool.close())
 
     @override
     async def launch(
@@ -155,10 +191,11 @@ class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
         address = Endpoint(endpoint, secret, ctx.model, trace, data.system_prompt)
         agent = self.config.harbor_agent()
         try:
+            self.shared.require_not_refused(ctx.model)
             if agent is not None:
                 outcome = await play_agent(config, address, agent, in_sandbox=self.config.agent_in_sandbox)
             else:
-                pool = self._pool(config)
+                pool = None if self.config.pool_size is None else self.shared.pool(config, self.config.pool_size)
                 ends = self.config.ends_without_tool_call
                 outcome = await play_terminal(config, address, pool=pool, ends_without_tool_call=ends)
         except HarborGymError as exc:
@@ -166,13 +203,6 @@ class HarborTerminalHarness(vf.Harness[HarborHarnessConfig]):
             raise as_rollout_error(exc) from exc
         outcome.record(trace)
         return ProgramResult(exit_code=0, stdout="", stderr="")
-
-    def _pool(self, config: TerminalEnvConfig) -> WarmPool | None:
-        if self.config.pool_size is None:
-            return None
-        pool = shared_pool(config, size=self.config.pool_size)
-        self._pools.add(pool)
-        return pool
 
 
 async def _wait_for_provider(error: HarborGymError) -> None:

@@ -58,6 +58,7 @@ async def run_episodes(
     model_dir: Path | str,
     client: str = "train",
     episodes: int = 1,
+    at_once: int = 100,
     sampling: Mapping[str, Any] | None = None,
 ) -> list[Any]:
     """Run each task's episodes side by side, with verifiers' retries, and return them."""
@@ -76,7 +77,8 @@ async def run_episodes(
         loaded: vf.Env = load_environment(resolve_env_config(dict(env)))
         async with loaded.serving():
             slots = [slot for task in loaded.taskset for slot in loaded.slots(task, episodes)]
-            return await asyncio.gather(*(loaded.run_slot(slot, context) for slot in slots))
+            gate = asyncio.Semaphore(at_once)
+            return await asyncio.gather(*(loaded.run_slot(slot, context, gate) for slot in slots))
 
 
 def end_reason_of(trace: Any) -> EndReason:

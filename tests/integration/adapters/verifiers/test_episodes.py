@@ -1,6 +1,7 @@
 """Episodes of our plugin in verifiers' own environment, with real HTTP between its client and a token-id server."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from harbor_gym import HFCodec
+from harbor_gym.pool import WarmPool
 from harbor_gym.testing import FakeEnvironment
 from tests.helpers.chats.chat_templates import QWEN3
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
@@ -235,6 +237,22 @@ async def test_a_key_or_a_model_that_is_refused_is_not_asked_for_again(
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("agent", [None, "tests.helpers.gateway.format_agent:FormatAgent"])
+async def test_what_was_refused_once_is_asked_for_by_no_later_episode(
+    agent: str | None, tmp_path: Path, model_dir: Path
+) -> None:
+    server = TokenServer(SOLVED, statuses=[401] * 99)
+    config = {} if agent is None else {"agent": {"import_path": agent, "kwargs": {"base_url": "{gateway_url}"}}}
+    env = env_config([fake_config(tmp_path / "task").task_dir], {"sandbox": FAKE, **config})
+    first, *later = await run_episodes(server, env, model_dir=model_dir, episodes=4, at_once=1)
+    assert [error.status_code for error in first.traces[0].errors] == [401]
+    assert len(server.requests) == 1
+    for episode in later:
+        (error,) = episode.traces[0].errors
+        assert error.type == "HarnessError"
+        assert re.match(r"usage_error: .*not played: policy was refused in an earlier episode \(.*401", error.message)
+
+
 async def test_a_timeout_of_verifiers_leaves_no_verdict(tmp_path: Path, model_dir: Path) -> None:
     agent = {"timeout": {"rollout": 0.2}}
     trace = await play(tmp_path, model_dir, TokenServer(ENDLESS), terminal={"max_turns": None}, agent=agent)
@@ -242,13 +260,18 @@ async def test_a_timeout_of_verifiers_leaves_no_verdict(tmp_path: Path, model_di
     assert "no verdict" in trace.errors[-1].message
 
 
-async def test_sandboxes_of_a_pool_are_shared_by_a_group(tmp_path: Path, model_dir: Path) -> None:
+async def test_sandboxes_of_a_pool_are_shared_by_a_group(
+    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[WarmPool] = []
+    monkeypatch.setattr(WarmPool, "start", lambda pool, start=WarmPool.start: (pools.append(pool), start(pool)))
     task = fake_config(tmp_path / "task").task_dir
     harness = {"sandbox": FAKE, "pool_size": 2, "terminal_env": TERMINAL}
     episodes = await run_episodes(TokenServer(SOLVED), env_config([task], harness), model_dir=model_dir, episodes=6)
     traces = [trace for episode in episodes for trace in episode.traces]
     assert [trace.reward for trace in traces] == [1.0] * 6
     assert all("pool/wait_sec" in trace.metrics for trace in traces)
+    assert [pool.is_closed for pool in set(pools)] == [True], "with the environment"
 
 
 async def test_a_foreign_agent_plays_through_the_gateway(tmp_path: Path, model_dir: Path) -> None:
