@@ -263,15 +263,21 @@ async def test_a_timeout_of_verifiers_leaves_no_verdict(tmp_path: Path, model_di
 async def test_sandboxes_of_a_pool_are_shared_by_a_group(
     tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pools: list[WarmPool] = []
-    monkeypatch.setattr(WarmPool, "start", lambda pool, start=WarmPool.start: (pools.append(pool), start(pool)))
+    pools: set[WarmPool] = set()
+    start = WarmPool.start
+
+    def note(pool: WarmPool) -> None:
+        pools.add(pool)
+        start(pool)
+
+    monkeypatch.setattr(WarmPool, "start", note)
     task = fake_config(tmp_path / "task").task_dir
     harness = {"sandbox": FAKE, "pool_size": 2, "terminal_env": TERMINAL}
     episodes = await run_episodes(TokenServer(SOLVED), env_config([task], harness), model_dir=model_dir, episodes=6)
     traces = [trace for episode in episodes for trace in episode.traces]
     assert [trace.reward for trace in traces] == [1.0] * 6
     assert all("pool/wait_sec" in trace.metrics for trace in traces)
-    assert [pool.is_closed for pool in set(pools)] == [True], "with the environment"
+    assert [pool.is_closed for pool in pools] == [True], "with the environment"
 
 
 async def test_a_foreign_agent_plays_through_the_gateway(tmp_path: Path, model_dir: Path) -> None:
