@@ -44,7 +44,7 @@ from harbor_gym.sandboxes.images.builder import (
     run_buildah,
     run_environment,
 )
-from harbor_gym.sandboxes.images.recipe import adapted
+from harbor_gym.sandboxes.images.recipe import adapted, volumes_of
 from harbor_gym.sandboxes.tools import CONTAINED, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
@@ -257,7 +257,7 @@ async def _make_image(
         digest=digest,
         entrypoint=tuple(settings.get("Entrypoint") or ()),
         healthcheck=healthcheck_of(settings),
-        volumes=tuple(settings.get("Volumes") or ()),
+        volumes=volumes_of(settings),
     )
     async with layers.exported(image_id, shown["OCIv1"]["rootfs"]["diff_ids"]) as (names, high_ids):
         image = replace(image, layers=tuple(names), high_ids=tuple(high_ids))

@@ -1,18 +1,20 @@
 """A task's Dockerfile, rewritten so that buildah makes of it the image that ``docker build`` makes.
 
 buildah makes a WORKDIR only where the next RUN or COPY needs it, and COPY makes it root's. A VOLUME makes a directory,
-and changes later RUNs, where Docker only takes note of it. CMD and ENTRYPOINT don't know SHELL. Stages are known by the
-letter case of their names. There is no ``--link``, and no relative target of a mount. Source: the dispatcher of
-BuildKit's frontend.
+and changes later RUNs, where Docker only takes note of it, as a label does here. CMD and ENTRYPOINT don't know SHELL.
+Stages are known by the letter case of their names. There is no ``--link``, and no relative target of a mount. Source:
+the dispatcher of BuildKit's frontend.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from harbor_gym.errors import TaskError
 from harbor_gym.sandboxes import dockerfile
@@ -20,6 +22,9 @@ from harbor_gym.sandboxes.dockerfile import Instruction
 
 EMPTY = "harbor-gym-empty"
 """The build context that has no file: a copy of it makes its target, and changes nothing of one that is there."""
+
+VOLUME_LABEL = "harbor-gym.volume."
+"""Begins the name of a label whose value is a VOLUME: see :func:`volumes_of`."""
 
 _ROOT = ("", "0", "root", "0:0", "root:root", "0:root", "root:0")
 _USES_WORKDIR = ("RUN", "COPY", "ADD")
@@ -62,15 +67,22 @@ def adapted(text: str, bases: Mapping[str, StageStart]) -> str:
     return text
 
 
+def volumes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the VOLUMEs of an image that buildah made of an adapted Dockerfile, by its configuration."""
+    labels: dict[str, str] = config.get("Labels") or {}
+    noted = (value for name, value in labels.items() if name.startswith(VOLUME_LABEL))
+    return tuple(dict.fromkeys(volume for volume in (*(config.get("Volumes") or ()), *noted) if volume))
+
+
 def _edits(text: str, bases: Mapping[str, StageStart]) -> Iterator[_Edit]:
     stages = dockerfile.stages(text)
     ends: dict[str, StageStart] = {"scratch": ROOT_AT_THE_TOP, **bases}
-    volumes: dict[str, tuple[str, ...]] = {}
+    volumes = itertools.count()
     for number, instructions in enumerate(_by_stage(text)):
         names = [stage.name for stage in stages[:number]]
         stage = stages[number]
         yield from _lower_case(instructions[0], names)
-        state, found = ends.get(stage.base, ROOT_AT_THE_TOP), volumes.get(stage.base, ())
+        state = ends.get(stage.base, ROOT_AT_THE_TOP)
         for place, instruction in enumerate(instructions[1:], 1):
             match instruction.name:
                 case "USER":
@@ -88,15 +100,12 @@ def _edits(text: str, bases: Mapping[str, StageStart]) -> Iterator[_Edit]:
                     words = json.dumps([*state.shell, _rest(instruction)])
                     yield _written(instruction, (instruction.text, 0), f"{instruction.name} {words}")
                 case "VOLUME":
-                    found = (*found, instruction.text.strip())
-                    yield _written(instruction, (instruction.text, 0), "")
+                    yield _written(instruction, (instruction.text, 0), _noted(instruction, volumes))
                 case "COPY" | "ADD" | "RUN":
                     yield from _of_flags(instruction, names, state.workdir)
                 case _:
                     pass
-        ends[stage.name], volumes[stage.name] = state, found
-        if number == len(stages) - 1 and found:
-            yield _Edit(len(text), len(text), "\n".join(("", *found, "")))
+        ends[stage.name] = state
 
 
 def _by_stage(text: str) -> list[list[Instruction]]:
@@ -138,6 +147,17 @@ def _needs_help(following: Sequence[Instruction], user: str, *, is_last: bool) -
 def _made(instruction: Instruction, user: str) -> str:
     owner = "0:0" if user in _ROOT else user
     return f"COPY --chown={owner} --from={EMPTY} {json.dumps(['/', f'{_rest(instruction)}/'])}\n"
+
+
+# --- VOLUME ----------------------------------------------------------------------------------------------------------
+
+
+def _noted(instruction: Instruction, numbers: Iterator[int]) -> str:
+    """Return a LABEL in place of a VOLUME: buildah puts in the variables, and does nothing else."""
+    rest = _rest(instruction)
+    words = _words(rest) or tuple(rest.split())
+    values = [f'"{word}"' if len(word.split()) > 1 else word for word in words]
+    return " ".join(["LABEL", *(f"{VOLUME_LABEL}{next(numbers)}={value}" for value in values)])
 
 
 # --- names and flags -------------------------------------------------------------------------------------------------

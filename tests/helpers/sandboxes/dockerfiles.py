@@ -172,6 +172,10 @@ CONFIGS: dict[str, Recipe] = {
     "MAINTAINER": Recipe("MAINTAINER someone\n"),
     "VOLUME": Recipe('VOLUME ["/v1", "/v2"]\nVOLUME /v3\n'),
     "VOLUME of a variable": Recipe("ENV V=/of/v\nVOLUME $V\nRUN mkdir -p $V && touch $V/x\n"),
+    "VOLUME of variables that change": Recipe(
+        "ENV V=/first\nARG W=/of/arg\nVOLUME $V ${W} ${W:+/alt}\nENV V=/second\nARG W=/other\n"
+        'VOLUME ["$W", "/a b"]\nVOLUME \'/single$W\' "/double$W"\nRUN mkdir -p $V && touch $V/x\n'
+    ),
     "USER and WORKDIR": Recipe("WORKDIR /a\nWORKDIR b\nUSER 12:34\n"),
     "a WORKDIR that is USER's": Recipe("USER nobody\nWORKDIR /of/nobody\n"),
     "ENV": Recipe('ENV A="b c" D=e F=\nENV PATH=/x:$PATH\n'),

@@ -15,6 +15,7 @@ import pytest
 from harbor_gym.sandboxes.images import build
 from harbor_gym.sandboxes.images.build import Image, ImageSource, build_image
 from harbor_gym.sandboxes.images.docker_images import MADE_LABEL
+from harbor_gym.sandboxes.images.recipe import VOLUME_LABEL, volumes_of
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.dockerfiles import BASE, CONFIGS, FILES, PARTS, WHOLES, Recipe, configured
@@ -28,7 +29,7 @@ _LEFT_OUT = (*_TREES, ".dockerenv", "etc/hosts", "etc/hostname", "etc/resolv.con
 
 _TAR = ("-c", "--numeric-owner", "--sort=name", *(f"--exclude=./{path}/*" for path in _TREES))
 
-_LABELS = ("io.buildah.version", MADE_LABEL)
+_LABELS = ("io.buildah.version", MADE_LABEL, VOLUME_LABEL)
 _SETTINGS = (
     "User",
     "Env",
@@ -61,7 +62,7 @@ REFERENCE = (
     *("HEALTHCHECK --interval", "HEALTHCHECK --timeout", "HEALTHCHECK --start-period", "HEALTHCHECK --retries"),
     *("HEALTHCHECK --start-interval", "LABEL", "MAINTAINER", "ONBUILD", "RUN", "RUN --mount=type=bind"),
     *("RUN --mount=type=cache", "RUN --mount=type=tmpfs", "RUN --mount=type=secret", "RUN --mount=type=ssh"),
-    *("RUN --network", "RUN --security", "RUN --device", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "VOLUME $CHANGED"),
+    *("RUN --network", "RUN --security", "RUN --device", "SHELL", "STOPSIGNAL", "USER", "VOLUME"),
     *("WORKDIR", "# syntax", "# escape", "# check"),
 )
 """The instructions of Dockerfiles and their options. Source: docs.docker.com/reference/dockerfile."""
@@ -75,7 +76,6 @@ NOT_COMPARED = {
     "RUN --security": "as above",
     "RUN --device": "as above",
     "EXPOSE 80-82": "a range is one entry of the configuration here and an entry a port in Docker; nothing reads it",
-    "VOLUME $CHANGED": "a VOLUME whose variable a later ENV changes is made where the last value says",
     "HEALTHCHECK --start-interval": "Docker 20.10, the oldest that tests run with, does not read it",
 }
 """What is in no Dockerfile here → why."""
@@ -175,7 +175,7 @@ def _shown(members: tarfile.TarFile, member: tarfile.TarInfo) -> list[Any]:
 
 def settings(config: dict[str, Any]) -> dict[str, Any]:
     found = {name: config.get(name) or None for name in _SETTINGS}
-    found["Labels"] = {key: text for key, text in (config.get("Labels") or {}).items() if key not in _LABELS}
+    found["Labels"] = {key: text for key, text in (config.get("Labels") or {}).items() if not key.startswith(_LABELS)}
     found["Env"] = sorted(found["Env"] or ())  # its order means nothing
     if found["WorkingDir"] == "/":
         found["WorkingDir"] = None
@@ -188,7 +188,8 @@ async def local_config(context: Path) -> dict[str, Any]:
     text, bases = await build._read_recipe(source)  # pyright: ignore[reportPrivateUsage]
     image_id = await build._run_build(context, text, bases, is_fresh=False)  # pyright: ignore[reportPrivateUsage]
     _, shown = await run_tool(*CONTAINED, "buildah", "inspect", "--type", "image", image_id)
-    return json.loads(shown)["Docker"]["config"]
+    config = json.loads(shown)["Docker"]["config"]
+    return {**config, "Volumes": {volume: {} for volume in volumes_of(config)}}
 
 
 def differences(local: dict[str, Any], docker: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

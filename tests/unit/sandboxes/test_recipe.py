@@ -3,7 +3,7 @@
 import pytest
 
 from harbor_gym.errors import TaskError
-from harbor_gym.sandboxes.images.recipe import StageStart, adapted
+from harbor_gym.sandboxes.images.recipe import StageStart, adapted, volumes_of
 
 
 def made(owner: str, place: str) -> str:
@@ -46,10 +46,14 @@ def test_a_base_counts_with_its_user_and_workdir() -> None:
     assert adapted(text, bases) == "FROM a\nRUN --mount=type=bind,target=/base/c,source=d x\n"
 
 
-def test_volumes_come_last_and_only_where_they_count() -> None:
-    text = "FROM a AS s\nVOLUME /x\nRUN x\nFROM s\nVOLUME /y \\\n  /z\nRUN y\n"
-    assert adapted(text, {}) == "FROM a AS s\n\nRUN x\nFROM s\n\nRUN y\n\nVOLUME /x\nVOLUME /y   /z\n"
-    assert "VOLUME" not in adapted("FROM a\nVOLUME /x\nFROM b\n", {})
+def test_volumes_are_noted_where_they_are_written() -> None:
+    text = 'FROM a AS s\nVOLUME $x\nRUN x\nFROM s\nVOLUME /y \\\n  /z\nVOLUME ["/a b"]\nRUN y\n'
+    label = "LABEL harbor-gym.volume."
+    assert adapted(text, {}) == (
+        f'FROM a AS s\n{label}0=$x\nRUN x\nFROM s\n{label}1=/y harbor-gym.volume.2=/z\n{label}3="/a b"\nRUN y\n'
+    )
+    labels = {"harbor-gym.volume.0": "/x", "harbor-gym.volume.1": "", "harbor-gym.volume.2": "/b", "other": "/o"}
+    assert volumes_of({"Volumes": {"/b": {}}, "Labels": labels}) == ("/b", "/x")
 
 
 def test_stages_are_known_in_any_letters() -> None:
