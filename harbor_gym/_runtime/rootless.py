@@ -132,6 +132,14 @@ def subordinate_ids() -> int:
     return min(ids_in(_read(path), user, os.getuid()) for path in (Path("/etc/subuid"), Path("/etc/subgid")))
 
 
+def shared_ids() -> int:
+    """Return below which number ids are a sandbox's that has those of this process's user namespace.
+
+    The last one is left to what works on the sandbox.
+    """
+    return subordinate_ids() if is_rootless() else mapped_ids() - 1
+
+
 def more_ids_hint() -> str:
     """Return how an ordinary user's sandboxes come to have more user and group ids; nothing for root's."""
     if not is_rootless():

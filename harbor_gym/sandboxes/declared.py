@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 
 from harbor.environments.base import BaseEnvironment
 
@@ -12,6 +13,7 @@ from harbor_gym.errors import SandboxError, SandboxLostError, SandboxTimeoutErro
 _ORDINARY_IDS = 1 << 16
 """Every sandbox has these."""
 _MISSING = 3
+_SHOWN_IDS = 3
 _IDS_OF = (
     "found=; while IFS=: read -r name _ id group _; do "
     'if [ "$name" = {user} ] || [ "$id" = {user} ]; then found=$name; echo "$id $group"; break; fi; done </etc/passwd; '
@@ -74,6 +76,27 @@ async def require_user(environment: BaseEnvironment, user: str | int | None) -> 
     ids = [int(word) for word in (name, group, *(found.stdout or "").split()) if word.isdecimal()]
     if max(ids, default=0) >= _ORDINARY_IDS:
         await require_able(environment, str(user), f"task.toml: [agent] user = {str(user)!r}")
+
+
+def require_room(ids: Collection[int], count: int, room: int, sandbox: str) -> None:
+    """Check that a sandbox has the ids of an image.
+
+    Args:
+        ids: Those of its files, of its root and of its USER that are not below ``count``, each once.
+        count: Below it all are the sandbox's.
+        room: How many more it can have.
+        sandbox: What kind it is, for the message.
+
+    Raises:
+        TaskError: They are too many.
+    """
+    if len(ids) > room:
+        shown = ", ".join([*map(str, sorted(ids)[:_SHOWN_IDS]), *(["…"] if len(ids) > _SHOWN_IDS else [])])
+        raise TaskError(
+            f"the image has {len(ids)} user or group ids above {count - 1} ({shown}), {sandbox} on this "
+            f"machine has room for {room} of them: give its files and users lower ids (tar --no-same-owner, useradd "
+            f"--uid){rootless.more_ids_hint()}, or use --env docker"
+        )
 
 
 async def require_able(environment: BaseEnvironment, user: str, setting: str) -> None:

@@ -14,7 +14,7 @@ import platform
 import signal
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, override
@@ -22,18 +22,20 @@ from typing import Any, override
 from harbor_gym._runtime.cache import cache_dir
 from harbor_gym._runtime.processes import start_process
 from harbor_gym._runtime.procfs import PROC, descendants, read_stat
-from harbor_gym._runtime.rootless import USER_NAMESPACE, is_rootless
+from harbor_gym._runtime.rootless import USER_NAMESPACE, is_rootless, shared_ids
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import SandboxError, SandboxLostError, SandboxStartError, SandboxTimeoutError
 from harbor_gym.sandboxes.apptainer.programs import Programs
 from harbor_gym.sandboxes.apptainer.sif.format import SifImage
 from harbor_gym.sandboxes.archive.transfers import Work
 from harbor_gym.sandboxes.archive.trees.records import StreamEndedError
+from harbor_gym.sandboxes.declared import require_room
 from harbor_gym.sandboxes.supervisor import seccomp
 from harbor_gym.sandboxes.supervisor.carrier import Carrier
 from harbor_gym.sandboxes.supervisor.forkserver_client import supervisor_argv, supervisor_environment
 from harbor_gym.sandboxes.supervisor.program.messages import (
     FIRST,
+    FIRST_OWN_ID,
     NAMESPACES,
     CommandSpec,
     ContainerConfig,
@@ -112,9 +114,11 @@ class Container(RunningSandbox):
         Raises:
             SandboxStartError: The image is for another machine, Apptainer or the kernel refused, or there was no
                 answer in time.
+            TaskError: The image's files, its USER or its root have ids that no Apptainer sandbox of this machine has.
         """
         if image.machine != platform.machine():
             raise SandboxStartError(f"{image.path} is for {image.machine or 'another machine'}, not for this one")
+        _require_ids(image.high_ids)
         config = _config(image, programs, options)
         with tempfile.TemporaryFile() as log:
             await shielded(self._start_launcher(to_json(config), log.fileno()))
@@ -127,7 +131,7 @@ class Container(RunningSandbox):
                 ) from None
             if not is_up:
                 raise SandboxStartError(f"the apptainer sandbox could not be made: {_tail(log.fileno())}")
-        await self._adopt(options)
+        await self._adopt(image, options)
 
     async def _start_launcher(self, config: str, log: int) -> None:
         namespace = ("unshare", *USER_NAMESPACE) if is_rootless() else ()
@@ -148,7 +152,7 @@ class Container(RunningSandbox):
             return await self._process.stdout.readexactly(len(_UP)) == _UP
         return False
 
-    async def _adopt(self, options: ContainerOptions) -> None:
+    async def _adopt(self, image: SifImage, options: ContainerOptions) -> None:
         assert self._process is not None
         outer, init = await asyncio.to_thread(_first_processes, self._process.pid)
         stat = None if init is None else read_stat(init)
@@ -160,9 +164,10 @@ class Container(RunningSandbox):
         rootless = is_rootless() or await asyncio.to_thread(_has_fuse_root, init)
         target = Target(init, str(stat.start_time), (), {}, rootless, filters, own)
         directories = dict(options.directories)
-        answer = await _run_program("prepare", target, {"directories": directories})
+        answer = await _run_program("prepare", target, {"directories": directories, "users": ["0", image.user]})
         if "error" in answer:
             raise SandboxStartError(f"the apptainer sandbox could not be set up: {answer['error']}")
+        _require_ids(answer["ids"])
         self._site = ContainerSite(outer, str(_place()), options.storage_bytes, directories, _etc(options))
         self._target = target
 
@@ -331,6 +336,16 @@ class Container(RunningSandbox):
         if self._view is not None:
             os.close(self._view)
             self._view = None
+
+
+def id_count() -> int:
+    """Return below which number all user and group ids are an Apptainer sandbox's on this machine."""
+    return min(shared_ids(), FIRST_OWN_ID - 1)
+
+
+def _require_ids(ids: Iterable[int]) -> None:
+    count = id_count()
+    require_room({number for number in ids if number >= count}, count, 0, "an apptainer sandbox")
 
 
 def _place() -> Path:

@@ -16,13 +16,14 @@ from harbor.models.task.config import NetworkMode
 from harbor_gym._runtime.harbor_versions import check_options, declares_options, resource_capabilities
 from harbor_gym._runtime.processes import allow_open_files
 from harbor_gym.sandboxes.apptainer.commands import open_command, run_command
-from harbor_gym.sandboxes.apptainer.container import Container, ContainerOptions
+from harbor_gym.sandboxes.apptainer.container import Container, ContainerOptions, id_count
 from harbor_gym.sandboxes.apptainer.options import checked_options
 from harbor_gym.sandboxes.apptainer.programs import find_programs, require_all
 from harbor_gym.sandboxes.apptainer.sif.format import SifImage
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, provide_sif
 from harbor_gym.sandboxes.apptainer.watchdog import Watchdog
 from harbor_gym.sandboxes.declared import require_workdir
+from harbor_gym.sandboxes.images.builder import require_ids
 from harbor_gym.sandboxes.namespaced import NamespacedEnvironment
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk
@@ -221,7 +222,9 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
     async def _run_set_up(self, command: str, timeout_sec: float) -> None:
         async with setting_up(timeout_sec):
             done = await self.exec(command, user="root")
-            require_success(done.return_code, f"{done.stdout or ''}{done.stderr or ''}")
+            printed = f"{done.stdout or ''}{done.stderr or ''}"
+            require_ids(printed if done.return_code else "", "setup_command", text=command, count=id_count())
+            require_success(done.return_code, printed)
 
     @override
     def _let_go(self) -> Coroutine[Any, Any, None] | None:

@@ -103,19 +103,21 @@ def _network(folder: Path) -> tuple[str, ...]:
     return "sh", str(_NETWORKS), str(folder)
 
 
-def require_ids(output: str, what: str, *, text: str = "") -> None:
+def require_ids(output: str, what: str, *, text: str = "", count: int | None = None) -> None:
     """Tell what failed for an id which its user namespace has not from other failures of a build, pull or set-up.
 
     Args:
         output: What it printed.
         what: What has the id.
         text: Where the id may be written when the output does not tell it.
+        count: How many ids from 0 on there are; None is as many as a build has.
 
     Raises:
         TaskError: It failed for that.
     """
     found = _NO_SUCH_ID.search(output)
-    if found is None or (count := rootless.mapped_ids_of_builds()) >= rootless.ALL_IDS:
+    count = rootless.mapped_ids_of_builds() if count is None else count
+    if found is None or count >= rootless.ALL_IDS:
         return
     line = found[0].strip()
     named = [[n for n in map(int, _NUMBER.findall(part)) if count <= n < rootless.ALL_IDS] for part in (line, text)]

@@ -20,7 +20,8 @@ from harbor_gym._runtime import rootless
 from harbor_gym._runtime.cache import Hold
 from harbor_gym._runtime.harbor_versions import check_options, declares_options, resource_capabilities
 from harbor_gym._runtime.processes import allow_open_files
-from harbor_gym.errors import MissingDependencyError, TaskError
+from harbor_gym.errors import MissingDependencyError
+from harbor_gym.sandboxes.declared import require_room
 from harbor_gym.sandboxes.images.build import Image, ImageSource, hold_image
 from harbor_gym.sandboxes.local import cgroups, own_ids
 from harbor_gym.sandboxes.local.client import SupervisedSandbox
@@ -37,7 +38,6 @@ from harbor_gym.sandboxes.supervisor.running import Finished
 from harbor_gym.sandboxes.tools import find_program
 
 _AUTOGROUP_NICE = -10
-_SHOWN_IDS = 3
 _NO_GROUP = "no control group for memory can be made here: memory_mb bounds each process by itself"
 TOOLS = {"buildah": "buildah", "unshare": "util-linux", "setpriv": "util-linux"}
 """Program → the Debian package that holds it."""
@@ -302,26 +302,12 @@ def _high_ids(image: Image) -> tuple[int, ...]:
     def high(numbers: Iterable[int]) -> set[int]:
         return {number for number in numbers if count <= number < rootless.ALL_IDS}
 
-    needed = sorted(high((*image.high_ids, *_ids_of("0", known), *_ids_of(image.user, known))))
+    needed = sorted(high((*image.high_ids, *accounts.ids_of("0", known), *accounts.ids_of(image.user, known))))
     room = 0 if own_ids.refusal() else HIGH_IDS
-    if len(needed) > room:
-        shown = ", ".join([*map(str, needed[:_SHOWN_IDS]), *(["…"] if len(needed) > _SHOWN_IDS else [])])
-        raise TaskError(
-            f"the image has {len(needed)} user or group ids above {count - 1} ({shown}), a local sandbox on this "
-            f"machine has room for {room} of them: give its files and users lower ids (tar --no-same-owner, useradd "
-            f"--uid){rootless.more_ids_hint()}, or use --env docker"
-        )
+    require_room(needed, count, room, "a local sandbox")
     rows = (*(row[2:4] for row in known.users), *(row[2:3] for row in known.groups))
     listed = high(int(word) for row in rows for word in row if word.isdecimal())
     return (*needed, *sorted(listed.difference(needed)))[:room]
-
-
-def _ids_of(user: str, known: accounts.Accounts) -> Iterable[int]:
-    try:
-        uid, gid, groups, _ = accounts.identity(user, known)
-    except accounts.UnknownAccountError:
-        return ()
-    return uid, gid, *groups
 
 
 def _rows(image: Image, name: str) -> list[list[str]]:

@@ -6,7 +6,7 @@ import functools
 import logging
 
 from harbor_gym._runtime.cache import layers_dir
-from harbor_gym._runtime.rootless import is_rootless, mapped_ids, subordinate_ids
+from harbor_gym._runtime.rootless import is_rootless, shared_ids
 from harbor_gym.sandboxes.supervisor.forkserver_client import run_supervisor_program
 from harbor_gym.sandboxes.supervisor.program.messages import MORE_IDS, ORDINARY_IDS
 
@@ -15,10 +15,7 @@ _logger = logging.getLogger(__name__)
 
 def id_count() -> int:
     """Return below which number all user and group ids are a sandbox's on this machine."""
-    if not refusal():
-        return ORDINARY_IDS + MORE_IDS
-    # The last one is left to the sandbox's supervisor.
-    return subordinate_ids() if is_rootless() else mapped_ids() - 1
+    return shared_ids() if refusal() else ORDINARY_IDS + MORE_IDS
 
 
 @functools.cache

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
-from harbor_gym.errors import SandboxLostError, SandboxStartError
+from harbor_gym.errors import SandboxLostError, SandboxStartError, TaskError
 from harbor_gym.sandboxes.apptainer.options import default_image_dir
 from harbor_gym.sandboxes.apptainer.sif.store import SifSource, file_name
 from tests.helpers.benchmarks import run_benchmark
 from tests.helpers.sandboxes.apptainer import make_sandbox
 from tests.helpers.sandboxes.local import output, running
-from tests.helpers.tasks import BASE, DONE
+from tests.helpers.tasks import BASE, DONE, write_task
 from tests.integration.episode.test_kill import contents, kill_rounds, mounts
 
 pytestmark = [pytest.mark.apptainer, pytest.mark.usefixtures("nothing_left")]
@@ -190,8 +190,29 @@ async def test_ids_above_65535_are_there_where_root_runs_it(tmp_path: Path) -> N
     dockerfile = (
         f"FROM {BASE}\nRUN touch /high && chown 197609:100001 /high && useradd -m -u 70000 worker\nUSER 100001\n"
     )
-    async with running(make_sandbox(tmp_path, dockerfile=dockerfile)) as sandbox:
+    async with running(make_sandbox(tmp_path, dockerfile=dockerfile, setup_command="chown 197609 /srv")) as sandbox:
         assert await output(sandbox, "id -u; stat -c %u:%g /high") == "100001\n197609:100001"
         chown = "touch /run/x; chown 131072 /run/x; stat -c %u /run/x"
         assert await output(sandbox, chown, user="root") == "131072"
+        assert await output(sandbox, "stat -c %u /srv") == "197609"
         assert await output(sandbox, "id -u; touch ~/x; stat -c %U ~/x", user="worker") == "70000\nworker"
+
+
+@pytest.mark.parametrize(
+    ("line", "toml", "setup_command"),
+    [
+        ("RUN touch /high && chown 2000000000 /high", "", None),
+        ("USER 2000000000", "", None),
+        ("RUN echo w:x:2000000000:0::/:/bin/sh >>/etc/passwd\nUSER w", "", None),
+        ("", "[agent]\nuser = 2000000000\n", None),
+        ("", "", "chown 2000000000 /srv"),
+    ],
+)
+async def test_an_id_that_roots_sandbox_has_not_is_the_tasks_fault_at_the_start(
+    line: str, toml: str, setup_command: str | None, tmp_path: Path
+) -> None:
+    task = write_task(tmp_path, dockerfile=f"FROM {BASE}\n{line}\n", toml=toml)
+    config = TerminalEnvConfig(task_dir=task, sandbox="apptainer", setup_command=setup_command)
+    with pytest.raises(TaskError, match=r"2000000000.*lower ids.*--env docker"):
+        async with AsyncTerminalGymEnv(config) as env:
+            await env.reset()

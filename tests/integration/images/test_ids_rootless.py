@@ -7,11 +7,15 @@ import json
 import subprocess
 import sys
 import tarfile
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harbor_gym.sandboxes.apptainer.sif.build import build_sif
+from harbor_gym.sandboxes.images.build import ImageSource, build_image
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool
 from tests.helpers.engines import require_engine
@@ -19,26 +23,26 @@ from tests.helpers.registries.image_registry import image_registry
 from tests.helpers.rootless import rootless_user, run_as
 from tests.helpers.tasks import BASE
 
-pytestmark = [pytest.mark.local, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.local, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left")]
 
 _START = """
-import asyncio, json, os, sys
+import asyncio, json, os, sys, zlib
 from pathlib import Path
 from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import HarborGymError
 from tests.helpers.tasks import write_task
 
 async def main():
-    cases, files, registries = json.loads(sys.argv[1].replace("HOME", str(Path.home())))
+    sandbox, cases, files, registries = json.loads(sys.argv[1].replace("HOME", str(Path.home())))
     for name, content in files.items():
-        Path.home().joinpath(name).write_bytes(bytes.fromhex(content))
+        Path.home().joinpath(name).write_bytes(zlib.decompress(bytes.fromhex(content)))
     Path.home().joinpath("registries.conf").write_text(registries)
     os.environ["CONTAINERS_REGISTRIES_CONF"] = str(Path.home() / "registries.conf")
     for number, (dockerfile, toml, options) in enumerate(cases):
         task = write_task(Path.home() / f"task-{number}", dockerfile=dockerfile, toml=toml)
         (task / "environment/one").write_text("1")
         try:
-            async with AsyncTerminalGymEnv(TerminalEnvConfig(task_dir=task, sandbox="local", **options)) as env:
+            async with AsyncTerminalGymEnv(TerminalEnvConfig(task_dir=task, sandbox=sandbox, **options)) as env:
                 await env.reset()
                 print("started")
         except HarborGymError as exc:
@@ -95,14 +99,17 @@ type Case = tuple[str, str, dict[str, Any]]
 """A Dockerfile, tables of task.toml, and settings of the environment."""
 
 
-async def _said(cases: dict[str, Case], registry: str = "") -> dict[str, str]:
+async def _said(
+    cases: dict[str, Case], registry: str = "", *, sandbox: str = "local", files: Mapping[str, bytes] | None = None
+) -> dict[str, str]:
     """Start an episode of each task as an ordinary user; return what each said."""
     base = await ensure_base_tar()
-    files = {"rootfs.tar": _archive({"bin/sh": b"x"}, owner=197609).hex(), "image.tar": _image().hex()}
+    contents = {"rootfs.tar": _archive({"bin/sh": b"x"}, owner=197609), "image.tar": _image(), **(files or {})}
+    written = {name: zlib.compress(content).hex() for name, content in contents.items()}
 
     def start() -> subprocess.CompletedProcess[str]:
         with rootless_user() as (user, home):
-            words = json.dumps([list(cases.values()), files, registry])
+            words = json.dumps([sandbox, list(cases.values()), written, registry])
             return run_as(user, home, sys.executable, "-c", _START, words, base=base)
 
     done = await asyncio.to_thread(start)
@@ -153,3 +160,25 @@ async def test_an_id_of_an_image_or_a_set_up_above_the_users_range_is_the_tasks_
         conf = f'[[registry]]\nlocation = "{registry.address}"\ninsecure = true\n'
         said = await _said(cases, conf)
     assert _strange(said, dict.fromkeys(cases, "197609")) == {}
+
+
+@pytest.mark.apptainer
+async def test_an_id_above_the_users_range_is_the_tasks_fault_at_the_start_of_an_apptainer_sandbox(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "rootfs.tar").write_bytes(_archive({"bin/sh": b"x"}, owner=197609))
+    await build_sif(await build_image(ImageSource(tmp_path, rootfs=tmp_path / "rootfs.tar")), tmp_path / "high.sif")
+    text = f"FROM {BASE}\n"
+    cases: dict[str, Case] = {
+        "197609 of a SIF file": (text, '[environment]\ndocker_image = "HOME/high.sif"\n', {}),
+        "197609 of a file": (f"{text}RUN touch /high && chown 197609 /high\n", "", {}),
+        "100001 of USER": (f"{text}USER 100001\n", "", {}),
+        "70000 of USER's group": (f"{text}RUN echo crew:x:70000:nobody >>/etc/group\nUSER nobody\n", "", {}),
+        "70000 of root's group": (f"{text}RUN echo crew:x:70000:root >>/etc/group\n", "", {}),
+        "70001 of the agent's account": (f"{text}{_ACCOUNTS}\n", '[agent]\nuser = "high"\n', {}),
+        "70000 of the agent": (text, "[agent]\nuser = 70000\n", {}),
+        "2000000000 of the set-up": (text, "", {"setup_command": "touch /x && chown 2000000000 /x"}),
+    }
+    files = {"high.sif": (tmp_path / "high.sif").read_bytes()}
+    said = await _said(cases, sandbox="apptainer", files=files)
+    assert _strange(said, {about: about.split()[0] for about in cases}) == {}

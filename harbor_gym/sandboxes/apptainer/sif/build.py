@@ -21,7 +21,7 @@ from harbor_gym.sandboxes.tools import CONTAINED, run_tool, tail
 
 _SQUASH = (
     'set -e; cd "$1"; mount -t overlay overlay -o "$2" merged; shift 2; '
-    'exec "$1" merged root.squashfs -comp zstd -Xcompression-level 1 -noappend -quiet -no-progress'
+    'exec "$1" merged root.squashfs -comp zstd -Xcompression-level 1 -noId -noappend -quiet -no-progress'
 )
 """Mounted in a namespace that ends with the tool. zstd's first level takes a tenth of gzip's time."""
 _ARCHITECTURES = {"x86_64": "2", "aarch64": "4"}

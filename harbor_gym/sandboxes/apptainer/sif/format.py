@@ -6,7 +6,10 @@ Source: the Singularity Image Format specification, version 1 (github.com/apptai
 from __future__ import annotations
 
 import json
+import lzma
 import struct
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -14,6 +17,7 @@ from typing import IO, Any, cast
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.health import Healthcheck, healthcheck_config, healthcheck_of
 from harbor_gym.sandboxes.images.build import Image
+from harbor_gym.sandboxes.supervisor.program.messages import ORDINARY_IDS
 
 CONFIG_NAME = "oci-config.json"
 """The data object with the ``config`` of the OCI image; Apptainer writes one where it converts such an image."""
@@ -25,6 +29,11 @@ _MAX_DESCRIPTORS = 4096
 _MAX_CONFIG_BYTES = 1 << 20
 _PARTITION, _GENERIC_JSON = 0x4004, 0x4006
 _SQUASHFS, _PRIMARY = 1, 2
+_SQUASHFS_HEADER = struct.Struct("<4s16xH4xH20xQ")
+_SQUASHFS_MAGIC = b"hsqs"
+_IDS_OF_BLOCK, _UNCOMPRESSED = 2048, 0x8000
+_DECOMPRESSORS: dict[int, Callable[[bytes], bytes]] = {1: zlib.decompress, 4: lzma.decompress}
+"""Of tables in files of others; our own leave theirs plain."""
 _ARCHITECTURES = {"02": "x86_64", "04": "aarch64"}
 
 
@@ -45,6 +54,8 @@ class SifImage:
     entrypoint: tuple[str, ...] = ()
     healthcheck: Healthcheck | None = None
     volumes: tuple[str, ...] = ()
+    high_ids: tuple[int, ...] = ()
+    """The uids and gids above 65535 that files of it have; none where the table of them can't be read."""
 
 
 def read_sif(path: Path) -> SifImage:
@@ -58,7 +69,7 @@ def read_sif(path: Path) -> SifImage:
             return _read(path, file)
     except OSError as exc:
         raise SandboxStartError(f"the image {path} can't be read: {exc.strerror}") from exc
-    except (struct.error, ValueError) as exc:
+    except (struct.error, ValueError, zlib.error, lzma.LZMAError) as exc:
         raise SandboxStartError(f"{path} is no SIF file: {exc}") from exc
 
 
@@ -90,7 +101,8 @@ def _read(path: Path, file: IO[bytes]) -> SifImage:
     if file_system != _SQUASHFS:
         raise SandboxStartError(f"{path}: its root file system is no squashfs; build it anew with `apptainer build`")
     machine = _ARCHITECTURES.get(architecture.rstrip(b"\0").decode(), "")
-    return SifImage(path, item.offset, machine, **_settings(file, descriptors))
+    ids = tuple(number for number in _ids(file, item.offset) if number >= ORDINARY_IDS)
+    return SifImage(path, item.offset, machine, **_settings(file, descriptors), high_ids=ids)
 
 
 def _descriptors(file: IO[bytes], total: int) -> list[_Descriptor]:
@@ -101,6 +113,28 @@ def _descriptors(file: IO[bytes], total: int) -> list[_Descriptor]:
         )
         if is_used:
             found.append(_Descriptor(kind, offset, size, name.rstrip(b"\0").decode("utf-8", "replace"), extra))
+    return found
+
+
+def _ids(file: IO[bytes], start: int) -> list[int]:
+    """Return the uids and gids in a squashfs. Source: the kernel's fs/squashfs, squashfs_fs.h and id.c."""
+    file.seek(start)
+    magic, compression, count, table_at = _SQUASHFS_HEADER.unpack(file.read(_SQUASHFS_HEADER.size))
+    if magic != _SQUASHFS_MAGIC:
+        raise ValueError("its root file system has another mark")
+    expand = _DECOMPRESSORS.get(compression)
+    found: list[int] = []
+    file.seek(start + table_at)
+    blocks = struct.unpack(f"<{-(-count // _IDS_OF_BLOCK)}Q", file.read(-(-count // _IDS_OF_BLOCK) * 8))
+    for block_at in blocks:
+        file.seek(start + block_at)
+        (length,) = struct.unpack("<H", file.read(2))
+        content = file.read(length & ~_UNCOMPRESSED)
+        if not length & _UNCOMPRESSED:
+            if expand is None:
+                return []
+            content = expand(content)
+        found += struct.unpack(f"<{len(content) // 4}I", content)
     return found
 
 

@@ -83,6 +83,15 @@ def identity(user: str, accounts: Accounts) -> Identity:
     return uid, gid, (gid, *(int(fields[2]) for fields in members)), home
 
 
+def ids_of(user: str, accounts: Accounts) -> tuple[int, ...]:
+    """Return the ids that a user's processes have; none where there is no such user."""
+    try:
+        uid, gid, groups, _ = identity(user, accounts)
+    except UnknownAccountError:
+        return ()
+    return uid, gid, *groups
+
+
 def known_identity(user: str, accounts: Accounts) -> Identity | None:
     """Return who a user is by these accounts; None where they name no such user or group."""
     name = user.partition(":")[0]

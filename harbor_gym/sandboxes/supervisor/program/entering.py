@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import accounts
 import files
 from child import become_plain
 from children import answer_of, fork_entered
@@ -42,11 +43,11 @@ from messages import FIRST, ContainerSite, Target
 from namespaces import HIDDEN_PROC, MAX_TERMINALS, OF_INIT, READ_ONLY_PROC, Layers, close_reserve, open_reserve
 
 
-def prepare(target: Target, directories: dict[str, int | None]) -> dict[str, Any]:
+def prepare(target: Target, directories: dict[str, int | None], users: list[str]) -> dict[str, Any]:
     """Close what the runtime left open, make directories, and look for a shell.
 
     Returns:
-        The ``error``, if there is one.
+        The ``ids`` of these users; the ``error``, if there is one.
     """
     try:
         _enter(target)
@@ -55,9 +56,10 @@ def prepare(target: Target, directories: dict[str, int | None]) -> dict[str, Any
         _cover()
         files.make_directories(directories)
         files.require_shell()
+        known = accounts.read()
     except OSError as exc:
         return {"error": str(exc)}
-    return {}
+    return {"ids": [number for user in users for number in accounts.ids_of(user, known)]}
 
 
 def _cover() -> None:

@@ -31,6 +31,10 @@ ORDINARY_IDS, MORE_IDS, HIGH_IDS = 1 << 16, 1 << 19, 1 << 7
 
 The kernel has 340 places for such ids in a map, and no 4096 ranges of more than 128.
 """
+FIRST_OWN_ID = 0x70000000
+"""Where the ranges begin: above what systemd gives to containers and below 2^31, ids that no account or subordinate
+range has.
+"""
 FIRST = "/.harbor-gym-init"
 """Where a container's first process is found; removed from its files once it runs."""
 

@@ -1,7 +1,10 @@
 """SIF files: where the root file system lies, what the image's configuration contains, and that others are refused."""
 
 import json
+import lzma
 import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,22 @@ from harbor_gym.sandboxes.images.build import Image
 
 PARTITION, GENERIC_JSON, LABELS = 0x4004, 0x4006, 0x4003
 DESCRIPTOR_BYTES = 585
+_TABLE_AT = 200
+
+
+def squashfs(*ids: int, compression: int = 1, compress: Callable[[bytes], bytes] | None = None) -> bytes:
+    """Return the beginning of a squashfs whose files have these uids and gids: its header and its table of them."""
+    plain = struct.pack(f"<{len(ids)}I", *ids)
+    table = plain if compress is None else compress(plain)
+    block = struct.pack("<H", len(table) | (0x8000 if compress is None else 0)) + table
+    header = struct.pack("<4s16xH4xH20xQ", b"hsqs", compression, len(ids), _TABLE_AT + len(block)).ljust(
+        _TABLE_AT, b"\0"
+    )
+    return header + block + struct.pack("<Q", _TABLE_AT)
+
+
 ROOT, CONFIG = (
-    b"hsqs" + bytes(96),
+    squashfs(0),
     b'{"Env": ["A=b=c", "EMPTY="], "WorkingDir": "/app", "User": "dev", "Entrypoint": ["/run"]}',
 )
 
@@ -88,6 +105,25 @@ def test_what_is_no_sif_file_is_refused(tmp_path: Path, content: bytes, reason: 
     (tmp_path / "image.sif").write_bytes(content)
     with pytest.raises(SandboxStartError, match=reason):
         read_sif(tmp_path / "image.sif")
+
+
+@pytest.mark.parametrize(
+    ("compression", "compress", "found"),
+    [(6, None, (70000, 197609)), (1, zlib.compress, (70000, 197609)), (4, lzma.compress, (70000, 197609)),
+     (6, zlib.compress, ())],
+)  # fmt: skip
+def test_the_high_ids_of_its_files_are_found(
+    tmp_path: Path, compression: int, compress: Callable[[bytes], bytes] | None, found: tuple[int, ...]
+) -> None:
+    root = squashfs(0, 70000, 33, 197609, compression=compression, compress=compress)
+    image = read_sif(write_sif(tmp_path / "image.sif", [(PARTITION, root, "root", partition())]))
+    assert image.high_ids == found
+
+
+def test_a_table_of_ids_that_is_broken_is_refused(tmp_path: Path) -> None:
+    root = squashfs(0, 1, compress=lambda plain: plain)
+    with pytest.raises(SandboxStartError, match="no SIF file"):
+        read_sif(write_sif(tmp_path / "image.sif", [(PARTITION, root, "root", partition())]))
 
 
 def test_a_cut_off_file_is_refused(tmp_path: Path) -> None:

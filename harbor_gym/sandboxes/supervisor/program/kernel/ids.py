@@ -14,12 +14,12 @@ import struct
 from collections.abc import Sequence
 
 from kernel.calls import become_keeping_capabilities, not_dumpable
+from messages import FIRST_OWN_ID as _FIRST
 from messages import HIGH_IDS
 from messages import MORE_IDS as MORE
 from messages import ORDINARY_IDS as COUNT
 
-_FIRST, RANGES = 0x70000000, 0xFFE
-"""Above what systemd gives to containers and below 2^31: ids that no account or subordinate range has."""
+RANGES = 0xFFE
 _FIRST_MORE = 1 << 31
 """Ids that systemd leaves to nobody; each range has a second part there."""
 _FIRST_HIGH = (1 << 32) - MORE
