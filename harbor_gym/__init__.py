@@ -14,12 +14,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from harbor_gym.codecs import HFCodec as HFCodec
     from harbor_gym.config import PoolLimits as PoolLimits
+    from harbor_gym.config import Snapshot as Snapshot
     from harbor_gym.config import TerminalConfig as TerminalConfig
     from harbor_gym.config import TerminalEnvConfig as TerminalEnvConfig
     from harbor_gym.env import AsyncTerminalGymEnv as AsyncTerminalGymEnv
     from harbor_gym.errors import AgentFailedError as AgentFailedError
     from harbor_gym.errors import BudgetSpentError as BudgetSpentError
     from harbor_gym.errors import ContextOverflowError as ContextOverflowError
+    from harbor_gym.errors import ForkDivergedError as ForkDivergedError
     from harbor_gym.errors import HarborGymError as HarborGymError
     from harbor_gym.errors import MissingDependencyError as MissingDependencyError
     from harbor_gym.errors import SamplerError as SamplerError

@@ -1,21 +1,26 @@
 """The environment: order of calls, budgets, outcomes. The terminal and the trial are other packages' work."""
 
 import asyncio
+import copy
 import time
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from harbor_gym.config import TerminalEnvConfig, require_fields_of_own_loop
+from harbor_gym._runtime.shielded import shielded
+from harbor_gym._runtime.shipped import folder_digest
+from harbor_gym._runtime.task_groups import task_group
+from harbor_gym.config import Snapshot, TerminalEnvConfig, require_fields_of_own_loop
 from harbor_gym.episode.budgets import EpisodeBudgets
 from harbor_gym.episode.grading.account import RewardAccount, step_share
 from harbor_gym.episode.grading.rewards import reward_function
 from harbor_gym.episode.guarded_turn import PATIENCE_SEC, longest_wait_sec, take_turn
 from harbor_gym.episode.prepared import PreparedEpisode
+from harbor_gym.episode.replay import REPLAY, require_mode, require_same, require_start, with_patience
 from harbor_gym.episode.trajectory import Trajectory
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.formats import parse_action, prompts
@@ -24,7 +29,7 @@ from harbor_gym.pool import WarmPool
 from harbor_gym.sandboxes import shares_setup
 from harbor_gym.terminal import Screen, Terminal, TerminalTurn
 from harbor_gym.terminal.recording import CastRecorder
-from harbor_gym.types import Command, EndReason, EpisodeInfo, StepResult
+from harbor_gym.types import Command, EndReason, EpisodeInfo, ForkMode, StepResult, Turn
 
 if TYPE_CHECKING:
     from harbor_gym.episode import AgentPhase, Episode
@@ -50,6 +55,16 @@ class _Running:
     confirmation_pending: bool = False
     recorder: CastRecorder | None = None
     trajectory: Trajectory | None = None
+    seed: int | None = None
+    start_info: EpisodeInfo = field(default_factory=lambda: EpisodeInfo(turn=0, metrics={}))
+    turns: list[Turn] = field(default_factory=list[Turn])
+    shown: str = ""
+    """What the policy was shown last."""
+
+    task_digest: str = ""
+    fork_mode: str | None = None
+    beside_turns: str | None = None
+    """The call that changed the episode and is no turn: no replay repeats it."""
 
 
 class _State(StrEnum):
@@ -91,6 +106,9 @@ class AsyncTerminalGymEnv:
         self._budgets = EpisodeBudgets(config)
         self._running: _Running | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._copied: tuple[str, EpisodeInfo] | None = None
+        """What ``reset`` returns of a copy in which nothing was done yet."""
+
         self.screen: Screen | None = None
         """The screen after the last turn, where the configuration sets ``capture_screen``; it outlives the episode."""
 
@@ -104,7 +122,9 @@ class AsyncTerminalGymEnv:
     ) -> tuple[str, EpisodeInfo]:
         """Start a fresh sandbox and return its terminal.
 
-        A previous episode is closed first, whatever its state.
+        A previous episode is closed first, whatever its state. A copy that :meth:`fork` made has begun, and its first
+        ``reset`` returns how it stands. With ``TerminalEnvConfig.start_from`` that episode is replayed, and observation
+        and ``info`` are as its last turn left them.
 
         Args:
             seed: Accepted for Gymnasium's sake. A sandbox has no seed: tasks that vary do so by themselves.
@@ -118,16 +138,20 @@ class AsyncTerminalGymEnv:
             MissingDependencyError: The sandbox type needs a program, a package or a key that isn't there.
             SandboxError: The sandbox could not be built or started.
             TerminalStartError: The sandbox has no usable shell or tmux.
+            ForkDivergedError: The replay shows another screen than the episode of ``start_from`` did.
         """
         if options:
             raise UsageError(f"reset knows no options, got {', '.join(sorted(options))}")
         self._require(_State.IDLE, _State.READY, _State.DONE, _State.FAILED, doing="reset")
         self._require_loop(doing="reset")
+        copied, self._copied = self._copied, None
+        if copied is not None and self._state is _State.READY:
+            return copied
         self._state = _State.STARTING
         try:
             await self._release()
             self._loop = asyncio.get_running_loop()
-            observation, info = await self._start()
+            observation, info = await self._start(seed)
         except BaseException:
             await self._fail()
             raise
@@ -151,7 +175,76 @@ class AsyncTerminalGymEnv:
                 reward; ``reset`` starts a new one.
         """
         parsed = parse_action(action, format=self.config.action_format)
-        return await self._transition("step", lambda: self._step(parsed, action if isinstance(action, str) else ""))
+        message, commands = (action, None) if isinstance(action, str) else ("", parsed.commands)
+
+        async def play() -> StepResult:
+            running = self._episode_at_hand
+            result = await self._step(parsed, message)
+            known = copy.deepcopy(result.info)  # the caller may change its own
+            running.turns.append(Turn(running.shown, message, known, result.reward, commands=commands))
+            running.shown = result.observation
+            return result
+
+        return await self._transition("step", play)
+
+    async def snapshot(self) -> Snapshot:
+        """Return what was done and seen in the running episode so far, to begin others there.
+
+        Raises:
+            UsageError: There is no running episode, a call is running, or ``exec`` or ``finish`` did something in it
+                that is no turn.
+        """
+        self._require(_State.READY, doing="snapshot")
+        running = self._episode_at_hand
+        if running.beside_turns is not None:
+            raise UsageError(f"the episode can't be replayed: {running.beside_turns} was called, which is no turn")
+        task_dir = self.config.task_dir.resolve()
+        known = {"task_dir": task_dir, "start_from": None, "recording_path": None}
+        taken = Snapshot(
+            config=self.config.model_copy(update=known),
+            turns=tuple(running.turns),
+            observation=running.shown,
+            start_info=running.start_info,
+            task_digest=running.task_digest,
+            seed=running.seed,
+        )
+        if not taken.task_digest:
+            running.task_digest = await asyncio.to_thread(folder_digest, task_dir)
+        return replace(taken, task_digest=running.task_digest)
+
+    async def fork(self, n: int, *, mode: ForkMode = "auto") -> list[Self]:
+        """Copy the running episode: return environments that stand where it does, each with a sandbox of its own.
+
+        The episode goes on undisturbed. What it used of its budgets counts in each copy. A copy's ``reset`` begins at
+        the same turn; a trial's folder is the copy's own, and ``recording_path`` is the parent's alone. The caller
+        closes the copies.
+
+        Args:
+            n: How many, at least 1.
+            mode: ``replay``: type the episode's keystrokes in fresh sandboxes, which takes the time of its commands,
+                and compare each screen. It is exact for commands that do the same each time; a difference that no
+                screen shows is not seen. ``exact``: copy files and processes; no sandbox can yet. ``auto``: the best
+                that the sandbox can.
+
+        Raises:
+            UsageError: As :meth:`snapshot`, or the mode can't be had.
+            ForkDivergedError: A replay shows another screen. As with any failure, no copy is left then.
+            SandboxError, TerminalError: As :meth:`reset`.
+        """
+        require_mode(mode)
+        if n < 1:
+            raise UsageError(f"fork makes at least 1 copy, got {n}")
+        # The task is this episode's own: no copy has to read its files again.
+        start = {"start_from": replace(await self.snapshot(), task_digest=""), "recording_path": None}
+        copies = [type(self)(self.config.model_copy(update=start), pool=self._pool) for _ in range(n)]
+        try:
+            async with task_group() as group:
+                for each in copies:
+                    group.create_task(each._begin_copy())
+        except BaseException:
+            await shielded(_close(copies))
+            raise
+        return copies
 
     async def exec(self, command: str, *, timeout_sec: float) -> "SideResult":
         """Run shell text in the sandbox as the policy's user, beside its terminal.
@@ -171,6 +264,7 @@ class AsyncTerminalGymEnv:
 
         self._require(_State.READY, doing="exec")
         phase = self._episode_at_hand.prepared.phase
+        self._episode_at_hand.beside_turns, self._copied = "exec", None
         self._state = _State.STEPPING
         try:
             result = await run_side_command(phase, command, timeout_sec=timeout_sec)
@@ -207,8 +301,19 @@ class AsyncTerminalGymEnv:
 
     # -- one episode ---------------------------------------------------------------------------------------------
 
-    async def _start(self) -> tuple[str, EpisodeInfo]:
+    async def _begin_copy(self) -> None:
+        self._copied = await self.reset()
+
+    async def _start(self, seed: int | None) -> tuple[str, EpisodeInfo]:
+        start = self.config.start_from
+        snapshot = await asyncio.to_thread(Snapshot.read, start) if isinstance(start, Path) else start
+        task_digest = ""
+        if snapshot is not None:
+            if snapshot.task_digest:
+                task_digest = await asyncio.to_thread(folder_digest, self.config.task_dir)
+            require_start(snapshot, self.config, task_digest)
         running, metrics = await self._prepare()
+        running.seed, running.task_digest = seed, task_digest
         prepared = running.prepared
         running.started = time.monotonic()
         running.account.step_share = step_share(prepared.task) if self.config.step_rewards else 0.0
@@ -229,7 +334,35 @@ class AsyncTerminalGymEnv:
             info["setup"] = "shared" if is_shared else "each_start"
         info["metrics"] |= {"time/sandbox_start_sec": prepared.episode.sandbox_start_sec, **metrics}
         info["metrics"]["time/terminal_open_sec"] = prepared.terminal_open_sec
-        return turn.text, info
+        running.start_info = copy.deepcopy(info)
+        running.shown = prompts.first_message(prepared.phase.instruction, turn.text)
+        return (turn.text, info) if snapshot is None else await self._replay(running, snapshot, turn.text, info)
+
+    async def _replay(
+        self, running: _Running, snapshot: Snapshot, screen: str, info: EpisodeInfo
+    ) -> tuple[str, EpisodeInfo]:
+        """Take a snapshot's turns in the fresh sandbox; return what its episode's last one returned."""
+        started, running.fork_mode = time.monotonic(), REPLAY
+        if running.seed is None:
+            running.seed = snapshot.seed
+        following = [*(turn.observation for turn in snapshot.turns), snapshot.observation]
+        require_same(0, following[0], running.shown)
+        for number, turn in enumerate(snapshot.turns, start=1):
+            parsed = parse_action(
+                turn.action if turn.commands is None else turn.commands, format=self.config.action_format
+            )
+            patient = with_patience(parsed, turn, self.config.terminal)
+            result = await self._step(patient, turn.action, spent_sec=turn.info["metrics"].get("time/step_sec", 0.0))
+            if result.done and result.info.get("truncated"):
+                raise UsageError(f"start_from: a limit ends the episode at turn {number} of {snapshot.turn}")
+            require_same(number, following[number], result.observation)
+            require_same(number, f"reward {turn.reward}", f"reward {result.reward}")
+            running.turns.append(turn)
+            running.shown = screen = result.observation
+            info = {**info, **result.info, "metrics": info["metrics"]}
+        info["instruction"], info["fork_mode"] = running.prepared.phase.instruction, running.fork_mode
+        info["metrics"]["time/replay_sec"] = time.monotonic() - started
+        return screen, info
 
     async def _prepare(self) -> tuple[_Running, dict[str, float]]:
         """Return an episode with its terminal open, and metrics of where it came from."""
@@ -275,7 +408,8 @@ class AsyncTerminalGymEnv:
             info["mcp_servers"] = tuple(server.model_dump() for server in phase.resources.mcp_servers)
         return info
 
-    async def _step(self, parsed: ParsedAction, message: str) -> StepResult:
+    async def _step(self, parsed: ParsedAction, message: str, *, spent_sec: float | None = None) -> StepResult:
+        """Take one turn; in a replay, as if it had taken so many seconds."""
         running, budgets, language = self._episode_at_hand, self._budgets, self.config.action_format
         budgets.turns += 1
         info = EpisodeInfo(turn=budgets.turns, parse_error=parsed.error, metrics={})
@@ -284,6 +418,8 @@ class AsyncTerminalGymEnv:
             observation = prompts.parse_error(parsed.error, parsed.warning, language)
         else:
             turn = await self._take_turn(running.prepared, parsed.commands)
+            if spent_sec is not None:
+                turn = replace(turn, duration_sec=spent_sec)
             self._account(turn, info)
             self._record(running, "".join(command.keystrokes for command in parsed.commands), turn)
             observation, reason = turn.text, EndReason.SESSION_ENDED if turn.ended else None
@@ -360,14 +496,18 @@ class AsyncTerminalGymEnv:
         return await self._end(reason, is_last=False, doing="finish")
 
     async def _end(self, reason: EndReason, *, is_last: bool, doing: str) -> StepResult:
+        async def end() -> StepResult:
+            self._episode_at_hand.beside_turns = doing
+            return await self._end_phase(reason, "", info, is_last=is_last)
+
         info = EpisodeInfo(turn=self._budgets.turns, metrics={})
-        return await self._transition(doing, lambda: self._end_phase(reason, "", info, is_last=is_last))
+        return await self._transition(doing, end)
 
     async def _transition(self, doing: str, work: Callable[[], Awaitable[StepResult]]) -> StepResult:
         """Run one transition of a running episode; where it fails, the episode is over."""
         self._require(_State.READY, doing=doing)
         self._require_loop(doing=doing)
-        self._state = _State.STEPPING
+        self._state, self._copied = _State.STEPPING, None
         try:
             result = await work()
         except BaseException as exc:
@@ -414,6 +554,8 @@ class AsyncTerminalGymEnv:
     async def _conclude(self, running: _Running, reason: EndReason, info: EpisodeInfo) -> None:
         episode = running.prepared.episode
         info["end_reason"] = reason
+        if running.fork_mode is not None:
+            info["fork_mode"] = running.fork_mode
         info["truncated"] = reason.is_truncation
         info["missing_protections"] = episode.missing_protections
         info["trial_dir"] = episode.trial_dir if self.config.trials_dir is not None else None
@@ -515,3 +657,9 @@ class AsyncTerminalGymEnv:
             running.recorder.close()
         # A closed loop has taken the terminal's channel with it, and cancelled the trial, which stops its sandbox.
         await running.prepared.close(has_channel=self._loop is None or not self._loop.is_closed())
+
+
+async def _close(envs: Sequence[AsyncTerminalGymEnv]) -> None:
+    async with task_group() as group:
+        for env in envs:
+            group.create_task(env.close())

@@ -19,11 +19,12 @@ HarborGymError
 ├── SamplerError            the engine that samples the policy's messages failed
 │   └── BudgetSpentError        it grants no further answer: not a failure, the episode ends truncated and is verified
 │       └── ContextOverflowError    because the prompt does not fit its context window
+├── ForkDivergedError       the replay of an episode's keystrokes shows another screen than the episode did
 └── AgentFailedError        the program of a foreign agent failed, and left nothing to verify or to train on
 
-Everything below SandboxError, TerminalError and VerifierError, SamplerError and AgentFailedError is an infrastructure
-failure: it does not measure the policy and must never become a reward. ``is_infrastructure`` marks it;
-:mod:`harbor_gym.outcomes` has one word for each, and what to do about it.
+Everything below SandboxError, TerminalError and VerifierError, SamplerError, ForkDivergedError and AgentFailedError is
+an infrastructure failure: it does not measure the policy and must never become a reward. ``is_infrastructure`` marks
+it; :mod:`harbor_gym.outcomes` has one word for each, and what to do about it.
 """
 
 import re
@@ -176,6 +177,23 @@ class ContextOverflowError(BudgetSpentError):
     """The engine refuses the prompt because it does not fit its context window."""
 
     reason = "context_overflow"
+
+
+class ForkDivergedError(HarborGymError):
+    """The replay of an episode's keystrokes shows another screen than the episode did.
+
+    A command's output varies (a time, a random number, a race), or the sandbox is another one.
+    """
+
+    is_infrastructure = True
+
+    def __init__(self, message: str, turn: int = 0, diff: str = "") -> None:
+        super().__init__(message)
+        self.turn = turn
+        """The first turn that differs; 0 is the screen after ``reset``."""
+
+        self.diff = diff
+        """The difference of the two observations, in the unified format."""
 
 
 class AgentFailedError(HarborGymError):

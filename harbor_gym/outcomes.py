@@ -21,6 +21,7 @@ VerifierError               verifier_error        yes        yes
 ContextOverflowError        context_overflow      yes        yes
 BudgetSpentError            budget_spent          yes        yes
 SamplerError                sampler_error         yes        yes
+ForkDivergedError           fork_diverged         yes        yes
 AgentFailedError            agent_failed          yes        yes
 any other                   unexpected            no         no
 ==========================  ====================  =========  ======
@@ -117,6 +118,7 @@ _KINDS: dict[type[HarborGymError], str] = {
     errors.ContextOverflowError: "context_overflow",
     errors.BudgetSpentError: "budget_spent",
     errors.SamplerError: "sampler_error",
+    errors.ForkDivergedError: "fork_diverged",
     errors.AgentFailedError: "agent_failed",
 }
 

@@ -91,7 +91,7 @@ class WarmPool:
     def __init__(self, config: TerminalEnvConfig, *, size: int, limits: PoolLimits | None = None) -> None:
         if size < 1:
             raise UsageError(f"a warm pool's size must be at least 1, got {size}")
-        self.config = _without_recording(config)
+        self.config = _of_sandbox(config)
         self.size = size
         self.counts = PoolCounts()
         self._limits = limits or PoolLimits()
@@ -117,9 +117,9 @@ class WarmPool:
         """Raise unless this pool's sandboxes are what ``config`` describes.
 
         Raises:
-            UsageError: Something but the recording's place differs.
+            UsageError: Something but the recording's place and the start differs.
         """
-        wanted = _without_recording(config)
+        wanted = _of_sandbox(config)
         if wanted != self.config:
             pairs = zip(wanted, self.config, strict=True)
             differing = [name for (name, ours), (_, theirs) in pairs if ours != theirs]
@@ -364,8 +364,8 @@ class WarmPool:
             _logger.warning("a sandbox that the warm pool kept did not stop: %s", exc)
 
 
-def _without_recording(config: TerminalEnvConfig) -> TerminalEnvConfig:
-    return config.model_copy(update={"recording_path": None})
+def _of_sandbox(config: TerminalEnvConfig) -> TerminalEnvConfig:
+    return config.model_copy(update={"recording_path": None, "start_from": None})
 
 
 def _fail(waiter: _Waiter, error: HarborGymError) -> None:
@@ -388,7 +388,7 @@ def shared_pool(config: TerminalEnvConfig, *, size: int, limits: PoolLimits | No
     pools = _shared.setdefault(asyncio.get_running_loop(), [])
     pools[:] = [pool for pool in pools if not pool.is_closed]
     for pool in pools:
-        if pool.config == _without_recording(config):
+        if pool.config == _of_sandbox(config):
             pool.size = max(pool.size, size)
             return pool
     pool = WarmPool(config, size=size, limits=limits)

@@ -1,12 +1,15 @@
 """The environment in tokens, for any training framework: sampled tokens are never rendered or tokenised again."""
 
 import asyncio
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, cast
 
 from harbor_gym.codecs import ComparesTemplate
+from harbor_gym.config import Snapshot
 from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
 from harbor_gym.types import (
@@ -14,6 +17,7 @@ from harbor_gym.types import (
     ChatMessage,
     EndReason,
     EpisodeInfo,
+    ForkMode,
     StopReason,
     TokenStep,
     Transcript,
@@ -23,7 +27,10 @@ from harbor_gym.types import (
 __all__ = ["TokenTerminalEnv"]
 
 if TYPE_CHECKING:
-    from harbor_gym.wrappers import TerminalEnv
+    from harbor_gym.wrappers import Forkable, TerminalEnv
+
+_OF_TOKENS = ("prompt_tokens", "sampled_tokens", "logprobs", "thinking_sec")
+"""The fields of a turn that the environment below does not know."""
 
 
 class TokenTerminalEnv:
@@ -53,21 +60,71 @@ class TokenTerminalEnv:
         self._shown = ""
         self._shown_at = 0.0
         self._off_template_turns = 0
+        self._origin: Snapshot | None = None
+        """Where a copy began, with the prompt in tokens and the whole transcript."""
 
     async def reset(self) -> TokenStep:
         """Start an episode; the returned step holds the first prompt, or is done if that prompt would not fit.
 
+        With ``TerminalEnvConfig.start_from``, and in a copy, the first prompt is that of the turn at which it begins,
+        token by token as it was.
+
         Raises:
             HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.reset` does.
+            UsageError: The snapshot of ``start_from`` has no tokens: :meth:`snapshot` of this class makes one with.
         """
         self.transcript = Transcript(system_prompt=prompts.system_message(self.env.config))
+        origin = self._origin or await asyncio.to_thread(_read_origin, self.env.config)
         screen, info = await self.env.reset()
+        if origin is not None:
+            self._go_on(origin)
+            self.transcript.start_info = info
+            return await self._first_step(info)
         opening = prompts.opening(self.env.config, info.get("instruction", ""), screen)
         self.transcript.system_prompt, self.transcript.start_info = opening.system, info
         self._off_template_turns = 0
         self._shown = opening.first
         messages = cast("list[ChatMessage]", opening.messages)
         self._prompt = await asyncio.to_thread(self._codec.prompt, messages)
+        return await self._first_step(info)
+
+    async def snapshot(self) -> Snapshot:
+        """Return the episode so far with its tokens; see :meth:`harbor_gym.AsyncTerminalGymEnv.snapshot`."""
+        taken = await self._forkable().snapshot()
+        turns = [
+            replace(raw, **{name: getattr(mine, name) for name in _OF_TOKENS})
+            for raw, mine in zip(taken.turns, self.transcript.turns, strict=False)
+        ]
+        return replace(taken, turns=tuple(turns), tokens=tuple(self._prompt))
+
+    async def fork(self, n: int, *, mode: ForkMode = "auto") -> list[Self]:
+        """Copy the running episode; see :meth:`harbor_gym.AsyncTerminalGymEnv.fork`.
+
+        Each copy's next prompt is this one's, token by token, and its transcript has the turns so far. Give it to
+        ``step`` or to :func:`harbor_gym.run_episode`, whose transitions begin at the copy's first turn.
+        """
+        env, tokens, turns = self._forkable(), tuple(self._prompt), tuple(self.transcript.turns)
+        origin = replace(await env.snapshot(), turns=turns, observation=self._shown, tokens=tokens)
+        return [self._copy(each, origin) for each in await env.fork(n, mode=mode)]
+
+    def _forkable(self) -> "Forkable":
+        from harbor_gym.wrappers import require_forkable
+
+        return require_forkable(self.env)
+
+    def _copy(self, env: "TerminalEnv", origin: Snapshot) -> Self:
+        other = copy.copy(self)
+        other.env, other._origin = env, origin
+        other._go_on(origin)
+        return other
+
+    def _go_on(self, origin: Snapshot) -> None:
+        system_prompt, self.transcript = self.transcript.system_prompt, origin.transcript
+        self.transcript.system_prompt = system_prompt
+        self._prompt, self._shown, self._shown_at = list(origin.tokens or ()), origin.observation, time.monotonic()
+        self._off_template_turns = 0
+
+    async def _first_step(self, info: EpisodeInfo) -> TokenStep:
         if not self._fits(self._prompt):
             return await self.truncate(EndReason.CONTEXT_OVERFLOW)
         self._shown_at = time.monotonic()
@@ -174,3 +231,17 @@ def _joined(reward: float, info: EpisodeInfo, ended: TokenStep) -> TokenStep:
     """Return a step and the truncation behind it as one."""
     metrics = {**info["metrics"], **ended.info["metrics"]}
     return TokenStep([], reward + ended.reward, True, {**info, **ended.info, "metrics": metrics})
+
+
+def _read_origin(config: object) -> Snapshot | None:
+    """Return the snapshot at which a configuration's episodes begin; None where they begin with the task."""
+    start = getattr(config, "start_from", None)
+    snapshot = Snapshot.read(start) if isinstance(start, Path) else start
+    if snapshot is None:
+        return None
+    if not isinstance(snapshot, Snapshot) or snapshot.tokens is None:
+        raise UsageError(
+            "start_from: the snapshot has no tokens, and an episode's text is never tokenised again: make it with "
+            "TokenTerminalEnv.snapshot()"
+        )
+    return snapshot

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from harbor_gym._runtime.files import replace_text
-from harbor_gym.types import EpisodeInfo, Transcript, Turn
+from harbor_gym._runtime.json_files import read_document
+from harbor_gym.errors import UsageError
+from harbor_gym.types import Command, EpisodeInfo, Transcript, Turn
 
 TRANSCRIPT_FORMAT = 2
 """Version of the documents below."""
@@ -18,7 +20,7 @@ _KEPT_INFO = (
     *("parse_error", "exit_code", "waits", "omitted_bytes", "confirmation_pending", "metrics", "instruction"),
     *("rewards", "step_rewards", "verifier_output", "verifier_files"),
 )
-_KEPT_START = ("task", "sandbox", "instruction", "transport", "setup", "metrics")
+_KEPT_START = ("task", "sandbox", "instruction", "transport", "setup", "fork_mode", "metrics")
 _LOGPROB_DIGITS = 4
 _GROUP = re.compile(r"(?:(?P<split>\w+)/)?batch_(?P<batch>\d+)/(?:group_(?P<group>\d+)|[^/]+)")
 
@@ -71,6 +73,27 @@ def write_transcript(path: Path, transcript: Transcript, *, labels: dict[str, An
     replace_text(path, json.dumps(document, ensure_ascii=False, indent=1))
 
 
+def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any]]:
+    """Return an episode that :func:`write_transcript` wrote, and the whole document.
+
+    Raises:
+        UsageError: The file can't be read, or is no transcript of this version.
+    """
+    remedy = "name the transcript of an episode, or a snapshot"
+    try:
+        document = read_document(path, remedy=remedy)
+        if document.get("format") != TRANSCRIPT_FORMAT:
+            raise UsageError(f"{path} has not the format {TRANSCRIPT_FORMAT} of a transcript: {remedy}")
+        turns = [_read_turn(number, turn) for number, turn in enumerate(document["turns"], start=1)]
+        transcript = Transcript(turns, document["final_observation"], document["started"], document["system_prompt"])
+        transcript.start_info = cast("EpisodeInfo", {"turn": 0, "metrics": {}, **document["start"]})
+    except OSError as exc:
+        raise UsageError(f"{path} can't be read: {exc.strerror}: {remedy}") from exc
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise UsageError(f"{path} is no whole transcript, {exc!r}: {remedy}") from exc
+    return transcript, document
+
+
 def add_logprobs(path: Path, logprobs: Sequence[Sequence[float] | None]) -> None:
     """Add to a transcript what was known only when its whole group had been played.
 
@@ -103,10 +126,27 @@ def _rounded(values: Sequence[float]) -> list[float | None]:
     return [round(value, _LOGPROB_DIGITS) if math.isfinite(value) else None for value in values]
 
 
+def _read_turn(number: int, turn: dict[str, Any]) -> Turn:
+    commands, info = turn.get("commands"), {key: turn[key] for key in _KEPT_INFO if key in turn}
+    return Turn(
+        observation=turn["observation"],
+        action=turn["action"],
+        info=cast("EpisodeInfo", {"metrics": {}, **info, "turn": number}),
+        reward=turn["reward"],
+        prompt_tokens=turn["prompt_tokens"],
+        sampled_tokens=turn["sampled_tokens"],
+        thinking_sec=turn["thinking_sec"],
+        commands=None if commands is None else tuple(Command(keys, seconds) for keys, seconds in commands),
+    )
+
+
 def _turn(turn: Turn) -> dict[str, Any]:
+    given = turn.commands
+    commands = {} if given is None else {"commands": [[item.keystrokes, item.duration_sec] for item in given]}
     return {
         "observation": turn.observation,
         "action": turn.action,
+        **commands,
         "reward": turn.reward,
         "prompt_tokens": turn.prompt_tokens,
         "sampled_tokens": turn.sampled_tokens,

@@ -107,6 +107,10 @@ class ExecutorKind(StrEnum):
     """Workers on the nodes of a Ray cluster."""
 
 
+ForkMode = Literal["auto", "replay", "exact"]
+"""How a running episode is copied; see :meth:`harbor_gym.AsyncTerminalGymEnv.fork`."""
+
+
 class EpisodeInfo(TypedDict, total=False):
     """The ``info`` of :class:`harbor_gym.AsyncTerminalGymEnv`. Keys that don't apply to a call are absent."""
 
@@ -137,6 +141,10 @@ class EpisodeInfo(TypedDict, total=False):
 
     transport: str
     """How the terminal was reached."""
+
+    fork_mode: str
+    """In a copy of another episode, after ``reset`` and when done: how it was made, see
+    :meth:`harbor_gym.AsyncTerminalGymEnv.fork`."""
 
     omitted_bytes: int
     """Bytes of output left out of the observation by its budget."""
@@ -185,9 +193,9 @@ class EpisodeInfo(TypedDict, total=False):
 
     metrics: Required[dict[str, float]]
     """Numbers for aggregation: ``time/sandbox_start_sec``, ``time/terminal_open_sec``, ``time/step_sec``,
-    ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum), ``stopped_processes`` (the policy's that ran on
-    and were stopped before grading), ``oom_kills`` (where the sandbox reports it); with a warm pool ``pool/hit`` and
-    ``pool/wait_sec``."""
+    ``time/verifier_sec``, ``time/terminal_sec`` (the episode's sum), ``time/replay_sec`` (of a copy),
+    ``stopped_processes`` (the policy's that ran on and were stopped before grading), ``oom_kills`` (where the sandbox
+    reports it); with a warm pool ``pool/hit`` and ``pool/wait_sec``."""
 
 
 class StepResult(NamedTuple):
@@ -299,6 +307,9 @@ class Turn:
 
     thinking_sec: float | None = None
     """Seconds from showing the observation to receiving the answer."""
+
+    commands: Sequence[Command] | None = None
+    """Where ``step`` was given commands instead of a message: these."""
 
 
 # -- rollouts --------------------------------------------------------------------------------------------------------

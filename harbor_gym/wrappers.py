@@ -1,14 +1,16 @@
 """Wrappers around an environment for training, and their base class."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol, override
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self, override, runtime_checkable
 
 from harbor_gym._runtime.portal import get_portal
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import Snapshot, TerminalEnvConfig
 from harbor_gym.env import Action
+from harbor_gym.errors import UsageError
 from harbor_gym.formats.prompts import PromptConfig
 from harbor_gym.pool import WarmPool
-from harbor_gym.types import EndReason, EpisodeInfo, StepResult
+from harbor_gym.types import EndReason, EpisodeInfo, ForkMode, StepResult
 
 
 class TerminalEnv(Protocol):
@@ -43,6 +45,30 @@ class TerminalEnv(Protocol):
     async def close(self) -> None:
         """Release everything."""
         ...
+
+
+@runtime_checkable
+class Forkable(Protocol):
+    """An environment whose running episode can be copied."""
+
+    async def snapshot(self) -> Snapshot:
+        """Return the episode so far."""
+        ...
+
+    async def fork(self, n: int, *, mode: ForkMode = "auto") -> Sequence[TerminalEnv]:
+        """Copy the running episode."""
+        ...
+
+
+def require_forkable(env: TerminalEnv) -> Forkable:
+    """Return the environment.
+
+    Raises:
+        UsageError: Its episode can't be copied.
+    """
+    if not isinstance(env, Forkable):
+        raise UsageError(f"{type(env).__name__} can't copy a running episode")
+    return env
 
 
 class MakeEnv(Protocol):
@@ -97,6 +123,23 @@ class TerminalEnvWrapper:
         """As :meth:`harbor_gym.AsyncTerminalGymEnv.finish`."""
         return await self.env.finish(reason)
 
+    async def snapshot(self) -> Snapshot:
+        """As :meth:`harbor_gym.AsyncTerminalGymEnv.snapshot`: what the wrapped environment did and showed."""
+        return await require_forkable(self.env).snapshot()
+
+    async def fork(self, n: int, *, mode: ForkMode = "auto") -> list[Self]:
+        """As :meth:`harbor_gym.AsyncTerminalGymEnv.fork`; each copy has its own deep copy of this object's state."""
+        states = [copy.deepcopy({k: v for k, v in vars(self).items() if k != "env"}) for _ in range(n)]
+        return [self._around(*pair) for pair in zip(await self._fork(n, mode), states, strict=True)]
+
+    async def _fork(self, n: int, mode: ForkMode) -> Sequence[TerminalEnv]:
+        return await require_forkable(self.env).fork(n, mode=mode)
+
+    def _around(self, env: TerminalEnv, state: Mapping[str, Any]) -> Self:
+        other = copy.copy(self)
+        vars(other).update(state, env=env)
+        return other
+
     async def close(self) -> None:
         """As :meth:`harbor_gym.AsyncTerminalGymEnv.close`."""
         await self.env.close()
@@ -126,6 +169,14 @@ class PortalEnv(TerminalEnvWrapper):
     @override
     async def finish(self, reason: EndReason = EndReason.COMPLETED) -> StepResult:
         return await get_portal().run(self.env.finish, reason)
+
+    @override
+    async def snapshot(self) -> Snapshot:
+        return await get_portal().run(require_forkable(self.env).snapshot)
+
+    @override
+    async def _fork(self, n: int, mode: ForkMode) -> Sequence[TerminalEnv]:
+        return await get_portal().run(require_forkable(self.env).fork, n, mode=mode)
 
     @override
     async def close(self) -> None:

@@ -50,9 +50,9 @@ def resolve_shipped(path: str | Path) -> Path:
 
 @functools.cache
 def _copy(source: Path, cache: str) -> Path:
-    digest = _digest(source)
+    digest = folder_digest(source)
     place = Path(cache) / "tasks" / digest[:16] / source.name
-    if place.exists() and _digest(place) != digest:
+    if place.exists() and folder_digest(place) != digest:
         _logger.warning("%s was damaged since it was copied: it is copied again", place)
         broken = tempfile.TemporaryDirectory(prefix=".broken-", dir=place.parent, ignore_cleanup_errors=True)
         with broken as folder, contextlib.suppress(FileNotFoundError):  # another process is at it
@@ -63,7 +63,8 @@ def _copy(source: Path, cache: str) -> Path:
     return place
 
 
-def _digest(folder: Path) -> str:
+def folder_digest(folder: Path) -> str:
+    """Return a digest of the names and the content of a folder's files."""
     digest = hashlib.sha256()
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
     for path in files:

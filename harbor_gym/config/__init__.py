@@ -3,9 +3,10 @@
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, field_validator, model_validator
 
 from harbor_gym._runtime.shipped import resolve_shipped
+from harbor_gym.config.snapshot import Snapshot as Snapshot
 from harbor_gym.config.verify_paths import VerifyPaths, check_paths
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
@@ -83,6 +84,11 @@ class TerminalEnvConfig(_Config):
 
     action_format: ActionFormat = ActionFormat.TERMINUS_JSON
     """How the policy's messages are written; the system prompt of a chat policy follows it."""
+
+    start_from: Path | InstanceOf[Snapshot] | None = None
+    """Begin each episode where another one stood: a :class:`harbor_gym.Snapshot`, or the path of one. Its keystrokes
+    are typed in the fresh sandbox, and each screen is compared (:class:`harbor_gym.errors.ForkDivergedError`). What
+    that episode used of the budgets counts. Fields that are not given are the snapshot's."""
 
     system_prompt: str | None = Field(default=None, min_length=1)
     """The system message of a chat policy, in place of the action format's, whose rules it then has to state. None: the
@@ -164,6 +170,15 @@ class TerminalEnvConfig(_Config):
             return self.terminal
         is_tool = self.action_format is ActionFormat.BASH_TOOL
         return self.terminal.model_copy(update={"keys": "literal" if is_tool else "exact"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_from_snapshot(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or (start := values.get("start_from")) is None:
+            return values
+        snapshot = start if isinstance(start, Snapshot) else Snapshot.read(Path(start))
+        kept = start if isinstance(start, Snapshot) else Path(start).resolve()  # a run may go on in another directory
+        return {**dict(snapshot.config), **values, "start_from": kept}
 
     @field_validator("task_dir")
     @classmethod

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsFloat, override
+from typing import Any, Self, SupportsFloat, override
 
 import gymnasium
 
@@ -11,6 +11,7 @@ from harbor_gym.adapters.gymnasium.interface import RENDER_MODES, ActionKind, In
 from harbor_gym.adapters.gymnasium.sub_env import SubEnv
 from harbor_gym.adapters.gymnasium.tasks import PathLike, TaskSet
 from harbor_gym.errors import UsageError
+from harbor_gym.types import ForkMode
 
 
 class HarborTerminalEnv(gymnasium.Env[Any, Any]):
@@ -50,6 +51,8 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
         **settings: Any,
     ) -> None:
         interface = Interface.make(TaskSet(task_dir, task_dirs), action, observation, render_mode, settings)
+        interface_kind: dict[str, Any] = {"action": action, "observation": observation, "render_mode": render_mode}
+        self._arguments: dict[str, Any] = {"task_dir": task_dir, "task_dirs": task_dirs, **interface_kind, **settings}
         self.action_space = interface.action_space()
         self.observation_space = interface.observation_space()
         self.render_mode = render_mode
@@ -79,6 +82,18 @@ class HarborTerminalEnv(gymnasium.Env[Any, Any]):
         transition = self._open_portal().call(self._sub_env.step, action)
         self._show()
         return transition
+
+    def fork(self, n: int, *, mode: ForkMode = "auto") -> list[Self]:
+        """Copy the running episode; see :meth:`harbor_gym.AsyncTerminalGymEnv.fork`.
+
+        With wrappers it is ``env.unwrapped.fork``, and the copies have no wrappers. A copy's first ``reset`` returns
+        how it stands; with ``task_dirs`` that takes the same task: ``options={"task": …}``.
+        """
+        copies = [type(self)(**self._arguments) for _ in range(n)]
+        for each, sub_env in zip(copies, self._open_portal().call(self._sub_env.fork, n, mode=mode), strict=True):
+            each._sub_env = sub_env
+            each._open_portal()
+        return copies
 
     @override
     def render(self) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 from harbor_gym.adapters.gymnasium.interface import Interface
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.terminal import Screen
+from harbor_gym.types import ForkMode
 
 type Transition = tuple[Any, float, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated, info."""
@@ -15,9 +16,9 @@ type Transition = tuple[Any, float, bool, bool, dict[str, Any]]
 class SubEnv:
     """Holds the terminal environment of the task at hand, and translates its answers."""
 
-    def __init__(self, interface: Interface) -> None:
+    def __init__(self, interface: Interface, env: AsyncTerminalGymEnv | None = None) -> None:
         self._interface = interface
-        self._env = AsyncTerminalGymEnv(interface.config)
+        self._env = env or AsyncTerminalGymEnv(interface.config)
 
     @property
     def screen(self) -> Screen | None:
@@ -38,6 +39,10 @@ class SubEnv:
         text, reward, done, info = await self._env.step(self._interface.to_action(action))
         truncated = done and bool(info.get("truncated"))
         return self._observe(text, info), float(reward), done and not truncated, truncated, _present(info)
+
+    async def fork(self, n: int, *, mode: ForkMode) -> "list[SubEnv]":
+        """Copy the running episode. Raises what ``AsyncTerminalGymEnv.fork`` raises."""
+        return [SubEnv(self._interface, env) for env in await self._env.fork(n, mode=mode)]
 
     async def close(self) -> None:
         """Stop the sandbox. Idempotent."""

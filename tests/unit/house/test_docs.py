@@ -28,6 +28,7 @@ RUN_BY = {
     "README-1": "tests/unit/house/test_docs.py",
     "agents-1": "tests/integration/gateway/test_docs.py",
     "agents-2": "tests/integration/gateway/test_docs.py",
+    "concepts-1": "tests/unit/house/test_docs.py",
     "evaluation-1": "tests/unit/report/test_frame.py",
     "openenv-1": "tests/integration/adapters/test_openenv_server.py",
     "openenv-2": "tests/integration/adapters/test_openenv_server.py",
@@ -196,6 +197,7 @@ def block_with(page: str, words: str) -> str:
         ("README.md", "gym.make"),
         ("docs/guide/quick-start.md", "gym.make"),
         ("docs/guide/quick-start.md", "AsyncTerminalGymEnv"),
+        ("docs/guide/concepts.md", "fork"),
     ],
 )
 @pytest.mark.parametrize("sandbox", ["fake", pytest.param("local", marks=[pytest.mark.local, pytest.mark.slow])])

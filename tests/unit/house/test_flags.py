@@ -15,6 +15,8 @@ from harbor_gym.adapters.tinker.training.config import BACKEND_DEFAULTS, Backend
 from harbor_gym.cli.recipes import evaluate, train
 from harbor_gym.cli.recipes.flags import Flag, Spelling, add_flags, flags_of, given_values, make_config
 from harbor_gym.config import TerminalConfig, TerminalEnvConfig
+from harbor_gym.env import AsyncTerminalGymEnv
+from tests.helpers.sandboxes.fake_episodes import fake_config
 
 SOME_TASK = ("--task-dir", "tasks/some")
 GIVEN = {
@@ -73,7 +75,7 @@ def test_every_setting_of_an_episode_and_its_terminal_has_a_flag_in_both_command
     for model, spelling in ((TrainConfig, train._SPELLING), (EvalConfig, evaluate._SPELLING)):  # pyright: ignore[reportPrivateUsage]
         flags = flags_of(model, spelling)
         assert {flag.path for flag in flags if flag.path[0] == "env"} == fields
-        assert {flag.name for flag in flags if flag.path[0] == "env"} == set(GIVEN)
+        assert {flag.name for flag in flags if flag.path[0] == "env"} == {*GIVEN, "start-from"}
         own = set(model.model_fields) - {"env", "paths"}
         assert {flag.path[0] for flag in flags} - {"env"} == own
         assert all(flag.info.description for flag in flags), "--help would show a flag without a word"
@@ -95,6 +97,16 @@ def test_what_is_typed_is_what_the_configuration_holds(
     for step in made.path:
         value = getattr(value, step)
     assert value == expected
+
+
+async def test_a_start_is_a_snapshots_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = fake_config(tmp_path / "task")
+    async with AsyncTerminalGymEnv(config) as env:
+        await env.reset()
+        (await env.snapshot()).write(tmp_path / "snapshot.json")
+    monkeypatch.chdir(tmp_path)
+    made = parse(monkeypatch, "--task-dir", str(config.task_dir), "--start-from", "snapshot.json").env
+    assert (made.start_from, made.sandbox) == (tmp_path / "snapshot.json", config.sandbox)
 
 
 def test_repeated_flags_and_both_kinds_of_sources_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

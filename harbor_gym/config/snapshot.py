@@ -1,0 +1,115 @@
+"""A running episode at a turn boundary, as a record from which others go on."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from pydantic import ValidationError
+
+from harbor_gym.errors import UsageError
+from harbor_gym.transcripts import read_transcript, write_transcript
+from harbor_gym.types import EpisodeInfo, Transcript, Turn
+
+if TYPE_CHECKING:
+    from harbor_gym.config import TerminalEnvConfig
+
+SNAPSHOT_FORMAT = 1
+"""Version of what a snapshot's file has beside an episode's transcript."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What was done and seen in an episode so far; no files and no processes of its sandbox.
+
+    :meth:`harbor_gym.AsyncTerminalGymEnv.snapshot` makes one, ``TerminalEnvConfig(start_from=…)`` goes on from it.
+    """
+
+    config: "TerminalEnvConfig"
+    """The episode's, with an absolute ``task_dir``, without its own start and its recording's place."""
+
+    turns: tuple[Turn, ...]
+    """Every turn, as in an episode's transcript."""
+
+    observation: str
+    """What the last turn showed; before the first one, the instruction and the first screen."""
+
+    start_info: EpisodeInfo
+    """What ``reset`` reported."""
+
+    task_digest: str
+    """Of the task's files: an episode goes on in the same task alone. Empty where it is not known."""
+
+    seed: int | None = None
+    """The seed that ``reset`` was given."""
+
+    tokens: tuple[int, ...] | None = None
+    """The prompt after the last turn, token by token, where :class:`harbor_gym.TokenTerminalEnv` made the snapshot."""
+
+    @property
+    def turn(self) -> int:
+        """How many turns were taken."""
+        return len(self.turns)
+
+    @property
+    def transcript(self) -> Transcript:
+        """A new transcript of the episode so far."""
+        return Transcript(list(self.turns), self.observation, start_info=self.start_info)
+
+    def at(self, turn: int) -> Self:
+        """Return the snapshot of an earlier turn; without tokens, unless it is this one's.
+
+        Raises:
+            UsageError: There is no such turn.
+        """
+        if turn == self.turn:
+            return self
+        if not 0 <= turn < self.turn:
+            raise UsageError(f"there is no turn {turn}: it is 0 (after reset) to {self.turn}")
+        return replace(self, turns=self.turns[:turn], observation=self.turns[turn].observation, tokens=None)
+
+    def write(self, path: Path) -> None:
+        """Write an episode's transcript in JSON, with what that lacks, to ``path``, whole or not at all.
+
+        Raises:
+            UsageError: The configuration holds something that JSON has not.
+        """
+        try:
+            config = self.config.model_dump(mode="json", exclude={"start_from"})
+        except ValueError as exc:
+            raise UsageError(f"the snapshot can't be written: its configuration is no JSON: {exc}") from exc
+        own = {"format": SNAPSHOT_FORMAT, "config": config, "task_digest": self.task_digest, "seed": self.seed}
+        write_transcript(path, self.transcript, labels={"snapshot": {**own, "tokens": self.tokens}})
+
+    @classmethod
+    def read(cls, path: Path, config: "TerminalEnvConfig | None" = None) -> Self:
+        """Read a snapshot.
+
+        Args:
+            path: What :meth:`write` wrote; with a ``config``, an episode's transcript as well.
+            config: The configuration of an episode whose transcript does not name it.
+
+        Raises:
+            UsageError: The file can't be read, is no snapshot, or one of another version.
+        """
+        from harbor_gym.config import TerminalEnvConfig, describe_problems
+
+        transcript, document = read_transcript(path)
+        own = cast("dict[str, Any]", document.get("snapshot") or {})
+        try:
+            if not own and config is None:
+                raise UsageError(f"{path} is an episode's transcript, no snapshot: its configuration is not known")
+            if own and own.get("format") != SNAPSHOT_FORMAT:
+                raise UsageError(f"{path} has not the format {SNAPSHOT_FORMAT} of a snapshot, which this version reads")
+            known = config or TerminalEnvConfig.model_validate(own.get("config"))
+        except ValidationError as exc:
+            raise UsageError(f"{path}: its configuration does not fit this version: {describe_problems(exc)}") from exc
+        tokens = own.get("tokens")
+        return cls(
+            config=known,
+            turns=tuple(transcript.turns),
+            observation=transcript.final_observation,
+            start_info=transcript.start_info or EpisodeInfo(turn=0, metrics={}),
+            task_digest=own.get("task_digest", ""),
+            seed=own.get("seed"),
+            tokens=None if tokens is None else tuple(tokens),
+        )

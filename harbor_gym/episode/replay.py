@@ -1,0 +1,77 @@
+"""The replay of an episode in a fresh sandbox: the same keystrokes, and each observation compared."""
+
+import difflib
+from dataclasses import replace
+
+from harbor_gym.config import Snapshot, TerminalConfig, TerminalEnvConfig
+from harbor_gym.errors import ForkDivergedError, UsageError
+from harbor_gym.formats.parsed import ParsedAction
+from harbor_gym.types import ForkMode, Turn
+
+REPLAY = "replay"
+"""``info["fork_mode"]`` of an episode that began with a replay."""
+
+_SHOWN_BY = ("action_format", "terminal", "setup_command", "confirm_task_complete")
+"""The fields of a configuration that a replayed screen depends on."""
+
+_LONGEST_LINE = 80
+
+
+def require_mode(mode: ForkMode) -> None:
+    """Check that an episode can be copied so.
+
+    Raises:
+        UsageError: There is no such mode, or nothing here copies processes.
+    """
+    if mode == "exact":
+        raise UsageError(
+            'mode="exact" needs a sandbox that can dump and restore its processes (by CRIU), and no sandbox of this '
+            'version can: use mode="replay", which types the same keystrokes again and compares each screen'
+        )
+    if mode not in ("auto", REPLAY):
+        raise UsageError(f"mode is auto, replay or exact, got {mode!r}")
+
+
+def require_start(snapshot: Snapshot, config: TerminalEnvConfig, task_digest: str) -> None:
+    """Check that an episode of a configuration can go on from a snapshot.
+
+    Raises:
+        UsageError: It is another task's, or of settings under which the same keys show something else.
+    """
+    if snapshot.task_digest not in ("", task_digest):
+        raise UsageError(f"start_from: the snapshot is of another task, or {config.task_dir} has changed since")
+    if differing := [name for name in _SHOWN_BY if getattr(config, name) != getattr(snapshot.config, name)]:
+        raise UsageError(f"start_from: the snapshot's episode had other settings: {', '.join(differing)} differ")
+    if config.max_turns is not None and snapshot.turn >= config.max_turns:
+        raise UsageError(f"start_from: max_turns is {config.max_turns}, and the snapshot has {snapshot.turn} turns")
+
+
+def with_patience(parsed: ParsedAction, recorded: Turn, config: TerminalConfig) -> ParsedAction:
+    """Return a recorded action with the longest wait for each command that did not reach its deadline.
+
+    A slower machine than the episode's then shows the same. A command that was cut by its deadline has that again.
+    """
+    waits = recorded.info.get("waits", ())
+    if config.wait == "exact" or len(waits) != len(parsed.commands):
+        return parsed
+    pairs = zip(parsed.commands, waits, strict=True)
+    longest = [item if wait == "deadline" else replace(item, duration_sec=config.max_wait_sec) for item, wait in pairs]
+    return replace(parsed, commands=tuple(longest))
+
+
+def require_same(turn: int, expected: str, found: str) -> None:
+    """Check that a replayed turn shows what the episode's did. Nothing is normalised.
+
+    Raises:
+        ForkDivergedError: It shows something else.
+    """
+    if expected == found:
+        return
+    lines = expected.split("\n"), found.split("\n")
+    diff = "\n".join(difflib.unified_diff(*lines, "the episode", "its replay", lineterm="", n=1))
+    first = next((i for i, (a, b) in enumerate(zip(*lines, strict=False)) if a != b), min(map(len, lines)))
+    shown = (repr(side[first][:_LONGEST_LINE]) if first < len(side) else "nothing more" for side in lines)
+    old, new = shown
+    raise ForkDivergedError(
+        f"turn {turn} of the replay differs from the episode's: line {first + 1} was {old} and is {new}", turn, diff
+    )

@@ -1,0 +1,508 @@
+"""Copies of a running episode by replay, in memory."""
+
+import asyncio
+import json
+import pickle
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ClassVar, override
+
+import gymnasium
+import pytest
+
+from harbor_gym import (
+    AsyncTerminalGymEnv,
+    EndReason,
+    ForkDivergedError,
+    Sample,
+    Snapshot,
+    TerminalEnvConfig,
+    TerminalEnvWrapper,
+    TokenTerminalEnv,
+    run_episode,
+)
+from harbor_gym.errors import SandboxStartError, UsageError
+from harbor_gym.pool import WarmPool
+from harbor_gym.testing import FakeEnvironment
+from tests.helpers.chats.character_codec import ASK, END, CharacterCodec
+from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
+
+WRITE, READ = [("echo one > a; cd /tmp; x=5\n", 1.0)], [("cat /srv/a; pwd; echo $x\n", 1.0)]
+
+
+class Counted(FakeEnvironment):
+    """Counts its sandboxes; ``tick`` prints another number in each of them, and ``drift`` one from the third on."""
+
+    running: ClassVar[set[Any]] = set()
+    started: ClassVar[int] = 0
+    most: ClassVar[int | None] = None
+    """Sandboxes that may start."""
+
+    stuck: ClassVar[asyncio.Event | None] = None
+    """Set when a sandbox is at ``wait`` for good; None where ``wait`` prints a word."""
+
+    number = 0
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        type(self).started += 1
+        if self.most is not None and self.started > self.most:
+            raise SandboxStartError("no room for another one")
+        await super().start(force_build)
+        self.number = self.started
+        self.running.add(self)
+
+    @override
+    async def stop(self, delete: bool) -> None:
+        await super().stop(delete)
+        self.running.discard(self)
+
+    @override
+    def answer(self, command: str) -> Any:
+        match command.strip():
+            case "tick":
+                return f"{self.number}\n"
+            case "drift":
+                return "3\n" if self.number >= 3 else "1\n"
+            case _:
+                return super().answer(command)
+
+    @override
+    def programs(self) -> Any:
+        return {"wait": self._wait}
+
+    async def _wait(self, *_: Any) -> int:
+        if self.stuck is not None:
+            self.stuck.set()
+            await asyncio.sleep(3600)
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def counted() -> Any:
+    """Begin to count anew."""
+    Counted.running, Counted.started, Counted.most, Counted.stuck = set(), 0, None, None
+    return Counted
+
+
+def config_of(tmp_path: Path, **settings: Any) -> TerminalEnvConfig:
+    return fake_config(tmp_path / "task", sandbox=f"{__name__}:Counted", **settings)
+
+
+@asynccontextmanager
+async def closing(*envs: Any) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        for env in envs:
+            await env.close()
+
+
+async def started(config: TerminalEnvConfig, *actions: Any) -> AsyncTerminalGymEnv:
+    env = AsyncTerminalGymEnv(config)
+    await env.reset()
+    for action in actions:
+        await env.step(action)
+    return env
+
+
+async def test_copies_stand_where_the_episode_does_and_share_nothing(tmp_path: Path) -> None:
+    parent = await started(config_of(tmp_path), WRITE)
+    first, second = copies = await parent.fork(2)
+    async with closing(parent, *copies):
+        seen = await parent.step(READ)
+        assert seen.observation.splitlines()[-4:-1] == ["one", "/tmp", "5"]
+        assert (await first.step(READ)).observation == seen.observation
+        await first.step([("echo two > /srv/a\n", 1.0)])
+        assert (await second.step(READ)).observation == seen.observation
+        assert (await parent.step(READ)).observation == seen.observation
+        assert len(Counted.running) == 3
+    assert not Counted.running
+
+
+async def test_each_copy_has_a_verdict_of_its_own(tmp_path: Path) -> None:
+    config = config_of(tmp_path, solved_when={"/srv/a": "done"}, trials_dir=tmp_path / "trials")
+    parent = await started(config, message("true\n"))
+    solved, failed = await parent.fork(2)
+    async with closing(parent):
+        ends = [
+            await env.step(message(f"echo {word} > /srv/a\n", complete=True))
+            for env, word in ((solved, "done"), (failed, "undone"), (parent, "done"))
+        ]
+    assert [end.reward for end in ends] == [1.0, 0.0, 1.0]
+    assert [end.info.get("fork_mode") for end in ends] == ["replay", "replay", None]
+    folders = {end.info.get("trial_dir") for end in ends}
+    assert len(folders) == 3
+    for folder in folders:
+        assert folder is not None
+        steps = json.loads((folder / "agent/trajectory.json").read_text())["steps"]
+        assert len(steps) == 3, "instruction, the common turn, and its own"
+        recording = (folder / "recording.cast").read_text()
+        assert '"1: true' in recording
+        assert '"2: echo' in recording
+
+
+async def test_the_first_reset_of_a_copy_tells_how_it_stands(tmp_path: Path) -> None:
+    parent = await started(config_of(tmp_path))
+    last = await parent.step(WRITE)
+    (copy,) = await parent.fork(1)
+    async with closing(parent, copy):
+        before = Counted.started
+        observation, info = await copy.reset()
+        assert Counted.started == before, "it had begun"
+        assert observation == last.observation
+        assert (info["turn"], info.get("fork_mode")) == (1, "replay")
+        assert info.get("instruction")
+        assert info["metrics"]["time/replay_sec"] >= 0
+        await copy.step([("echo other > /srv/a\n", 1.0)])
+        assert (await copy.reset())[0] == last.observation
+        assert Counted.started == before + 1
+        assert "one" in (await copy.step(READ)).observation
+
+
+async def test_what_the_episode_used_counts_in_the_copy(tmp_path: Path) -> None:
+    parent = await started(
+        config_of(tmp_path, max_turns=4, confirm_task_complete=True, max_consecutive_parse_failures=2, time_limit_sec=9)
+    )
+    for action in (message("true\n"), message(complete=True)):
+        await parent.step(action)
+    (pending,) = await parent.fork(1)
+    assert pending.remaining == parent.remaining, "to the nanosecond: the episode's time, not the replay's"
+    assert 0 < parent.remaining[1] < 1
+    end = await pending.step(message(complete=True))
+    assert end.info.get("end_reason") is EndReason.COMPLETED, "the question had been asked before"
+    await parent.step("no json")
+    (unread,) = await parent.fork(1)
+    assert (await unread.step("again none")).info.get("end_reason") is EndReason.PARSE_FAILURES
+    (last,) = await parent.fork(1)
+    assert (await last.step(message("true\n"))).info.get("end_reason") is EndReason.MAX_TURNS
+    await parent.close()
+
+
+async def test_steps_that_were_paid_are_paid_in_the_copy(tmp_path: Path) -> None:
+    config = config_of(tmp_path, steps=2, step_rewards=True, solved_when={"/srv/a": "done"})
+    parent = await started(config, message("echo done > /srv/a\n", complete=True))
+    (copy,) = await parent.fork(1)
+    _, info = await copy.reset()
+    assert info.get("instruction") == "Do step-2.\n"
+    end = await copy.step(message("echo undone > /srv/a\n", complete=True))
+    assert (end.info.get("episode_reward"), end.reward) == (0.5, 0.0)
+    await parent.close()
+
+
+async def test_a_difference_names_its_turn_and_leaves_no_copy(tmp_path: Path) -> None:
+    parent = await started(config_of(tmp_path), WRITE, [("tick\n", 1.0)], READ)
+    with pytest.raises(ForkDivergedError, match=r"turn 2 .*line 2 was '1' and is '\d'") as caught:
+        await parent.fork(3)
+    assert caught.value.turn == 2
+    assert "\n-1\n+" in caught.value.diff
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.turn, again.diff, str(again)) == (2, caught.value.diff, str(caught.value))
+    assert len(Counted.running) == 1
+    assert not (await parent.step(READ)).done, "the parent goes on"
+    await parent.close()
+
+
+async def test_where_one_copy_differs_the_equal_ones_are_closed(tmp_path: Path) -> None:
+    parent = await started(config_of(tmp_path), [("drift\n", 1.0)])
+    with pytest.raises(ForkDivergedError):
+        await parent.fork(3)
+    assert len(Counted.running) == 1
+    await parent.close()
+
+
+async def test_where_one_copy_does_not_start_there_is_none(tmp_path: Path) -> None:
+    parent = await started(config_of(tmp_path), WRITE)
+    Counted.most = 3
+    with pytest.raises(SandboxStartError):
+        await parent.fork(4)
+    assert len(Counted.running) == 1
+    await parent.close()
+
+
+async def test_a_cancelled_fork_leaves_no_sandbox(tmp_path: Path) -> None:
+    parent = await started(config_of(tmp_path), WRITE, [("wait\n", 1.0)])
+    Counted.stuck = asyncio.Event()
+    forking = asyncio.ensure_future(parent.fork(2))
+    await Counted.stuck.wait()
+    forking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    assert len(Counted.running) == 1
+    await parent.close()
+
+
+async def test_a_copy_of_a_copy_of_a_copy(tmp_path: Path) -> None:
+    env = await started(config_of(tmp_path), WRITE)
+    line = [env]
+    for number in range(3):
+        (env,) = await env.fork(1)
+        line.append(env)
+        await env.step([(f"echo {number} >> /srv/a\n", 1.0)])
+    async with closing(*line):
+        assert "one\n0\n1\n2\n" in (await line[-1].step(READ)).observation
+        assert "one\n0\n/tmp" in (await line[1].step(READ)).observation
+        assert (await line[-1].snapshot()).turn == 5
+
+
+async def test_a_snapshot_is_read_from_disk_and_begins_an_episode(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "snapshot.json"
+    config = config_of(tmp_path, max_turns=5)
+    parent = await started(config, WRITE, message("echo 'ü' ; true\n"))
+    snapshot = await parent.snapshot()
+    snapshot.write(path)
+    seen = (await parent.step(READ)).observation
+    await parent.close()
+    read = Snapshot.read(path)
+    assert (read.turn, read.observation, read.task_digest) == (2, snapshot.observation, snapshot.task_digest)
+    assert read.config == snapshot.config
+    assert [turn.commands for turn in read.turns] == [turn.commands for turn in snapshot.turns]
+    for start in (path, str(path), read, snapshot):
+        whole = TerminalEnvConfig.model_validate({"start_from": start})
+        assert whole.max_turns == 5, "what is not given is the snapshot's"
+        async with AsyncTerminalGymEnv(whole) as env:
+            observation, info = await env.reset()
+            assert (observation, info["turn"]) == (snapshot.observation, 2)
+            assert (await env.step(READ)).observation == seen
+    async with AsyncTerminalGymEnv(config.model_copy(update={"start_from": read.at(0)})) as env:
+        await env.reset()
+        assert "cat: /srv/a" in (await env.step(READ)).observation
+
+
+async def test_a_snapshot_does_not_change_with_its_episode(tmp_path: Path) -> None:
+    parent = await started(config_of(tmp_path))
+    result = await parent.step(WRITE)
+    snapshot = await parent.snapshot()
+    result.info["metrics"]["time/step_sec"] = 1e9
+    await parent.step(READ)
+    assert snapshot.turn == 1
+    assert snapshot.turns[0].info["metrics"]["time/step_sec"] < 1e9
+    await parent.close()
+
+
+async def test_what_does_not_fit_a_snapshot_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    parent = await started(config, WRITE, READ)
+    snapshot = await parent.snapshot()
+    await parent.close()
+    for change, words in (
+        ({"action_format": "keystrokes"}, "action_format differ"),
+        ({"max_turns": 2}, "max_turns is 2, and the snapshot has 2 turns"),
+    ):
+        other = TerminalEnvConfig.model_validate({"start_from": snapshot, **change})
+        with pytest.raises(UsageError, match=words):
+            await AsyncTerminalGymEnv(other).reset()
+    (config.task_dir / "instruction.md").write_text("Do something else.\n")
+    with pytest.raises(UsageError, match="another task"):
+        await AsyncTerminalGymEnv(TerminalEnvConfig.model_validate({"start_from": snapshot})).reset()
+    assert Counted.started == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "can't be read"),
+        ('{"format": 1}', "has not the format 2 of a transcript"),
+        ('{"format": 2}', r"is no whole transcript, KeyError\('turns'\)"),
+        ('{"format": 2, "turns": [3]}', "is no whole transcript"),
+        (None, "can't be read: No such file"),
+    ],
+)
+def test_a_file_that_is_no_snapshot_is_named(tmp_path: Path, text: str | None, words: str) -> None:
+    path = tmp_path / "x.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        Snapshot.read(path)
+
+
+async def test_what_no_replay_repeats_has_no_snapshot(tmp_path: Path) -> None:
+    parent = AsyncTerminalGymEnv(config_of(tmp_path, steps=2))
+    async with parent:
+        with pytest.raises(UsageError, match=r"call reset\(\) first"):
+            await parent.snapshot()
+        await parent.reset()
+        await parent.exec("true", timeout_sec=1)
+        with pytest.raises(UsageError, match="exec was called"):
+            await parent.fork(2)
+        await parent.reset()
+        await parent.finish()
+        with pytest.raises(UsageError, match="finish was called"):
+            await parent.fork(2)
+
+
+async def test_modes_and_counts_that_cannot_be_had_are_refused(tmp_path: Path) -> None:
+    parent = await started(config_of(tmp_path))
+    with pytest.raises(UsageError, match="CRIU"):
+        await parent.fork(1, mode="exact")
+    with pytest.raises(UsageError, match="auto, replay or exact"):
+        await parent.fork(1, mode="other")  # pyright: ignore[reportArgumentType]  # what a caller without types gives
+    with pytest.raises(UsageError, match="at least 1"):
+        await parent.fork(0)
+    assert Counted.started == 1
+    await parent.close()
+
+
+async def test_a_recording_is_its_episodes_alone(tmp_path: Path) -> None:
+    path = tmp_path / "episode.cast"
+    parent = await started(config_of(tmp_path, recording_path=path), WRITE)
+    (copy,) = await parent.fork(1)
+    async with closing(parent, copy):
+        await copy.step([("echo copied\n", 1.0)])
+        await parent.step(READ)
+    assert "copied" not in path.read_text()
+    assert '"2: cat' in path.read_text()
+
+
+async def test_copies_take_their_sandboxes_from_the_pool(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    async with WarmPool(config, size=2) as pool:
+        parent = AsyncTerminalGymEnv(config, pool=pool)
+        await parent.reset()
+        await parent.step(WRITE)
+        copies = await parent.fork(2)
+        async with closing(parent, *copies):
+            for env in copies:
+                assert "pool/hit" in (await env.reset())[1]["metrics"]
+                assert "one" in (await env.step(READ)).observation
+    assert not Counted.running
+
+
+# -- tokens ----------------------------------------------------------------------------------------------------------
+
+
+class Marking(CharacterCodec):
+    """Reads tokens that it would write otherwise: a text that is tokenised again is seen."""
+
+    @override
+    def text(self, sampled: Any) -> str:
+        return super().text([token for token in sampled if token < 10**6])
+
+
+def said(text: str) -> list[int]:
+    return [*map(ord, text), 10**6, END]
+
+
+def token_env(config: TerminalEnvConfig, env: Any = None) -> TokenTerminalEnv:
+    return TokenTerminalEnv(env or AsyncTerminalGymEnv(config), Marking(), max_tokens=100)
+
+
+async def test_copies_have_the_tokens_of_the_episode(tmp_path: Path) -> None:
+    config = config_of(tmp_path, solved_when={"/srv/a": "done"})
+    parent = token_env(config)
+    await parent.reset()
+    prompt = (await parent.step(said(message("echo one > a\n")), logprobs=[-1.0])).observation
+    copies = await parent.fork(2)
+    words = ("done", "undone")
+    rollouts: list[Any] = []
+    for copy, word in zip(copies, words, strict=True):
+
+        async def sample(given: Any, word: str = word) -> Sample:
+            assert list(given) == prompt, "token by token"
+            return Sample(said(message(f"echo {word} > a\n", complete=True)))
+
+        rollouts.append(await run_episode(copy, sample))
+    assert [rollout.reward for rollout in rollouts] == [1.0, 0.0]
+    for rollout in rollouts:
+        assert [list(item.prompt) for item in rollout.transitions] == [prompt]
+        assert [turn.sampled_tokens > 0 for turn in rollout.turns] == [True, True]
+        assert rollout.transcript.start_info.get("fork_mode") == "replay"
+    assert len(parent.transcript.turns) == 1
+    assert (await parent.step(said(message("cat a\n")))).observation[: len(prompt)] == prompt
+    await parent.close()
+
+
+async def test_a_copy_may_be_stepped_at_once_and_begin_again(tmp_path: Path) -> None:
+    parent = token_env(config_of(tmp_path))
+    await parent.reset()
+    prompt = (await parent.step(said(message("echo one > a\n")))).observation
+    (copy,) = await parent.fork(1)
+    assert (await copy.step(said(message("cat a\n")))).observation[: len(prompt)] == prompt
+    again = await copy.reset()
+    assert again.observation == prompt
+    assert len(copy.transcript.turns) == 1
+    await copy.close()
+    await parent.close()
+
+
+async def test_a_snapshot_with_tokens_goes_on_from_disk(tmp_path: Path) -> None:
+    config, path = config_of(tmp_path), tmp_path / "snapshot.json"
+    parent = token_env(config)
+    await parent.reset()
+    prompt = (await parent.step(said(message("echo one > a\n")))).observation
+    (await parent.snapshot()).write(path)
+    await parent.close()
+    later = token_env(TerminalEnvConfig.model_validate({"start_from": path}))
+    assert (await later.reset()).observation == prompt
+    assert [turn.sampled_tokens for turn in later.transcript.turns] == [len(said(message("echo one > a\n")))]
+    await later.close()
+    bare = Snapshot.read(path)
+    without = TerminalEnvConfig.model_validate({"start_from": bare.at(0)})
+    with pytest.raises(UsageError, match="has no tokens"):
+        await token_env(without).reset()
+    assert not Counted.running
+
+
+class Costly(TerminalEnvWrapper):
+    """Takes something for each step, and counts them."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.steps: list[int] = []
+
+    @override
+    async def step(self, action: Any) -> Any:
+        self.steps.append(1)
+        result = await super().step(action)
+        return result._replace(reward=result.reward - 0.25, observation=f"{result.observation}!")
+
+
+async def test_a_wrapper_is_copied_with_its_state(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    parent = token_env(config, Costly(AsyncTerminalGymEnv(config)))
+    await parent.reset()
+    prompt = (await parent.step(said(message("true\n")))).observation
+    assert prompt[-3] == ord("!")
+    (copy,) = await parent.fork(1)
+
+    async def sample(given: Any) -> Sample:
+        assert list(given) == prompt
+        return Sample(said(COMPLETE))
+
+    rollout = await run_episode(copy, sample)
+    assert rollout.reward == 0.5
+    assert (len(parent.env.steps), len(copy.env.steps)) == (1, 2)  # pyright: ignore[reportAttributeAccessIssue]  # Costly's
+    assert prompt[-1] == ASK
+    await parent.close()
+
+
+async def test_an_environment_that_can_copy_none_says_so(tmp_path: Path) -> None:
+    class Elsewhere:
+        """An environment of another machine."""
+
+        def __init__(self, env: Any) -> None:
+            self.config, self.reset, self.close = env.config, env.reset, env.close
+
+    env = token_env(config_of(tmp_path), Elsewhere(AsyncTerminalGymEnv(config_of(tmp_path))))
+    await env.reset()
+    with pytest.raises(UsageError, match="Elsewhere can't copy a running episode"):
+        await env.fork(1)
+    await env.close()
+
+
+def test_a_gymnasium_environment_is_copied(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    env: Any = gymnasium.make("HarborTerminal-v0", task_dir=config.task_dir, sandbox=config.sandbox)
+    env.reset(seed=3)
+    env.step("echo one > /srv/a\n")
+    first, second = copies = env.unwrapped.fork(2)
+    observation, info = first.reset()
+    assert "echo one" in observation
+    assert (info["turn"], info["fork_mode"]) == (1, "replay")
+    first.step("echo two > /srv/a\n")
+    assert "two" in first.step("cat /srv/a\n")[0]
+    assert "one" in second.step("cat /srv/a\n")[0]
+    for each in (env, *copies):
+        each.close()
+    assert not Counted.running
