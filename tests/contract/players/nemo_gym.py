@@ -5,6 +5,7 @@ from typing import Any
 from harbor_gym import EndReason, UsageError
 from harbor_gym.outcomes import FAILURE_KINDS
 from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost
+from tests.helpers.engine_double import EngineDouble
 
 
 async def by_nemo_gym(episode: Episode) -> Played:
@@ -21,10 +22,10 @@ async def _by_nemo_gym(episode: Episode, agent: Any) -> Played:
     from harbor_gym.adapters.nemo_gym.play import play
     from harbor_gym.adapters.nemo_gym.rows import make_row
     from harbor_gym.adapters.nemo_gym.settings import EpisodePlan
-    from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
+    from tests.helpers.nemo_gym.trainer import read_as_trainer
 
-    engine = ModelServerDouble(
-        episode.sampler, episode.codec(), max_tokens=MAX_TOKENS, max_context_tokens=episode.max_context_tokens
+    engine = EngineDouble(
+        episode.sampler, codec=episode.codec(), max_context_tokens=episode.max_context_tokens - MAX_TOKENS
     )
     config = episode.config if agent is None else episode.agents_config
     plan = EpisodePlan("alias::task", config, agent, max_retries=0)
@@ -42,10 +43,10 @@ async def by_nemo_gym_server(episode: Episode) -> Played:
     """The same through ``/run``, with NeMo Gym's own types."""
     from harbor_gym.adapters.nemo_gym.rows import nemo_kind
     from tests.helpers.nemo_gym.agent import make_agent, post
-    from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
+    from tests.helpers.nemo_gym.trainer import read_as_trainer
 
-    engine = ModelServerDouble(
-        episode.sampler, episode.codec(), max_tokens=MAX_TOKENS, max_context_tokens=episode.max_context_tokens
+    engine = EngineDouble(
+        episode.sampler, codec=episode.codec(), max_context_tokens=episode.max_context_tokens - MAX_TOKENS
     )
     agent = make_agent(
         episode.task_dir.parent,

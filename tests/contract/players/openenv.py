@@ -8,7 +8,7 @@ import pytest
 from harbor_gym import EndReason, Sample, TokenTerminalEnv, merge, run_episode
 from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost, played_of
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
-from tests.helpers.policies.completions_server import completions_server
+from tests.helpers.engine_double import EngineDouble, serve
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -25,11 +25,11 @@ async def by_openenv_session(episode: Episode) -> Played:
     tokenizer = copy.deepcopy(byte_level_tokenizer())
     tokenizer.chat_template = CHATML
     tasks = LocalTasks(await asyncio.to_thread(TaskSuite.resolve, episode.task_dir), episode.config)
-    async with completions_server(episode.sampler) as url:
+    async with serve(EngineDouble(episode.sampler)) as engine:
         factory = HarborTerminalSessionFactory(
             tasks,
             tokenizer=tokenizer,
-            engine_url=url,
+            engine_url=engine.url,
             model="policy",
             max_tokens=MAX_TOKENS,
             max_context_tokens=episode.max_context_tokens,

@@ -17,8 +17,8 @@ async def by_verifiers_agent(episode: Episode) -> Played:
 
 async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
     """verifiers' own environment and train client, over HTTP, to the branch that becomes a sample."""
+    from tests.helpers.engine_double import EngineDouble
     from tests.helpers.verifiers.episodes import end_reason_of, env_config, run_episodes, sequence_of
-    from tests.helpers.verifiers.token_server import TokenServer
 
     own = {} if "agent" in settings else episode.own_settings
     harness = {
@@ -30,7 +30,7 @@ async def _by_verifiers(episode: Episode, **settings: Any) -> Played:
     env = env_config([episode.task_dir], harness, {"retries": {"rules": []}})
     # The client refuses a prompt that is longer than the model's context: what an answer may take is left free.
     window = episode.max_context_tokens - MAX_TOKENS
-    server = TokenServer(episode.sampler, model=f"policy-{window}", max_model_len=window)
+    server = EngineDouble(episode.sampler, model=f"policy-{window}", max_context_tokens=window)
     (finished,) = await run_episodes(server, env, model_dir=episode.model_dir)
     (trace,) = finished.traces
     if not trace.ok:

@@ -10,7 +10,7 @@ from nemo_gym.server_utils import ServerClient
 from omegaconf import OmegaConf
 
 from harbor_gym.adapters.nemo_gym import HarborGymAgent, HarborGymAgentConfig
-from tests.helpers.nemo_gym.double import ModelServerDouble
+from tests.helpers.engine_double import EngineDouble
 
 _TIMEOUT_SEC = 120.0
 
@@ -25,7 +25,7 @@ class _Answer:
         return self._content
 
 
-def make_agent(root: Path, engine: ModelServerDouble, **settings: Any) -> HarborGymAgent:
+def make_agent(root: Path, engine: EngineDouble, **settings: Any) -> HarborGymAgent:
     """Return an agent server whose model server is a stand-in."""
 
     class Client(ServerClient):

@@ -8,7 +8,7 @@ from typing import Any
 from harbor_gym import EndReason, Sample
 from harbor_gym.types import TokenSequence
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
-from tests.helpers.verifiers.token_server import TokenServer, serve
+from tests.helpers.engine_double import EngineDouble, serve
 
 PLUGIN = "harbor-gym-verifiers"
 RENDERER = {"name": "qwen3", "thinking_retention": "all"}
@@ -33,7 +33,7 @@ class Script:
         return Sample(tokens, logprobs, "length" if is_cut else "stop")
 
 
-def client_config(kind: str, server: TokenServer, model_dir: Path | str) -> dict[str, Any]:
+def client_config(kind: str, server: EngineDouble, model_dir: Path | str) -> dict[str, Any]:
     """Return the settings of a client: ``train`` asks for token ids, ``eval`` for chats."""
     common = {"type": kind, "base_url": server.base_url, "api_key_var": "NO_SUCH_KEY"}
     if kind == "eval":
@@ -52,7 +52,7 @@ def env_config(
 
 
 async def run_episodes(
-    server: TokenServer,
+    server: EngineDouble,
     env: Mapping[str, Any],
     *,
     model_dir: Path | str,

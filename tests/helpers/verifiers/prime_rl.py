@@ -16,9 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.helpers.engine_double import EngineDouble
 from tests.helpers.paths import ROOT
 from tests.helpers.verifiers.episodes import client_config
-from tests.helpers.verifiers.token_server import TokenServer
 
 SOURCE = "harbor"
 _START_TIMEOUT_SEC = 600
@@ -94,7 +94,7 @@ class Orchestrator:
     """Dispatches groups and takes what comes of them to packed batches."""
 
     config: Any
-    server: TokenServer
+    server: EngineDouble
     model_dir: Path
     step: int = 1
     rewards: list[float | None] = field(default_factory=list[float | None])

@@ -19,10 +19,10 @@ from harbor_gym import HFCodec, Sample
 from harbor_gym.tasks import read_instruction
 from tests.helpers.chats.chat_templates import QWEN3
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
+from tests.helpers.engine_double import EngineDouble, serve
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.verifiers.episodes import Script
-from tests.helpers.verifiers.token_server import TokenServer, serve
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def scripted_process(tmp_path: Path, script: Mapping[str, Sequence[str]]) -> Gen
 async def listen(answers: Mapping[str, Sequence[str]], log: Path, address: Path) -> None:
     """Serve until killed."""
     codec = HFCodec(byte_level_tokenizer(), QWEN3)
-    async with serve(TokenServer(ScriptedTasks(answers), codec=codec, log=log)) as server:
+    async with serve(EngineDouble(ScriptedTasks(answers), codec=codec, log=log)) as server:
         await asyncio.to_thread(address.write_text, server.base_url)
         print("ready", flush=True)  # noqa: T201  # the signal that the parent waits for
         await asyncio.Event().wait()

@@ -17,8 +17,8 @@ from harbor_gym.adapters.harbor.evaluation import AgentPlayer
 from harbor_gym.evaluation import ChatPlayer, evaluate
 from harbor_gym.samplers import ChatEndpoint, EngineSettingsError
 from tests.helpers.cluster.nodes import ray_of_its_own
+from tests.helpers.engine_double import EngineDouble, in_turn, serve
 from tests.helpers.paths import ROOT
-from tests.helpers.policies.chat_endpoint import ChatDouble, chat_double
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
 from tests.helpers.tasks import DONE, UNDONE, write_steps, write_task
 
@@ -28,12 +28,17 @@ KEY = "sk-very-secret-key"
 AGENT = AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs={"base_url": "{gateway_url}"})
 
 
-def serving(*answers: str) -> AbstractAsyncContextManager[ChatDouble]:
-    return chat_double(*(answers or (message(DONE), COMPLETE, COMPLETE)), key=KEY)
+def serving(*answers: str) -> AbstractAsyncContextManager[EngineDouble]:
+    return serve(EngineDouble(write=in_turn(*(answers or (message(DONE), COMPLETE))), key=KEY))
 
 
-def endpoint(model: ChatDouble) -> ChatEndpoint:
+def endpoint(model: EngineDouble) -> ChatEndpoint:
     return ChatEndpoint(model.url, "m", max_tokens=100, api_key_env="OWN_KEY", max_attempts=1)
+
+
+def tokens_of(model: EngineDouble) -> tuple[int, int]:
+    """Return the length of the last prompt, and how many tokens were sampled."""
+    return len(model.exchanges[-1].prompt), sum(len(exchange.sampled) for exchange in model.exchanges)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +55,7 @@ async def test_our_own_loop(tmp_path: Path) -> None:
         player = ChatPlayer(chat, transcripts_dir=tmp_path / "transcripts")
         (result,) = await evaluate([fake_task(tmp_path / "task")], player, episodes=1)
     assert (result.reward, result.end_reason, result.turns) == (1.0, EndReason.COMPLETED, 2)
-    assert (result.prompt_tokens, result.sampled_tokens) == (101, 14)
+    assert (result.prompt_tokens, result.sampled_tokens) == tokens_of(model)
     assert list((tmp_path / "transcripts").rglob("episode_001.json"))
 
 
@@ -60,7 +65,7 @@ async def test_an_agent_never_sees_the_key(agent: AgentConfig, tmp_path: Path) -
         player = AgentPlayer(chat, agent, transcripts_dir=tmp_path / "transcripts")
         (result,) = await evaluate([fake_task(tmp_path / "task", confirm_task_complete=True)], player, episodes=1)
     assert (result.reward, result.end_reason, result.turns) == (1.0, EndReason.COMPLETED, 2)
-    assert (result.prompt_tokens, result.sampled_tokens) == (101, 14)
+    assert (result.prompt_tokens, result.sampled_tokens) == tokens_of(model)
     assert [item["role"] for item in model.requests[1]["messages"]] == ["system", "user", "assistant", "user"]
     assert model.requests[1]["messages"][:2] == model.requests[0]["messages"]
     kept = json.loads((tmp_path / "transcripts/test/batch_0000/task/episode_001.json").read_text())

@@ -16,7 +16,7 @@ from harbor_gym.cli.main import app
 from harbor_gym.evaluation import first
 from harbor_gym.samplers import statuses
 from tests.helpers.certificates import write_certificate
-from tests.helpers.policies.chat_endpoint import ChatDouble, chat_double
+from tests.helpers.engine_double import EngineDouble, Mode, in_turn, serve
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.sandboxes.timed_fakes import Counted
 from tests.helpers.tasks import DONE, write_task
@@ -42,15 +42,15 @@ class Ended:
 
 
 @contextlib.asynccontextmanager
-async def serving(monkeypatch: pytest.MonkeyPatch, *, always: str | None = None) -> AsyncGenerator[ChatDouble]:
+async def serving(monkeypatch: pytest.MonkeyPatch, *, always: Mode = 200) -> AsyncGenerator[EngineDouble]:
     monkeypatch.setattr(statuses, "_BACKOFF_SEC", 0.001)
     Counted.started = 0
-    async with chat_double(message(DONE), COMPLETE, COMPLETE) as double:
+    async with serve(EngineDouble(write=in_turn(message(DONE), COMPLETE))) as double:
         double.always = always
         yield double
 
 
-async def evaluate(double: ChatDouble, tmp_path: Path, *more: str) -> Ended:
+async def evaluate(double: EngineDouble, tmp_path: Path, *more: str) -> Ended:
     task = str(write_task(tmp_path / "task"))
     sandbox = ["--env", Counted.PATH, "--sandbox-option", f"solved_when={SOLVED_WHEN}"]
     where = ["--model", "m", "--base-url", double.url, "--episodes", f"{EPISODES}", "--attempts", "1"]
@@ -63,12 +63,12 @@ async def evaluate(double: ChatDouble, tmp_path: Path, *more: str) -> Ended:
 @pytest.mark.parametrize(
     ("mode", "says"),
     [
-        ("400", "status 400: refused for a reason"),
-        ("408", "status 408: refused for a reason"),
-        ("409", "status 409: refused for a reason"),
-        ("429", "status 429: refused for a reason"),
-        ("500", "status 500: refused for a reason"),
-        ("502", "status 502: refused for a reason"),
+        (400, "status 400: refused for a reason"),
+        (408, "status 408: refused for a reason"),
+        (409, "status 409: refused for a reason"),
+        (429, "status 429: refused for a reason"),
+        (500, "status 500: refused for a reason"),
+        (502, "status 502: refused for a reason"),
         ("HTML", "did not answer with JSON, but with <html> <head>"),
         ("HTML 502", "status 502: <html> <head><title>Welcome</title></head> <body>nginx</body> </html>"),
         ("bad UTF-8", "did not answer with JSON, but with"),
@@ -78,7 +78,7 @@ async def evaluate(double: ChatDouble, tmp_path: Path, *more: str) -> Ended:
     ],
 )
 async def test_an_evaluation_without_a_result_fails(
-    mode: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    mode: Mode, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(monkeypatch, always=mode) as double:
         ended = await evaluate(double, tmp_path)
@@ -92,10 +92,10 @@ async def test_an_evaluation_without_a_result_fails(
         assert private not in ended.printed + ended.error + caplog.text
 
 
-@pytest.mark.parametrize("mode", ["401", "403", "404", "unknown model"])
+@pytest.mark.parametrize("mode", [401, 403, 404, "unknown model"])
 @pytest.mark.parametrize("agent", [[], ["--agent", "tests.helpers.gateway.format_agent:FormatAgent"]])
 async def test_what_can_not_change_ends_the_evaluation_in_its_first_sandbox(
-    mode: str, agent: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: Mode, agent: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--agent-option", "base_url={gateway_url}"] if agent else []
     async with serving(monkeypatch, always=mode) as double:
@@ -105,9 +105,9 @@ async def test_what_can_not_change_ends_the_evaluation_in_its_first_sandbox(
     assert "refused for a reason" in ended.error
 
 
-@pytest.mark.parametrize("mode", ["408", "409", "429", "500", "502", "HTML 502", "cut"])
+@pytest.mark.parametrize("mode", [408, 409, 429, 500, 502, "HTML 502", "cut"])
 async def test_what_may_pass_is_asked_again_within_the_episode(
-    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(monkeypatch) as double:
         double.modes = [mode] * 2
@@ -144,7 +144,7 @@ async def test_a_certificate_that_signs_itself_is_named_with_the_remedy(
     Counted.started = 0
     if is_trusted:
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    async with chat_double(message(DONE), COMPLETE, COMPLETE, tls=tls) as double:
+    async with serve(EngineDouble(write=in_turn(message(DONE), COMPLETE)), tls=tls) as double:
         task = write_task(tmp_path / "task")
         sandbox = ["--env", Counted.PATH, "--sandbox-option", f"solved_when={SOLVED_WHEN}"]
         words = ["eval", task, *sandbox, "--model", "m", "--base-url", double.url, "--episodes", "1"]

@@ -10,7 +10,7 @@ import pytest
 
 from harbor_gym._runtime.processes import ask
 from harbor_gym.sandboxes.tools import run_tool
-from tests.helpers.policies.chat_endpoint import chat_double
+from tests.helpers.engine_double import EngineDouble, in_turn, serve
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.sandboxes.timed_fakes import Counted
 from tests.helpers.tasks import DONE, write_task
@@ -44,7 +44,7 @@ async def test_a_task_is_read_and_recorded_as_utf8(tmp_path: Path) -> None:
     task = write_task(tmp_path / NAME / "task")
     (task / "instruction.md").write_text("Écris « № » dans /srv/answer.\n", encoding="utf-8")
     sandbox = ["--env", Counted.PATH, "--sandbox-option", f"solved_when={json.dumps({'/srv/answer': 'done'})}"]
-    async with chat_double(message(DONE), COMPLETE, COMPLETE) as double:
+    async with serve(EngineDouble(write=in_turn(message(DONE), COMPLETE))) as double:
         where = ["--model", "m", "--base-url", double.url, "--output", str(tmp_path / "out")]
         done = await asyncio.to_thread(partial(harbor_gym, "eval", task, *sandbox, *where, **EIGHT_BITS))
     assert done.returncode == 0, done.stderr

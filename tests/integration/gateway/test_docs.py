@@ -5,17 +5,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
+from harbor_gym import Sample
 from tests.helpers.chats.chat_templates import QWEN3
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
+from tests.helpers.engine_double import EngineDouble, serve
 from tests.helpers.engines import require_engine
-from tests.helpers.loopback import on_loopback
 from tests.helpers.paths import ROOT
 from tests.helpers.policies.token_policies import message
 from tests.helpers.recipe_runs import run_recipe
@@ -31,35 +31,17 @@ _PRICES = "\nimport os\nprint(os.environ.get('LITELLM_LOCAL_MODEL_COST_MAP'))\n"
 """litellm reads it when it is imported; without it, each program looks for prices on the internet."""
 
 
-class Engine:
-    """What vLLM's and SGLang's endpoints sample: a script, by the number of answers in the prompt."""
-
-    def __init__(self) -> None:
-        self.url = ""
-
-    def answer(self, prompt: list[int]) -> list[int]:
-        tokenizer = byte_level_tokenizer()
-        turn = tokenizer.decode(prompt).count("<|im_start|>assistant") - 1
-        return [*tokenizer.encode(ANSWERS[turn], add_special_tokens=False), tokenizer.eos_token_id]
-
-    async def complete(self, request: web.Request) -> web.Response:
-        tokens = self.answer((await request.json())["prompt"])
-        logprobs = {"token_logprobs": [-1.0] * len(tokens)}
-        return web.json_response({"choices": [{"finish_reason": "stop", "token_ids": tokens, "logprobs": logprobs}]})
-
-    async def generate(self, request: web.Request) -> web.Response:
-        pairs = [[-1.0, token, None] for token in self.answer((await request.json())["input_ids"])]
-        return web.json_response({"meta_info": {"finish_reason": {"type": "stop"}, "output_token_logprobs": pairs}})
+async def by_turn(prompt: Sequence[int]) -> Sample:
+    """Answer from the script, by the number of answers in the prompt."""
+    tokenizer = byte_level_tokenizer()
+    turn = tokenizer.decode(list(prompt)).count("<|im_start|>assistant") - 1
+    return Sample([*tokenizer.encode(ANSWERS[turn], add_special_tokens=False), tokenizer.eos_token_id])
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    scripted, app = Engine(), web.Application()
-    app.router.add_post("/v1/completions", scripted.complete)
-    app.router.add_post("/generate", scripted.generate)
-    async with on_loopback(app) as url:
-        scripted.url = url
-        yield scripted
+async def engine() -> AsyncIterator[EngineDouble]:
+    async with serve(EngineDouble(by_turn)) as double:
+        yield double
 
 
 @pytest.mark.local
@@ -67,7 +49,7 @@ async def engine() -> AsyncIterator[Engine]:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
-async def test_a_program(number: int, engine: Engine, tmp_path: Path) -> None:
+async def test_a_program(number: int, engine: EngineDouble, tmp_path: Path) -> None:
     require_engine("local")
     tokenizer: Any = byte_level_tokenizer()
     tokenizer.chat_template = QWEN3

@@ -4,7 +4,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ import yaml
 from harbor_gym.adapters.nemo_gym.failures import failed_rows
 from harbor_gym.adapters.nemo_gym.server import SERVER, write_server_folder
 from tests.helpers.chats.character_codec import END
-from tests.helpers.nemo_gym.double import read_as_trainer
-from tests.helpers.nemo_gym.engine import THINKING, EngineDouble, engine_double
+from tests.helpers.engine_double import EngineDouble, in_turn, serve
 from tests.helpers.nemo_gym.servers import gym_env_start, gym_eval_run, use_this_environment
+from tests.helpers.nemo_gym.trainer import read_as_trainer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import BASE, DONE, PASS_IF_DONE, write_task
 
@@ -47,6 +47,16 @@ SCRIPTS = {
     "never starts": SOLVED,
     "xxxxxxxxxx": SOLVED,
 }
+THINKING = "<think>hm</think>"
+"""How each answer begins; vLLM's reasoning parser takes it out of the content."""
+
+
+def by_instruction(messages: Sequence[Mapping[str, Any]]) -> str:
+    text = json.dumps([item["content"] for item in messages if item["role"] != "assistant"])
+    script = next(answers for words, answers in SCRIPTS.items() if words in text)
+    return f"{THINKING}{in_turn(*script)(messages)}"
+
+
 OWN, AGENT = "harbor_gym_agent", "harbor_gym_terminus"
 ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("good::solved", OWN, {}),
@@ -151,7 +161,7 @@ def project(sandbox: str) -> Iterator[Path]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def run(project: Path, sandbox: str) -> Run:
-    async with engine_double(SCRIPTS, max_context_tokens=MAX_CONTEXT_TOKENS) as engine:
+    async with serve(EngineDouble(write=by_instruction, max_context_tokens=MAX_CONTEXT_TOKENS)) as engine:
         configs = write_project(project, sandbox)
         output = project / "results/rollouts.jsonl"
         output.parent.mkdir()
@@ -226,7 +236,7 @@ async def test_spent_budgets(run: Run) -> None:
 
 async def test_prompts_are_those_of_the_engine(run: Run) -> None:
     """Token by token: what a row trains on is what the engine was prompted with, and nothing was rendered anew."""
-    prompted = {tuple(prompt) for prompt in run.engine.prompts}
+    prompted = {tuple(exchange.prompt) for exchange in run.engine.exchanges}
     items = [item for row in run.rows for item in row["response"]["output"] if item.get("prompt_token_ids", [0]) != [0]]
     assert len(items) > 50
     assert all(tuple(item["prompt_token_ids"]) in prompted for item in items)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.chats.character_codec import CharacterCodec
-from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
+from tests.helpers.engine_double import EngineDouble
 from tests.helpers.nemo_gym.scripts import Script
+from tests.helpers.nemo_gym.trainer import read_as_trainer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, message
 from tests.helpers.tasks import DONE, write_task
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.nemo_gym, pytest.mark.usefixtures("nothing_left")]
 ANSWERS = (message("pwd\n"), message(DONE), COMPLETE)
 
 
-def make(root: Path, model: ModelServerDouble, **settings: Any) -> Any:
+def make(root: Path, model: EngineDouble, **settings: Any) -> Any:
     from tests.helpers.nemo_gym.agent import make_agent
 
     own = {
@@ -43,9 +43,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def engine(*answers: str, **settings: Any) -> ModelServerDouble:
-    settings = {"max_tokens": 10, "max_context_tokens": 100_000, **settings}
-    return ModelServerDouble(Script(*(answers or ANSWERS)), CharacterCodec(), **settings)
+def engine(*answers: str) -> EngineDouble:
+    return EngineDouble(Script(*(answers or ANSWERS)))
 
 
 async def test_a_row_in_and_a_verified_row_out(root: Path) -> None:
@@ -74,7 +73,7 @@ async def test_what_the_infrastructure_lost_is_a_masked_row(
     root: Path, settings: dict[str, Any], failure_kind: str
 ) -> None:
     model = engine()
-    model.statuses = [] if settings else [200, *[500] * 4]
+    model.modes = [] if settings else [200, *[500] * 4]
     status, answer = await post(make(root, model, **settings), {"instance_id": "a::one"})
     assert status == 200
     assert (answer["reward"], answer["mask_sample"], answer["failure_kind"]) == (0.0, True, failure_kind)

@@ -7,8 +7,7 @@ import pytest
 from harbor_gym.errors import ContextOverflowError, SamplerError
 from harbor_gym.samplers import CompletionsSampler, SGLangSampler
 from harbor_gym.samplers.overflow import is_overflow
-from tests.helpers.gateway.sglang_double import sglang_double
-from tests.helpers.gateway.vllm_double import vllm_double
+from tests.helpers.engine_double import EngineDouble, serve
 
 REFUSALS = {
     "vllm": "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens (4500 in the "
@@ -50,20 +49,19 @@ def test_another_refusal_is_no_overflow(words: str) -> None:
 
 @pytest.mark.parametrize("words", REFUSALS.values(), ids=REFUSALS)
 async def test_samplers_say_so(words: str) -> None:
-    async with vllm_double() as vllm, sglang_double() as sglang:
-        vllm.refusal = sglang.refusal = words
-        vllm.statuses, sglang.statuses = [400], [400]
-        async with CompletionsSampler(vllm.base_url, "qwen", max_tokens=9) as sample:
+    async with serve(EngineDouble()) as engine:
+        engine.refusal, engine.modes = words, [400, 400]
+        async with CompletionsSampler(engine.url, "qwen", max_tokens=9) as sample:
             with pytest.raises(ContextOverflowError, match="answered with status 400"):
                 await sample([5])
-        async with SGLangSampler(sglang.base_url, max_tokens=9) as sample:
+        async with SGLangSampler(engine.url, max_tokens=9) as sample:
             with pytest.raises(ContextOverflowError, match="answered with status 400"):
                 await sample([5])
-        assert len(vllm.requests) == len(sglang.requests) == 1, "it is not asked again"
+        assert len(engine.requests) == 2, "neither is asked again"
 
 
 async def test_a_message_that_sglangs_scheduler_aborts() -> None:
-    async with sglang_double() as sglang, SGLangSampler(sglang.base_url, max_tokens=9) as sample:
+    async with serve(EngineDouble()) as sglang, SGLangSampler(sglang.url, max_tokens=9) as sample:
         words = REFUSALS["sglang, the scheduler"]
         sglang.changes = {"finish_reason": {"type": "abort", "message": words, "status_code": 400}}
         with pytest.raises(ContextOverflowError):
@@ -88,7 +86,7 @@ async def test_a_message_that_sglangs_scheduler_aborts() -> None:
     ],
 )
 async def test_the_window_that_the_engine_tells(page: dict[str, Any] | None, window: int | None) -> None:
-    async with vllm_double() as engine, CompletionsSampler(engine.base_url, "qwen", max_tokens=9) as sample:
+    async with serve(EngineDouble()) as engine, CompletionsSampler(engine.url, "qwen", max_tokens=9) as sample:
         engine.models = page
         assert await sample.context_tokens() == window
         engine.models = {"data": [{"id": "qwen", "max_model_len": 1}]}

@@ -5,7 +5,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from harbor_gym import EndReason, Sample
 from harbor_gym.gateway import Gateway, Session
@@ -13,7 +12,7 @@ from harbor_gym.gateway.chat import ChatRequest, Message
 from harbor_gym.gateway.errors import SessionEndedError
 from harbor_gym.gateway.proxy import ProxyCodec, ProxySampler
 from harbor_gym.samplers import BudgetSpentError, ChatEndpoint
-from tests.helpers.loopback import on_loopback
+from tests.helpers.engine_double import EngineDouble, serve
 
 TOOLS = [{"type": "function", "function": {"name": "bash", "description": "", "parameters": {"type": "object"}}}]
 
@@ -29,20 +28,12 @@ ANSWERS: list[dict[str, Any]] = [
 
 
 async def test_tool_calls_and_results_keep_the_endpoints_ids() -> None:
-    seen: list[Any] = []
-
-    async def serve(request: web.Request) -> web.Response:
-        seen.append(await request.json())
-        if len(seen) > len(ANSWERS):
-            return web.json_response({"error": {"code": "context_length_exceeded"}}, status=400)
-        message = {"role": "assistant", **ANSWERS[len(seen) - 1]}
-        return web.json_response({"choices": [{"finish_reason": "stop", "message": message}]})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", serve)
+    answers = [{"finish_reason": "stop", "message": {"role": "assistant", **answer}} for answer in ANSWERS]
+    engine = EngineDouble()
+    engine.modes = [*((200, {"choices": [answer]}) for answer in answers), "overflow"]
     async with (
-        on_loopback(app) as upstream,
-        ChatEndpoint(upstream, "m", max_tokens=9) as endpoint,
+        serve(engine),
+        ChatEndpoint(engine.url, "m", max_tokens=9) as endpoint,
         Gateway(ProxySampler(endpoint), ProxyCodec(), model="policy") as gateway,
         aiohttp.ClientSession() as client,
     ):
@@ -71,8 +62,8 @@ async def test_tool_calls_and_results_keep_the_endpoints_ids() -> None:
         assert session.end_reason is EndReason.CONTEXT_OVERFLOW
         assert session.error is None
     assert not session.breaks
-    assert [request["tools"] for request in seen] == [TOOLS] * 3
-    first, *rest = seen[1]["messages"]
+    assert [request["tools"] for request in engine.requests] == [TOOLS] * 3
+    first, *rest = engine.requests[1]["messages"]
     assert first == {"role": "user", "content": "é"}
     assert rest[0] == {"role": "assistant", **{name: value for name, value in ANSWERS[0].items() if value is not None}}
     assert [item["tool_call_id"] for item in rest[1:]] == ["second", "first"]

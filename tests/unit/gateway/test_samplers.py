@@ -13,21 +13,21 @@ from harbor_gym.errors import SamplerError, UsageError
 from harbor_gym.gateway import Gateway
 from harbor_gym.samplers import CompletionsSampler, EngineSettingsError, statuses
 from harbor_gym.types import EndReason
-from tests.helpers.chats.character_codec import CharacterCodec
-from tests.helpers.gateway.vllm_double import END, VllmDouble, vllm_double
+from tests.helpers.chats.character_codec import END, CharacterCodec
+from tests.helpers.engine_double import EngineDouble, serve
 
 
 @pytest.fixture
-async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[VllmDouble]:
+async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineDouble]:
     monkeypatch.setattr(statuses, "_BACKOFF_SEC", 0.001)
-    async with vllm_double() as double:
+    async with serve(EngineDouble()) as double:
         yield double
 
 
 @pytest.mark.parametrize("returns_token_ids", [True, False], ids=["token_ids", "named tokens"])
-async def test_token_ids_in_and_out(engine: VllmDouble, returns_token_ids: bool) -> None:
+async def test_token_ids_in_and_out(engine: EngineDouble, returns_token_ids: bool) -> None:
     engine.returns_token_ids = returns_token_ids
-    async with CompletionsSampler(engine.base_url, "qwen", max_tokens=9, extra_body={"top_p": 0.9}) as sample:
+    async with CompletionsSampler(engine.url, "qwen", max_tokens=9, extra_body={"top_p": 0.9}) as sample:
         sampled = await sample([5, 6, 7])
     assert (sampled.tokens, sampled.logprobs, sampled.stop_reason) == (
         [7, 6, 5, END],
@@ -39,17 +39,17 @@ async def test_token_ids_in_and_out(engine: VllmDouble, returns_token_ids: bool)
     assert engine.keys == [""]
 
 
-async def test_a_message_that_was_cut(engine: VllmDouble) -> None:
-    async with CompletionsSampler(f"{engine.base_url}/v1/", "qwen", max_tokens=2) as sample:
+async def test_a_message_that_was_cut(engine: EngineDouble) -> None:
+    async with CompletionsSampler(f"{engine.base_url}/", "qwen", max_tokens=2) as sample:
         sampled = await sample([5, 6, 7])
     assert (sampled.tokens, sampled.stop_reason) == ([7, 6], "length")
 
 
-async def test_the_key_comes_from_the_environment(engine: VllmDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_key_comes_from_the_environment(engine: EngineDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="ENGINE_KEY"):
-        CompletionsSampler(engine.base_url, "qwen", max_tokens=2, api_key_env="ENGINE_KEY")
+        CompletionsSampler(engine.url, "qwen", max_tokens=2, api_key_env="ENGINE_KEY")
     monkeypatch.setenv("ENGINE_KEY", "hidden")
-    async with CompletionsSampler(engine.base_url, "qwen", max_tokens=2, api_key_env="ENGINE_KEY") as sample:
+    async with CompletionsSampler(engine.url, "qwen", max_tokens=2, api_key_env="ENGINE_KEY") as sample:
         await sample([5])
     assert engine.keys == ["Bearer hidden"]
     assert "hidden" not in repr(sample)
@@ -64,22 +64,22 @@ async def test_the_key_comes_from_the_environment(engine: VllmDouble, monkeypatc
         ({"finish_reason": None}, "None"),
     ],
 )
-async def test_answers_that_cannot_be_trained_on(engine: VllmDouble, changes: dict[str, Any], reason: str) -> None:
+async def test_answers_that_cannot_be_trained_on(engine: EngineDouble, changes: dict[str, Any], reason: str) -> None:
     engine.changes = changes
-    async with CompletionsSampler(engine.base_url, "qwen", max_tokens=9) as sample:
+    async with CompletionsSampler(engine.url, "qwen", max_tokens=9) as sample:
         with pytest.raises(SamplerError, match=reason):
             await sample([5, 6, 7])
     assert len(engine.requests) == 1
 
 
-async def test_an_overloaded_engine_is_asked_again(engine: VllmDouble) -> None:
-    engine.statuses = [503, 429, 200]
-    async with CompletionsSampler(engine.base_url, "qwen", max_tokens=9) as sample:
+async def test_an_overloaded_engine_is_asked_again(engine: EngineDouble) -> None:
+    engine.modes = [503, 429, 200]
+    async with CompletionsSampler(engine.url, "qwen", max_tokens=9) as sample:
         assert (await sample([5])).tokens == [5, END]
-        engine.statuses = [503] * 4
+        engine.modes = [503] * 4
         with pytest.raises(SamplerError, match="status 503"):
             await sample([5])
-        engine.statuses = [400]
+        engine.modes = [400]
         with pytest.raises(SamplerError, match="status 400"):
             await sample([5])
     assert len(engine.requests) == 3 + 4 + 1
@@ -93,31 +93,33 @@ async def test_an_overloaded_engine_is_asked_again(engine: VllmDouble) -> None:
         ({"logprobs": None}, "no log-probabilities"),
     ],
 )
-async def test_an_engine_that_can_not_be_trained_with(engine: VllmDouble, changes: dict[str, Any], reason: str) -> None:
+async def test_an_engine_that_cannot_be_trained_with(
+    engine: EngineDouble, changes: dict[str, Any], reason: str
+) -> None:
     engine.changes = changes
-    async with CompletionsSampler(engine.base_url, "qwen", max_tokens=9) as sample:
+    async with CompletionsSampler(engine.url, "qwen", max_tokens=9) as sample:
         with pytest.raises(EngineSettingsError, match=reason):
             await sample([5, 6, 7])
     assert len(engine.requests) == 1
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 501, 502, 503, 504, 529, 599])
-async def test_what_may_pass_is_asked_again(engine: VllmDouble, status: int) -> None:
-    engine.statuses = [status, status, 200]
-    async with CompletionsSampler(engine.base_url, "qwen", max_tokens=9) as sample:
+async def test_what_may_pass_is_asked_again(engine: EngineDouble, status: int) -> None:
+    engine.modes = [status, status, 200]
+    async with CompletionsSampler(engine.url, "qwen", max_tokens=9) as sample:
         assert (await sample([5])).tokens == [5, END]
     assert len(engine.requests) == 3
 
 
 @pytest.mark.parametrize("headers", [{"Retry-After-Ms": "1"}, {"Retry-After": "0.001"}])
 async def test_the_engines_own_wait_is_honoured(
-    engine: VllmDouble, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    engine: EngineDouble, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our own wait would outlast the test."""
     monkeypatch.setattr(statuses, "_BACKOFF_SEC", 1e6)
     monkeypatch.setattr(statuses, "_MAX_BACKOFF_SEC", 1e6)
-    engine.statuses, engine.headers = [429, 500, 200], headers
-    async with CompletionsSampler(engine.base_url, "qwen", max_tokens=9) as sample:
+    engine.modes, engine.headers = [429, 500, 200], headers
+    async with CompletionsSampler(engine.url, "qwen", max_tokens=9) as sample:
         assert (await sample([5])).tokens == [5, END]
 
 
@@ -139,20 +141,20 @@ def test_how_long_to_wait() -> None:
 
 
 @pytest.mark.parametrize(("status", "words"), [(401, "--api-key-env"), (403, "another key"), (404, "the model's name")])
-async def test_a_wrong_setting_is_no_failure_of_the_infrastructure(engine: VllmDouble, status: int, words: str) -> None:
-    engine.statuses = [status] * 4
-    async with CompletionsSampler(engine.base_url, "qwen", max_tokens=9) as sample:
+async def test_a_wrong_setting_is_no_infrastructure_failure(engine: EngineDouble, status: int, words: str) -> None:
+    engine.modes = [status] * 4
+    async with CompletionsSampler(engine.url, "qwen", max_tokens=9) as sample:
         with pytest.raises(EngineSettingsError, match=f"{words}.*status {status}") as refused:
             await sample([5])
     assert (len(engine.requests), refused.value.is_infrastructure) == (1, False)
     assert "\n" not in str(refused.value)
 
 
-async def test_a_gateways_session_ends_with_the_settings_error(engine: VllmDouble) -> None:
-    engine.statuses = [404] * 9
+async def test_a_gateways_session_ends_with_the_settings_error(engine: EngineDouble) -> None:
+    engine.modes = [404] * 9
     ends: list[EndReason] = []
     async with (
-        CompletionsSampler(engine.base_url, "qwen", max_tokens=9) as sample,
+        CompletionsSampler(engine.url, "qwen", max_tokens=9) as sample,
         Gateway(sample, CharacterCodec(), model="policy") as gateway,
         aiohttp.ClientSession(gateway.url) as client,
     ):
@@ -167,7 +169,7 @@ async def test_a_gateways_session_ends_with_the_settings_error(engine: VllmDoubl
     assert not session.error.is_infrastructure
 
 
-async def test_an_engine_that_is_not_there(engine: VllmDouble) -> None:
+async def test_an_engine_that_is_not_there(engine: EngineDouble) -> None:
     async with CompletionsSampler("http://127.0.0.1:9", "qwen", max_tokens=9) as sample:
         with pytest.raises(SamplerError, match="can't be reached"):
             await sample([5])
@@ -183,10 +185,10 @@ async def test_an_engine_that_never_answers() -> None:
                 await sample([5])
 
 
-async def test_the_gateway_in_front_of_an_engine(engine: VllmDouble) -> None:
+async def test_the_gateway_in_front_of_an_engine(engine: EngineDouble) -> None:
     """Proxy mode: two turns of chat in, token ids through the engine, one segment out."""
     async with (
-        CompletionsSampler(engine.base_url, "qwen", max_tokens=4) as sample,
+        CompletionsSampler(engine.url, "qwen", max_tokens=4) as sample,
         Gateway(sample, CharacterCodec(), model="policy") as gateway,
         aiohttp.ClientSession(gateway.url) as client,
     ):

@@ -9,20 +9,20 @@ import pytest
 from harbor_gym.errors import SamplerError, UsageError
 from harbor_gym.gateway import Gateway
 from harbor_gym.samplers import EngineSettingsError, SGLangSampler, statuses
-from tests.helpers.chats.character_codec import CharacterCodec
-from tests.helpers.gateway.sglang_double import END, SGLangDouble, sglang_double
+from tests.helpers.chats.character_codec import END, CharacterCodec
+from tests.helpers.engine_double import EngineDouble, serve
 
 
 @pytest.fixture
-async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SGLangDouble]:
+async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineDouble]:
     monkeypatch.setattr(statuses, "_BACKOFF_SEC", 0.001)
-    async with sglang_double() as double:
+    async with serve(EngineDouble()) as double:
         yield double
 
 
-async def test_token_ids_in_and_out(engine: SGLangDouble) -> None:
+async def test_token_ids_in_and_out(engine: EngineDouble) -> None:
     settings: dict[str, Any] = {"stop_token_ids": [END], "extra_body": {"lora_path": "x"}}
-    async with SGLangSampler(engine.base_url, max_tokens=9, sampling_params={"top_p": 0.9}, **settings) as sample:
+    async with SGLangSampler(engine.url, max_tokens=9, sampling_params={"top_p": 0.9}, **settings) as sample:
         sampled = await sample((5, 6, 7))
     assert (sampled.tokens, sampled.logprobs, sampled.stop_reason) == (
         [7, 6, 5, END],
@@ -41,8 +41,8 @@ async def test_token_ids_in_and_out(engine: SGLangDouble) -> None:
     }
 
 
-async def test_a_message_that_was_cut(engine: SGLangDouble) -> None:
-    async with SGLangSampler(engine.base_url, max_tokens=2) as sample:
+async def test_a_message_that_was_cut(engine: EngineDouble) -> None:
+    async with SGLangSampler(engine.url, max_tokens=2) as sample:
         sampled = await sample([5, 6, 7])
     assert (sampled.tokens, sampled.stop_reason) == ([7, 6], "length")
 
@@ -56,15 +56,15 @@ async def test_a_message_that_was_cut(engine: SGLangDouble) -> None:
         ({"finish_reason": None}, "neither stop nor length"),
     ],
 )
-async def test_answers_that_cannot_be_trained_on(engine: SGLangDouble, changes: dict[str, Any], reason: str) -> None:
+async def test_answers_that_cannot_be_trained_on(engine: EngineDouble, changes: dict[str, Any], reason: str) -> None:
     engine.changes = changes
-    async with SGLangSampler(engine.base_url, max_tokens=9) as sample:
+    async with SGLangSampler(engine.url, max_tokens=9) as sample:
         with pytest.raises(SamplerError, match=reason):
             await sample([5, 6, 7])
 
 
-async def test_an_engine_without_log_probabilities(engine: SGLangDouble) -> None:
-    async with SGLangSampler(engine.base_url, max_tokens=9, extra_body={"return_logprob": False}) as sample:
+async def test_an_engine_without_log_probabilities(engine: EngineDouble) -> None:
+    async with SGLangSampler(engine.url, max_tokens=9, extra_body={"return_logprob": False}) as sample:
         with pytest.raises(EngineSettingsError, match="return_logprob had no effect"):
             await sample([5])
         engine.changes = {"output_token_logprobs": None}
@@ -72,9 +72,9 @@ async def test_an_engine_without_log_probabilities(engine: SGLangDouble) -> None
             await sample([5])
 
 
-async def test_an_overloaded_engine_is_asked_again(engine: SGLangDouble) -> None:
-    engine.statuses = [503, 200, 400]
-    async with SGLangSampler(engine.base_url, max_tokens=9) as sample:
+async def test_an_overloaded_engine_is_asked_again(engine: EngineDouble) -> None:
+    engine.modes = [503, 200, 400]
+    async with SGLangSampler(engine.url, max_tokens=9) as sample:
         assert (await sample([5])).tokens == [5, END]
         with pytest.raises(SamplerError, match="status 400"):
             await sample([5])
@@ -82,9 +82,9 @@ async def test_an_overloaded_engine_is_asked_again(engine: SGLangDouble) -> None
         await sample([5])
 
 
-async def test_the_gateway_in_front_of_it(engine: SGLangDouble) -> None:
+async def test_the_gateway_in_front_of_it(engine: EngineDouble) -> None:
     async with (
-        SGLangSampler(engine.base_url, max_tokens=4) as sample,
+        SGLangSampler(engine.url, max_tokens=4) as sample,
         Gateway(sample, CharacterCodec(), model="policy") as gateway,
         aiohttp.ClientSession(gateway.url) as client,
     ):

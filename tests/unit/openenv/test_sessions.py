@@ -20,7 +20,7 @@ from harbor_gym.adapters.openenv import HarborTerminalSessionFactory, LocalTasks
 from harbor_gym.errors import SandboxLostError, UsageError
 from harbor_gym.types import TokenTransition, Transcript, Turn
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
-from tests.helpers.gateway.vllm_double import VllmDouble, vllm_double
+from tests.helpers.engine_double import EngineDouble, serve
 from tests.helpers.sandboxes.fake_episodes import fake_config
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -75,9 +75,9 @@ def test_a_log_probability_above_zero_is_not_rounded_away() -> None:
 
 
 @contextmanager
-def engine() -> Generator[VllmDouble]:
+def engine() -> Generator[EngineDouble]:
     """An engine on the portal's loop; it answers with the prompt reversed, which no format reads."""
-    context = vllm_double()
+    context = serve(EngineDouble())
     double = get_portal().call(context.__aenter__)
     try:
         yield double
@@ -85,14 +85,14 @@ def engine() -> Generator[VllmDouble]:
         get_portal().call(context.__aexit__, None, None, None)
 
 
-def factory(tmp_path: Path, double: VllmDouble, *, options: Any = None, **settings: Any) -> Any:
+def factory(tmp_path: Path, double: EngineDouble, *, options: Any = None, **settings: Any) -> Any:
     config = fake_config(tmp_path / "task", **(options or {}))
     tasks = LocalTasks(TaskSuite.resolve(config.task_dir), config)
     tokenizer = byte_level_tokenizer()
     tokenizer.chat_template = CHATML
     own: dict[str, Any] = {"max_tokens": 4, "max_retries": 0, **settings}
     make = functools.partial(
-        HarborTerminalSessionFactory, tasks, tokenizer=tokenizer, engine_url=double.base_url, model="policy", **own
+        HarborTerminalSessionFactory, tasks, tokenizer=tokenizer, engine_url=double.url, model="policy", **own
     )
     return pickle.loads(pickle.dumps(make))(sampling=training_sampling({"temperature": 0.5}))
 
@@ -138,11 +138,11 @@ def test_an_episode_in_between_begins_the_count_again(tmp_path: Path) -> None:
     with engine() as double:
         sessions = factory(tmp_path, double, max_lost_in_a_row=2)
         for statuses in ([400], [200], [400]):
-            double.statuses[:] = statuses
+            double.modes[:] = statuses
             session = sessions.create(0)
             session.wait_for_completion()
             session.fetch_training_trace()
-        double.statuses[:] = [400]
+        double.modes[:] = [400]
         session = sessions.create(0)
         session.wait_for_completion()
         with pytest.raises(ValueError, match=r"2 episodes in a row .* sampler_error"):

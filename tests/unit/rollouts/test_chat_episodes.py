@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from harbor_gym import AsyncTerminalGymEnv, EndReason, Sample, SamplerError, UsageError
 from harbor_gym.gateway import Gateway
 from harbor_gym.samplers import BudgetSpentError, ChatEndpoint, run_chat_episode, statuses
 from harbor_gym.types import ActionFormat, Rollout
 from tests.helpers.chats.character_codec import END, CharacterCodec
-from tests.helpers.loopback import on_loopback
+from tests.helpers.engine_double import EngineDouble, Mode, serve
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "echo seen"}}\n</tool_call>'
@@ -92,13 +91,10 @@ async def test_a_lost_sandbox_leaves_no_reward(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def server(status: int, body: Any) -> AsyncGenerator[ChatEndpoint]:
-    async def answer(request: web.Request) -> web.Response:
-        return web.json_response(body, status=status)
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    async with on_loopback(app) as url, ChatEndpoint(url, "m", max_tokens=5, temperature=0.0) as endpoint:
+async def server(mode: Mode) -> AsyncGenerator[ChatEndpoint]:
+    engine = EngineDouble()
+    engine.always = mode
+    async with serve(engine), ChatEndpoint(engine.url, "m", max_tokens=5, temperature=0.0) as endpoint:
         yield endpoint
 
 
@@ -107,8 +103,7 @@ def answered(finish: Any = "stop", **changes: Any) -> dict[str, Any]:
 
 
 async def test_a_chat_that_does_not_fit_ends_the_episode_truncated(tmp_path: Path) -> None:
-    refused = {"error": {"code": "context_length_exceeded", "message": "This model's maximum context length is 8"}}
-    async with server(400, refused) as endpoint:
+    async with server("overflow") as endpoint:
         env = AsyncTerminalGymEnv(fake_config(tmp_path / "task", rewards=0.5))
         rollout = await run_chat_episode(env, endpoint)
     assert (rollout.end_reason, rollout.reward, rollout.turns) == (EndReason.CONTEXT_OVERFLOW, 0.5, [])
@@ -133,20 +128,12 @@ async def test_what_the_environment_reported_is_kept_with_its_start_and_end(tmp_
 
 
 async def test_a_key_of_one_episode_and_no_limit_of_tokens() -> None:
-    seen: list[Any] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        seen.append((request.headers.get("Authorization"), await request.json()))
-        return web.json_response(answered())
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
     async with (
-        on_loopback(app) as url,
-        ChatEndpoint(f"{url}/v1", "m", max_tokens=None, timeout_sec=None, api_key="hush") as endpoint,
+        serve(EngineDouble()) as engine,
+        ChatEndpoint(engine.base_url, "m", max_tokens=None, timeout_sec=None, api_key="hush") as endpoint,
     ):
         await endpoint([])
-    assert seen == [("Bearer hush", {"model": "m", "messages": []})]
+    assert (engine.keys, engine.requests) == (["Bearer hush"], [{"model": "m", "messages": []}])
 
 
 def test_two_keys_are_refused() -> None:
@@ -171,7 +158,7 @@ async def test_an_endpoints_failure_is_no_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, body: Any, reason: str
 ) -> None:
     monkeypatch.setattr(statuses, "_BACKOFF_SEC", 0.001)
-    async with server(status, body) as endpoint:
+    async with server((status, body)) as endpoint:
         rollout = await run_chat_episode(AsyncTerminalGymEnv(fake_config(tmp_path / "task")), endpoint)
     assert isinstance(rollout.error, SamplerError)
     assert reason in str(rollout.error)

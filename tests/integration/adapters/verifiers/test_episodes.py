@@ -13,9 +13,9 @@ from harbor_gym.pool import WarmPool
 from harbor_gym.testing import FakeEnvironment
 from tests.helpers.chats.chat_templates import QWEN3
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
+from tests.helpers.engine_double import EngineDouble
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
 from tests.helpers.verifiers.episodes import PLUGIN, Script, env_config, run_episodes
-from tests.helpers.verifiers.token_server import TokenServer
 
 pytestmark = [pytest.mark.verifiers, pytest.mark.usefixtures("nothing_left")]
 
@@ -35,7 +35,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def play(
     tmp_path: Path,
     model_dir: Path,
-    server: TokenServer,
+    server: EngineDouble,
     *,
     steps: int = 0,
     terminal: Mapping[str, Any] | None = None,
@@ -57,7 +57,7 @@ async def play(
 
 
 async def test_a_trace_is_one_branch_of_the_servers_own_tokens(tmp_path: Path, model_dir: Path) -> None:
-    server = TokenServer(SOLVED)
+    server = EngineDouble(SOLVED)
     trace = await play(tmp_path, model_dir, server, options={"rewards": {"reward": 0.5, "tidy": 1.0}})
     (branch,) = trace.branches
     assert (trace.ok, trace.num_turns, trace.stop_condition) == (True, 2, "agent_completed")
@@ -76,14 +76,15 @@ async def test_an_evaluation_has_one_branch_whatever_the_endpoint_sends_beside_t
 ) -> None:
     codec = HFCodec(byte_level_tokenizer(), QWEN3)
     details = [{"type": "reasoning.text", "text": "hm", "format": "x", "index": 0}]
-    server = TokenServer(SOLVED, codec=codec, changes={"reasoning_details": details})
+    server = EngineDouble(SOLVED, codec=codec)
+    server.changes = {"reasoning_details": details}
     trace = await play(tmp_path, model_dir, server, client="eval")
     assert (trace.ok, trace.reward, len(trace.branches)) == (True, 1.0, 1)
     assert server.requests[1]["messages"][2]["reasoning_details"] == details
 
 
 async def test_thinking_stays_in_the_trace(tmp_path: Path, model_dir: Path) -> None:
-    server = TokenServer(Script((f"<think>\nhm\n</think>\n\n{message('true')}", COMPLETE)))
+    server = EngineDouble(Script((f"<think>\nhm\n</think>\n\n{message('true')}", COMPLETE)))
     trace = await play(tmp_path, model_dir, server)
     (branch,) = trace.branches
     assert trace.assistant_messages[0].reasoning_content == "hm"
@@ -93,7 +94,7 @@ async def test_thinking_stays_in_the_trace(tmp_path: Path, model_dir: Path) -> N
 async def test_tools_are_declared_called_and_answered_in_their_role(tmp_path: Path, model_dir: Path) -> None:
     calls = [{"name": "bash", "arguments": {"command": "echo seen"}}, {"name": "submit", "arguments": {}}]
     answers = tuple(f"<tool_call>\n{json.dumps(item)}\n</tool_call>" for item in calls)
-    server = TokenServer(Script(answers))
+    server = EngineDouble(Script(answers))
     trace = await play(tmp_path, model_dir, server, terminal={"action_format": "bash-tool"})
     (branch,) = trace.branches
     assert (trace.ok, trace.reward, trace.num_turns) == (True, 1.0, 2)
@@ -105,7 +106,7 @@ async def test_tools_are_declared_called_and_answered_in_their_role(tmp_path: Pa
 
 async def test_a_policy_may_stop_calling_tools(tmp_path: Path, model_dir: Path) -> None:
     harness = {"ends_without_tool_call": True}
-    server = TokenServer(Script(("I am done.",)))
+    server = EngineDouble(Script(("I am done.",)))
     trace = await play(tmp_path, model_dir, server, terminal={"action_format": "bash-tool"}, harness=harness)
     assert (trace.ok, trace.stop_condition, trace.num_turns) == (True, "agent_completed", 1)
 
@@ -135,17 +136,17 @@ STOPS: Mapping[str, tuple[Script, dict[str, Any], str, bool]] = {
 async def test_every_end_has_its_stop_word_and_is_graded(name: str, tmp_path: Path, model_dir: Path) -> None:
     script, settings, word, is_truncated = STOPS[name]
     options = {"rewards": 0.5, **settings.pop("options", {})}
-    trace = await play(tmp_path, model_dir, TokenServer(script), options=options, **settings)
+    trace = await play(tmp_path, model_dir, EngineDouble(script), options=options, **settings)
     assert (trace.stop_condition, trace.is_truncated) == (word, is_truncated)
     assert trace.is_timeout is (word == "agent_timeout")
     assert (trace.ok, trace.reward, len(trace.branches)) == (True, 0.5, 1)
 
 
 async def test_a_context_that_is_full_ends_the_episode(tmp_path: Path, model_dir: Path) -> None:
-    first = TokenServer(Script((SENTENCES, COMPLETE)))
+    first = EngineDouble(Script((SENTENCES, COMPLETE)))
     await play(tmp_path / "first", model_dir, first)
     longest = len(first.exchanges[-1].prompt)
-    server = TokenServer(Script((SENTENCES, COMPLETE)), model="smaller", max_model_len=longest - 1)
+    server = EngineDouble(Script((SENTENCES, COMPLETE)), model="smaller", max_context_tokens=longest - 1)
     trace = await play(tmp_path / "second", model_dir, server)
     assert (trace.stop_condition, trace.is_truncated, trace.ok) == ("max_total_tokens", True, True)
     assert (trace.reward, trace.num_turns) == (1.0, 1)
@@ -153,7 +154,7 @@ async def test_a_context_that_is_full_ends_the_episode(tmp_path: Path, model_dir
 
 async def test_a_task_of_several_steps_is_paid_once(tmp_path: Path, model_dir: Path) -> None:
     options = {"rewards": {"reward": 1.0, "tidy": 0.5}}
-    trace = await play(tmp_path, model_dir, TokenServer(Script((COMPLETE,))), steps=3, options=options)
+    trace = await play(tmp_path, model_dir, EngineDouble(Script((COMPLETE,))), steps=3, options=options)
     assert (trace.ok, trace.reward, trace.num_turns) == (True, 1.0, 3)
     steps = {name: value for name, value in trace.metrics.items() if name.startswith("verifier/step_")}
     assert steps == {
@@ -163,7 +164,7 @@ async def test_a_task_of_several_steps_is_paid_once(tmp_path: Path, model_dir: P
 
 
 async def test_a_broken_verifier_is_no_reward_after_one_more_attempt(tmp_path: Path, model_dir: Path) -> None:
-    server = TokenServer(SOLVED)
+    server = EngineDouble(SOLVED)
     trace = await play(tmp_path, model_dir, server, options={"fail": {"verifier": 1}})
     assert (trace.ok, trace.has_error, trace.stop_condition) == (False, True, "task_error")
     assert all(reward is None for reward in trace.rewards.values())
@@ -173,7 +174,7 @@ async def test_a_broken_verifier_is_no_reward_after_one_more_attempt(tmp_path: P
 
 
 async def test_a_lost_sandbox_is_no_reward_after_one_more_attempt(tmp_path: Path, model_dir: Path) -> None:
-    trace = await play(tmp_path, model_dir, TokenServer(SOLVED), options={"fail": {"exec": 1}})
+    trace = await play(tmp_path, model_dir, EngineDouble(SOLVED), options={"fail": {"exec": 1}})
     assert (trace.ok, trace.stop_condition, trace.rewards) == (False, "sandbox_error", {})
     assert [error.type for error in trace.errors] == ["SandboxError", "SandboxError"]
     assert trace.errors[0].message.startswith("sandbox_lost: ")
@@ -193,7 +194,7 @@ class FailsOnce(FakeEnvironment):
 
 async def test_a_second_sandbox_saves_the_episode(tmp_path: Path, model_dir: Path) -> None:
     FailsOnce.starts = 0
-    trace = await play(tmp_path, model_dir, TokenServer(SOLVED), harness={"sandbox": f"{__name__}:FailsOnce"})
+    trace = await play(tmp_path, model_dir, EngineDouble(SOLVED), harness={"sandbox": f"{__name__}:FailsOnce"})
     assert (trace.ok, trace.reward) == (True, 1.0)
     assert [error.message.split(":")[0] for error in trace.errors] == ["sandbox_start"]
 
@@ -202,26 +203,33 @@ async def test_no_retry_where_the_rules_allow_none(tmp_path: Path, model_dir: Pa
     FailsOnce.starts = 0
     agent = {"retries": {"rules": []}}
     harness = {"sandbox": f"{__name__}:FailsOnce"}
-    trace = await play(tmp_path, model_dir, TokenServer(SOLVED), harness=harness, agent=agent)
+    trace = await play(tmp_path, model_dir, EngineDouble(SOLVED), harness=harness, agent=agent)
     assert (trace.ok, len(trace.errors)) == (False, 1)
 
 
+def failing(status: int) -> EngineDouble:
+    server = EngineDouble(SOLVED)
+    server.always = status
+    return server
+
+
 async def test_an_engine_that_fails_is_its_error_and_no_reward(tmp_path: Path, model_dir: Path) -> None:
-    trace = await play(tmp_path, model_dir, TokenServer(SOLVED, statuses=[400] * 9))
+    trace = await play(tmp_path, model_dir, failing(400))
     assert (trace.ok, trace.stop_condition) == (False, "provider_error")
     assert trace.errors[-1].status_code == 400
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 async def test_an_engine_that_fails_once_is_asked_again(status: int, tmp_path: Path, model_dir: Path) -> None:
-    server = TokenServer(SOLVED, statuses=[status])
+    server = EngineDouble(SOLVED)
+    server.modes = [status]
     trace = await play(tmp_path, model_dir, server)
     assert (trace.ok, trace.reward, trace.errors) == (True, 1.0, [])
     assert len(server.requests) == len(server.exchanges) + 1
 
 
 async def test_an_engine_that_stays_broken_costs_one_more_attempt(tmp_path: Path, model_dir: Path) -> None:
-    server = TokenServer(SOLVED, statuses=[500] * 99)
+    server = failing(500)
     trace = await play(tmp_path, model_dir, server)
     assert (trace.ok, trace.reward, server.exchanges) == (False, 0.0, [])
     assert [(error.type, error.status_code) for error in trace.errors] == [("ProviderError", 500)] * 2
@@ -231,7 +239,7 @@ async def test_an_engine_that_stays_broken_costs_one_more_attempt(tmp_path: Path
 async def test_a_key_or_a_model_that_is_refused_is_not_asked_for_again(
     status: int, tmp_path: Path, model_dir: Path
 ) -> None:
-    server = TokenServer(SOLVED, statuses=[status] * 99)
+    server = failing(status)
     trace = await play(tmp_path, model_dir, server)
     assert (trace.ok, [error.status_code for error in trace.errors]) == (False, [status])
     assert len(server.requests) == 1
@@ -255,7 +263,7 @@ async def test_what_was_refused_once_is_asked_for_by_no_later_episode(
 
 async def test_a_timeout_of_verifiers_leaves_no_verdict(tmp_path: Path, model_dir: Path) -> None:
     agent = {"timeout": {"rollout": 0.2}}
-    trace = await play(tmp_path, model_dir, TokenServer(ENDLESS), terminal={"max_turns": None}, agent=agent)
+    trace = await play(tmp_path, model_dir, EngineDouble(ENDLESS), terminal={"max_turns": None}, agent=agent)
     assert (trace.ok, trace.is_timeout, trace.reward) == (False, True, 0.0)
     assert "no verdict" in trace.errors[-1].message
 
@@ -273,7 +281,7 @@ async def test_sandboxes_of_a_pool_are_shared_by_a_group(
     monkeypatch.setattr(WarmPool, "start", note)
     task = fake_config(tmp_path / "task").task_dir
     harness = {"sandbox": FAKE, "pool_size": 2, "terminal_env": TERMINAL}
-    episodes = await run_episodes(TokenServer(SOLVED), env_config([task], harness), model_dir=model_dir, episodes=6)
+    episodes = await run_episodes(EngineDouble(SOLVED), env_config([task], harness), model_dir=model_dir, episodes=6)
     traces = [trace for episode in episodes for trace in episode.traces]
     assert [trace.reward for trace in traces] == [1.0] * 6
     assert all("pool/wait_sec" in trace.metrics for trace in traces)
@@ -281,7 +289,7 @@ async def test_sandboxes_of_a_pool_are_shared_by_a_group(
 
 
 async def test_a_foreign_agent_plays_through_the_gateway(tmp_path: Path, model_dir: Path) -> None:
-    server = TokenServer(SOLVED)
+    server = EngineDouble(SOLVED)
     kwargs = {"base_url": "{gateway_url}"}
     agent = {"import_path": "tests.helpers.gateway.format_agent:FormatAgent", "kwargs": kwargs}
     trace = await play(
@@ -299,7 +307,7 @@ async def test_a_foreign_agent_is_graded_when_its_budget_is_spent(
 ) -> None:
     kwargs = {"base_url": "{gateway_url}"}
     agent = {"import_path": "tests.helpers.gateway.format_agent:FormatAgent", "kwargs": kwargs}
-    trace = await play(tmp_path, model_dir, TokenServer(ENDLESS), harness={"agent": agent}, **limits)
+    trace = await play(tmp_path, model_dir, EngineDouble(ENDLESS), harness={"agent": agent}, **limits)
     assert (trace.ok, trace.reward, trace.num_turns, trace.stop_condition) == (True, 1.0, 2, "max_turns")
 
 

@@ -20,11 +20,11 @@ import pytest
 from harbor_gym import Sample
 from harbor_gym.adapters.verifiers.prime_rl import command
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
+from tests.helpers.engine_double import EngineDouble, serve
 from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 from tests.helpers.verifiers.episodes import Script
 from tests.helpers.verifiers.sandboxes import ANSWER, BREAKING_ANSWER, Traced
-from tests.helpers.verifiers.token_server import TokenServer, serve
 
 pytestmark = [pytest.mark.verifiers, pytest.mark.prime_rl, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -138,7 +138,7 @@ async def test_64_rollouts_become_samples_with_advantages_and_the_lost_ones_do_n
         return await (SOLVING if (number := next(first_turns)) % 4 else others[number // 4 % len(others)])(prompt)
 
     config = groups_in_fake_sandboxes(tasks, model_dir, pids_dir)
-    async with serve(TokenServer(sample)) as server, env_server(config, tmp_path):
+    async with serve(EngineDouble(sample)) as server, env_server(config, tmp_path):
         orchestrator = Orchestrator(config, server, model_dir)
         await orchestrator.start()
         assert [task.data.name for task in orchestrator.tasks] == [task.name for task in tasks]
@@ -158,7 +158,7 @@ async def test_64_rollouts_become_samples_with_advantages_and_the_lost_ones_do_n
     _check_group_with_losses(orchestrator)
 
 
-def _check_samples(samples: Sequence[Any], orchestrator: Any, server: TokenServer, group_size: int) -> None:
+def _check_samples(samples: Sequence[Any], orchestrator: Any, server: EngineDouble, group_size: int) -> None:
     """Every sample is a conversation of the server's, and its advantage the reward less its group's mean."""
     expected: dict[tuple[int, ...], set[float]] = defaultdict(set)
     for start in range(0, 64, group_size):
@@ -208,7 +208,7 @@ async def test_a_tiny_policy_learns_from_what_is_packed(tmp_path: Path) -> None:
     policy = await asyncio.to_thread(RepairPolicy, harness.env_config(TASK), learning_rate=0.2)
     policy.tokenizer.save_pretrained(model_dir)
     means: list[float] = []
-    async with serve(TokenServer(policy)) as server, env_server(config, tmp_path):
+    async with serve(EngineDouble(policy)) as server, env_server(config, tmp_path):
         orchestrator = Orchestrator(config, server, model_dir)
         await orchestrator.start()
         (task_of_run,) = orchestrator.tasks

@@ -16,8 +16,9 @@ from harbor_gym.errors import UsageError, VerifierError
 from harbor_gym.samplers import EngineSettingsError
 from harbor_gym.types import Rollout, TokenSequence
 from tests.helpers.chats.character_codec import END, CharacterCodec
-from tests.helpers.nemo_gym.double import ModelServerDouble, read_as_trainer
+from tests.helpers.engine_double import EngineDouble
 from tests.helpers.nemo_gym.scripts import Script
+from tests.helpers.nemo_gym.trainer import read_as_trainer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 from tests.helpers.tasks import DONE
 
@@ -36,12 +37,12 @@ class Forgetful(CharacterCodec):
         return [*map(ord, str(len(messages))), *super().prompt(messages)]
 
 
-def double(*answers: str, codec: Any = None, max_context_tokens: int = 100_000) -> ModelServerDouble:
+def double(*answers: str, codec: Any = None, max_context_tokens: int = 100_000) -> EngineDouble:
     script = Script(*(answers or ANSWERS))
-    return ModelServerDouble(script, codec or CharacterCodec(), max_tokens=10, max_context_tokens=max_context_tokens)
+    return EngineDouble(script, codec=codec, max_context_tokens=max_context_tokens)
 
 
-def without_ids() -> ModelServerDouble:
+def without_ids() -> EngineDouble:
     engine = double()
     engine.returns_token_ids = False
     return engine
@@ -52,7 +53,7 @@ def plan(tmp_path: Path, **settings: Any) -> EpisodePlan:
     return EpisodePlan("a::task", fake_config(tmp_path / "task", **settings), None, max_retries=0)
 
 
-async def row_of(planned: EpisodePlan, engine: ModelServerDouble, **params: Any) -> Row:
+async def row_of(planned: EpisodePlan, engine: EngineDouble, **params: Any) -> Row:
     rollout, calls = await play(planned, lambda: ModelServer(engine.post, params, require_token_ids=True))
     return make_row(rollout, calls, require_token_ids=True)
 
@@ -166,7 +167,7 @@ async def test_a_broken_verifier_keeps_the_turns_and_reports_why(tmp_path: Path)
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 599])
 async def test_a_failing_model_server_is_asked_again(status: int, tmp_path: Path) -> None:
     engine = double()
-    engine.statuses = [200, *[status] * 3]
+    engine.modes = [200, *[status] * 3]
     row = await row_of(plan(tmp_path), engine)
     assert verdict(row) == (1.0, False, None)
     assert (row.fields["attempts"], len(engine.requests)) == (1, 6)
@@ -175,12 +176,12 @@ async def test_a_failing_model_server_is_asked_again(status: int, tmp_path: Path
 
 async def test_a_model_server_that_fails_for_longer_costs_an_attempt_and_is_then_masked(tmp_path: Path) -> None:
     engine = double()
-    engine.statuses = [200, *[500] * 4]
+    engine.modes = [200, *[500] * 4]
     row = await row_of(plan(tmp_path), engine)
     assert verdict(row) == (0.0, True, "harbor_gym:sampler_error")
     assert (row.fields["turns"], row.fields["attempts"], len(engine.requests)) == (1, 1, 5)
     engine = double()
-    engine.statuses = [500] * 4
+    engine.modes = [500] * 4
     assert verdict(row := await row_of(replace(plan(tmp_path), max_retries=1), engine)) == (1.0, False, None)
     assert row.fields["attempts"] == 2
 
@@ -202,7 +203,7 @@ async def test_a_wrong_key_or_model_ends_the_run_at_the_first_answer(
 ) -> None:
     engine = double()
     status, engine.refusal = REFUSALS[name]
-    engine.statuses = [status] * 9
+    engine.modes = [status] * 9
     settings = {} if agent is None else {"confirm_task_complete": True}
     with pytest.raises(EngineSettingsError, match=r"policy_api_key.*the model server answered with status 40"):
         await row_of(replace(plan(tmp_path, **settings), agent=agent, max_retries=1), engine)
@@ -211,7 +212,7 @@ async def test_a_wrong_key_or_model_ends_the_run_at_the_first_answer(
 
 async def test_an_overflow_in_a_model_servers_own_words_ends_the_episode(tmp_path: Path) -> None:
     engine = double(message(DONE))
-    engine.statuses = [200, 500]
+    engine.modes = [200, 500]
     engine.refusal = '{"error": {"message": "Your input is too long", "code": "context_length_exceeded"}}'
     assert verdict(await row_of(plan(tmp_path), engine)) == (1.0, False, "harbor_gym:context_overflow")
     assert len(engine.requests) == 2
