@@ -68,6 +68,16 @@ def task_dir(tmp_path: Path) -> Path:
     return write_task(tmp_path / "task")
 
 
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory that holds a tokenizer and nothing else."""
+    from tests.helpers.chats.tokenizers import byte_level_tokenizer
+
+    path = tmp_path_factory.mktemp("tokenizer")
+    byte_level_tokenizer().save_pretrained(path)
+    return str(path)
+
+
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give every program that the test starts a folder for temporary files that nothing else uses."""

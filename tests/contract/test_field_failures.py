@@ -41,7 +41,7 @@ from typing import Any
 
 import pytest
 
-from harbor_gym import AsyncTerminalGymEnv, EndReason, TerminalConfig, TerminalEnvConfig
+from harbor_gym import EndReason, TerminalConfig
 from harbor_gym._runtime.owners import owner_label
 from harbor_gym._runtime.procfs import read_stat
 from harbor_gym.errors import (
@@ -59,18 +59,13 @@ from harbor_gym.types import TokenStep
 from tests.helpers.harbor_trials import COMPLETE
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes import failing
+from tests.helpers.sandboxes.local import make_env
 from tests.helpers.tasks import BASE, DONE, write_task
 from tests.integration.episode.test_rollout import CharacterCodec
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
 SLOW_NO = "#!/bin/bash\necho 0 > /logs/verifier/reward.txt\nsleep 0.3\n"
-
-
-def make_env(task_dir: Path, *, sandbox: str = "local", **settings: Any) -> AsyncTerminalGymEnv:
-    return AsyncTerminalGymEnv(
-        TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, confirm_task_complete=False, **settings)
-    )
 
 
 async def reward_of(task_dir: Path, *keystrokes: str, **settings: Any) -> float:

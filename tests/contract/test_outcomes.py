@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harbor_gym import AsyncTerminalGymEnv, EndReason, TerminalEnvConfig
+from harbor_gym import AsyncTerminalGymEnv, EndReason
 from harbor_gym.errors import (
     HarborGymError,
     SandboxLostError,
@@ -19,6 +19,7 @@ from harbor_gym.errors import (
 from harbor_gym.sandboxes.local import cgroups
 from harbor_gym.types import EpisodeInfo
 from tests.helpers.harbor_trials import COMPLETE
+from tests.helpers.sandboxes.local import make_env
 from tests.helpers.tasks import DONE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
@@ -26,12 +27,6 @@ pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 MUTE = "#!/bin/bash\necho the tests could not be installed\n"
 
 SLOW = "#!/bin/bash\necho still at it\nsleep 60\n"
-
-
-def make_env(task_dir: Path, *, sandbox: str = "local", **settings: Any) -> AsyncTerminalGymEnv:
-    return AsyncTerminalGymEnv(
-        TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, confirm_task_complete=False, **settings)
-    )
 
 
 async def solve(env: AsyncTerminalGymEnv, keys: str = DONE) -> None:

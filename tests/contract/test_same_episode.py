@@ -162,14 +162,6 @@ class Counting:
         return await SOLVED(prompt)
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A directory that holds a tokenizer and nothing else."""
-    path = tmp_path_factory.mktemp("tokenizer")
-    byte_level_tokenizer().save_pretrained(path)
-    return str(path)
-
-
 @pytest.mark.parametrize("name", EPISODES)
 @pytest.mark.parametrize("adapter", adapters())
 async def test_in_memory(adapter: str, name: str, model_dir: str, tmp_path: Path) -> None:

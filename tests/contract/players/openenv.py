@@ -9,12 +9,7 @@ from harbor_gym import EndReason, Sample, TokenTerminalEnv, merge, run_episode
 from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost, played_of
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engine_double import EngineDouble, serve
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""What the renderer writes, as a chat template."""
+from tests.helpers.policies.typists import CHAT_TEMPLATE
 
 
 async def by_openenv_session(episode: Episode) -> Played:
@@ -23,7 +18,7 @@ async def by_openenv_session(episode: Episode) -> Played:
     from harbor_gym.adapters.openenv import HarborTerminalSessionFactory, LocalTasks, TaskSuite
 
     tokenizer = copy.deepcopy(byte_level_tokenizer())
-    tokenizer.chat_template = CHATML
+    tokenizer.chat_template = CHAT_TEMPLATE
     tasks = LocalTasks(await asyncio.to_thread(TaskSuite.resolve, episode.task_dir), episode.config)
     async with serve(EngineDouble(episode.sampler)) as engine:
         factory = HarborTerminalSessionFactory(

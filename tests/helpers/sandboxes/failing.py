@@ -4,13 +4,7 @@ import asyncio
 from typing import Any, ClassVar, override
 
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
-
-
-class TooManyRequestsError(Exception):
-    """What a provider's client library raises when it is asked too often."""
-
-    status_code = 429
-    retry_after = 7.0
+from tests.helpers.sandboxes.throttled import TooManyRequestsError
 
 
 class ThrottledStart(LocalEnvironment):
@@ -18,7 +12,7 @@ class ThrottledStart(LocalEnvironment):
 
     @override
     async def start(self, force_build: bool) -> None:
-        raise TooManyRequestsError("sandbox quota exceeded")
+        raise TooManyRequestsError(7.0)
 
 
 class WedgedStart(LocalEnvironment):

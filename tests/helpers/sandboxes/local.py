@@ -9,6 +9,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
 from harbor.models.trial.paths import TrialPaths
 
+from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 
 DOCKERFILE = """\
@@ -61,3 +62,10 @@ async def output(sandbox: BaseEnvironment, command: str, **options: Any) -> str:
     result = await sandbox.exec(command, **options)
     assert result.return_code == 0, f"{command!r}: status {result.return_code}: {result.stderr}"
     return (result.stdout or "").strip()
+
+
+def make_env(task_dir: Path, *, sandbox: str = "local", **settings: Any) -> AsyncTerminalGymEnv:
+    """Make an environment that asks for no confirmation."""
+    return AsyncTerminalGymEnv(
+        TerminalEnvConfig(task_dir=task_dir, sandbox=sandbox, confirm_task_complete=False, **settings)
+    )

@@ -15,6 +15,8 @@ from harbor.models.task.config import EnvironmentConfig
 from harbor.models.trial.paths import TrialPaths
 
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
+from harbor_gym.terminal import Terminal, TerminalTurn
+from harbor_gym.types import Command
 from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 
@@ -23,6 +25,9 @@ type Sandbox = LocalSandbox | Container
 
 KINDS = (pytest.param("local", marks=pytest.mark.local), pytest.param("docker", marks=pytest.mark.docker))
 """Parameters of a fixture that calls :func:`running_sandbox`."""
+
+LONG_SEC = 30.0
+"""A ceiling that a passing test never reaches."""
 
 BASE_IMAGE = "debian:bookworm-slim"
 IMAGE = "harbor-gym-test-terminal"
@@ -230,3 +235,8 @@ async def running_sandbox(
 def _docker(*arguments: str) -> None:
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"docker {arguments[0]}: {done.stderr}"
+
+
+async def enter(terminal: Terminal, *keystrokes: str, wait_sec: float = LONG_SEC) -> TerminalTurn:
+    """Type keystrokes, each text as a command of its own."""
+    return await terminal.run([Command(keys, wait_sec) for keys in keystrokes])

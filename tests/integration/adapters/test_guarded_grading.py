@@ -13,7 +13,7 @@ from harbor_gym.gateway import SessionLimits
 from tests.helpers.chats.character_codec import END
 from tests.helpers.gateway.clients import ThinkingCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
-from tests.helpers.tasks import BASE, DONE, PASS_IF_DONE, write_task
+from tests.helpers.tasks import BASE, DONE, FORGER, PASS_IF_DONE, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
@@ -51,12 +51,6 @@ def with_defaults(**settings: Any) -> dict[str, Any]:
 
 
 SLOW_NO = "#!/bin/bash\necho 0 > /logs/verifier/reward.txt\nsleep 0.5\n"
-FORGER = (
-    "while sleep 0.01; do echo 1 > /tmp/one; "
-    "[ ! -e /tests/test.sh ] || mv -f /tmp/one /logs/verifier/reward.txt 2>/dev/null; done"
-)
-"""Waits for the tests to begin, and then overwrites their verdict."""
-
 RUNS_ON = f"setsid bash -c '{FORGER}' >/dev/null 2>&1 </dev/null &\n"
 
 DAEMON = (

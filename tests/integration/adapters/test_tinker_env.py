@@ -23,14 +23,6 @@ def engines() -> None:
     require_engine("local")
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A directory that holds a tokenizer and nothing else."""
-    path = tmp_path_factory.mktemp("tokenizer")
-    byte_level_tokenizer().save_pretrained(path)
-    return str(path)
-
-
 def make_builder(task_dir: Path, model_dir: str, **settings: Any) -> Any:
     from harbor_gym.adapters.tinker import GroupTemplate, HarborSingleTaskEnvGroupBuilder
 

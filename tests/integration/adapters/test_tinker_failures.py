@@ -14,7 +14,6 @@ import pytest
 
 from harbor_gym import TerminalEnvConfig
 from harbor_gym.errors import SandboxLostError, SandboxThrottledError, UsageError
-from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engines import require_engine
 from tests.helpers.policies.token_policies import RENDERER, SamplingClient, message, scripted
 from tests.helpers.sandboxes.flaky import FirstIsLost, Flaky
@@ -24,13 +23,6 @@ pytestmark = pytest.mark.tinker
 
 GROUP_SIZE = 6
 GIVE_UP = message(None, complete=True)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("tokenizer")
-    byte_level_tokenizer().save_pretrained(path)
-    return str(path)
 
 
 def make_builder(task_dir: Path, model_dir: str, sandbox: str, size: int = GROUP_SIZE, **options: Any) -> Any:

@@ -12,7 +12,6 @@ from harbor.models.trial.config import EnvironmentConfig
 from harbor_gym.checking import CheckPlan, PristineCheck, TaskCheck, Verdict, check_tasks
 from harbor_gym.checking.report import as_object, remarks, table_head, table_row
 from harbor_gym.sandboxes import environment_config
-from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.viewing import VIEWING
 from tests.helpers.tasks import BASE, PASS_IF_DONE, write_task
 
@@ -216,12 +215,6 @@ def sure(check: TaskCheck) -> tuple[str, ...]:
 
 ROOTS_OWN = "PATH=/usr/bin:/bin\n"
 """What keeps programs that the policy planted, as root, out of a verifier written in bash."""
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> CheckPlan:
-    require_engine("local")
-    return CheckPlan(environment_config("local"), tmp_path / "trials", repeat=1)
 
 
 ORDINARY = {

@@ -10,7 +10,7 @@ from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import VerifierError
 from harbor_gym.types import EpisodeInfo
 from tests.helpers.harbor_trials import COMPLETE, graded_in, run_episode
-from tests.helpers.tasks import BASE, write_task
+from tests.helpers.tasks import BASE, FORGER, write_task
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 
@@ -19,12 +19,6 @@ SLOW_NO = """\
 echo 0 > /logs/verifier/reward.txt
 sleep 0.3
 """
-
-FORGER = (
-    "while sleep 0.01; do echo 1 > /tmp/one; "
-    "[ ! -e /tests/test.sh ] || mv -f /tmp/one /logs/verifier/reward.txt 2>/dev/null; done"
-)
-"""Waits for the tests to begin, and then overwrites their verdict."""
 
 DOCKERFILE = f"""\
 FROM {BASE}

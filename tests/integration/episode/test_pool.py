@@ -1,10 +1,8 @@
 """Warm pools over real local sandboxes: what is handed out, what is not, how failures and ends are met."""
 
 import asyncio
-import contextlib
 import pickle
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, ClassVar, override
 
@@ -18,11 +16,12 @@ from harbor_gym.errors import (
     TaskError,
     UsageError,
 )
-from harbor_gym.pool import Lease, WarmPool, shared_pool
+from harbor_gym.pool import WarmPool, shared_pool
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engines import require_engine
 from tests.helpers.patience import PATIENCE_SEC
+from tests.helpers.sandboxes.throttled import TooManyRequestsError, leased
 from tests.helpers.tasks import DONE, write_task
 
 pytestmark = [pytest.mark.local]
@@ -37,14 +36,6 @@ def engine(request: pytest.FixtureRequest) -> None:
     GrudgingEnvironment.refusals.clear()
     GrudgingEnvironment.begun.clear()
     GrudgingEnvironment.at_once = GrudgingEnvironment.most_at_once = 0
-
-
-class TooManyRequestsError(Exception):
-    """What a provider's client might raise."""
-
-    def __init__(self, retry_after: float) -> None:
-        super().__init__("slow down")
-        self.retry_after = retry_after
 
 
 class GrudgingEnvironment(LocalEnvironment):
@@ -83,15 +74,6 @@ async def filled(pool: WarmPool) -> None:
     async with asyncio.timeout(PATIENCE_SEC):
         while pool.metrics()["pool/ready"] < pool.size:  # noqa: ASYNC110 - a pool does not report that it is full
             await asyncio.sleep(0.01)
-
-
-@contextlib.asynccontextmanager
-async def leased(pool: WarmPool) -> AsyncGenerator[Lease]:
-    lease = await pool.lease()
-    try:
-        yield lease
-    finally:
-        await lease.prepared.close()
 
 
 async def test_an_episode_from_the_pool_is_an_episode_like_any_other(task_dir: Path, tmp_path: Path) -> None:

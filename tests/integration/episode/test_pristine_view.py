@@ -13,11 +13,9 @@ from harbor.environments.base import ExecResult
 
 from harbor_gym import EndReason
 from harbor_gym.checking import CheckPlan, Verdict, check_tasks
-from harbor_gym.sandboxes import environment_config
 from harbor_gym.sandboxes.images.debian_base import ensure_base_tar
 from harbor_gym.sandboxes.local import LocalEnvironment, own_ids
 from harbor_gym.sandboxes.piped import PipedCommand
-from tests.helpers.engines import require_engine
 from tests.helpers.harbor_trials import graded_in, run_episode
 from tests.helpers.paths import ROOT
 from tests.helpers.rootless import rootless_user, run_as
@@ -349,12 +347,6 @@ async def _rewards() -> dict[str, float | None]:
             name: await last_verdict(write_set_up(Path(folder) / f"task-{number}", setup), *scripts)
             for number, (name, (setup, *scripts)) in enumerate(cases.items())
         }
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> CheckPlan:
-    require_engine("local")
-    return CheckPlan(environment_config("local"), tmp_path / "trials", repeat=1)
 
 
 async def test_a_check_proposes_the_paths_and_grades_both_views(tmp_path: Path, plan: CheckPlan) -> None:

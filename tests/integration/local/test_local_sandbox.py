@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ from harbor_gym.sandboxes.supervisor.forkserver_client import end_forkserver, fo
 from tests.helpers.sandboxes.local import DOCKERFILE, make_sandbox, output, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
-
-
-@pytest.fixture
-async def sandbox(tmp_path: Path) -> AsyncGenerator[LocalEnvironment]:
-    async with running(make_sandbox(tmp_path)) as started:
-        yield started
 
 
 # --- exec ------------------------------------------------------------------------------------------------------------

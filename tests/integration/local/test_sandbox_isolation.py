@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,10 @@ from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from harbor_gym.sandboxes.local.network import NETWORK_PROGRAM
 from tests.helpers.paths import ROOT
 from tests.helpers.patience import PATIENCE_SEC
-from tests.helpers.sandboxes.local import make_sandbox, output, running
+from tests.helpers.sandboxes.local import output
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
 _REPOSITORY = ROOT
-
-
-@pytest.fixture
-async def sandbox(tmp_path: Path) -> AsyncGenerator[LocalEnvironment]:
-    async with running(make_sandbox(tmp_path)) as started:
-        yield started
 
 
 async def test_no_file_of_the_host_is_visible(sandbox: LocalEnvironment, tmp_path: Path) -> None:

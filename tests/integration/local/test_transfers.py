@@ -1,6 +1,5 @@
 """Files that go into and out of a local sandbox, as root and as an ordinary user."""
 
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -8,16 +7,8 @@ import pytest
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.hostile.behaviours import Behaviour, expect_all_pass_as_rootless_user
 from tests.helpers.hostile.transfer_behaviours import BEHAVIOURS
-from tests.helpers.sandboxes.local import make_sandbox, running
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
-
-
-@pytest.fixture
-async def sandbox(tmp_path: Path) -> AsyncGenerator[LocalEnvironment]:
-    """A running sandbox."""
-    async with running(make_sandbox(tmp_path / "sandbox")) as made:
-        yield made
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda behaviour: behaviour.__name__)

@@ -13,15 +13,11 @@ from harbor_gym.bench.sandbox import started_environment
 from harbor_gym.config import TerminalConfig, TerminalEnvConfig
 from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
 from harbor_gym.types import ActionFormat, Command
-from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
-from tests.helpers.sandboxes.terminal_environments import LocalSandbox, start_local
+from tests.helpers.sandboxes.terminal_environments import LONG_SEC, LocalSandbox
 from tests.helpers.tasks import BASE, write_task
 
 pytestmark = pytest.mark.local
-
-_LONG_SEC = 30.0
-"""A ceiling that a passing test never reaches."""
 
 
 @pytest.fixture(params=["portable", "persistent"])
@@ -36,14 +32,6 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> TerminalConfig:
 
 
 @pytest.fixture
-async def sandbox(tmp_path: Path, nothing_left: None) -> AsyncGenerator[LocalSandbox]:
-    require_engine("local")
-    sandbox = await start_local(tmp_path / "environment")
-    yield sandbox
-    await sandbox.stop(delete=True)
-
-
-@pytest.fixture
 async def terminal(sandbox: LocalSandbox, config: TerminalConfig) -> AsyncGenerator[Terminal]:
     opened = await open_terminal(sandbox, config)
     await opened.run([])
@@ -52,7 +40,7 @@ async def terminal(sandbox: LocalSandbox, config: TerminalConfig) -> AsyncGenera
 
 
 async def enter(terminal: Terminal, command: str) -> TerminalTurn:
-    return await terminal.run([Command(f"{command}\n", _LONG_SEC)])
+    return await terminal.run([Command(f"{command}\n", LONG_SEC)])
 
 
 async def read(sandbox: BaseEnvironment, path: str) -> str:
@@ -130,7 +118,7 @@ async def test_a_character_that_no_terminal_takes_as_text_is_refused(code: int, 
 
 async def test_a_keys_name_is_a_key(terminal: Terminal) -> None:
     await terminal.run([Command("cat\n", 1.0)])
-    turn = await terminal.run([Command("C-c", _LONG_SEC)])
+    turn = await terminal.run([Command("C-c", LONG_SEC)])
     assert turn.exit_code == 130
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ import pytest
 
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import SandboxLostError, SandboxTimeoutError, TerminalStartError
-from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
-from harbor_gym.types import Command
+from harbor_gym.terminal import Terminal, open_terminal
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.terminal_environments import (
     KINDS,
@@ -20,24 +19,15 @@ from tests.helpers.sandboxes.terminal_environments import (
     LocalSandbox,
     Sandbox,
     Transport,
+    enter,
     remove_container,
-    running_container,
     running_sandbox,
     start_container,
     start_local,
 )
 
-_LONG_SEC = 30.0
-"""A ceiling that a passing test never reaches."""
-
 _FLOOR_SEC = 10.0
 """A floor that outlasts a short command, also on a loaded machine."""
-
-
-@pytest.fixture(scope="module")
-def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_container(tmp_path_factory.mktemp("image")) as name:
-        yield name
 
 
 @pytest.fixture(params=["portable", "persistent"])
@@ -73,10 +63,6 @@ async def terminal(sandbox: Sandbox) -> AsyncGenerator[Terminal]:
 async def open_session(sandbox: Sandbox, *, user: str | None = None, **settings: int | float | str) -> Terminal:
     config = TerminalConfig.model_validate({"transport": sandbox.transport, **settings})
     return await open_terminal(sandbox, config, user=user)
-
-
-async def enter(terminal: Terminal, *keystrokes: str, wait_sec: float = _LONG_SEC) -> TerminalTurn:
-    return await terminal.run([Command(keys, wait_sec) for keys in keystrokes])
 
 
 async def read(sandbox: Sandbox, command: str) -> str:

@@ -9,7 +9,7 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, override
 
@@ -18,7 +18,7 @@ import pytest
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import SandboxLostError, TerminalStartError
 from harbor_gym.sandboxes.piped import PipedCommand
-from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
+from harbor_gym.terminal import Terminal, open_terminal
 from harbor_gym.terminal.screen.keys import encode_keystrokes
 from harbor_gym.terminal.tmux import TmuxTerminal
 from harbor_gym.terminal.transports import channel
@@ -28,24 +28,18 @@ from harbor_gym.types import Command
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.terminal_environments import (
     KINDS,
+    LONG_SEC,
     Container,
     LocalSandbox,
     Sandbox,
     channel_processes,
-    running_container,
+    enter,
     running_sandbox,
     start_local,
 )
 
-_LONG_SEC = 30.0
 _KILL_CLIENTS = "kill -KILL $(tmux -S $(ls -d /run/.terminal-*)/socket list-clients -F '#{client_pid}')"
 _ROUNDS = 40
-
-
-@pytest.fixture(scope="module")
-def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_container(tmp_path_factory.mktemp("image")) as name:
-        yield name
 
 
 @pytest.fixture(params=KINDS)
@@ -61,10 +55,6 @@ async def terminal(sandbox: Sandbox) -> AsyncGenerator[Terminal]:
     assert (await opened.run([])).transport == "persistent"
     yield opened
     await opened.close()
-
-
-async def enter(terminal: Terminal, *keystrokes: str, wait_sec: float = _LONG_SEC) -> TerminalTurn:
-    return await terminal.run([Command(keys, wait_sec) for keys in keystrokes])
 
 
 async def read(sandbox: Sandbox, command: str) -> str:
@@ -115,7 +105,7 @@ async def test_an_answer_that_was_lost_is_given_again(sandbox: Sandbox, keystrok
     assert isinstance(terminal, TmuxTerminal)
     assert isinstance(terminal.transport, PersistentTransport)
     await enter(terminal, "echo before\n")
-    commands = [Command(keystrokes, _LONG_SEC)]
+    commands = [Command(keystrokes, LONG_SEC)]
     step = make_step(commands, [encode_keystrokes(keystrokes)], first_number=2, config=TerminalConfig())
     capture = await terminal.transport.run_step(step)
     assert await terminal.transport.portable.run_step(step, again=True) == capture
@@ -152,7 +142,7 @@ async def test_a_command_that_was_waited_for_is_not_waited_for_again(sandbox: Sa
     await enter(terminal, "C-d")
     # As a process leaves it that is killed when it has just typed the step's second command.
     await sandbox.exec(NOTE.format(number=3, waits=",fullscreen") + " \\; send-keys -t %0 'echo next' Enter")
-    commands = [Command("C-d", _LONG_SEC), Command("echo next\n", _LONG_SEC), Command("echo last\n", _LONG_SEC)]
+    commands = [Command("C-d", LONG_SEC), Command("echo next\n", LONG_SEC), Command("echo last\n", LONG_SEC)]
     keys = [encode_keystrokes(command.keystrokes) for command in commands]
     step = make_step(commands, keys, first_number=2, config=TerminalConfig())
     capture = await terminal.transport.portable.run_step(step, again=True)
@@ -186,7 +176,7 @@ async def test_what_was_typed_is_waited_for_and_not_typed_again(sandbox: Sandbox
     assert isinstance(terminal, TmuxTerminal)
     assert isinstance(terminal.transport, PersistentTransport)
     keystrokes = "cat >>/srv/typed <<'END'\n" + f"{'x' * 59}\n" * (size // 60) + "END\n"
-    commands = [Command(keystrokes, _LONG_SEC), Command("date +%N >>/srv/dates\n", _LONG_SEC)]
+    commands = [Command(keystrokes, LONG_SEC), Command("date +%N >>/srv/dates\n", LONG_SEC)]
     keys = [encode_keystrokes(command.keystrokes) for command in commands]
     first = make_step(commands[:1], keys[:1], first_number=1, config=TerminalConfig())
     await terminal.transport.run_step(first)
@@ -257,7 +247,7 @@ async def test_a_hung_channel_is_left_before_the_step_is_over(
         turn = await enter(terminal, f"{stop}; sleep 0.2; echo one | tee -a /srv/typed\n")
     assert (turn.transport, turn.waits) == ("portable", ("prompt",))
     assert turn.text.endswith("\none\n$")
-    assert turn.duration_sec < _LONG_SEC / 2, "the ceiling was waited for"
+    assert turn.duration_sec < LONG_SEC / 2, "the ceiling was waited for"
     turn = await enter(terminal, "cat /srv/typed\n")
     assert (turn.transport, turn.text) == ("persistent", "$ cat /srv/typed\none\n$")
 

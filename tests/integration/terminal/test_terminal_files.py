@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 
 from harbor_gym.config import TerminalConfig
-from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
-from harbor_gym.types import Command
+from harbor_gym.terminal import Terminal, open_terminal
 from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.terminal_environments import (
     KINDS,
     Sandbox,
     Transport,
+    enter,
     running_container,
     running_sandbox,
     start_local,
 )
 
-_LONG_SEC = 30.0
 _FILL = "cat /dev/zero >/run/fill 2>/dev/null; cat /dev/zero >/tmp/fill 2>/dev/null; true"
 """Fills what the session's files lie on, and the directory of temporary files."""
 
@@ -56,10 +55,6 @@ async def terminal(sandbox: Sandbox) -> AsyncGenerator[Terminal]:
     opened = await open_session(sandbox)
     yield opened
     await opened.close()
-
-
-async def enter(terminal: Terminal, *keystrokes: str) -> TerminalTurn:
-    return await terminal.run([Command(keys, _LONG_SEC) for keys in keystrokes])
 
 
 def numbers(first: int, last: int) -> str:

@@ -11,21 +11,16 @@ import pytest
 from harbor.environments.base import ExecResult
 
 from harbor_gym.config import TerminalConfig
-from harbor_gym.terminal import Terminal, TerminalTurn, open, open_terminal
+from harbor_gym.terminal import Terminal, open, open_terminal
 from harbor_gym.terminal.scripts import read_script
-from harbor_gym.types import Command
-from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.terminal_environments import (
     Container,
     LocalSandbox,
+    enter,
     running_container,
-    start_local,
 )
 
 pytestmark = pytest.mark.local
-
-_LONG_SEC = 30.0
-"""A ceiling that a passing test never reaches."""
 
 
 @pytest.fixture(params=["portable", "persistent"])
@@ -34,23 +29,11 @@ def config(request: pytest.FixtureRequest) -> TerminalConfig:
 
 
 @pytest.fixture
-async def sandbox(tmp_path: Path, nothing_left: None) -> AsyncGenerator[LocalSandbox]:
-    require_engine("local")
-    sandbox = await start_local(tmp_path / "environment")
-    yield sandbox
-    await sandbox.stop(delete=True)
-
-
-@pytest.fixture
 async def terminal(sandbox: LocalSandbox, config: TerminalConfig) -> AsyncGenerator[Terminal]:
     opened = await open_terminal(sandbox, config)
     assert (await opened.run([])).text == "$"
     yield opened
     await opened.close()
-
-
-async def enter(terminal: Terminal, *keystrokes: str, wait_sec: float = _LONG_SEC) -> TerminalTurn:
-    return await terminal.run([Command(keys, wait_sec) for keys in keystrokes])
 
 
 async def put(sandbox: LocalSandbox, name: str, text: str) -> None:

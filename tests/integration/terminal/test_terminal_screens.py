@@ -2,40 +2,24 @@
 
 import re
 import subprocess
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harbor_gym.config import TerminalConfig
-from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
-from harbor_gym.types import Command
-from tests.helpers.engines import require_engine
+from harbor_gym.terminal import open_terminal
 from tests.helpers.sandboxes.terminal_environments import (
     Container,
     LocalSandbox,
+    enter,
     running_container,
-    start_local,
 )
-
-_LONG_SEC = 30.0
 
 
 @pytest.fixture(params=["portable", "persistent"])
 async def config(request: pytest.FixtureRequest) -> TerminalConfig:
     return TerminalConfig(transport=request.param)
-
-
-@pytest.fixture
-async def sandbox(tmp_path: Path, nothing_left: None) -> AsyncGenerator[LocalSandbox]:
-    require_engine("local")
-    sandbox = await start_local(tmp_path / "environment")
-    yield sandbox
-    await sandbox.stop(delete=True)
-
-
-async def enter(terminal: Terminal, *keystrokes: str, wait_sec: float = _LONG_SEC) -> TerminalTurn:
-    return await terminal.run([Command(keys, wait_sec) for keys in keystrokes])
 
 
 @pytest.fixture(scope="module")

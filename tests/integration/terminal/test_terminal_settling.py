@@ -13,13 +13,11 @@ from harbor_gym.config import TerminalConfig
 from harbor_gym.terminal import open_terminal
 from harbor_gym.types import Command
 from tests.helpers.engines import require_engine
-from tests.helpers.sandboxes.terminal_environments import LocalSandbox, start_local
+from tests.helpers.sandboxes.terminal_environments import LONG_SEC, LocalSandbox, start_local
 
 pytestmark = pytest.mark.local
 
 _ROUNDS = int(os.environ.get("HARBOR_GYM_SETTLING_ROUNDS", "6"))
-_LONG_SEC = 30.0
-
 _SCRIPTS = {
     "late.sh": """
         echo starting
@@ -142,7 +140,7 @@ async def _repeat(sandbox: LocalSandbox, transport: str, name: str, turns: Turns
     await terminal.run([])
     for index in range(_ROUNDS):
         for keystrokes, wait, text in turns:
-            turn = await terminal.run([Command(keystrokes, _LONG_SEC)])
+            turn = await terminal.run([Command(keystrokes, LONG_SEC)])
             shown = turn.text.removeprefix("[waiting for input]\n")
             if (turn.waits, shown) != ((wait,), text):
                 wrong.append(f"{name}, round {index}, {keystrokes!r}: {turn.waits} {turn.text!r}")

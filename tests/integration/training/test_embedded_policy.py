@@ -24,12 +24,6 @@ pytestmark = [pytest.mark.server, pytest.mark.usefixtures("engines")]
 RENDERERS = ("qwen3", "qwen3_disable_thinking", "qwen3_instruct")
 
 
-@pytest.fixture(scope="module")
-def engines() -> None:
-    require_engine("server")
-    require_engine("tinker")
-
-
 def _answer(keystrokes: str) -> str:
     command = {"keystrokes": keystrokes, "duration": 1.0}
     return json.dumps({"analysis": "Look.", "plan": "Act.", "commands": [command]}, separators=(",", ":"))

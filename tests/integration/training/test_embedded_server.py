@@ -16,7 +16,6 @@ from harbor_gym._runtime.procfs import all_stats
 from harbor_gym.embedded.policy import build_model, build_tokenizer, save_policy
 from harbor_gym.embedded.server import TrainingServer, TrainingServerError, export_adapter
 from harbor_gym.errors import UsageError
-from tests.helpers.engines import require_engine
 from tests.helpers.patience import PATIENCE_SEC
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.usefixtures("engines", "nothing_left")]
@@ -37,12 +36,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-@pytest.fixture(scope="module")
-def engines() -> None:
-    require_engine("server")
-    require_engine("tinker")
 
 
 @pytest.fixture(scope="module")

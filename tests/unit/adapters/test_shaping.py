@@ -8,7 +8,6 @@ import pytest
 from harbor_gym import AsyncTerminalGymEnv, StepResult, TerminalEnvConfig, TerminalEnvWrapper, Transcript, UsageError
 from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_reward, trajectory_reward
 from harbor_gym.testing import check_env
-from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.policies.token_policies import RENDERER, message, scripted
 from tests.helpers.sandboxes.fake_episodes import fake_config
 
@@ -53,13 +52,6 @@ def endless(transcript: Transcript) -> float:
 
 
 NOT_CALLABLE = 3
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("tokenizer")
-    byte_level_tokenizer().save_pretrained(path)
-    return str(path)
 
 
 async def rewards_of(builder: Any, *answers: str) -> list[float]:

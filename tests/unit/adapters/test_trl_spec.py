@@ -29,15 +29,6 @@ from tests.helpers.paths import ROOT
 from tests.helpers.sandboxes.fake_episodes import FAKE, add_step
 
 
-@pytest.fixture
-def suite(tmp_path: Path) -> Path:
-    """Three tasks with an instruction each."""
-    for name in ("alpha", "beta", "gamma"):
-        task = write_tiny_task(tmp_path / "suite" / name)
-        (task / "instruction.md").write_text(f"Do {name}.\n")
-    return tmp_path / "suite"
-
-
 def make(tasks: Path, **settings: Any) -> HarborSpec:
     settings.setdefault("sandbox", FAKE)
     return HarborSpec(tasks, **settings)

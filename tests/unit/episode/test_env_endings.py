@@ -10,7 +10,6 @@ import pytest
 from harbor_gym import AsyncTerminalGymEnv, Command, EndReason
 from harbor_gym.errors import SandboxLostError, UsageError, VerifierError
 from harbor_gym.testing.conformance.env_probe import check_done
-from harbor_gym.testing.fake import terminal
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 from tests.helpers.sandboxes.timed_fakes import CLOCK
 
@@ -19,13 +18,6 @@ UNREADABLE = "no message"
 
 
 FAKES = "tests.helpers.sandboxes.timed_fakes"
-
-
-@pytest.fixture
-def working(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the fake's terminals go by the clock of those who work; return their sandbox."""
-    monkeypatch.setattr(terminal, "time", CLOCK)
-    return f"{FAKES}:Working"
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import AgentFailedError, VerifierError, VerifierOutOfMemoryError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.testing.conformance.env_probe import check_done, check_step
-from harbor_gym.testing.fake import terminal
 from harbor_gym.types import ActionFormat, EpisodeInfo
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, add_step, fake_config, message
-from tests.helpers.sandboxes.timed_fakes import CLOCK, Noting
+from tests.helpers.sandboxes.timed_fakes import Noting
 
 TRUE = [("true\n", 1.0)]
 UNREADABLE = "no message"
@@ -27,13 +26,6 @@ def noting() -> str:
     """Return the sandbox that notes."""
     Noting.noted.clear()
     return f"{FAKES}:Noting"
-
-
-@pytest.fixture
-def working(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the fake's terminals go by the clock of those who work; return their sandbox."""
-    monkeypatch.setattr(terminal, "time", CLOCK)
-    return f"{FAKES}:Working"
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """The warm pool over sandboxes in memory: who is served, what is counted, when it gives up, at what rate it starts."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, override
@@ -14,21 +12,14 @@ from harbor_gym._runtime import rate_limit
 from harbor_gym._runtime.rate_limit import TokenBucket
 from harbor_gym.config import PoolLimits, TerminalConfig, TerminalEnvConfig
 from harbor_gym.errors import SandboxLostError, SandboxStartError, TaskError, UsageError
-from harbor_gym.pool import Lease, WarmPool, close_shared_pools, shared_pool
+from harbor_gym.pool import WarmPool, close_shared_pools, shared_pool
 from harbor_gym.terminal import Terminal
 from harbor_gym.testing import FakeEnvironment
 from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config
+from tests.helpers.sandboxes.throttled import TooManyRequestsError, leased
 
 SWIFT: dict[str, Any] = {"starts_per_sec": 1e6, "backoff_sec": 1e-6}
-
-
-class TooManyRequestsError(Exception):
-    """What a provider's client might raise."""
-
-    def __init__(self, retry_after: float) -> None:
-        super().__init__("slow down")
-        self.retry_after = retry_after
 
 
 class Watched(FakeEnvironment):
@@ -89,15 +80,6 @@ def unscripted() -> None:
 @pytest.fixture
 def config(tmp_path: Path) -> TerminalEnvConfig:
     return fake_config(tmp_path / "task", sandbox=f"{__name__}:Watched")
-
-
-@contextlib.asynccontextmanager
-async def leased(pool: WarmPool) -> AsyncGenerator[Lease]:
-    lease = await pool.lease()
-    try:
-        yield lease
-    finally:
-        await lease.prepared.close()
 
 
 async def until(pool: WarmPool, name: str, value: float, *, every_sec: float = 0.002) -> None:

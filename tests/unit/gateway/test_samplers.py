@@ -3,7 +3,6 @@
 import email.utils
 import socket
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -14,14 +13,7 @@ from harbor_gym.gateway import Gateway
 from harbor_gym.samplers import CompletionsSampler, EngineSettingsError, statuses
 from harbor_gym.types import EndReason
 from tests.helpers.chats.character_codec import END, CharacterCodec
-from tests.helpers.engine_double import EngineDouble, serve
-
-
-@pytest.fixture
-async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineDouble]:
-    monkeypatch.setattr(statuses, "_BACKOFF_SEC", 0.001)
-    async with serve(EngineDouble()) as double:
-        yield double
+from tests.helpers.engine_double import EngineDouble
 
 
 @pytest.mark.parametrize("returns_token_ids", [True, False], ids=["token_ids", "named tokens"])

@@ -1,6 +1,5 @@
 """The sampler over SGLang's ``/generate``, against a double that speaks as SGLang documents it."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -8,16 +7,9 @@ import pytest
 
 from harbor_gym.errors import SamplerError, UsageError
 from harbor_gym.gateway import Gateway
-from harbor_gym.samplers import EngineSettingsError, SGLangSampler, statuses
+from harbor_gym.samplers import EngineSettingsError, SGLangSampler
 from tests.helpers.chats.character_codec import END, CharacterCodec
-from tests.helpers.engine_double import EngineDouble, serve
-
-
-@pytest.fixture
-async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineDouble]:
-    monkeypatch.setattr(statuses, "_BACKOFF_SEC", 0.001)
-    async with serve(EngineDouble()) as double:
-        yield double
+from tests.helpers.engine_double import EngineDouble
 
 
 async def test_token_ids_in_and_out(engine: EngineDouble) -> None:

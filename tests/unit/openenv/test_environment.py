@@ -19,7 +19,6 @@ from harbor_gym.adapters.openenv import HarborTerminalEnvironment, TaskSuite, Te
 from harbor_gym.adapters.openenv.episodes import EpisodeSettings, served_episodes
 from harbor_gym.errors import TaskError, UsageError
 from harbor_gym.slots import SlotOwner
-from harbor_gym.testing import write_tiny_task
 from harbor_gym.types import EndReason
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, add_step, message
 
@@ -34,15 +33,6 @@ type Maker = Callable[..., HarborTerminalEnvironment]
 
 def suite_of(env: Any) -> TaskSuite:
     return env._suite
-
-
-@pytest.fixture
-def suite(tmp_path: Path) -> Path:
-    """Three tasks with an instruction each."""
-    for name in ("alpha", "beta", "gamma"):
-        task = write_tiny_task(tmp_path / "suite" / name)
-        (task / "instruction.md").write_text(f"Do {name}.\n")
-    return tmp_path / "suite"
 
 
 @pytest.fixture

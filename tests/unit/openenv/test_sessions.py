@@ -21,14 +21,10 @@ from harbor_gym.errors import SandboxLostError, UsageError
 from harbor_gym.types import TokenTransition, Transcript, Turn
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engine_double import EngineDouble, serve
+from tests.helpers.policies.typists import CHAT_TEMPLATE
 from tests.helpers.sandboxes.fake_episodes import fake_config
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 def rollout(*, reward: float | None = 1.0, logprobs: Any = (-0.5, 5e-7), **fields: Any) -> Rollout:
@@ -89,7 +85,7 @@ def factory(tmp_path: Path, double: EngineDouble, *, options: Any = None, **sett
     config = fake_config(tmp_path / "task", **(options or {}))
     tasks = LocalTasks(TaskSuite.resolve(config.task_dir), config)
     tokenizer = byte_level_tokenizer()
-    tokenizer.chat_template = CHATML
+    tokenizer.chat_template = CHAT_TEMPLATE
     own: dict[str, Any] = {"max_tokens": 4, "max_retries": 0, **settings}
     make = functools.partial(
         HarborTerminalSessionFactory, tasks, tokenizer=tokenizer, engine_url=double.url, model="policy", **own

@@ -24,17 +24,9 @@ ENDLESS = Script((message("true\n"),))
 SOLVED = Script((message("echo hello\n"), COMPLETE))
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that holds a tokenizer and nothing else."""
-    path = tmp_path_factory.mktemp("tokenizer")
-    byte_level_tokenizer().save_pretrained(path)
-    return path
-
-
 async def play(
     tmp_path: Path,
-    model_dir: Path,
+    model_dir: str,
     server: EngineDouble,
     *,
     steps: int = 0,
@@ -56,7 +48,7 @@ async def play(
     return trace
 
 
-async def test_a_trace_is_one_branch_of_the_servers_own_tokens(tmp_path: Path, model_dir: Path) -> None:
+async def test_a_trace_is_one_branch_of_the_servers_own_tokens(tmp_path: Path, model_dir: str) -> None:
     server = EngineDouble(SOLVED)
     trace = await play(tmp_path, model_dir, server, options={"rewards": {"reward": 0.5, "tidy": 1.0}})
     (branch,) = trace.branches
@@ -72,7 +64,7 @@ async def test_a_trace_is_one_branch_of_the_servers_own_tokens(tmp_path: Path, m
 
 
 async def test_an_evaluation_has_one_branch_whatever_the_endpoint_sends_beside_the_text(
-    tmp_path: Path, model_dir: Path
+    tmp_path: Path, model_dir: str
 ) -> None:
     codec = HFCodec(byte_level_tokenizer(), QWEN3)
     details = [{"type": "reasoning.text", "text": "hm", "format": "x", "index": 0}]
@@ -83,7 +75,7 @@ async def test_an_evaluation_has_one_branch_whatever_the_endpoint_sends_beside_t
     assert server.requests[1]["messages"][2]["reasoning_details"] == details
 
 
-async def test_thinking_stays_in_the_trace(tmp_path: Path, model_dir: Path) -> None:
+async def test_thinking_stays_in_the_trace(tmp_path: Path, model_dir: str) -> None:
     server = EngineDouble(Script((f"<think>\nhm\n</think>\n\n{message('true')}", COMPLETE)))
     trace = await play(tmp_path, model_dir, server)
     (branch,) = trace.branches
@@ -91,7 +83,7 @@ async def test_thinking_stays_in_the_trace(tmp_path: Path, model_dir: Path) -> N
     assert tuple(branch.token_ids) in server.conversations
 
 
-async def test_tools_are_declared_called_and_answered_in_their_role(tmp_path: Path, model_dir: Path) -> None:
+async def test_tools_are_declared_called_and_answered_in_their_role(tmp_path: Path, model_dir: str) -> None:
     calls = [{"name": "bash", "arguments": {"command": "echo seen"}}, {"name": "submit", "arguments": {}}]
     answers = tuple(f"<tool_call>\n{json.dumps(item)}\n</tool_call>" for item in calls)
     server = EngineDouble(Script(answers))
@@ -104,7 +96,7 @@ async def test_tools_are_declared_called_and_answered_in_their_role(tmp_path: Pa
     assert tuple(branch.token_ids) in server.conversations
 
 
-async def test_a_policy_may_stop_calling_tools(tmp_path: Path, model_dir: Path) -> None:
+async def test_a_policy_may_stop_calling_tools(tmp_path: Path, model_dir: str) -> None:
     harness = {"ends_without_tool_call": True}
     server = EngineDouble(Script(("I am done.",)))
     trace = await play(tmp_path, model_dir, server, terminal={"action_format": "bash-tool"}, harness=harness)
@@ -133,7 +125,7 @@ STOPS: Mapping[str, tuple[Script, dict[str, Any], str, bool]] = {
 
 
 @pytest.mark.parametrize("name", STOPS)
-async def test_every_end_has_its_stop_word_and_is_graded(name: str, tmp_path: Path, model_dir: Path) -> None:
+async def test_every_end_has_its_stop_word_and_is_graded(name: str, tmp_path: Path, model_dir: str) -> None:
     script, settings, word, is_truncated = STOPS[name]
     options = {"rewards": 0.5, **settings.pop("options", {})}
     trace = await play(tmp_path, model_dir, EngineDouble(script), options=options, **settings)
@@ -142,7 +134,7 @@ async def test_every_end_has_its_stop_word_and_is_graded(name: str, tmp_path: Pa
     assert (trace.ok, trace.reward, len(trace.branches)) == (True, 0.5, 1)
 
 
-async def test_a_context_that_is_full_ends_the_episode(tmp_path: Path, model_dir: Path) -> None:
+async def test_a_context_that_is_full_ends_the_episode(tmp_path: Path, model_dir: str) -> None:
     first = EngineDouble(Script((SENTENCES, COMPLETE)))
     await play(tmp_path / "first", model_dir, first)
     longest = len(first.exchanges[-1].prompt)
@@ -152,7 +144,7 @@ async def test_a_context_that_is_full_ends_the_episode(tmp_path: Path, model_dir
     assert (trace.reward, trace.num_turns) == (1.0, 1)
 
 
-async def test_a_task_of_several_steps_is_paid_once(tmp_path: Path, model_dir: Path) -> None:
+async def test_a_task_of_several_steps_is_paid_once(tmp_path: Path, model_dir: str) -> None:
     options = {"rewards": {"reward": 1.0, "tidy": 0.5}}
     trace = await play(tmp_path, model_dir, EngineDouble(Script((COMPLETE,))), steps=3, options=options)
     assert (trace.ok, trace.reward, trace.num_turns) == (True, 1.0, 3)
@@ -163,7 +155,7 @@ async def test_a_task_of_several_steps_is_paid_once(tmp_path: Path, model_dir: P
     assert [item.role for item in trace.messages].count("user") == 3
 
 
-async def test_a_broken_verifier_is_no_reward_after_one_more_attempt(tmp_path: Path, model_dir: Path) -> None:
+async def test_a_broken_verifier_is_no_reward_after_one_more_attempt(tmp_path: Path, model_dir: str) -> None:
     server = EngineDouble(SOLVED)
     trace = await play(tmp_path, model_dir, server, options={"fail": {"verifier": 1}})
     assert (trace.ok, trace.has_error, trace.stop_condition) == (False, True, "task_error")
@@ -173,7 +165,7 @@ async def test_a_broken_verifier_is_no_reward_after_one_more_attempt(tmp_path: P
     assert len(server.exchanges) == 4
 
 
-async def test_a_lost_sandbox_is_no_reward_after_one_more_attempt(tmp_path: Path, model_dir: Path) -> None:
+async def test_a_lost_sandbox_is_no_reward_after_one_more_attempt(tmp_path: Path, model_dir: str) -> None:
     trace = await play(tmp_path, model_dir, EngineDouble(SOLVED), options={"fail": {"exec": 1}})
     assert (trace.ok, trace.stop_condition, trace.rewards) == (False, "sandbox_error", {})
     assert [error.type for error in trace.errors] == ["SandboxError", "SandboxError"]
@@ -192,14 +184,14 @@ class FailsOnce(FakeEnvironment):
         await super().start(force_build)
 
 
-async def test_a_second_sandbox_saves_the_episode(tmp_path: Path, model_dir: Path) -> None:
+async def test_a_second_sandbox_saves_the_episode(tmp_path: Path, model_dir: str) -> None:
     FailsOnce.starts = 0
     trace = await play(tmp_path, model_dir, EngineDouble(SOLVED), harness={"sandbox": f"{__name__}:FailsOnce"})
     assert (trace.ok, trace.reward) == (True, 1.0)
     assert [error.message.split(":")[0] for error in trace.errors] == ["sandbox_start"]
 
 
-async def test_no_retry_where_the_rules_allow_none(tmp_path: Path, model_dir: Path) -> None:
+async def test_no_retry_where_the_rules_allow_none(tmp_path: Path, model_dir: str) -> None:
     FailsOnce.starts = 0
     agent = {"retries": {"rules": []}}
     harness = {"sandbox": f"{__name__}:FailsOnce"}
@@ -213,14 +205,14 @@ def failing(status: int) -> EngineDouble:
     return server
 
 
-async def test_an_engine_that_fails_is_its_error_and_no_reward(tmp_path: Path, model_dir: Path) -> None:
+async def test_an_engine_that_fails_is_its_error_and_no_reward(tmp_path: Path, model_dir: str) -> None:
     trace = await play(tmp_path, model_dir, failing(400))
     assert (trace.ok, trace.stop_condition) == (False, "provider_error")
     assert trace.errors[-1].status_code == 400
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_an_engine_that_fails_once_is_asked_again(status: int, tmp_path: Path, model_dir: Path) -> None:
+async def test_an_engine_that_fails_once_is_asked_again(status: int, tmp_path: Path, model_dir: str) -> None:
     server = EngineDouble(SOLVED)
     server.modes = [status]
     trace = await play(tmp_path, model_dir, server)
@@ -228,7 +220,7 @@ async def test_an_engine_that_fails_once_is_asked_again(status: int, tmp_path: P
     assert len(server.requests) == len(server.exchanges) + 1
 
 
-async def test_an_engine_that_stays_broken_costs_one_more_attempt(tmp_path: Path, model_dir: Path) -> None:
+async def test_an_engine_that_stays_broken_costs_one_more_attempt(tmp_path: Path, model_dir: str) -> None:
     server = failing(500)
     trace = await play(tmp_path, model_dir, server)
     assert (trace.ok, trace.reward, server.exchanges) == (False, 0.0, [])
@@ -237,7 +229,7 @@ async def test_an_engine_that_stays_broken_costs_one_more_attempt(tmp_path: Path
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 async def test_a_key_or_a_model_that_is_refused_is_not_asked_for_again(
-    status: int, tmp_path: Path, model_dir: Path
+    status: int, tmp_path: Path, model_dir: str
 ) -> None:
     server = failing(status)
     trace = await play(tmp_path, model_dir, server)
@@ -247,9 +239,9 @@ async def test_a_key_or_a_model_that_is_refused_is_not_asked_for_again(
 
 @pytest.mark.parametrize("agent", [None, "tests.helpers.gateway.format_agent:FormatAgent"])
 async def test_what_was_refused_once_is_asked_for_by_no_later_episode(
-    agent: str | None, tmp_path: Path, model_dir: Path
+    agent: str | None, tmp_path: Path, model_dir: str
 ) -> None:
-    server = TokenServer(SOLVED, statuses=[401] * 99)
+    server = failing(401)
     config = {} if agent is None else {"agent": {"import_path": agent, "kwargs": {"base_url": "{gateway_url}"}}}
     env = env_config([fake_config(tmp_path / "task").task_dir], {"sandbox": FAKE, **config})
     first, *later = await run_episodes(server, env, model_dir=model_dir, episodes=4, at_once=1)
@@ -261,7 +253,7 @@ async def test_what_was_refused_once_is_asked_for_by_no_later_episode(
         assert re.match(r"usage_error: .*not played: policy was refused in an earlier episode \(.*401", error.message)
 
 
-async def test_a_timeout_of_verifiers_leaves_no_verdict(tmp_path: Path, model_dir: Path) -> None:
+async def test_a_timeout_of_verifiers_leaves_no_verdict(tmp_path: Path, model_dir: str) -> None:
     agent = {"timeout": {"rollout": 0.2}}
     trace = await play(tmp_path, model_dir, EngineDouble(ENDLESS), terminal={"max_turns": None}, agent=agent)
     assert (trace.ok, trace.is_timeout, trace.reward) == (False, True, 0.0)
@@ -269,7 +261,7 @@ async def test_a_timeout_of_verifiers_leaves_no_verdict(tmp_path: Path, model_di
 
 
 async def test_sandboxes_of_a_pool_are_shared_by_a_group(
-    tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pools: set[WarmPool] = set()
     start = WarmPool.start
@@ -288,7 +280,7 @@ async def test_sandboxes_of_a_pool_are_shared_by_a_group(
     assert [pool.is_closed for pool in pools] == [True], "with the environment"
 
 
-async def test_a_foreign_agent_plays_through_the_gateway(tmp_path: Path, model_dir: Path) -> None:
+async def test_a_foreign_agent_plays_through_the_gateway(tmp_path: Path, model_dir: str) -> None:
     server = EngineDouble(SOLVED)
     kwargs = {"base_url": "{gateway_url}"}
     agent = {"import_path": "tests.helpers.gateway.format_agent:FormatAgent", "kwargs": kwargs}
@@ -303,7 +295,7 @@ async def test_a_foreign_agent_plays_through_the_gateway(tmp_path: Path, model_d
 
 @pytest.mark.parametrize("limits", [{"terminal": {"max_turns": 2}}, {"agent": {"max_turns": 2}}])
 async def test_a_foreign_agent_is_graded_when_its_budget_is_spent(
-    limits: dict[str, Any], tmp_path: Path, model_dir: Path
+    limits: dict[str, Any], tmp_path: Path, model_dir: str
 ) -> None:
     kwargs = {"base_url": "{gateway_url}"}
     agent = {"import_path": "tests.helpers.gateway.format_agent:FormatAgent", "kwargs": kwargs}
