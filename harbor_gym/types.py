@@ -1,4 +1,4 @@
-"""Every public data type on one page: commands, what an episode reports, and what a rollout is made of.
+"""Every public data type on one page: commands, the report of an episode, and the parts of a rollout.
 
 In the order in which an episode meets them: :class:`Command` and :class:`ActionFormat`, :class:`EpisodeInfo` and
 :class:`StepResult`, :class:`ChatMessage` and :class:`ChatCodec`, :class:`Sample`, :class:`TokenStep`, :class:`Turn`,
@@ -291,7 +291,7 @@ class Turn:
     """What it answered."""
 
     info: EpisodeInfo
-    """What came of it."""
+    """The outcome."""
 
     reward: float
     """The reward of this turn."""

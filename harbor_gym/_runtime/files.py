@@ -1,4 +1,4 @@
-"""Files and directories that readers find whole or not at all."""
+"""Files and directories that are complete for every reader, or absent."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""JSON files of ours: what a kill has cut is mended, and what can't be read is named with what to do about it."""
+"""JSON files of ours: a file that a kill cut is repaired; an error names an unreadable file and the remedy."""
 
 import json
 from pathlib import Path

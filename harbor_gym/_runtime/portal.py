@@ -77,7 +77,7 @@ class Portal:
             UsageError: The caller is a forked child, or runs on the portal's own thread, or the interpreter is exiting.
         """
         if threading.current_thread() is self._thread:
-            raise UsageError("a blocking call from the event loop that is to do the work; await the async env instead")
+            raise UsageError("a blocking call on the event loop that has to do its work: await the async env instead")
         call = self._begin(function, *args, **kwargs)
         try:
             return call.outcome.result()
@@ -349,4 +349,4 @@ async def _close_quietly(close: Closer) -> None:
     try:
         await close()
     except Exception:  # The end of the line: nobody waits for this, and other things must still be closed.
-        logger.warning("something that nobody closed could not be closed", exc_info=True)
+        logger.warning("an object that was left open could not be closed", exc_info=True)

@@ -45,7 +45,7 @@ def remarks(check: TaskCheck) -> list[str]:
     if check.services is not None:
         lines.append(f"{check.task}: {check.services}")
     if check.voided:
-        lines.append(f"{check.task}: no verdict is left by {', '.join(check.voided)}: such an episode is thrown away")
+        lines.append(f"{check.task}: no verdict after {', '.join(check.voided)}: such an episode is discarded")
     lines += [f"{check.task}: harbor lint: {finding}" for finding in check.lint]
     pristine = check.pristine
     if pristine is None:

@@ -32,7 +32,7 @@ def pack_task(task_dir: Path) -> PackedTask:
         TaskError: There is no such directory, or it has links that leave it.
     """
     if not task_dir.is_dir():
-        raise TaskError(f"{task_dir} is not a directory; a task that a node shall play must be one on this machine")
+        raise TaskError(f"{task_dir} is not a directory of this machine: the nodes of a cluster get a task from there")
     require_own_files(task_dir)
     buffer = io.BytesIO()
     root = task_dir.resolve()

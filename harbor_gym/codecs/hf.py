@@ -84,7 +84,7 @@ class HFCodec:
         if self.off_template:
             logger.warning(
                 "the chat template writes earlier answers differently from how they are sampled (it drops thinking); "
-                "here what was sampled stays in the prompt, so that each observation extends the last one"
+                "here the sampled tokens stay in the prompt, so that each observation extends the last one"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -218,7 +218,7 @@ def require_fields_of_agents(config: TerminalEnvConfig) -> None:
     ]
     if changed:
         raise UsageError(
-            f"{', '.join(changed)}: of our own loop, and one of Harbor's agents plays; with an agent there are "
+            f"{', '.join(changed)}: for our own loop, and one of Harbor's agents plays; an agent takes "
             f"{', '.join(sorted(FIELDS_WITH_AGENT))}"
         )
 

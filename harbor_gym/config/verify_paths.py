@@ -44,13 +44,13 @@ def parse_verify_paths(text: str) -> VerifyPaths:
 
 def _check(path: object) -> PurePosixPath:
     if not isinstance(path, str | PurePosixPath) or not str(path):
-        raise ValueError(f"verify_paths holds {path!r}, which is no path")
+        raise ValueError(f"verify_paths has {path!r}, which is not a path")
     given = PurePosixPath(path)
     if not given.is_absolute() or ".." in given.parts:
         raise ValueError(f"verify_paths: {str(path)!r} is not an absolute path without '..'")
     given = PurePosixPath("/", *given.parts[1:])  # POSIX leaves open what two slashes at the start mean
     if given == PurePosixPath("/"):
-        raise ValueError("verify_paths: '/' is everything, and a view of that is not pristine; name what counts")
+        raise ValueError("verify_paths: with '/' the view would not be pristine: name the paths that count")
     for own in _OWN_OF_A_VIEW:
         if given.is_relative_to(own) or own.is_relative_to(given):
             raise ValueError(f"verify_paths: {str(path)!r} can't be carried, a pristine view has its own {own}")

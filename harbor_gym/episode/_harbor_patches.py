@@ -20,7 +20,7 @@ _CALLS = (
     *("exec", "upload_file", "upload_dir", "download_file", "download_dir", "download_dir_with_exclusions"),
     *("is_file", "is_dir", "ensure_dirs", "empty_dirs", "reset_dirs"),
 )
-"""By which an environment's user reaches into its sandbox."""
+"""The methods through which a caller acts on a sandbox."""
 
 
 class _QuietTask(Task):

@@ -44,7 +44,7 @@ class Resources:
     """The skills in it."""
 
     mcp_servers: Sequence[MCPServerConfig] = ()
-    """MCP servers that can be reached from the sandbox. Nobody speaks to them but the policy, through its shell."""
+    """MCP servers that can be reached from the sandbox. Only the policy uses them, through its shell."""
 
     def text(self) -> str:
         """Return what to add to the instruction; empty where nothing is offered."""

@@ -49,17 +49,17 @@ class ImageDefaults(Protocol):
 
     @property
     def env(self) -> dict[str, str]:
-        """ENV."""
+        """The image's environment variables (ENV)."""
         ...
 
     @property
     def workdir(self) -> str:
-        """WORKDIR."""
+        """The image's working directory (WORKDIR)."""
         ...
 
     @property
     def user(self) -> str:
-        """USER."""
+        """The image's user (USER)."""
         ...
 
     @property

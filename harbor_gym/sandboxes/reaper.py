@@ -1,4 +1,4 @@
-"""Remove what dead processes of this machine left behind, and nothing else."""
+"""Remove the leftovers of dead processes of this machine, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sandboxes by name: what ``--env`` and ``TerminalEnvConfig.sandbox`` accept, and the check before anything starts."""
+"""Sandboxes by name: the values of ``--env`` and ``TerminalEnvConfig.sandbox``, and the check before a start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the tasks that a path means."""
+"""Find the tasks at a path."""
 
 from pathlib import Path
 

@@ -32,7 +32,7 @@ def _require_inside(link: Path, root: Path) -> None:
     except (OSError, RuntimeError) as exc:  # RuntimeError: a loop of links, before Python 3.13
         raise TaskError(f"{shown}, which leads nowhere: {exc}") from exc
     if target.is_symlink():
-        raise TaskError(f"{shown}, which leads in a circle")
+        raise TaskError(f"{shown}, which is part of a loop of links")
     if not target.is_relative_to(root):
         raise TaskError(f"{shown}, which leads to {target}, outside the task directory: put a copy there instead")
     if link.is_relative_to(target):

@@ -26,7 +26,7 @@ def filter_tasks(tasks: Sequence[SourcedTask], conditions: Sequence[str]) -> lis
     parsed = [_parse(condition) for condition in conditions]
     kept = [task for task in tasks if all(_holds(task, *condition) for condition in parsed)]
     if tasks and not kept:
-        raise UsageError(f"none of {len(tasks)} tasks is left by {' and '.join(conditions)}")
+        raise UsageError(f"no task of {len(tasks)} matches {' and '.join(conditions)}")
     return kept
 
 
@@ -56,12 +56,12 @@ def split_tasks(
     chosen = set(test_tasks)
     if test_fraction:
         if len(tasks) < 2:
-            raise UsageError("one task can't be parted in training and testing")
+            raise UsageError("one task can't be split into training and testing")
         count = min(max(round(test_fraction * len(tasks)), 1), len(tasks) - 1)
         chosen = set(sorted(names, key=lambda name: _lot(seed, name))[:count])
     train = [task for task in tasks if task.name not in chosen]
     if not train:
-        raise UsageError("every task is one to test on: none is left to train on")
+        raise UsageError("every task is a test task: none is left for training")
     return train, [task for task in tasks if task.name in chosen]
 
 

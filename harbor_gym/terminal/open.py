@@ -52,7 +52,7 @@ async def open_terminal(
     try:
         return await _open(environment, config, user, None)
     except _ToolMissingError:
-        # Images that have what is needed pay nothing for those that have not.
+        # An image with tmux and bash costs no further call.
         return await _open(environment, config, user, await ensure_tmux(environment, user=user))
 
 

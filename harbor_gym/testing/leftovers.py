@@ -1,4 +1,4 @@
-"""Find what a test left on this machine: processes, mounts, temporary folders."""
+"""Find the leftovers of a test on this machine: processes, mounts, temporary folders."""
 
 import os
 import tempfile

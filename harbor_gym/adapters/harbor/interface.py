@@ -277,7 +277,7 @@ class RolloutInterface:
     def _require_server_arguments(self) -> None:
         require_server()
         if self._strategy is Strategy.ENV:
-            raise UsageError("the strategy env is our own loop, which no Harbor server runs: give an agent")
+            raise UsageError("the strategy env is our own loop, and a Harbor server can't run it: give an agent")
         if self._verify_paths not in ("auto", "off") or self._keep_agent_processes is not None:
             raise UsageError("Harbor's server grades as harbor run does, without verify_paths and keep_agent_processes")
         if has_mark(self._agent):

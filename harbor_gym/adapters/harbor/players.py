@@ -1,4 +1,4 @@
-"""What plays one task: our own loop, or a Harbor trial whose agent speaks to a session."""
+"""Players of one task: our own loop, or a Harbor trial with an agent at a session of the gateway."""
 
 import time
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a finished Harbor trial means: its reward, why it ended, and the tokens that its agent reports."""
+"""The result of a finished Harbor trial: its reward, its end reason, and the tokens that its agent reports."""
 
 import math
 import time

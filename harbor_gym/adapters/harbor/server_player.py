@@ -1,4 +1,4 @@
-"""What plays one task on Harbor's server: a job of one rollout, whose agent reaches its session by the relay."""
+"""The player of one task on Harbor's server: a job of one rollout, with its session behind the relay."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""Which loop plays a rollout."""
+"""The choice of the loop for a rollout."""
 
 from enum import StrEnum
 

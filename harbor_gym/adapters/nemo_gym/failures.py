@@ -59,7 +59,7 @@ def _files(run: Path) -> list[Path]:
             raise UsageError(f"{run} holds no .jsonl file")
         return found
     if not run.is_file():
-        raise UsageError(f"{run} does not exist: give what output_jsonl_fpath named, or its directory")
+        raise UsageError(f"{run} does not exist: give the file of output_jsonl_fpath, or its directory")
     sidecar = run.with_name(f"{run.stem}_failures.jsonl")
     return [run, *([sidecar] if sidecar.is_file() else [])]
 

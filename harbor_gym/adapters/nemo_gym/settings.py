@@ -196,7 +196,7 @@ def _require_fields_of_agents(instance_id: str, settings: RolloutSettings, overr
     if foreign := sorted(given - FIELDS_WITH_AGENT):
         known = ", ".join(sorted(FIELDS_WITH_AGENT))
         raise UsageError(
-            f"{instance_id}: terminal_env.{foreign[0]} is of our own loop, and {settings.harbor_agent} plays; "
+            f"{instance_id}: terminal_env.{foreign[0]} is for our own loop, and {settings.harbor_agent} plays; "
             f"with an agent there are {known}"
         )
 

@@ -129,7 +129,7 @@ class RemoteTerminalEnv:
     async def _end(self, reason: EndReason, *, is_truncation: bool) -> StepResult:
         if reason.is_truncation is not is_truncation or reason not in get_args(End.__value__):
             method = "truncate" if is_truncation else "finish"
-            raise UsageError(f"{reason.value} is no end that {method} takes")
+            raise UsageError(f"{method} does not take the end {reason.value}")
         return await self._step(TerminalAction.model_validate({"end": reason.value}))
 
     async def _step(self, action: TerminalAction) -> StepResult:

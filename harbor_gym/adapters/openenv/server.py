@@ -186,7 +186,7 @@ def serve(config: ServerConfig, show: Callable[[str], object]) -> None:
     """
     server = TerminalServer(config)
     if not _is_loopback(config.host) and config.ssl_certfile is None:
-        logger.warning("listening on %s without TLS: the token can be read on the way", config.host)
+        logger.warning("listening on %s without TLS: others on the network can read the token", config.host)
     if server.is_token_generated:
         show(f"{TOKEN_VARIABLE}={server.token}")
     show(f"serving at {server.url}")

@@ -36,7 +36,7 @@ class Trajectory:
     """SkyRL's id of it, or None."""
 
     rollout: Rollout
-    """What came of it."""
+    """The outcome."""
 
     seconds: float
     """How long it took, with every attempt."""

@@ -60,7 +60,7 @@ class RendererCodec:
         """Whether the model's own chat template would drop earlier thinking that stays in our prompts."""
         if self.off_template:
             logger.warning(
-                "renderer %s drops earlier thinking from a chat's history; here what was sampled stays in the prompt, "
+                "renderer %s drops earlier thinking from a chat's history; here the sampled tokens stay in the prompt, "
                 "so that each observation extends the last one",
                 type(renderer).__name__,
             )

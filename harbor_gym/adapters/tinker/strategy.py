@@ -1,4 +1,4 @@
-"""What becomes of an episode that the infrastructure lost: run again in a fresh sandbox, then left out of its group."""
+"""The treatment of an episode lost to the infrastructure: a fresh sandbox, then no place in its group."""
 
 import dataclasses
 import logging

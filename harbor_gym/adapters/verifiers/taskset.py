@@ -112,6 +112,6 @@ def _outcome(trace: vf.Trace) -> Outcome:
     if (outcome := Outcome.of_trace(trace)) is None:
         raise RuntimeError(
             f"there is no verdict (stop condition: {trace.stop_condition}): verifiers cut the episode before it was "
-            "graded. A budget that is graded is terminal_env.time_limit_sec or a number of turns or tokens"
+            "graded. Use terminal_env.time_limit_sec or a limit of turns or tokens: such an episode is graded"
         )
     return outcome

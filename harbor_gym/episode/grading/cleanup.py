@@ -127,7 +127,7 @@ async def stop_processes(
 ) -> CleanupResult:
     """Stop what runs in a sandbox and is not the task's own, and remove its System V objects.
 
-    Who is stopped gets SIGTERM and half a second. Spared are also processes that the task's own started (a server's
+    A stopped process gets SIGTERM and half a second. Spared are also processes that the task's own started (a server's
     workers). So a process that a service starts at the policy's bidding, such as a cron job, is spared too: only a
     separate verifier is out of its reach.
 

@@ -75,7 +75,7 @@ class _Archive:
         """
         self._left -= count
         if self._left < 0:
-            raise TransferError("the container's archive is longer than what it may hold")
+            raise TransferError("the container's archive is longer than its limit")
         content = self._in.read(count)
         if len(content) < count:
             raise StreamEndedError("the archive ends early")

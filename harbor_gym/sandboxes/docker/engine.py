@@ -76,7 +76,7 @@ async def left_of(project: str, kinds: Iterable[str]) -> list[Left]:
     for kind in kinds:
         code, output = await docker(*_LISTINGS[kind], "--filter", f"label={PROJECT_LABEL}={project}")
         if code != 0:
-            raise SandboxStartError(f"docker can't list what {project} has left: {output.strip()}")
+            raise SandboxStartError(f"docker can't list the leftovers of {project}: {output.strip()}")
         found += [Left(kind, name) for name in output.split()]
     return found
 

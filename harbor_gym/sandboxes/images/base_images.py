@@ -104,7 +104,7 @@ async def find_base(reference: str) -> tuple[Base | None, str]:
             return None, unanswered[1]
         raise SandboxStartError(f"base image {reference!r} can't be pulled: {why}")
     if (found := await _inspected(full)) is None:
-        raise SandboxStartError(f"base image {reference!r} was pulled, and is gone again")
+        raise SandboxStartError(f"base image {reference!r} was pulled, but the store does not have it")
     return found, ""
 
 
@@ -145,5 +145,5 @@ async def docker_base(reference: str) -> Base | None:
             copied = await copy_from_docker(image_id)
     base = await _inspected(copied)
     if base is None:
-        raise SandboxStartError(f"Docker's image {reference} was copied to buildah, and is gone again")
+        raise SandboxStartError(f"Docker's image {reference} was copied to buildah, but the store does not have it")
     return base

@@ -81,7 +81,7 @@ def fingerprint(path: Path) -> str:
             ]  # fmt: skip
             total.update(json.dumps(facts).encode())
     except FileNotFoundError as exc:
-        raise SandboxStartError(f"{exc.filename} does not exist, or went away while it was looked at") from None
+        raise SandboxStartError(f"{exc.filename} does not exist, or was removed while it was read") from None
     return total.hexdigest()
 
 

@@ -190,7 +190,7 @@ class SupervisedSandbox(RunningSandbox):
         copy = ("cp", "--archive", "--one-file-system", written, str(target))
         code, output = await run_tool("nsenter", *namespaces, *copy)
         if code != 0:
-            raise SandboxError(f"what the local sandbox wrote can't be copied: {output.strip()}")
+            raise SandboxError(f"the files of the local sandbox can't be copied: {output.strip()}")
 
     async def _remove_groups(self) -> None:
         """Do what a killed supervisor could not; the kernel takes a moment to end what was in the sandbox."""

@@ -1,4 +1,4 @@
-"""The screen as a person would see it: cells with their colours, and the cursor. Apart from observations."""
+"""The screen for a person: cells with their colours, and the cursor. Observations do not use it."""
 
 import re
 import secrets

@@ -55,7 +55,7 @@ async def enter_argv(environment: "BaseEnvironment", command: str, *, user: str 
 
 
 def _is_docker(environment: "BaseEnvironment") -> bool:
-    # Whoever has such an environment has loaded its module; nobody else should have to.
+    # An environment of that class has loaded its module already; others need not load it.
     module = sys.modules.get(_DOCKER_MODULE)
     return module is not None and isinstance(environment, module.DockerEnvironment)
 

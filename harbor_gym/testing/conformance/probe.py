@@ -37,7 +37,7 @@ EXEC_TIMEOUT_SEC = 30
 
 
 class Probe:
-    """One check's hands: the standing sandbox, further ones on demand, and a folder of this machine.
+    """The means of one check: the shared sandbox, further ones on demand, and a folder of this machine.
 
     Sandboxes are started when first asked for and stopped by :meth:`close`. ``sandbox`` stands for all behaviours
     that don't end it; ``other()`` is a second one, without a network where the kind can do that.

@@ -201,7 +201,7 @@ OWN_LOOPS: dict[str, Any] = {
 @pytest.mark.parametrize("name", OWN_LOOPS)
 def test_what_no_agent_would_heed_is_refused(name: str, tmp_path: Path) -> None:
     config = TerminalEnvConfig(task_dir=write_task(tmp_path / "task"), sandbox=FAKE, **{name: OWN_LOOPS[name]})
-    with pytest.raises(UsageError, match=f"^{name}: of our own loop, and one of Harbor's agents plays"):
+    with pytest.raises(UsageError, match=f"^{name}: for our own loop, and one of Harbor's agents plays"):
         RolloutInterface.from_config(config, Policy(), ThinkingCodec(), AGENT)
 
 

@@ -363,7 +363,7 @@ async def test_wrong_settings_of_a_server_are_told_at_the_start(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"strategy": "env", "agent": None}, "which no Harbor server runs"),
+        ({"strategy": "env", "agent": None}, "a Harbor server can't run it"),
         ({"verify_paths": (PurePosixPath("/srv"),)}, "without verify_paths"),
         ({"keep_agent_processes": True}, "without verify_paths and keep_agent_processes"),
         (

@@ -82,9 +82,9 @@ async def test_a_served_terminal_is_an_environment_as_any_other(server: Served) 
     async with RemoteTerminalEnv(client_of(server)) as remote:
         env: TerminalEnv = TerminalEnvWrapper(remote)
         await env.reset(seed=0)
-        with pytest.raises(UsageError, match="max_turns is no end that finish takes"):
+        with pytest.raises(UsageError, match="finish does not take the end max_turns"):
             await env.finish(EndReason.MAX_TURNS)
-        with pytest.raises(UsageError, match="completed is no end that truncate takes"):
+        with pytest.raises(UsageError, match="truncate does not take the end completed"):
             await env.truncate(EndReason.COMPLETED)
         assert not (await env.step([("echo done > ", 1.0), Command("/srv/answer\n", 10.0)])).done
         ended = await env.finish(EndReason.NO_TOOL_CALL)

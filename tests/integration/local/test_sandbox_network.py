@@ -228,7 +228,7 @@ async def test_a_network_that_does_not_start_is_the_machines_failure(
 
 async def test_a_network_that_no_phase_was_to_have_is_refused(tmp_path: Path) -> None:
     async with running(make_sandbox(tmp_path)) as sandbox:
-        with pytest.raises(SandboxError, match="without a way to a network"):
+        with pytest.raises(SandboxError, match="without a network connection"):
             await sandbox.set_network_policy(PUBLIC)
 
 

@@ -48,8 +48,8 @@ REFUSED = {
     "below temporary files": (["/tmp/work"], "its own /tmp"),
     "above the verdict": (["/logs"], "its own /logs/verifier"),
     "the kernel's": (["/proc/1"], "its own /proc"),
-    "a number": ([7], "7, which is no path"),
-    "empty": ([""], "'', which is no path"),
+    "a number": ([7], "7, which is not a path"),
+    "empty": ([""], "'', which is not a path"),
 }
 
 

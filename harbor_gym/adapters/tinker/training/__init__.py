@@ -1,4 +1,4 @@
-"""Training runs with tinker-cookbook's RL loop: what a run is, what is checked before it starts, and the run itself.
+"""Training runs with tinker-cookbook's RL loop: its configuration, the checks before its start, and the run itself.
 
 Importing this package costs little and needs no extra; running needs the extra ``tinker``.
 """

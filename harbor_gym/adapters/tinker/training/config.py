@@ -1,4 +1,4 @@
-"""What a training run is: one frozen object that its command line is made from (see ``harbor_gym.cli.recipes``)."""
+"""The configuration of a training run: one frozen object, and the source of its flags (``harbor_gym.cli.recipes``)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A run's folder: what is written there before the run starts, and what may be deleted or continued."""
+"""A run's folder: its files before the run starts, and the conditions to delete or continue a run."""
 
 import contextlib
 import fcntl
@@ -107,7 +107,7 @@ def read_run_config(log_path: Path) -> dict[str, Any]:
     except (OSError, UsageError) as exc:
         raise UsageError(f"{log_path} is no run that can be resumed: {exc}") from exc
     if document.get("format") != RUN_FORMAT:
-        raise UsageError(f"{path} has not the format {RUN_FORMAT}, which this version reads")
+        raise UsageError(f"{path} does not have the format {RUN_FORMAT} of this version")
     return cast(dict[str, Any], document["config"])
 
 
@@ -184,7 +184,7 @@ def _delete_run(log_path: Path, config: TrainConfig) -> None:
     has_run = any((log_path / name).is_file() for name in (RUN_NAME, _TASKS_NAME))
     if not has_run and any(log_path.iterdir()):
         raise UsageError(
-            f"{log_path} is no training run, for it has no {RUN_NAME}: --log-dir-exists delete removes runs only"
+            f"{log_path} is not a training run (it has no {RUN_NAME}): --log-dir-exists delete removes runs only"
         )
     folder = log_path.resolve()
     inside = [path for path in (*config.task_dirs, Path.cwd()) if path.resolve().is_relative_to(folder)]

@@ -1,4 +1,4 @@
-"""What happens before a run starts: its tasks are fetched, what can't work is refused, its folder is made."""
+"""The preparation of a run: fetch its tasks, refuse settings that can't work, and make its folder."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Train: open what samples and trains, then run the cookbook's loop."""
+"""Train: open the training service, then run the cookbook's loop."""
 
 import random
 import warnings

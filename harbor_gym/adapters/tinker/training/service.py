@@ -1,4 +1,4 @@
-"""What samples and trains for a run: the Tinker service, or a server that speaks its API."""
+"""The training service of a run: the Tinker service, or a server with the same API."""
 
 import asyncio
 import contextlib

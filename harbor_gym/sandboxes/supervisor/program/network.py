@@ -40,7 +40,7 @@ class UserNetwork:
             OSError: This sandbox was not to have one.
         """
         if self._outsider is None:
-            raise OSError("the sandbox was made without a way to a network")
+            raise OSError("the sandbox was made without a network connection")
         self._ready, ready = os.pipe()
         leave, self._exit = os.pipe()
         self._log = os.memfd_create("slirp4netns")

@@ -65,7 +65,7 @@ def test_an_agent_has_no_limit_of_turns_of_ours_unless_it_is_given() -> None:
 def test_what_can_not_be_used_is_refused_with_its_place() -> None:
     with pytest.raises(UsageError, match=r"a::task: .*no_such"):
         plan(settings(terminal_env={"no_such": 1}))
-    with pytest.raises(UsageError, match=r"terminal_env\.terminal is of our own loop"):
+    with pytest.raises(UsageError, match=r"terminal_env\.terminal is for our own loop"):
         plan(settings(harbor_agent="terminus-2"), terminal_env={"terminal": {"rows": 20}})
     server = {"harbor_server": "http://127.0.0.1:1"}
     with pytest.raises(UsageError, match="not our own loop: give an agent"):

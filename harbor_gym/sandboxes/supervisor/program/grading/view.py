@@ -24,7 +24,7 @@ from kernel.ids import Ids
 _DIRECTORY = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _ANYTHING = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _TIMEOUT_SEC = 10.0
-"""A service of the policy's that the task keeps running may stop the process that mounts the view."""
+"""The policy may stop the process that mounts the view, by a service that the task keeps running."""
 _UP, _REPORT_BYTES = b"up", 2000
 _MAX_PATHS, _MAX_PATHS_BYTES = 5000, 40_000
 
