@@ -249,8 +249,8 @@ class AsyncTerminalGymEnv:
     async def exec(self, command: str, *, timeout_sec: float) -> "SideResult":
         """Run shell text in the sandbox as the policy's user, beside its terminal.
 
-        For adapters whose tools are no keystrokes. It is no turn and no recording has it; its time counts for the
-        episode's time limit, which the next ``step`` enforces.
+        For adapters with tools that type nothing. The call is not a turn, and recordings do not have it; its time
+        counts for the episode's time limit, which the next ``step`` enforces.
 
         Args:
             command: Text for a shell, up to 128 KiB.

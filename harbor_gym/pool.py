@@ -170,7 +170,7 @@ class WarmPool:
         self._require_open()
 
     def stop_refilling(self) -> None:
-        """Make no more stock: what is ready is still leased, and who waits is still served."""
+        """Start no more sandboxes: ready ones are still leased, and waiting callers are still served."""
         self._is_refilling = False
 
     def refill_to(self, size: int) -> None:
@@ -185,7 +185,7 @@ class WarmPool:
         return self._is_closed
 
     async def close(self) -> None:
-        """Discard what is ready or starting, and let those who wait fail. Idempotent; leases are not touched."""
+        """Discard ready and starting sandboxes, and fail waiting callers. Idempotent; leases are not touched."""
         self._is_closed = True
         if self._keeper is not None:
             self._keeper.cancel()

@@ -25,9 +25,9 @@ _USED = ".used"
 
 _REMOVED = ".removed-"
 _BASE_LOCKS = ("base-import", "docker-import")
-"""Held by whoever reads a base."""
+"""The locks of a reader of a base."""
 LAYERS_LOCK = "layers"
-"""Held by whoever adds layers, until an image's record names them: one that no record names may be removed."""
+"""The lock of a writer of layers, until an image's record names them: a layer that no record names may be removed."""
 
 
 def cache_dir() -> Path:

@@ -12,7 +12,7 @@ from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
 
 AmbiguousFailures = Literal["zero", "infrastructure"]
-"""What becomes of an episode whose missing verdict the policy may have caused, and the task as well."""
+"""The treatment of a missing verdict for which either the policy or the task may be responsible."""
 
 
 def describe_problems(error: ValidationError) -> str:
@@ -91,8 +91,8 @@ class TerminalEnvConfig(_Config):
     that episode used of the budgets counts. Fields that are not given are the snapshot's."""
 
     system_prompt: str | None = Field(default=None, min_length=1)
-    """The system message of a chat policy, in place of the action format's, whose rules it then has to state. None: the
-    action format's."""
+    """The system message of a chat policy, in place of the action format's; it then has to state the format's rules.
+    None: the action format's."""
 
     max_turns: int | None = Field(default=50, ge=1)
     """Turns (calls of ``step``) after which the episode is truncated and verified; None is no limit."""
@@ -125,13 +125,13 @@ class TerminalEnvConfig(_Config):
     marks such an episode. A step that the task's own time limit ends before another one is no end of the episode."""
 
     keep_agent_processes: bool | None = None
-    """Leave what the policy started running while the verifier runs (for tasks that ask for a service), and in a
-    multi-step task beyond. What is kept could reach into a verifier of the same sandbox, if its user may.
+    """Keep the policy's processes running while the verifier runs (for tasks that ask for a service), and in a
+    multi-step task beyond. They can interfere with a verifier of the same sandbox, as far as their user's rights go.
     None: ``keep_agent_processes`` in the task's ``[metadata]``, else False."""
 
     verify_paths: Literal["auto", "off"] | tuple[PurePosixPath, ...] = "auto"
-    """Grade in a pristine view: a verifier of the policy's own sandbox finds the image as it was, with /tests, /tmp and
-    /logs/verifier of its own, and of what the policy wrote these paths only. Processes and network are the sandbox's.
+    """Grade in a pristine view: a verifier in the policy's sandbox gets the original image, with separate /tests, /tmp
+    and /logs/verifier, and only these paths of the policy's files. Processes and network are the sandbox's.
     ``auto``: the paths are ``verify_paths`` in the task's ``[metadata]``; without it, or on a sandbox without such a
     view, which is logged once, grading is Harbor's. ``off``: it is Harbor's. Paths: these, and a sandbox without such a
     view is a :class:`harbor_gym.errors.TaskError`."""
@@ -158,7 +158,7 @@ class TerminalEnvConfig(_Config):
     folder where that is kept, nowhere otherwise."""
 
     capture_screen: bool = False
-    """Look at the whole screen after each turn, for rendering: ``AsyncTerminalGymEnv.screen``. Costs one ``exec``."""
+    """Capture the whole screen after each turn, for rendering: ``AsyncTerminalGymEnv.screen``. Costs one ``exec``."""
 
     stop_timeout_sec: float = Field(default=60.0, gt=0)
     """Seconds that ``close`` gives Harbor to stop the sandbox before it gives up and raises."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class PreparedEpisode:
-    """One episode that waits for its policy. Single-use; whoever holds it closes it.
+    """One episode that waits for its policy. Single-use; its owner closes it.
 
     Args:
         config: The task and the sandbox; budgets and recordings play no part here.

@@ -42,7 +42,7 @@ def grades_in_shared_sandbox(task: Task, step: StepConfig | None = None) -> bool
 
 
 def phase_users(task: Task, step: StepConfig | None = None) -> tuple[str | int | None, str | int | None]:
-    """Return who the policy and who the verifier is, in the task or in one of its steps; None is the image's user."""
+    """Return the users of policy and verifier, in the task or in one of its steps; None is the image's user."""
     config = task.config
     agent, verifier = config.agent.user, config.verifier.user
     if step is None:

@@ -27,7 +27,7 @@ class Message:
     """One message of a conversation."""
 
     role: Role
-    """Who wrote it."""
+    """The author."""
 
     content: str
     """Its text."""

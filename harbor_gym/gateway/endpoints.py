@@ -24,7 +24,7 @@ type _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 type _Server = Callable[[web.Request, Wire], Awaitable[web.StreamResponse]]
 
 type FindOwner = Callable[[bytes], Session | SessionGroup | None]
-"""Returns who owns a key, by the key's digest."""
+"""Returns the owner of a key, by the key's digest."""
 
 logger = logging.getLogger(__name__)
 

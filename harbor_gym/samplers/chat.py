@@ -45,7 +45,7 @@ class ChatAnswer:
 
 
 class AsksChat(Protocol):
-    """Whatever answers chats as :class:`ChatEndpoint` does."""
+    """An object that answers chats as :class:`ChatEndpoint` does."""
 
     async def __call__(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()

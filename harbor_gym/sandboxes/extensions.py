@@ -163,7 +163,7 @@ class SupportsTerminal(Protocol):
 
 @runtime_checkable
 class SupportsVerifierView(Protocol):
-    """A sandbox that can show its verifier the image as it was, with chosen paths of what the policy wrote."""
+    """A sandbox that can show its verifier the image as it was, with chosen paths of the policy's files."""
 
     async def enter_verifier_view(self, verify_paths: Sequence[PurePosixPath]) -> None:
         """Switch every further call of the sandbox to a fresh overlay of the image's layers.

@@ -61,7 +61,7 @@ class Work:
         self._thread.start()
 
     def end(self, result: str) -> None:
-        """Show what came of it, if it was shown at all."""
+        """Print the result, if the progress was printed at all."""
         was_shown = self._due.is_set()
         self._over.set()
         self._due.set()

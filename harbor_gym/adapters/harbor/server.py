@@ -21,7 +21,7 @@ from harbor_gym.sandboxes import environment_config
 _KEY_VARIABLE = "HARBOR_API_KEY"
 
 _POLL_SEC = 0.5
-"""Between two looks at a rollout's state."""
+"""Between two requests for a rollout's state."""
 
 _CANCEL_SEC = 90.0
 """How long a cancelled rollout may stop its sandbox: the server interrupts a stop that takes longer than 60."""

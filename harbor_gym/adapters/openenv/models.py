@@ -40,7 +40,7 @@ class TerminalAction(Action):
     """One message of the policy, in the served ``action_format``."""
 
     commands: list[TerminalCommand] | None = Field(default=None, max_length=MAX_COMMANDS)
-    """Keystrokes to type, in order; an empty list looks at the screen."""
+    """Keystrokes to type, in order; an empty list returns the screen."""
 
     end: End | None = None
     """The caller's loop saw the policy's work end, or cut it: the episode is verified as it stands."""

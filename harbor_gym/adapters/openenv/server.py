@@ -179,7 +179,7 @@ def serve(config: ServerConfig, show: Callable[[str], object]) -> None:
 
     Args:
         config: What to serve, and where.
-        show: Gets the lines for whoever started it: the address, and a generated token, once.
+        show: Gets the lines for the user: the address, and a generated token, once.
 
     Raises:
         HarborGymError: As :class:`TerminalServer`.

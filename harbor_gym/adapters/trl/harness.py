@@ -53,7 +53,7 @@ class HarnessSettings:
 
 
 class ToolHarness:
-    """A terminal whose public methods are the policy's tools. Subclass it for tools of your own.
+    """A terminal whose public methods are the policy's tools. Subclass it to write your own tools.
 
     Every public method of a subclass but ``reset`` and ``get_reward`` is a tool; its name, its docstring and its
     annotations are part of the prompt, so each needs a docstring in Google form with every argument. Tools act by
@@ -72,7 +72,7 @@ class ToolHarness:
                 \"\"\"Print a greeting.
 
                 Args:
-                    name: Who is greeted.
+                    name: The person to greet.
                 \"\"\"
                 return self._type(f"echo hello {shlex.quote(name)}\\n")
 

@@ -30,7 +30,7 @@ _OWN_FIELDS = {"task_dir", "sandbox", "sandbox_options", "step_rewards"}
 
 
 class HarborHarnessConfig(vf.HarnessConfig):
-    """The sandbox, and who works in it."""
+    """The sandbox, and the policy's loop or agent in it."""
 
     sandbox: str = DEFAULT_SANDBOX
     """``local``, a Harbor environment type by name (``docker``, ``modal``, …), or ``module.path:Class``."""

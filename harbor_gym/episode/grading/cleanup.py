@@ -76,7 +76,7 @@ class VerifierDirsReset:
     """Where the verifier writes, then where the tests will lie."""
 
     owner: str
-    """Who runs the verifier. Empty: the first directory is open to all, as Harbor has it."""
+    """The verifier's user. Empty: the first directory is open to all, as Harbor has it."""
 
     @property
     def arguments(self) -> tuple[object, ...]:

@@ -151,8 +151,8 @@ def hold_known(image: Image) -> Hold | None:
 async def build_image(source: ImageSource, *, build_timeout_sec: float = 600.0, force_build: bool = False) -> Image:
     """Return the image of a task's environment, building and exporting it only when the cache has none.
 
-    Who stands on it for long takes :func:`hold_image`. Safe to call concurrently, from several processes too: one
-    builds, the others wait and share.
+    To keep the image from removal for longer, use :func:`hold_image`. Safe to call concurrently,
+    from several processes too: one builds, the others wait and share.
 
     Args:
         source: What to make it from.
