@@ -17,7 +17,7 @@ nemo_gym = typer.Typer(cls=PlainGroup, help="Play Harbor tasks in NeMo Gym.", no
 
 @nemo_gym.command("init")
 def nemo_gym_init(
-    directory: Annotated[Path, typer.Argument(help="Where NeMo Gym's commands will run.")],
+    directory: Annotated[Path, typer.Argument(help="The directory in which NeMo Gym's commands will run.")],
     tasks: Annotated[
         Path, typer.Option(help="A directory of tasks, one task, or task:NAME; a relative path begins at DIRECTORY.")
     ] = Path("tasks"),
@@ -28,7 +28,7 @@ def nemo_gym_init(
     requirement: Annotated[
         str, typer.Option(help="How pip finds harbor_gym for the server: a version, or -e /a/checkout.")
     ] = f"harbor-gym=={__version__}",
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
     """Write the agent server's folder, with configurations for rollouts and for training and an example input."""
     from harbor_gym.adapters.nemo_gym.server import write_server_folder

@@ -39,9 +39,9 @@ def build(
     registry_path: Annotated[Path | None, typer.Option(help="registry.json to look task names up in.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Images made at the same time.")] = 4,
     build_dockerfile: Annotated[
-        bool, typer.Option("--build-dockerfile", help="Build Dockerfiles also where a task names a docker_image.")
+        bool, typer.Option("--build-dockerfile", help="Build Dockerfiles even if a task names a docker_image.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Make all anew, also what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Make all files again, existing ones too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list with one object per task.")] = False,
 ) -> None:
     """Make the SIF file of every task's image; what is there is kept, so a run that was cut off can be repeated.

@@ -13,13 +13,11 @@ from harbor_gym.cli.shared import one_line_errors
 def base(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Official images, as debian:bookworm-slim.")],
     docker: Annotated[
-        bool, typer.Option("--docker", help="Give it to Docker, where that has no image of this name.")
+        bool, typer.Option("--docker", help="Give the base to Docker too, unless Docker has an image of this name.")
     ] = False,
     if_missing: Annotated[
         bool,
-        typer.Option(
-            "--if-missing", help="Only where this machine has no such image and its registry gives no answer."
-        ),
+        typer.Option("--if-missing", help="Only if this machine has no such image and its registry gives no answer."),
     ] = False,
 ) -> None:
     """Make bases of packages of Debian or Ubuntu that take the place of official images, once.

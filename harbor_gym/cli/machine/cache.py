@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from harbor_gym._runtime.cache import CacheEntry
 
 
-cache = typer.Typer(
-    cls=PlainGroup, help="Show and prune what was built and is kept between runs.", no_args_is_help=True
-)
+cache = typer.Typer(cls=PlainGroup, help="List and prune the files that are kept between runs.", no_args_is_help=True)
 
 
 @cache.command("list")
@@ -42,12 +40,13 @@ def cache_list(
 @cache.command("prune")
 def cache_prune(
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="What was not used for so long: 30m, 12h, 7d.")
+        str | None, typer.Option(metavar="AGE", help="Remove what was not used for this time: 30m, 12h, 7d.")
     ] = None,
     max_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The least recently used, until this is left: 500M, 10G.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Remove the least recently used until this size is left: 500M, 10G."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every image and base that nothing uses.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Remove every image and base that nothing uses.")] = False,
 ) -> None:
     """Remove images and bases that no running sandbox stands on. They are built again when they are needed."""
     from harbor_gym._runtime.cache import prune

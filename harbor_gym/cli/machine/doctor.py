@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    env: Annotated[str | None, typer.Option("--env", help="Only what this kind of sandbox needs.")] = None,
+    env: Annotated[str | None, typer.Option("--env", help="Check only the needs of this kind of sandbox.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
-    sandboxes: Annotated[bool, typer.Option("--sandboxes", help="Only how many fit here at once, for Ray.")] = False,
+    sandboxes: Annotated[
+        bool, typer.Option("--sandboxes", help="Print only the number of sandboxes that fit here at once, for Ray.")
+    ] = False,
     memory_mb: Annotated[int, typer.Option(min=1, help="With --sandboxes: the largest task's memory.")] = 2048,
 ) -> None:
     """Show what can be used on this machine, and what would get the rest. Exit code 0: a sandbox can be started."""

@@ -9,7 +9,7 @@ from harbor_gym.cli.shared import FAILED, echo
 
 
 def reap(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     images: Annotated[
         bool, typer.Option("--images", help="Remove also the tasks' images that Docker keeps and no container uses.")
     ] = False,

@@ -11,9 +11,11 @@ from harbor_gym.cli.shared import echo, one_line_errors
 def plot(
     paths: Annotated[list[Path], typer.Argument(help="Runs, or folders of runs.")],
     output: Annotated[Path | None, typer.Option(help="Picture. [default: curves.png in the first folder]")] = None,
-    title: Annotated[str | None, typer.Option(help="Above the picture. [default: the first folder's name]")] = None,
-    reward_key: Annotated[str | None, typer.Option(help="Metric that is the reward; found by itself.")] = None,
-    turns_key: Annotated[str | None, typer.Option(help="Metric that is the turns per episode; likewise.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the picture. [default: the first folder's name]")] = None,
+    reward_key: Annotated[str | None, typer.Option(help="Metric of the reward. [default: found in the run]")] = None,
+    turns_key: Annotated[
+        str | None, typer.Option(help="Metric of the turns per episode. [default: found in the run]")
+    ] = None,
 ) -> None:
     """Draw total reward and turns per episode against the batch, for each learning rate: mean and range over its runs.
 

@@ -11,8 +11,8 @@ from harbor_gym.cli.shared import echo, one_line_errors
 def report(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a training run, finished or not.")],
     output: Annotated[Path | None, typer.Option(help="File to write. [default: report.html in that folder]")] = None,
-    episodes: Annotated[int, typer.Option(min=0, help="Episodes to put into it; every batch gives some.")] = 400,
-    megabytes: Annotated[int, typer.Option(min=1, help="Text and recordings to put into it.")] = 64,
+    episodes: Annotated[int, typer.Option(min=0, help="Episodes on the page; every batch gives some.")] = 400,
+    megabytes: Annotated[int, typer.Option(min=1, help="Size of the text and recordings on the page.")] = 64,
     parquet: Annotated[
         Path | None,
         typer.Option(help="Instead, a folder for two tables: episodes.parquet and turns.parquet (extra frame)."),

@@ -54,10 +54,10 @@ SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, **HELP_NAM
 
 def sweep(
     context: typer.Context,
-    task_dir: Annotated[Path, typer.Option(help="Harbor task directory, or task:NAME of one that is shipped.")],
+    task_dir: Annotated[Path, typer.Option(help="Harbor task directory, or task:NAME of a shipped task.")],
     learning_rates: Annotated[str, typer.Option(help="With commas between.")] = "1e-3,2e-4,5e-5",
     seeds: Annotated[str, typer.Option(help="With commas between.")] = "0,1,2",
-    sweep_path: Annotated[Path | None, typer.Option(help="Folder.  [default: runs/sweep-TASK]")] = None,
+    sweep_path: Annotated[Path | None, typer.Option(help="Folder of the sweep. [default: runs/sweep-TASK]")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
 ) -> None:
     """Train for each learning rate and seed, then draw the curves and print the table.

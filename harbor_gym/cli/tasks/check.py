@@ -35,8 +35,10 @@ def check(
     env: Annotated[
         str, typer.Option("--env", help="Sandbox: local, docker, any Harbor environment type, or module.path:Class.")
     ] = DEFAULT_SANDBOX,
-    repeat: Annotated[int, typer.Option(min=1, help="Runs of the oracle and of doing nothing: do they agree?")] = 2,
-    forge: Annotated[bool, typer.Option(help="Also try to be rewarded without doing the task.")] = True,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Runs of the solution and of an agent that does nothing, to compare.")
+    ] = 2,
+    forge: Annotated[bool, typer.Option(help="Also try to forge the reward.")] = True,
     reward_key: Annotated[str | None, typer.Option(help="Which of the verifier's rewards counts.")] = None,
     reward_function: Annotated[
         str | None, typer.Option(help="Or all of them: mean, min, max, sum, or module.path:function.")

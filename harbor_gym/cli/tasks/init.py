@@ -13,9 +13,9 @@ def init(
     name: Annotated[Path, typer.Argument(help="The task's folder, which is made; its last part is the task's name.")],
     kind: Annotated[
         TaskKind,
-        typer.Option(help="single; steps: two steps; service: what it starts is kept; separate: a verifier apart."),
+        typer.Option(help="steps: two steps; service: keeps processes; separate: a second sandbox for the verifier."),
     ] = TaskKind.SINGLE,
-    org: Annotated[str, typer.Option(help="What stands before the name in task.toml.")] = "example",
+    org: Annotated[str, typer.Option(help="The part before the name in task.toml.")] = "example",
 ) -> None:
     """Write a small task that `harbor-gym check` finds ok, to be changed into one of your own."""
     with one_line_errors():

@@ -24,7 +24,7 @@ _CLEAR = "\x1b[2J\x1b[H"
 
 
 def play(
-    task: Annotated[str, typer.Argument(help="Task directory, or task:NAME of a task that is shipped.")] = "",
+    task: Annotated[str, typer.Argument(help="Task directory, or task:NAME of a shipped task.")] = "",
     task_dir: Annotated[str, typer.Option(help="Task directory, instead of the argument.")] = "",
     env: Annotated[str, typer.Option("--env", help="Sandbox: local, docker, …")] = DEFAULT_SANDBOX,
 ) -> None:
