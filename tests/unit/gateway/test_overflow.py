@@ -50,7 +50,8 @@ def test_another_refusal_is_no_overflow(words: str) -> None:
 @pytest.mark.parametrize("words", REFUSALS.values(), ids=REFUSALS)
 async def test_samplers_say_so(words: str) -> None:
     async with serve(EngineDouble()) as engine:
-        engine.refusal, engine.modes = words, [400, 400]
+        engine.refusal = words
+        engine.modes = [400, 400]
         async with CompletionsSampler(engine.url, "qwen", max_tokens=9) as sample:
             with pytest.raises(ContextOverflowError, match="answered with status 400"):
                 await sample([5])
