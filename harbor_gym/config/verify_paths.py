@@ -50,7 +50,7 @@ def _check(path: object) -> PurePosixPath:
         raise ValueError(f"verify_paths: {str(path)!r} is not an absolute path without '..'")
     given = PurePosixPath("/", *given.parts[1:])  # POSIX leaves open what two slashes at the start mean
     if given == PurePosixPath("/"):
-        raise ValueError("verify_paths: '/' is everything, so the view would not be pristine: name the paths that count")
+        raise ValueError("verify_paths: '/' is everything, and no view of it is pristine: name the paths that count")
     for own in _OWN_OF_A_VIEW:
         if given.is_relative_to(own) or own.is_relative_to(given):
             raise ValueError(f"verify_paths: {str(path)!r} can't be carried, a pristine view has its own {own}")
