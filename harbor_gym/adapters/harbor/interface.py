@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self, TypeGuard
 
 from harbor.models.trial.config import AgentConfig, TaskConfig
+from pydantic import ValidationError
 
 from harbor_gym._runtime.harbor_versions import require_server
 from harbor_gym._runtime.imports import use_litellms_own_prices
@@ -20,14 +21,13 @@ from harbor_gym.adapters.harbor.server import HarborServer, ServerJobs, server_e
 from harbor_gym.adapters.harbor.server_player import ServerPlayer
 from harbor_gym.adapters.harbor.sources import resolve_task_configs
 from harbor_gym.adapters.harbor.strategy import Strategy
-from harbor_gym.config import AmbiguousFailures, TerminalEnvConfig, require_fields_of_agents
+from harbor_gym.config import AmbiguousFailures, TerminalEnvConfig, describe_problems, require_fields_of_agents
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.episode.grading import rewards
 from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
 from harbor_gym.outcomes import RetryBudget
-from harbor_gym.sandboxes import environment_config
 from harbor_gym.types import DEFAULT_SANDBOX, ChatCodec, Rollout, Sampler
 
 MODEL = "policy"
@@ -100,17 +100,27 @@ class RolloutInterface:
         self._in_sandbox = bool(agent_in_sandbox)
         if agent_in_sandbox is None and server is None:  # a server may have agents that this process has not
             self._in_sandbox = runs_in_sandbox(self._agent)
-        self._sandbox, self._sandbox_options = sandbox, dict(sandbox_options or {})
-        self._n_concurrent = n_concurrent
+        self._n_concurrent, self._max_retries = n_concurrent, max_retries
         self._limits = limits or SessionLimits()
-        self._env_settings = dict(env_settings or {})
-        self._choose_reward = rewards.reward_function(reward_key, reward_function)
-        self._reward_key, self._reward_function = reward_key, reward_function
-        self._zero_reward_on_limit = zero_reward_on_limit
-        self._verify_paths: VerifyPaths = verify_paths
-        self._keep_agent_processes = keep_agent_processes
-        self._ambiguous_failures: AmbiguousFailures = ambiguous_failures
-        self._trials_dir, self._max_retries = trials_dir, max_retries
+        settings: dict[str, Any] = {
+            "sandbox": sandbox,
+            "sandbox_options": dict(sandbox_options or {}),
+            "reward_key": reward_key,
+            "reward_function": reward_function,
+            "zero_reward_on_limit": zero_reward_on_limit,
+            "verify_paths": verify_paths,
+            "keep_agent_processes": keep_agent_processes,
+            "ambiguous_failures": ambiguous_failures,
+            "trials_dir": trials_dir,
+            "max_turns": self._limits.max_turns,
+            "time_limit_sec": self._limits.time_limit_sec,
+            **(env_settings or {}),
+        }
+        try:
+            self._config = TerminalEnvConfig(task_dir=Path(), **settings)
+        except ValidationError as exc:
+            raise UsageError(describe_problems(exc)) from exc
+        self._account = RewardAccount(rewards.reward_function(reward_key, reward_function), zero_reward_on_limit)
         self._server = server
         if n_concurrent < 1:
             raise UsageError(f"n_concurrent must be at least 1, got {n_concurrent}")
@@ -118,7 +128,7 @@ class RolloutInterface:
             self._require_server_arguments()
         if self._strategy is Strategy.ENV:
             self._require_env_arguments(agent)
-        elif self._env_settings:
+        elif env_settings:
             raise UsageError("env_settings are for the strategy env")
 
     @classmethod
@@ -214,7 +224,8 @@ class RolloutInterface:
     async def _player(self) -> AsyncGenerator[Player]:
         """Yield what plays one task, with everything that the rollouts share open."""
         if self._strategy is Strategy.ENV:
-            yield self._env_player()
+            assert is_chat_codec(self._codec)
+            yield EnvPlayer(self._sampler, self._codec, self._limits, self._config)
             return
         if self._server is not None:
             async with self._server_player(self._server) as player:
@@ -230,13 +241,10 @@ class RolloutInterface:
                     gateway=gateway,
                     agent=self._agent,
                     in_sandbox=self._in_sandbox,
-                    environment=environment_config(self._sandbox, options=self._sandbox_options),
+                    config=self._config,
                     limits=self._limits,
-                    account=RewardAccount(self._choose_reward, self._zero_reward_on_limit),
-                    verify_paths=self._verify_paths,
-                    keep_agent_processes=self._keep_agent_processes,
-                    ambiguous_failures=self._ambiguous_failures,
-                    trials_dir=self._trials_dir or Path(temporary),
+                    account=self._account,
+                    trials_dir=self._config.trials_dir or Path(temporary),
                     use_details=self._strategy is Strategy.DETAILS,
                 )
 
@@ -248,37 +256,19 @@ class RolloutInterface:
                 jobs=jobs,
                 gateway=gateway,
                 agent=self._agent,
-                environment=server_environment(self._sandbox, self._sandbox_options),
+                environment=server_environment(self._config.sandbox, self._config.sandbox_options),
                 limits=self._limits,
-                account=RewardAccount(self._choose_reward, self._zero_reward_on_limit),
-                ambiguous_failures=self._ambiguous_failures,
-                trials_dir=self._trials_dir,
+                account=self._account,
+                ambiguous_failures=self._config.ambiguous_failures,
+                trials_dir=self._config.trials_dir,
                 use_details=self._strategy is Strategy.DETAILS,
             )
-
-    def _env_player(self) -> EnvPlayer:
-        assert is_chat_codec(self._codec)
-        settings = {
-            "sandbox": self._sandbox,
-            "sandbox_options": self._sandbox_options,
-            "reward_key": self._reward_key,
-            "reward_function": self._reward_function,
-            "zero_reward_on_limit": self._zero_reward_on_limit,
-            "verify_paths": self._verify_paths,
-            "keep_agent_processes": self._keep_agent_processes,
-            "ambiguous_failures": self._ambiguous_failures,
-            "trials_dir": self._trials_dir,
-            "max_turns": self._limits.max_turns,
-            "time_limit_sec": self._limits.time_limit_sec,
-            **self._env_settings,
-        }
-        return EnvPlayer(self._sampler, self._codec, self._limits, settings)
 
     def _require_server_arguments(self) -> None:
         require_server()
         if self._strategy is Strategy.ENV:
             raise UsageError("the strategy env is our own loop, and a Harbor server can't run it: give an agent")
-        if self._verify_paths not in ("auto", "off") or self._keep_agent_processes is not None:
+        if self._config.verify_paths not in ("auto", "off") or self._config.keep_agent_processes is not None:
             raise UsageError("Harbor's server grades as harbor run does, without verify_paths and keep_agent_processes")
         if has_mark(self._agent):
             raise UsageError("Harbor's server gives an agent its address: leave {gateway_url} out of its options")

@@ -1,25 +1,24 @@
 """Players of one task: our own loop, or a Harbor trial with an agent at a session of the gateway."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
+from harbor.models.trial.config import AgentConfig, TaskConfig, TrialConfig
 from harbor.trial.trial import Trial
 
 from harbor_gym._runtime.loggers import forget_loggers
 from harbor_gym.adapters.harbor.agents import attach, point_at_session
 from harbor_gym.adapters.harbor.results import Grading, finished_rollout, rewards_of
-from harbor_gym.config import AmbiguousFailures, TerminalEnvConfig
-from harbor_gym.config.verify_paths import VerifyPaths
+from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.grading.guard import GradingGuard
 from harbor_gym.episode.task import require_variables
 from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.rollout import run_episode
+from harbor_gym.sandboxes import environment_config
 from harbor_gym.sequences import flatten
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.types import ChatCodec, Rollout, Sampler
@@ -54,15 +53,14 @@ class EnvPlayer:
     limits: SessionLimits
     """The budgets in tokens."""
 
-    settings: Mapping[str, Any]
-    """Fields of ``TerminalEnvConfig`` but for the task."""
+    config: TerminalEnvConfig
+    """The sandbox, the budgets and the reward. Its task is replaced by the one that is played."""
 
     async def play(self, task: TaskConfig, path: Path) -> Rollout:
         """Play a task once."""
         started = time.monotonic()
-        config = TerminalEnvConfig(task_dir=path, **self.settings)
         env = TokenTerminalEnv(
-            AsyncTerminalGymEnv(config),
+            AsyncTerminalGymEnv(self.config.model_copy(update={"task_dir": path})),
             self.codec,
             max_tokens=self.limits.max_answer_tokens,
             max_context_tokens=self.limits.max_context_tokens,
@@ -92,23 +90,14 @@ class TrialPlayer:
     in_sandbox: bool
     """Whether it runs in the sandbox."""
 
-    environment: EnvironmentConfig
-    """The sandbox."""
+    config: TerminalEnvConfig
+    """The sandbox, and how it is graded."""
 
     limits: SessionLimits
     """The budgets of each session."""
 
     account: RewardAccount
     """What a verdict is worth."""
-
-    verify_paths: VerifyPaths
-    """As ``TerminalEnvConfig.verify_paths``."""
-
-    keep_agent_processes: bool | None
-    """As ``TerminalEnvConfig.keep_agent_processes``."""
-
-    ambiguous_failures: AmbiguousFailures
-    """As ``TerminalEnvConfig.ambiguous_failures``."""
 
     trials_dir: Path
     """Where the trials' folders are."""
@@ -119,7 +108,9 @@ class TrialPlayer:
     async def play(self, task: TaskConfig, path: Path) -> Rollout:
         """Play a task once."""
         started = time.monotonic()
-        config = TrialConfig(task=task, trials_dir=self.trials_dir, environment=self.environment)
+        own = self.config
+        environment = environment_config(own.sandbox, options=own.sandbox_options)
+        config = TrialConfig(task=task, trials_dir=self.trials_dir, environment=environment)
         session = self.gateway.open_session(name=config.trial_name, limits=self.limits)
         trial: Trial | None = None
         try:
@@ -129,9 +120,9 @@ class TrialPlayer:
             attach(trial, self.gateway, session, in_sandbox=self.in_sandbox)
             guard = GradingGuard(
                 trial,
-                verify_paths=self.verify_paths,
-                keep_processes=self.keep_agent_processes,
-                ambiguous_failures=self.ambiguous_failures,
+                verify_paths=own.verify_paths,
+                keep_processes=own.keep_agent_processes,
+                ambiguous_failures=own.ambiguous_failures,
             )
             result = await trial.run()
         finally:
