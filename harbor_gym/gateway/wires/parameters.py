@@ -11,10 +11,18 @@ from harbor_gym.gateway.errors import InvalidRequestError
 from harbor_gym.gateway.wires.wire import Body, mapping
 
 _FREE = "the policy's text is sampled freely"
+_STOP = "the sampler's own stop tokens end an answer"
 
 CONSTRAINTS: Mapping[str, str] = {
-    "stop": "the sampler's own stop tokens end an answer",
+    "stop": _STOP,
+    "stop_token_ids": _STOP,
+    "stop_regex": _STOP,
     "logit_bias": _FREE,
+    "allowed_token_ids": _FREE,
+    "regex": _FREE,
+    "ebnf": _FREE,
+    "json_schema": _FREE,
+    "structural_tag": _FREE,
     "guided_json": _FREE,
     "guided_regex": _FREE,
     "guided_choice": _FREE,

@@ -16,6 +16,8 @@ REFUSALS = {
     "sure that `max_model_len` is no smaller than the number of text tokens.",
     "vllm, the answer": "'max_tokens' or 'max_completion_tokens' is too large: 500. This model's maximum context "
     "length is 4096 tokens and your request has 3900 input tokens (500 > 4096 - 3900).",
+    "vllm, with images": "The prompt (total length 5000) is too long to fit into the model (context length 4096). Make "
+    "sure that `max_model_len` is no smaller than the number of text tokens plus multimodal tokens.",
     "sglang": "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
     "sglang, with the answer": "Requested token count exceeds the model's maximum context length of 4096 tokens. You "
     "requested a total of 5000 tokens: 4500 tokens from the input messages and 500 tokens for the completion.",
@@ -24,6 +26,8 @@ REFUSALS = {
     "openai": '{"error": {"message": "Your input exceeds the context window of this model.", '
     '"code": "context_length_exceeded"}}',
     "llama.cpp": "the request exceeds the available context size, try increasing it",
+    "anthropic, behind a proxy": "prompt is too long: 208310 tokens > 200000 maximum",
+    "bedrock, behind a proxy": "Input is too long for requested model.",
     "xai": "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
 }
 """Source: the engines' own sources and error logs."""

@@ -32,18 +32,17 @@ RUN_BY = {
     "evaluation-1": "tests/unit/report/test_frame.py",
     "openenv-1": "tests/integration/adapters/test_openenv_server.py",
     "openenv-2": "tests/integration/adapters/test_openenv_server.py",
+    "openenv-3": "tests/integration/training/trl/test_gpu_blocks.py",
     "quick-start-1": "tests/unit/house/test_docs.py",
     "quick-start-2": "tests/unit/house/test_docs.py",
     "sandbox-authors-1": "tests/unit/testing/test_pytest_plugin.py",
     "sandbox-authors-2": "tests/unit/testing/test_pytest_plugin.py",
     "training-1": "tests/unit/house/test_docs.py",
+    "trl-1": "tests/integration/training/trl/test_gpu_blocks.py",
     "trl-2": "tests/unit/adapters/test_trl_spec.py",
+    "trl-3": "tests/integration/training/trl/test_gpu_blocks.py",
 }
 """The test file that runs each Python block."""
-
-NEEDS_A_GPU = {"openenv-3", "trl-1", "trl-3"}
-"""Blocks that train a model of billions of weights: their names and arguments are checked, and the recipes beside them,
-which are the same as programs, train a tiny one."""
 
 _INDENTED = re.compile(r"(?:^(?: {4}.*)?\n)+", re.MULTILINE)
 _OURS = re.compile(r"harbor-gym |make bench ")
@@ -171,7 +170,7 @@ def test_every_python_block_imports_what_there_is_and_calls_it_with_arguments_th
 
 def test_every_python_block_is_run_by_a_test() -> None:
     found = {block.id for block in blocks("python")}
-    assert found == set(RUN_BY) | NEEDS_A_GPU
+    assert found == set(RUN_BY)
     for file in set(RUN_BY.values()):
         names = [page.name for page in PAGES if any(RUN_BY.get(f"{page.stem}-{n}") == file for n in range(1, 9))]
         for name in names:
