@@ -351,7 +351,7 @@ class AsyncTerminalGymEnv:
             parsed = parse_action(
                 turn.action if turn.commands is None else turn.commands, format=self.config.action_format
             )
-            patient = with_patience(parsed, turn, self.config.terminal)
+            patient = with_patience(parsed, turn, snapshot.config.terminal)
             result = await self._step(patient, turn.action, spent_sec=turn.info["metrics"].get("time/step_sec", 0.0))
             if result.done and result.info.get("truncated"):
                 raise UsageError(f"start_from: a limit ends the episode at turn {number} of {snapshot.turn}")

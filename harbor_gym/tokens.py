@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 from harbor_gym.codecs import ComparesTemplate
 from harbor_gym.config import Snapshot
+from harbor_gym.config.snapshot import settings_of
 from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
 from harbor_gym.types import (
@@ -76,6 +77,7 @@ class TokenTerminalEnv:
         self.transcript = Transcript(system_prompt=prompts.system_message(self.env.config))
         origin = self._origin or await asyncio.to_thread(_read_origin, self.env.config)
         screen, info = await self.env.reset()
+        self.transcript.settings = settings_of(self.env.config)
         if origin is not None:
             self._go_on(origin)
             self.transcript.start_info = info

@@ -62,6 +62,7 @@ def write_transcript(path: Path, transcript: Transcript, *, labels: dict[str, An
         "step_rewards": last.get("step_rewards") if last else None,
         "breakage": last.get("breakage") if last else None,
         "verifier": _verifier(last),
+        "settings": transcript.settings,
         "system_prompt": transcript.system_prompt,
         "start": _kept(transcript.start_info, _KEPT_START),
         "started": round(transcript.started, 3),
@@ -86,6 +87,7 @@ def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any]]:
             raise UsageError(f"{path} has not the format {TRANSCRIPT_FORMAT} of a transcript: {remedy}")
         turns = [_read_turn(number, turn) for number, turn in enumerate(document["turns"], start=1)]
         transcript = Transcript(turns, document["final_observation"], document["started"], document["system_prompt"])
+        transcript.settings = document.get("settings")
         transcript.start_info = cast("EpisodeInfo", {"turn": 0, "metrics": {}, **document["start"]})
     except OSError as exc:
         raise UsageError(f"{path} can't be read: {exc.strerror}: {remedy}") from exc

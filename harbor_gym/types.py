@@ -376,6 +376,9 @@ class Transcript:
     start_info: EpisodeInfo | None = None
     """What ``reset`` reported; None where it failed."""
 
+    settings: Mapping[str, Any] | None = None
+    """The environment's configuration as JSON has it, where it is known."""
+
     cut: tuple[float, EpisodeInfo] | None = None
     """Reward and info of an end that followed no answer: the next prompt did not fit."""
 

@@ -53,7 +53,9 @@ class Snapshot:
     @property
     def transcript(self) -> Transcript:
         """A new transcript of the episode so far."""
-        return Transcript(list(self.turns), self.observation, start_info=self.start_info)
+        return Transcript(
+            list(self.turns), self.observation, start_info=self.start_info, settings=settings_of(self.config)
+        )
 
     def at(self, turn: int) -> Self:
         """Return the snapshot of an earlier turn; without tokens, unless it is this one's.
@@ -73,20 +75,18 @@ class Snapshot:
         Raises:
             UsageError: The configuration holds something that JSON has not.
         """
-        try:
-            config = self.config.model_dump(mode="json", exclude={"start_from"})
-        except ValueError as exc:
-            raise UsageError(f"the snapshot can't be written: its configuration is no JSON: {exc}") from exc
-        own = {"format": SNAPSHOT_FORMAT, "config": config, "task_digest": self.task_digest, "seed": self.seed}
-        write_transcript(path, self.transcript, labels={"snapshot": {**own, "tokens": self.tokens}})
+        transcript = self.transcript
+        if transcript.settings is None:
+            raise UsageError("the snapshot can't be written: its configuration holds what JSON has not")
+        own = {"format": SNAPSHOT_FORMAT, "task_digest": self.task_digest, "seed": self.seed, "tokens": self.tokens}
+        write_transcript(path, transcript, labels={"snapshot": own})
 
     @classmethod
-    def read(cls, path: Path, config: "TerminalEnvConfig | None" = None) -> Self:
-        """Read a snapshot.
+    def read(cls, path: Path) -> Self:
+        """Read a snapshot, or an episode's transcript as one: before the turn that ended it.
 
         Args:
-            path: What :meth:`write` wrote; with a ``config``, an episode's transcript as well.
-            config: The configuration of an episode whose transcript does not name it.
+            path: What :meth:`write` wrote, or an ``.json`` of a run's folder ``transcripts``.
 
         Raises:
             UsageError: The file can't be read, is no snapshot, or one of another version.
@@ -95,16 +95,16 @@ class Snapshot:
 
         transcript, document = read_transcript(path)
         own = cast("dict[str, Any]", document.get("snapshot") or {})
+        if own and own.get("format") != SNAPSHOT_FORMAT:
+            raise UsageError(f"{path} has not the format {SNAPSHOT_FORMAT} of a snapshot, which this version reads")
+        if transcript.settings is None:
+            raise UsageError(f"{path} does not tell its episode's configuration: no other can go on from it")
         try:
-            if not own and config is None:
-                raise UsageError(f"{path} is an episode's transcript, no snapshot: its configuration is not known")
-            if own and own.get("format") != SNAPSHOT_FORMAT:
-                raise UsageError(f"{path} has not the format {SNAPSHOT_FORMAT} of a snapshot, which this version reads")
-            known = config or TerminalEnvConfig.model_validate(own.get("config"))
+            known = TerminalEnvConfig.model_validate(transcript.settings)
         except ValidationError as exc:
             raise UsageError(f"{path}: its configuration does not fit this version: {describe_problems(exc)}") from exc
         tokens = own.get("tokens")
-        return cls(
+        read = cls(
             config=known,
             turns=tuple(transcript.turns),
             observation=transcript.final_observation,
@@ -113,3 +113,17 @@ class Snapshot:
             seed=own.get("seed"),
             tokens=None if tokens is None else tuple(tokens),
         )
+        return read.at(read.turn - 1) if document.get("end_reason") and read.turns else read
+
+
+def settings_of(config: object) -> dict[str, Any] | None:
+    """Return a terminal's configuration as JSON; None of another one, or where it holds what JSON has not."""
+    from harbor_gym.config import TerminalEnvConfig
+
+    if not isinstance(config, TerminalEnvConfig):
+        return None
+    try:
+        written = config.model_dump(mode="json", exclude={"start_from", "recording_path"})
+    except ValueError:
+        return None
+    return {**written, "task_dir": str(config.task_dir.resolve())}

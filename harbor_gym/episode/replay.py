@@ -40,7 +40,9 @@ def require_start(snapshot: Snapshot, config: TerminalEnvConfig, task_digest: st
     """
     if snapshot.task_digest not in ("", task_digest):
         raise UsageError(f"start_from: the snapshot is of another task, or {config.task_dir} has changed since")
-    if differing := [name for name in _SHOWN_BY if getattr(config, name) != getattr(snapshot.config, name)]:
+    floor = {"min_wait_sec": config.terminal.min_wait_sec}  # that of the episode holds in its replay
+    known = snapshot.config.model_copy(update={"terminal": snapshot.config.terminal.model_copy(update=floor)})
+    if differing := [name for name in _SHOWN_BY if getattr(config, name) != getattr(known, name)]:
         raise UsageError(f"start_from: the snapshot's episode had other settings: {', '.join(differing)} differ")
     if config.max_turns is not None and snapshot.turn >= config.max_turns:
         raise UsageError(f"start_from: max_turns is {config.max_turns}, and the snapshot has {snapshot.turn} turns")
@@ -54,8 +56,13 @@ def with_patience(parsed: ParsedAction, recorded: Turn, config: TerminalConfig) 
     waits = recorded.info.get("waits", ())
     if config.wait == "exact" or len(waits) != len(parsed.commands):
         return parsed
-    pairs = zip(parsed.commands, waits, strict=True)
-    longest = [item if wait == "deadline" else replace(item, duration_sec=config.max_wait_sec) for item, wait in pairs]
+    longest = [
+        replace(
+            item,
+            duration_sec=max(item.duration_sec, config.min_wait_sec) if wait == "deadline" else config.max_wait_sec,
+        )
+        for item, wait in zip(parsed.commands, waits, strict=True)
+    ]
     return replace(parsed, commands=tuple(longest))
 
 

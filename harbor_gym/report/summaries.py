@@ -127,6 +127,7 @@ def read_transcript(path: Path, run_dir: Path) -> dict[str, Any] | None:
         with open_regular(path, run_dir / "transcripts") as file:
             document = json.loads(file.read())
         if isinstance(document, dict) and isinstance(document.get("turns"), list):
+            document.pop("settings", None)  # paths of this machine, which a page may leave
             return {**document, **_place(path, run_dir, document)}
     return None
 

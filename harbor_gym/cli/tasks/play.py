@@ -9,7 +9,7 @@ import termios
 import tty
 from collections.abc import Generator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,9 @@ from harbor_gym._runtime.console.progress import ticking
 from harbor_gym.cli.shared import echo, one_line_errors
 from harbor_gym.errors import UsageError, printable
 from harbor_gym.types import DEFAULT_SANDBOX
+
+if TYPE_CHECKING:
+    from harbor_gym.config import Snapshot
 
 HAND_IN = "\x1d"  # C-]
 TICK_SEC = 0.05
@@ -26,17 +29,42 @@ _CLEAR = "\x1b[2J\x1b[H"
 def play(
     task: Annotated[str, typer.Argument(help="Task directory, or task:NAME of a shipped task.")] = "",
     task_dir: Annotated[str, typer.Option(help="Task directory, instead of the argument.")] = "",
-    env: Annotated[str, typer.Option("--env", help="Sandbox: local, docker, …")] = DEFAULT_SANDBOX,
+    env: Annotated[str, typer.Option("--env", help="Sandbox: local, docker, … [default: local]")] = "",
+    start: Annotated[
+        Path | None, typer.Option("--from", help="Go on from an episode: RUN/EPISODE, its transcript, or a snapshot.")
+    ] = None,
+    turn: Annotated[
+        int | None, typer.Option(help="With --from: after which of its turns. [default: before its last one]")
+    ] = None,
 ) -> None:
     """Play a task in your own terminal: every key goes into the sandbox, C-] hands in, and the verifier scores you."""
     from harbor_gym.tasks import task_path
 
     with one_line_errors():
-        end = _play(str(task_path(task_dir or task or "task:devops_task")), env)
+        if start is None and turn is not None:
+            raise UsageError("--turn is one of an episode's: give the episode with --from")
+        snapshot = None if start is None else _snapshot(start, turn)
+        known = None if snapshot is None else snapshot.config
+        place = task_path(task_dir or task or (str(known.task_dir) if known else "task:devops_task"))
+        end = _play(str(place), env or (known.sandbox if known else DEFAULT_SANDBOX), snapshot)
     echo(end, before=_CLEAR)
 
 
-def _play(task_dir: str, env: str) -> str:
+def _snapshot(start: Path, turn: int | None) -> "Snapshot":
+    """Return where to begin: a file's snapshot, or that of an episode as a run's page and ``view`` name it."""
+    from harbor_gym.config import Snapshot
+
+    named = (Path(f"{run / 'transcripts' / start.relative_to(run)}.json") for run in start.parents)
+    found = start if start.is_file() else next((path for path in named if path.is_file()), start)
+    snapshot = Snapshot.read(found)
+    if snapshot.config.action_format != "terminus-json-plain":
+        raise UsageError(
+            f"{found}: play goes on from episodes in terminus-json-plain alone, not in {snapshot.config.action_format}"
+        )
+    return snapshot if turn is None else snapshot.at(turn)
+
+
+def _play(task_dir: str, env: str, snapshot: "Snapshot | None" = None) -> str:
     from harbor_gym.adapters.gymnasium import HarborTerminalEnv, terminus_message
     from harbor_gym.config import TerminalConfig
 
@@ -45,6 +73,13 @@ def _play(task_dir: str, env: str) -> str:
     size = os.get_terminal_size()
     terminal = TerminalConfig(columns=max(size.columns, 20), rows=max(size.lines, 5), min_wait_sec=0)
     budgets: dict[str, Any] = {"max_turns": None, "time_limit_sec": 86_400, "confirm_task_complete": False}
+    if snapshot is not None:
+        shape = snapshot.config.terminal
+        if terminal.columns < shape.columns or terminal.rows < shape.rows:
+            raise UsageError(f"the episode's screen has {shape.columns} columns and {shape.rows} rows: enlarge yours")
+        terminal = shape.model_copy(update={"min_wait_sec": 0})
+        budgets |= {"start_from": snapshot, "confirm_task_complete": snapshot.config.confirm_task_complete}
+        budgets["trials_dir"] = None  # the run's own
     interface: dict[str, Any] = {"action": "message", "render_mode": "human", "terminal": terminal}
     game = HarborTerminalEnv(task_dir, sandbox=env, **interface, **budgets)
     with contextlib.closing(game):
@@ -60,6 +95,8 @@ def _play(task_dir: str, env: str) -> str:
                 typed, handed_in, _ = keys.partition(HAND_IN)
                 action = terminus_message(typed, duration_sec=TICK_SEC, task_complete=bool(handed_in))
                 _, reward, terminated, truncated, info = game.step(action)
+                if info.get("confirmation_pending"):
+                    _, reward, terminated, truncated, info = game.step(terminus_message("", task_complete=True))
                 over = terminated or truncated
     return f"{info['end_reason']}, reward {reward}"
 

@@ -10,10 +10,13 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import pytest
 
+from harbor_gym import AsyncTerminalGymEnv, TerminalConfig, TerminalEnvConfig
 from tests.helpers.paths import ROOT
+from tests.helpers.sandboxes.fake_episodes import message
 
 TASK = ROOT / "tasks" / "devops_task"
 MAX_LINES = 60
@@ -67,6 +70,25 @@ def test_a_person_plays_in_their_own_terminal_and_sees_the_reward() -> None:
         player.wait_for(seen)
     player.type("\x1d")
     player.wait_for("completed, reward 1.0")
+    assert player.end() == 0
+
+
+async def test_a_person_goes_on_from_a_turn_of_an_episode(tmp_path: Path) -> None:
+    config = TerminalEnvConfig(task_dir=TASK, terminal=TerminalConfig(columns=90, rows=25))
+    async with AsyncTerminalGymEnv(config) as env:
+        await env.reset()
+        for keys in ("word=kept; cd /opt\n", "cd /usr; word=gone\n"):
+            await env.step(message(keys))
+        (await env.snapshot()).write(tmp_path / "run/transcripts/test/episode_001.json")
+    start = ("--from", str(tmp_path / "run/test/episode_001"), "--turn", "1")
+    player = _Player([sys.executable, "-m", "harbor_gym", "play", *start])
+    player.wait_for("Enter starts")
+    player.type("\r")
+    player.wait_for("root@sandbox:/opt#")
+    player.type("echo $word-$PWD\r")
+    player.wait_for("kept-/opt")
+    player.type("\x1d")
+    player.wait_for("completed, reward 0.0")
     assert player.end() == 0
 
 

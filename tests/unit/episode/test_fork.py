@@ -24,7 +24,9 @@ from harbor_gym import (
 )
 from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.pool import WarmPool
+from harbor_gym.report import summaries
 from harbor_gym.testing import FakeEnvironment
+from harbor_gym.transcripts import write_transcript
 from tests.helpers.chats.character_codec import ASK, END, CharacterCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 
@@ -442,6 +444,31 @@ async def test_a_snapshot_with_tokens_goes_on_from_disk(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no tokens"):
         await token_env(without).reset()
     assert not Counted.running
+
+
+async def test_an_episodes_transcript_is_a_snapshot_before_its_last_turn(tmp_path: Path) -> None:
+    env = token_env(config_of(tmp_path, solved_when={"/srv/a": "one"}))
+
+    async def sample(given: Any) -> Sample:
+        asked = list(given).count(ASK)
+        return Sample(said(message("echo one > a\n") if asked < 3 else COMPLETE))
+
+    rollout = await run_episode(env, sample)
+    path = tmp_path / "run" / "transcripts" / "test" / "episode_001.json"
+    write_transcript(path, rollout.transcript, labels={})
+    snapshot = Snapshot.read(path)
+    assert (snapshot.turn, snapshot.tokens) == (2, None)
+    for turn in (2, 1, 0):
+        start = TerminalEnvConfig.model_validate({"start_from": snapshot.at(turn)})
+        async with AsyncTerminalGymEnv(start) as later:
+            assert (await later.reset())[1]["turn"] == turn
+            end = await later.step(COMPLETE)
+            assert end.reward == (1.0 if turn else 0.0)
+    assert "settings" not in (summaries.read_transcript(path, tmp_path / "run") or {"settings": ""})
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "settings": None}))
+    with pytest.raises(UsageError, match="does not tell its episode's configuration"):
+        Snapshot.read(path)
 
 
 class Costly(TerminalEnvWrapper):
