@@ -21,6 +21,7 @@ from harbor_gym.checking.verdict import SOLVED, UNSOLVED, PristineCheck, TaskChe
 from harbor_gym.config import AmbiguousFailures
 from harbor_gym.config.verify_paths import VerifyPaths
 from harbor_gym.errors import HarborGymError, TaskUnsupportedError, VerifierError
+from harbor_gym.tasks.oddities import find_oddities
 
 if TYPE_CHECKING:
     from harbor.models.task.task import Task
@@ -101,7 +102,7 @@ class _Check:
         from harbor_gym.episode.task import load_task
 
         task = await load_task(self._path)
-        self._note(has_solution=has_solution(self._path))
+        self._note(has_solution=has_solution(self._path), oddities=await asyncio.to_thread(find_oddities, self._path))
         if self._found.has_solution:
             await self._run_oracle()
             await self._compare_plain_trial()

@@ -46,6 +46,7 @@ def remarks(check: TaskCheck) -> list[str]:
         lines.append(f"{check.task}: {check.services}")
     if check.voided:
         lines.append(f"{check.task}: no verdict after {', '.join(check.voided)}: such an episode is discarded")
+    lines += [f"{check.task}: {oddity}" for oddity in check.oddities]
     lines += [f"{check.task}: harbor lint: {finding}" for finding in check.lint]
     pristine = check.pristine
     if pristine is None:

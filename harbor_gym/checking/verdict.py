@@ -156,6 +156,9 @@ class TaskCheck:
     """What ``harbor lint`` finds in the task's files, where the Harbor that is installed has it. It is no part of the
     verdict."""
 
+    oddities: tuple[str, ...] = ()
+    """What its author has probably not meant: tables that Harbor does not read, scripts with CRLF line ends."""
+
     pristine: PristineCheck | None = None
     """What it comes to in a pristine view; None where the sandbox has none, or no paths are known for one."""
 

@@ -1,6 +1,7 @@
 """Check a task directory before anything is started on it."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -21,6 +22,12 @@ from harbor_gym.config import describe_problems
 from harbor_gym.config.verify_paths import check_paths
 from harbor_gym.errors import TaskError, TaskUnsupportedError
 from harbor_gym.tasks.links import require_own_files
+from harbor_gym.tasks.oddities import find_oddities
+
+_logger = logging.getLogger(__name__)
+
+_warned: set[str] = set()
+"""What this process has warned of."""
 
 
 async def load_task(task_dir: Path) -> Task:
@@ -129,6 +136,10 @@ def _load(task_dir: Path) -> Task:
         # tomllib's and Harbor's own complaints are ValueErrors; each already states what and where.
         raise TaskError(f"{task_dir} is not a usable Harbor task: {exc}") from exc
     _check_support(task, task_dir)
+    for oddity in find_oddities(task_dir):
+        if oddity not in _warned:
+            _warned.add(oddity)
+            _logger.warning("%s", oddity)
     return task
 
 

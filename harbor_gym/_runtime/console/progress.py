@@ -9,7 +9,7 @@ type ShowBar = Callable[[str, int, int | None, str], None]
 """Called as ``bar(phase, done, total, detail)``. The phase is over when ``done`` is ``total``; where the total is not
 known it is None, and ``done`` are seconds."""
 
-SLOW_SEC = 5.0
+SLOW_SEC = 2.0
 """How long work that is mostly over at once is not shown, in seconds."""
 
 _TICK_SEC = 1.0

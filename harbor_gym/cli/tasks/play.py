@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from harbor_gym.config import Snapshot
 
 HAND_IN = "\x1d"  # C-]
+READ_AGAIN = "\x1c"  # C-\
 TICK_SEC = 0.05
 _CLEAR = "\x1b[2J\x1b[H"
 
@@ -37,7 +38,10 @@ def play(
         int | None, typer.Option(help="With --from: after which of its turns. [default: before its last one]")
     ] = None,
 ) -> None:
-    """Play a task in your own terminal: every key goes into the sandbox, C-] hands in, and the verifier scores you."""
+    """Play a task in your own terminal: every key goes into the sandbox, C-] hands in, and the verifier scores you.
+
+    C-\\ shows the instruction again.
+    """
     from harbor_gym.tasks import task_path
 
     with one_line_errors():
@@ -66,6 +70,7 @@ def _snapshot(start: Path, turn: int | None) -> "Snapshot":
 
 def _play(task_dir: str, env: str, snapshot: "Snapshot | None" = None) -> str:
     from harbor_gym.adapters.gymnasium import HarborTerminalEnv, terminus_message
+    from harbor_gym.checking.play import last_lines
     from harbor_gym.config import TerminalConfig
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -85,20 +90,32 @@ def _play(task_dir: str, env: str, snapshot: "Snapshot | None" = None) -> str:
     with contextlib.closing(game):
         with ticking(f"starting a sandbox of {Path(task_dir).name}"):
             _, info = game.reset()
-        start = f"{_CLEAR}{printable(info['instruction'])}\nC-] hands in. Enter starts"
+        instruction = info["instruction"]
+        start = f"{_CLEAR}{printable(instruction)}\nC-] hands in, C-\\ shows this again. Enter starts"
         typer.prompt(start, default="", show_default=False)
         over, reward, decoder = False, 0.0, codecs.getincrementaldecoder("utf-8")("replace")
         with _raw_keyboard() as keyboard:
             while not over:
                 ready, _, _ = select.select([keyboard], [], [], TICK_SEC)
                 keys = decoder.decode(os.read(keyboard, 4096)) if ready else ""
+                keys, reads, _ = keys.partition(READ_AGAIN)
+                if reads:
+                    instruction = info.get("instruction", instruction)
+                    _show_until_a_key(f"{instruction}\nAny key goes back", keyboard)
                 typed, handed_in, _ = keys.partition(HAND_IN)
                 action = terminus_message(typed, duration_sec=TICK_SEC, task_complete=bool(handed_in))
                 _, reward, terminated, truncated, info = game.step(action)
                 if info.get("confirmation_pending"):
                     _, reward, terminated, truncated, info = game.step(terminus_message("", task_complete=True))
                 over = terminated or truncated
-    return f"{info['end_reason']}, reward {reward}"
+    output = last_lines(info.get("verifier_output", ""))
+    return f"{output}\n{info['end_reason']}, reward {reward}".lstrip()
+
+
+def _show_until_a_key(text: str, keyboard: int) -> None:
+    sys.stdout.write(_CLEAR + printable(text).replace("\n", "\r\n"))
+    sys.stdout.flush()
+    os.read(keyboard, 4096)
 
 
 @contextlib.contextmanager

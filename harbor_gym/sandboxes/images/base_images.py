@@ -93,7 +93,7 @@ async def find_base(reference: str) -> tuple[Base | None, str]:
         return base, ""
     if full in _unreachable:
         return None, _unreachable[full]
-    with ticking(f"pulling {full}"):
+    with ticking(f"pulling {full}", delay_sec=SLOW_SEC):
         code, output = await run_tool(*CONTAINED, "buildah", "pull", "--quiet", full, timeout_sec=_PULL_TIMEOUT_SEC)
     if code == TIMED_OUT:
         raise SandboxStartError(f"base image {reference!r} was not pulled within {_PULL_TIMEOUT_SEC:g} s")
