@@ -4,7 +4,13 @@ Importing this package registers ``HarborTerminal-v0`` with Gymnasium. Whatever 
 name is first used.
 """
 
+import sys
 from typing import TYPE_CHECKING
+
+if sys.argv[:1] == ["-m"] and "harbor_gym" in sys.orig_argv:  # python -m harbor_gym, which imports this before it runs
+    from harbor_gym._runtime.interrupts import end_at_interrupt
+
+    end_at_interrupt()
 
 from harbor_gym._runtime.imports import lazy_names
 from harbor_gym.adapters.gymnasium.registration import register

@@ -1,10 +1,12 @@
 """SIGTERM and SIGHUP handled as Ctrl-C, so that the same code cleans up after all three."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Generator
 from types import FrameType
+from typing import NoReturn
 
 
 class Termination:
@@ -43,3 +45,14 @@ def ends_as_interrupts() -> Generator[Termination]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end_at_interrupt() -> None:
+    """End the process at Ctrl-C, unless it is ignored: a library that is being imported may swallow the exception."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end_now)
+
+
+def end_now(number: int, _frame: FrameType | None) -> NoReturn:
+    """End the process with the status of a signal. Nothing has been started or written."""
+    os._exit(128 + number)

@@ -1,5 +1,6 @@
 """A run's episodes and their turns as tables for analysis."""
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,8 @@ from harbor_gym.report.summaries import read_transcript
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_logger = logging.getLogger(__name__)
 
 _PLACE = ("name", "task", "split", "batch", "group", "episode")
 _COLUMNS = (*_PLACE, "reward", "end_reason", "error", "breakage", "seconds")
@@ -87,8 +90,13 @@ def _tables(run: str | Path, *kinds: Callable[[Mapping[str, Any]], list[dict[str
     except ImportError as exc:
         raise _missing("harbor_gym.report.episodes", "pandas") from exc
     folder = Path(run)
-    read = [read_transcript(path, folder) for path in sorted((folder / "transcripts").rglob("*.json"))]
-    documents = [document for document in read if document is not None]
+    read = {path: read_transcript(path, folder) for path in sorted((folder / "transcripts").rglob("*.json"))}
+    documents = [document for document in read.values() if document is not None]
+    if unreadable := [str(path) for path, document in read.items() if document is None]:
+        _logger.warning(
+            "%d of %d transcripts can't be read and are in no table: %s",
+            len(unreadable), len(read), ", ".join(unreadable),
+        )  # fmt: skip
     if not documents:
         raise UsageError(f"{folder} has no transcript: give the folder of a run that has the folder transcripts")
     return [pd.DataFrame([row for document in documents for row in rows_of(document)]) for rows_of in kinds]

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from harbor_gym._runtime.processes import start_process, tool_environment
 from harbor_gym._runtime.rootless import USER_NAMESPACE, build_environment
@@ -13,6 +15,12 @@ from harbor_gym._runtime.rootless import USER_NAMESPACE, build_environment
 _END_GRACE_SEC = 3.0
 _ERROR_TAIL_LINES = 25
 _PART_BYTES = 65536
+_BUILD_TAIL_LINES = 12
+_SHOWN_STEP = 100
+_BUILD_ERROR = re.compile(
+    r'^Error: building at STEP "(?P<step>(?s:.*?))": (?P<why>.*)$|^failed to solve: (?P<whole>.*)$', re.MULTILINE
+)
+"""How buildah and Docker tell which instruction failed."""
 
 
 CONTAINED = ("setpriv", "--pdeathsig", "KILL", "unshare", *USER_NAMESPACE, "--mount", "--propagation", "private",
@@ -102,6 +110,24 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             async with asyncio.timeout(_END_GRACE_SEC):
                 await process.communicate()
                 return
+
+
+def build_failure(path: Path, output: str) -> str:
+    """Return what people are told of a Dockerfile that does not build: the reason first, then what came before it.
+
+    Args:
+        path: The Dockerfile.
+        output: What buildah or Docker printed.
+    """
+    found = list(_BUILD_ERROR.finditer(output))
+    if not found:
+        return f"{path} does not build: {tail(output)}"
+    step, why, whole = found[-1]["step"], found[-1]["why"], found[-1]["whole"]
+    if step is not None and len(step) > _SHOWN_STEP:
+        step = f"{step[:_SHOWN_STEP]}…"
+    reason = whole if step is None else f"{step}: {why}"
+    before = "\n".join(output[: found[-1].start()].strip().splitlines()[-_BUILD_TAIL_LINES:])
+    return f"{path} does not build: {reason.strip()}; its last lines:\n{before}"
 
 
 def tail(output: str) -> str:

@@ -24,12 +24,31 @@ def watch(
         play_pane(run_dir, pane, panes, _write)
         return
     with one_line_errors():
+        if _is_over(run_dir):
+            echo(f"{run_dir} is finished, and nothing of it is played any more: harbor-gym view {run_dir}")
+            return
         open_watch(run_dir, panes=panes)
     argv = attach_argv(run_dir)
     if detach or not sys.stdin.isatty():
         echo(shlex.join(argv))
         return
     os.execvp(argv[0], argv)
+
+
+def _is_over(run_dir: Path) -> bool:
+    """Return whether a training run has saved its end, or an evaluation its result, and has recorded nothing since.
+
+    Raises:
+        UsageError: A record of the run's checkpoints can't be read.
+    """
+    from harbor_gym.evaluation.best import is_finished
+    from harbor_gym.evaluation.report import REPORT_NAME
+
+    result = run_dir / REPORT_NAME
+    if not result.is_file():
+        return is_finished(run_dir)
+    written = result.stat().st_mtime
+    return all(path.lstat().st_mtime <= written for path in run_dir.rglob("*.cast"))
 
 
 def _write(text: str) -> None:

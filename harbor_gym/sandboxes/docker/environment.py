@@ -47,6 +47,7 @@ from harbor_gym.sandboxes.extensions import ExecTimeoutError
 from harbor_gym.sandboxes.labels import IMAGE_LABEL, PROJECT_LABEL
 from harbor_gym.sandboxes.labels import labels as own_labels
 from harbor_gym.sandboxes.setup_command import is_of_verifier, require_success
+from harbor_gym.sandboxes.tools import build_failure
 
 _UP_ATTEMPTS = 4
 _SETTLE_SEC = 1.0
@@ -234,7 +235,12 @@ class DockerEnvironment(HarborDockerEnvironment):
         if self._keeps_image and self._main_image_name in launch.BUILT_IMAGES:
             return _DONE
         with ticking(f"building the image of {self.environment_dir}", delay_sec=SLOW_SEC):
-            result = await run(["build"])
+            try:
+                result = await run(["build"])
+            except RuntimeError as exc:
+                if "failed to solve" not in str(exc):
+                    raise
+                raise SandboxStartError(build_failure(self.environment_dir / "Dockerfile", str(exc))) from exc
         look = await image_setup.inspect_image(self._main_image_name) if self._keeps_image else None
         if look is not None:
             launch.BUILT_IMAGES[self._main_image_name] = look

@@ -11,7 +11,7 @@ from typing import Any
 
 from harbor.environments.base import ExecResult
 
-from harbor_gym._runtime.console.progress import ticking
+from harbor_gym._runtime.console.progress import SLOW_SEC, ticking
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes import dockerfile
 from harbor_gym.sandboxes.docker import engine
@@ -35,7 +35,7 @@ async def find_image(name: str, *, pulls: bool) -> ImageInfo | None:
     """
     look = BUILT_IMAGES.get(name) or await inspect_image(name)
     if look is None and pulls:
-        with ticking(f"pulling {name}"):
+        with ticking(f"pulling {name}", delay_sec=SLOW_SEC):
             await docker("pull", name, timeout_sec=_PULL_TIMEOUT_SEC)  # why it fails, `up` will report
         look = await inspect_image(name)
     return look

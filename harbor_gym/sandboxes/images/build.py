@@ -45,7 +45,7 @@ from harbor_gym.sandboxes.images.builder import (
     run_environment,
 )
 from harbor_gym.sandboxes.images.recipe import adapted, volumes_of
-from harbor_gym.sandboxes.tools import CONTAINED, find_program, run_tool, tail
+from harbor_gym.sandboxes.tools import CONTAINED, build_failure, find_program, run_tool, tail
 
 _logger = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ async def _run_build(
         if code != 0:
             require_ids(output, str(path), text=text)
             require_flags(output, str(path))
-            raise SandboxStartError(f"{path} does not build:\n{tail(output)}")
+            raise SandboxStartError(build_failure(path, output))
         return (folder / "id").read_text(encoding="utf-8").strip().removeprefix("sha256:")
 
 

@@ -45,6 +45,17 @@ def test_ctrl_c_while_it_is_importing_ends_it_without_a_traceback(module: str, w
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize("module", ["numpy", "gymnasium", "typer", "harbor_gym.cli.main"])
+def test_ctrl_c_while_python_m_is_importing_ends_it_without_a_traceback(module: str, tmp_path: Path) -> None:
+    # A module of this name is imported by the interpreter itself, before it reads its command line.
+    code = INTERRUPTED.partition("sys.argv = ")[0].format(module=module)
+    (tmp_path / "sitecustomize.py").write_text(code, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    words = [sys.executable, "-m", "harbor_gym", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_warnings_that_are_errors_end_no_episode() -> None:
     words = [sys.executable, "-W", "error", "-m", "harbor_gym", "demo", "--env", "fake"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)

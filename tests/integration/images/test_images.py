@@ -133,7 +133,7 @@ async def test_an_image_is_built_once_and_anew_when_its_context_changes(
 @pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
 async def test_a_failing_dockerfile_is_an_error_with_the_builders_last_words(context: Path) -> None:
     (context / "Dockerfile").write_text(f"FROM {BASE}\nRUN echo last words >&2; exit 42\n")
-    with pytest.raises(SandboxStartError, match=r"(?s)Dockerfile does not build.*last words.*42"):
+    with pytest.raises(SandboxStartError, match=r"(?s)does not build: RUN .*42; its last lines:\n.*last words"):
         await build_image(context)
 
 

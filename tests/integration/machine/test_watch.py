@@ -8,7 +8,9 @@ from pathlib import Path
 
 import libtmux
 import pytest
+from typer.testing import CliRunner
 
+from harbor_gym.cli.main import app
 from harbor_gym.errors import MissingDependencyError, UsageError
 from harbor_gym.report.watch import attach_argv, newest, open_watch
 from tests.helpers.engines import require_engine
@@ -80,3 +82,33 @@ def test_misuse_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingDependencyError, match="apt-get install tmux"):
         open_watch(tmp_path)
+
+
+@pytest.mark.parametrize("finished", ["training", "evaluation", "evaluation that goes on"])
+def test_a_finished_run_is_told_of_and_starts_nothing(
+    finished: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Path] = []
+
+    def start(run_dir: Path, *, panes: int) -> None:
+        assert panes == 4
+        started.append(run_dir)
+
+    monkeypatch.setattr("harbor_gym.report.watch.open_watch", start)
+    recording = tmp_path / "transcripts/test/batch_0000/task/episode_001.cast"
+    record(recording, "hello\r\n")
+    if finished == "training":
+        (tmp_path / "checkpoints.jsonl").write_text('{"name": "final", "batch": 4, "final": true}\n', encoding="utf-8")
+    else:
+        (tmp_path / "eval.json").write_text("{}", encoding="utf-8")
+        later = (tmp_path / "eval.json").stat().st_mtime + (5 if finished == "evaluation that goes on" else -5)
+        os.utime(recording, (later, later))
+    done = CliRunner().invoke(app, ["watch", str(tmp_path)])
+    assert done.exit_code == 0
+    if finished == "evaluation that goes on":
+        assert started == [tmp_path]
+        return
+    assert not started
+    assert done.stdout == (
+        f"{tmp_path} is finished, and nothing of it is played any more: harbor-gym view {tmp_path}\n"
+    )

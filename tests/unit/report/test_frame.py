@@ -32,7 +32,7 @@ def write(run: Path, name: str, *, error: str | None = None, reward: float = 1.0
     write_transcript(path, Transcript(turns), labels={"task": "alpha"}, error=error)
 
 
-def test_a_row_per_episode(tmp_path: Path) -> None:
+def test_a_row_per_episode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("pandas")
     from harbor_gym.report import episodes
 
@@ -41,6 +41,8 @@ def test_a_row_per_episode(tmp_path: Path) -> None:
     write(tmp_path, "test/batch_000003/alpha_1/episode_0.json", error="the sandbox went away")
     (tmp_path / "transcripts/train/broken.json").write_text('{"turns": [')
     frame = episodes(str(tmp_path))
+    broken = tmp_path / "transcripts/train/broken.json"
+    assert caplog.messages == [f"1 of 4 transcripts can't be read and are in no table: {broken}"]
     assert list(frame["name"].str[:4]) == ["test", "trai", "trai"]
     assert frame["split"].tolist() == ["test", "train", "train"]
     assert frame["batch"].tolist() == [3, 2, 2]
