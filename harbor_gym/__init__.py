@@ -4,16 +4,14 @@ Importing this package registers ``HarborTerminal-v0`` with Gymnasium. Whatever 
 name is first used.
 """
 
-import sys
 from typing import TYPE_CHECKING
 
-if sys.argv[:1] == ["-m"] and "harbor_gym" in sys.orig_argv:  # python -m harbor_gym, which imports this before it runs
-    from harbor_gym._runtime.interrupts import end_at_interrupt
+from harbor_gym._runtime.interrupts import end_at_interrupt_of_module
 
-    end_at_interrupt()
+end_at_interrupt_of_module("harbor_gym")
 
-from harbor_gym._runtime.imports import lazy_names
-from harbor_gym.adapters.gymnasium.registration import register
+from harbor_gym._runtime.imports import lazy_names  # noqa: E402  # what takes long to import comes after it
+from harbor_gym.adapters.gymnasium.registration import register  # noqa: E402
 
 __version__ = "0.1.0"
 

@@ -35,7 +35,7 @@ def lazy_names(
     @cache
     def homes() -> dict[str, str]:
         body = ast.parse(Path(file).read_bytes()).body
-        (typed,) = (node for node in body if isinstance(node, ast.If) and isinstance(node.test, ast.Name))
+        (typed,) = (node for node in body if isinstance(node, ast.If))
         imports = (node for node in typed.body if isinstance(node, ast.ImportFrom))
         return {alias.name: str(node.module) for node in imports for alias in node.names}
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Generator
 from types import FrameType
@@ -47,9 +48,13 @@ def ends_as_interrupts() -> Generator[Termination]:
             signal.signal(number, handler)
 
 
-def end_at_interrupt() -> None:
-    """End the process at Ctrl-C, unless it is ignored: a library that is being imported may swallow the exception."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+def end_at_interrupt_of_module(name: str) -> None:
+    """End the process at Ctrl-C, unless it is ignored, where ``python -m NAME`` imports the package to run it.
+
+    A library that is being imported may swallow the exception.
+    """
+    is_starting = sys.argv[:1] == ["-m"] and name in sys.orig_argv  # as the interpreter has it until the module runs
+    if is_starting and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end_now)
 
 

@@ -1,7 +1,7 @@
 """Configuration objects: frozen, closed, passed whole."""
 
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, field_validator, model_validator
 
@@ -10,6 +10,18 @@ from harbor_gym.config.snapshot import Snapshot as Snapshot
 from harbor_gym.config.verify_paths import VerifyPaths, check_paths
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
+
+if TYPE_CHECKING:
+
+    class _TaskPath:
+        """A path that may be given as text: a type checker takes ``__set__``'s type for the constructor's."""
+
+        def __get__(self, instance: object, owner: object) -> Path: ...
+
+        def __set__(self, instance: object, value: str | Path) -> None: ...
+
+else:
+    _TaskPath = Path
 
 AmbiguousFailures = Literal["zero", "infrastructure"]
 """The treatment of a missing verdict for which either the policy or the task may be responsible."""
@@ -63,7 +75,7 @@ class TerminalConfig(_Config):
 class TerminalEnvConfig(_Config):
     """Everything an :class:`harbor_gym.AsyncTerminalGymEnv` needs to know."""
 
-    task_dir: Path
+    task_dir: _TaskPath
     """Harbor task directory (``task.toml``, ``instruction.md``, ``environment/``, ``tests/``), or ``task:NAME`` of one
     that is shipped with the package."""
 

@@ -181,5 +181,5 @@ class _Elapsed(logging.Formatter):
         self._start = time.time()
 
     def format(self, record: logging.LogRecord) -> str:
-        level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         return f"[{record.created - self._start:7.1f} s] {level}{printable(record.getMessage())}"

@@ -172,9 +172,9 @@ class RolloutInterface:
             trials_dir=config.trials_dir,
         )
 
-    async def run_one(self, task_dir: Path) -> Rollout:
+    async def run_one(self, task_dir: str | Path) -> Rollout:
         """Play one task once, as :meth:`run` does."""
-        (rollout,) = await self.run([TaskConfig(path=task_dir)])
+        (rollout,) = await self.run([TaskConfig(path=Path(task_dir))])
         return rollout
 
     async def run(self, tasks: Sequence[TaskConfig], *, on_rollout: OnRollout | None = None) -> list[Rollout]:

@@ -62,8 +62,9 @@ class EnvProbe:
             await env.close()
 
 
-def write_tiny_task(task_dir: Path) -> Path:
+def write_tiny_task(task_dir: str | Path) -> Path:
     """Write the smallest task that Harbor takes; return its folder."""
+    task_dir = Path(task_dir)
     for name, text in {
         "task.toml": 'schema_version = "1.4"\n[task]\nname = "harbor-gym/tiny"\n',
         "instruction.md": "Do as you like.\n",
