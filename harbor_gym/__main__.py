@@ -3,7 +3,11 @@
 import signal
 
 from harbor_gym._runtime.interrupts import end_now
-from harbor_gym.cli.entry import main
+
+try:
+    from harbor_gym.cli.entry import main
+except ModuleNotFoundError:  # a wheel has it under this name alone, see pyproject.toml
+    from harbor_gym_console import main
 
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is end_now:

@@ -22,11 +22,17 @@ def test_an_install_has_the_plugin_beside_the_package(kind: str, tmp_path: Path)
     with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as archive:
         plugin, console = (archive.read(module).decode() for module in (MODULE, CONSOLE))
         names = set(archive.namelist())
+        archive.extractall(tmp_path / "installed")
     assert plugin == (ROOT / "harbor_gym/adapters/verifiers/plugin.py").read_text()
     assert console == (ROOT / "harbor_gym/cli/entry.py").read_text()
     assert any(name.endswith(".pth") for name in names) is (kind == "editable")
     assert ("harbor_gym/adapters/verifiers/harness.py" in names) is (kind == "wheel")
     assert not (ROOT / MODULE).exists()
+    if kind == "wheel":
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+        words = [sys.executable, "-m", "harbor_gym", "--version"]
+        shown = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert (shown.returncode, shown.stderr) == (0, "")
 
 
 def test_the_id_names_the_module() -> None:
