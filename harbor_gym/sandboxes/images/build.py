@@ -10,7 +10,7 @@ import logging
 import tempfile
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -239,7 +239,7 @@ async def _make_image(
             await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
         return image
     if source.docker_image is None:
-        image_id = await _run_build(source.environment_dir, text, base_images, work, is_fresh=is_fresh)
+        image_id = await _run_build(source.environment_dir, text, base_images, is_fresh=is_fresh, on_step=work.tell)
     elif sources.is_archive(source.docker_image):
         image_id = await sources.load_archive(source.docker_image, source.environment_dir)
     else:
@@ -267,7 +267,12 @@ async def _make_image(
 
 
 async def _run_build(
-    environment_dir: Path, text: str, base_images: dict[str, Base], work: Work, *, is_fresh: bool
+    environment_dir: Path,
+    text: str,
+    base_images: dict[str, Base],
+    *,
+    is_fresh: bool,
+    on_step: Callable[[str], object] | None = None,
 ) -> str:
     path = environment_dir / "Dockerfile"
     for name, base in base_images.items():
@@ -282,7 +287,7 @@ async def _run_build(
         # An old one takes a file that a bind mount shows for the file that it showed before.
         is_fresh = is_fresh or (is_old() and "--mount=" in text)
         argv = build_argv(folder, environment_dir, recipe, is_fresh=is_fresh)
-        code, output = await run_buildah(*argv, environment=run_environment(), on_step=work.tell)
+        code, output = await run_buildah(*argv, environment=run_environment(), on_step=on_step)
         if code != 0:
             require_ids(output, str(path), text=text)
             require_flags(output, str(path))
