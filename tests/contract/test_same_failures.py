@@ -10,10 +10,8 @@ from harbor_gym.errors import HarborGymError
 from harbor_gym.samplers import EngineSettingsError
 from tests.contract.differences import doors
 from tests.contract.players.episode import Episode
-from tests.contract.test_same_episode import ADAPTERS, adapters, model_dir
+from tests.contract.test_same_episode import ADAPTERS, adapters
 from tests.helpers.tasks import write_task
-
-__all__ = ["model_dir"]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

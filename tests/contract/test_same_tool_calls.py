@@ -12,11 +12,9 @@ import pytest
 from harbor_gym import EndReason
 from tests.contract.differences import AGENTS, doors
 from tests.contract.players.episode import FORGE, Episode, Played, Script, by_run_episode
-from tests.contract.test_same_episode import ADAPTERS, adapters, model_dir
+from tests.contract.test_same_episode import ADAPTERS, adapters
 from tests.helpers.paths import ROOT
 from tests.helpers.tasks import BASE, DONE, write_task
-
-__all__ = ["model_dir"]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
