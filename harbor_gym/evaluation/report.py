@@ -1,8 +1,8 @@
 """The result of an evaluation: one object for JSON, one table for people."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -14,6 +14,7 @@ from harbor_gym.transcripts import episode_name
 REPORT_FORMAT = 1
 REPORT_NAME = "eval.json"
 """The file that an evaluation ends with, in its folder."""
+_NO_SETTINGS: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -73,25 +74,35 @@ class Report:
     episodes: tuple[EpisodeResult, ...]
     """Each episode."""
 
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What was evaluated and how, as JSON takes it: ``model``, ``weights``, ``temperature``, ``env`` and others."""
+
     def as_object(self) -> dict[str, Any]:
         """Return what JSON takes."""
         return {"format": REPORT_FORMAT, "confidence": CONFIDENCE, **asdict(self)}
 
 
-def summarize(results: Sequence[EpisodeResult], *, threshold: float = 1.0, ks: Sequence[int] = (1,)) -> Report:
+def summarize(
+    results: Sequence[EpisodeResult],
+    *,
+    threshold: float = 1.0,
+    ks: Sequence[int] = (1,),
+    settings: Mapping[str, Any] = _NO_SETTINGS,
+) -> Report:
     """Make the report of an evaluation's episodes.
 
     Args:
         results: As :func:`harbor_gym.evaluation.evaluate` returned them.
         threshold: The reward at which a task counts as solved.
         ks: Numbers of attempts to estimate pass@k for.
+        settings: What was evaluated and how, as JSON takes it, without secrets.
     """
     by_task: dict[str, list[EpisodeResult]] = {}
     for result in results:
         by_task.setdefault(result.task, []).append(result)
     groups = list(by_task.values())
     tasks = tuple(_summarize(group[0].task, [group], threshold, ks) for group in groups)
-    return Report(threshold, _summarize("all", groups, threshold, ks), tasks, tuple(results))
+    return Report(threshold, _summarize("all", groups, threshold, ks), tasks, tuple(results), dict(settings))
 
 
 def _summarize(name: str, groups: Sequence[Sequence[EpisodeResult]], threshold: float, ks: Sequence[int]) -> TaskReport:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Distinct for colour-blind readers too. Source: Okabe and Ito, Color Universal Design."""
 
+_SHORT_NAME = 14
+"""Characters of a name of which four stand in a row of the legend."""
+
 _DASHES = ("-", "--", ":", "-.")
 _REWARD = "env/all/reward/total"
 _TURNS = "env/all/turns_per_episode"
@@ -46,10 +49,11 @@ def draw_curve(metrics_path: Path, picture_path: Path, *, title: str) -> None:
 
 
 def draw_rates(runs: Sequence[Curves], picture_path: Path, *, title: str) -> None:
-    """Draw reward and turns against the batch for each learning rate: the mean of its runs, and their range as a band.
+    """Draw reward and turns against the batch: a line a run with its name, of a sweep a line a learning rate.
 
     Args:
-        runs: Runs of any length; each batch is the mean of the runs that reached it.
+        runs: Runs of any length. A sweep's of one learning rate are one line, the mean of those that reached each
+            batch, with their range as a band.
         picture_path: Where the picture (PNG) goes; its folder must exist.
         title: The picture's title.
 
@@ -60,7 +64,9 @@ def draw_rates(runs: Sequence[Curves], picture_path: Path, *, title: str) -> Non
     for index, rate in enumerate(group_by_rate(runs)):
         for panel, name in zip(panels, ("reward", "turns"), strict=True):
             _draw_rate(panel, rate, name, COLOURS[index % len(COLOURS)], _DASHES[index // len(COLOURS) % len(_DASHES)])
-    legend = panels[0].legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, borderaxespad=0.2)
+    longest = max((len(rate.label) for rate in group_by_rate(runs)), default=0)
+    columns = 4 if longest <= _SHORT_NAME else 1
+    legend = panels[0].legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.2)
     legend.set_title(_legend_title(runs))
     legend.set_alignment("left")
     _finish(figure, panels, picture_path, highest=max((max(run.reward, default=0) for run in runs), default=1.0))
@@ -68,6 +74,8 @@ def draw_rates(runs: Sequence[Curves], picture_path: Path, *, title: str) -> Non
 
 def _legend_title(runs: Sequence[Curves]) -> str:
     most = max((len(rate.runs) for rate in group_by_rate(runs)), default=0)
+    if all(run.seed is None or run.learning_rate is None for run in runs):
+        return "run"
     return f"learning rate (line: mean of {most} runs, band: their range)" if most > 1 else "learning rate"
 
 

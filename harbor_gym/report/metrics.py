@@ -1,6 +1,7 @@
 """The metrics files of training runs: ours, and any that tinker-cookbook's RL loop wrote."""
 
 import contextlib
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterable, Sequence
@@ -151,6 +152,34 @@ def load_curves(run_dir: Path, *, reward_key: str | None = None, turns_key: str 
         reward=tuple(float(record[reward]) for record in whole),
         turns=tuple(float(record[turns]) for record in whole),
     )
+
+
+def load_runs(run_dirs: Sequence[Path], *, reward_key: str | None = None, turns_key: str | None = None) -> list[Curves]:
+    """Return the curves of runs, with names that tell them apart.
+
+    Args:
+        run_dirs: The runs' folders.
+        reward_key: As in :func:`load_curves`.
+        turns_key: Likewise.
+
+    Raises:
+        UsageError: A run has no batch yet, or no such metric.
+    """
+    curves = [load_curves(run, reward_key=reward_key, turns_key=turns_key) for run in run_dirs]
+    names = distinct_names(run_dirs)
+    return [dataclasses.replace(run, name=name) for run, name in zip(curves, names, strict=True)]
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """Return a name of each run: its folder's, with as many of the folders above as tell it from the others."""
+    known = {folder.resolve().parts for folder in folders}
+
+    def name_of(parts: tuple[str, ...]) -> str:
+        depths = range(1, len(parts) + 1)
+        depth = next((n for n in depths if sum(other[-n:] == parts[-n:] for other in known) == 1), len(parts))
+        return "/".join(parts[-depth:])
+
+    return [name_of(folder.resolve().parts) for folder in folders]
 
 
 def run_config(run_dir: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A run as one HTML file: curves, batches and every episode turn by turn. It needs no network and no server.
+"""A run as one HTML file: result, curves, batches and every episode turn by turn. It needs no network and no server.
 
 What terminals and policies wrote is data in it, never markup: it lies in a JSON block whose ``<`` are escaped, the
 script writes it as text only, and the page's own policy runs no other script than the one whose hash it names.
@@ -18,10 +18,11 @@ from jinja2 import Environment, StrictUndefined
 
 from harbor_gym._runtime.files import replace_text
 from harbor_gym.errors import UsageError
+from harbor_gym.report.evaluation import evaluation_facts, failures, read_evaluation
 from harbor_gym.report.live import outcomes, phases
-from harbor_gym.report.metrics import METRICS_NAME, REWARD_KEYS, TURNS_KEYS, read_metrics, run_config
+from harbor_gym.report.metrics import METRICS_NAME, REWARD_KEYS, TURNS_KEYS, distinct_names, read_metrics, run_config
 from harbor_gym.report.summaries import Chosen, choose_episodes, summarize_episode
-from harbor_gym.report.svg import curve
+from harbor_gym.report.svg import chart
 
 PAGE_NAME = "report.html"
 MAX_EPISODES = 400
@@ -30,7 +31,11 @@ MAX_EPISODES = 400
 MAX_BYTES = 64 << 20
 """Text and recordings on a page, in bytes: what a browser still opens quickly."""
 
+MAX_RUNS = 2
+"""Runs that stand side by side."""
+
 SCRIPTS = ("player.js", "elements.js", "list.js", "detail.js", "page.js")
+_FAILURE_TITLES = ("failure", "reason", "episodes", "which")
 _BATCH_TITLES = ("batch", "reward", "turns", "episodes", "tokens sampled", "seconds", "of these", "ended")
 
 
@@ -51,62 +56,112 @@ class Page:
     """Names of the episodes in it whose transcripts can't be read."""
 
 
+@dataclass(frozen=True)
+class Head:
+    """What stands above the episodes of one run."""
+
+    name: str
+    """The run, as the page names it."""
+
+    facts: Mapping[str, Any]
+    """Title → fact; None is left out."""
+
+    failures: Sequence[Sequence[str]] = ()
+    """Rows of the table of an evaluation's failures."""
+
+    batches: Sequence[Sequence[str]] = ()
+    """Rows of the table of a training run's batches."""
+
+
 def write_page(
-    run_dir: Path, path: Path | None = None, *, max_episodes: int = MAX_EPISODES, max_bytes: int = MAX_BYTES
+    run_dir: Path | Sequence[Path],
+    path: Path | None = None,
+    *,
+    max_episodes: int = MAX_EPISODES,
+    max_bytes: int = MAX_BYTES,
 ) -> Page:
-    """Write the page of a run; an existing one is replaced when the new one is whole.
+    """Write the page of a run, or of two side by side; an existing one is replaced when the new one is whole.
 
     Args:
-        run_dir: The run's folder, also of an unfinished run, or of another recipe of the cookbook.
-        path: The file to write; None is ``report.html`` in the run's folder.
-        max_episodes: Episodes to put into it; where there are more, every batch gives some.
-        max_bytes: Text and recordings to put into it.
+        run_dir: The run's folder, also of an unfinished run, of an evaluation, or of another recipe of the cookbook.
+        path: The file to write; None is ``report.html`` in the (first) run's folder.
+        max_episodes: Episodes of each run to put into it; where there are more, every batch gives some.
+        max_bytes: Text and recordings of each run to put into it.
 
     Raises:
-        UsageError: The folder has neither metrics nor transcripts.
+        UsageError: A folder has neither metrics nor transcripts, or there are more than two.
     """
-    records = read_metrics(run_dir / METRICS_NAME)
-    chosen = choose_episodes(run_dir, most=max_episodes, max_bytes=max_bytes)
-    if not records and not chosen.found:
-        raise UsageError(f"{run_dir} is no training run: it has neither {METRICS_NAME} with a batch nor transcripts")
-    path = path or run_dir / PAGE_NAME
-    replace_text(path, _document(run_dir, path, records, chosen))
-    return Page(path, len(chosen.episodes), chosen.found, chosen.unreadable)
-
-
-def _document(run_dir: Path, path: Path, records: Sequence[dict[str, Any]], chosen: Chosen) -> str:
-    places = _links(run_dir, path)
-    data = {
-        "runs": [{"name": run_dir.resolve().name, "files": places, "list": [*map(summarize_episode, chosen.episodes)]}],
-        "episodes": {episode["name"]: episode for episode in chosen.episodes},
-    }
-    return render(
-        run_dir.resolve().name,
-        data=data,
-        facts=_facts(run_dir, records, chosen),
-        curves=_curves(records),
-        batches=[_batch(record) for record in records],
+    folders = [run_dir] if isinstance(run_dir, Path) else list(run_dir)
+    require_shown_runs(folders)
+    chosen = [choose_episodes(folder, most=max_episodes, max_bytes=max_bytes) for folder in folders]
+    for folder, found in zip(folders, chosen, strict=True):
+        if not found.found and not read_metrics(folder / METRICS_NAME):
+            raise UsageError(f"{folder} is no training run: it has neither {METRICS_NAME} with a batch nor transcripts")
+    path = path or folders[0] / PAGE_NAME
+    replace_text(path, _document(folders, path, chosen))
+    return Page(
+        path,
+        shown=sum(len(found.episodes) for found in chosen),
+        found=sum(found.found for found in chosen),
+        unreadable=tuple(name for found in chosen for name in found.unreadable),
     )
 
 
+def require_shown_runs(folders: Sequence[Path]) -> None:
+    """Raise a :class:`UsageError` where a page can't show so many runs."""
+    if not 1 <= len(folders) <= MAX_RUNS:
+        raise UsageError(f"the page shows one run, or two side by side; got {len(folders)}")
+
+
+def _document(folders: Sequence[Path], path: Path, chosen: Sequence[Chosen]) -> str:
+    names = distinct_names(folders)
+    summaries = [[*map(summarize_episode, found.episodes)] for found in chosen]
+    runs = [
+        {
+            "name": name,
+            "files": _links(folder, path),
+            "list": listed,
+            "episodes": {episode["name"]: episode for episode in found.episodes},
+        }
+        for name, folder, listed, found in zip(names, folders, summaries, chosen, strict=True)
+    ]
+    heads = [
+        head_of(folder, name, listed, episodes=_episodes(found))
+        for name, folder, listed, found in zip(names, folders, summaries, chosen, strict=True)
+    ]
+    return render(data={"runs": runs}, heads=heads, curves=run_curves(folders))
+
+
+def head_of(folder: Path, name: str, summaries: Sequence[Mapping[str, Any]], **more: str) -> Head:
+    """Return what stands above a run's episodes.
+
+    Args:
+        folder: The run's folder.
+        name: Its name on the page.
+        summaries: Of its episodes.
+        more: Facts that the page adds.
+    """
+    records = read_metrics(folder / METRICS_NAME)
+    evaluation = read_evaluation(folder)
+    facts = _facts(folder, records) if evaluation is None else evaluation_facts(evaluation)
+    failed = [] if evaluation is None else failures(evaluation, summaries)
+    return Head(name, {**facts, **more}, failed, [_batch(record) for record in records])
+
+
 def render(
-    name: str,
     *,
     data: Mapping[str, Any],
-    facts: Mapping[str, Any],
+    heads: Sequence[Head],
     curves: Sequence[str] = (),
-    batches: Sequence[Sequence[str]] = (),
     pictures: Sequence[str] = (),
     is_live: bool = False,
 ) -> str:
     """Return the page's HTML.
 
     Args:
-        name: The page's title.
         data: What the script gets.
-        facts: Title → fact, above everything; None is left out.
+        heads: What stands above the episodes, of each run.
         curves: Drawings of ours.
-        batches: Rows of the table of batches.
         pictures: Addresses of drawings that the server has.
         is_live: Whether the script may ask the server that the page came from.
     """
@@ -118,21 +173,33 @@ def render(
     )
     return template.render(
         policy=f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'{live}; base-uri 'none'",
-        name=name,
+        name=" and ".join(head.name for head in heads),
         style=style,
         script=script,
-        facts=facts,
+        heads=heads,
         curves=curves,
         pictures=pictures,
         batch_titles=_BATCH_TITLES,
-        batches=batches,
+        failure_titles=_FAILURE_TITLES,
         data=_data(data),
     )
 
 
-def run_curves(run_dir: Path) -> list[str]:
-    """Return the drawings of a run's curves."""
-    return _curves(read_metrics(run_dir / METRICS_NAME))
+def run_curves(folders: Sequence[Path]) -> list[str]:
+    """Return one drawing for each quantity, with a line for each run that has it."""
+    runs = [read_metrics(folder / METRICS_NAME) for folder in folders]
+    names = distinct_names(folders)
+    drawings: list[str] = []
+    for keys, label, top in ((REWARD_KEYS, "total reward", 1.0), (TURNS_KEYS, "turns per episode", 0.0)):
+        lines = [(name, _points(records, keys)) for name, records in zip(names, runs, strict=True)]
+        if any(points for _, points in lines):
+            drawings.append(chart([line for line in lines if line[1]], label=label, top=top))
+    return drawings
+
+
+def _points(records: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[tuple[int, float]]:
+    key = next((key for key in keys if any(key in record for record in records)), None)
+    return [(record["step"], float(record[key])) for record in records if key in record]
 
 
 def _links(run_dir: Path, path: Path) -> str | None:
@@ -157,7 +224,7 @@ def _data(data: Mapping[str, Any]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _facts(run_dir: Path, records: Sequence[dict[str, Any]], chosen: Chosen) -> dict[str, Any]:
+def _facts(run_dir: Path, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     config = run_config(run_dir)
     return {
         "model": Path(str(config["model_name"])).name if "model_name" in config else None,
@@ -165,7 +232,6 @@ def _facts(run_dir: Path, records: Sequence[dict[str, Any]], chosen: Chosen) -> 
         "loss": config.get("loss_fn"),
         "LoRA rank": config.get("lora_rank"),
         "batches": len(records) or None,
-        "episodes": _episodes(chosen),
     }
 
 
@@ -173,16 +239,6 @@ def _episodes(chosen: Chosen) -> str:
     shown = len(chosen.episodes)
     left_out = f" of {chosen.found}; {chosen.found - shown} left out of this page" if chosen.found > shown else ""
     return f"{shown}{left_out}" + (f"; can't be read: {', '.join(chosen.unreadable)}" if chosen.unreadable else "")
-
-
-def _curves(records: Sequence[dict[str, Any]]) -> list[str]:
-    drawings: list[str] = []
-    for keys, label, top in ((REWARD_KEYS, "total reward", 1.0), (TURNS_KEYS, "turns per episode", 0.0)):
-        key = next((key for key in keys if any(key in record for record in records)), None)
-        if key is not None:
-            points = [(record["step"], float(record[key])) for record in records if key in record]
-            drawings.append(curve(points, label=label, top=top))
-    return drawings
 
 
 def _batch(record: dict[str, Any]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ UNREADABLE = "unreadable"
 _NOTHING: Mapping[str, Any] = {}
 _SUMMARY = ("name", "task", "split", "batch", "group", "episode", "reward", "end_reason", "error", "seconds", "started")
 
+_GROUP = re.compile(r"group_(\d+)")
 _PLACE = re.compile(r"(?:(?P<split>\w+)/)?batch_(?P<batch>\d+)/(?P<group>[^/]+)/episode_(?P<episode>\d+)\.json")
 
 
@@ -72,14 +73,25 @@ def read_episode(path: Path, run_dir: Path) -> dict[str, Any] | None:
 
 def summarize_episode(episode: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a list of episodes shows of one."""
-    turns = episode["turns"]
+    turns, group = episode["turns"], _GROUP.fullmatch(str(episode["group"]))
     tokens = [turn["sampled_tokens"] for turn in turns if isinstance(turn.get("sampled_tokens"), int)]
     return {
         **{key: episode.get(key) for key in _SUMMARY},
         "turns": len(turns),
         "tokens": sum(tokens) if tokens else None,
-        "number": f"{str(episode['group']).rpartition('_')[2]}.{episode['episode']}",
+        "number": f"{group[1]}.{episode['episode']}" if group else str(episode["episode"]),
+        "title": title_of(episode),
     }
+
+
+def title_of(episode: Mapping[str, Any]) -> str:
+    """Return what an episode is called: ``episode 3 of devops_task``, in a training run with its batch and group."""
+    group = _GROUP.fullmatch(str(episode["group"]))
+    batch = f"batch {episode['batch']}" if episode["batch"] else ""
+    is_between = batch and episode["split"] == "test"
+    place = [part for part in (is_between and "evaluation", batch, group and f"group {group[1]}") if part]
+    task = episode.get("task") or ("" if group else episode["group"])
+    return ", ".join([*place, f"episode {episode['episode']}" + (f" of {task}" if task else "")])
 
 
 def contains(episode: Mapping[str, Any], text: str) -> bool:

@@ -1,4 +1,4 @@
-"""A curve as inline SVG: without the plot extra, with a tooltip for each point, in the colours of the page's style."""
+"""A chart as inline SVG: without the plot extra, with a tooltip for each point, in the colours of the page's style."""
 
 import math
 from collections.abc import Sequence
@@ -7,24 +7,31 @@ from html import escape
 _WIDTH, _HEIGHT = 560, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 24, 30
 _TICKS = 5
+_LEGEND_ROW = 16
+_NAME_LENGTH = 70
 
 
-def curve(points: Sequence[tuple[int, float]], *, label: str, top: float = 0.0) -> str:
-    """Return an SVG of a value against the batch; points carry their figures as tooltips.
+def chart(lines: Sequence[tuple[str, Sequence[tuple[int, float]]]], *, label: str, top: float = 0.0) -> str:
+    """Return an SVG of a value against the batch, with a line for each run; points carry their figures as tooltips.
 
     Args:
-        points: Batch, counted from 0, and value. What is no finite number is left out.
+        lines: Of each run its name, and its points: batch, counted from 0, and value. What is no finite number is left
+            out. Several runs have a legend.
         label: What is drawn.
         top: A value that the axis reaches in any case.
     """
-    points = [(x, y) for x, y in points if math.isfinite(y)]
-    ticks = _nice_ticks(min(0.0, *(y for _, y in points), 0.0), max(top, *(y for _, y in points), top))
-    first, last = (points[0][0], points[-1][0]) if points else (0, 0)
+    lines = [(name, [(x, y) for x, y in points if math.isfinite(y)]) for name, points in lines]
+    everything = [point for _, points in lines for point in points]
+    steps, values = [x for x, _ in everything], [y for _, y in everything]
+    ticks = _nice_ticks(min(0.0, *values, 0.0), max(top, *values, top))
+    first, last = min(steps, default=0), max(steps, default=0)
+    legend = len(lines) * _LEGEND_ROW if len(lines) > 1 else 0
+    height, above = _HEIGHT + legend, _TOP + legend
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = (x - first) / (last - first) if last > first else 0.5
         up = (y - ticks[0]) / (ticks[-1] - ticks[0])
-        return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
+        return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), height - _BOTTOM - up * (height - above - _BOTTOM)
 
     parts = [f'<text class="label" x="0" y="13">{escape(label)}</text>']
     for tick in ticks:
@@ -33,14 +40,30 @@ def curve(points: Sequence[tuple[int, float]], *, label: str, top: float = 0.0) 
         parts.append(f'<text class="tick" text-anchor="end" x="{_LEFT - 6}" y="{y + 4:.1f}">{tick:g}</text>')
     for x in _batch_ticks(first, last):
         across, _ = at(x, 0)
-        parts.append(f'<text class="tick" text-anchor="middle" x="{across:.1f}" y="{_HEIGHT - 12}">{x + 1}</text>')
-    places = [at(x, y) for x, y in points]
-    parts.append(f'<polyline class="line" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>')
-    parts += [
-        f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>batch {step + 1}: {value:.3g}</title></circle>'
+        parts.append(f'<text class="tick" text-anchor="middle" x="{across:.1f}" y="{height - 12}">{x + 1}</text>')
+    for number, (name, points) in enumerate(lines):
+        if legend:
+            parts.append(_legend(number, name))
+        parts.append(_line(number, f"{name}, " if legend else "", points, [at(x, y) for x, y in points]))
+    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+
+
+def _legend(number: int, name: str) -> str:
+    """Return a run's row of the legend; a long name keeps its end, which tells runs apart."""
+    y = 17 + _LEGEND_ROW * (number + 1)
+    shown = name if len(name) <= _NAME_LENGTH else f"…{name[1 - _NAME_LENGTH :]}"
+    sample = f'<line class="line run{number}" x1="{_LEFT}" x2="{_LEFT + 22}" y1="{y - 4}" y2="{y - 4}"/>'
+    return f'{sample}<text class="tick" x="{_LEFT + 30}" y="{y}">{escape(shown)}</text>'
+
+
+def _line(number: int, run: str, points: Sequence[tuple[int, float]], places: Sequence[tuple[float, float]]) -> str:
+    drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    dots = [
+        f'<circle class="dot run{number}" cx="{x:.1f}" cy="{y:.1f}" r="3">'
+        f"<title>{escape(run)}batch {step + 1}: {value:.3g}</title></circle>"
         for (x, y), (step, value) in zip(places, points, strict=True)
     ]
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    return f'<polyline class="line run{number}" points="{drawn}"/>{"".join(dots)}'
 
 
 def _nice_ticks(low: float, high: float) -> list[float]:

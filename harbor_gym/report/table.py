@@ -23,24 +23,25 @@ _LEFT_COLUMNS = 2
 
 @dataclass(frozen=True)
 class Rate:
-    """The runs of one learning rate."""
+    """A sweep's runs of one learning rate, or another run by itself."""
 
     label: str
-    """The rate, or the run's folder where its rate is not known."""
+    """The rate, or the name of a run that is no sweep's."""
 
     runs: Sequence[Curves]
     """Its runs, by seed."""
 
 
 def group_by_rate(runs: Sequence[Curves]) -> list[Rate]:
-    """Put the runs of a learning rate together, the highest rate first; runs of unknown rate stay alone, at the end."""
+    """Put a sweep's runs of a learning rate together, the highest rate first; other runs stay alone, at the end."""
 
     def rate_of(run: Curves) -> float:
         return -(run.learning_rate or 0.0)
 
-    known = sorted((run for run in runs if run.learning_rate is not None), key=lambda r: (rate_of(r), r.seed or 0))
-    rates = [Rate(f"{-rate:g}", tuple(group)) for rate, group in groupby(known, rate_of)]
-    return rates + [Rate(run.name, (run,)) for run in runs if run.learning_rate is None]
+    swept = [run for run in runs if run.learning_rate is not None and run.seed is not None]
+    ordered = sorted(swept, key=lambda run: (rate_of(run), run.seed or 0))
+    rates = [Rate(f"{-rate:g}", tuple(group)) for rate, group in groupby(ordered, rate_of)]
+    return rates + [Rate(run.name, (run,)) for run in runs if run not in swept]
 
 
 def format_summary(runs: Sequence[Curves]) -> str:
@@ -49,11 +50,15 @@ def format_summary(runs: Sequence[Curves]) -> str:
     for rate in group_by_rate(runs):
         ends = [_ends(run) for run in rate.runs]
         rows += [
-            _row(rate.label, _name(run), str(len(run.steps)), end) for run, end in zip(rate.runs, ends, strict=True)
+            _row(_rate(run), _name(run), str(len(run.steps)), end) for run, end in zip(rate.runs, ends, strict=True)
         ]
         if len(ends) > 1:
             rows.append(_row(rate.label, "mean", "", [fmean(column) for column in zip(*ends, strict=True)]))
     return markdown_table(_HEADER, rows, right=range(_LEFT_COLUMNS, len(_HEADER)))
+
+
+def _rate(run: Curves) -> str:
+    return "-" if run.learning_rate is None else f"{run.learning_rate:g}"
 
 
 def _name(run: Curves) -> str:

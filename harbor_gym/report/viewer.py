@@ -19,7 +19,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from harbor_gym._runtime.files import open_regular
 from harbor_gym.errors import UsageError
-from harbor_gym.report.page import render, run_curves
+from harbor_gym.report.metrics import distinct_names
+from harbor_gym.report.page import head_of, render, require_shown_runs, run_curves
 from harbor_gym.report.summaries import contains, read_episode, summarize_episode
 
 DEFAULT_PORT = 8765
@@ -28,7 +29,8 @@ _KINDS = {".json": "application/json", ".cast": "application/x-asciicast"}
 _STANDALONE = '<svg xmlns="http://www.w3.org/2000/svg" width="720" '
 _STYLE = (
     "><style>text{font:11px sans-serif;fill:#5d6672}.label{font:600 13px sans-serif;fill:#1d232b}"
-    ".grid{stroke:#d9dee4}.line{fill:none;stroke:#0072b2;stroke-width:2}.dot{fill:#0072b2}</style>"
+    ".grid{stroke:#d9dee4}.line{fill:none;stroke-width:2}.run0{stroke:#0072b2}.run1{stroke:#d55e00}"
+    ".dot.run0{fill:#0072b2}.dot.run1{fill:#d55e00}</style>"
 )
 
 
@@ -98,8 +100,7 @@ class Viewer:
     """
 
     def __init__(self, run_dirs: Sequence[Path], *, port: int = DEFAULT_PORT) -> None:
-        if not 1 <= len(run_dirs) <= 2:
-            raise UsageError(f"the page shows one run, or two side by side; got {len(run_dirs)}")
+        require_shown_runs(run_dirs)
         for folder in run_dirs:
             if not folder.is_dir():
                 raise UsageError(f"{folder} is not a directory: name the folder of a run (--log-path of train)")
@@ -162,17 +163,26 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, *answer)
 
     def _page(self) -> tuple[str, bytes]:
-        names = [run.folder.name for run in self._runs]
-        runs = [{"name": run.folder.name, "files": f"files/{number}"} for number, run in enumerate(self._runs)]
-        pictures = [f"api/runs/{n}/curve?number={m}" for n, run in enumerate(self._runs) for m in _curves_of(run)]
-        data: dict[str, Any] = {"live": True, "runs": runs, "episodes": {}}
-        page = render(" and ".join(names), data=data, facts={}, pictures=pictures, is_live=True)
+        folders = [run.folder for run in self._runs]
+        names = distinct_names(folders)
+        heads = [head_of(run.folder, name, run.episodes()) for run, name in zip(self._runs, names, strict=True)]
+        runs = [{"name": name, "files": f"files/{number}"} for number, name in enumerate(names)]
+        pictures = [f"api/curve?number={number}" for number in range(len(run_curves(folders)))]
+        page = render(data={"live": True, "runs": runs}, heads=heads, pictures=pictures, is_live=True)
         return "text/html; charset=utf-8", page.encode()
+
+    def _curve(self, number: str) -> tuple[str, bytes] | None:
+        drawings = run_curves([run.folder for run in self._runs])
+        if not number.isdecimal() or int(number) >= len(drawings):
+            return None
+        return "image/svg+xml", drawings[int(number)].replace("<svg ", _STANDALONE, 1).replace(">", _STYLE, 1).encode()
 
     def _of_run(self, parts: Sequence[str], query: Mapping[str, str]) -> tuple[str, bytes] | None:
         match parts:
             case ["api", "runs", number, what] if (run := self._run(number)) and what in _ANSWERS:
                 return _ANSWERS[what](run, query)
+            case ["api", "curve"]:
+                return self._curve(query.get("number", ""))
             case ["favicon.ico"]:
                 return "image/svg+xml", b'<svg xmlns="http://www.w3.org/2000/svg"/>'
             case ["files", number, *name] if name and (run := self._run(number)):
@@ -223,15 +233,4 @@ def _search(run: _Run, query: Mapping[str, str]) -> tuple[str, bytes]:
     return _json(run.search(query.get("text", "")))
 
 
-def _curve(run: _Run, query: Mapping[str, str]) -> tuple[str, bytes] | None:
-    drawings, number = run_curves(run.folder), query.get("number", "")
-    if not number.isdecimal() or int(number) >= len(drawings):
-        return None
-    return "image/svg+xml", drawings[int(number)].replace("<svg ", _STANDALONE, 1).replace(">", _STYLE, 1).encode()
-
-
-def _curves_of(run: _Run) -> range:
-    return range(len(run_curves(run.folder)))
-
-
-_ANSWERS: dict[str, _Answer] = {"episodes": _episodes, "episode": _episode, "search": _search, "curve": _curve}
+_ANSWERS: dict[str, _Answer] = {"episodes": _episodes, "episode": _episode, "search": _search}

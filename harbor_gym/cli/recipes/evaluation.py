@@ -54,13 +54,16 @@ def evaluate_policy(config: EvalConfig) -> Report:
         asyncio.run(require_endpoint(config.base_url))
     found = asyncio.run(resolve_tasks(config.paths, registry_path=config.registry_path))
     tasks = [config.env.model_copy(update={"task_dir": task.path}) for task in found]
+    settings = _settings(config)
     if config.model is None:
         _require_policy_of_a_run(config)
-        results = asyncio.run(_play(config, find_policy(config), tasks))
+        policy = find_policy(config)
+        settings |= {"model": policy.model_name, "weights": policy.checkpoint}
+        results = asyncio.run(_play(config, policy, tasks))
     else:
         results = asyncio.run(_play_endpoint(config, tasks))
     ks = [k for k in config.attempts if 1 <= k <= config.episodes]
-    return summarize(results, threshold=config.threshold, ks=ks)
+    return summarize(results, threshold=config.threshold, ks=ks, settings=settings)
 
 
 async def _play(config: EvalConfig, policy: EvaluatedPolicy, tasks: Sequence[TerminalEnvConfig]) -> list[EpisodeResult]:

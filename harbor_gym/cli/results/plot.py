@@ -17,14 +17,15 @@ def plot(
         str | None, typer.Option(help="Metric of the turns per episode. [default: found in the run]")
     ] = None,
 ) -> None:
-    """Draw total reward and turns per episode against the batch, for each learning rate: mean and range over its runs.
+    """Draw total reward and turns per episode against the batch: a line a run, of a sweep a line a learning rate.
 
     Takes runs and folders of runs, ours or any of tinker-cookbook's, and prints where each began and ended.
     """
-    from harbor_gym.report import draw_rates, find_runs, format_summary, load_curves
+    from harbor_gym.report import draw_rates, find_runs, format_summary
+    from harbor_gym.report.metrics import load_runs
 
     with one_line_errors():
-        runs = [load_curves(run, reward_key=reward_key, turns_key=turns_key) for run in find_runs(paths)]
+        runs = load_runs(find_runs(paths), reward_key=reward_key, turns_key=turns_key)
         folder = paths[0] if paths[0].is_dir() else paths[0].parent
         picture = output or folder / "curves.png"
         picture.parent.mkdir(parents=True, exist_ok=True)

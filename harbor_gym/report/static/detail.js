@@ -131,11 +131,11 @@ function link(text, address) {
 }
 
 // Show an episode in a section; return its player.
-function showEpisode(detail, episode, files) {
+function showEpisode(detail, episode, title, files) {
   const current = player(episode.cast);
   const address = (kind) => `${files}/${episode.name.split("/").map(encodeURIComponent).join("/")}.${kind}`;
   detail.replaceChildren(
-    element("h2", "", episode.name),
+    element("h2", "", title),
     element("p", outcome(episode), [episode.end_reason, `reward ${figure(episode.reward, 2)}`, `${figure(episode.seconds, 1)} s`, episode.task].filter(Boolean).join(" · "),
       isNumber(episode.trajectory_reward) ? ` · trajectory reward ${episode.trajectory_reward}` : "",
       files ? element("span", "links", " ", link("JSON", address("json")), " ", link("cast", address("cast"))) : ""),

@@ -1,7 +1,7 @@
 // The list of a run's episodes: filters, search, order, and the choice of one by mouse or keyboard.
 
 const COLUMNS = [
-  ["batch", (episode) => episode.batch, (episode) => `${episode.split === "test" ? "eval " : ""}${episode.batch}`],
+  ["batch", (episode) => episode.batch, (episode) => [episode.split === "test" ? "eval" : "", episode.batch || ""].join(" ").trim() || "–"],
   ["episode", (episode) => episode.number, (episode) => episode.number],
   ["task", (episode) => episode.task || "", (episode) => episode.task || "–"],
   ["reward", (episode) => episode.reward ?? -Infinity, (episode) => figure(episode.reward, 2)],
@@ -61,6 +61,10 @@ class EpisodeList {
     this.addChoices("ended", episodes.map((episode) => episode.end_reason).filter(Boolean));
     this.draw();
     if (this.input.value) this.find();
+  }
+
+  titleOf(name) {
+    return this.episodes.find((episode) => episode.name === name).title;
   }
 
   addChoices(name, values) {

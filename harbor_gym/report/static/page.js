@@ -5,13 +5,13 @@ const POLL_MS = 1000;
 const KEYS = [["j or ↓", "next episode"], ["k or ↑", "episode before"], ["n and p", "next turn, turn before"], ["space", "play or stop"], ["/", "search"], ["Tab", "to the other run"], ["d", "dark or light"], ["?", "this list"]];
 
 class EmbeddedRun {
-  constructor(run) { this.files = run.files; this.list = run.list; }
+  constructor(run) { this.files = run.files; this.list = run.list; this.known = run.episodes; }
   async episodes() { return this.list; }
-  async episode(name) { return data.episodes[name]; }
+  async episode(name) { return this.known[name]; }
   async search(text) {
     const wanted = text.toLowerCase();
     const texts = (episode) => [episode.name, episode.final_observation, episode.error, episode.verifier && episode.verifier.output, ...episode.turns.flatMap((turn) => [turn.observation, turn.action, turn.parse_error])];
-    return this.list.map((episode) => episode.name).filter((name) => texts(data.episodes[name]).some((part) => typeof part === "string" && part.toLowerCase().includes(wanted)));
+    return this.list.map((episode) => episode.name).filter((name) => texts(this.known[name]).some((part) => typeof part === "string" && part.toLowerCase().includes(wanted)));
   }
 }
 
@@ -54,7 +54,7 @@ class Pane {
     if (name !== this.list.chosen) return;
     if (this.player) this.player.stop();
     this.turn = -1;
-    this.player = showEpisode(this.detail, episode, this.source.files);
+    this.player = showEpisode(this.detail, episode, this.list.titleOf(name), this.source.files);
   }
 
   async refresh(wanted) {

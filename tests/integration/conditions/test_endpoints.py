@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import ssl
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from harbor_gym.cli.main import app
 from harbor_gym.evaluation import first
+from harbor_gym.report import write_page
 from harbor_gym.samplers import statuses
 from tests.helpers.certificates import write_certificate
 from tests.helpers.engine_double import EngineDouble, Mode, in_turn, serve
@@ -170,6 +172,44 @@ async def test_an_evaluation_is_kept_and_names_what_shows_it(tmp_path: Path, mon
     assert len(list((folder / "transcripts").rglob("episode_*.json"))) == EPISODES
     report = await asyncio.to_thread(CliRunner().invoke, app, ["report", str(folder)])
     assert report.stdout == f"{folder / 'report.html'}: {EPISODES} episodes\n"
+    head, _, _ = (folder / "report.html").read_text(encoding="utf-8").partition("</header>")
+    shown = dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", head))
+    assert {name: shown[name] for name in ("model", "tasks", "solved", "pass@1", "mean reward")} == {
+        "model": "m",
+        "tasks": "task",
+        "solved": "3 of 3 episodes (reward ≥ 1)",
+        "pass@1": "1.00 [0.44, 1.00]",
+        "mean reward": "1.00 [0.44, 1.00]",
+    }
+    assert shown["tokens an episode"] == "21 sampled, last prompt 102"
+    assert re.fullmatch(r"\d+\.\d s, \d+\.\d s of it sampling", shown["time an episode"])
+    assert f"base_url {double.url}, temperature 1" in shown["settings"]
+    assert "failures" not in head
+
+
+async def test_the_page_of_an_evaluation_groups_its_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(monkeypatch) as double:
+        double.answers = (message("true\n"), COMPLETE, COMPLETE)
+        ended = await evaluate(double, tmp_path, "--output", str(tmp_path / "out"))
+        assert ended.code == 0, ended.error
+        double.always = "500"
+        assert (await evaluate(double, tmp_path, "--output", str(tmp_path / "out"), "--episodes", "5")).code == 0
+    page = await asyncio.to_thread(lambda: write_page(tmp_path / "out").path.read_text(encoding="utf-8"))
+    rows = re.findall(
+        "<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", page.partition("</header>")[0]
+    )
+    assert [(row[0], row[2], row[3]) for row in rows] == [
+        ("not solved", "3", "episode 1 of task, episode 2 of task, episode 3 of task"),
+        ("lost", "2", "episode 4 of task, episode 5 of task"),
+    ]
+    assert rows[0][1] == "completed"
+    assert "status 500: refused for a reason" in rows[1][1]
+    assert "<dt>lost</dt><dd>2 episodes, in no figure</dd>" in page
+    # One that is not over has its settings, and what its episodes tell.
+    (tmp_path / "out/eval.json").unlink()
+    page = await asyncio.to_thread(lambda: write_page(tmp_path / "out").path.read_text(encoding="utf-8"))
+    assert "<dt>state</dt><dd>not finished</dd>" in page
+    assert "<td>not solved</td><td>completed</td><td>3</td>" in page
 
 
 async def test_a_transcript_tells_how_long_its_episode_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from harbor_gym.episode.diagnostics import VerifierReport, read_diagnostics, rea
 from harbor_gym.errors import UsageError
 from harbor_gym.report import episodes, write_page
 from harbor_gym.report.animation import write_animation
+from harbor_gym.report.metrics import distinct_names
+from harbor_gym.report.page import run_curves
 from harbor_gym.report.viewer import Viewer
 from harbor_gym.report.watch import newest
 from tests.helpers.browser import Page, browser
@@ -116,9 +118,9 @@ async def test_a_run_is_read_with_the_keyboard_alone(page: Page, run_dir: Path, 
         await opened(page, url, 4)
         assert await page.run(CHOSEN) == "1.1"
         await page.press("j", "ArrowDown")
-        await page.wait_for(f"{TITLE}.endsWith('episode_003')")
+        await page.wait_for(f"{TITLE}.includes('episode 3 ')")
         await page.press("k")
-        await page.wait_for(f"{TITLE}.endsWith('episode_002')")
+        await page.wait_for(f"{TITLE}.includes('episode 2 ')")
         text: str = await page.run("document.querySelector('.detail').innerText")
         for word in ("max_turns", "FAIL: number 2", "reward.txt", "mean -1.000, least -1.50", "system prompt", "local"):
             assert word in text, word
@@ -130,7 +132,7 @@ async def test_a_run_is_read_with_the_keyboard_alone(page: Page, run_dir: Path, 
         await page.wait_for(f"{ROWS}.join() === '1.3'")
         await page.press("Escape")
         await page.press("j")
-        await page.wait_for(f"{TITLE}.endsWith('episode_003')")
+        await page.wait_for(f"{TITLE}.includes('episode 3 ')")
         # The player: play is a key, and turns are stepped through.
         await page.press("p")
         await page.wait_for("document.querySelector('.player').textContent === 'first\\nsecond'")
@@ -184,7 +186,26 @@ async def test_new_episodes_appear_and_what_was_chosen_stays(page: Page, run_dir
         assert await page.run(CHOSEN) == "1.2"
         address = await page.run("location.hash")
         await page.open(f"{viewer.url}{address}")
-        await page.wait_for(f"{TITLE}?.endsWith('episode_002')")
+        await page.wait_for(f"{TITLE}?.includes('episode 2 ')")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("kind", ["live", "file"])
+async def test_two_runs_have_one_chart_a_quantity_with_their_names(
+    page: Page, run_dir: Path, tmp_path: Path, kind: str
+) -> None:
+    runs = [run_dir, write_run(tmp_path / "elsewhere" / "run", [0.0, 1.0])]
+    drawn = run_curves(runs)
+    assert [drawing.count("<polyline") for drawing in drawn] == [2, 2]
+    assert all(f">{name}<" in drawing for name in distinct_names(runs) for drawing in drawn)
+    with Viewer(runs, port=0) as viewer:
+        await opened(page, viewer.url if kind == "live" else write_page(runs).path.as_uri(), 6)
+        await page.wait_for("[...document.querySelectorAll('.curves img')].every(image => image.naturalWidth)")
+        sizes = await page.run(
+            "[...document.querySelector('.curves').children].map(node => node.getBoundingClientRect().width)"
+        )
+    assert len(sizes) == 2
+    assert sizes[0] == sizes[1]
 
 
 @pytest.mark.browser
@@ -192,14 +213,15 @@ async def test_two_runs_stand_side_by_side(page: Page, run_dir: Path, tmp_path: 
     other = write_run(tmp_path / "other", [0.0, 1.0])
     with Viewer([run_dir, other], port=0) as viewer:
         await opened(page, viewer.url, 6)
-        titles = "[...document.querySelectorAll('.detail h2')].map(node => node.textContent.slice(-3)).join()"
-        await page.wait_for(f"{titles} === '001,001'")
+        number = "node => node.textContent.match(/episode (\\d+)/)[1]"
+        titles = f"[...document.querySelectorAll('.detail h2')].map({number}).join()"
+        await page.wait_for(f"{titles} === '1,1'")
         boxes = await page.run("[...document.querySelectorAll('.pane')].map(node => node.getBoundingClientRect().left)")
         assert boxes[0] < boxes[1]
         await page.press("j")
-        await page.wait_for(f"{titles} === '002,001'")
+        await page.wait_for(f"{titles} === '2,1'")
         await page.press("Tab", "j")
-        await page.wait_for(f"{titles} === '002,002'")
+        await page.wait_for(f"{titles} === '2,2'")
         if folder := os.environ.get("HARBOR_GYM_SCREENSHOTS"):
             await page.screenshot(Path(folder) / "two_runs.png")
 

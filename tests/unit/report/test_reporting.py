@@ -2,24 +2,28 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import random
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from harbor_gym import report
 from harbor_gym.cli.main import app
 from harbor_gym.errors import UsageError
 from harbor_gym.report import live
-from harbor_gym.report.metrics import read_records
+from harbor_gym.report.metrics import load_runs, read_records
+from harbor_gym.report.table import group_by_rate
 from harbor_gym.terminal.recording import CastRecorder
 from tests.helpers.recordings import replay
 
@@ -128,11 +132,37 @@ def test_the_runs_of_a_rate_are_drawn_and_tabled_together(tmp_path: Path) -> Non
         ["0.001", "seed 1", "11", "0.40", "1.00", "+150%"],
         ["0.001", "mean", "", "0.30", "0.90", "+200%"],
         ["0.0001", "seed 0", "10", "0.00", "0.50", "-"],
-        ["someone's", "someone's", "1", "0.50", "0.50", "+0%"],
+        ["-", "someone's", "1", "0.50", "0.50", "+0%"],
     ]
     assert cells[4][6:] == ["5.7", "5.1", "-11%"]
     report.draw_rates(runs, tmp_path / "curves.png", title="t")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_that_are_no_sweeps_are_a_line_each_with_a_name(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / place, rate=1e-3, rewards=[0.2, 0.4]) for place in ("mine/run", "other", "theirs/run")
+    ]
+    runs = load_runs(folders)
+    assert [rate.label for rate in group_by_rate(runs)] == ["mine/run", "other", "theirs/run"]
+    figure = drawn(runs, tmp_path)
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert legend.get_title().get_text() == "run"
+    assert [text.get_text() for text in legend.get_texts()] == [run.name for run in runs]
+    assert [len(panel.lines) for panel in figure.axes] == [3, 3]
+    rates = [line.split("|")[1].strip() for line in report.format_summary(runs).splitlines()[2:]]
+    assert rates == ["0.001"] * 3
+
+
+def drawn(runs: Sequence[report.Curves], folder: Path) -> Figure:
+    """Return the figure that a picture is saved from."""
+    figures: list[Figure] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        with contextlib.suppress(FileNotFoundError):  # nothing was written in place of the picture
+            report.draw_rates(runs, folder / "curves.png", title="t")
+    return figures[0]
 
 
 def test_a_missing_metric_is_named_with_what_there_is(tmp_path: Path) -> None:
@@ -200,7 +230,7 @@ def test_nothing_that_a_terminal_shows_becomes_part_of_the_page(tmp_path: Path) 
     assert not {"img", "iframe", "link", "object"} & set(names)
     assert not [attribute for _, attributes in page.tags for attribute in attributes if attribute.startswith("on")]
     data, script = page.bodies["script"]
-    episodes = json.loads(data)["episodes"].values()
+    episodes = json.loads(data)["runs"][0]["episodes"].values()
     assert [episode["turns"][0]["observation"] for episode in episodes] == [HOSTILE] * 2
     assert not re.search("[<>&\u2028]", data)
     policy = next(a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")

@@ -1,0 +1,117 @@
+"""The result of an evaluation as its page begins with it: the figures, the settings, and why episodes failed."""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harbor_gym.config import TerminalEnvConfig
+
+RESULT_NAME = "eval.json"
+_JOURNAL_NAME = "episodes.jsonl"
+_SHOWN = 6
+"""Names that are listed before the rest is a number."""
+
+_SETTINGS = ("agent", "base_url", "temperature", "max_tokens")
+
+
+def read_evaluation(run_dir: Path) -> dict[str, Any] | None:
+    """Return the ``eval.json`` of a folder; of an evaluation that is not over, its settings alone.
+
+    Args:
+        run_dir: The folder of an evaluation, or of anything else.
+
+    Returns:
+        None for what is no evaluation of ours.
+    """
+    head = _object(run_dir / _JOURNAL_NAME, first_line=True)
+    started = {"settings": head["settings"]} if isinstance(head.get("settings"), dict) else None
+    result = _object(run_dir / RESULT_NAME)
+    if isinstance(result.get("overall"), dict):
+        return {**(started or {}), **result}
+    return started
+
+
+def evaluation_facts(evaluation: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return title → fact of what :func:`read_evaluation` returned; None where a fact is not known."""
+    settings = evaluation.get("settings") or {}
+    overall = evaluation.get("overall") or {}
+    tasks = [str(task["name"]) for task in evaluation.get("tasks", [])]
+    solved = f"{overall['solved']} of {overall['episodes']} episodes" if "solved" in overall else None
+    return {
+        "model": " ".join(str(settings[key]) for key in ("model", "weights") if settings.get(key)) or None,
+        "tasks": _listed(tasks) or None,
+        **{f"pass@{k}": _estimate(value) for k, value in overall.get("pass_at", {}).items()},
+        "mean reward": _estimate(overall.get("reward")),
+        "solved": solved and f"{solved} (reward ≥ {evaluation.get('threshold', 1.0):g})",
+        "lost": f"{lost} episodes, in no figure" if (lost := overall.get("infrastructure_errors")) else None,
+        "tokens an episode": _parts(
+            (overall.get("sampled_tokens"), "{:.0f} sampled"), (overall.get("prompt_tokens"), "last prompt {:.0f}")
+        ),
+        "time an episode": _parts(
+            (overall.get("seconds"), "{:.1f} s"), (overall.get("sampling_sec"), "{:.1f} s of it sampling")
+        ),
+        "settings": _settings(settings) or None,
+        "state": None if overall else "not finished",
+    }
+
+
+def failures(evaluation: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """Return what failed by reason, the commonest first: what became of it, reason, count, which episodes.
+
+    Args:
+        evaluation: As :func:`read_evaluation` returned it.
+        episodes: Summaries of its episodes, for an evaluation that is not over.
+    """
+    threshold = float(evaluation.get("threshold", 1.0))
+    groups: dict[tuple[str, str], list[str]] = {}
+    for episode in evaluation.get("episodes") or episodes:
+        name = f"episode {episode['episode']} of {episode['task']}"
+        reward = episode.get("reward")
+        if reward is None:
+            reason = " ".join(str(episode.get("error") or episode.get("end_reason")).split())
+            groups.setdefault(("lost", reason), []).append(name)
+        elif reward < threshold:
+            groups.setdefault(("not solved", str(episode.get("end_reason"))), []).append(name)
+    ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+    return [(what, reason, str(len(names)), _listed(names, counts=False)) for (what, reason), names in ordered]
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    """Return what differs from an episode's defaults, and what has none."""
+    fields = TerminalEnvConfig.model_fields
+    env = {"sandbox": None, **(settings.get("env") or {})}
+    changed = {
+        key: value
+        for key, value in env.items()
+        if key == "sandbox" or (key in fields and isinstance(value, str | int | float) and value != fields[key].default)
+    }
+    shown = {**changed, **{key: settings.get(key) for key in _SETTINGS}}
+    return ", ".join(f"{key} {_value(value)}" for key, value in shown.items() if value is not None)
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _listed(names: Sequence[str], *, counts: bool = True) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (f"{len(names)}: " if counts and len(names) > 1 else "") + ", ".join(names[:_SHOWN]) + more
+
+
+def _estimate(value: Mapping[str, float] | None) -> str | None:
+    return None if value is None else f"{value['value']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
+
+
+def _parts(*parts: tuple[float | None, str]) -> str | None:
+    return ", ".join(form.format(value) for value, form in parts if value is not None) or None
+
+
+def _object(path: Path, *, first_line: bool = False) -> dict[str, Any]:
+    """Return a JSON file's object; empty where there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as file:
+        found = json.loads(file.readline() if first_line else file.read())
+        if isinstance(found, dict):
+            return found
+    return {}
