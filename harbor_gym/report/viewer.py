@@ -157,10 +157,11 @@ class _Handler(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(address.query).items()}
         parts = [unquote(part) for part in address.path.strip("/").split("/") if part]
         answer = self._page() if not parts else self._of_run(parts, query)
-        if answer is None:
-            self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such thing")
-        else:
-            self._send(HTTPStatus.OK, *answer)
+        with contextlib.suppress(ConnectionError):  # the page went away meanwhile
+            if answer is None:
+                self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such thing")
+            else:
+                self._send(HTTPStatus.OK, *answer)
 
     def _page(self) -> tuple[str, bytes]:
         folders = [run.folder for run in self._runs]

@@ -11,6 +11,7 @@ const COLUMNS = [
   ["ended", (episode) => episode.end_reason || "", (episode) => episode.end_reason || "–"],
 ];
 const NUMBERS = new Set(["reward", "turns", "tokens", "seconds"]);
+const cell = (name, text) => Object.assign(element("td", NUMBERS.has(name) ? "number" : "", text), { title: text });
 const COLLATOR = new Intl.Collator("en", { numeric: true });
 const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : COLLATOR.compare(String(a), String(b)));
 
@@ -109,7 +110,7 @@ class EpisodeList {
   }
 
   row(episode) {
-    const made = element("tr", outcome(episode), ...COLUMNS.map(([name, , text]) => element("td", NUMBERS.has(name) ? "number" : "", text(episode))));
+    const made = element("tr", outcome(episode), ...COLUMNS.map(([name, , text]) => cell(name, text(episode))));
     made.tabIndex = episode.name === this.chosen ? 0 : -1;
     made.dataset.name = episode.name;
     made.setAttribute("aria-selected", String(episode.name === this.chosen));

@@ -1,0 +1,89 @@
+"""Each page at three widths, light and dark: nothing is beyond the window's edge, or over its neighbour."""
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import pytest
+
+from harbor_gym.evaluation import EpisodeResult, summarize
+from harbor_gym.report import write_page
+from harbor_gym.report.viewer import Viewer
+from harbor_gym.types import EndReason
+from tests.helpers.browser import Page, browser
+from tests.helpers.layout import SCHEMES, WIDTHS, faults, set_window
+from tests.helpers.paths import ROOT
+from tests.integration.report.test_view import write_episode, write_run
+
+pytestmark = pytest.mark.browser
+
+LONG = "a_word_without_a_space_" * 12
+SITE = ROOT / "build/site"
+
+
+def write_evaluation(folder: Path) -> Path:
+    ends = {1: EndReason.COMPLETED, 2: EndReason.MAX_TURNS, 3: EndReason.INFRASTRUCTURE_ERROR}
+    rewards = {1: 1.0, 2: 0.0, 3: None}
+    results: list[EpisodeResult] = []
+    for number, end in ends.items():
+        error = f"SamplerError: {LONG}" if rewards[number] is None else None
+        write_episode(folder, 0, number, reward=rewards[number], task=LONG, end_reason=end, error=error)
+        results.append(EpisodeResult(LONG, number, rewards[number], end, 2, 101, 20, 2.0, 0.5, error))
+    report = summarize(results, ks=(1, 2), settings={"model": f"org/{LONG}", "temperature": 1.0, "env": {}})
+    (folder / "eval.json").write_text(json.dumps(report.as_object()), encoding="utf-8")
+    return folder
+
+
+def runs_of(folder: Path) -> list[Path]:
+    one, other = write_run(folder / "one" / LONG[:200], [1.0, 0.0, 0.5, None]), write_run(folder / "other", [0.0, 1.0])
+    write_episode(
+        one, 1, 1, reward=1.0, task=LONG, error=LONG, system_prompt=LONG, verifier={"output": LONG, "files": {LONG: 2}}
+    )
+    return [one, other]
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncGenerator[Page]:
+    async with browser(tmp_path / "profile") as tab:
+        yield tab
+
+
+async def look(page: Page, url: str, ready: str) -> None:
+    for scheme in SCHEMES:
+        await set_window(page, WIDTHS[0], scheme)
+        await page.open("about:blank")
+        await page.open(url)
+        await page.wait_for(ready)
+        for width in WIDTHS:
+            await set_window(page, width, scheme)
+            assert await faults(page) == [], (url, width, scheme)
+
+
+EPISODE = "document.querySelector('.detail h2') && [...document.images].every(image => image.naturalWidth)"
+
+FILES: dict[str, Callable[[Path], Path | list[Path]]] = {
+    "a run": lambda folder: runs_of(folder)[0],
+    "two runs": runs_of,
+    "an evaluation": write_evaluation,
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("is_live", [False, True], ids=["report", "view"])
+async def test_the_page_of_runs_fits(page: Page, tmp_path: Path, kind: str, is_live: bool) -> None:
+    shown = FILES[kind](tmp_path / "runs")
+    folders = shown if isinstance(shown, list) else [shown]
+    if is_live:
+        with Viewer(folders, port=0) as viewer:
+            await look(page, viewer.url, EPISODE)
+        return
+    await look(page, write_page(folders).path.as_uri(), EPISODE)
+
+
+async def test_what_does_not_fit_is_found(page: Page) -> None:
+    wide, over = "<p style='width:900px'>wide</p>", "<p style='margin-bottom:-40px;height:50px'>a</p><p>b</p>"
+    await set_window(page, 400, "light")
+    for body, found in ((wide, "beyond: p. wide"), (over, "over its neighbour: p. a | p. b")):
+        await page.open(f"data:text/html,<!doctype html><body>{body}")
+        await page.wait_for("document.querySelector('p')")
+        assert found in await faults(page)
