@@ -26,7 +26,7 @@ _FAULTS = """(() => {
   const width = document.documentElement.clientWidth;
   const whole = document.documentElement.scrollWidth;
   if (whole > width) faults.push(`the page scrolls sideways: ${whole} of ${width}`);
-  for (const node of document.body.querySelectorAll("*:not(svg *, script, template)")) {
+  for (const node of [document.body, ...document.body.querySelectorAll("*:not(svg *, script, template)")]) {
     const box = node.getBoundingClientRect();
     const isBeyond = box.right > width + 1 || box.left < -1;
     if (isBeyond && inFlow(node) && !isClipped(node)) faults.push(`beyond: ${name(node)}`);

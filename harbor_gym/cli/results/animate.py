@@ -1,4 +1,4 @@
-"""``harbor-gym animate``: a recorded episode as a moving picture."""
+"""``harbor-gym animate``: a recorded episode as an animated picture."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ def animate(
     turn_sec: Annotated[float, typer.Option(min=0.1, help="Seconds that each turn is shown.")] = 2.0,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows of the screen to draw, the last ones.")] = None,
 ) -> None:
-    """Draw a recorded episode as an SVG that moves, turn by turn: for a README, a paper or a chat."""
+    """Draw a recorded episode as an animated SVG, turn by turn: for a README, a paper or a chat."""
     from harbor_gym.report.animation import write_animation
 
     with one_line_errors():

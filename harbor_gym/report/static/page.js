@@ -78,7 +78,6 @@ class Pane {
 function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
   document.getElementById("theme").textContent = theme === "dark" ? "light" : "dark";
-  try { localStorage.setItem("harbor-gym-theme", theme); } catch { /* a page from a file may not */ }
 }
 
 function firstTheme() {
@@ -86,7 +85,10 @@ function firstTheme() {
   return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 }
 
-const switchTheme = () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+function switchTheme() {
+  setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  try { localStorage.setItem("harbor-gym-theme", document.documentElement.dataset.theme); } catch { /* a page from a file may not */ }
+}
 
 function listen(panes, help) {
   document.addEventListener("keydown", (event) => {
