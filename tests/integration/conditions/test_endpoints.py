@@ -184,7 +184,7 @@ async def test_an_evaluation_is_kept_and_names_what_shows_it(tmp_path: Path, mon
     assert shown["tokens an episode"] == "21 sampled, last prompt 102"
     assert re.fullmatch(r"\d+\.\d s, \d+\.\d s of it sampling", shown["time an episode"])
     assert f"base_url {double.url}, temperature 1" in shown["settings"]
-    assert "failures" not in head
+    assert '<table class="failures">' not in head
 
 
 async def test_the_page_of_an_evaluation_groups_its_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
