@@ -21,9 +21,9 @@ _logger = logging.getLogger(__name__)
 
 _PULL_TIMEOUT_SEC = 300.0
 _SHOWN = (
-    r"{{.FromImageID}}|{{len .OCIv1.Config.Volumes}}|{{.OCIv1.Config.User}}|"
-    r'{{range $n, $word := .Docker.Config.Shell}}{{if $n}},{{end}}{{printf "%q" $word}}{{end}}|'
-    r"{{.OCIv1.Config.WorkingDir}}"
+    r"{{.FromImageID}}|{{len .OCIv1.Config.Volumes}}|{{.OCIv1.Config.User}}|{{.OCIv1.Config.WorkingDir}}|"
+    r'[[{{range $n, $word := .Docker.Config.Shell}}{{if $n}},{{end}}{{printf "%q" $word}}{{end}}],'
+    r'[{{range $n, $line := .Docker.Config.OnBuild}}{{if $n}},{{end}}{{printf "%q" $line}}{{end}}]]'
 )
 _NO_ANSWER = re.compile(r'(?:Get|Head|Post) "https?://[^"]*": (.*)')
 """How a pull reports a server that can't be talked to; what a registry answers is worded otherwise.
@@ -47,9 +47,10 @@ class Base:
     """What goes into the cache key: its id."""
 
     start: StageStart = ROOT_AT_THE_TOP
-    """Its USER, WORKDIR and SHELL."""
+    """Its USER, WORKDIR, SHELL and ONBUILD."""
 
     has_volumes: bool = False
+    """Whether it has a VOLUME, or its ONBUILD makes one."""
 
 
 async def resolve_base(reference: str) -> Base:
@@ -130,9 +131,10 @@ async def _inspected(reference: str) -> Base | None:
     shown = await show_image(reference, _SHOWN)
     if shown is None:
         return None
-    image_id, volumes, user, shell, workdir = shown.split("|", 4)
-    start = StageStart(user, workdir or "/", tuple(json.loads(f"[{shell}]")))
-    return Base(reference, image_id, start=start, has_volumes=volumes != "0")
+    image_id, volumes, user, workdir, lists = shown.split("|", 4)
+    shell, triggers = map(tuple, json.loads(lists))
+    has_volumes = volumes != "0" or any(line.upper().startswith("VOLUME") for line in triggers)
+    return Base(reference, image_id, StageStart(user, workdir or "/", shell, triggers), has_volumes)
 
 
 async def docker_base(reference: str) -> Base | None:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import re
 import tempfile
 import time
 import uuid
@@ -52,6 +53,7 @@ _logger = logging.getLogger(__name__)
 _FORMAT = 5
 """Version of the cache's layout and of what an export writes. A change makes old entries unreachable."""
 _PRUNE_PAUSE_SEC = 0.05
+_ONBUILD_VOLUME = re.compile(r"^\s*ONBUILD\s+VOLUME\s", re.IGNORECASE | re.MULTILINE)
 
 _built: dict[str, Image] = {}
 
@@ -278,6 +280,8 @@ async def _run_build(
     for name, base in base_images.items():
         if base.has_volumes:
             await asyncio.to_thread(require_faithful, path, name)
+    if _ONBUILD_VOLUME.search(text):
+        await asyncio.to_thread(require_faithful, path, "a stage's ONBUILD")
     changed = adapted(text, {ref: base.start for ref, base in base_images.items()})
     changed = dockerfile.replace_references(changed, {ref: base.reference for ref, base in base_images.items()})
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("build")) as name:

@@ -1,9 +1,9 @@
 """A task's Dockerfile, rewritten so that buildah makes of it the image that ``docker build`` makes.
 
 buildah makes a WORKDIR only where the next RUN or COPY needs it, and COPY makes it root's. A VOLUME makes a directory,
-and changes later RUNs, where Docker only takes note of it, as a label does here. CMD and ENTRYPOINT don't know SHELL.
-Stages are known by the letter case of their names. There is no ``--link``, and no relative target of a mount. Source:
-the dispatcher of BuildKit's frontend.
+and changes later RUNs, where Docker only takes note of it, as a label does here. CMD and ENTRYPOINT don't know SHELL. A
+stage does not know the ARGs of the stage that it is built on. Stages are known by the letter case of their names. There
+is no ``--link``, and no relative target of a mount. Source: the dispatcher of BuildKit's frontend.
 """
 
 from __future__ import annotations
@@ -34,12 +34,18 @@ _TARGET = re.compile(r"(?<=[=,])(?:target|dst|destination)=(\"?)([^,\"]+)\1(?=,|
 
 @dataclass(frozen=True, slots=True)
 class StageStart:
-    """What a stage begins with: the USER, the WORKDIR and the SHELL of its base."""
+    """What a stage begins with: the USER, the WORKDIR, the SHELL and the ONBUILD of its base."""
 
     user: str = ""
     workdir: str = "/"
     shell: tuple[str, ...] = ()
     """Empty is Docker's own."""
+
+    triggers: tuple[str, ...] = ()
+    """What each ONBUILD has after its name."""
+
+    arguments: tuple[str, ...] = ()
+    """What each ARG of an earlier stage has after its name."""
 
 
 ROOT_AT_THE_TOP = StageStart()
@@ -83,19 +89,33 @@ def _edits(text: str, bases: Mapping[str, StageStart]) -> Iterator[_Edit]:
         stage = stages[number]
         yield from _lower_case(instructions[0], names)
         state = ends.get(stage.base, ROOT_AT_THE_TOP)
-        for place, instruction in enumerate(instructions[1:], 1):
+        triggers = list(dockerfile.instructions("\n".join(state.triggers)))
+        state = replace(state, triggers=())
+        if state.arguments:
+            at = instructions[0].places[-1] + 1
+            yield _Edit(at, at, "".join(f"\nARG {argument}" for argument in state.arguments))
+        run = [*triggers, *instructions[1:]]
+        for place, instruction in enumerate(run):
+            if place < len(triggers):
+                needs_help = _needs_help(run[place + 1 :], state.user, is_last=number == len(stages) - 1)
+                state = _triggered(instruction, state, stage.base, needs_help=needs_help)
+                continue
             match instruction.name:
                 case "USER":
                     state = replace(state, user=_rest(instruction))
                 case "WORKDIR":
                     is_last = number == len(stages) - 1
                     is_made = _rest(instruction) == "/"
-                    if not is_made and _needs_help(instructions[place + 1 :], state.user, is_last=is_last):
+                    if not is_made and _needs_help(run[place + 1 :], state.user, is_last=is_last):
                         at = instruction.places[0]
                         yield _Edit(at, at, _made(instruction, state.user))
                     state = replace(state, workdir=posixpath.join(state.workdir, _rest(instruction).strip("\"'")))
                 case "SHELL":
                     state = replace(state, shell=_words(_rest(instruction)))
+                case "ARG":
+                    state = replace(state, arguments=(*state.arguments, _rest(instruction)))
+                case "ONBUILD":
+                    state = replace(state, triggers=(*state.triggers, _rest(instruction)))
                 case "CMD" | "ENTRYPOINT" if state.shell and not dockerfile.is_json(_rest(instruction)):
                     words = json.dumps([*state.shell, _rest(instruction)])
                     yield _written(instruction, (instruction.text, 0), f"{instruction.name} {words}")
@@ -106,6 +126,32 @@ def _edits(text: str, bases: Mapping[str, StageStart]) -> Iterator[_Edit]:
                 case _:
                     pass
         ends[stage.name] = state
+
+
+def _triggered(instruction: Instruction, state: StageStart, base: str, *, needs_help: bool) -> StageStart:
+    """Return what holds after an instruction of the base's ONBUILD, which buildah runs as it is written there.
+
+    Raises:
+        TaskError: buildah does not do it as Docker does.
+    """
+    rest = _rest(instruction)
+    match instruction.name:
+        case "USER":
+            return replace(state, user=rest)
+        case "SHELL":
+            return replace(state, shell=_words(rest))
+        case "WORKDIR" if not needs_help:
+            return replace(state, workdir=posixpath.join(state.workdir, rest.strip("\"'")))
+        case "WORKDIR":
+            pass
+        case "CMD" | "ENTRYPOINT" if state.shell and not dockerfile.is_json(rest):
+            pass
+        case _:
+            return state
+    raise TaskError(
+        f"{base} has ONBUILD {instruction.text.strip()}, which local sandboxes build otherwise than Docker: write it "
+        "in the Dockerfile that is built on it, or use --env docker"
+    )
 
 
 def _by_stage(text: str) -> list[list[Instruction]]:

@@ -45,6 +45,8 @@ PARTS: dict[str, str] = {
     "a workdir of numbers": "USER 4242:4343\nWORKDIR /c/numbers\nUSER root\nWORKDIR /\n",
     "a high id": "RUN echo x >/c/high && chown 100001:197609 /c/high\nUSER 100001\nRUN id >/tmp/high\nUSER root\n",
     "a user from a variable": "ENV WHO=worker\nUSER $WHO\nWORKDIR /home/worker/of/who\nCOPY one .\nUSER root\nWORKDIR /\n",
+    "a workdir with dots": "WORKDIR /c/a/../dots/./b\nRUN pwd >where\nWORKDIR ..\nRUN pwd >where\nWORKDIR /\n",
+    "a workdir of a user that goes": "RUN useradd -m gone\nUSER gone\nWORKDIR /home/gone/x\nUSER root\nRUN userdel gone\nWORKDIR /\n",
     # --- COPY
     "copy a file": "COPY one /c/copy/one\n",
     "copy to a directory": "COPY one /c/copied/\n",
@@ -56,6 +58,7 @@ PARTS: dict[str, str] = {
     "copy with an owner's number": "COPY --chown=4242 one /c/owned-number\n",
     "copy with mode": "COPY --chmod=750 one /c/mode\n",
     "copy a name with blanks": 'COPY ["with blank", "/c/with blank"]\n',
+    "copy a name with a dash": 'COPY -dash /c/dash\nCOPY ["-dash", "one", "/c/dashes/"]\n',
     "copy an odd name": "COPY odd /c/odd\n",
     "copy from a stage": "COPY --from=first /made /c/from/made\n",
     "copy from a stage by number": "COPY --from=0 /made /c/from/number\n",
@@ -133,7 +136,7 @@ server.accept()[0].close()
 """The kernel keeps this server's port for a minute: the server closed the connection, and did not allow reuse."""
 
 FILES = {
-    "one": "1\n", "two": "22\n", "a.txt": "a", "b.txt": "b", "dir/x": "x", "dir/sub/y": "y", "with blank": "b",
+    "one": "1\n", "two": "22\n", "a.txt": "a", "b.txt": "b", "dir/x": "x", "dir/sub/y": "y", "with blank": "b", "-dash": "d",
     "odd/ü [x] $y": "odd", "serve.py": SERVE, "packed.tar": "packed", "ignoring/kept": "k", "ignoring/a.secret": "s", "ignoring/again.secret": "s",
 }  # fmt: skip
 
@@ -179,6 +182,16 @@ CONFIGS: dict[str, Recipe] = {
     "USER and WORKDIR": Recipe("WORKDIR /a\nWORKDIR b\nUSER 12:34\n"),
     "a WORKDIR that is USER's": Recipe("USER nobody\nWORKDIR /of/nobody\n"),
     "ENV": Recipe('ENV A="b c" D=e F=\nENV PATH=/x:$PATH\n'),
+    "ARG of a stage": Recipe(
+        f"FROM {BASE} AS a\nARG G=of-a H=$G.h\nENV E=env\nARG E=arg\nFROM a AS b\nRUN echo $G $H $E >/b\nARG G=of-b\n"
+        f"FROM b\nRUN echo $G $H $E >/c\n"
+    ),
+    "ONBUILD of a stage": Recipe(
+        f'FROM {BASE} AS Parent\nONBUILD USER nobody\nONBUILD SHELL ["/bin/bash", "-c"]\nONBUILD COPY one /of/\n'
+        "ONBUILD VOLUME /volume\nFROM parent AS Child\nWORKDIR /of/nobody\nRUN echo $0 >zero\nCMD echo x\n"
+        "FROM child\nUSER root\nRUN mkdir -p /volume && echo y >/volume/y\nCMD echo z\n",
+        {"one": "1"},
+    ),
     "ONBUILD": Recipe("ONBUILD RUN false\nONBUILD COPY nothing /\n"),
     "SHELL": Recipe('SHELL ["/bin/bash", "-c"]\n'),
     "a here-document": Recipe(

@@ -60,6 +60,14 @@ COPY one .
 """
 
 
+_ON_BUILD = """\
+ONBUILD RUN mkdir -p /on/run && echo "$0 $PWD" >/on/said
+ONBUILD COPY one /on/
+ONBUILD ENV PLACE=/on/env
+"""
+_AFTER = "RUN mkdir $PLACE && echo $(cat /on/said) >>/on/said\n"
+
+
 @pytest.fixture
 def old_buildah(tmp_path: Path) -> dict[str, str]:
     """Variables with which an old buildah is the one on the PATH, with a store and a cache of its own."""
@@ -105,20 +113,32 @@ async def test_an_old_builder_builds_as_docker_or_refuses_by_name(tmp_path: Path
         return done.stdout
 
     run(sys.executable, "-m", "harbor_gym", "base", BASE)
-    volumes = _context(tmp_path / "volumes", "FROM scratch\nVOLUME /data\n")
-    made = "cd $0 && buildah bud --format docker --isolation chroot --pull-never -q -t localhost/volumes ."
-    run("unshare", "--mount", "--propagation", "private", "sh", "-c", made, str(volumes))
+    made = "cd $0 && buildah bud --format docker --isolation chroot --pull-never -q -t localhost/$1 ."
+    for name, lines in {
+        "volumes": "FROM scratch\nVOLUME /data\n",
+        "on-build": f"FROM localhost/harbor-gym-base:debian-bookworm-slim\n{_ON_BUILD}",
+        "on-build-volumes": "FROM scratch\nONBUILD VOLUME /data\n",
+    }.items():
+        place = _context(tmp_path / name, lines)
+        run("unshare", "--mount", "--propagation", "private", "sh", "-c", made, str(place), name)
     text = f"FROM {BASE}\n{_KINDS}"
     ignored = {"__dockerignore": "b\n", "Dockerfile__dockerignore": "a\n", "a": "a", "b": "b"}
     first = _context(tmp_path / "first", text, one="1", **ignored)
     second = _context(tmp_path / "second", text, one="22", **ignored)
+    stage = f"FROM {BASE} AS Parent\n{_ON_BUILD}FROM parent AS child\n{_AFTER}FROM child\nRUN echo x >>/on/said\n"
+    in_stage = _context(tmp_path / "on-build-stage", stage, one="1")
+    on_base = _context(tmp_path / "on-build-base", f"FROM localhost/on-build\n{_AFTER}", one="1")
     refused = {
+        "ONBUILD VOLUME of a base": _context(tmp_path / "onvolume", "FROM localhost/on-build-volumes\nRUN true\n"),
+        "ONBUILD VOLUME of a stage": _context(tmp_path / "in-volume", f"FROM {BASE} AS a\nONBUILD VOLUME /d\nFROM a\n"),
         "volumes of a base": _context(tmp_path / "on-volumes", "FROM localhost/volumes\nRUN echo x >/data/x\n"),
         "a here-document": _context(tmp_path / "heredoc", f"FROM {BASE}\nRUN <<EOF\ntrue\nEOF\n"),
         "COPY --exclude": _context(tmp_path / "exclude", "FROM scratch\nCOPY --exclude=a . /\n"),
     }
     names = ["data/id", "data", "ctx/a", "ctx/b", "left", "bound", "of/nobody"]
     wanted = {str(place): names for place in (first, second, *refused.values())}
+    on_build = ["on/run", "on/said", "on/one", "on/env"]
+    wanted |= {str(place): on_build for place in (in_stage, on_base)}
     said = json.loads(run(sys.executable, "-c", _BUILD, json.dumps(wanted)).splitlines()[-1])
     right = {
         "health": "test -e /healthy", "data/id": [0, "debian"], "data": [1500, ""], "ctx/a": None, "ctx/b": [0, "b"],
@@ -126,5 +146,9 @@ async def test_an_old_builder_builds_as_docker_or_refuses_by_name(tmp_path: Path
     }  # fmt: skip
     assert said[str(first)] == {**right, "bound": [0, "1"]}
     assert said[str(second)] == {**right, "bound": [0, "22"]}
+    twice = "/bin/sh /\n/bin/sh /"
+    right = {"health": None, "on/run": [0, ""], "on/one": [0, "1"], "on/env": [0, ""]}
+    assert said[str(on_base)] == {**right, "on/said": [0, twice]}
+    assert said[str(in_stage)] == {**right, "on/said": [0, f"{twice}\nx"]}
     for about, place in refused.items():
         assert re.search(r"(?i)buildah.*(install|no such option).*--env docker", said[str(place)]), (about, said)

@@ -56,6 +56,33 @@ def test_volumes_are_noted_where_they_are_written() -> None:
     assert volumes_of({"Volumes": {"/b": {}}, "Labels": labels}) == ("/b", "/x")
 
 
+def test_what_a_base_does_on_build_holds_in_the_next_stage_alone() -> None:
+    text = 'FROM a AS s\nONBUILD USER d\nONBUILD SHELL ["/bin/bash", "-c"]\nFROM s AS t\nWORKDIR /b\nCMD x\nFROM t\n'
+    expected = text.replace("WORKDIR", f"{made('d', '/b/')}WORKDIR").replace("CMD x", 'CMD ["/bin/bash", "-c", "x"]')
+    assert adapted(text, {}) == expected
+    assert adapted("FROM a\nCOPY b c\n", {"a": StageStart(triggers=("WORKDIR /c",))}) == "FROM a\nCOPY b c\n"
+
+
+@pytest.mark.parametrize(
+    ("triggers", "named"),
+    [
+        (("USER d", "WORKDIR /b"), "a has ONBUILD WORKDIR /b"),
+        (("WORKDIR /c",), "a has ONBUILD WORKDIR /c"),
+        (('SHELL ["/bin/bash", "-c"]', "CMD x"), "a has ONBUILD CMD x"),
+    ],
+)
+def test_what_a_base_would_do_otherwise_on_build_is_refused(triggers: tuple[str, ...], named: str) -> None:
+    with pytest.raises(TaskError, match=named):
+        adapted("FROM a\nUSER e\n", {"a": StageStart(triggers=triggers)})
+
+
+def test_a_stage_knows_the_arguments_of_the_one_that_it_is_built_on() -> None:
+    text = "ARG g=1\nFROM a AS s\nARG g\nARG h=$g i\nFROM s AS t\nARG j\nFROM t\nRUN x\nFROM a\nRUN y\n"
+    above = "\nARG g\nARG h=$g i"
+    expected = text.replace("s AS t", f"s AS t{above}").replace("FROM t", f"FROM t{above}\nARG j")
+    assert adapted(text, {}) == expected
+
+
 def test_stages_are_known_in_any_letters() -> None:
     text = "FROM a AS Build\nFROM build\nCOPY --from=BUILD x y\nRUN --mount=from=Build,target=/z x\n"
     assert adapted(text, {}) == text.replace("Build", "build").replace("BUILD", "build")
