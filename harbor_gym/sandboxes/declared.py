@@ -78,6 +78,14 @@ async def require_user(environment: BaseEnvironment, user: str | int | None) -> 
         await require_able(environment, str(user), f"task.toml: [agent] user = {str(user)!r}")
 
 
+def no_account(user: str, problem: str) -> TaskError:
+    """Return the error of an image whose USER has no account in it; ``problem`` is what a sandbox said."""
+    return TaskError(
+        f"USER {user} has no account in the task's image ({problem}): make one in the Dockerfile (RUN useradd), or "
+        "change the instruction"
+    )
+
+
 def require_room(ids: Collection[int], count: int, room: int, sandbox: str) -> None:
     """Check that a sandbox has the ids of an image.
 

@@ -26,7 +26,7 @@ from harbor_gym.errors import (
 from harbor_gym.sandboxes import reaper
 from harbor_gym.sandboxes.archive.environment import CarriesFiles
 from harbor_gym.sandboxes.archive.transfers import Way
-from harbor_gym.sandboxes.declared import require_workdir
+from harbor_gym.sandboxes.declared import no_account, require_workdir
 from harbor_gym.sandboxes.entrypoint import Entrypoint, Services, await_services
 from harbor_gym.sandboxes.extensions import ExecTimeoutError
 from harbor_gym.sandboxes.health import Healthcheck, await_health
@@ -484,8 +484,15 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
 
         Raises:
             SandboxStartError: The ENTRYPOINT ended before it had executed its arguments.
-            TaskError: The HEALTHCHECK fails as often as the image allows.
+            TaskError: The image has no account for its USER, or the HEALTHCHECK fails as often as the image allows.
         """
+        if image.user != "root" and not image.user.replace(":", "").isdecimal():
+            try:
+                await self._look("/", image.user)
+            except (SandboxLostError, SandboxTimeoutError):
+                raise
+            except SandboxError as exc:
+                raise no_account(image.user, str(exc)) from exc
         if image.entrypoint:
             await self._start_entrypoint(image)
         await self._await_health(image)

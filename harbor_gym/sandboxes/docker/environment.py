@@ -149,7 +149,7 @@ class DockerEnvironment(HarborDockerEnvironment):
 
         Raises:
             SandboxStartError: Docker refuses, the main container ended at once, or the set-up command failed.
-            TaskError: The image is unhealthy, or has not the working directory that the task declares.
+            TaskError: The image is unhealthy, or has not its USER or the working directory that the task declares.
             RuntimeError: Compose failed; Harbor's own error.
         """
         reaper.reap_in_background(in_docker=True)
@@ -262,6 +262,7 @@ class DockerEnvironment(HarborDockerEnvironment):
                     result = await run(words)
             except (RuntimeError, ImageGoneError) as exc:
                 if attempt == _UP_ATTEMPTS or not await self._restore(str(exc), run):
+                    launch.require_account(exc)
                     await launch.require_health(self._project, exc)
                     if self._use_prebuilt and (image := self.task_env_config.docker_image) is not None:
                         await launch.require_image(image, self.environment_dir, exc)

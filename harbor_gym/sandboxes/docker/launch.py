@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -14,12 +15,15 @@ from harbor.environments.base import ExecResult
 from harbor_gym._runtime.console.progress import SLOW_SEC, ticking
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes import dockerfile
+from harbor_gym.sandboxes.declared import no_account
 from harbor_gym.sandboxes.docker import engine
 from harbor_gym.sandboxes.docker.engine import MAIN, docker
 from harbor_gym.sandboxes.docker.setup import ImageInfo, inspect_image
 from harbor_gym.sandboxes.health import healthcheck_of, unhealthy
 
 _COMMAND_END_SEC = 5.0
+_NO_ACCOUNT = re.compile(r"unable to find (?:user|group) ([^:\n]+):[^\n]*")
+"""What Docker says of a USER that is not in the image. Source: github.com/moby/sys, user."""
 _COPY_TIMEOUT_SEC = 600.0
 _PULL_TIMEOUT_SEC = 600.0
 
@@ -60,6 +64,12 @@ async def require_image(image: str, environment_dir: Path, refusal: Exception) -
     if (instead := dockerfile.alternative(environment_dir)) and await inspect_image(image) is None:
         answer = " ".join(str(refusal).split())
         raise SandboxStartError(f"image {image!r} is not available ({answer}). {instead}") from refusal
+
+
+def require_account(refusal: Exception) -> None:
+    """Raise an error of the task instead where Docker found no account for the image's USER."""
+    if (found := _NO_ACCOUNT.search(str(refusal))) is not None:
+        raise no_account(found[1], found[0]) from refusal
 
 
 async def require_health(project: str, refusal: Exception) -> None:

@@ -6,36 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harbor_gym import AsyncTerminalGymEnv, TerminalEnvConfig
 from harbor_gym.errors import SandboxError, TaskError
 from tests.helpers.sandboxes.local import make_sandbox, output, running
-from tests.helpers.tasks import BASE, write_task
+from tests.helpers.tasks import BASE
 
 pytestmark = [pytest.mark.local, pytest.mark.usefixtures("nothing_left")]
-
-
-async def test_the_healthcheck_is_awaited_as_the_images_user(tmp_path: Path) -> None:
-    dockerfile = (
-        f'FROM {BASE}\nSHELL ["/bin/bash", "-c"]\nUSER nobody\nWORKDIR /tmp\n'
-        "HEALTHCHECK --interval=100ms --retries=50 "
-        "CMD id -un >who; pwd >where; date >>tries; [[ $(wc -l <tries) > 2 ]]\n"
-    )
-    async with running(make_sandbox(tmp_path, dockerfile=dockerfile)) as sandbox:
-        assert await output(sandbox, "cat who where; wc -l <tries") == "nobody\n/tmp\n3"
-
-
-async def test_an_unhealthy_image_is_the_tasks_fault(tmp_path: Path) -> None:
-    dockerfile = f"FROM {BASE}\nHEALTHCHECK --interval=100ms --retries=2 CMD echo no licence; exit 7\n"
-    with pytest.raises(TaskError, match=r"unhealthy.*failed 2 times.*status 7: no licence"):
-        await make_sandbox(tmp_path, dockerfile=dockerfile).start(force_build=False)
-
-
-async def test_workdirs_and_volumes_are_as_docker_makes_them(tmp_path: Path) -> None:
-    dockerfile = (
-        f"FROM {BASE}\nVOLUME /volume /other\nRUN mkdir /volume && echo x >/volume/x\nUSER nobody\nWORKDIR /a/b\n"
-    )
-    async with running(make_sandbox(tmp_path, dockerfile=dockerfile)) as sandbox:
-        assert await output(sandbox, "pwd; stat -c %U . .. /other; cat /volume/x") == "/a/b\nnobody\nnobody\nroot\nx"
 
 
 async def test_ids_above_65535_are_a_sandboxs_own_as_in_docker(tmp_path: Path) -> None:
@@ -85,23 +60,6 @@ async def test_more_high_ids_than_a_sandbox_has_room_for_are_the_tasks_fault(tmp
     lines = "RUN for id in $(seq 1000001 1000129); do touch /srv/$id && chown $id /srv/$id; done"
     with pytest.raises(TaskError, match=r"129 user or group ids above 589823.*room for 128"):
         await make_sandbox(tmp_path, dockerfile=f"FROM {BASE}\n{lines}\n").start(force_build=False)
-
-
-async def test_a_workdir_or_a_user_that_the_image_lacks_is_the_tasks_fault(tmp_path: Path) -> None:
-    for number, (toml, command, expected) in enumerate(
-        (
-            ('[environment]\nworkdir = "/srv/none"\n', None, r"workdir = '/srv/none' is no directory"),
-            ('[environment]\nworkdir = "/srv/none"\n', "touch x", r"workdir = '/srv/none' is no directory"),
-            ('[agent]\nuser = "nobody-such"\n', None, r"user = 'nobody-such' has no account"),
-            ("[agent]\nuser = 1000700000\n", None, r"user = '1000700000' .*none that this sandbox has"),
-        )
-    ):
-        config = TerminalEnvConfig(
-            task_dir=write_task(tmp_path / str(number), toml=toml), sandbox="local", setup_command=command
-        )
-        with pytest.raises(TaskError, match=expected):
-            async with AsyncTerminalGymEnv(config) as env:
-                await env.reset()
 
 
 async def test_a_set_up_finds_the_workdir_and_the_volumes_of_the_image(tmp_path: Path) -> None:
