@@ -60,7 +60,9 @@ task as well; ``TerminalEnvConfig.ambiguous_failures`` decides, and by default i
 
 Harbor grades after most exceptions of an agent. The verdict counts beside an agent's own ends (a non-zero exit, its
 time-out, the model's context or output length, a refusal). Beside any other recorded exception, of the trial or of a
-step, and beside a non-zero exit whose last request got no answer, the episode is an ``AgentFailedError``.
+step, the episode is an ``AgentFailedError``. So it is beside a non-zero exit whose last request got no answer, status 429
+included, and on Harbor's server beside any non-zero exit while the budgets last: the server's relay refuses requests that
+never come here.
 
 ``ContextOverflowError`` and ``BudgetSpentError`` are no failure where a loop meets them: the episode ends truncated,
 and is verified. A subclass of these errors has its base's row. Adapters report ``failure_kind`` under whatever name

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from harbor_gym.errors import SamplerError
 from harbor_gym.gateway.config import GatewayConfig
-from harbor_gym.gateway.errors import ErrorKind, InvalidRequestError, RequestError
+from harbor_gym.gateway.errors import ErrorKind, InvalidRequestError, LastAnswersError, RequestError
 from harbor_gym.gateway.group import SessionGroup
 from harbor_gym.gateway.session import Session
 from harbor_gym.gateway.wires import Body, ChatCompletionsWire, MessagesWire, ResponsesWire, Wire
@@ -19,6 +19,9 @@ from harbor_gym.gateway.wires import Body, ChatCompletionsWire, MessagesWire, Re
 _SESSION_HEADER = "X-Session-ID"
 _MAX_SESSION_NAME = 256
 _CLIENT_GONE = 499
+
+_UNANSWERED = (ErrorKind.TIMEOUT, ErrorKind.TOO_MANY_REQUESTS)
+"""Refusals that tell nothing of the request: neither the policy nor a budget caused them."""
 
 type _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 type _Server = Callable[[web.Request, Wire], Awaitable[web.StreamResponse]]
@@ -66,6 +69,7 @@ class Endpoints:
 
     async def _answer(self, request: web.Request, wire: Wire) -> web.StreamResponse:
         session, call = self._session(request), None
+        losses = session.losses
         try:
             with session.admitted():
                 body = await self._body(request)
@@ -79,11 +83,15 @@ class Endpoints:
                 sent = await self._send(request, "application/json", [whole], length=len(whole))
         except RequestError as exc:
             session.refused(exc.kind)
+            if exc.kind in _UNANSWERED and not isinstance(exc, LastAnswersError):
+                session.mark_undelivered(call)
             raise
-        except (ConnectionError, TimeoutError, asyncio.CancelledError):
+        except SamplerError:
+            raise  # the session has it
+        except (Exception, asyncio.CancelledError):
             session.mark_undelivered(call)
             raise
-        session.mark_delivered()
+        session.mark_delivered(losses)
         return sent
 
     async def _count_tokens(self, request: web.Request, wire: Wire) -> web.StreamResponse:

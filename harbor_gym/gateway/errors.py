@@ -3,6 +3,7 @@
 RequestError                 the base: a kind, which every wire maps to its own status and words
 ├── InvalidRequestError          the body can't be read, or needs something that is not supported
 ├── SessionEndedError            the session's episode is over: a budget ran out, or its owner closed it
+├── LastAnswersError             the calls under way may be the episode's last ones
 └── ContextOverflowError         the prompt and a full answer would not fit the context window
 """
 
@@ -54,6 +55,13 @@ class SessionEndedError(RequestError):
             case _:
                 why = f"its budget ran out ({reason})"
         super().__init__(ErrorKind.SESSION_ENDED, f"the episode has ended: {why}; stop")
+
+
+class LastAnswersError(RequestError):
+    """The calls under way may be the last ones that a budget allows."""
+
+    def __init__(self) -> None:
+        super().__init__(ErrorKind.TOO_MANY_REQUESTS, "the episode's last answers are being sampled")
 
 
 class ContextOverflowError(RequestError):

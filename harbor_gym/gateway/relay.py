@@ -110,6 +110,10 @@ class RelayLink:
             why = self._failure or "it does not answer"
             raise SandboxStartError(f"Harbor's server at {self._relay.url} can't be reached: {why}") from None
 
+    def mark_undelivered(self) -> None:
+        """Record that an answer did not reach the agent, as far as anybody knows."""
+        self._session.mark_undelivered(None)
+
     async def _connect(self, client: aiohttp.ClientSession) -> None:
         async with client.ws_connect(
             f"{self._relay.url}/connect",
@@ -122,7 +126,7 @@ class RelayLink:
             self._connected.set()
             await _Connection(self, socket, client).serve()
         # Nobody knows whether the last answer arrived. An agent that makes no further request has lost its policy.
-        self._session.mark_undelivered(None)
+        self.mark_undelivered()
         logger.info("the connection of session %s to %s was lost", self._session.name, self._relay.url)
 
 
@@ -178,6 +182,8 @@ class _Connection:
             case {"type": "cancel", "request_id": str() as number}:
                 if (task := self._answering.get(number)) is not None:
                     task.cancel()
+                else:  # the relay had not passed the whole answer on
+                    self._link.mark_undelivered()
             case _:
                 raise ValueError("a frame that is neither a request nor its end")
 

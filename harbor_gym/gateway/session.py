@@ -18,6 +18,7 @@ from harbor_gym.gateway.errors import (
     ContextOverflowError,
     ErrorKind,
     InvalidRequestError,
+    LastAnswersError,
     RequestError,
     SessionEndedError,
 )
@@ -72,7 +73,9 @@ class Session:
         """The sampler's settings that are wrong: it refuses each further request, so the session ended."""
         self.is_closed = False
         """Whether the owner closed the session. A closed session takes no requests; its records stay."""
-        self._is_cut = self._was_cut = False
+        self.losses = 0
+        """Requests so far that got no answer, for a reason that is neither a budget's nor their own."""
+        self._mended, self._was_cut = 0, False
         self._sampler, self._codec, self._on_limit = sampler, codec, on_limit
         self._bridge, self._tree, self._prompts = Bridge(), CallTree(), PromptStore()
         self._sampling: set[asyncio.Future[Sample]] = set()
@@ -92,8 +95,8 @@ class Session:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the agent lost its connection: the last request of a phase got no answer, or the tunnel ended."""
-        return self._is_cut or self._was_cut
+        """Whether the agent lost its policy: the last request of a phase got no answer, or the tunnel ended."""
+        return self.losses > self._mended or self._was_cut
 
     @property
     def active_requests(self) -> int:
@@ -233,13 +236,17 @@ class Session:
         suffix = await self._render(match, request)
         return len(suffix) + (0 if match.parent is None else len(match.parent.tokens))
 
-    def mark_delivered(self) -> None:
-        """Record that a client has its whole answer."""
-        self._is_cut = False
+    def mark_delivered(self, losses: int) -> None:
+        """Record that a client has its whole answer: it went on after what was lost before.
+
+        Args:
+            losses: :attr:`losses` when the request came. What was lost meanwhile, another request lost.
+        """
+        self._mended = max(self._mended, losses)
 
     def mark_undelivered(self, call: CallRecord | None) -> None:
-        """Record that the client was gone when the answer came, or before there was one."""
-        self._is_cut = True
+        """Record that a client got no answer: it was gone when the answer came, or had been refused one."""
+        self.losses += 1
         if call is not None:
             self._tree.undelivered.add(call.index)
 
@@ -305,7 +312,7 @@ class Session:
         limits = self.limits
         turns = limits.max_turns if is_policy_model else None
         if _is_spent(turns, self._turns + self._under_way[True]) or _is_spent(limits.call_limit, self._all_calls):
-            raise RequestError(ErrorKind.TOO_MANY_REQUESTS, "the episode's last answers are being sampled")
+            raise LastAnswersError
         self._under_way[is_policy_model] += 1
         try:
             yield

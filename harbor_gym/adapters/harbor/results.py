@@ -33,6 +33,9 @@ class Grading:
     missing_protections: Sequence[str] = ()
     """As ``Rollout.missing_protections``."""
 
+    may_lack_requests: bool = False
+    """Whether its agent may have been refused answers by somebody else, of which the session knows nothing."""
+
 
 def finished_rollout(
     session: Session,
@@ -118,7 +121,7 @@ def _reward_of(
     """Return the reward of a trial, or why there is none."""
     if grading.breakage is None and rewards_of(result):
         is_over = session.end_reason is not None
-        is_cut = not is_over and (session.is_cut or not session.calls)
+        is_cut = not is_over and (session.is_cut or not session.calls or grading.may_lack_requests)
         if (denied := denied_verdict(result, is_cut=is_cut, is_refused=is_over)) is not None:
             return denied
     if not grading.rewards:

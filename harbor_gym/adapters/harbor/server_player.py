@@ -172,4 +172,6 @@ class ServerPlayer:
         mode = getattr(result, "verifier_environment_mode", None)  # older Harbors' types lack it
         finding = SandboxFinding(is_shared=mode is not None and mode.value == "shared")
         breakage = policy_failure(result, finding, self.ambiguous_failures)
-        return Grading({} if breakage is not None else rewards_of(result), breakage, missing)
+        rewards = {} if breakage is not None else rewards_of(result)
+        # The relay refuses by itself, by status 429, what is too much for it.
+        return Grading(rewards, breakage, missing, may_lack_requests=True)

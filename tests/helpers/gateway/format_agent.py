@@ -1,11 +1,16 @@
 """An agent for Harbor's trials that sends chat completions and types by our terminal format."""
 
+import asyncio
 import json
+from contextlib import AsyncExitStack
+from http import HTTPStatus
 from typing import Any, ClassVar, override
 
 import aiohttp
+import yarl
 from harbor.agents.base import BaseAgent
 from harbor.agents.capabilities import AgentCapabilities
+from harbor.agents.installed.base import NonZeroAgentExitCodeError
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
@@ -92,6 +97,40 @@ class ToolAgent(FormatAgent):
                 command = json.loads(call["function"]["arguments"])["command"]
                 shown = (await terminal.run([Command(f"{command}\n", 1.0)])).text
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": shown})
+
+
+class CrowdingAgent(FormatAgent):
+    """Send more requests at once than are taken, and exit as a program in the sandbox that fails on the refusal."""
+
+    def __init__(self, *args: Any, requests: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._requests, self._asked = requests, False
+
+    @override
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        try:
+            await super().run(instruction, environment, context)
+        except aiohttp.ClientResponseError as exc:
+            if exc.status != HTTPStatus.TOO_MANY_REQUESTS:
+                raise
+            raise NonZeroAgentExitCodeError("Command failed (exit 1)") from exc
+
+    @override
+    async def _ask(self, client: aiohttp.ClientSession, body: dict[str, Any]) -> Any:
+        if not self._asked:
+            self._asked = True
+            return await super()._ask(client, body)
+        url = yarl.URL(self._url)
+        assert url.host is not None
+        headers = [f"POST {url.raw_path} HTTP/1.1", f"Host: {url.authority}", "Content-Length: 9"]
+        headers += [f"{name}: {value}" for name, value in self.headers.items()]
+        async with AsyncExitStack() as stack:
+            for _ in range(self._requests):  # their bodies never come
+                _, writer = await asyncio.open_connection(url.host, url.port)
+                stack.callback(writer.close)
+                writer.write("\r\n".join([*headers, "", ""]).encode())
+            while True:
+                await super()._ask(client, body)
 
 
 class UninstallableAgent(FormatAgent):

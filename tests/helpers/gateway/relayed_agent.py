@@ -11,7 +11,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
 from harbor_gym.terminal import Terminal
-from tests.helpers.gateway.format_agent import FormatAgent
+from tests.helpers.gateway.format_agent import CrowdingAgent, FormatAgent
 from tests.helpers.gateway.inner_agent import InnerAgent
 
 _resolution: Any = importlib.import_module("harbor.agents.agent_auth_resolution")
@@ -67,6 +67,10 @@ class ExitingAgent(RelayedAgent):
             await super().run(instruction, environment, context)
         except aiohttp.ClientError as exc:
             raise NonZeroAgentExitCodeError(f"Command failed (exit 1): {exc}") from exc
+
+
+class CrowdingRelayedAgent(CrowdingAgent, RelayedAgent):
+    """It fails on the relay's own refusal of too many requests."""
 
 
 class RefusedAgent(RelayedAgent):

@@ -16,7 +16,7 @@ from harbor_gym import AsyncTerminalGymEnv, EndReason, Rollout, Sample, Terminal
 from harbor_gym._runtime.harbor_versions import VERSION, server_client
 from harbor_gym.adapters.harbor import HarborServer, RolloutInterface, server_player
 from harbor_gym.adapters.harbor import server as harbor_server
-from harbor_gym.errors import SandboxLostError, SandboxStartError, TaskError, UsageError
+from harbor_gym.errors import AgentFailedError, SandboxLostError, SandboxStartError, TaskError, UsageError
 from harbor_gym.gateway import SessionLimits
 from tests.helpers.chats.character_codec import END
 from tests.helpers.engines import find_agent
@@ -299,6 +299,16 @@ async def test_an_agent_that_fails_on_a_lost_connection_has_no_reward_and_is_pla
         (rollout,) = await playing
     require_whole(rollout, turns=2)
     assert rollout.metrics["infra/failed_attempts"] == 1
+
+
+async def test_an_agent_that_fails_on_the_relays_own_refusal_has_no_reward(
+    server: ServerProcess, task: TaskConfig
+) -> None:
+    """The relay holds 256 requests and refuses others by status 429, of which nobody here hears."""
+    agent = AgentConfig(import_path=f"{AGENTS}:CrowdingRelayedAgent", kwargs={"requests": 256})
+    policy = Policy(message("pwd\n"))
+    (rollout,) = await interface(server.url, agent=agent, sampler=policy).run([task])
+    assert (rollout.reward, rollout.metrics["turns"], type(rollout.error)) == (None, 1.0, AgentFailedError)
 
 
 async def test_a_server_that_is_started_anew(server: ServerProcess, task: TaskConfig) -> None:

@@ -171,6 +171,7 @@ async def test_a_body_that_trickles_is_refused() -> None:
         head = f"POST /s/{session.key}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{"
         reply = await raw_exchange(gateway, head.encode())
         assert reply.startswith(b"HTTP/1.1 408 ")
+        assert session.is_cut
 
 
 @pytest.mark.parametrize(
@@ -324,6 +325,27 @@ async def test_too_many_requests_at_once() -> None:
             assert [(await task)[0] for task in asking] == [403, 403]
 
 
+async def test_a_refused_request_is_lost_until_a_later_one_is_answered() -> None:
+    answering = asyncio.Event()
+
+    async def slow(prompt: Sequence[int]) -> Sample:
+        await answering.wait()
+        return await Script("one")(prompt)
+
+    async with serving(slow) as gateway:
+        session = gateway.open_session(limits=SessionLimits(max_concurrent_requests=1))
+        url = f"{session.base_url}/v1/messages"
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(status_of(url, ANY_BODY))
+            await eventually(lambda: session.active_requests == 1)
+            assert (await status_of(url, ANY_BODY))[0] == 429
+            answering.set()
+            assert (await first)[0] == 200
+        assert session.is_cut
+        assert (await status_of(url, ANY_BODY))[0] == 200
+        assert not session.is_cut
+
+
 async def test_bodies_under_way_are_bounded() -> None:
     """A session holds a place for each body from its first byte, so that many large ones can't fill the memory."""
     async with serving(Script("fine")) as gateway:
@@ -387,6 +409,7 @@ async def test_a_codec_that_fails_is_answered_and_logged(caplog: pytest.LogCaptu
     async with Gateway(Script(), Failing()) as gateway:
         session = gateway.open_session()
         assert (await status_of(f"{session.base_url}/v1/messages", ANY_BODY))[0] == 500
+        assert session.is_cut
     assert "could not be answered" in caplog.text
     assert session.key not in caplog.text
 
