@@ -1,6 +1,6 @@
 # A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
 .DEFAULT_GOAL := help
-.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-registry engines-browser train learn policy test test-all bench docs check fmt lock harbor-table mutants clean
+.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-registry engines-browser train learn policy test test-all bench docs check fmt lock harbor-table newest mutants clean
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -65,6 +65,9 @@ lock: setup ## Pin every package anew (ARGS=--upgrade moves them to the newest)
 
 harbor-table: setup ## Ask the resolver which extra fits beside which Harbor, and write the docs' table
 	$(PY) .ci/harbor_newest/table.py
+
+newest: setup ## Install every extra's newest releases apart, run its tests and write the docs' table (ARGS="trl skyrl"); an hour
+	$(PY) .ci/harbor_newest/newest.py $(ARGS)
 
 mutants: setup ## See which changes of the core no test notices (MODULES="pool rewards"; all take hours, MUTANTS_SAMPLE=60 minutes)
 	.ci/mutants/run.sh $(MODULES)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes an environment of its own for a framework that can't share .venv, from .requirements/NAME.txt, and prints its path.
 # Nothing is done where the pins have not changed: the folder lives beside the checkout's other builds, or where
-# HARBOR_GYM_ENVIRONMENTS points, so that a build keeps it between runs.
+# HARBOR_GYM_ENVIRONMENTS points, so that a build keeps it between runs. HARBOR_GYM_PINS is another folder of pins.
 #   environment.sh NAME [PYTHON]
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -10,7 +10,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/.."
 
 name=${1:?a name: the pins are in .requirements/NAME.txt}
-pins=.requirements/$name.txt
+pins=${HARBOR_GYM_PINS:-.requirements}/$name.txt
 [ -f "$pins" ] || die "no pins for $name: $pins"
 environments=${HARBOR_GYM_ENVIRONMENTS:-build/environments}
 environment=$environments/$name

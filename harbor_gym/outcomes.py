@@ -60,8 +60,8 @@ task as well; ``TerminalEnvConfig.ambiguous_failures`` decides, and by default i
 
 Harbor grades after most exceptions of an agent. The verdict counts beside an agent's own ends (a non-zero exit, its
 time-out, the model's context or output length, a refusal). Beside any other recorded exception, of the trial or of a
-step, the episode is an ``AgentFailedError``. So it is beside a non-zero exit whose last request got no answer, status 429
-included, and on Harbor's server beside any non-zero exit while the budgets last: the server's relay refuses requests that
+step, the episode is an ``AgentFailedError``. So it is beside a non-zero exit whose last request got no answer or status
+429, and on Harbor's server beside any non-zero exit while the budgets last: its relay refuses requests by itself, which
 never come here.
 
 ``ContextOverflowError`` and ``BudgetSpentError`` are no failure where a loop meets them: the episode ends truncated,
