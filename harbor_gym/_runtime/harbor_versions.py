@@ -34,14 +34,15 @@ _ERROR_POLICIES = (0, 26)
 _SERVER = (0, 26)
 _LINT = (0, 26)
 
-_ENDS_OF_AGENTS = (
+ENDS_OF_AGENTS = (
     *("NonZeroAgentExitCodeError", "AgentTimeoutError", "AgentSafetyRefusalError", "ContentPolicyViolationError"),
     *("ContextWindowExceededError", "ContextLengthExceededError"),
     *("OutputTokenExceededError", "OutputLengthExceededError"),
 )
 """How agents end whose rewards count. Harbor counts beside any name that it does not know, too; we do not.
 
-Source: ``ERROR_POLICIES`` of Harbor 0.26, ``models/trial/error_policy.py``.
+Source: ``ERROR_POLICIES`` of Harbor 0.26, ``models/trial/error_policy.py``. 0.25 has them too, but for a non-zero exit,
+which it calls unclassified; 0.24 has none.
 """
 
 NON_ZERO_EXIT = "NonZeroAgentExitCodeError"
@@ -77,7 +78,7 @@ def is_end_of_agent(info: ExceptionInfo) -> bool:
     Since 0.26 Harbor's own policy, which a run may override, has to say so as well.
     """
     is_denied = VERSION >= _ERROR_POLICIES and not getattr(info, "policy").has_valid_reward  # noqa: B009
-    return info.exception_type in _ENDS_OF_AGENTS and not is_denied
+    return info.exception_type in ENDS_OF_AGENTS and not is_denied
 
 
 def require_server() -> None:

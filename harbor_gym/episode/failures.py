@@ -35,7 +35,7 @@ _SET_UP_FAILED = "setup.sh exited with code"
 
 _START_TIMEOUT = "EnvironmentStartTimeoutError"
 
-_VERIFIER_HINTS = {
+VERIFIER_HINTS = {
     "RewardFileNotFoundError": "tests/test.sh must write /logs/verifier/reward.txt or reward.json, also when it fails",
     "RewardFileEmptyError": "tests/test.sh left an empty reward file",
     "VerifierOutputParseError": "the reward must be one finite number, or a JSON object of such",
@@ -43,6 +43,7 @@ _VERIFIER_HINTS = {
     "AddTestsDirError": "the tests could not be copied into the sandbox",
     "DownloadVerifierDirError": "the verifier's files could not be read back from the sandbox",
 }
+"""What a verifier failed by, by Harbor's name for it, and what to do."""
 
 
 def start_failure(result: TrialResult, cause: BaseException | None = None) -> HarborGymError:
@@ -95,7 +96,7 @@ def grading_failure(result: TrialResult, info: ExceptionInfo | None, oom_kills: 
         return VerifierOutOfMemoryError(f"the verifier of task {result.task_name!r} gave no verdict: {own}")
     if own is not None:
         return own
-    hint = _VERIFIER_HINTS.get(info.exception_type)
+    hint = VERIFIER_HINTS.get(info.exception_type)
     message = f"the verifier of task {result.task_name!r} gave no verdict: {_describe(info)}"
     if oom_kills:
         ran_out = f"its sandbox's memory limit killed {oom_kills} of its processes: raise [environment] memory_mb"
@@ -118,7 +119,7 @@ def denied_verdict(result: TrialResult, *, is_cut: bool = False, is_refused: boo
             continue
         if is_end_of_agent(info) and not (is_cut and info.exception_type == NON_ZERO_EXIT):
             continue
-        is_known = _own_error(info) is not None or info.exception_type in _VERIFIER_HINTS
+        is_known = _own_error(info) is not None or info.exception_type in VERIFIER_HINTS
         return grading_failure(result, info) if is_known else agent_failure(result, info)
     return None
 

@@ -1,14 +1,26 @@
 """What Harbor asks of our sandbox classes, by its version."""
 
+import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harbor.environments.factory import EnvironmentFactory
+from harbor.models.task.config import TaskConfig as TaskFile
 from harbor.models.trial.config import EnvironmentConfig, TaskConfig, TrialConfig
+from harbor.models.trial.result import ExceptionInfo
 from harbor.trial.trial import Trial
 
-from harbor_gym._runtime.harbor_versions import VERSION, resource_capabilities
+from harbor_gym._runtime.harbor_versions import (
+    ENDS_OF_AGENTS,
+    NON_ZERO_EXIT,
+    REFUSED_AGENT,
+    VERSION,
+    is_end_of_agent,
+    resource_capabilities,
+)
+from harbor_gym.episode.failures import VERIFIER_HINTS
 from harbor_gym.episode.task import load_task
 from harbor_gym.errors import TaskUnsupportedError, UsageError
 from harbor_gym.sandboxes import environment_config, registry
@@ -17,6 +29,14 @@ from harbor_gym.sandboxes.docker.environment import DockerEnvironment
 from harbor_gym.sandboxes.local.environment import LocalEnvironment
 from tests.helpers.sandboxes.local import DOCKERFILE, make
 from tests.helpers.tasks import write_task
+
+RECORDED = (
+    *("harbor.agents.installed.base", "harbor.llms.base", "harbor.trial.errors", "harbor.verifier.verifier"),
+    "harbor.environments.base",
+)
+"""The modules whose exceptions trials record, beside litellm's."""
+
+OTHERS = ("HealthcheckError", "EnvironmentStartTimeoutError")
 
 typed_options = pytest.mark.skipif(VERSION < (0, 26), reason="Harbor reads options from a model since 0.26")
 
@@ -83,3 +103,32 @@ async def test_a_compose_file_is_told_where_the_log_folders_are(tmp_path: Path) 
         told = {name: value for name, value in sandbox._compose_infra_env_vars().items() if name.startswith("HOST_")}
         assert {"HOST_VERIFIER_LOGS_PATH", "HOST_AGENT_LOGS_PATH"} <= told.keys()
         assert {Path(folder).parent for folder in told.values()} == {Path(shared)}
+
+
+@pytest.mark.parametrize("name", [*ENDS_OF_AGENTS, *REFUSED_AGENT, *VERIFIER_HINTS, *OTHERS])
+def test_an_exception_that_we_know_by_name_is_one_of_harbor_or_of_its_model_client(name: str) -> None:
+    """Trials record names: one that Harbor gave up would make its row of the table a dead one."""
+    litellm = importlib.util.find_spec("litellm")
+    assert litellm is not None
+    assert litellm.origin is not None
+    of_litellm = (Path(litellm.origin).parent / "exceptions.py").read_text(encoding="utf-8")  # its import takes seconds
+    modules = map(importlib.import_module, RECORDED)
+    assert f"class {name}(" in of_litellm or any(issubclass(getattr(it, name, int), Exception) for it in modules)
+
+
+@pytest.mark.skipif(VERSION < (0, 25), reason="Harbor has a policy for each exception since 0.25")
+def test_every_exception_beside_which_harbor_counts_no_reward_denies_ours() -> None:
+    policies = importlib.import_module("harbor.models.trial.error_policy").ERROR_POLICIES
+    valid = "has_valid_reward" if VERSION >= (0, 26) else "reward_valid"
+    counting = {name for name, policy in policies.items() if getattr(policy, valid)}
+    ours = {name for name in policies if is_end_of_agent(ExceptionInfo.from_exception(type(name, (Exception,), {})()))}
+    # 0.25 calls a non-zero exit unclassified, 0.26 an end of the agent's own: ours counts on each, see denied_verdict.
+    assert ours == counting | {NON_ZERO_EXIT}
+
+
+def test_no_field_of_a_task_asks_for_a_simulated_user() -> None:
+    """It is a setting of ``harbor run``, and none of ours: no task is played without one that it needs."""
+    schema = json.dumps(TaskFile.model_json_schema()).lower()
+    assert "user_agent" not in schema
+    assert "persona" not in schema
+    assert "user_agent" in json.dumps(TrialConfig.model_json_schema())
