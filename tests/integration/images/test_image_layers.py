@@ -190,8 +190,8 @@ async def _as_buildah_sees_it(context: Path) -> str:
     return listed.strip()
 
 
-_TWICE = f"FROM {BASE}\nRUN echo one >/file\nRUN true\nRUN true\nRUN echo two >/file\n"
-"""Two RUNs leave the same layer, an empty one. The topmost has a directory of its own in any case."""
+_TWICE = f"FROM {BASE}\nRUN echo one >/file\nCOPY Dockerfile /same\nCOPY Dockerfile /same\nRUN echo two >/file\n"
+"""Two COPYs leave the same layer, whenever each is done. The topmost has a directory of its own in any case."""
 
 
 @pytest.mark.local
