@@ -88,12 +88,6 @@ last_words() {
     query "capture-pane -p -S - -t %0" && printf '%s\n' "${answer[0]}" | grep . | tail -n 5
 } 2>/dev/null
 
-# The first prompt; or, of a shell that marks none, all that it does before it reads.
-for ((i = 0; i < 1000; i++)); do
-    read_mark && [ "$kind" = p ] && break
-    shell_lives && [ "$is_dead" = 0 ] || fail shell-ended "$(last_words)"
-    ((i % 10 < 9)) || { needs_run='' && has_settled && break; }
-    await_news 0.01
-done
+await_first_prompt || fail shell-ended "$(last_words)"
 printf '%s ok %s %s %s\n' "$nonce" "$dir" "$shell" "$server"
 [ -z "$ready" ] || serve "$ready"

@@ -50,6 +50,15 @@ _PROMPT = """
 read_mark() { mark=$MARK kind=$KIND; }
 at_prompt && echo "$why" || echo "on${news:+ news}"
 """
+_FIRST_PROMPT = """
+is_dead=0 kind='' looks=0
+read_clock() { now=$((now + 10)); }
+shell_lives() { ((now < ENDS)); }
+has_settled() { looks=$((looks + 1)); [ "$looks" != "$WORKS" ]; }
+read_mark() { [ "$looks" -lt "$PROMPT" ] || kind=p; }
+await_first_prompt && echo -n 'open ' || echo -n 'ended '
+echo "$looks $kind"
+"""
 
 
 def ask(root: Path, script: str, processes: Sequence[Process], **settings: object) -> str:
@@ -664,3 +673,21 @@ def test_the_next_client_comes_when_the_last_one_has_closed_its_socket(
     """A process loses its command line before its socket, and the server crashes where both clients are at it."""
     last = Process(77, 1, Thread(state=state), name="tmux: client", words=words)
     assert ask(tmp_path, _NEXT_CLIENT, (last,)) == answer
+
+
+@pytest.mark.parametrize(
+    ("prompt", "works", "ends", "expected"),
+    [
+        (0, 0, 200_000, "open 0 p"),
+        # A shell reads, and its prompt, printed before, comes when the kernel has handed it on.
+        (1, 0, 200_000, "open 1 p"),
+        (4, 0, 200_000, "open 4 p"),
+        # A shell without marks: it has read for long.
+        (99, 0, 200_000, "open 5"),
+        (99, 3, 200_000, "open 8"),
+        (99, 0, 100_250, "ended 2"),
+    ],
+)
+def test_the_first_prompt_is_waited_for(tmp_path: Path, prompt: int, works: int, ends: int, expected: str) -> None:
+    settings = {"PROMPT": prompt, "WORKS": works, "ENDS": ends}
+    assert ask(tmp_path, _FIRST_PROMPT, [], **settings) == expected

@@ -19,6 +19,26 @@ await_dead_pane() {
     done
 }
 
+# Waits for the first prompt; of a shell that marks none, until it reads. False where the shell ends before.
+# The kernel may be late to hand on a prompt, and its shell reads by then: what reads must do so for half a second.
+await_first_prompt() {
+    local end next settled=0
+    read_clock
+    end=$((now + 10000)) next=$((now + 100))
+    while ((now < end)); do
+        read_mark && [ "$kind" = p ] && return
+        shell_lives && [ "$is_dead" = 0 ] || return
+        if ((now >= next)); then
+            needs_run=''
+            if has_settled; then ((++settled < 5)) || return 0; else settled=0; fi
+            next=$((now + 100))
+        fi
+        await_news 0.01
+        read_clock
+    done
+    return 0
+}
+
 # Waits at most $1 ms. $2 is set when nothing can end the wait early but the end of the session.
 wait_until_done() {
     local end next_look is_early=1
