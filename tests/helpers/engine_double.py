@@ -135,6 +135,8 @@ class EngineDouble:
         self.returns_token_ids = True
         self.knows_prefix = True
         """Whether a chat's prompt begins with what was sampled; else the whole chat is rendered anew."""
+        self.heeds_limit = True
+        """Whether an answer is cut at the request's limit of tokens; else it is the policy's, whole."""
         self.propagates_overflow = True
         """Whether a prompt that does not fit is a status 400; else NeMo Gym's server answers with an empty message."""
         self.released = asyncio.Event()
@@ -194,6 +196,7 @@ class EngineDouble:
             raise ContextOverflowError(f"{window}. Please reduce the length of the messages.")
         sample = await self._policy(prompt) if text is None else Sample([*map(ord, text), END])
         logprobs = list(sample.logprobs or [-0.5] * len(sample.tokens))
+        limit = limit if self.heeds_limit else None
         is_cut = limit is not None and limit < len(sample.tokens)
         reason = "length" if is_cut else sample.stop_reason
         exchange = Exchange(prompt, list(sample.tokens[:limit]), logprobs[:limit], reason)

@@ -9,6 +9,9 @@ from harbor_gym._runtime.console.progress import ticking
 from harbor_gym.cli.progress import ShowsProgress, progress
 from harbor_gym.cli.shared import one_line_errors
 
+_NEXT_LINE_SEC = 10.0
+"""From the line that announces some work to the first that reports how long it has been going on."""
+
 
 def base(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Official images, as debian:bookworm-slim.")],
@@ -41,18 +44,18 @@ async def _provide(image: str, shown: ShowsProgress, *, docker: bool, if_missing
 
     if if_missing and not docker:
         shown.line(f"{image}: looking for it here and in its registry")
-        with ticking(image):
+        with ticking(image, delay_sec=_NEXT_LINE_SEC):
             found, _ = await base_images.find_base(image)
         if found is not None:
             shown.line(f"{image}: it is on this machine, no base is needed")
             return
     shown.line(f"{image}: a base of packages of {offline_base(image).description}, made now unless it is there (30 s)")
     if not docker:
-        with ticking(image):
+        with ticking(image, delay_sec=_NEXT_LINE_SEC):
             made = await debian_base.make_base(image)
         shown.line(f"{image}: sandboxes use {made.description} where the registry is out of reach")
         return
-    with ticking(image):
+    with ticking(image, delay_sec=_NEXT_LINE_SEC):
         given = await debian_base.import_into_docker(image)
     if given is None:
         shown.line(f"{image}: Docker has it")

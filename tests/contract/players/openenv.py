@@ -21,6 +21,7 @@ async def by_openenv_session(episode: Episode) -> Played:
     tokenizer.chat_template = CHAT_TEMPLATE
     tasks = LocalTasks(await asyncio.to_thread(TaskSuite.resolve, episode.task_dir), episode.config)
     async with serve(EngineDouble(episode.sampler)) as engine:
+        engine.heeds_limit = False  # as every other door's sampler
         factory = HarborTerminalSessionFactory(
             tasks,
             tokenizer=tokenizer,

@@ -207,7 +207,7 @@ NOWHERE = ["--model", "m", "--base-url", "http://127.0.0.1:1"]
         (["--model-name", "x", "--agent", "terminus-2"], "--model and --base-url"),
         (["--model", "m", "--base-url", "http://127.0.0.1:1", "--api-key-env", "NOT_SET"], "NOT_SET is not set"),
         ([*NOWHERE, "--agent", "terminus2"], "did you mean terminus-2"),
-        ([*NOWHERE, "--agent", "terminus-2", "--setup-command", "true"], "setup_command: of our own loop"),
+        ([*NOWHERE, "--agent", "terminus-2", "--setup-command", "true"], "setup_command: for our own loop"),
     ],
 )
 async def test_misuse(args: list[str], words: str, tmp_path: Path) -> None:

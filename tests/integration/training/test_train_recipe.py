@@ -49,7 +49,7 @@ def train(*arguments: str, timeout_sec: float = 60, **environment: str) -> subpr
         (["--task-dir", str(TASK), "--agent", "terminus-2", "--warm-sandboxes", "2"], "--warm-sandboxes"),
         (
             ["--task-dir", str(TASK), "--agent", "terminus-2", "--setup-command", "true"],
-            "setup_command: of our own loop",
+            "setup_command: for our own loop",
         ),
         (["--task-dir", str(TASK), "--agent", "claude-code", "--backend", "local"], "--model-name"),
         (["--task-dir", str(TASK), "--agent", "tests.helpers.gateway.format_agent:FormatAgent"], "{gateway_url}"),
