@@ -66,8 +66,14 @@ words=(-f "$dir/options" new-session -d -P -F '#{pane_pid} #{pid} #{pane_tty} #{
 session=$nonce
 set -- load
 eval "$step"
-LC_ALL=$locale PATH=$path connect "${words[@]}" \; 2>"$dir/pane"
-status=$?
+for attempt in first second; do
+    LC_ALL=$locale PATH=$path connect "${words[@]}" \; 2>"$dir/pane"
+    status=$?
+    # On a busy machine tmux was seen to end at its start without a word; it is started once more.
+    ((status)) && [ "$attempt" = first ] && ((${#greeting[@]} == 0)) || break
+    tmux -S "$dir/socket" kill-server 2>/dev/null
+    rm -f "$dir/client"
+done
 for line in "${greeting[@]}"; do [[ $line == %* ]] || printf '%s\n' "$line"; done >>"$dir/pane"
 read -r shell server tty version <"$dir/pane"
 if ((status)) || [[ $tty != /dev/* ]]; then

@@ -11,7 +11,7 @@ import textwrap
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, override
+from typing import Any, Literal, override
 
 import pytest
 
@@ -288,6 +288,33 @@ async def test_a_client_comes_when_the_last_one_is_gone(tmp_path: Path) -> None:
     assert len(seen) >= 5, "the session's first client, and one for each step"
     assert seen == (["come", "gone"] * len(seen))[: len(seen)]
     await terminal.close()
+    await sandbox.stop(delete=True)
+
+
+_SILENT_TMUX = r"""#!/bin/bash
+[[ " $* " == *" new-session "* ]] || exec /usr/bin/tmux "$@"
+echo started >>/srv/starts
+(($(wc -l </srv/starts) > ENDS)) || exit 1
+exec /usr/bin/tmux "$@"
+"""
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("transport", ["portable", "persistent"])
+async def test_a_tmux_that_ends_at_its_start_without_a_word_is_started_once_more(
+    tmp_path: Path, transport: Literal["portable", "persistent"]
+) -> None:
+    require_engine("local")
+    sandbox = await start_local(tmp_path / "environment")
+    script = shlex.quote(_SILENT_TMUX.replace("ENDS", "1"))
+    await sandbox.exec(f"printf %s {script} >/usr/local/bin/tmux; chmod +x /usr/local/bin/tmux")
+    terminal = await open_terminal(sandbox, TerminalConfig(transport=transport))
+    assert (await enter(terminal, "echo one\n")).text == "$ echo one\none\n$"
+    await terminal.close()
+    await sandbox.exec("rm /srv/starts; sed -i 's/> 1/> 9/' /usr/local/bin/tmux")
+    with pytest.raises(TerminalStartError, match="start"):
+        await open_terminal(sandbox, TerminalConfig(transport=transport))
+    assert (await read(sandbox, "cat /srv/starts")).split() == ["started"] * 2
     await sandbox.stop(delete=True)
 
 
