@@ -70,7 +70,7 @@ for attempt in first second; do
     LC_ALL=$locale PATH=$path connect "${words[@]}" \; 2>"$dir/pane"
     status=$?
     # On a busy machine tmux was seen to end at its start without a word; it is started once more.
-    ((status)) && [ "$attempt" = first ] && ((${#greeting[@]} == 0)) || break
+    if ((status == 0)) || [ "$attempt" = second ] || ((${#greeting[@]})); then break; fi
     tmux -S "$dir/socket" kill-server 2>/dev/null
     rm -f "$dir/client"
 done
