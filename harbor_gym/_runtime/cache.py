@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fcntl
 import functools
-import json
 import os
 import time
 import uuid
@@ -14,8 +13,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
+from harbor_gym._runtime.json_files import object_or_empty
 from harbor_gym._runtime.rootless import remove_tree
 from harbor_gym.errors import UsageError
 
@@ -218,16 +217,7 @@ def _layer_users() -> Counter[str]:
 
 
 def _layers_of(home: Path) -> set[str]:
-    return {name for record in home.glob("*.json") for name in _record(record).get("layers", ())}
-
-
-def _record(path: Path) -> dict[str, Any]:
-    """Return an image's record; an empty one where it can't be read."""
-    with contextlib.suppress(OSError, ValueError):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(record, dict):
-            return cast("dict[str, Any]", record)
-    return {}
+    return {name for record in home.glob("*.json") for name in object_or_empty(record).get("layers", ())}
 
 
 def count_entries(layers: Iterable[str]) -> dict[str, int]:
@@ -253,7 +243,7 @@ def remove_broken_layers(home: Path) -> list[Path]:
 
 
 def _broken_layers(home: Path, layers: Iterable[str]) -> list[str]:
-    entries: dict[str, int] = _record(home / "image.json").get("entries", {})
+    entries: dict[str, int] = object_or_empty(home / "image.json").get("entries", {})
     broken: list[str] = []
     for name in layers:
         try:
@@ -276,7 +266,7 @@ def _image(path: Path, layer_bytes: int) -> CacheEntry:
     size += layer_bytes
     with contextlib.suppress(OSError):
         changed = (path / _USED).stat().st_mtime
-    record = _record(path / "image.json")
+    record = object_or_empty(path / "image.json")
     what = str(record.get("made_for", "unfinished" if not record else ""))
     with _unused(path) as is_free:
         return CacheEntry("image", path, what, size, changed, in_use=not is_free, can_be_pruned=True)

@@ -1,5 +1,6 @@
 """JSON files of ours: a file that a kill cut is repaired; an error names an unreadable file and the remedy."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any, cast
@@ -44,6 +45,15 @@ def read_lines(path: Path, *, remedy: str, mends: bool = False) -> list[dict[str
             replace_text(path, "".join(lines))
     numbered = enumerate(lines, start=1)
     return [_object(path, line, remedy, f"line {number}") for number, line in numbered]
+
+
+def object_or_empty(path: Path, *, first_line: bool = False) -> dict[str, Any]:
+    """Return the JSON object that a file, or its first line, holds; an empty one where there is none to be read."""
+    with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as file:
+        value = json.loads(file.readline() if first_line else file.read())
+        if isinstance(value, dict):
+            return cast("dict[str, Any]", value)
+    return {}
 
 
 def _text(path: Path, remedy: str) -> str:

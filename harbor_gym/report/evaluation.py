@@ -1,11 +1,10 @@
 """The result of an evaluation as its page begins with it: the figures, the settings, and why episodes failed."""
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harbor_gym._runtime.json_files import object_or_empty
 from harbor_gym.config import TerminalEnvConfig
 
 RESULT_NAME = "eval.json"
@@ -25,9 +24,9 @@ def read_evaluation(run_dir: Path) -> dict[str, Any] | None:
     Returns:
         None for what is no evaluation of ours.
     """
-    head = _object(run_dir / _JOURNAL_NAME, first_line=True)
+    head = object_or_empty(run_dir / _JOURNAL_NAME, first_line=True)
     started = {"settings": head["settings"]} if isinstance(head.get("settings"), dict) else None
-    result = _object(run_dir / RESULT_NAME)
+    result = object_or_empty(run_dir / RESULT_NAME)
     if isinstance(result.get("overall"), dict):
         return {**(started or {}), **result}
     return started
@@ -106,12 +105,3 @@ def _estimate(value: Mapping[str, float] | None) -> str | None:
 
 def _parts(*parts: tuple[float | None, str]) -> str | None:
     return ", ".join(form.format(value) for value, form in parts if value is not None) or None
-
-
-def _object(path: Path, *, first_line: bool = False) -> dict[str, Any]:
-    """Return a JSON file's object; empty where there is none that can be read."""
-    with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as file:
-        found = json.loads(file.readline() if first_line else file.read())
-        if isinstance(found, dict):
-            return found
-    return {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harbor_gym._runtime.files import replace_text
+from harbor_gym._runtime.json_files import object_or_empty
 from harbor_gym.errors import UsageError
 
 METRICS_NAME = "metrics.jsonl"
@@ -184,11 +185,7 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 def run_config(run_dir: Path) -> dict[str, Any]:
     """Return the cookbook's ``config.json`` of a run; empty where there is none that can be read."""
-    with contextlib.suppress(OSError, ValueError):
-        config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
-        if isinstance(config, dict):
-            return config
-    return {}
+    return object_or_empty(run_dir / "config.json")
 
 
 def _key(records: Sequence[dict[str, Any]], path: Path, what: str, names: Sequence[str]) -> str:

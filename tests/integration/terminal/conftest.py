@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.engines import require_engine
-from tests.helpers.sandboxes.terminal_environments import LocalSandbox, running_container, start_local
+from tests.helpers.sandboxes.terminal_environments import LocalSandbox, Transport, running_container, start_local
 
 
 @pytest.fixture
@@ -15,6 +15,11 @@ async def sandbox(tmp_path: Path, nothing_left: None) -> AsyncGenerator[LocalSan
     sandbox = await start_local(tmp_path / "environment")
     yield sandbox
     await sandbox.stop(delete=True)
+
+
+@pytest.fixture(params=["portable", "persistent"])
+def transport(request: pytest.FixtureRequest) -> Transport:
+    return request.param
 
 
 @pytest.fixture(scope="module")

@@ -30,11 +30,6 @@ _FLOOR_SEC = 10.0
 """A floor that outlasts a short command, also on a loaded machine."""
 
 
-@pytest.fixture(params=["portable", "persistent"])
-def transport(request: pytest.FixtureRequest) -> Transport:
-    return request.param
-
-
 @pytest.fixture(params=KINDS)
 async def sandbox(
     request: pytest.FixtureRequest, tmp_path: Path, transport: Transport, nothing_left: None

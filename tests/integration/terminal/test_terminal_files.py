@@ -32,11 +32,6 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield name
 
 
-@pytest.fixture(params=["portable", "persistent"])
-def transport(request: pytest.FixtureRequest) -> Transport:
-    return request.param
-
-
 @pytest.fixture(params=KINDS)
 async def sandbox(
     request: pytest.FixtureRequest, tmp_path: Path, transport: Transport, nothing_left: None
