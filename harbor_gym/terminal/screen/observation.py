@@ -126,6 +126,8 @@ def compose(header: str, excerpt: Excerpt, *, max_bytes: int) -> Observation:
         return Observation(text=(prefix + excerpt.head) if excerpt.head else header, omitted_bytes=0)
     half = max(0, room - _MARKER_RESERVE) // 2
     beginning = take_head(excerpt.head, half)
+    if beginning and not beginning.endswith("\n") and excerpt.head.startswith("\n", len(beginning)):
+        beginning += "\n"  # shown in any case, as the end of what stands before the marker
     ending = take_tail(excerpt.head[len(beginning) :] if whole else excerpt.tail, half)
     if whole:
         between = excerpt.head[len(beginning) : len(excerpt.head) - len(ending)]

@@ -59,6 +59,21 @@ def test_a_cut_keeps_both_ends_and_counts_the_rest(lines: list[str], budget: int
     assert len(head.encode()) > half - max(len(line.encode()) for line in lines) - 2 or len(head.encode()) > half - 10
 
 
+@pytest.mark.parametrize("missing", [0, 7])
+def test_a_line_that_just_fits_is_shown_with_its_end(missing: int) -> None:
+    ends = "b" * 2000
+    for length in range(300, 600):  # about half of the budget
+        line = "a" * length
+        whole = Excerpt(f"{line}\n{ends}")
+        excerpt = Excerpt(whole.head, ends, missing_lines=1, missing_bytes=missing) if missing else whole
+        found = compose("", excerpt, max_bytes=1000)
+        total = len(whole.head) + (len(ends) + missing if missing else 0)
+        head, _, tail = found.text.partition("[... ")
+        if head != f"{line}\n":
+            head = head.removesuffix("\n")  # of ours, in a line cut inside
+        assert found.omitted_bytes == total - len(head) - len(tail.partition(" omitted ...]\n")[2])
+
+
 @given(_LINES, _LINES, st.integers(0, 10**9), st.integers(1, 10**12), _BUDGET)
 def test_a_text_with_a_hole_stays_within_the_budget(
     head: list[str], tail: list[str], lines: int, size: int, budget: int
