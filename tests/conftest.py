@@ -1,5 +1,6 @@
 """Fixtures that every suite shares."""
 
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from harbor_gym._runtime.cache import cache_dir
 from tests.helpers.engines import ENGINES, require_engine, use_unpacked_engines
 from tests.helpers.tasks import write_task
 
@@ -42,8 +44,13 @@ settings.load_profile("harbor-gym")
 
 
 def pytest_configure() -> None:
-    """Hear SIGINT, and have programs that tests start hear it: a shell's background job is started deaf to it."""
+    """Hear SIGINT, and have programs that tests start hear it: a shell's background job is started deaf to it.
+
+    Two libraries are kept from the network.
+    """
     use_unpacked_engines()
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else litellm downloads its prices
+    os.environ["HARBOR_TELEMETRY"] = "0"  # else a job starts a process that outlives it
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -60,6 +67,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for engine in ENGINES:
         if item.get_closest_marker(engine) is not None:
             require_engine(engine)
+
+
+@pytest.fixture
+def local_engine() -> None:
+    """Skip or fail where no local sandbox can start."""
+    require_engine("local")
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache, and a process's memory of images, that nothing used before."""
+    from harbor_gym.sandboxes.images import base_images, build
+
+    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "_built", {})
+    monkeypatch.setattr(base_images, "_unreachable", {})
+    return cache_dir()
 
 
 @pytest.fixture

@@ -127,19 +127,16 @@ def warm_start(
     return final
 
 
-def encode_conversation(
-    conversation: Sequence[Mapping[str, str]], tokenizer: PreTrainedTokenizerFast, renderer_name: str
-) -> Row:
-    """Return a conversation's tokens exactly as an RL episode with the same messages accumulates them.
+def conversation_encoder(
+    tokenizer: PreTrainedTokenizerFast, renderer_name: str
+) -> Callable[[Sequence[Mapping[str, str]]], Row]:
+    """Return a function that encodes a conversation exactly as an RL episode with the same messages accumulates it.
+
+    It raises UsageError where a conversation is not: messages, answer, user, answer, user, …, answer.
 
     Raises:
-        UsageError: The conversation is not: messages, answer, user, answer, user, …, answer.
         MissingDependencyError: The cookbook is not installed.
     """
-    return _encoder(tokenizer, renderer_name)(conversation)
-
-
-def _encoder(tokenizer: PreTrainedTokenizerFast, renderer_name: str) -> Callable[[Sequence[Mapping[str, str]]], Row]:
     with policy.training_stack():
         from harbor_gym.adapters.tinker.codec import RendererCodec, renderer_of
     codec = RendererCodec(renderer_of(renderer_name, tokenizer))
@@ -177,7 +174,7 @@ def _build(
 ) -> dict[str, Any]:
     texts = (message["content"] for conversation in conversations for message in conversation)
     tokenizer = policy.build_tokenizer(texts, settings.vocab_size)
-    encode = _encoder(tokenizer, settings.renderer_name)
+    encode = conversation_encoder(tokenizer, settings.renderer_name)
     rows = [encode(conversation) for conversation in conversations]
     longest = max(len(row.tokens) for row in rows)
     if longest > policy.MAX_POSITIONS:

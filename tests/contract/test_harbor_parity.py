@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -45,7 +44,6 @@ def harbor_run(engine: str, jobs_dir: Path) -> dict[str, Rewards]:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     results = [json.loads(path.read_text()) for path in jobs_dir.glob("*/*/result.json")]

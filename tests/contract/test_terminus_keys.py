@@ -18,7 +18,7 @@ from harbor.environments.base import ExecResult
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from harbor_gym.terminal.screen.terminus_keys import HARBOR_SESSION, as_one_argument, harbor_send_keys, is_pasted
+from harbor_gym.terminal.screen.terminus_keys import HARBOR_SESSION, as_one_argument, is_pasted
 from tests.helpers.engines import require_engine
 from tests.helpers.patience import PATIENCE_SEC
 
@@ -77,8 +77,11 @@ class Panes:
         return self._received(HARBOR_SESSION)
 
     def received_from_us(self, keystrokes: str) -> bytes:
-        for arguments in harbor_send_keys(keystrokes, target="ours"):
-            self.tmux(arguments, keystrokes.encode() if arguments[0] == "load-buffer" else b"")
+        if is_pasted(keystrokes):
+            self.tmux(["load-buffer", "-"], keystrokes.encode())
+            self.tmux(["paste-buffer", "-d", "-t", "ours"])
+        else:
+            self.tmux(["send-keys", "-t", "ours", "--", keystrokes])
         return self._received("ours")
 
     def tmux(self, arguments: Sequence[str], data: bytes = b"") -> None:
@@ -104,8 +107,7 @@ class Panes:
 
 
 def load_session_class() -> Any:
-    """Import Harbor's session; its package imports litellm, which warns and would fetch a price list."""
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    """Import Harbor's session; its package imports litellm, which warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from harbor.agents.terminus_2.tmux_session import TmuxSession

@@ -48,9 +48,6 @@ class Row:
     output: list[Item]
     """Answers with their token ids, and what was shown between them. Never empty."""
 
-    is_contiguous: bool
-    """Whether each prompt begins with the last prompt and its sample."""
-
     failure: Failure | None
     """What went wrong, if anything."""
 
@@ -90,7 +87,7 @@ def make_row(rollout: Rollout, calls: Sequence[ModelCall], *, require_token_ids:
         failure = Failure("harbor_gym:nothing_sampled", "the policy sampled no token", is_masked=True)
     if not output or (require_token_ids and not _is_trainable(output)):
         output.append(_degenerate())
-    return Row(as_items(shown, calls), output, broken_at is None, failure, _fields(rollout, failure, broken_at))
+    return Row(as_items(shown, calls), output, failure, _fields(rollout, failure, broken_at))
 
 
 def refused_row(error: HarborGymError) -> Row:

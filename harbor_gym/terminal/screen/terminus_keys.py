@@ -21,26 +21,6 @@ HARBOR_SESSION = "terminus-2"
 _MAX_COMMAND_BYTES = 16_000
 """A longer ``tmux send-keys …``, as quoted for a shell, is pasted instead."""
 
-PASTE_BUFFER = "harbor-paste"
-
-
-def harbor_send_keys(keystrokes: str, *, target: str = HARBOR_SESSION) -> list[list[str]]:
-    """Return the arguments of the ``tmux`` calls that type ``keystrokes`` as Terminus-2 would, in order.
-
-    They are meant for a command line: tmux reads a final ``;`` there differently than in a line of its own language
-    (see :func:`as_one_argument`). A ``load-buffer … -`` is to be given the keystrokes, encoded, on its standard input.
-
-    Args:
-        keystrokes: Text without NUL and lone surrogates.
-        target: The pane or session that is typed into.
-    """
-    if not is_pasted(keystrokes):
-        return [["send-keys", "-t", target, "--", keystrokes]]
-    return [
-        ["load-buffer", "-b", PASTE_BUFFER, "-"],
-        ["paste-buffer", "-d", "-b", PASTE_BUFFER, "-t", target],
-    ]
-
 
 def is_pasted(keystrokes: str) -> bool:
     """Return whether Terminus-2 would paste ``keystrokes``: at about 15 950 bytes, a quote counting five."""

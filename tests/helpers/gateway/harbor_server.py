@@ -39,11 +39,10 @@ class ServerProcess:
         """Start it, and wait until it answers."""
         program = Path(sys.executable).parent / "harbor"
         command = [program, "serve", "--port", str(self.port), "--data-dir", self._data_dir, *self._options]
-        own = {"HARBOR_API_KEY": KEY, "HARBOR_TELEMETRY": "0", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
         self._data_dir.mkdir(exist_ok=True)
         with (self._data_dir / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, env={**os.environ, **own, "PYTHONPATH": str(ROOT)}, stdout=log, stderr=log
+                command, env={**os.environ, "HARBOR_API_KEY": KEY, "PYTHONPATH": str(ROOT)}, stdout=log, stderr=log
             )
         deadline = time.monotonic() + PATIENCE_SEC
         while True:

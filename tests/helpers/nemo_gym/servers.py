@@ -81,7 +81,6 @@ def environment(project: Path) -> dict[str, str]:
         "RAY_TMPDIR": str(project / "ray"),
         "WANDB_MODE": "disabled",
         "HF_HUB_OFFLINE": "1",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
 
 

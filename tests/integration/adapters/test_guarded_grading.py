@@ -28,11 +28,6 @@ DOORS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quiet_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-
-
 async def play(door: str, task_dir: Path, *keystrokes: str, **settings: Any) -> Rollout:
     """Type each text in a turn of its own, declare the task complete, and return what the door returns."""
     answers = [*map(message, keystrokes), COMPLETE, COMPLETE]

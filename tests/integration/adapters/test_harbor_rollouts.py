@@ -26,17 +26,11 @@ from tests.helpers.gateway.inner_agent import INNER_AGENT
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, FAKE, fake_config, message
 from tests.helpers.tasks import DONE, write_steps, write_task
 
-pytestmark = pytest.mark.usefixtures("nothing_left", "quiet_litellm")
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 THOUGHT = "<think>\nI plan.\n</think>\n\n"
 SOLVED = {"solved_when": {"/srv/answer": "done"}}
 AGENT = AgentConfig(import_path="tests.helpers.gateway.format_agent:FormatAgent", kwargs={"base_url": "{gateway_url}"})
-
-
-@pytest.fixture
-def quiet_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    monkeypatch.setenv("HARBOR_TELEMETRY", "0")  # a job starts a process that outlives it
 
 
 class Policy:

@@ -82,8 +82,7 @@ def require_one_datum_each(group: Any, *, turns: int) -> None:
 
 @pytest.mark.local
 @pytest.mark.slow
-async def test_terminus_2(model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+async def test_terminus_2(model_dir: str, tmp_path: Path) -> None:
     builder = make_builder(write_task(tmp_path / "task"), model_dir, sandbox="local", agent="terminus-2", max_turns=9)
     require_one_datum_each(await run_group(builder, scripted(message(DONE), COMPLETE, COMPLETE)), turns=3)
 

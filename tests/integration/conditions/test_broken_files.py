@@ -25,12 +25,6 @@ FINAL = '{"name": "final", "batch": 4, "final": true, "state_path": "tinker://b"
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
-    return cache.cache_dir()
-
-
-@pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
@@ -190,7 +184,6 @@ async def test_an_image_that_was_damaged_in_the_cache_is_made_again(
         case _:
             (image.home / "image.json").write_bytes(b"[\xff")
     assert not image.is_there or harm == "record changed"
-    monkeypatch.setattr(build, "_built", {})
     again = await build.build_image(source)
     assert again.is_there
     assert (layer / "usr/file").is_file()

@@ -151,8 +151,3 @@ def test_configurations(name: str) -> None:
 def test_an_unknown_agent() -> None:
     with pytest.raises(UsageError, match="terminus-2"):
         agent_config("nobody", "http://127.0.0.1:1")
-
-
-@pytest.fixture(autouse=True)
-def quiet_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")

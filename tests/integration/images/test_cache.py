@@ -17,11 +17,7 @@ from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.local import DOCKERFILE, make_sandbox, output, running
 from tests.unit.house.test_cli import run
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
-    return cache_dir()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def write_layer(name: str, *, kilobytes: int) -> str:

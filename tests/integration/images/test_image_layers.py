@@ -30,13 +30,6 @@ LISTING = (
 )
 
 
-@pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "_built", {})
-    return tmp_path / "cache"
-
-
 def write_rootfs(path: Path) -> Path:
     """A root file system as far as its form goes."""
     for name in ("bin", "etc", "opt"):

@@ -29,15 +29,6 @@ def context(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache and a process-wide memory that nobody used before."""
-    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "_built", {})
-    monkeypatch.setattr(base_images, "_unreachable", {})
-    return tmp_path / "cache"
-
-
 async def build_image(context: Path, *, docker_image: str | None = None, **options: Any) -> Image:
     return await build.build_image(ImageSource(context, docker_image), **options)
 
@@ -81,11 +72,6 @@ async def test_a_lock_keeps_others_out_and_a_cancelled_wait_frees_nothing() -> N
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def local_engine() -> None:
-    require_engine("local")
 
 
 @pytest.mark.local

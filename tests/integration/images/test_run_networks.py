@@ -10,7 +10,6 @@ import pytest
 
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.images.build import Image, ImageSource, build_image
-from tests.helpers.engines import require_engine
 from tests.helpers.hostile.first_words import network_processes, own_address
 from tests.helpers.sandboxes.dockerfiles import SERVE
 from tests.helpers.tasks import BASE
@@ -25,11 +24,6 @@ try:
 except OSError as exc:
     print(type(exc).__name__)
 """
-
-
-@pytest.fixture
-def local_engine() -> None:
-    require_engine("local")
 
 
 @contextlib.asynccontextmanager

@@ -4,17 +4,11 @@ import subprocess
 
 import pytest
 
-from tests.helpers.engines import require_engine
 from tests.helpers.paths import ROOT
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.local, pytest.mark.usefixtures("local_engine")]
 _REPOSITORY = ROOT
 _LOOK = "stat -c '%t:%T %a' /dev/net/tun; : <>/dev/net/tun && echo opens"
-
-
-@pytest.fixture(autouse=True)
-def local_engine() -> None:
-    require_engine("local")
 
 
 def run(before: str, after: str = "") -> subprocess.CompletedProcess[str]:

@@ -110,7 +110,7 @@ async def test_the_warm_start_sees_the_tokens_of_an_episode(tmp_path: Path) -> N
     tokenizer: Any = byte_level_tokenizer()
     config = solvable(tmp_path / "task")
     played = await play_with_agent(config, AGENT, demonstrator())
-    row = warm_start.encode_conversation(played.messages, tokenizer, "qwen3_instruct")
+    row = warm_start.conversation_encoder(tokenizer, "qwen3_instruct")(played.messages)
 
     from tinker_cookbook.renderers import get_renderer
 
@@ -131,9 +131,8 @@ async def test_the_warm_start_sees_the_tokens_of_an_episode(tmp_path: Path) -> N
 
 @pytest.mark.local
 @pytest.mark.slow
-async def test_terminus_2_types_the_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_terminus_2_types_the_moves(tmp_path: Path) -> None:
     require_engine("local")
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     task = write_task(tmp_path / "task")
     moves = task / "demonstrations/moves.json"
     moves.parent.mkdir()

@@ -26,10 +26,9 @@ pytestmark = [
 TASK = ROOT / "tasks" / "devops_task"
 
 
-def test_two_batches_of_terminus_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_batches_of_terminus_2(tmp_path: Path) -> None:
     for engine in ("server", "tinker", "local"):
         require_engine(engine)
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     from harbor_gym.embedded.warm_start import warm_start
 
     played = asyncio.run(play_demonstrations(TASK, sandbox="local", agent="terminus-2", episodes=2, concurrency=2))

@@ -131,7 +131,7 @@ def test_rows_are_the_prompts_that_the_renderer_writes(tokenizer: Any) -> None:
     from tinker_cookbook.renderers import get_renderer
 
     conversation = _conversation("ls\n", "id\n", "pwd\n")
-    row = warm_start.encode_conversation(conversation, tokenizer, "qwen3_instruct")
+    row = warm_start.conversation_encoder(tokenizer, "qwen3_instruct")(conversation)
     renderer = get_renderer("qwen3_instruct", tokenizer)
     starts = [i for i, learnt in enumerate(row.learnt) if learnt and not row.learnt[i - 1]]
     assert len(starts) == 3
@@ -147,13 +147,13 @@ def test_rows_are_the_prompts_that_the_renderer_writes(tokenizer: Any) -> None:
 )
 def test_conversations_that_are_no_episodes_are_refused(tokenizer: Any, roles: Sequence[str]) -> None:
     with pytest.raises(UsageError, match="must go on as assistant, user"):
-        warm_start.encode_conversation([{"role": role, "content": "x"} for role in roles], tokenizer, "qwen3")
+        warm_start.conversation_encoder(tokenizer, "qwen3")([{"role": role, "content": "x"} for role in roles])
 
 
 def test_sharing_the_prefix_changes_no_loss_and_no_gradient(tokenizer: Any) -> None:
     import torch
 
-    rows = [warm_start.encode_conversation(one, tokenizer, "qwen3") for one in CONVERSATIONS[:3]]
+    rows = [warm_start.conversation_encoder(tokenizer, "qwen3")(one) for one in CONVERSATIONS[:3]]
     shared = warm_start._shared_prefix(rows)  # pyright: ignore[reportPrivateUsage]  # the shortcut under test
     assert shared == rows[0].learnt.index(True) - 1
     gradients: list[Any] = []
@@ -209,7 +209,7 @@ def test_short_conversations_count_no_more_than_long_ones(tmp_path: Path) -> Non
     model, tokenizer = AutoModelForCausalLM.from_pretrained(made), AutoTokenizer.from_pretrained(made)
     chances: list[float] = []
     for conversation in conversations[:2]:
-        row = warm_start.encode_conversation(conversation[:3], tokenizer, "qwen3")
+        row = warm_start.conversation_encoder(tokenizer, "qwen3")(conversation[:3])
         start = row.learnt.index(True)
         with torch.no_grad():
             scores = model(input_ids=torch.tensor([row.tokens])).logits[0].log_softmax(-1)

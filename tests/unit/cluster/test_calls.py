@@ -22,13 +22,6 @@ pytestmark = pytest.mark.usefixtures("own_cache", "nothing_left")
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The node's cache."""
-    monkeypatch.setenv("HARBOR_GYM_CACHE", str(tmp_path / "node cache"))
-    return tmp_path / "node cache"
-
-
-@pytest.fixture
 def task(tmp_path: Path) -> Path:
     path = write_tiny_task(tmp_path / "here" / "my-task")
     script = path / "tests" / "test.sh"

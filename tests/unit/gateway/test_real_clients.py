@@ -1,6 +1,5 @@
 """The gateway answered to real clients: OpenAI's library, and litellm's for Anthropic's messages."""
 
-import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -97,8 +96,7 @@ async def test_responses_that_were_cut() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # litellm's own, about its types
 @pytest.mark.parametrize("stream", [False, True])
-async def test_messages(session: Session, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, "LITELLM_LOCAL_MODEL_COST_MAP", "True")
+async def test_messages(session: Session, stream: bool) -> None:
     import litellm  # seconds to import
 
     messages = [{"role": "system", "content": "Be brief."}, user("task")]

@@ -61,11 +61,6 @@ async def rollout(folder: Path, sampler: Sampler, limits: SessionLimits | None =
             yield Rollout(url, relay, session, link, way)
 
 
-@pytest.fixture(autouse=True)
-def no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HARBOR_TELEMETRY", "0")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", PATHS)
 async def test_every_wire_goes_through_and_is_recorded(path: str, stream: bool, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ async def test_a_break_masks_and_ends_the_token_ids(tmp_path: Path) -> None:
     engine.knows_prefix = False
     row = await row_of(plan(tmp_path), engine)
     assert verdict(row) == (1.0, True, "harbor_gym:tokens_not_contiguous")
-    assert not row.is_contiguous
+    assert row.fields["tokens_contiguous"] == 0
     assert "answer 2" in row.fields["failure_reason"]
     # NeMo RL asserts that prompts extend one another, masked or not.
     assert sum(read_as_trainer(row.output).mask) == len(ANSWERS[0]) + 1
