@@ -41,6 +41,9 @@ class Suite:
     beside: tuple[str, ...] = ()
     """Other extras that the tests need."""
 
+    group: str = ""
+    """A dependency group that they need."""
+
     python: str = "3.12"
     """The Python to resolve for."""
 
@@ -50,7 +53,7 @@ SUITES: Mapping[str, Suite] = {
         ("tests/unit/runtime", "tests/unit/episode", "tests/unit/gateway", "tests/contract/test_outcomes.py")
     ),
     "tinker": Suite((f"{ADAPTERS}/test_tinker_*.py", "tests/unit/adapters/test_tinker_*.py", SAME), beside=("server",)),
-    "server": Suite(("tests/integration/training/test_embedded_policy.py",), "", ("tinker",)),
+    "server": Suite(("tests/integration/training/test_embedded_policy.py",), "", ("tinker",), "engine"),
     "trl": Suite((f"{ADAPTERS}/trl", "tests/unit/adapters/test_trl_*.py"), beside=("tinker",)),
     "skyrl": Suite(("tests/unit/skyrl", f"{ADAPTERS}/test_skyrl_server.py"), beside=("tinker",)),
     "openenv": Suite(("tests/unit/openenv", f"{ADAPTERS}/test_openenv_*.py"), beside=("tinker",)),
@@ -83,9 +86,10 @@ class Outcome:
 
 
 def unbounded(requirement: str) -> str:
-    """Return a requirement without its upper bounds."""
+    """Return a requirement without its upper bounds; what is pinned may be newer."""
     parsed = Requirement(requirement)
-    lower = [str(part) for part in parsed.specifier if part.operator in (">=", ">", "!=")]
+    parts = [(part.operator.replace("==", ">="), part.version) for part in parsed.specifier]
+    lower = [f"{operator}{version}" for operator, version in parts if operator in (">=", ">", "!=")]
     marker = f"; {parsed.marker}" if parsed.marker else ""
     extras = f"[{','.join(sorted(parsed.extras))}]" if parsed.extras else ""
     return f"{parsed.name}{extras}{','.join(sorted(lower))}{marker}"
@@ -143,7 +147,8 @@ def counts_of(report: Path) -> tuple[dict[str, int], str]:
         kind = "failed" if failure is not None else "skipped" if case.find("skipped") is not None else "passed"
         counts[kind] += 1
         if failure is not None and not first:
-            said = (failure.get("message") or "").strip().splitlines() or ["no message"]
+            shown = re.findall(r"^E +(.+)", failure.text or "", re.MULTILINE)
+            said = [*shown, *(failure.get("message") or "no message").strip().splitlines()]
             first = f"{case.get('name')}: {said[0][:160]}"
     return counts, first
 
@@ -185,7 +190,9 @@ def tried(extra: str, suite: Suite) -> Outcome:
     name = extra.replace("-", "_")
     pins = FOLDER / f"{name}.txt"
     wanted = [*own, *project()["dependencies"], *(text for other in suite.beside for text in required(other))]
-    groups = [flag for group in ("test", "contract") for flag in ("--group", f"pyproject.toml:{group}")]
+    groups = [
+        flag for group in ("test", "contract", suite.group) if group for flag in ("--group", f"pyproject.toml:{group}")
+    ]
     overrides = FOLDER / "overrides.txt"
     overrides.write_text('triton; sys_platform == "never"\n', encoding="utf-8")
     trouble = compile_pins(list(map(unbounded, wanted)), pins, suite.python, *groups, "--overrides", str(overrides))

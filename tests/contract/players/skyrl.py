@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from harbor_gym import EndReason
 from harbor_gym.types import TokenSequence
 from tests.contract.players.episode import MAX_TOKENS, Episode, Played, only
@@ -22,6 +24,7 @@ async def by_skyrl_agent(episode: Episode) -> Played:
 
 async def _by_skyrl(episode: Episode, *, step_wise: bool = False, **own: Any) -> Played:
     """SkyRL's own validation and merging around our generator."""
+    pytest.importorskip("skyrl", reason='pip install "harbor-gym[skyrl]"')
     from skyrl.train.config import SamplingParams
     from skyrl.train.generators.utils import merge_stepwise_output
     from skyrl.train.utils.trainer_utils import validate_generator_output
