@@ -65,7 +65,7 @@ step, the episode is an ``AgentFailedError``. So it is beside a non-zero exit wh
 never come here.
 
 ``ContextOverflowError`` and ``BudgetSpentError`` are no failure where a loop meets them: the episode ends truncated,
-and is verified. A subclass of these errors has its base's row. Adapters report ``failure_kind`` under whatever name
+and is verified. A subclass of these errors has its base's row. Adapters report ``failure_kind`` under the name that
 their framework has.
 """
 

@@ -323,7 +323,7 @@ def prune(
 ) -> list[CacheEntry]:
     """Remove images and bases that no running process uses, and layers with their last image; return what is gone.
 
-    Safe beside running processes: who needs a removed image builds it again. What is held stays, as does a base that
+    Safe beside running processes: one that lacks a removed image builds it. What is held stays, as does a base that
     the system refuses to remove.
 
     Args:

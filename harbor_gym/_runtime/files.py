@@ -30,7 +30,7 @@ def naming(path: Path, *others: Path) -> Generator[None]:
 def replacing(path: Path) -> Generator[Path]:
     """Give a path beside ``path`` to write to; at the end of the block what was written there takes its place.
 
-    Whoever reads ``path`` meanwhile reads the earlier file. Where the block raises, that one stays.
+    A reader of ``path`` meanwhile reads the earlier file. Where the block raises, that one stays.
 
     Args:
         path: The file; its folder is there.

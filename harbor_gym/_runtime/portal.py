@@ -248,7 +248,7 @@ class Portal:
 
 
 class _Call[T]:
-    """One call: the task on the loop, and its outcome for whoever waits."""
+    """One call: the task on the loop, and its outcome for the waiting thread."""
 
     def __init__(self) -> None:
         self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()

@@ -1,4 +1,4 @@
-"""Who is measured: our terminal over each of its transports, and Harbor's ``TmuxSession`` as Terminus-2 uses it."""
+"""What is measured: our terminal over each of its transports, and Harbor's ``TmuxSession`` as Terminus-2 uses it."""
 
 from __future__ import annotations
 

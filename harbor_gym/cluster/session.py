@@ -49,7 +49,7 @@ def drain_on_sigterm() -> Generator[None]:
     """Make SIGTERM end the block as Ctrl-C does, so that what it holds is closed.
 
     Only in the main thread, and only where SIGTERM would have ended the process at once or goes to Ray's own handler,
-    which exits in the middle of whatever runs.
+    which exits in the middle of a call.
     """
     handler = signal.getsignal(signal.SIGTERM)
     is_free = handler is signal.SIG_DFL or getattr(handler, "__module__", "").partition(".")[0] == "ray"

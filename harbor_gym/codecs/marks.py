@@ -1,7 +1,7 @@
 """Marks of a chat format in content: they stay text, and control tokens come from the chat template alone.
 
 A chat template writes text, and a tokenizer reads each mark in it (``<|im_end|>``, ``<tool_call>``) as one token,
-whoever wrote it. So every mark in content is broken before the template sees it, by a word that nobody can guess. What
+in any text. So every mark in content is broken before the template sees it, by a word that nobody can guess. What
 is whole afterwards is the template's. The tokenizer then reads the text without those words, but knows its marks under
 other names, which stand where the template's marks stood. A chat without marks in its content is tokenised as ever.
 """

@@ -13,7 +13,7 @@ refuses to start on another one:
 3. ``load_weights`` without a model makes the model first: the SDK creates a client from a checkpoint in one request.
 4. The checkpoint routes accept the ids (``session:train:0``) that the SDK gives to models made that way.
 5. Log probabilities of a prompt have one entry a token, as Tinker's have, whose first is None; the JAX backend leaves
-   that one out, and who takes a KL penalty from them would read each for the token before.
+   that one out, and a KL penalty from them would read each for the token before.
 """
 
 import argparse

@@ -41,7 +41,7 @@ class Endpoints:
     """The gateway's paths.
 
     Args:
-        find: Returns who owns a key's digest.
+        find: Returns the owner of a key's digest.
         config: Limits on clients.
     """
 

@@ -11,7 +11,7 @@ class SessionGroup:
     """Sessions that share one key and are distinguished by a header; for agents on this machine that share a config.
 
     A request shows the group's key and names its session in ``X-Session-ID``, as Terminus-2 does with
-    ``session_id_headers=["X-Session-ID"]``. An unknown name opens a session. Whoever holds the key can use every
+    ``session_id_headers=["X-Session-ID"]``. An unknown name opens a session. A holder of the key can use every
     session of the group: don't hand it into a sandbox.
     """
 

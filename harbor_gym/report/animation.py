@@ -31,7 +31,7 @@ def write_animation(recording: Path, path: Path, *, turn_sec: float = TURN_SEC, 
 
     The last turn's caption has the reward, where the episode's transcript or its kept trial's result lies beside the
     recording.
-    Who prefers no motion is shown the last turn.
+    Where the reader prefers no motion, the last turn is shown.
 
     Args:
         recording: An asciicast v2 of ours.

@@ -37,7 +37,7 @@ class Chosen:
 
     @property
     def unreadable(self) -> tuple[str, ...]:
-        """Names of those whose transcripts can't be read."""
+        """Names of the episodes whose transcripts can't be read."""
         return tuple(episode["name"] for episode in self.episodes if episode["end_reason"] == UNREADABLE)
 
 

@@ -112,7 +112,7 @@ async def require_able(environment: BaseEnvironment, user: str, setting: str) ->
 
     Args:
         environment: The sandbox.
-        user: Who; a group may follow after a colon.
+        user: Name or uid; a group may follow after a colon.
         setting: What names the user.
 
     Raises:

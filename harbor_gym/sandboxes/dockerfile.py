@@ -274,7 +274,7 @@ def is_json(rest: str) -> bool:
 
 
 def owned_build(folder: str) -> tuple[str, ...]:
-    """Return the words that start ``buildah bud`` so that a reaper knows whose a killed build's leftovers are.
+    """Return the words that start ``buildah bud`` so that a reaper knows the owner of a killed build's leftovers.
 
     A build gives its working containers names of its own, and no label; the path of the file that lists default mounts
     is the one thing of the caller's that each keeps. The file is made, and lists none. Temporary files go there.

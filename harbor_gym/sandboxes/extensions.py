@@ -67,7 +67,7 @@ class SupportsExec(Protocol):
             failing command is a result and no error.
 
         Raises:
-            Exception: The sandbox is gone, refuses, or the time is up. Whatever class a provider's client raises: the
+            Exception: The sandbox is gone, refuses, or the time is up. Any class that a provider's client raises: the
                 core turns it into a ``SandboxError``.
 
         Not to be assumed: that a call returns while a background process holds its output; that two calls at once see
@@ -153,7 +153,7 @@ class SupportsTerminal(Protocol):
 
         Args:
             config: Pane size, waits and the observation budget.
-            user: Whose shell it is; None is the image's user.
+            user: The shell's user; None is the image's user.
 
         Raises:
             TerminalStartError: None can be opened.
@@ -172,8 +172,8 @@ class SupportsVerifierView(Protocol):
         it is: absent where it is absent, or where a link leads to it. Processes and network stay the sandbox's.
 
         Every command in the view has the rank ``verifier``: no process outside of the view, root's or another user's,
-        opens its memory or its files (/proc/PID/mem, root, cwd, fd, environ). Whoever leaves the view, or never was in
-        it (``exec_argv``), has the rank of what runs outside.
+        opens its memory or its files (/proc/PID/mem, root, cwd, fd, environ). A process that leaves the view, or never
+        was in it (``exec_argv``), has the rank of what runs outside.
 
         Args:
             verify_paths: Absolute paths of directories or regular files.
@@ -212,7 +212,7 @@ class SupportsSetUpView(Protocol):
     async def leave_set_up_view(self, *, timeout_sec: float) -> str:
         """Make what was written in the view part of the sandbox's own files, and switch every further call back.
 
-        Files, links, directories and removals, each with owner and mode, in place of whatever the policy has there:
+        Files, links, directories and removals, each with owner and mode, in place of what the policy has there:
         nothing is written through its links. /tmp, /tests and /logs/verifier of the view are dropped.
 
         Args:

@@ -238,7 +238,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
     ) -> list[str]:
         """Return an argument vector for a process of this machine that is ``command`` in the sandbox.
 
-        For whoever needs a long-lived process with pipes or a terminal of its own: the command has the starter's
+        For a caller that needs a long-lived process with pipes or a terminal of its own: the command has the starter's
         stdio, its exit status becomes the process's, TERM, INT and HUP reach it, and it ends with the process and with
         the sandbox. Give it pipes or a terminal of its own: a file of the host handed in could be opened again and
         written by the sandbox, and your own terminal could be typed into. The command sees the sandbox's own files,
@@ -298,7 +298,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         create_dirs: Sequence[str | PurePath],
         chmod_dirs: Sequence[str | PurePath] | None = None,
     ) -> ExecResult:
-        """Remove whatever has some names, make directories and open some to all, as root; as :meth:`ensure_dirs`."""
+        """Remove what has some names, make directories and open some to all, as root; as :meth:`ensure_dirs`."""
         lists = {"remove": remove_dirs, "create": create_dirs, "open_to_all": chmod_dirs or ()}
         return await self._change("reset_dirs", {name: self._absolute(dirs) for name, dirs in lists.items()})
 

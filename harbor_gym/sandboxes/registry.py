@@ -153,7 +153,7 @@ def _unknown_name(name: str) -> str:
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Raise where an option is none of the class's: Harbor's base class accepts and ignores whatever it is given."""
+    """Raise where an option is none of the class's: Harbor's base class accepts and ignores any option."""
     if not options:
         return
     path, _, class_name = _OWN[name].partition(":")

@@ -87,7 +87,7 @@ async def resolve_tasks(
 
 
 def _unlike_named(tasks: Iterable[SourcedTask]) -> list[SourcedTask]:
-    """Number those whose name an earlier task has."""
+    """Number the tasks that have an earlier task's name."""
     named: dict[str, SourcedTask] = {}
     for task in tasks:
         name, number = task.name, 1
@@ -245,7 +245,7 @@ def _is_broken(result: "TaskDownloadResult") -> bool:
 
 @contextmanager
 def _foreign_errors(of: str) -> Generator[None]:
-    """Make whatever Harbor's clients raise one error of ours: they wrap git, HTTP and a database, each with its own."""
+    """Make one error of ours of what Harbor's clients raise: they wrap git, HTTP and a database, each with its own."""
     try:
         yield
     except HarborGymError:

@@ -1,4 +1,4 @@
-"""The only caller of Harbor's ``exec``: whatever an environment raises leaves as one of our errors."""
+"""The only caller of Harbor's ``exec``: each exception of an environment leaves as one of our errors."""
 
 import asyncio
 import contextlib
@@ -49,9 +49,9 @@ async def run_in_sandbox(
 
 @contextlib.contextmanager
 def lost_for_all_else(environment: "BaseEnvironment", purpose: str) -> Generator[None]:
-    """Make a :class:`SandboxLostError` of whatever the block raises that is no error of ours.
+    """Make a :class:`SandboxLostError` of an exception of the block that is no error of ours.
 
-    The boundary to foreign code: environments raise whatever their client library raises. ``purpose`` is as for
+    The boundary to foreign code: environments raise what their client library raises. ``purpose`` is as for
     :func:`run_in_sandbox`.
     """
     try:

@@ -74,7 +74,7 @@ class Terminal(Protocol):
 
     @property
     def leftovers(self) -> Leftovers:
-        """The leftovers that a caller may remove who detaches the terminal instead of closing it."""
+        """The leftovers that a caller may remove if it detaches the terminal instead of closing it."""
         ...
 
     async def detach(self) -> None:

@@ -47,7 +47,7 @@ async def find_breakage(
     Args:
         environment: The sandbox. One that has ``is_up()``, as local and Docker ones have, can report that it is there
             also where no command runs in it.
-        grader: Who must be able to run a command in the task's own workdir and to write the verdict; None for nobody.
+        grader: The user that must be able to run a command in the task's workdir and to write the verdict, if any.
         interpreter: The words that run the tests, which must still run.
         terminal: Ids of processes that must still run.
         answers_nonsense: Whether the terminal's answers can't be read, which is somebody's doing if all else is well.

@@ -259,7 +259,7 @@ class GradingGuard:
         self._unable_verifiers = {user for user in verifiers if not await can_run(self._environment, user)}
 
     def _grader(self, step: StepConfig | None) -> Grader | None:
-        """Return who was to grade in the policy's sandbox, and could before the policy came; None for nobody."""
+        """Return the user that was to grade in the policy's sandbox, and could before the policy came; None: none."""
         trial, user = self._trial, phase_users(self._trial.task, step)[1]
         graded = trial.result.step_results[-1] if trial.result.step_results else trial.result
         was_able = user not in self._unable_verifiers

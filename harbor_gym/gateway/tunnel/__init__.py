@@ -99,7 +99,7 @@ async def tunnel(
         gateway: The open gateway of the session.
         session: The session to reach.
         port: Port inside the sandbox; 0 takes a free one.
-        user: Who runs the program. What the agent may not kill belongs to somebody else.
+        user: The user that runs the program: another one than the agent's where the agent must not kill it.
 
     Raises:
         TunnelError: The sandbox has no python3, the port is taken, or no command with pipes can be started in it.

@@ -278,7 +278,7 @@ class Container(RunningSandbox):
 
     @property
     def view_handles(self) -> tuple[int, ...]:
-        """A descriptor of the verifier's view, where there is one: what is passed to whatever enters."""
+        """A descriptor of the verifier's view, where there is one: it is passed to each process that enters."""
         return () if self._view is None else (self._view,)
 
     @override

@@ -51,7 +51,7 @@ class ApptainerEnvironment(NamespacedEnvironment[Container]):
     ``docker_image`` by the store of the local sandbox. They are kept by content in ``image_cache_dir``, which machines
     may share; ``harbor-gym sif build`` fills it, for machines that can't build.
 
-    **Who root is**: each sandbox has a user namespace of its own; root inside is whoever runs it, confined there, with
+    **Who root is**: each sandbox has a user namespace of its own; root inside is its starter, confined there, with
     neither the capabilities to mount nor to trace.
 
     **Limits**: ``memory_mb`` by watching: where the processes hold 95 % of it together (PSS), the branch that holds the

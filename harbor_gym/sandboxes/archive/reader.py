@@ -1,6 +1,6 @@
 """Reads an archive that came out of a container and sends what it holds as records. Runs by itself, stdlib only.
 
-A process of its own, with limits of its own: whatever an archive can do to its reader ends with that. It opens no file.
+A process of its own, with limits of its own: what an archive does to it ends with it. It opens no file.
 Understood is what container engines write: POSIX tar with its extended headers, and GNU's long names. Anything else is
 refused and not guessed at: numbers that are no digits, sparse files, headers longer than their use.
 

@@ -67,7 +67,7 @@ async def load_archive(reference: str, environment_dir: Path) -> str:
 def fingerprint(path: Path) -> str:
     """Hash what shows that nothing below ``path`` changed: names, kinds, owners, modes, sizes, times and inodes.
 
-    No content is read: the time of a file's last change can't be set back by who changed it.
+    No content is read: a program that changes a file can't set back the time of its last change.
 
     Raises:
         SandboxStartError: There is nothing.

@@ -47,7 +47,7 @@ def places() -> Mapping[str, Place]:
 
 
 def group_name() -> str:
-    """Return a name for one sandbox's groups that states whose they are."""
+    """Return a name for one sandbox's groups that states their owner."""
     return f"{_PREFIX}{owner_label()}-{next(_numbers)}"
 
 

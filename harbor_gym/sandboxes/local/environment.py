@@ -87,7 +87,7 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
     io_uring, libaio, kernel keys, and everything of 32-bit programs. setuid programs of the image work, and give the
     rights of the sandbox's root.
 
-    **Who root is**: each sandbox has a user namespace of its own with 589,824 ids that nobody else has, and up to 128
+    **Who root is**: each sandbox has a user namespace of its own with 589,824 ids that no other has, and up to 128
     higher ones that its image uses, so root inside is nobody on the machine. Where the kernel or the cache's file
     system can't show an image's files with other owners (``harbor-gym doctor`` reports it), and for an ordinary user,
     root inside is the caller, confined in namespaces.
@@ -273,7 +273,7 @@ class LocalEnvironment(NamespacedEnvironment[SupervisedSandbox]):
 
         Args:
             command: Shell text.
-            user: Whose process it is.
+            user: The process's user.
 
         Raises:
             SandboxLostError: The sandbox is not running.

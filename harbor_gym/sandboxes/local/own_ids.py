@@ -20,7 +20,7 @@ def id_count() -> int:
 
 @functools.cache
 def refusal() -> str:
-    """Return why sandboxes here share the ids of whoever runs them; empty where each has a range of its own.
+    """Return why sandboxes here share the ids of the user that runs them; empty where each has a range of its own.
 
     Found by mapping the ids of the cache's own directory once per process; logged once where root can't.
     """

@@ -25,7 +25,7 @@ class BeforePolicy:
             self._accounts, self._directories = Accounts(*answer["accounts"]), answer["directories"]
 
     def identity(self, user: str) -> Identity | None:
-        """Return who a user was, which the policy can't change; None where it was not there."""
+        """Return a user's ids before the policy, which it can't change; None where there was no such user."""
         if self._accounts is None or (known := known_identity(user, self._accounts)) is None:
             return None
         return Identity(*known)

@@ -29,7 +29,7 @@ class Ranks:
 
     @property
     def now(self) -> str:
-        """The rank of a command that sees whatever files are to be seen now."""
+        """The rank of a command that sees the files that are to be seen now."""
         return self.in_view or self.outside_of_view
 
     def note_work(self, work: str) -> None:
@@ -58,7 +58,7 @@ class RunningSandbox(ABC):
         """How many were run or prepared so far."""
 
     def _filled_in(self, spec: CommandSpec, rank: str) -> CommandSpec:
-        """Return a command with what only this object knows: who its user was before the policy, and its rank."""
+        """Return a command with what only this object knows: its user's ids before the policy, and its rank."""
         self.commands += 1
         return spec._replace(identity=self._before_policy.identity(spec.user), rank=rank)
 
@@ -69,7 +69,7 @@ class RunningSandbox(ABC):
 
     @abstractmethod
     def enter_argv(self, request: CommandSpec) -> list[str]:
-        """Return an argument vector that runs a command with the stdio of whoever starts it.
+        """Return an argument vector that runs a command with the stdio of its starter.
 
         The command sees the sandbox's own files, also while there is a view.
         """

@@ -53,12 +53,12 @@ class Screen:
 async def capture_screen(
     environment: "BaseEnvironment", directory: str, *, user: str | int | None, tools: str | None
 ) -> Screen | None:
-    """Look at a session's pane with one ``exec``, beside whatever else talks to it; None when the session is gone.
+    """Look at a session's pane with one ``exec``, beside other clients of it; None when the session is gone.
 
     Args:
         environment: The sandbox.
         directory: The session's directory in it.
-        user: Whose session it is.
+        user: The session's user.
         tools: Where programs were brought along to, if they were.
 
     Raises:

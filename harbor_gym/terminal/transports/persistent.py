@@ -36,7 +36,7 @@ async def open_channel(
     Args:
         environment: The sandbox.
         command: Shell text.
-        user: Whose process it is; None is the environment's default user.
+        user: The process's user; None is the environment's default user.
         ready: The word before "ready" when it is.
         max_answer_bytes: What one answer may hold.
         given: The begin of its input.

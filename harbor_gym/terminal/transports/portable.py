@@ -45,7 +45,7 @@ class PortableTransport:
     async def run_step(self, step: Step, *, again: bool = False) -> Capture:
         """See :meth:`harbor_gym.terminal.transports.step.Transport.run_step`.
 
-        ``again``: another transport may have begun this very step. Whatever still works on it is stopped, what was
+        ``again``: another transport may have begun this very step. What still works on it is stopped, what was
         typed is not typed again, and a screen that was already taken is shown again.
         """
         short, files = step.with_long_payloads_in_files()

@@ -76,7 +76,7 @@ def select[S](
 async def observe[S](
     behaviour: Behaviour[S], subject: S, *, known_failures: str | None, probe_known_failures: bool, timeout_sec: float
 ) -> Outcome:
-    """Check one behaviour. Whatever goes wrong in it is its outcome.
+    """Check one behaviour. An exception in it is its outcome.
 
     Args:
         behaviour: What to check.

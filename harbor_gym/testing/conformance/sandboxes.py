@@ -53,7 +53,7 @@ async def check_sandbox(
     one by one and clean up by being gone: never run this on a sandbox that somebody uses.
 
     Args:
-        sandbox: A name as ``--env`` takes it, Harbor's configuration of an environment, or whatever makes one from
+        sandbox: A name as ``--env`` takes it, Harbor's configuration of an environment, or what makes one from
             the keyword arguments of Harbor's ``BaseEnvironment``: a class, or a ``functools.partial`` of one.
         only: Names of behaviours or of families (``commands``, ``uploads`` …); None is all.
         known_failures: Behaviour → why this kind does not do it. It is put on the class's own list: a class may have
@@ -68,7 +68,7 @@ async def check_sandbox(
 
     Raises:
         UsageError: There is no such sandbox or behaviour.
-        Exception: Whatever the sandbox raises when it can't be made or started: then nothing can be checked.
+        Exception: What the sandbox raises when it can't be made or started: then nothing can be checked.
     """
     settings = Settings(known_failures or {}, probe_known_failures, dockerfile, timeout_sec)
     async with sandbox_checker(sandbox, settings) as checker:
@@ -124,7 +124,7 @@ async def sandbox_checker(
 
     Raises:
         UsageError: There is no such sandbox, or a known failure is no behaviour's.
-        Exception: Whatever the sandbox raises when it can't be made or started.
+        Exception: What the sandbox raises when it can't be made or started.
     """
     make_sandbox, label = _maker(sandbox)
     with tempfile.TemporaryDirectory(prefix=temporary_prefix("check"), ignore_cleanup_errors=True) as directory:

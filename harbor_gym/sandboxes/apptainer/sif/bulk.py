@@ -153,7 +153,7 @@ class _Manifest:
         return None if found is None else SifEntry(**found)
 
     def put(self, task: str, entry: SifEntry) -> None:
-        """Replace one task's entry; those of other tasks stay as whoever wrote them left them. Blocks."""
+        """Replace one task's entry; those of other tasks stay as they are. Blocks."""
         with self._lock:
             images = {**self._read(), task: asdict(entry)}
             document = {"format": MANIFEST_FORMAT, "machine": platform.machine(), "images": images}

@@ -84,7 +84,7 @@ async def _apptainer(*argv: str) -> tuple[int, str]:
 def _contained() -> tuple[str, ...]:
     """Return what runs in front of Apptainer, so that it and its children end with this process, killed or not.
 
-    The user stays who it is: Apptainer looks for stored credentials in that user's home directory.
+    The user stays the same: Apptainer looks for stored credentials in that user's home directory.
     """
     namespace = ("--user", "--map-current-user") if is_rootless() else ()
     return ("setpriv", "--pdeathsig", "KILL", "unshare", *namespace, "--pid", "--fork", "--kill-child", "--mount-proc")

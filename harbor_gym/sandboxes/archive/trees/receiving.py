@@ -28,7 +28,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class IntoSandbox:
-    """Files become a sandbox's: root's, with all of their modes, in place of whatever has their names."""
+    """Files become a sandbox's: root's, with all of their modes, in place of what has their names."""
 
     directory_mode = 0o700
     """Until it is settled."""

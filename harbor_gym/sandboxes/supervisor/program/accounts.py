@@ -93,7 +93,7 @@ def ids_of(user: str, accounts: Accounts) -> tuple[int, ...]:
 
 
 def known_identity(user: str, accounts: Accounts) -> Identity | None:
-    """Return who a user is by these accounts; None where they name no such user or group."""
+    """Return a user's ids by these accounts; None where they name no such user or group."""
     name = user.partition(":")[0]
     try:
         found = identity(user, accounts)

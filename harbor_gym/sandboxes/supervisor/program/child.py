@@ -3,7 +3,7 @@
 Every path is opened and every user that the image does not have is looked up here, after the process has entered the
 sandbox; nothing of the sandbox is executed before the process has given up what a sandbox may not have.
 
-As much as can be is done before the fork: whatever a forked Python touches is copied, page by page.
+As much as can be is done before the fork: what a forked Python touches is copied, page by page.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def resolve(spec: CommandSpec, first: int) -> Command:
 
 
 def become_plain() -> None:
-    """Set what commands inherit, whatever this process's starter had: the usual mask for files, no signal held back."""
+    """Set what commands inherit, not this process's starter's: the usual mask for files, no signal held back."""
     os.umask(0o022)
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -168,7 +168,7 @@ def run_child(
 
 
 def give_pipes(handles: list[int], uid: int, gid: int) -> None:
-    """Make pipes a user's, who may then open them again by /dev/stdout."""
+    """Make pipes a user's: it may then open them again by /dev/stdout."""
     for handle in handles:
         if stat.S_ISFIFO(os.fstat(handle).st_mode):
             with contextlib.suppress(OSError):  # a starter's own, who is somebody else

@@ -1,6 +1,6 @@
 """A sandbox that a container runtime (Apptainer) makes: a user namespace, the image mounted in it, the runtime there.
 
-The runtime gets a PID namespace of its own around the container's: whatever it starts ends with that. That ends with
+The runtime gets a PID namespace of its own around the container's: what it starts ends with that. That ends with
 the caller, killed or not.
 
 Source: user_namespaces(7), pid_namespaces(7), the kernel's filesystems/overlayfs.rst.
@@ -199,7 +199,7 @@ def _write_files(config: ContainerConfig) -> None:
 
 
 def write_etc(path: str, contents: dict[str, str]) -> None:
-    """Write files of a container's /etc, in place of whatever has their names.
+    """Write files of a container's /etc, in place of what has their names.
 
     Raises:
         OSError: The image's /etc is no directory.

@@ -30,11 +30,11 @@ def make_directories(modes: dict[str, int | None], *, replacing: bool = False) -
 
 
 def name_server(address: str, owner: int = 0) -> None:
-    """Make a name server the sandbox's only one, whatever stood in its place.
+    """Make a name server the sandbox's only one.
 
     Args:
         address: Its address.
-        owner: Whose file it must be: the sandbox's root, as this process knows it.
+        owner: The file's required owner: the sandbox's root, as this process knows it.
 
     Raises:
         OSError: There is no place for it.
@@ -50,13 +50,13 @@ def name_server(address: str, owner: int = 0) -> None:
 
 
 def write_file(place: int, name: str, content: bytes, *, owner: int | None = None, mode: int = 0o644) -> None:
-    """Write a file in a directory in place of whatever has its name there, a directory with all that is in it too.
+    """Write a file in a directory in place of what has its name there, a directory with all that is in it too.
 
     Args:
         place: A descriptor of the directory.
         name: The file's.
         content: All of it.
-        owner: Whose it is; None: this process's.
+        owner: Its owner; None: this process's user.
         mode: Its mode.
 
     Raises:

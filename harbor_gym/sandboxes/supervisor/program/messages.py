@@ -178,7 +178,7 @@ class Identity(NamedTuple):
 
 
 class CommandSpec(NamedTuple):
-    """One command: who, where, with what environment."""
+    """One command with its user, directory and environment."""
 
     command: str
     """For the sandbox's shell; where ``argv`` is given, what errors call it."""

@@ -1,7 +1,7 @@
 """The sandbox's side of a transfer: find the place, then read or write there. No program of the sandbox takes part.
 
 A path is followed here and not by the kernel: one name at a time, links too, each read and then followed from the
-sandbox's own root, so that whatever stands there leads to nothing else, not even by the links of /proc.
+sandbox's own root, so that no file there leads to anything else, not even by the links of /proc.
 """
 
 import contextlib

@@ -81,7 +81,7 @@ def stop(
         own: The processes to spare, as :func:`take_baseline` names them.
         ipc_objects: The System V objects to spare.
         terminal: Processes that get no time to end.
-        leftovers: The terminal's directory, to be removed; whose command line names it is not counted. Empty for none.
+        leftovers: The terminal's directory, to be removed; processes that name it are not counted. Empty: none.
         grace_sec: Time from SIGTERM to SIGKILL.
         deadline_sec: Time for all of it.
 
@@ -203,7 +203,7 @@ def _read(pid: int) -> _Process | None:
 
 
 def _sorted(spared: frozenset[str]) -> tuple[dict[int, _Process], bool]:
-    """Return those who are to be stopped, and whether there are others."""
+    """Return the processes to be stopped, and whether there are others."""
     processes = _look()
     own: set[int] = {pid for pid, process in processes.items() if process.identity in spared}
     victims: dict[int, _Process] = {}
@@ -221,7 +221,7 @@ def _sorted(spared: frozenset[str]) -> tuple[dict[int, _Process], bool]:
 
 
 def _kill(victims: dict[int, _Process]) -> None:
-    """Kill processes, each stopped before: whoever forks ahead of its killer has a shorter lead each time."""
+    """Kill processes, each stopped before: a process that forks ahead of its killer has a shorter lead each time."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in victims:
             _signal(pid, number)

@@ -55,7 +55,7 @@ def ensure(directories: list[str], user: str, ids: Ids, *, opens: bool) -> dict[
 
 
 def empty(directories: list[str], ids: Ids, *, opens: bool) -> dict[str, Any]:
-    """Make directories empty, as root, in place of whatever else has their names; with ``opens``, open them to all.
+    """Make directories empty, as root, in place of what else has their names; with ``opens``, open them to all.
 
     One that is there keeps its owner, and unless it is opened its mode.
 
@@ -67,7 +67,7 @@ def empty(directories: list[str], ids: Ids, *, opens: bool) -> dict[str, Any]:
 
 
 def reset(remove: list[str], create: list[str], open_to_all: list[str], ids: Ids) -> dict[str, Any]:
-    """Remove whatever has some names, make directories, and open some to all, as root; stop at what can't be done.
+    """Remove what has some names, make directories, and open some to all, as root; stop at what can't be done.
 
     Returns:
         The ``problem``, if there is one.
@@ -84,7 +84,7 @@ def reset(remove: list[str], create: list[str], open_to_all: list[str], ids: Ids
 
 
 def _be(user: str, ids: Ids) -> int | None:
-    """Use files as a user of the sandbox; return whose links to follow, None for everybody's."""
+    """Use files as a user of the sandbox; return the owner of the links to follow; None: any owner."""
     uid, gid, groups, _ = (0, 0, [0], "") if user in _ROOT else accounts.identity(user, accounts.read())
     outside = [ids.outside(number) for number in (uid, gid, *groups)]
     use_files_as(outside[0], outside[1], outside[2:], is_root=uid == 0)
@@ -176,7 +176,7 @@ class _Walk:
     """Goes to directories by descriptors.
 
     Args:
-        trusted: Whose links are followed; None for everybody's.
+        trusted: The owner of the links that are followed; None: any owner.
     """
 
     def __init__(self, trusted: int | None) -> None:

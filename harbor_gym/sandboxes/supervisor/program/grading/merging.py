@@ -1,6 +1,6 @@
 """Copy everything written in a view to the sandbox's own files, so that a task's set-up reaches the policy.
 
-Both trees are walked by descriptors that follow no link, as the policy prepared the target. Whatever it has in the
+Both trees are walked by descriptors that follow no link, as the policy prepared the target. What it has in the
 place of something copied is removed first.
 
 Source: the kernel's filesystems/overlayfs.rst, for what is in an upper directory.

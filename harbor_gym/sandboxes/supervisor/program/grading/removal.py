@@ -13,7 +13,7 @@ _CLOSED, _OPEN = 0o755, 0o777
 
 
 def remove(path: str) -> None:
-    """Remove whatever has a name, with all that is below it."""
+    """Remove what has a name, with all that is below it."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         try:
             os.unlink(path)  # noqa: PTH108  # pathlib would cost 20 ms of imports at every start
@@ -75,7 +75,7 @@ def state_of(path: str) -> list[int] | None:
 
 
 def make_again(path: str, state: list[int], root: int) -> str:
-    """Make a directory as it was, if there is none any more, in place of whatever has its name.
+    """Make a directory as it was, if there is none any more, in place of what has its name.
 
     Args:
         path: The directory.

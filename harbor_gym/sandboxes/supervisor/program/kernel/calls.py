@@ -138,7 +138,7 @@ def become_keeping_capabilities(uid: int, gid: int) -> None:
 def write_files_as_root() -> None:
     """Make files that this process writes root's: another id may be none that the file system knows (EOVERFLOW).
 
-    Whom it may signal, and who may signal it, stays as it is. Source: setfsuid(2).
+    The processes that it may signal, and those that may signal it, stay the same. Source: setfsuid(2).
     """
     _libc.setfsgid(0)
     _libc.setfsuid(0)
@@ -147,7 +147,7 @@ def write_files_as_root() -> None:
 def use_files_as(uid: int, gid: int, groups: list[int], *, is_root: bool) -> None:
     """Let the kernel judge this process's use of files as it judges a user's, and make its new files the user's.
 
-    Whom it may signal, and who may signal or open it, stays as it is. Source: setfsuid(2), capabilities(7).
+    What it may signal, and what may signal or open it, stays the same. Source: setfsuid(2), capabilities(7).
     """
     os.setgroups(groups)
     _libc.setfsgid(gid)

@@ -1,6 +1,6 @@
 """The packets that may leave a sandbox's network namespace, by nftables: rules that nothing inside can see or change.
 
-Routes would not do: who names a device (SO_BINDTODEVICE) sends past them.
+Routes would not do: a program that names a device (SO_BINDTODEVICE) sends past them.
 
 Source: nft(8), libnftables(3).
 """
