@@ -15,6 +15,7 @@ from harbor_gym._runtime.shielded import shielded
 from harbor_gym._runtime.shipped import folder_digest
 from harbor_gym._runtime.task_groups import task_group
 from harbor_gym.config import Snapshot, TerminalEnvConfig, require_fields_of_own_loop
+from harbor_gym.config.snapshot import read_start
 from harbor_gym.episode.budgets import EpisodeBudgets
 from harbor_gym.episode.grading.account import RewardAccount, step_share
 from harbor_gym.episode.grading.rewards import reward_function
@@ -305,8 +306,7 @@ class AsyncTerminalGymEnv:
         self._copied = await self.reset()
 
     async def _start(self, seed: int | None) -> tuple[str, EpisodeInfo]:
-        start = self.config.start_from
-        snapshot = await asyncio.to_thread(Snapshot.read, start) if isinstance(start, Path) else start
+        snapshot = await asyncio.to_thread(read_start, self.config.start_from)
         task_digest = ""
         if snapshot is not None:
             if snapshot.task_digest:

@@ -5,12 +5,11 @@ import copy
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
 from harbor_gym.codecs import ComparesTemplate
 from harbor_gym.config import Snapshot
-from harbor_gym.config.snapshot import settings_of
+from harbor_gym.config.snapshot import read_start, settings_of
 from harbor_gym.errors import UsageError
 from harbor_gym.formats import prompts
 from harbor_gym.types import (
@@ -237,11 +236,10 @@ def _joined(reward: float, info: EpisodeInfo, ended: TokenStep) -> TokenStep:
 
 def _read_origin(config: object) -> Snapshot | None:
     """Return the snapshot at which a configuration's episodes begin; None where they begin with the task."""
-    start = getattr(config, "start_from", None)
-    snapshot = Snapshot.read(start) if isinstance(start, Path) else start
+    snapshot = read_start(getattr(config, "start_from", None))
     if snapshot is None:
         return None
-    if not isinstance(snapshot, Snapshot) or snapshot.tokens is None:
+    if snapshot.tokens is None:
         raise UsageError(
             "start_from: the snapshot has no tokens, and an episode's text is never tokenised again: make it with "
             "TokenTerminalEnv.snapshot()"

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, 
 
 from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.config.snapshot import Snapshot as Snapshot
+from harbor_gym.config.snapshot import read_start
 from harbor_gym.config.verify_paths import VerifyPaths, check_paths
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
@@ -188,9 +189,9 @@ class TerminalEnvConfig(_Config):
     def _take_from_snapshot(cls, values: Any) -> Any:
         if not isinstance(values, dict) or (start := values.get("start_from")) is None:
             return values
-        snapshot = start if isinstance(start, Snapshot) else Snapshot.read(Path(start))
         kept = start if isinstance(start, Snapshot) else Path(start).resolve()  # a run may go on in another directory
-        return {**dict(snapshot.config), **values, "start_from": kept}
+        snapshot = read_start(kept)
+        return {**(dict(snapshot.config) if snapshot else {}), **values, "start_from": kept}
 
     @field_validator("task_dir")
     @classmethod

@@ -1,5 +1,6 @@
 """A running episode at a turn boundary, as a record from which others go on."""
 
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -114,6 +115,26 @@ class Snapshot:
             tokens=None if tokens is None else tuple(tokens),
         )
         return read.at(read.turn - 1) if document.get("end_reason") and read.turns else read
+
+
+def read_start(start: Path | Snapshot | None) -> Snapshot | None:
+    """Return the snapshot that a configuration's ``start_from`` names; a file is read once, until it changes.
+
+    Raises:
+        UsageError: As :meth:`Snapshot.read`.
+    """
+    if not isinstance(start, Path):
+        return start
+    try:
+        state = start.stat()
+    except OSError:
+        return Snapshot.read(start)  # which states why
+    return _read(start, state.st_ino, state.st_mtime_ns, state.st_size)
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: Path, *_version: int) -> Snapshot:
+    return Snapshot.read(path)
 
 
 def settings_of(config: object) -> dict[str, Any] | None:

@@ -22,11 +22,13 @@ from harbor_gym import (
     TokenTerminalEnv,
     run_episode,
 )
+from harbor_gym.config import snapshot as snapshot_module
 from harbor_gym.errors import SandboxStartError, UsageError
 from harbor_gym.pool import WarmPool
 from harbor_gym.report import summaries
 from harbor_gym.testing import FakeEnvironment
-from harbor_gym.transcripts import write_transcript
+from harbor_gym.transcripts import read_transcript, write_transcript
+from harbor_gym.types import Transcript
 from tests.helpers.chats.character_codec import ASK, END, CharacterCodec
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
 
@@ -444,6 +446,32 @@ async def test_a_snapshot_with_tokens_goes_on_from_disk(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no tokens"):
         await token_env(without).reset()
     assert not Counted.running
+
+
+async def test_a_start_on_disk_is_read_once_and_again_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, reads = tmp_path / "snapshot.json", list[Path]()
+    parent = token_env(config_of(tmp_path))
+    await parent.reset()
+    (await parent.snapshot()).write(path)
+    await parent.step(said(message("echo one > a\n")))
+    later = await parent.snapshot()
+    await parent.close()
+
+    def count(read: Path) -> tuple[Transcript, dict[str, Any]]:
+        reads.append(read)
+        return read_transcript(read)
+
+    monkeypatch.setattr(snapshot_module, "read_transcript", count)
+    for turn in (0, 1):
+        for _ in range(2):
+            env = token_env(TerminalEnvConfig.model_validate({"start_from": path}))
+            await env.reset()
+            assert len(env.transcript.turns) == turn
+            await env.close()
+        assert reads == [path.resolve()] * (turn + 1)
+        later.write(path)
 
 
 async def test_an_episodes_transcript_is_a_snapshot_before_its_last_turn(tmp_path: Path) -> None:
