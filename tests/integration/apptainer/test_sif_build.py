@@ -1,14 +1,19 @@
 """``harbor-gym sif build``: files and a manifest for many tasks, made once and found where nothing can build them."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from harbor_gym.sandboxes.apptainer.programs import find_mksquashfs
+from harbor_gym.sandboxes.apptainer.sif.format import read_sif
+from tests.helpers.engines import require_engine
 from tests.helpers.sandboxes.apptainer import make_sandbox
 from tests.helpers.sandboxes.local import output, running
 from tests.helpers.tasks import write_task
 from tests.unit.house.test_cli import run
+from tests.unit.sandboxes.apptainer.test_sif_format import PARTITION, partition, write_sif
 
 pytestmark = pytest.mark.apptainer
 
@@ -54,6 +59,26 @@ async def test_files_are_made_once_and_found_without_a_builder(
     monkeypatch.setattr("harbor_gym.sandboxes.images.build.find_program", no_program)
     async with running(make_sandbox(tmp_path, dockerfile=DOCKERFILE, image_cache_dir=directory)) as sandbox:
         assert await output(sandbox, "echo $WHERE; pwd") == "here\n/srv"
+
+
+@pytest.mark.parametrize("compressor", ["gzip", "lzma", "lzo", "xz", "lz4", "zstd"])
+def test_the_high_ids_of_a_file_of_others_are_found(
+    compressor: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So many, so alike that each compressor makes the table of them shorter: a longer one would be left plain."""
+    require_engine("apptainer")
+    owners = [(0x11100 + number, 0x20005 + 256 * number) for number in range(200)]
+    tree, root = tmp_path / "tree", tmp_path / "root.squashfs"
+    tree.mkdir()
+    for uid, _ in owners:
+        (tree / str(uid)).mkdir()
+    entries = [f"{uid} m 755 {uid} {gid}" for uid, gid in owners]
+    (tmp_path / "pseudo").write_text("\n".join(entries), encoding="utf-8")
+    words = (str(tree), str(root), "-comp", compressor, "-pf", str(tmp_path / "pseudo"))
+    subprocess.run([find_mksquashfs(), *words], check=True, capture_output=True)
+    image = read_sif(write_sif(tmp_path / "image.sif", [(PARTITION, root.read_bytes(), "root", partition())]))
+    assert set(image.high_ids) == {number for pair in owners for number in pair}
+    assert caplog.records == []
 
 
 def test_a_registry_of_another_kind_is_refused(tasks: Path) -> None:

@@ -5,19 +5,27 @@ Source: the Singularity Image Format specification, version 1 (github.com/apptai
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import lzma
+import re
 import struct
+import subprocess
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
+from harbor_gym._runtime.processes import ask
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.health import Healthcheck, healthcheck_config, healthcheck_of
 from harbor_gym.sandboxes.images.build import Image
 from harbor_gym.sandboxes.supervisor.program.messages import ORDINARY_IDS
+from harbor_gym.sandboxes.tools import find_program
+
+_logger = logging.getLogger(__name__)
 
 CONFIG_NAME = "oci-config.json"
 """The data object with the ``config`` of the OCI image; Apptainer writes one where it converts such an image."""
@@ -33,7 +41,9 @@ _SQUASHFS_HEADER = struct.Struct("<4s16xH4xH20xQ")
 _SQUASHFS_MAGIC = b"hsqs"
 _IDS_OF_BLOCK, _UNCOMPRESSED = 2048, 0x8000
 _DECOMPRESSORS: dict[int, Callable[[bytes], bytes]] = {1: zlib.decompress, 4: lzma.decompress}
-"""Of tables in files of others; our own leave theirs plain."""
+"""Of tables in files of others; our own leave theirs plain. For the rest unsquashfs lists the files."""
+_LISTED_OWNER = re.compile(r"^\S{10} +(\d+)/(\d+) ", re.MULTILINE)
+_LIST_TIMEOUT_SEC = 60.0
 _ARCHITECTURES = {"02": "x86_64", "04": "aarch64"}
 
 
@@ -101,7 +111,7 @@ def _read(path: Path, file: IO[bytes]) -> SifImage:
     if file_system != _SQUASHFS:
         raise SandboxStartError(f"{path}: its root file system is no squashfs; build it anew with `apptainer build`")
     machine = _ARCHITECTURES.get(architecture.rstrip(b"\0").decode(), "")
-    ids = tuple(number for number in _ids(file, item.offset) if number >= ORDINARY_IDS)
+    ids = tuple(number for number in _ids(path, file, item.offset) if number >= ORDINARY_IDS)
     return SifImage(path, item.offset, machine, **_settings(file, descriptors), high_ids=ids)
 
 
@@ -116,7 +126,7 @@ def _descriptors(file: IO[bytes], total: int) -> list[_Descriptor]:
     return found
 
 
-def _ids(file: IO[bytes], start: int) -> list[int]:
+def _ids(path: Path, file: IO[bytes], start: int) -> list[int]:
     """Return the uids and gids in a squashfs. Source: the kernel's fs/squashfs, squashfs_fs.h and id.c."""
     file.seek(start)
     magic, compression, count, table_at = _SQUASHFS_HEADER.unpack(file.read(_SQUASHFS_HEADER.size))
@@ -132,10 +142,33 @@ def _ids(file: IO[bytes], start: int) -> list[int]:
         content = file.read(length & ~_UNCOMPRESSED)
         if not length & _UNCOMPRESSED:
             if expand is None:
-                return []
+                status = path.stat()
+                return list(_listed_ids(path, start, (status.st_mtime_ns, status.st_size)))
             content = expand(content)
         found += struct.unpack(f"<{len(content) // 4}I", content)
     return found
+
+
+@functools.lru_cache
+def _listed_ids(path: Path, start: int, _version: tuple[int, int]) -> tuple[int, ...]:
+    """Return the ids of a squashfs as unsquashfs lists its files, which reads every compression; each file once."""
+    try:
+        done = ask(
+            find_program("unsquashfs") or "unsquashfs", "-lln", "-offset", str(start), str(path),
+            timeout_sec=_LIST_TIMEOUT_SEC,
+        )  # fmt: skip
+    except FileNotFoundError:
+        why = "install unsquashfs: apt-get install squashfs-tools"
+    except subprocess.TimeoutExpired:
+        why = f"unsquashfs took longer than {_LIST_TIMEOUT_SEC:g} s"
+    else:
+        if done.returncode == 0:
+            return tuple(sorted({int(number) for pair in _LISTED_OWNER.findall(done.stdout) for number in pair}))
+        why = f"unsquashfs: {(done.stderr.strip().splitlines() or [f'status {done.returncode}'])[0]}"
+    _logger.warning(
+        "%s: the uids and gids of its files can't be read, so what this machine lacks fails later (%s)", path, why
+    )
+    return ()
 
 
 def _settings(file: IO[bytes], descriptors: list[_Descriptor]) -> dict[str, Any]:

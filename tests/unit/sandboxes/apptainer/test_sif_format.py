@@ -109,15 +109,34 @@ def test_what_is_no_sif_file_is_refused(tmp_path: Path, content: bytes, reason: 
 
 @pytest.mark.parametrize(
     ("compression", "compress", "found"),
-    [(6, None, (70000, 197609)), (1, zlib.compress, (70000, 197609)), (4, lzma.compress, (70000, 197609)),
-     (6, zlib.compress, ())],
-)  # fmt: skip
+    [(6, None, (70000, 197609)), (1, zlib.compress, (70000, 197609)), (4, lzma.compress, (70000, 197609))],
+)
 def test_the_high_ids_of_its_files_are_found(
     tmp_path: Path, compression: int, compress: Callable[[bytes], bytes] | None, found: tuple[int, ...]
 ) -> None:
     root = squashfs(0, 70000, 33, 197609, compression=compression, compress=compress)
     image = read_sif(write_sif(tmp_path / "image.sif", [(PARTITION, root, "root", partition())]))
     assert image.high_ids == found
+
+
+@pytest.mark.parametrize(
+    ("programs", "remedy"),
+    [("", "install unsquashfs: apt-get install squashfs-tools"), ("exit 3", "unsquashfs: status 3"),
+     ("echo lzo is not supported >&2; exit 1", "unsquashfs: lzo is not supported")],
+)  # fmt: skip
+def test_ids_that_nothing_here_can_read_are_told_of_once(
+    tmp_path: Path, programs: str, remedy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if programs:
+        (tmp_path / "unsquashfs").write_text(f"#!/bin/sh\n{programs}\n", encoding="utf-8")
+        (tmp_path / "unsquashfs").chmod(0o755)
+    root = squashfs(0, 70000, compression=3, compress=zlib.compress)
+    path = write_sif(tmp_path / "image.sif", [(PARTITION, root, "root", partition())])
+    assert [read_sif(path).high_ids for _ in range(3)] == [()] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: the uids and gids of its files can't be read, so what this machine lacks fails later ({remedy})"
+    ]
 
 
 def test_a_table_of_ids_that_is_broken_is_refused(tmp_path: Path) -> None:
