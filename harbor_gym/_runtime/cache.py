@@ -10,7 +10,7 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -225,9 +225,15 @@ def count_entries(layers: Iterable[str]) -> dict[str, int]:
     return {name: len(os.listdir(layers_dir() / name)) for name in layers}  # noqa: PTH208  # names are counted
 
 
-def is_whole(home: Path, layers: Iterable[str]) -> bool:
-    """Return whether an image's record and layers are there, none of them emptied or without a name at its top."""
-    return (home / "image.json").is_file() and not _broken_layers(home, layers)
+def is_whole(home: Path, layers: Iterable[str], entries: Mapping[str, int]) -> bool:
+    """Return whether an image's record and layers are there, none of them emptied or without a name at its top.
+
+    Args:
+        home: Where its record is, which is not read.
+        layers: Their names.
+        entries: What :func:`count_entries` said of them when the image was made.
+    """
+    return (home / "image.json").is_file() and not _broken_layers(layers, entries)
 
 
 def remove_broken_layers(home: Path) -> list[Path]:
@@ -235,15 +241,15 @@ def remove_broken_layers(home: Path) -> list[Path]:
 
     Hold :data:`LAYERS_LOCK`.
     """
-    broken = [layers_dir() / name for name in _broken_layers(home, _layers_of(home))]
+    entries: dict[str, int] = object_or_empty(home / "image.json").get("entries", {})
+    broken = [layers_dir() / name for name in _broken_layers(_layers_of(home), entries)]
     there = [path for path in broken if path.is_dir()]
     for path in there:
         remove_tree(_out_of_sight(path))
     return there
 
 
-def _broken_layers(home: Path, layers: Iterable[str]) -> list[str]:
-    entries: dict[str, int] = object_or_empty(home / "image.json").get("entries", {})
+def _broken_layers(layers: Iterable[str], entries: Mapping[str, int]) -> list[str]:
     broken: list[str] = []
     for name in layers:
         try:

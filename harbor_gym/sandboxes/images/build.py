@@ -12,7 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from harbor_gym._runtime.cache import (
@@ -88,6 +88,9 @@ class Image:
     high_ids: tuple[int, ...] = ()
     """The uids and gids above 65535 that files of it have, in order."""
 
+    entries: dict[str, int] = field(default_factory=dict[str, int])
+    """Layer → how many names it has at its top, as its record in the cache has it."""
+
     @property
     def home(self) -> Path:
         """Where the cache keeps note of it."""
@@ -105,7 +108,7 @@ class Image:
     @property
     def is_there(self) -> bool:
         """Whether nothing of it was pruned or has lost its files."""
-        return is_whole(self.home, self.layers)
+        return is_whole(self.home, self.layers, self.entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +241,7 @@ async def _make_image(
     if source.rootfs is not None:
         async with layers.imported(source.rootfs) as (names, high_ids):
             image = Image(tuple(names), {}, "/", "0", digest, high_ids=tuple(high_ids))
-            await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
-        return image
+            return await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
     if source.docker_image is None:
         image_id = await _run_build(source.environment_dir, text, base_images, is_fresh=is_fresh, on_step=work.tell)
     elif sources.is_archive(source.docker_image):
@@ -263,7 +265,7 @@ async def _make_image(
     )
     async with layers.exported(image_id, shown["OCIv1"]["rootfs"]["diff_ids"]) as (names, high_ids):
         image = replace(image, layers=tuple(names), high_ids=tuple(high_ids))
-        await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
+        image = await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
     _logger.info("built the image of %s in %.1f s", source, time.monotonic() - started)
     return image
 
@@ -299,8 +301,13 @@ async def _run_build(
         return (folder / "id").read_text(encoding="utf-8").strip().removeprefix("sha256:")
 
 
-def write_record(image: Image, *, made_for: str) -> None:
-    """Note an image down in the cache, where it can be found from now on. Its layers stay as long as the note does."""
+def write_record(image: Image, *, made_for: str) -> Image:
+    """Note an image down in the cache, where it can be found from now on. Its layers stay as long as the note does.
+
+    Returns:
+        The image with its entries.
+    """
+    image = replace(image, entries=count_entries(image.layers))
     image.home.mkdir(parents=True, exist_ok=True)
     record = image.home / "image.json"
     if record.exists():
@@ -308,8 +315,8 @@ def write_record(image: Image, *, made_for: str) -> None:
         record.rename(record.with_name(f"replaced-{uuid.uuid4().hex}.json"))
     health = healthcheck_config(image.healthcheck).get("Healthcheck")
     document = {**asdict(image), "healthcheck": health, "made_for": made_for}
-    document["entries"] = count_entries(image.layers)
     replace_text(record, json.dumps(document, indent=2))
+    return image
 
 
 def load_image(digest: str) -> Image | None:
@@ -326,6 +333,7 @@ def load_image(digest: str) -> Image | None:
             healthcheck=healthcheck_of({"Healthcheck": stored["healthcheck"]}),
             volumes=tuple(stored["volumes"]),
             high_ids=tuple(stored["high_ids"]),
+            entries=stored["entries"],
         )
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         return None

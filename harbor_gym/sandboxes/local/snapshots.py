@@ -116,7 +116,6 @@ async def _make(image: Image, setup: Setup, limits: Limits, digest: str) -> Imag
                     image, layers=(*names, *image.layers), digest=digest, high_ids=tuple(sorted(high_ids))
                 )
                 record = asyncio.to_thread(write_record, prepared, made_for=f"set-up on image {image.digest[:12]}")
-                await shielded(record)
-        return prepared
+                return await shielded(record)
     finally:
         await shielded(sandbox.stop())

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -113,6 +114,22 @@ async def test_an_image_is_built_once_and_anew_when_its_context_changes(
     assert second.layers[-1] == forced.layers[-1], "the base is there once"
     cache.prune()
     assert second.is_there, "sandboxes may still stand on it"
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("local_engine", "nothing_left", "own_cache")
+async def test_the_record_of_an_image_is_read_once(context: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start in another process reads it where the image is found; nothing reads it again, whatever it says now."""
+    (context / "Dockerfile").write_text("FROM scratch\nCOPY . /ctx\n")
+    made = await build_image(context)
+    monkeypatch.setattr(build, "_built", {})
+    found = await build_image(context)
+    assert found == made
+    record = found.home / "image.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "entries": dict.fromkeys(made.layers, 99)}))
+    image, held = await build.hold_image(ImageSource(context))
+    held.release()
+    assert image is found
 
 
 @pytest.mark.local
