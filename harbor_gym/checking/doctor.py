@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -10,9 +11,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from harbor_gym._runtime.disks import require_temporary
 from harbor_gym._runtime.processes import ask
 from harbor_gym.checking.capacity import USUAL_MEMORY_MB, sandboxes_at_once
 from harbor_gym.errors import HarborGymError, MissingDependencyError, UsageError
-from harbor_gym.sandboxes import environment_config, preflight
+from harbor_gym.sandboxes import environment_config, preflight, sandbox_names
 from harbor_gym.sandboxes.apptainer import programs as apptainer
 from harbor_gym.sandboxes.local import cgroups, own_ids
 from harbor_gym.sandboxes.local.environment import TOOLS
@@ -35,7 +36,7 @@ _ANSWER_TIMEOUT_SEC = 1.5
 _REGISTRY = ("registry-1.docker.io", 443)
 _MIN_FREE_BYTES = 5 << 30
 _MACHINES = ("x86_64", "aarch64")
-_KEYS = ("TINKER_API_KEY", "DAYTONA_API_KEY", "E2B_API_KEY", "MODAL_TOKEN_ID", "RUNLOOP_API_KEY", "HF_TOKEN")
+_KEYS = ("TINKER_API_KEY", "HF_TOKEN")
 _COMPOSE = "apt-get install -y docker-compose-v2 (Ubuntu), docker-compose (Debian 13), or docker-compose-plugin"
 
 
@@ -73,7 +74,7 @@ def examine(env: str | None = None) -> list[Finding]:
         "apptainer": [_apptainer, partial(_cache, "apptainer")],
     }
     if env is None:
-        looks = [*areas["local"], *areas["docker"], _others]
+        looks = [*areas["local"], *areas["docker"], _others, partial(_harbors, [*areas])]
     elif env in areas:
         looks = [*areas[env], _disk]
     else:
@@ -253,11 +254,23 @@ def _disk() -> Iterable[Finding]:
     yield _finding("other", "disk", refusal, "harbor-gym cache prune --max-size 5G", note=note, is_needed=False)
 
 
+def _harbors(own: Sequence[str]) -> Iterable[Finding]:
+    """Ask the installed Harbor which other environments it has, what each lacks, and for its agents."""
+    from harbor.models.agent.name import AgentName
+
+    version = f"Harbor {importlib.metadata.version('harbor')}"
+    for name in sandbox_names():
+        if name not in own:
+            asked = _foreign(name)
+            yield replace(asked, area="other", what=f"--env {name}", note=asked.note or version, is_needed=False)
+    yield Finding("other", "--agent", ok=True, note=f"{version}: {', '.join(sorted(AgentName.values()))}")
+
+
 def _foreign(env: str) -> Finding:
     try:
         preflight(environment_config(env))
     except HarborGymError as exc:
-        return Finding(env, "preflight", ok=False, note=str(exc))
+        return Finding(env, "preflight", ok=False, note=str(exc).removeprefix(f"sandbox {env!r}: "))
     return Finding(env, "preflight", ok=True)
 
 

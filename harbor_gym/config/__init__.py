@@ -81,7 +81,8 @@ class TerminalEnvConfig(_Config):
     that is shipped with the package."""
 
     sandbox: str = DEFAULT_SANDBOX
-    """``local``, a Harbor environment type by name (``docker``, ``daytona``, …), or ``module.path:Class``."""
+    """``local``, a Harbor environment type by name (``docker``, ``daytona``, …; ``harbor-gym doctor`` lists them), or
+    ``module.path:Class``."""
 
     sandbox_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the sandbox class (Harbor's ``environment.kwargs``)."""

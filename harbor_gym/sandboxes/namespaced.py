@@ -108,6 +108,11 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             raise TaskUnsupportedError(
                 f"{self.type()} sandboxes mount nothing of the host (asked for: {', '.join(foreign)}): use --env docker"
             )
+        if gpus := self._effective_gpus:
+            raise TaskUnsupportedError(
+                f"[environment] gpus = {gpus}: {self.type()} sandboxes have no GPU: use --env docker, where Docker has the "
+                "NVIDIA Container Toolkit"
+            )
         limits = {
             "cpus": self._effective_cpus,
             "memory_mb": self._effective_memory_mb,

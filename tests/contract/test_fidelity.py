@@ -295,8 +295,8 @@ REFUSED = {
     "an allowlist of the verifier's": (f"[verifier]\n{ALLOWLIST}", "allowlist"),
     "an allowlist of a step's": (f'[[steps]]\nname = "one"\n[steps.agent]\n{ALLOWLIST}', "allowlist"),
     "an allowlist of a separate verifier's": (f"[verifier.environment]\n{ALLOWLIST}", "allowlist"),
-    "graphics processors of a separate verifier's": ("[verifier.environment]\ngpus = 1\n", "GPU"),
-    "graphics processors": ("[environment]\ngpus = 1\n", "GPU"),
+    "graphics processors of a separate verifier's": ("[verifier.environment]\ngpus = 1\n", r"gpus = 1: .*--env docker"),
+    "graphics processors": ("[environment]\ngpus = 2\n", r"gpus = 2: local .*--env docker"),
     "Windows": ('[environment]\nos = "windows"\n', "windows"),
     "sizes that disagree": ('[environment]\nmemory = "1G"\nmemory_mb = 5\n', "Conflicting"),
     "a shared verifier with a sandbox": (

@@ -127,13 +127,12 @@ services:
 """
 
 
-@asynccontextmanager
-async def started(task_dir: Path, name: str, **options: Any) -> AsyncGenerator[BaseEnvironment]:
-    """Start a sandbox as a trial starts the one for a task's verifier: with no overlay of the configuration's."""
+def make_sandbox(task_dir: Path, name: str, **options: Any) -> BaseEnvironment:
+    """Make a sandbox as a trial makes the one for a task's verifier: with no overlay of the configuration's."""
     paths = TrialPaths(task_dir.parent / "trial")
     paths.mkdir()
     logs = {"type": "bind", "source": str(paths.verifier_dir.resolve()), "target": "/logs/verifier"}
-    environment = EnvironmentFactory.create_environment_from_config(
+    return EnvironmentFactory.create_environment_from_config(
         environment_config("docker").model_copy(update={"extra_docker_compose": []}),
         environment_dir=task_dir / "environment",
         environment_name=name,
@@ -144,6 +143,11 @@ async def started(task_dir: Path, name: str, **options: Any) -> AsyncGenerator[B
         persistent_env={"GIVEN": "two\nlines"},
         **options,
     )
+
+
+@asynccontextmanager
+async def started(task_dir: Path, name: str, **options: Any) -> AsyncGenerator[BaseEnvironment]:
+    environment = make_sandbox(task_dir, name, **options)
     try:
         await environment.start(force_build=False)
         yield environment
@@ -158,6 +162,21 @@ async def docker(*words: str) -> str:
 async def inspect_main(name: str) -> dict[str, Any]:
     (found,) = json.loads(await docker("inspect", f"{name}-main-1"))
     return found
+
+
+async def test_a_tasks_gpus_are_asked_of_docker(tmp_path: Path, name: str) -> None:
+    """Without a GPU here Docker makes the container, and refuses to start it."""
+    sandbox = make_sandbox(write_task(tmp_path / name, toml="[environment]\ngpus = 2\n"), name)
+    try:
+        try:
+            await sandbox.start(force_build=False)
+        except RuntimeError as exc:
+            assert 'could not select device driver "nvidia" with capabilities: [[gpu]]' in str(exc)  # noqa: PT017
+        (request,) = (await inspect_main(name))["HostConfig"]["DeviceRequests"]
+    finally:
+        await sandbox.stop(delete=True)
+    assert (request["Driver"], request["Count"], request["Capabilities"]) == ("nvidia", 2, [["gpu"]])
+    assert leftovers(name) == []
 
 
 @pytest.mark.parametrize("compose", [None, OWN_COMPOSE], ids=["dockerfile", "own compose file"])

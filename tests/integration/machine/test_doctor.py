@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from harbor.models.agent.name import AgentName
+from harbor.models.environment_type import EnvironmentType
 from typer.testing import CliRunner
 
 from harbor_gym._runtime import rootless
@@ -64,6 +67,18 @@ def test_no_secret_is_shown_and_another_sandbox_is_asked_by_its_own_check() -> N
     assert refused.returncode == 1
     assert "daytona can NOT be used" in refused.stdout
     assert run("doctor", "--env", "nonsense").returncode == 2
+
+
+def test_every_environment_and_agent_of_the_installed_harbor_is_listed() -> None:
+    done = run("doctor", "--json", DAYTONA_API_KEY="")
+    listed = {item["what"]: item for item in json.loads(done.stdout)["findings"] if item["area"] == "other"}
+    assert {f"--env {kind.value}" for kind in EnvironmentType if kind is not EnvironmentType.DOCKER} == {
+        what for what in listed if what.startswith("--env ")
+    }
+    assert listed["--env daytona"]["note"].startswith("Daytona requires either DAYTONA_API_KEY")
+    assert set(AgentName.values()) == set(re.findall(r"[\w-]+", listed["--agent"]["note"].partition(": ")[2]))
+    assert "daytona" not in json.loads(done.stdout)["usable"]
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("python", ["/opt/server/bin/python", None])
