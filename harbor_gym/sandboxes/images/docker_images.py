@@ -13,7 +13,7 @@ from harbor_gym.sandboxes.images.official_images import is_official
 from harbor_gym.sandboxes.images.store import show_image
 from harbor_gym.sandboxes.tools import CONTAINED, run_tool
 
-MADE_LABEL = "harbor_gym.substitute"
+MADE_LABEL = "harbor_gym.made_base"
 """Of the bases that ``harbor-gym base --docker`` makes, and of what is built on them."""
 
 _ASK_TIMEOUT_SEC = 20.0
