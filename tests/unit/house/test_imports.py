@@ -151,6 +151,14 @@ def test_what_is_imported_is_declared() -> None:
     assert third_party - declared - elsewhere - {"harbor_gym", "harbor_gym_console"} == set()
 
 
+def test_a_bound_from_above_has_its_reason_beside_it() -> None:
+    lines = (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
+    bounds = [number for number, line in enumerate(lines) if re.search(r'"[\w.\[\],-]+[^"#]*(==|<|!=|~=)[\d*]', line)]
+    assert len(bounds) > 10
+    bare = [lines[number] for number in bounds if "#" not in lines[number] and not lines[number - 1].startswith("#")]
+    assert bare == []
+
+
 _BROUGHT_ALONG = {
     "frame": {"pyarrow"},
     "openenv": {"fastmcp", "huggingface-hub"},
