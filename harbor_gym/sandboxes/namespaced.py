@@ -110,8 +110,8 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             )
         if gpus := self._effective_gpus:
             raise TaskUnsupportedError(
-                f"[environment] gpus = {gpus}: {self.type()} sandboxes have no GPU: use --env docker, where Docker has the "
-                "NVIDIA Container Toolkit"
+                f"[environment] gpus = {gpus}: {self.type()} sandboxes have no GPU: use --env docker, where Docker has "
+                "the NVIDIA Container Toolkit"
             )
         limits = {
             "cpus": self._effective_cpus,
