@@ -57,9 +57,11 @@ if TYPE_CHECKING:
     from harbor_gym.types import EpisodeInfo as EpisodeInfo
     from harbor_gym.types import Rollout as Rollout
     from harbor_gym.types import Sample as Sample
+    from harbor_gym.types import SampledSpan as SampledSpan
     from harbor_gym.types import Sampler as Sampler
     from harbor_gym.types import StepResult as StepResult
     from harbor_gym.types import StopReason as StopReason
+    from harbor_gym.types import TokenRole as TokenRole
     from harbor_gym.types import TokenSequence as TokenSequence
     from harbor_gym.types import TokenStep as TokenStep
     from harbor_gym.types import TokenTransition as TokenTransition

@@ -1,12 +1,11 @@
 """Rollouts as flat token sequences, the form that most trainers take."""
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from harbor_gym.errors import UsageError
-from harbor_gym.types import Rollout, Sample, TokenSequence, TokenTransition
+from harbor_gym.types import Rollout, Sample, SampledSpan, TokenSequence, TokenTransition
 
 
 def flatten(rollout: Rollout) -> TokenSequence:
@@ -54,27 +53,26 @@ def merge(turns: Iterable[TokenTransition | tuple[Sequence[int], Sample]]) -> li
 def split(sequence: TokenSequence) -> list[TokenSequence]:
     """Return a sequence as one per sampled message, each behind its whole prompt; :func:`merge` puts them together.
 
-    Args:
-        sequence: Made by :func:`flatten` or :func:`merge`. Something was shown between any two of its messages.
+    A message without tokens has none.
     """
-    tokens, place = sequence.token_ids, 0
-    turns: list[TokenSequence] = []
-    for is_sampled, run in itertools.groupby(sequence.mask):
-        length = len(list(run))
-        if is_sampled:
-            start, end = len(sequence.prompt) + place, place + length
-            logprobs = sequence.logprobs[place:end]
-            turns.append(TokenSequence(tokens[:start], sequence.completion[place:end], [1] * length, logprobs))
-        place += length
-    return turns
+    return [
+        TokenSequence(
+            [*sequence.prompt, *sequence.completion[: span.start]],
+            sequence.completion[span.start : span.end],
+            (replace(span, start=0, end=span.end - span.start),),
+            sequence.logprobs[span.start : span.end],
+        )
+        for span in sequence.spans
+        if span.end > span.start
+    ]
 
 
 class SequenceBuilder:
     """A sequence to which calls are added. What is shown before the first sample is its prompt."""
 
     def __init__(self) -> None:
-        self._sequence = TokenSequence([], [], [], [])
-        self._calls: list[int] = []
+        self._sequence = TokenSequence([], [], (), [])
+        self._spans: list[SampledSpan] = []
 
     def is_extended_by(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt begins with everything of this sequence."""
@@ -94,20 +92,20 @@ class SequenceBuilder:
 
     def show(self, tokens: Sequence[int]) -> None:
         """Add tokens that were not sampled here."""
-        if not self._calls:
+        if not self._spans:
             self._sequence.prompt.extend(tokens)
             return
         self._sequence.completion.extend(tokens)
-        self._sequence.mask.extend([0] * len(tokens))
         self._sequence.logprobs.extend([0.0] * len(tokens))
 
-    def add(self, sampled: Sequence[int], logprobs: Sequence[float] | None, *, call: int) -> None:
+    def add(self, sampled: Sequence[int], logprobs: Sequence[float] | None, *, call: int, agent: int = 0) -> None:
         """Add the sampled tokens of a call.
 
         Args:
             sampled: Token ids.
             logprobs: The log-probability of each, in nats; None where there are none.
-            call: The call's index, as :attr:`TokenSequence.calls` has it.
+            call: The call's index, as :class:`SampledSpan` has it.
+            agent: Whose call it was, as there.
 
         Raises:
             UsageError: There are more or fewer log-probabilities than tokens.
@@ -115,11 +113,11 @@ class SequenceBuilder:
         known = [math.nan] * len(sampled) if logprobs is None else [float(item) for item in logprobs]
         if len(known) != len(sampled):
             raise UsageError(f"a sample of {len(sampled)} tokens has {len(known)} log-probabilities")
-        self._calls.append(call)
+        start = len(self._sequence.completion)
+        self._spans.append(SampledSpan(start, start + len(sampled), call, agent))
         self._sequence.completion.extend(sampled)
-        self._sequence.mask.extend([1] * len(sampled))
         self._sequence.logprobs.extend(known)
 
     def build(self) -> TokenSequence:
         """Return the sequence."""
-        return replace(self._sequence, calls=tuple(self._calls))
+        return replace(self._sequence, spans=tuple(self._spans))

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Required, Self, TypedDict
 
@@ -332,6 +332,40 @@ class TokenTransition:
     """The environment's info of this turn."""
 
 
+class TokenRole(IntEnum):
+    """What a token of a training sequence is to the policy."""
+
+    PROMPT = 0
+    """It was shown before the first sampled token."""
+
+    OBSERVATION = 1
+    """It was shown after that."""
+
+    SAMPLED = 2
+    """The policy sampled it."""
+
+
+@dataclass(frozen=True)
+class SampledSpan:
+    """The tokens of one call of the model in a training sequence."""
+
+    start: int
+    """Place of the first one in ``completion``."""
+
+    end: int
+    """Place behind the last one."""
+
+    call: int = field(default=0, compare=False)
+    """Index of the model's call, from 0: an episode's turn, or a session's answered call."""
+
+    agent: int = field(default=0, compare=False)
+    """Whose call it was: 0 is the agent's own conversation, from 1 on are its sub-agents and side calls, numbered in
+    the order of their first calls."""
+
+    is_trained: bool = True
+    """Whether the tokens are trained."""
+
+
 @dataclass(frozen=True)
 class TokenSequence:
     """One training sequence. ``completion``, ``mask`` and ``logprobs`` have one length: the prompt is never trained."""
@@ -342,25 +376,43 @@ class TokenSequence:
     completion: list[int]
     """Everything behind it: sampled tokens, and what each further prompt adds."""
 
-    mask: list[int]
-    """1 for a token that the policy sampled in this sequence, 0 for one that it was shown. A token is sampled in one
-    sequence only: where a conversation forks, the second branch has the common part in its prompt."""
+    spans: tuple[SampledSpan, ...]
+    """Where the sampled tokens are, in order. A token is sampled in one sequence only: where a conversation forks, the
+    second branch has the common part in its prompt."""
 
     logprobs: list[float]
-    """Log-probability of each sampled token, in nats; NaN where the sampler returned none, 0.0 where the mask is 0."""
-
-    calls: tuple[int, ...] = field(default=(), compare=False)
-    """Indices of the model's calls, from 0, whose samples are in it: an episode's turns, or a session's answered
-    calls."""
+    """Log-probability of each sampled token, in nats; NaN where the sampler returned none, 0.0 for other tokens."""
 
     @property
     def token_ids(self) -> list[int]:
         """The prompt and what is behind it."""
         return [*self.prompt, *self.completion]
 
+    @property
+    def roles(self) -> list[TokenRole]:
+        """The role of each of ``token_ids``."""
+        behind = self._behind(TokenRole.OBSERVATION, lambda span: TokenRole.SAMPLED)
+        return [*[TokenRole.PROMPT] * len(self.prompt), *behind]
+
+    @property
+    def mask(self) -> list[int]:
+        """1 for a token of ``completion`` that is trained, 0 for any other."""
+        return self._behind(0, lambda span: int(span.is_trained))
+
+    @property
+    def calls(self) -> tuple[int, ...]:
+        """Indices of the model's calls whose samples are in it."""
+        return tuple(span.call for span in self.spans)
+
     def masked(self) -> Self:
         """Return the sequence with no token to train."""
-        return replace(self, mask=[0] * len(self.mask))
+        return replace(self, spans=tuple(replace(span, is_trained=False) for span in self.spans))
+
+    def _behind[T](self, shown: T, sampled: Callable[[SampledSpan], T]) -> list[T]:
+        values = [shown] * len(self.completion)
+        for span in self.spans:
+            values[span.start : span.end] = [sampled(span)] * (span.end - span.start)
+        return values
 
 
 @dataclass
@@ -489,4 +541,4 @@ class Rollout:
     @property
     def main(self) -> TokenSequence:
         """The segment with the most sampled tokens; an empty one where nothing was sampled."""
-        return max(self.segments, key=lambda segment: sum(segment.mask), default=TokenSequence([], [], [], []))
+        return max(self.segments, key=lambda segment: sum(segment.mask), default=TokenSequence([], [], (), []))

@@ -133,7 +133,14 @@ class CallTree:
 
     def segments(self, only: CallKind | None = None) -> tuple[TokenSequence, ...]:
         """Return the calls as training sequences, of all kinds or of one, in the order of their first calls."""
-        return tuple(_sequence(chain) for chain, kind in self.chains() if only in (None, kind))
+        main_head = self._main_head()
+        sides = dict.fromkeys((call.model, call.head) for call in self.calls if not self._is_own(call, main_head))
+        agents = {side: number for number, side in enumerate(sides, start=1)}
+        return tuple(
+            _sequence(chain, 0 if self._is_own(chain[0], main_head) else agents[chain[0].model, chain[0].head])
+            for chain, kind in self.chains()
+            if only in (None, kind)
+        )
 
     def chains(self) -> list[tuple[list[CallRecord], CallKind]]:
         """Return the calls of each training sequence, and what they are for."""
@@ -165,7 +172,11 @@ class CallTree:
     def _kind(self, call: CallRecord, main_head: bytes | None, abandoned: set[int]) -> CallKind:
         if call.index in abandoned:
             return CallKind.ABANDONED
-        return CallKind.MAIN if call.is_policy_model and call.head == main_head else CallKind.SIDE
+        return CallKind.MAIN if self._is_own(call, main_head) else CallKind.SIDE
+
+    @staticmethod
+    def _is_own(call: CallRecord, main_head: bytes | None) -> bool:
+        return call.is_policy_model and call.head == main_head
 
     def _abandoned(self) -> set[int]:
         """Return the calls that nothing went on from, and that were repeated or never delivered."""
@@ -193,13 +204,13 @@ class CallTree:
         return chains
 
 
-def _sequence(chain: Sequence[CallRecord]) -> TokenSequence:
+def _sequence(chain: Sequence[CallRecord], agent: int) -> TokenSequence:
     sequence = SequenceBuilder()
     if (parent := chain[0].parent) is not None:
         sequence.show(parent.tokens)
     for call in chain:
         sequence.show(call.prompt_suffix.tolist())
-        sequence.add(call.sampled, call.logprobs, call=call.index)
+        sequence.add(call.sampled, call.logprobs, call=call.index, agent=agent)
     return sequence.build()
 
 

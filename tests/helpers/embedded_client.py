@@ -1,5 +1,6 @@
 """A Tinker client's whole day, run as a program by the test of the embedded server: prints what it saw as JSON."""
 
+import asyncio
 import json
 import math
 import sys
@@ -20,6 +21,36 @@ def _datum(prompt: list[int], sampled: list[int], logprobs: list[float]) -> type
             "advantages": types.TensorData(data=[*padding, *([1.0] * len(sampled))], dtype="float32"),
         },
     )
+
+
+def _observation_losses(trainer: Any, tokens: list[int]) -> list[float]:
+    """Return the loss on observation tokens before each of two steps of a batch without any advantage."""
+    from tinker_cookbook.rl import train as loop
+
+    from harbor_gym.adapters.tinker.training.observation_loss import METRIC, observation_loss
+
+    mask = [float(place // 16 in (2, 4)) for place in range(len(tokens))]
+    nothing = types.TensorData(data=[0.0] * (len(tokens) - 1), dtype="float32")
+    datum = types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={
+            "target_tokens": types.TensorData(data=tokens[1:], dtype="int64"),
+            "logprobs": nothing,
+            "advantages": nothing,
+            "mask": types.TensorData(data=mask[1:], dtype="float32"),
+        },
+    )
+
+    async def train() -> list[float]:
+        batches: list[dict[str, Any]] = [{}, {}]
+        for metrics in batches:
+            await loop.train_step(
+                [datum] * 2, trainer, learning_rate=1e-2, num_substeps=1, loss_fn="ppo", metrics=metrics
+            )
+        return [metrics[METRIC] for metrics in batches]
+
+    with observation_loss(0.05):
+        return asyncio.run(train())
 
 
 def main(base_url: str, model: str) -> dict[str, Any]:
@@ -61,6 +92,7 @@ def main(base_url: str, model: str) -> dict[str, Any]:
         for one, other in zip(after.loss_fn_outputs, again.loss_fn_outputs, strict=True)
         for a, b in zip(one["logprobs"].data, other["logprobs"].data, strict=True)
     )
+    seen["observation_losses"] = _observation_losses(resumed, [*prompt, *sequences[0].tokens])
     seen["sampler_path"] = resumed.save_weights_for_sampler("third").result().path
     second = resumed.save_state("second").result().path
     rest = tinker.RestClient(base_url=base_url)

@@ -168,7 +168,7 @@ def _left_out(trajectories: Sequence[Trajectory], settings: RowSettings) -> set[
 
 
 def _sequences(trajectory: Trajectory, settings: RowSettings) -> list[TokenSequence]:
-    filler = TokenSequence([settings.filler_token], [settings.filler_token], [0], [0.0])
+    filler = TokenSequence([settings.filler_token], [settings.filler_token], (), [0.0])
     segments = [segment for segment in trajectory.rollout.segments if any(segment.mask)]
     if trajectory.rollout.is_lost or not segments:
         return [filler]

@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 from harbor_gym.errors import ContextOverflowError, HarborGymError
-from harbor_gym.types import TokenSequence
 from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost, only
 from tests.helpers.policies.token_policies import RENDERER
+from tests.helpers.sequences import of_mask
 
 
 async def by_tinker(episode: Episode) -> Played:
@@ -66,5 +66,5 @@ async def _by_cookbook(episode: Episode, make_builder: Any, **settings: Any) -> 
     tokens = [datum.model_input.to_ints()[0], *map(int, shifted["target_tokens"])]
     first = trajectory.transitions[0].ob.length
     mask = [int(item) for item in shifted["mask"]][first - 1 :]
-    sequence = TokenSequence(tokens[:first], tokens[first:], mask, shifted["logprobs"][first - 1 :])
+    sequence = of_mask(tokens[:first], tokens[first:], mask, shifted["logprobs"][first - 1 :])
     return Played(reward, end_reason, sequence=sequence)

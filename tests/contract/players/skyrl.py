@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from harbor_gym import EndReason
-from harbor_gym.types import TokenSequence
 from tests.contract.players.episode import MAX_TOKENS, Episode, Played, only
+from tests.helpers.sequences import of_mask
 
 
 async def by_skyrl(episode: Episode) -> Played:
@@ -48,7 +48,7 @@ async def _by_skyrl(episode: Episode, *, step_wise: bool = False, **own: Any) ->
     (end,) = (name for name in output["env_metrics"][-1] if name.startswith(("end/", "lost/")))
     output = merge_stepwise_output(output) if step_wise else output
     columns = (output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs"))
-    sequences = [TokenSequence(*row) for row in zip(*columns, strict=True)]
+    sequences = [of_mask(*row) for row in zip(*columns, strict=True)]
     if output["stop_reasons"] == ["error"]:
         assert sequences[0].mask == [0]
         return Played(None, EndReason.INFRASTRUCTURE_ERROR, end.removeprefix("lost/"))

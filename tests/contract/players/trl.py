@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from harbor_gym import EndReason
-from harbor_gym.types import TokenSequence
 from tests.contract.players.episode import MAX_TOKENS, Episode, Played
+from tests.helpers.sequences import of_mask
 
 
 def _spec(episode: Episode) -> Any:
@@ -52,7 +52,7 @@ async def by_trl(episode: Episode) -> Played:
         assert math.isnan(reward)
         assert not batch["tool_mask"].any()
         return Played(None, EndReason.INFRASTRUCTURE_ERROR, end)
-    sequence = TokenSequence(
+    sequence = of_mask(
         _shown(batch["prompt_ids"], batch["prompt_mask"]),
         _shown(batch["completion_ids"], batch["completion_mask"]),
         _shown(batch["tool_mask"], batch["completion_mask"]),
@@ -101,7 +101,7 @@ async def by_trl_async(episode: Episode) -> Played:
     mask = first.completion_mask.tolist()
     begin = mask.index(1)
     tokens, logprobs = first.input_ids.tolist(), first.old_log_probs.tolist()
-    sequence = TokenSequence(tokens[:begin], tokens[begin:], mask[begin:], logprobs[begin:])
+    sequence = of_mask(tokens[:begin], tokens[begin:], mask[begin:], logprobs[begin:])
     return Played(first.metrics["reward"], EndReason(end), sequence=sequence)
 
 

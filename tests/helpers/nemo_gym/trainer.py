@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harbor_gym.types import TokenSequence
+from tests.helpers.sequences import of_mask
 
 
 def read_as_trainer(output: Sequence[dict[str, Any]]) -> TokenSequence:
@@ -22,4 +23,4 @@ def read_as_trainer(output: Sequence[dict[str, Any]]) -> TokenSequence:
         seen = [*prompt, *sampled]
     assert 1 in mask, "NeMo RL: NeMo Gym returned a result with no generation data"
     first = mask.index(1)
-    return TokenSequence(seen[:first], seen[first:], mask[first:], logprobs[first:])
+    return of_mask(seen[:first], seen[first:], mask[first:], logprobs[first:])

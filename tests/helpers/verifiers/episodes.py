@@ -9,6 +9,7 @@ from harbor_gym import EndReason, Sample
 from harbor_gym.types import TokenSequence
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.engine_double import EngineDouble, serve
+from tests.helpers.sequences import of_mask
 
 PLUGIN = "harbor-gym-verifiers"
 RENDERER = {"name": "qwen3", "thinking_retention": "all"}
@@ -99,4 +100,4 @@ def sequence_of(trace: Any) -> TokenSequence:
     (branch,) = trace.branches
     first = branch.sampled_mask.index(True)
     mask = [int(is_sampled) for is_sampled in branch.sampled_mask]
-    return TokenSequence(branch.token_ids[:first], branch.token_ids[first:], mask[first:], branch.logprobs[first:])
+    return of_mask(branch.token_ids[:first], branch.token_ids[first:], mask[first:], branch.logprobs[first:])

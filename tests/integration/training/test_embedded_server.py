@@ -94,6 +94,8 @@ async def test_the_sdk_samples_trains_saves_and_resumes(model_dir: Path, tmp_pat
     assert seen["scored"] == [0, None], "a log probability for each token, the first of which has none"
     assert seen["scored_gap"] < 1e-4, "an adapter that has learnt nothing is the base model"
     assert seen["more_likely_after_the_step"]
+    before, after = seen["observation_losses"]
+    assert after < before, "what was shown is learnt without any advantage"
     assert seen["resumed_gap"] < 1e-5
     assert (sorted(seen["listed"]), seen["left"]) == (["second", "third"], ["third"])
     export_adapter(tmp_path / "state", seen["sampler_path"], tmp_path / "adapter")

@@ -44,6 +44,11 @@ def train(*arguments: str, timeout_sec: float = 60, **environment: str) -> subpr
         ([], "--task-dir"),
         (["--task", f"git+file://{ROOT}/tests#nothing"], "tests"),
         (["--task-dir", str(TASK), "--groups-per-batch", "3", "--stream-minibatches", "2"], "--stream-minibatches"),
+        (
+            ["--task-dir", str(TASK), "--observation-loss-weight", "0.05", "--stream-minibatches", "1"],
+            "--stream-minibatches",
+        ),
+        (["--task-dir", str(TASK), "--observation-loss-weight", "0.05", "--loss-fn", "gspo"], "not gspo"),
         (["--task-dir", str(TASK.parent), "--remove-constant-groups"], "--max-steps-off-policy"),
         (["--task-dir", str(TASK), "--agent", "terminus2"], "terminus-2"),
         (["--task-dir", str(TASK), "--agent", "terminus-2", "--warm-sandboxes", "2"], "--warm-sandboxes"),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from harbor_gym import EndReason, Rollout, Sample, TokenTransition, UsageError, flatten, merge
 from harbor_gym.sequences import split
+from harbor_gym.types import TokenRole
 
 ids = st.lists(st.integers(0, 5), max_size=6)
 
@@ -37,6 +38,21 @@ def test_a_rollout_is_its_parts_in_order(first: list[int], turns: list[tuple[lis
     assert list(zip(sequence.completion, sequence.mask, sequence.logprobs, strict=True)) == expected
     assert sequence.prompt == ([9, *first] if turns else [])
     assert merge(transitions) == ([sequence] if turns else [])
+
+
+def test_each_token_has_a_role_and_each_sample_its_call() -> None:
+    sequence = flatten(
+        rollout(transition([1, 2], [3, 4]), transition([1, 2, 3, 4], [5]), transition([1, 2, 3, 4, 5, 6], [7]))
+    )
+    shown, seen, own = TokenRole.PROMPT, TokenRole.OBSERVATION, TokenRole.SAMPLED
+    assert sequence.roles == [shown, shown, own, own, own, seen, own]
+    assert [(span.start, span.end, span.call, span.agent) for span in sequence.spans] == [
+        (0, 2, 0, 0),
+        (2, 3, 1, 0),
+        (4, 5, 2, 0),
+    ]
+    masked = sequence.masked()
+    assert (masked.roles, masked.mask, masked.calls) == (sequence.roles, [0] * 5, (0, 1, 2))
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3, 9], [1, 2], [], [1, 2, 3]])

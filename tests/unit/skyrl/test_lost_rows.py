@@ -23,7 +23,8 @@ from skyrl.train.utils.trainer_utils import validate_generator_output
 from harbor_gym import EndReason
 from harbor_gym.adapters.skyrl.rows import RowSettings, Trajectory, make_columns, make_rows
 from harbor_gym.errors import SandboxLostError
-from harbor_gym.types import Rollout, TokenSequence
+from harbor_gym.types import Rollout
+from tests.helpers.sequences import of_mask
 
 ESTIMATORS: dict[str, Any] = {
     "grpo": compute_grpo_outcome_advantage,
@@ -39,9 +40,9 @@ LOST = None
 
 def trajectory(group: str, number: int, reward: float | None, end: EndReason = EndReason.COMPLETED) -> Trajectory:
     """Return an episode of two turns; one without a reward was lost in its second."""
-    whole = TokenSequence([1, 2], [10 + number, 3, 4, 20 + number], [1, 0, 0, 1], [-0.5, 0.0, 0.0, -0.25])
+    whole = of_mask([1, 2], [10 + number, 3, 4, 20 + number], [1, 0, 0, 1], [-0.5, 0.0, 0.0, -0.25])
     if reward is None:
-        whole = TokenSequence([1, 2], [10 + number], [1], [-0.5])
+        whole = of_mask([1, 2], [10 + number], [1], [-0.5])
     rollout = Rollout(
         task_name="task",
         trial_name=f"{group}-{number}",

@@ -25,6 +25,9 @@ class Backend(StrEnum):
 type LossFn = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"]
 """The service's losses that reinforcement learning can use."""
 
+OBSERVATION_LOSSES = ("importance_sampling", "ppo", "cispo")
+"""Those that compare each token's probability with its own of before: one for observation tokens can stand beside."""
+
 
 class LogDirExists(StrEnum):
     """What to do with a log path that exists."""
@@ -177,6 +180,9 @@ class TrainConfig(BaseModel):
 
     loss_fn: LossFn = _field(HOW, "importance_sampling")
     """The loss of a step, by the service's name for it."""
+
+    observation_loss_weight: float = _field(HOW, 0.0, ge=0)
+    """Weight of the cross-entropy of observation tokens beside the policy's loss; 0 is none."""
 
     kl_penalty_coef: float = _field(HOW, 0.0, ge=0)
     """Weight of the KL penalty against the base model; 0 is none."""

@@ -16,6 +16,7 @@ from harbor_gym.adapters.tinker.evaluator import HarborEvaluator
 from harbor_gym.adapters.tinker.executors import rollout_executor
 from harbor_gym.adapters.tinker.strategy import RetryThenMask
 from harbor_gym.adapters.tinker.training.checkpoints import evaluate_last, export_best, first_weights
+from harbor_gym.adapters.tinker.training.observation_loss import observation_loss
 from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.adapters.tinker.training.service import ModelService, cancelled_with
 from harbor_gym.pool import close_shared_pools
@@ -36,7 +37,7 @@ async def run_loop(
     async with report.live_progress(run.log_path, total=total, show=show, title=run.title, bar=bar):
         try:
             async with cancelled_with(_watch_for_fault(strategy)):
-                with _workers(run, strategy) as executor:
+                with _workers(run, strategy) as executor, observation_loss(run.config.observation_loss_weight):
                     await loop.main(config, rollout_executor=executor)
                 if evaluator is not None:
                     await evaluate_last(run, service, evaluator)

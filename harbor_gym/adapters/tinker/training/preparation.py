@@ -14,7 +14,7 @@ from harbor_gym._runtime.files import naming
 from harbor_gym._runtime.json_files import read_document
 from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_reward
-from harbor_gym.adapters.tinker.training.config import Backend, TrainConfig
+from harbor_gym.adapters.tinker.training.config import OBSERVATION_LOSSES, Backend, TrainConfig
 from harbor_gym.adapters.tinker.training.folder import one_run_at_a_time, settle_folder, write_run_config
 from harbor_gym.adapters.tinker.training.plan import TrainRun
 from harbor_gym.cluster.workers import require_shared_rate
@@ -130,6 +130,14 @@ def _check_rollouts(run: TrainRun) -> None:
         raise UsageError(
             f"--groups-per-batch {config.groups_per_batch} can't be divided in {parts} --stream-minibatches"
         )
+    if config.observation_loss_weight:
+        if parts is not None:
+            raise UsageError("--observation-loss-weight needs a whole batch: it excludes --stream-minibatches")
+        if config.loss_fn not in OBSERVATION_LOSSES:
+            raise UsageError(
+                f"--observation-loss-weight needs a --loss-fn of each token ({', '.join(OBSERVATION_LOSSES)}), not "
+                f"{config.loss_fn}"
+            )
     if not config.remove_constant_groups or config.max_steps_off_policy is not None:
         return
     if parts is not None:

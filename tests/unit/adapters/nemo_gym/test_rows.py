@@ -20,6 +20,7 @@ from tests.helpers.engine_double import EngineDouble
 from tests.helpers.nemo_gym.scripts import Script
 from tests.helpers.nemo_gym.trainer import read_as_trainer
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, fake_config, message
+from tests.helpers.sequences import of_mask
 from tests.helpers.tasks import DONE
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -109,7 +110,7 @@ def answer(number: int) -> dict[str, Any]:
 
 def segment(lines: list[dict[str, Any]]) -> TokenSequence:
     tokens = [ord(character) for line in lines for character in f"{json.dumps(line)}\n"]
-    return TokenSequence(tokens[:5], tokens[5:], [0] * len(tokens[5:]), [0.0] * len(tokens[5:]))
+    return of_mask(tokens[:5], tokens[5:], [0] * len(tokens[5:]), [0.0] * len(tokens[5:]))
 
 
 async def test_a_break_masks_and_ends_the_token_ids(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""The loss on observation tokens: on exactly those, in one pass with the policy's, and nothing where it is 0."""
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harbor_gym import Sample, merge
+from harbor_gym.types import TokenRole
+
+pytestmark = pytest.mark.tinker
+
+WEIGHT = 0.05
+TURNS = [([1, 2, 3], [4, 5]), ([1, 2, 3, 4, 5, 6, 7], [8]), ([1, 9], [10, 11]), ([1, 9, 10, 11, 12], [13])]
+"""Two conversations: the second begins with the third turn."""
+
+
+def trajectory() -> Any:
+    import tinker
+    from tinker_cookbook.completers import TokensWithLogprobs
+    from tinker_cookbook.rl.types import Trajectory, Transition
+
+    transitions = [
+        Transition(
+            ob=tinker.ModelInput.from_ints(prompt),
+            ac=TokensWithLogprobs(tokens=sampled, maybe_logprobs=[-float(token) for token in sampled]),
+            reward=0.0,
+            episode_done=number == len(TURNS),
+        )
+        for number, (prompt, sampled) in enumerate(TURNS, start=1)
+    ]
+    return Trajectory(transitions=transitions, final_ob=tinker.ModelInput.empty())
+
+
+class Service:
+    """A training client that says what it was sent; its log-probabilities are the targets, negative."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[Any]]] = []
+
+    def forward(self, data: list[Any], loss_fn: str) -> Any:
+        return self._answer("forward", data)
+
+    async def forward_backward_async(self, data: list[Any], loss_fn: str, loss_fn_config: Any = None) -> Any:
+        return self._answer("forward_backward", data)
+
+    async def optim_step_async(self, parameters: Any) -> Any:
+        return self._answer("optim_step", [])
+
+    def _answer(self, name: str, data: list[Any]) -> Any:
+        import tinker
+
+        self.calls.append((name, data))
+        targets = [datum.loss_fn_inputs["target_tokens"].to_torch() for datum in data]
+        outputs = [{"logprobs": tinker.TensorData.from_torch(-item.float())} for item in targets]
+
+        async def result_async() -> Any:
+            return SimpleNamespace(loss_fn_outputs=outputs, metrics=None)
+
+        return SimpleNamespace(result_async=result_async)
+
+
+async def step(weight: float, *, advantage: float) -> tuple[Service, dict[str, Any]]:
+    from tinker_cookbook.rl import train as loop
+    from tinker_cookbook.rl.data_processing import trajectory_to_data
+
+    from harbor_gym.adapters.tinker.training.observation_loss import observation_loss
+
+    service: Any = Service()
+    metrics: dict[str, Any] = {}
+    before = loop.train_step
+    with observation_loss(weight):
+        await loop.train_step(
+            data_D=trajectory_to_data(trajectory(), advantage),
+            training_client=service,
+            learning_rate=1e-3,
+            num_substeps=1,
+            loss_fn="importance_sampling",
+            metrics=metrics,
+        )
+    assert loop.train_step is before
+    return service, metrics
+
+
+def columns(datum: Any, *names: str) -> list[list[float]]:
+    return [datum.loss_fn_inputs[name].to_torch().tolist() for name in names]
+
+
+async def test_the_weight_is_the_advantage_of_observation_tokens_alone() -> None:
+    service, metrics = await step(WEIGHT, advantage=2.0)
+    assert [name for name, _ in service.calls] == ["forward", "forward_backward", "optim_step"]
+    sequences = merge((prompt, Sample(sampled, [-float(token) for token in sampled])) for prompt, sampled in TURNS)
+    advantage = {TokenRole.PROMPT: 0.0, TokenRole.OBSERVATION: WEIGHT, TokenRole.SAMPLED: 2.0}
+    for datum, sequence in zip(service.calls[1][1], sequences, strict=True):
+        targets, advantages, logprobs = columns(datum, "target_tokens", "advantages", "logprobs")
+        roles = sequence.roles[1:]
+        assert targets == sequence.token_ids[1:]
+        assert advantages == pytest.approx([advantage[role] for role in roles])
+        # What was shown has the trainer's own, so that its ratio is 1; what was sampled has the sampler's.
+        shown = [
+            0.0 if role is TokenRole.PROMPT else -float(target) for role, target in zip(roles, targets, strict=True)
+        ]
+        assert logprobs == shown
+        assert "mask" not in datum.loss_fn_inputs
+    assert metrics["optim/observation_loss"] == pytest.approx((6 + 7 + 12) / 3)
+
+
+async def test_a_group_of_one_reward_still_learns_what_it_was_shown() -> None:
+    service, _ = await step(WEIGHT, advantage=0.0)
+    assert sum(sum(columns(datum, "advantages")[0]) for datum in service.calls[1][1]) == pytest.approx(3 * WEIGHT)
+
+
+async def test_a_weight_of_0_is_the_loop_as_it_was() -> None:
+    from tinker_cookbook.rl.data_processing import trajectory_to_data
+
+    from harbor_gym.adapters.tinker.training.observation_loss import without_mask
+
+    service, metrics = await step(0.0, advantage=2.0)
+    assert [name for name, _ in service.calls] == ["forward_backward", "optim_step"]
+    plain = [pickle.dumps(without_mask(datum)) for datum in trajectory_to_data(trajectory(), 2.0)]
+    assert [pickle.dumps(datum) for datum in service.calls[0][1]] == plain
+    assert not metrics
