@@ -120,6 +120,7 @@ def _document(folders: Sequence[Path], path: Path, chosen: Sequence[Chosen]) -> 
         {
             "name": name,
             "files": _links(folder, path),
+            "place": folder.resolve().name,
             "list": listed,
             "episodes": {episode["name"]: episode for episode in found.episodes},
         }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harbor_gym._runtime.files import open_regular
+from harbor_gym.types import ActionFormat
 
 _MAX_CAST_BYTES = 2 << 20
 """A longer recording is left out of a page; its file stays."""
@@ -139,8 +140,9 @@ def read_transcript(path: Path, run_dir: Path) -> dict[str, Any] | None:
         with open_regular(path, run_dir / "transcripts") as file:
             document = json.loads(file.read())
         if isinstance(document, dict) and isinstance(document.get("turns"), list):
-            document.pop("settings", None)  # paths of this machine, which a page may leave
-            return {**document, **_place(path, run_dir, document)}
+            settings = document.pop("settings", None)  # paths of this machine, which a page may leave
+            can_be_played = isinstance(settings, dict) and settings.get("action_format") == ActionFormat.TERMINUS_JSON
+            return {**document, **_place(path, run_dir, document), "can_be_played": can_be_played}
     return None
 
 

@@ -167,7 +167,10 @@ class _Handler(BaseHTTPRequestHandler):
         folders = [run.folder for run in self._runs]
         names = distinct_names(folders)
         heads = [head_of(run.folder, name, run.episodes()) for run, name in zip(self._runs, names, strict=True)]
-        runs = [{"name": name, "files": f"files/{number}"} for number, name in enumerate(names)]
+        runs = [
+            {"name": name, "files": f"files/{number}", "place": str(folder)}
+            for number, (name, folder) in enumerate(zip(names, folders, strict=True))
+        ]
         pictures = [f"api/curve?number={number}" for number in range(len(run_curves(folders)))]
         page = render(data={"live": True, "runs": runs}, heads=heads, pictures=pictures, is_live=True)
         return "text/html; charset=utf-8", page.encode()

@@ -16,7 +16,7 @@ import typer
 from harbor_gym._runtime.console.progress import ticking
 from harbor_gym.cli.shared import echo, one_line_errors
 from harbor_gym.errors import UsageError, printable
-from harbor_gym.types import DEFAULT_SANDBOX
+from harbor_gym.types import DEFAULT_SANDBOX, ActionFormat
 
 if TYPE_CHECKING:
     from harbor_gym.config import Snapshot
@@ -61,7 +61,7 @@ def _snapshot(start: Path, turn: int | None) -> "Snapshot":
     named = (Path(f"{run / 'transcripts' / start.relative_to(run)}.json") for run in start.parents)
     found = start if start.is_file() else next((path for path in named if path.is_file()), start)
     snapshot = Snapshot.read(found)
-    if snapshot.config.action_format != "terminus-json-plain":
+    if snapshot.config.action_format != ActionFormat.TERMINUS_JSON:
         raise UsageError(
             f"{found}: play goes on from episodes in terminus-json-plain alone, not in {snapshot.config.action_format}"
         )

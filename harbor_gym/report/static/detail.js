@@ -130,9 +130,21 @@ function link(text, address) {
   return Object.assign(element("a", "", text), { href: address, target: "_blank", rel: "noopener" });
 }
 
+// The command that hands an episode over just before a turn, for a shell.
+function playCommand(place, episode, turn) {
+  const from = `${place}/${episode.name}`;
+  const quoted = /^[\w./,:@+-]+$/.test(from) ? from : `'${from.replaceAll("'", "'\\''")}'`;
+  return `harbor-gym play --from ${quoted} --turn ${turn}`;
+}
+
 // Show an episode in a section; return its player.
-function showEpisode(detail, episode, title, files) {
+function showEpisode(detail, episode, title, files, place) {
   const current = player(episode.cast);
+  const playOn = element("code", "", playCommand(place, episode, Math.max(0, episode.turns.length - 1)));
+  const jump = (turn) => {
+    playOn.textContent = playCommand(place, episode, turn);
+    current.jump(turn);
+  };
   const address = (kind) => `${files}/${episode.name.split("/").map(encodeURIComponent).join("/")}.${kind}`;
   detail.replaceChildren(
     element("h2", "", title),
@@ -141,9 +153,10 @@ function showEpisode(detail, episode, title, files) {
       files ? element("span", "links", " ", link("JSON", address("json")), " ", link("cast", address("cast"))) : ""),
     episode.error ? element("p", "error", episode.error) : "",
     episode.breakage ? element("p", "error", `the policy broke its sandbox: ${episode.breakage}`) : "",
+    episode.can_be_played ? element("p", "quiet", "go on just before the turn that is chosen, or the last one: ", playOn) : "",
     verdict(episode), start(episode), current.node,
-    ...episode.turns.map((turn, number) => turnCard(turn, number, (turnIndex) => { current.jump(turnIndex); detail.scrollIntoView(); })),
+    ...episode.turns.map((turn, number) => turnCard(turn, number, (turnIndex) => { jump(turnIndex); detail.scrollIntoView(); })),
     episode.final_observation ? element("article", "turn", element("h3", "", "final screen"), element("pre", "screen", episode.final_observation)) : "");
   detail.scrollTop = 0;
-  return current;
+  return { ...current, jump };
 }

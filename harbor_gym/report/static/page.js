@@ -5,7 +5,7 @@ const POLL_MS = 1000;
 const KEYS = [["j or ↓", "next episode"], ["k or ↑", "episode before"], ["n and p", "next turn, turn before"], ["space", "play or stop"], ["/", "search"], ["Tab", "to the other run"], ["d", "dark or light"], ["?", "this list"]];
 
 class EmbeddedRun {
-  constructor(run) { this.files = run.files; this.list = run.list; this.known = run.episodes; }
+  constructor(run) { this.files = run.files; this.place = run.place; this.list = run.list; this.known = run.episodes; }
   async episodes() { return this.list; }
   async episode(name) { return this.known[name]; }
   async search(text) {
@@ -16,7 +16,7 @@ class EmbeddedRun {
 }
 
 class LiveRun {
-  constructor(run, number) { this.files = run.files; this.base = `api/runs/${number}`; this.revision = null; }
+  constructor(run, number) { this.files = run.files; this.place = run.place; this.base = `api/runs/${number}`; this.revision = null; }
   async ask(path) {
     const answer = await fetch(`${this.base}/${path}`);
     if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
@@ -54,7 +54,7 @@ class Pane {
     if (name !== this.list.chosen) return;
     if (this.player) this.player.stop();
     this.turn = -1;
-    this.player = showEpisode(this.detail, episode, this.list.titleOf(name), this.source.files);
+    this.player = showEpisode(this.detail, episode, this.list.titleOf(name), this.source.files, this.source.place);
   }
 
   async refresh(wanted) {

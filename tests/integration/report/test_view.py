@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import shlex
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -174,6 +175,30 @@ async def test_filters_order_links_and_speeds(page: Page, run_dir: Path) -> None
         kinds = [await asyncio.to_thread(kind_of, link) for link in links]
         assert kinds == ["application/json", "application/x-asciicast"]
         assert await page.run("[...document.querySelectorAll('img.curve')].every(node => node.naturalWidth > 0)")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("kind", ["live", "file"])
+async def test_an_episode_shows_the_command_that_plays_on(page: Page, tmp_path: Path, kind: str) -> None:
+    run_dir = write_run(tmp_path / "it's a run", [1.0])
+    settings = {"action_format": "terminus-json-plain"}
+    write_episode(run_dir, 1, 2, reward=0.0, settings=settings)
+    write_episode(run_dir, 1, 3, reward=0.0, settings=settings | {"action_format": "bash-tool"})
+    command = "document.querySelector('.detail p code')?.textContent"
+    with Viewer([run_dir], port=0) as viewer:
+        await opened(page, viewer.url if kind == "live" else write_page(run_dir).path.as_uri(), 3)
+        assert await page.run(command) is None, "no settings, nothing to go on from"
+        await page.press("j")
+        await page.wait_for(f"{command}?.endsWith(' --turn 1')")
+        words = shlex.split(await page.run(command))
+        place = run_dir if kind == "live" else Path(run_dir.name)
+        name = "train/batch_0001/group_1/episode_002"
+        assert words == ["harbor-gym", "play", "--from", f"{place}/{name}", "--turn", "1"]
+        await page.press("n")
+        await page.wait_for(f"{command}.endsWith(' --turn 0')")
+        await page.press("j")
+        await page.wait_for(f"{TITLE}.includes('episode 3')")
+        assert await page.run(command) is None, "play has no such format"
 
 
 @pytest.mark.browser
