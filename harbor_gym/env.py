@@ -532,7 +532,7 @@ class AsyncTerminalGymEnv:
         if end.oom_kills is not None:
             info["metrics"]["oom_kills"] = end.oom_kills
         if episode.step_names:
-            running.step_rewards.append(dict(end.rewards))
+            running.step_rewards += map(dict, (end.rewards, *end.unplayed))
             info["step_rewards"] = tuple(running.step_rewards)
         if end.next_phase is not None:
             pay = account.pay_step(end.rewards)

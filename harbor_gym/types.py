@@ -163,8 +163,8 @@ class EpisodeInfo(TypedDict, total=False):
 
     rewards: dict[str, float]
     """When done: every key of the episode's reward as Harbor reports it: what the verifier wrote, of a multi-step task
-    what its own strategy (mean or final) makes of the steps that were graded. An episode that a budget cuts in a middle
-    step is reported as Harbor reports one that a ``min_reward`` gate stopped there: the steps behind it don't count."""
+    what its own strategy (mean or final) makes of the steps that were graded. Where an episode ends in a middle step,
+    by a budget or by the end of its shell, the steps behind it are graded without an action of the policy."""
 
     step_rewards: tuple[dict[str, float], ...]
     """When a step of a multi-step task was graded: what the verifier wrote of each step so far, in order. An empty one

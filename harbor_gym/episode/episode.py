@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-import math
 import shutil
 import tempfile
 import uuid
@@ -104,6 +103,9 @@ class PhaseEnd:
 
     verifier: VerifierReport | None = None
     """What the verifier left besides its rewards; None where it left nothing."""
+
+    unplayed: tuple[Mapping[str, float], ...] = ()
+    """What the verifiers of the further steps wrote, which were opened and ended without an action of the policy."""
 
 
 class Episode:
@@ -219,7 +221,8 @@ class Episode:
 
         Args:
             keep_processes: Leave running what the policy started.
-            is_last: End the episode here, also where a multi-step task has further steps.
+            is_last: End the episode here. Further steps of a multi-step task are opened and ended at once: what Harbor
+                makes of them without an action counts, as with an agent whose budget is spent.
             terminal: What the policy's terminal, detached by now, left in the sandbox.
 
         Raises:
@@ -263,9 +266,6 @@ class Episode:
         if run.done():
             raise failures.lost(self._finished_result(run))
         self._guard.keep_processes, self._guard.terminal = keep_processes, terminal
-        if is_last and (steps := self._trial.task.config.steps):
-            # A gate that no reward passes: Harbor then ends the trial after this step, in good order.
-            steps[self._phases_ended].min_reward = math.inf
         phase.done.set_result(None)
         self._phase = None
         next_phase = await self._next_phase()
@@ -276,7 +276,18 @@ class Episode:
         steps = self._trial.task.config.steps
         step = steps[self._phases_ended - 1].name if steps else None
         report = await asyncio.to_thread(read_verifier, self._trial.paths.trial_dir, step)
-        return replace(verdict, verifier=report if report.files else None)
+        end = replace(verdict, verifier=report if report.files else None)
+        if not is_last or next_phase is None:
+            return end
+        rest = await self._end_phase(next_phase, run, keep_processes=keep_processes, is_last=True, terminal=None)
+        return replace(
+            end,
+            next_phase=None,
+            verifier_sec=end.verifier_sec + rest.verifier_sec,
+            episode_rewards=rest.episode_rewards,
+            unplayed=(rest.rewards, *rest.unplayed),
+            breakage=rest.breakage,
+        )
 
     async def find_breakage(self, terminal: Leftovers | None = None, *, answers_nonsense: bool = False) -> str | None:
         """Return how the policy broke the sandbox of the running phase; None where nothing shows that it did.

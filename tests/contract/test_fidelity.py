@@ -205,17 +205,24 @@ async def test_one_final_reward_for_all_steps(tmp_path: Path, step_rewards: bool
     assert [item["reward"] for item in graded_in(ends)] == [1.0, 1.0, 0.0]
 
 
-async def test_a_budget_that_ends_a_middle_step_is_reported_as_a_gate_there_would_be(tmp_path: Path) -> None:
-    task_dir = write_steps(tmp_path / "steps", steps_toml())
-    scripts = ["echo one > one", "true"]
+@pytest.mark.parametrize("gate", ["", "min_reward = 0.5"])
+@pytest.mark.parametrize(
+    ("end", "reason"), [("true", EndReason.MAX_TURNS), ("exit", EndReason.SESSION_ENDED)], ids=["a budget", "exit"]
+)
+async def test_further_steps_are_graded_without_an_action(
+    tmp_path: Path, gate: str, end: str, reason: EndReason
+) -> None:
+    task_dir = write_steps(tmp_path / "steps", steps_toml(gate))
+    scripts = ["echo one > one", end]
     ends, _ = await run_episode(task_dir, scripts, sandbox="local", max_turns=3, trials_dir=tmp_path / "trials")
-    shut = write_steps(tmp_path / "shut", steps_toml("min_reward = 0.5"))
-    theirs = await run_trial(shut, [*scripts, "true"], sandbox="local", trials_dir=tmp_path / "theirs")
+    theirs = await run_trial(task_dir, ["echo one > one", "true", "true"], sandbox="local", trials_dir=tmp_path / "h")
     assert theirs.verifier_result is not None
     *_, (_, done, info) = ends
     assert done
-    assert info.get("end_reason") is EndReason.MAX_TURNS
-    assert info.get("episode_reward") == (theirs.verifier_result.rewards or {})["reward"] == 0.5
+    assert info.get("end_reason") is reason
+    assert list(info.get("step_rewards", ())) == rewards_of(theirs)
+    assert info.get("episode_reward") == (theirs.verifier_result.rewards or {})["reward"]
+    assert info.get("episode_reward") == pytest.approx(0.5 if gate else 2 / 3)
 
 
 ARTIFACTS = 'artifacts = ["/srv/answer", { source = "/srv/notes", exclude = ["*.tmp"] }]\n'

@@ -129,13 +129,13 @@ class GradingGuard:
         return failures.policy_failure(result, finding, self._ambiguous_failures)
 
     def rewards_without_verdict(self) -> dict[str, float]:
-        """Return the task's rewards where the policy left no verdict to its last step, which then counts as 0."""
+        """Return the task's rewards where the policy left no verdict: that step and those behind it count as 0."""
         config, steps = self._trial.task.config, self._trial.result.step_results or ()
         if config.multi_step_reward_strategy is MultiStepRewardStrategy.FINAL:
             return {}
         graded = [step.verifier_result.rewards or {} for step in steps if step.verifier_result is not None]
         names = {name for rewards in graded for name in rewards}
-        return {name: sum(rewards.get(name, 0) for rewards in graded) / (len(graded) + 1) for name in names}
+        return {name: sum(rewards.get(name, 0) for rewards in graded) / len(config.steps or [None]) for name in names}
 
     # --- the trial's moments, in order ----------------------------------------------------------------------------
 
