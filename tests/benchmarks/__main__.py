@@ -20,7 +20,7 @@ from harbor_gym.cli.plain_help import HELP_NAMES, PlainGroup
 from harbor_gym.cli.shared import FAILED, echo, one_line_errors, preflight_by_name, quiet_harbor
 from harbor_gym.errors import UsageError
 from harbor_gym.types import ExecutorKind
-from tests.benchmarks import concurrency, executors, singularity, vector
+from tests.benchmarks import concurrency, executors, fork, singularity, vector
 from tests.benchmarks.everything import bench_everything
 from tests.benchmarks.gateway import measure as gateway
 from tests.benchmarks.scale import fleet, soak
@@ -110,6 +110,20 @@ def run_concurrency(
     """Take steps in many terminals at once: none may be lost, and the event loop must stay free."""
     with measuring(env):
         report = asyncio.run(concurrency.bench_concurrency(env, terminals=terminals, steps=steps, transport=transport))
+    print_report(report, format_fields, as_json)
+
+
+@benchmarks.command("fork")
+def run_fork(
+    env: BenchEnv = "local",
+    turns: Annotated[int, typer.Option(min=2, help="Turns of the episode that is copied.")] = 8,
+    copies: Annotated[int, typer.Option(min=2, help="Copies that are made at once.")] = 16,
+    repeat: Annotated[int, typer.Option(min=1, help="Times that copies are made.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
+) -> None:
+    """Time a snapshot, a copy and many at once of a running episode, and look at what each copy has."""
+    with measuring(env):
+        report = asyncio.run(fork.bench_fork(env, turns=turns, copies=copies, repeat=repeat))
     print_report(report, format_fields, as_json)
 
 

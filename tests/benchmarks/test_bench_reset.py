@@ -8,6 +8,7 @@ from harbor_gym._runtime.procfs import descendants
 from harbor_gym.bench.episode import EpisodeReport, EpisodeRow, format_episodes
 from harbor_gym.bench.memory import pss_bytes
 from harbor_gym.bench.reset import HARBOR, OURS, POOL, ResetReport, ResetRow, format_reset
+from tests.helpers.benchmarks import run_benchmark
 from tests.helpers.engines import require_engine
 from tests.unit.house.test_cli import run
 
@@ -82,6 +83,17 @@ def test_the_benchmarks_run_over_local_sandboxes() -> None:
     phases = {row["phase"]: row for row in report["phases"]}
     assert {name: row["times"] for name, row in phases.items()} == {"reset": 2, "step": 10, "verdict": 2, "close": 2}
     assert all(phases[name]["started"] >= 5 for name in ("reset", "verdict"))
+
+
+@pytest.mark.local
+@pytest.mark.usefixtures("nothing_left")
+def test_copies_are_timed_and_each_has_what_its_parent_had() -> None:
+    require_engine("local")
+    done = run_benchmark("fork", "--turns", "3", "--copies", "2", "--repeat", "1", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert (report["mode"], report["turns"], report["wrong"]) == ("replay", 3, 0)
+    assert report["fork_all_ms"] > 0
 
 
 @pytest.mark.docker
