@@ -3,11 +3,13 @@
 Nothing is tokenised here. A trainer that needs the tokens puts the gateway, or a server of its own, behind the address.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from harbor_gym.config.snapshot import read_start, settings_of
 from harbor_gym.env import AsyncTerminalGymEnv
 from harbor_gym.errors import BudgetSpentError, HarborGymError, SamplerError
 from harbor_gym.formats import parse_action, prompts
@@ -136,6 +138,8 @@ async def run_chat_episode(
 ) -> Rollout:
     """Run one episode to its end and close the environment.
 
+    An episode that goes on from another one's turn (``start_from``, ``fork``) has that one's messages before its own.
+
     Args:
         env: A text environment; it is closed in any case.
         ask: Asked once a turn with the whole chat, such as a :class:`ChatEndpoint`. Its :class:`BudgetSpentError` ends
@@ -153,10 +157,19 @@ async def run_chat_episode(
     messages: Messages = []
     transcript = Transcript(system_prompt=prompts.system_message(env.config))
     try:
+        origin = await asyncio.to_thread(read_start, env.config.start_from)
         screen, transcript.start_info = await env.reset()
+        transcript.settings = settings_of(env.config)
         opening = prompts.opening(env.config, transcript.start_info.get("instruction", ""), screen)
+        if origin is not None and origin.turns:
+            transcript.turns.extend(origin.turns)
+            opening, screen = opening._replace(first=origin.turns[0].observation), origin.observation
+        earlier = len(transcript.turns)
         messages.extend(opening.messages)
         shown = opening.first
+        following = [*(turn.observation for turn in transcript.turns[1:]), screen]
+        for turn, shown in zip(transcript.turns, following, strict=False):
+            messages += [{"role": "assistant", "content": turn.action}, {"role": "user", "content": shown}]
         while True:
             result, answer = await _take_turn(env, ask, messages, ends_without_tool_call=ends_without_tool_call)
             if answer is None:
@@ -175,7 +188,7 @@ async def run_chat_episode(
     finally:
         await env.close()
     metrics: dict[str, float] = {}
-    for info in transcript.infos:
+    for info in (transcript.start_info, *transcript.infos[1 + earlier :]):
         metrics |= {name: metrics.get(name, 0.0) + value for name, value in info["metrics"].items()}
     return Rollout.ended(result.info, transcript.reward, messages=messages, transcript=transcript, metrics=metrics)
 

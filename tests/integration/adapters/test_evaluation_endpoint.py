@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from harbor.models.trial.config import AgentConfig
 
-from harbor_gym import EndReason, TerminalEnvConfig
+from harbor_gym import AsyncTerminalGymEnv, EndReason, Snapshot, TerminalEnvConfig
 from harbor_gym.adapters.harbor.evaluation import AgentPlayer
 from harbor_gym.evaluation import ChatPlayer, evaluate
 from harbor_gym.samplers import ChatEndpoint, EngineSettingsError
@@ -57,6 +57,25 @@ async def test_our_own_loop(tmp_path: Path) -> None:
     assert (result.reward, result.end_reason, result.turns) == (1.0, EndReason.COMPLETED, 2)
     assert (result.prompt_tokens, result.sampled_tokens) == tokens_of(model)
     assert list((tmp_path / "transcripts").rglob("episode_001.json"))
+
+
+async def test_an_episode_that_goes_on_has_the_whole_chat(tmp_path: Path) -> None:
+    config, start = fake_task(tmp_path / "task"), tmp_path / "snapshot.json"
+    said = [message("echo one > a\n"), message("cat /srv/a\n")]
+    async with AsyncTerminalGymEnv(config) as env:
+        first = [(await env.reset())[0], *[(await env.step(text)).observation for text in said]]
+        (await env.snapshot()).write(start)
+    later = TerminalEnvConfig.model_validate({"start_from": start})
+    async with serving(*said, message(DONE), COMPLETE) as model, endpoint(model) as chat:
+        (result,) = await evaluate([later], ChatPlayer(chat, transcripts_dir=tmp_path / "transcripts"), episodes=1)
+    assert (result.reward, result.turns) == (1.0, 4)
+    chat_so_far = model.requests[0]["messages"]
+    assert [item["role"] for item in chat_so_far] == ["system", *["user", "assistant"] * 2, "user"]
+    assert [item["content"] for item in chat_so_far[2::2]] == said
+    shown = [item["content"] for item in chat_so_far[1::2]]
+    assert all(content.endswith(screen) for content, screen in zip(shown, first, strict=True))
+    (written,) = (tmp_path / "transcripts").rglob("*.json")
+    assert [turn.action for turn in Snapshot.read(written).turns] == [*said, message(DONE)]
 
 
 @pytest.mark.parametrize("agent", [AGENT])
