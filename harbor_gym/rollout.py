@@ -59,7 +59,12 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
                 step = await env.truncate(EndReason(exc.reason))
                 transitions[-1:] = [replace(last, reward=step.reward, info=step.info) for last in transitions[-1:]]
                 break
-            step = await env.step(sampled.tokens, stop_reason=sampled.stop_reason, logprobs=sampled.logprobs)
+            step = await env.step(
+                sampled.tokens,
+                stop_reason=sampled.stop_reason,
+                logprobs=sampled.logprobs,
+                version=sampled.version,
+            )
             transitions.append(TokenTransition(prompt, sampled, step.reward, step.info))
     except HarborGymError as exc:
         if not exc.is_infrastructure:

@@ -1,6 +1,7 @@
 """Rollouts as flat token sequences, the form that most trainers take."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -67,6 +68,16 @@ def split(sequence: TokenSequence) -> list[TokenSequence]:
     ]
 
 
+def staleness(sequences: Iterable[TokenSequence], newest: int) -> Counter[int]:
+    """Return how many sampled tokens are so many versions behind the newest; tokens of unknown version do not count."""
+    spans = [span for sequence in sequences for span in sequence.spans]
+    counts = Counter[int]()
+    for span in spans:
+        if span.version is not None:
+            counts[newest - span.version] += span.end - span.start
+    return counts
+
+
 class SequenceBuilder:
     """A sequence to which calls are added. What is shown before the first sample is its prompt."""
 
@@ -88,7 +99,7 @@ class SequenceBuilder:
     def extend(self, prompt: Sequence[int], sample: Sample, *, call: int) -> None:
         """Add a call whose prompt begins with everything of this sequence."""
         self.show(prompt[len(self._sequence.prompt) + len(self._sequence.completion) :])
-        self.add(sample.tokens, sample.logprobs, call=call)
+        self.add(sample.tokens, sample.logprobs, call=call, version=sample.version)
 
     def show(self, tokens: Sequence[int]) -> None:
         """Add tokens that were not sampled here."""
@@ -98,7 +109,15 @@ class SequenceBuilder:
         self._sequence.completion.extend(tokens)
         self._sequence.logprobs.extend([0.0] * len(tokens))
 
-    def add(self, sampled: Sequence[int], logprobs: Sequence[float] | None, *, call: int, agent: int = 0) -> None:
+    def add(
+        self,
+        sampled: Sequence[int],
+        logprobs: Sequence[float] | None,
+        *,
+        call: int,
+        agent: int = 0,
+        version: int | None = None,
+    ) -> None:
         """Add the sampled tokens of a call.
 
         Args:
@@ -106,6 +125,7 @@ class SequenceBuilder:
             logprobs: The log-probability of each, in nats; None where there are none.
             call: The call's index, as :class:`SampledSpan` has it.
             agent: Whose call it was, as there.
+            version: Of the weights, as there.
 
         Raises:
             UsageError: There are more or fewer log-probabilities than tokens.
@@ -114,7 +134,7 @@ class SequenceBuilder:
         if len(known) != len(sampled):
             raise UsageError(f"a sample of {len(sampled)} tokens has {len(known)} log-probabilities")
         start = len(self._sequence.completion)
-        self._spans.append(SampledSpan(start, start + len(sampled), call, agent))
+        self._spans.append(SampledSpan(start, start + len(sampled), call, agent, version))
         self._sequence.completion.extend(sampled)
         self._sequence.logprobs.extend(known)
 

@@ -29,7 +29,7 @@ __all__ = ["TokenTerminalEnv"]
 if TYPE_CHECKING:
     from harbor_gym.wrappers import Forkable, TerminalEnv
 
-_OF_TOKENS = ("prompt_tokens", "sampled_tokens", "logprobs", "thinking_sec")
+_OF_TOKENS = ("prompt_tokens", "sampled_tokens", "logprobs", "version", "thinking_sec")
 """The fields of a turn that the environment below does not know."""
 
 
@@ -137,6 +137,7 @@ class TokenTerminalEnv:
         *,
         stop_reason: StopReason = "stop",
         logprobs: Sequence[float] | None = None,
+        version: int | None = None,
     ) -> TokenStep:
         """Act on one sampled message.
 
@@ -145,6 +146,7 @@ class TokenTerminalEnv:
             stop_reason: ``"length"`` means the message was cut at the token limit: nothing of it is executed, and
                 the episode ends truncated and verified. A message without tokens is one that can't be read.
             logprobs: Log-probability of each of the tokens, in nats; kept in the transcript.
+            version: Of the weights, as :attr:`harbor_gym.Sample.version`; kept in the transcript.
 
         Raises:
             HarborGymError: As :meth:`harbor_gym.AsyncTerminalGymEnv.step` does.
@@ -164,6 +166,7 @@ class TokenTerminalEnv:
             prompt_tokens=len(self._prompt),
             sampled_tokens=len(sampled),
             logprobs=logprobs,
+            version=version,
             thinking_sec=thinking_sec,
         )
         self.transcript.turns.append(turn)

@@ -137,6 +137,7 @@ def _read_turn(number: int, turn: dict[str, Any]) -> Turn:
         reward=turn["reward"],
         prompt_tokens=turn["prompt_tokens"],
         sampled_tokens=turn["sampled_tokens"],
+        version=turn.get("version"),
         thinking_sec=turn["thinking_sec"],
         commands=None if commands is None else tuple(Command(keys, seconds) for keys, seconds in commands),
     )
@@ -154,5 +155,6 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "sampled_tokens": turn.sampled_tokens,
         "thinking_sec": None if turn.thinking_sec is None else round(turn.thinking_sec, 3),
         "logprobs": None if turn.logprobs is None else _rounded(turn.logprobs),
+        **({} if turn.version is None else {"version": turn.version}),
         **_kept(turn.info, _KEPT_INFO),
     }

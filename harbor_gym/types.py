@@ -258,6 +258,9 @@ class Sample:
     stop_reason: StopReason = "stop"
     """Why sampling stopped."""
 
+    version: int | None = None
+    """Version of the weights that sampled it, counted in steps of training; None where the sampler does not tell."""
+
 
 Sampler = Callable[[Sequence[int]], Awaitable[Sample]]
 """Samples one message for a prompt given as token ids."""
@@ -304,6 +307,9 @@ class Turn:
 
     logprobs: Sequence[float] | None = None
     """Log-probability of each sampled token under the sampling policy, in nats, where it is known."""
+
+    version: int | None = None
+    """Version of the weights that sampled the answer, where it is known."""
 
     thinking_sec: float | None = None
     """Seconds from showing the observation to receiving the answer."""
@@ -362,6 +368,9 @@ class SampledSpan:
     """Whose call it was: 0 is the agent's own conversation, from 1 on are its sub-agents and side calls, numbered in
     the order of their first calls."""
 
+    version: int | None = field(default=None, compare=False)
+    """Version of the weights that sampled them, as :attr:`Sample.version`."""
+
     is_trained: bool = True
     """Whether the tokens are trained."""
 
@@ -404,9 +413,18 @@ class TokenSequence:
         """Indices of the model's calls whose samples are in it."""
         return tuple(span.call for span in self.spans)
 
-    def masked(self) -> Self:
-        """Return the sequence with no token to train."""
-        return replace(self, spans=tuple(replace(span, is_trained=False) for span in self.spans))
+    def masked(self, *, older_than: int | None = None) -> Self:
+        """Return the sequence with fewer tokens to train.
+
+        Args:
+            older_than: Train no token that an older version of the weights sampled; one of an unknown version stays as
+                it is. None trains none at all.
+        """
+
+        def is_trained(span: SampledSpan) -> bool:
+            return span.is_trained and older_than is not None and (span.version is None or span.version >= older_than)
+
+        return replace(self, spans=tuple(replace(span, is_trained=is_trained(span)) for span in self.spans))
 
     def _behind[T](self, shown: T, sampled: Callable[[SampledSpan], T]) -> list[T]:
         values = [shown] * len(self.completion)

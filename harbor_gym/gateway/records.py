@@ -68,6 +68,9 @@ class CallRecord:
     stop_reason: StopReason
     """Why the sampler stopped."""
 
+    version: int | None
+    """Version of the weights, where the sampler tells it."""
+
     model: str
     """Model name in the request."""
 
@@ -210,14 +213,14 @@ def _sequence(chain: Sequence[CallRecord], agent: int) -> TokenSequence:
         sequence.show(parent.tokens)
     for call in chain:
         sequence.show(call.prompt_suffix.tolist())
-        sequence.add(call.sampled, call.logprobs, call=call.index, agent=agent)
+        sequence.add(call.sampled, call.logprobs, call=call.index, agent=agent, version=call.version)
     return sequence.build()
 
 
 def _turn(number: int, call: CallRecord) -> Turn:
     action = write_calls(call.answer.content, call.answer.tool_calls)
     info: EpisodeInfo = {"turn": number, "metrics": {"time/sampler_sec": call.duration_sec}}
-    return Turn(_shown(call.messages), action, info, 0.0, len(call.prompt), len(call.sampled))
+    return Turn(_shown(call.messages), action, info, 0.0, len(call.prompt), len(call.sampled), version=call.version)
 
 
 def _shown(messages: Sequence[Message]) -> str:

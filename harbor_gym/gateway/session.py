@@ -205,6 +205,7 @@ class Session:
                 sampled=tuple(sample.tokens),
                 logprobs=None if sample.logprobs is None else tuple(sample.logprobs),
                 stop_reason=sample.stop_reason if sample.tokens else "stop",  # without tokens nothing was cut
+                version=sample.version,
                 model=request.model,
                 head=match.head,
                 request=match.digests[-1] + match.tools,

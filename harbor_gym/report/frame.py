@@ -16,7 +16,7 @@ _logger = logging.getLogger(__name__)
 _PLACE = ("name", "task", "split", "batch", "group", "episode")
 _COLUMNS = (*_PLACE, "reward", "end_reason", "error", "breakage", "seconds")
 _TURN_COLUMNS = (
-    *("observation", "action", "reward", "prompt_tokens", "sampled_tokens", "thinking_sec", "logprobs"),
+    *("observation", "action", "reward", "prompt_tokens", "sampled_tokens", "thinking_sec", "logprobs", "version"),
     *("parse_error", "exit_code"),
 )
 
@@ -46,9 +46,9 @@ def turns(run: str | Path) -> "pd.DataFrame":
 
     The columns are ``name``, ``task``, ``split``, ``batch``, ``group`` and ``episode`` as there, ``turn`` (from 1),
     ``observation``, ``action``, ``reward`` (the turn's own), ``prompt_tokens``, ``sampled_tokens``, ``thinking_sec``
-    (from the prompt to the answer), ``logprobs`` (a list, natural logarithms, one a sampled token), ``parse_error``,
-    ``exit_code``, and the turn's metrics by their own names, such as ``time/step_sec``. What a transcript lacks is
-    missing in its row.
+    (from the prompt to the answer), ``logprobs`` (a list, natural logarithms, one a sampled token), ``version`` (of the
+    weights that sampled it), ``parse_error``, ``exit_code``, and the turn's metrics by their own names, such as
+    ``time/step_sec``. What a transcript lacks is missing in its row.
 
     Args:
         run: The run's folder, which has the folder ``transcripts``.

@@ -98,7 +98,13 @@ def _read_sample(answer: object) -> Sample:
         raise EngineSettingsError(
             "the engine returned no output_token_logprobs: return_logprob had no effect; let it return them"
         )
-    return Sample([token for _, token in pairs], [value for value, _ in pairs], cast("StopReason", reason))
+    version = str(cast("dict[str, Any]", answer)["meta_info"].get("weight_version"))
+    return Sample(
+        [token for _, token in pairs],
+        [value for value, _ in pairs],
+        cast("StopReason", reason),
+        int(version) if version.isdecimal() else None,
+    )
 
 
 def _pair(item: object) -> tuple[float, int]:

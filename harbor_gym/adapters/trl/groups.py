@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harbor_gym._runtime.task_groups import task_group
@@ -16,10 +16,10 @@ from harbor_gym.adapters.trl.harness import HarnessSettings
 from harbor_gym.adapters.trl.rewards import LOST_METRIC
 from harbor_gym.adapters.trl.slot import run_of
 from harbor_gym.errors import HarborGymError
-from harbor_gym.rollout import end_word, run_with_retries
-from harbor_gym.sequences import flatten
+from harbor_gym.rollout import context_tokens_of, end_word, run_with_retries
+from harbor_gym.sequences import flatten, staleness
 from harbor_gym.tokens import TokenTerminalEnv
-from harbor_gym.types import ChatCodec, Rollout, Sampler, Turn
+from harbor_gym.types import ChatCodec, Rollout, Sample, Sampler, TokenSequence, Turn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,6 +58,9 @@ class GroupPlan:
 
     max_lost_groups: int
     """So many groups in a row with nothing to train on raise."""
+
+    max_token_staleness: int | None = None
+    """Tokens more versions behind the newest when their group ends are not trained; None trains all."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +125,17 @@ class GroupPlayer:
         plan, started, version = self._plan, time.monotonic(), self._version()
         indices = list(plan.settings.task_dirs)
         index = indices[number % len(indices)]
+        versioned = _Versioned(sample, self._version)
         async with task_group() as group:
-            tasks = [group.create_task(_play(plan, index, sample)) for _ in range(plan.num_generations)]
+            tasks = [group.create_task(_play(plan, index, versioned)) for _ in range(plan.num_generations)]
         rollouts = [task.result() for task in tasks]
-        samples = _as_samples(rollouts, version, number)
-        self._report(_metrics(rollouts, time.monotonic() - started))
+        newest, sequences = self._version(), [flatten(rollout) for rollout in rollouts]
+        behind = {f"rollout/tokens_{age}_behind_total": float(n) for age, n in staleness(sequences, newest).items()}
+        if plan.max_token_staleness is not None:
+            oldest = newest - plan.max_token_staleness
+            sequences, version = [sequence.masked(older_than=oldest) for sequence in sequences], max(version, oldest)
+        samples = _as_samples(rollouts, sequences, version, number)
+        self._report(_metrics(rollouts, time.monotonic() - started) | behind)
         self._count_lost(rollouts, is_lost=not samples)
         return samples
 
@@ -158,14 +167,30 @@ async def _play(plan: GroupPlan, task_index: int, sample: Sampler) -> Rollout:
     return await run_with_retries(make, sample, max_retries=settings.max_retries)
 
 
-def _as_samples(rollouts: Sequence[Rollout], version: int, group: int) -> list[EpisodeSample]:
+@dataclass(frozen=True)
+class _Versioned:
+    """A sampler whose samples have the version of the weights at their beginning."""
+
+    sample: Sampler
+    version: Callable[[], int]
+
+    async def __call__(self, prompt: Sequence[int], /) -> Sample:
+        version = self.version()
+        return replace(await self.sample(prompt), version=version)
+
+    async def context_tokens(self) -> int | None:
+        return await context_tokens_of(self.sample)
+
+
+def _as_samples(
+    rollouts: Sequence[Rollout], sequences: Sequence[TokenSequence], version: int, group: int
+) -> list[EpisodeSample]:
     import numpy as np
 
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     mean, std = (statistics.fmean(rewards), statistics.pstdev(rewards)) if rewards else (math.nan, math.nan)
     samples: list[EpisodeSample] = []
-    for rollout in rollouts:
-        sequence = flatten(rollout)
+    for rollout, sequence in zip(rollouts, sequences, strict=True):
         if rollout.reward is None or not any(sequence.mask):
             continue
         shown = len(sequence.prompt)

@@ -169,6 +169,7 @@ class HarborSpec:
         *,
         model: str,
         max_lost_groups: int = 4,
+        max_token_staleness: int | None = None,
         sampler: Callable[[], AbstractAsyncContextManager[Sampler]] | None = None,
     ) -> HarborRolloutWorker:
         """Return the rollouts of ``terminal`` for ``AsyncGRPOTrainer(rollout_worker=…)``, exact to the token.
@@ -180,6 +181,8 @@ class HarborSpec:
             model: The policy's name, as the engine serves it.
             max_lost_groups: So many groups in a row in which everything was lost end the training with an error; the
                 trainer would wait for ever.
+            max_token_staleness: Train no token that was sampled more versions of the weights before its group's end.
+                The sample's version, by which ``args.max_staleness`` drops it, is then that of the oldest it may train.
             sampler: Opens what samples instead of ``args.vllm_server_base_url``. It must pickle.
 
         Raises:
@@ -202,6 +205,7 @@ class HarborSpec:
                 max_tokens=args.max_completion_length,
                 max_context_tokens=self._max_context_tokens,
                 max_lost_groups=max_lost_groups,
+                max_token_staleness=max_token_staleness,
             ),
             queue_size=queue_size(args),
         )

@@ -91,7 +91,11 @@ async def by_trl_async(episode: Episode) -> Played:
 
     with spec:
         samples = await get_portal().run(play)
-    (end,) = [key.removeprefix("harbor/").removesuffix("_total") for key in metrics if key.endswith("_total")]
+    (end,) = [
+        key.removeprefix("harbor/").removesuffix("_total")
+        for key in metrics
+        if key.startswith("harbor/") and key.endswith("_total")
+    ]
     if not samples:
         return Played(None, EndReason.INFRASTRUCTURE_ERROR, end)
     first, twin = samples

@@ -75,6 +75,7 @@ async def test_an_overloaded_engine_is_asked_again(engine: EngineDouble) -> None
 
 
 async def test_the_gateway_in_front_of_it(engine: EngineDouble) -> None:
+    engine.changes = {"weight_version": "7"}
     async with (
         SGLangSampler(engine.url, max_tokens=4) as sample,
         Gateway(sample, CharacterCodec(), model="policy") as gateway,
@@ -91,3 +92,4 @@ async def test_the_gateway_in_front_of_it(engine: EngineDouble) -> None:
     assert second["input_ids"][: len(first["input_ids"]) + 4] == [*first["input_ids"], *session.calls[0].sampled]
     (segment,) = session.trained_segments
     assert sum(segment.mask) == 8
+    assert [(span.call, span.version) for span in segment.spans] == [(0, 7), (1, 7)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harbor_gym import EndReason, Rollout, Sample, TokenTransition, UsageError, flatten, merge
-from harbor_gym.sequences import split
+from harbor_gym.sequences import split, staleness
 from harbor_gym.types import TokenRole
 
 ids = st.lists(st.integers(0, 5), max_size=6)
@@ -53,6 +53,17 @@ def test_each_token_has_a_role_and_each_sample_its_call() -> None:
     ]
     masked = sequence.masked()
     assert (masked.roles, masked.mask, masked.calls) == (sequence.roles, [0] * 5, (0, 1, 2))
+
+
+def test_tokens_of_old_weights_are_counted_and_masked() -> None:
+    turns = [([1], Sample([2, 3], version=4)), ([1, 2, 3, 9], Sample([5], version=6)), ([1, 2, 3, 9, 5], Sample([7]))]
+    (sequence,) = merge(turns)
+    assert staleness([sequence], newest=6) == {2: 2, 0: 1}
+    assert [span.version for span in sequence.spans] == [4, 6, None]
+    assert sequence.masked(older_than=4) == sequence
+    fresh = sequence.masked(older_than=5)
+    assert (fresh.mask, fresh.roles) == ([0, 0, 0, 1, 1], sequence.roles)
+    assert not any(fresh.masked().masked(older_than=0).mask), "what is not trained stays so"
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3, 9], [1, 2], [], [1, 2, 3]])

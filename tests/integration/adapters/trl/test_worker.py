@@ -1,5 +1,6 @@
 """The rollout worker of AsyncGRPO without a trainer: its process, its end, and what it does when everything is lost."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -106,6 +107,37 @@ def test_samples_of_the_rollout_process(spec: HarborSpec) -> None:
         assert tokenizer().decode(sample.input_ids).startswith("<|im_start|>system")
     assert worker.metrics_queue.get()["harbor/lost"] == (0.0, GROUP)
     worker.stop()
+
+
+@pytest.mark.parametrize(("limit", "is_first_trained", "version"), [(None, True, 3), (2, True, 3), (1, False, 4)])
+def test_weights_that_change_in_the_middle_of_an_episode(
+    spec: HarborSpec, limit: int | None, is_first_trained: bool, version: int
+) -> None:
+    """The trainer makes two steps while the first answers of the group are sampled."""
+    asked, all_asked = 0, asyncio.Event()
+
+    class Slow(Typist):
+        async def __call__(self, prompt: Sequence[int]) -> Sample:
+            nonlocal asked
+            asked += 1
+            if asked == GROUP:
+                all_asked.set()
+            await all_asked.wait()
+            return await super().__call__(prompt)
+
+    metrics: list[Any] = []
+    plan = make_worker(spec, max_token_staleness=limit).plan
+
+    async def run() -> list[Any]:
+        player = GroupPlayer(plan, emit=ignore, report=metrics.append, version=lambda: 3 if asked < GROUP else 5)
+        return await player.play(0, Slow())
+
+    samples = get_portal().call(run)
+    first, second = (len(tokenizer().encode(text)) + 1 for text in ("echo done > /srv/answer\n", "<task_complete/>"))
+    assert [sample.completion_mask.sum() for sample in samples] == [first * is_first_trained + second] * GROUP
+    assert {sample.model_version for sample in samples} == {version}
+    behind = {name: count for name, count in metrics[0].items() if "behind" in name}
+    assert behind == {"rollout/tokens_2_behind_total": first * GROUP, "rollout/tokens_0_behind_total": second * GROUP}
 
 
 def test_advantages_are_trls(spec: HarborSpec) -> None:
