@@ -252,11 +252,12 @@ def _losses(model: Qwen3ForCausalLM, batch: Sequence[Row], shared: int) -> torch
         tokens[index, : len(row.tokens) - shared] = torch.tensor(row.tokens[shared:])
         learnt[index, : len(row.tokens) - shared] = torch.tensor(row.learnt[shared:])
     cache = DynamicCache(config=model.config)
+    # The cache is the fourth argument: its name is another one since transformers 5.24.
     if shared:
-        model.model(input_ids=torch.tensor([batch[0].tokens[:shared]]), past_key_values=cache, use_cache=True)
+        model.model(torch.tensor([batch[0].tokens[:shared]]), None, None, cache, use_cache=True)
         cache.batch_repeat_interleave(len(batch))
     # Padding stands at the end, where causal attention keeps it from every token that counts.
-    hidden = model.model(input_ids=tokens[:, :-1], past_key_values=cache, use_cache=True).last_hidden_state
+    hidden = model.model(tokens[:, :-1], None, None, cache, use_cache=True).last_hidden_state
     chosen = learnt[:, 1:]
     logits = model.lm_head(hidden[chosen])
     return torch.nn.functional.cross_entropy(logits, tokens[:, 1:][chosen], reduction="none")
