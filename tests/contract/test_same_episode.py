@@ -19,6 +19,7 @@ from tests.contract.players import cookbook, gymnasium, harbor, nemo_gym, openen
 from tests.contract.players.episode import FORGE, FORGED, TURN, VANISH, Episode, Played, Script, by_run_episode
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.paths import ROOT
+from tests.helpers.patience import PATIENCE_SEC
 from tests.helpers.sandboxes.fake_episodes import COMPLETE, message
 from tests.helpers.tasks import DONE, UNDONE, write_steps, write_task
 
@@ -69,6 +70,8 @@ def thinking(*answers: str) -> tuple[str, ...]:
 
 THOUGHTFUL = thinking(message(DONE), COMPLETE)
 SOLVED = Script((message("pwd\n"), message(DONE), COMPLETE))
+REALLY_SOLVED = Script((*(message(keys, duration=PATIENCE_SEC) for keys in ("pwd\n", DONE)), COMPLETE))
+"""The same for a real sandbox: a command that ends returns at once, however busy the machine is."""
 EPISODES: Mapping[str, tuple[Script, Mapping[str, Any], Played]] = {
     "solved": (SOLVED, {}, Played(1.0, EndReason.COMPLETED)),
     "given up": (Script((COMPLETE,)), {}, Played(0.0, EndReason.COMPLETED)),
@@ -245,7 +248,7 @@ async def test_of_steps(adapter: str, name: str, model_dir: str, tmp_path: Path)
 @pytest.mark.local
 @pytest.mark.parametrize("adapter", adapters(but=("run_episode",)))
 async def test_in_a_real_sandbox(adapter: str, model_dir: str, tmp_path: Path) -> None:
-    episode = Episode(write_task(tmp_path / "task"), model_dir, SOLVED, "local", {})
+    episode = Episode(write_task(tmp_path / "task"), model_dir, REALLY_SOLVED, "local", {})
     played, reference = await ADAPTERS[adapter](episode), await by_run_episode(episode)
     assert played == reference == Played(1.0, EndReason.COMPLETED)
     assert played.trained == reference.trained
@@ -255,7 +258,7 @@ async def test_in_a_real_sandbox(adapter: str, model_dir: str, tmp_path: Path) -
 @pytest.mark.parametrize("adapter", adapters())
 async def test_a_real_sandbox_that_is_lost_when_it_is_graded(adapter: str, model_dir: str, tmp_path: Path) -> None:
     sandbox = "tests.helpers.sandboxes.failing:LostAtGrading"
-    episode = Episode(write_task(tmp_path / "task"), model_dir, SOLVED, sandbox, {})
+    episode = Episode(write_task(tmp_path / "task"), model_dir, REALLY_SOLVED, sandbox, {})
     played = await ADAPTERS[adapter](episode)
     assert (played.reward, played.end_reason) == (None, EndReason.INFRASTRUCTURE_ERROR)
     assert played.failure_kind == (await by_run_episode(episode)).failure_kind
