@@ -331,6 +331,7 @@ _INTERPRETERS = (
         ("y\n", "input"),
         ("exit\n", "prompt"),
         needs="fish",
+        is_alone=True,  # every fish of a user listens to one named pipe, and returns late while another one has it
     ),
     _session(
         "zsh",
