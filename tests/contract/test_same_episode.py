@@ -245,6 +245,20 @@ async def test_of_steps(adapter: str, name: str, model_dir: str, tmp_path: Path)
         assert played.trained == (await by_run_episode(episode)).trained
 
 
+@pytest.mark.parametrize("adapter", adapters())
+async def test_a_step_behind_a_spent_budget_is_graded_as_it_stands(
+    adapter: str, model_dir: str, tmp_path: Path
+) -> None:
+    task = write_steps(tmp_path / "task")
+    (task / "steps/step-2/workdir").mkdir()
+    (task / "steps/step-2/workdir/answer").write_text("undone\n")
+    options = {"solved_when": {"/srv/answer": "done"}}
+    episode = Episode(
+        task, model_dir, Script((message(DONE),)), "harbor_gym.testing:FakeEnvironment", options, max_turns=1
+    )
+    assert await ADAPTERS[adapter](episode) == Played(0.5, EndReason.MAX_TURNS)
+
+
 @pytest.mark.local
 @pytest.mark.parametrize("adapter", adapters(but=("run_episode",)))
 async def test_in_a_real_sandbox(adapter: str, model_dir: str, tmp_path: Path) -> None:
