@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from harbor_gym._runtime.files import replace_text
+from harbor_gym._runtime.files import replace_text, why_unreadable
 from harbor_gym._runtime.json_files import read_document
 from harbor_gym.errors import UsageError
 from harbor_gym.types import Command, EpisodeInfo, Transcript, Turn
@@ -90,7 +90,7 @@ def read_transcript(path: Path) -> tuple[Transcript, dict[str, Any]]:
         transcript.settings = document.get("settings")
         transcript.start_info = cast("EpisodeInfo", {"turn": 0, "metrics": {}, **document["start"]})
     except OSError as exc:
-        raise UsageError(f"{path} can't be read: {exc.strerror}: {remedy}") from exc
+        raise UsageError(f"{path} can't be read: {why_unreadable(exc)}: {remedy}") from exc
     except (KeyError, TypeError, AttributeError) as exc:
         raise UsageError(f"{path} is no whole transcript, {exc!r}: {remedy}") from exc
     return transcript, document

@@ -3,11 +3,36 @@
 import contextlib
 import errno
 import os
+import ssl
 import stat
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
+
+_REASONS = {
+    errno.ENOENT: "it is not there",
+    errno.ENOTDIR: "a part of its path is a file",
+    errno.EISDIR: "it is a folder",
+    errno.EACCES: "its permissions forbid it",
+}
+
+
+def why_unreadable(error: Exception) -> str:
+    """Return why a file can't be read as what it has to be, in words for people, without the file's name.
+
+    Args:
+        error: What opening, decoding or parsing it raised.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text in UTF-8"
+    if isinstance(error, ssl.SSLError):
+        return "it holds no certificate or no key"
+    if isinstance(error, OSError):
+        return _REASONS.get(error.errno or 0) or error.strerror or str(error)
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    return str(error)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """The common part of all commands: exit codes, errors on one line, and the check before anything starts."""
 
+import errno
 import logging
 import os
 from collections.abc import Generator
@@ -19,6 +20,13 @@ MISUSED = 2
 
 INTERRUPTED = 130
 """Exit code: ended by SIGINT."""
+
+_REMEDIES = {
+    errno.ENOENT: "name one that is there",
+    errno.ENOTDIR: "name one whose folders are folders",
+    errno.EISDIR: "name a file",
+}
+"""What to do about a path that can't be used."""
 
 
 def echo(text: object, *, err: bool = False, nl: bool = True, before: str = "") -> None:
@@ -77,4 +85,7 @@ def one_line_errors(program: str = "error") -> Generator[None]:
 
 
 def _describe_file_failure(error: OSError) -> str | None:
-    return None if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if error.filename is None:
+        return None
+    remedy = _REMEDIES.get(error.errno or 0, "name another path")
+    return f"{os.fsdecode(error.filename)}: {error.strerror}: {remedy}"

@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from harbor_gym._runtime.files import why_unreadable
 from harbor_gym._runtime.shipped import resolve_shipped
 from harbor_gym.errors import TaskError
 from harbor_gym.types import EndReason
@@ -154,4 +155,4 @@ def load_script(task_dir: Path) -> Script:
     try:
         return Script.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as exc:
-        raise TaskError(f"{path} is no usable script: {exc}") from exc
+        raise TaskError(f"{path} is no usable script: {why_unreadable(exc)}") from exc

@@ -122,7 +122,10 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
         folder = path.parent if path.name == METRICS_NAME else path
         found = [folder] if (folder / METRICS_NAME).is_file() else sorted(folder.glob(f"*/{METRICS_NAME}"))
         if not found:
-            raise UsageError(f"{path} is no run and holds none: there is no {METRICS_NAME} in it or one folder below")
+            raise UsageError(
+                f"{path} is no run and holds none: there is no {METRICS_NAME} in it or one folder below: name the "
+                f"folder of a run (--log-path of train)"
+            )
         runs += [item.parent if item.name == METRICS_NAME else item for item in found]
     return list(dict.fromkeys(runs))
 

@@ -96,7 +96,10 @@ def write_page(
     chosen = [choose_episodes(folder, most=max_episodes, max_bytes=max_bytes) for folder in folders]
     for folder, found in zip(folders, chosen, strict=True):
         if not found.found and not read_metrics(folder / METRICS_NAME):
-            raise UsageError(f"{folder} is no training run: it has neither {METRICS_NAME} with a batch nor transcripts")
+            why = (
+                f"it has neither {METRICS_NAME} with a batch nor transcripts" if folder.is_dir() else "it is no folder"
+            )
+            raise UsageError(f"{folder} is no training run: {why}: name the folder of a run or an evaluation")
     path = path or folders[0] / PAGE_NAME
     replace_text(path, _document(folders, path, chosen))
     return Page(

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harbor_gym._runtime.files import open_regular
+from harbor_gym._runtime.files import open_regular, why_unreadable
 from harbor_gym.errors import MissingDependencyError, UsageError
+
+_REMEDY = "name a .cast of a run's transcripts/"
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,13 @@ def read_recording(path: Path) -> Recording:
     try:
         place = path.resolve()  # whoever names a link means what it leads to
         with open_regular(place, place.parent) as file:
-            header, *lines = file.read().decode().splitlines()
+            header, *lines = file.read().decode().splitlines() or [""]
         settings = json.loads(header)
         columns, rows = int(settings["width"]), int(settings["height"])
         if settings["version"] != 2:
             raise ValueError(f"its version is {settings['version']}, not 2")
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise UsageError(f"{path} is no recording (asciicast v2): {exc}") from exc
+        raise UsageError(f"{path} is no recording (asciicast v2): {why_unreadable(exc)}: {_REMEDY}") from exc
     screen: Any = pyte.Screen(columns, rows)
     stream = pyte.Stream(screen)
     limit = float(settings.get("idle_time_limit") or "inf")

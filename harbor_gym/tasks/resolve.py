@@ -1,6 +1,7 @@
 """Turn sources of tasks into local task directories, each with its origin."""
 
 import asyncio
+import json
 import logging
 import subprocess
 from collections.abc import Generator, Iterable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harbor_gym._runtime.console.progress import SLOW_SEC, ticking
+from harbor_gym._runtime.files import why_unreadable
 from harbor_gym._runtime.processes import tool_environment
 from harbor_gym.errors import HarborGymError, TaskSourceError, UsageError
 from harbor_gym.tasks.directories import find_tasks
@@ -172,8 +174,8 @@ async def _from_registry(
     spec: RegistrySpec, registry_path: Path | None, registry_url: str | None, download_dir: Path | None
 ) -> list[tuple[Path, str | None]]:
     shown = f"{spec.name}@{spec.ref}" if spec.ref else spec.name
-    if registry_path is not None and not await asyncio.to_thread(registry_path.is_file):
-        raise UsageError(f"{registry_path} does not exist; --registry-path is a registry.json")
+    if registry_path is not None:
+        await asyncio.to_thread(_require_registry, registry_path)
     with _foreign_errors(f"{shown} in the registry (it is no directory here either)"):
         if registry_path is None and registry_url is None and "/" in spec.name:
             ids = await _package_ids(spec)
@@ -189,6 +191,15 @@ async def _from_registry(
         raise TaskSourceError(f"{shown} holds no tasks")
     downloaded = await _download(ids, download_dir, of=shown)
     return [(find_tasks([path])[0], commit) for path, commit in downloaded]
+
+
+def _require_registry(path: Path) -> None:
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist; --registry-path is a registry.json")
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"{path} can't be read: {why_unreadable(exc)}; --registry-path is a registry.json") from exc
 
 
 async def _package_ids(spec: RegistrySpec) -> Sequence["GitTaskId | LocalTaskId | PackageTaskId"]:

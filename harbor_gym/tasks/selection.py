@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
+from harbor_gym._runtime.files import why_unreadable
 from harbor_gym.errors import TaskError, UsageError
 from harbor_gym.tasks.resolve import SourcedTask
 
@@ -87,7 +88,7 @@ def _look_up(task: SourcedTask, key: str) -> Any:
     try:
         config: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
-        raise TaskError(f"{path} can't be read: {exc}") from exc
+        raise TaskError(f"{path} can't be read: {why_unreadable(exc)}: repair the file") from exc
     if "." not in key:
         return next((config[table][key] for table in ("metadata", "task") if key in config.get(table, {})), None)
     found: Any = config

@@ -65,7 +65,7 @@ def _files(run: Path) -> list[Path]:
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8", errors="replace") as lines:  # what is no text is no row
         for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)

@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse
 from openenv.core.env_server.http_server import create_fastapi_app
 from openenv.core.env_server.types import ServerMode
 
+from harbor_gym._runtime.files import why_unreadable
 from harbor_gym._runtime.portal import get_portal
 from harbor_gym.adapters.openenv.config import TOKEN_VARIABLE, ServerConfig, find_token
 from harbor_gym.adapters.openenv.connections import bounded_protocol
@@ -203,7 +204,7 @@ def _load(settings: uvicorn.Config, config: ServerConfig) -> uvicorn.Config:
         settings.load()  # reads the certificate, which uvicorn otherwise does when it serves already
     except OSError as exc:  # also ssl.SSLError
         files = " and ".join(str(file) for file in (config.ssl_certfile, config.ssl_keyfile) if file is not None)
-        raise UsageError(f"the certificate in {files} can't be used: {exc}") from exc
+        raise UsageError(f"the certificate in {files} can't be used: {why_unreadable(exc)}: name PEM files") from exc
     return settings
 
 

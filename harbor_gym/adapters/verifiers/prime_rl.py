@@ -18,6 +18,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, cast
 
+from harbor_gym._runtime.files import why_unreadable
 from harbor_gym._runtime.processes import ask
 from harbor_gym.adapters.verifiers import PLUGIN_ID
 from harbor_gym.errors import HarborGymError, MissingDependencyError, TaskError, UsageError
@@ -98,7 +99,7 @@ def read_config(config: Path) -> Mapping[str, Any]:
             f"{config} does not exist: give a TOML file such as recipes/prime_rl/qwen3_8b_docker.toml"
         ) from exc
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        raise UsageError(f"{config} can't be read as TOML: {exc}") from exc
+        raise UsageError(f"{config} can't be read as TOML: {why_unreadable(exc)}: name or repair the file") from exc
 
 
 def harbor_sources(settings: Mapping[str, Any]) -> list[tuple[str, Source]]:
@@ -135,7 +136,9 @@ def read_env_file(path: Path) -> dict[str, str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise UsageError(f"the environment file {path} can't be read: {exc}") from exc
+        raise UsageError(
+            f"the environment file {path} can't be read: {why_unreadable(exc)}: name a file of NAME=value lines"
+        ) from exc
     variables: dict[str, str] = {}
     for line in parse_stream(io.StringIO(text)):
         if line.error or (line.key is not None and line.value is None):

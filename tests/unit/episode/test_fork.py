@@ -310,7 +310,7 @@ async def test_what_does_not_fit_a_snapshot_is_refused_before_anything_starts(tm
         ('{"format": 1}', "has not the format 2 of a transcript"),
         ('{"format": 2}', r"is no whole transcript, KeyError\('turns'\)"),
         ('{"format": 2, "turns": [3]}', "is no whole transcript"),
-        (None, "can't be read: No such file"),
+        (None, "can't be read: it is not there"),
     ],
 )
 def test_a_file_that_is_no_snapshot_is_named(tmp_path: Path, text: str | None, words: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from harbor_gym._runtime.files import replace_text
+from harbor_gym._runtime.files import replace_text, why_unreadable
 from harbor_gym._runtime.json_files import read_document
 from harbor_gym._runtime.shipped import is_shipped
 from harbor_gym.adapters.tinker.training.config import LogDirExists, TrainConfig
@@ -105,7 +105,9 @@ def read_run_config(log_path: Path) -> dict[str, Any]:
     try:
         document = read_document(path, remedy="start another run")
     except (OSError, UsageError) as exc:
-        raise UsageError(f"{log_path} is no run that can be resumed: {exc}") from exc
+        remedy = "name the folder of a run (--log-path of train)"
+        why = f"{path}: {why_unreadable(exc)}: {remedy}" if isinstance(exc, OSError) else exc
+        raise UsageError(f"{log_path} is no run that can be resumed: {why}") from exc
     if document.get("format") != RUN_FORMAT:
         raise UsageError(f"{path} does not have the format {RUN_FORMAT} of this version")
     return cast(dict[str, Any], document["config"])
