@@ -257,7 +257,7 @@ def test_a_page_of_a_folder_that_is_no_run_is_served_with_a_remark(tmp_path: Pat
         (TaskUnsupportedError("wants a GPU"), 2, "wants a GPU"),
         (MissingDependencyError("install it"), 2, "install it"),
         (SandboxStartError("no room"), 1, "SandboxStartError: no room"),
-        (FileNotFoundError(errno.ENOENT, "No such file", "a.txt"), 1, "a.txt: No such file"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "a.txt"), 1, "a.txt: No such file: name one that is there"),
     ],
     ids=lambda value: type(value).__name__,
 )
