@@ -57,6 +57,12 @@ pin .requirements/prime_rl.txt 'What Prime-RL needs beside its checkout where no
   --constraint <(grep -E '^(torch|cuda|nvidia)' "$pins") --overrides <(grep '^triton;' "$overrides") --python-version 3.12
 count .requirements/prime_rl.txt
 
+# verl holds back transformers: an environment of its own, see environment.sh.
+pin .requirements/verl.txt 'verl and what it needs where no GPU is, pinned. Made by: make lock. Installed by: .ci/environment.sh verl' \
+  pyproject.toml --extra verl --group test --constraint <(grep -E '^(torch|cuda|nvidia)' "$pins") \
+  --overrides <(grep '^triton;' "$overrides") --python-version 3.12
+count .requirements/verl.txt
+
 # NeMo Gym pins its own openai and a Python of its own: an environment made by environment.sh, on nemo_gym/python.sh's Python.
 pin .requirements/nemo_gym.txt 'NeMo Gym and what it needs, pinned. Made by: make lock. Installed by: .ci/environment.sh nemo_gym' \
   pyproject.toml --extra nemo-gym --group test --group contract --python-version 3.13.14

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-AGENTS = frozenset({"harbor-gateway", "nemo-gym-agent", "skyrl-agent", "tinker-agent", "verifiers-agent"})
+AGENTS = frozenset({"harbor-gateway", "nemo-gym-agent", "skyrl-agent", "tinker-agent", "verifiers-agent", "verl-agent"})
 """Where a foreign agent is the loop. It begins a new conversation in each step: Harbor runs it anew."""
 
 VERIFIERS = frozenset({"verifiers", "verifiers-agent"})

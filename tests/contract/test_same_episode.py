@@ -15,7 +15,7 @@ import pytest
 from harbor_gym import EndReason, Sample
 from harbor_gym.errors import ContextOverflowError, HarborGymError
 from tests.contract.differences import AGENTS, DIFFERENCES, doors
-from tests.contract.players import cookbook, gymnasium, harbor, nemo_gym, openenv, skyrl, trl, verifiers
+from tests.contract.players import cookbook, gymnasium, harbor, nemo_gym, openenv, skyrl, trl, verifiers, verl
 from tests.contract.players.episode import FORGE, FORGED, TURN, VANISH, Episode, Played, Script, by_run_episode
 from tests.helpers.chats.tokenizers import byte_level_tokenizer
 from tests.helpers.paths import ROOT
@@ -43,6 +43,8 @@ ADAPTERS: Mapping[str, Callable[[Episode], Awaitable[Played]]] = {
     "skyrl-step-wise": skyrl.by_skyrl_step_wise,
     "skyrl-agent": skyrl.by_skyrl_agent,
     "trl-async": trl.by_trl_async,
+    "verl": verl.by_verl,
+    "verl-agent": verl.by_verl_agent,
     "gymnasium": gymnasium.by_gymnasium,
 }
 """Every way to play an episode, by name."""
@@ -53,6 +55,8 @@ ENGINES = {
     "verifiers": "verifiers",
     "verifiers-agent": "verifiers",
     "nemo-gym-server": "nemo_gym",
+    "verl": "verl",
+    "verl-agent": "verl",
 }
 """The mark of an adapter's engine, where it is not ``tinker``: that of an environment of its own, or none."""
 

@@ -26,6 +26,7 @@ _HOW_TO_ENABLE = {
     "prime_rl": "it has a checkout and an environment of its own: `.ci/prime_rl/test.sh` makes both and runs its tests",
     "verifiers": "it has an environment of its own: `.ci/environment.sh verifiers` makes it, and "
     "`build/environments/verifiers/bin/python -m pytest -m verifiers` runs its tests",
+    "verl": "it has an environment of its own: `.ci/verl/test.sh` makes it and runs its tests",
 }
 
 ENGINES = tuple(_HOW_TO_ENABLE)
@@ -59,6 +60,8 @@ def _has(engine: str) -> bool:
             return all(importlib.util.find_spec(name) is not None for name in ("prime_rl", "msgspec", "torch"))
         case "verifiers":
             return importlib.util.find_spec("verifiers") is not None
+        case "verl":
+            return importlib.util.find_spec("verl") is not None
         case _:
             raise ValueError(f"unknown engine {engine!r}; known: {', '.join(_HOW_TO_ENABLE)}")
 

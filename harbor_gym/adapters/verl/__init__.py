@@ -1,0 +1,18 @@
+"""Harbor tasks in verl (extra ``verl``, in an environment of its own): two agent loops, and a writer of datasets.
+
+A name is imported when it is first used; without the extra that raises
+:class:`harbor_gym.errors.MissingDependencyError`.
+"""
+
+from typing import TYPE_CHECKING
+
+from harbor_gym._runtime.imports import lazy_names
+
+if TYPE_CHECKING:
+    from harbor_gym.adapters.verl.dataset import write_dataset as write_dataset
+    from harbor_gym.adapters.verl.loops import HarborAgentLoop as HarborAgentLoop
+    from harbor_gym.adapters.verl.loops import HarborTerminalLoop as HarborTerminalLoop
+    from harbor_gym.adapters.verl.settings import AgentLoopSettings as AgentLoopSettings
+    from harbor_gym.adapters.verl.settings import TerminalLoopSettings as TerminalLoopSettings
+
+__getattr__, __dir__ = lazy_names(__name__, __file__, requires=("verl", "pyarrow"), install='"harbor-gym[verl]"')

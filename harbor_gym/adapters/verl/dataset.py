@@ -1,0 +1,67 @@
+"""Datasets as verl reads them: a parquet file with a row for each task."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harbor_gym._runtime.portal import get_portal
+from harbor_gym.errors import UsageError
+from harbor_gym.tasks import SourcedTask, read_instruction, resolve_tasks
+
+TERMINAL_LOOP = "harbor_terminal"
+"""The name under which recipes list :class:`HarborTerminalLoop`."""
+
+
+def write_dataset(
+    tasks: str | Path | Sequence[str | Path],
+    path: Path | str,
+    *,
+    agent_name: str = TERMINAL_LOOP,
+    data_source: str = "harbor",
+) -> Path:
+    """Write a suite of tasks as a dataset for ``data.train_files`` or ``data.val_files``. Blocks.
+
+    A row has ``prompt`` (the instruction as the user's message, for verl's check of lengths), ``data_source``,
+    ``agent_name``, ``reward_model`` (verl asks for it; no reward manager runs) and ``extra_info`` with ``index``,
+    ``task_dir`` and ``task``.
+
+    Args:
+        tasks: Sources as :func:`harbor_gym.tasks.resolve_tasks` reads them: directories, ``org/name@ref``,
+            ``git+URL@COMMIT#path``.
+        path: The file, which is replaced; its name ends with ``.parquet``.
+        agent_name: The name of the loop in the file at ``rollout.agent.agent_loop_config_path``.
+        data_source: Under which name verl reports a validation of these tasks.
+
+    Returns:
+        The path.
+
+    Raises:
+        UsageError: The name does not end with ``.parquet``.
+        TaskError: A directory is not a usable Harbor task.
+    """
+    target = Path(path)
+    if target.suffix != ".parquet":
+        raise UsageError(f"verl recognises a dataset by its name: {target.name} must end with .parquet")
+    sources = [tasks] if isinstance(tasks, str | Path) else list(tasks)
+    found = get_portal().call(_resolve, sources)
+    rows = [_row(task, index, agent_name, data_source) for index, task in enumerate(found)]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), target)
+    return target
+
+
+async def _resolve(sources: Sequence[str | Path]) -> list[SourcedTask]:
+    return list(await resolve_tasks(sources))
+
+
+def _row(task: SourcedTask, index: int, agent_name: str, data_source: str) -> dict[str, Any]:
+    return {
+        "prompt": [{"role": "user", "content": read_instruction(task)}],
+        "data_source": data_source,
+        "agent_name": agent_name,
+        "reward_model": {"style": "rule", "ground_truth": ""},
+        "extra_info": {"index": index, "task_dir": str(task.path.resolve()), "task": task.name},
+    }

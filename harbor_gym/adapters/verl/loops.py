@@ -1,0 +1,188 @@
+"""verl's agent loops: whole episodes in Harbor sandboxes, token by token, on verl's own LLM servers."""
+
+import asyncio
+import time
+from typing import Any, ClassVar, override
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+
+from harbor_gym.adapters.harbor import HarborServer, RolloutInterface, Strategy
+from harbor_gym.adapters.verl.sampler import ServerSampler
+from harbor_gym.adapters.verl.settings import AgentLoopSettings, LoopSettings, TerminalLoopSettings
+from harbor_gym.codecs import HFCodec
+from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.errors import UsageError
+from harbor_gym.gateway import SessionLimits
+from harbor_gym.types import Rollout, TokenSequence
+
+_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+"""Of each worker: verl makes a loop for every row, and starts all rows at once."""
+
+
+class _HarborLoop(AgentLoopBase):
+    """What both loops share."""
+
+    _settings_type: ClassVar[type[LoopSettings]]
+
+    def __init__(
+        self,
+        trainer_config: Any,
+        server_manager: Any,
+        tokenizer: Any,
+        processor: Any,
+        dataset_cls: Any,
+        data_config: Any,
+        hf_model_type: str | None = None,
+        tools: Any = None,  # verl gives its own tools to every loop
+        **settings: Any,
+    ) -> None:
+        super().__init__(
+            trainer_config, server_manager, tokenizer, processor, dataset_cls, data_config, hf_model_type=hf_model_type
+        )
+        entries: Any = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
+        self.settings = self._settings_type.read({name: value for name, value in entries.items() if name != "name"})
+        if self.settings.max_answer_tokens > self.rollout_config.response_length:
+            raise UsageError(
+                f"max_answer_tokens is {self.settings.max_answer_tokens}, more than rollout.response_length, "
+                f"{self.rollout_config.response_length}"
+            )
+
+    @override
+    async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:
+        """Play a row's task.
+
+        Args:
+            sampling_params: verl's.
+            priority: verl's.
+            kwargs: The row. ``extra_info["task_dir"]`` names the task; its prompt is not sampled from, for the episode
+                has a prompt of its own.
+
+        Returns:
+            The episode: one row, of the conversation with the most sampled tokens.
+
+        Raises:
+            UsageError: The row names no task, or a setting can't be used.
+            TaskError: The task is wrong.
+            HarborGymError: The infrastructure lost the episode, and each of its retries. There is no reward then.
+        """
+        task_dir = (kwargs.get("extra_info") or {}).get("task_dir")
+        if not task_dir:
+            raise UsageError("a row's extra_info has no task_dir: write it with harbor_gym.adapters.verl.write_dataset")
+        codec = HFCodec(self.tokenizer, **dict(self.apply_chat_template_kwargs))
+        sampler = ServerSampler(
+            self.server_manager,
+            sampling_params,
+            request_id=f"det-{int(priority)}" if self.rollout_config.get("full_determinism") else uuid4().hex,
+            priority=int(priority),
+            stop=codec.stop,
+            max_prompt_tokens=self.rollout_config.prompt_length,
+            max_response_tokens=self.rollout_config.response_length,
+            max_answer_tokens=self.settings.max_answer_tokens,
+        )
+        slots = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.settings.n_concurrent))
+        async with slots:
+            started = time.monotonic()
+            rollout = await self._interface(sampler, codec).run_one(task_dir)
+            seconds = time.monotonic() - started
+        if rollout.error is not None:
+            raise rollout.error
+        return self._output(rollout, sampler, seconds)
+
+    def _interface(self, sampler: ServerSampler, codec: HFCodec) -> RolloutInterface:
+        raise NotImplementedError
+
+    def _shared(self) -> dict[str, Any]:
+        """Return the arguments of the interface that do not depend on the loop."""
+        own, rollout = self.settings, self.rollout_config
+        turns = rollout.multi_turn.get("max_assistant_turns") or TerminalEnvConfig.model_fields["max_turns"].default
+        window = rollout.prompt_length + rollout.response_length
+        return {
+            "sandbox": own.sandbox,
+            "sandbox_options": own.sandbox_options,
+            "limits": SessionLimits(
+                max_turns=turns,
+                time_limit_sec=own.time_limit_sec,
+                max_context_tokens=min(window, rollout.get("max_model_len") or window),
+                max_answer_tokens=own.max_answer_tokens,
+            ),
+            "max_retries": own.max_retries,
+            "reward_key": own.reward_key,
+            "reward_function": own.reward_function,
+            "zero_reward_on_limit": own.zero_reward_on_limit,
+            "trials_dir": own.trials_dir,
+        }
+
+    def _output(self, rollout: Rollout, sampler: ServerSampler, seconds: float) -> AgentLoopOutput:
+        main = rollout.main
+        if not main.completion:
+            # verl takes no empty row. Nothing of this one is trained, and its reward was earned.
+            filler = int(self.tokenizer.eos_token_id)
+            main = TokenSequence(main.prompt or [filler], [filler], [0], [0.0])
+        failed_attempts = rollout.metrics.get("infra/failed_attempts", 0.0)
+        return AgentLoopOutput(
+            prompt_ids=main.prompt,
+            response_ids=main.completion,
+            response_mask=main.mask,
+            response_logprobs=main.logprobs if sampler.params.get("logprobs") else None,
+            reward_score=rollout.reward,
+            num_turns=2 * len(main.calls),
+            metrics=AgentLoopMetrics(
+                generate_sequences=sampler.seconds,
+                tool_calls=max(0.0, seconds - sampler.seconds),
+                num_preempted=sampler.preempted,
+            ),
+            extra_fields={
+                # verl asks for the same keys in every row of a batch, and averages these.
+                "reward_extra_info": {
+                    "truncated": float(rollout.end_reason.is_truncation),
+                    "failed_attempts": float(failed_attempts),
+                },
+                "turn_scores": [],
+                "tool_rewards": [],
+                "min_global_steps": min(sampler.versions, default=None),
+                "max_global_steps": max(sampler.versions, default=None),
+                "harbor": {
+                    "task": rollout.task_name,
+                    "trial": rollout.trial_name,
+                    "end_reason": rollout.end_reason.value,
+                    "rewards": dict(rollout.rewards),
+                    "metrics": dict(rollout.metrics),
+                    "untrained_segments": max(0, len(rollout.segments) - 1),
+                },
+            },
+        )
+
+
+class HarborTerminalLoop(_HarborLoop):
+    """Our own loop: the policy writes messages in ``env.action_format``. Settings: :class:`TerminalLoopSettings`."""
+
+    _settings_type = TerminalLoopSettings
+    settings: TerminalLoopSettings
+
+    @override
+    def _interface(self, sampler: ServerSampler, codec: HFCodec) -> RolloutInterface:
+        return RolloutInterface(
+            sampler=sampler, codec=codec, strategy=Strategy.ENV, env_settings=self.settings.env, **self._shared()
+        )
+
+
+class HarborAgentLoop(_HarborLoop):
+    """Any agent of Harbor's, which speaks to the gateway. Settings: :class:`AgentLoopSettings`."""
+
+    _settings_type = AgentLoopSettings
+    settings: AgentLoopSettings
+
+    @override
+    def _interface(self, sampler: ServerSampler, codec: HFCodec) -> RolloutInterface:
+        server = self.settings.harbor_server
+        return RolloutInterface(
+            sampler=sampler,
+            codec=codec,
+            agent=self.settings.agent_config(),
+            server=None if server is None else HarborServer(server),
+            **self._shared(),
+        )
