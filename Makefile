@@ -1,6 +1,6 @@
 # A fresh Debian or Ubuntu needs nothing but root, apt and a Python package registry. Long steps live in .ci/.
 .DEFAULT_GOAL := help
-.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-registry engines-browser train learn policy test test-all bench docs check fmt lock harbor-table newest mutants clean
+.PHONY: help setup engines engines-local engines-docker engines-apptainer engines-registry engines-browser train learn policy test test-all bench docs check fmt lock harbor-table newest mutants verl clean
 
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
@@ -46,6 +46,9 @@ test: setup engines-local ## Run unit and contract tests and one real episode th
 
 test-all: setup engines-local ## Run every test, those on Docker where it is available (ARGS= adds pytest's flags)
 	.ci/test.sh $(ARGS)
+
+verl: setup engines-local ## Test the verl adapter in an environment of its own, 5 GB (ARGS= adds pytest's flags)
+	.ci/verl/test.sh $(ARGS)
 
 bench: setup ## Measure what harbor-gym bench does not (ARGS="truth --env local"; ARGS=--help lists it)
 	@.venv/bin/python -m tests.benchmarks $(ARGS)

@@ -58,6 +58,7 @@ SUITES: Mapping[str, Suite] = {
     "skyrl": Suite(("tests/unit/skyrl", f"{ADAPTERS}/test_skyrl_server.py"), beside=("tinker",)),
     "openenv": Suite(("tests/unit/openenv", f"{ADAPTERS}/test_openenv_*.py"), beside=("tinker",)),
     "verifiers": Suite((SAME, f"{ADAPTERS}/verifiers"), "verifiers and not slow"),
+    "verl": Suite((SAME, f"{ADAPTERS}/verl"), "verl"),
     "ray": Suite(("tests/unit/cluster", "tests/integration/cluster")),
     "frame": Suite(("tests/unit/report", "tests/integration/report"), beside=("plot", "render")),
     "nemo-gym": Suite((SAME, "tests/integration/nemo_gym"), "nemo_gym", python="3.13.14"),

@@ -10,7 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/guide/harbor-versions.md"
 VERSIONS = ("0.24", "0.25", "0.26")
-EXTRAS = {"": "3.12", **dict.fromkeys(("tinker", "server", "trl", "skyrl", "openenv", "verifiers", "ray"), "3.12")}
+ON_312 = ("tinker", "server", "trl", "skyrl", "openenv", "verifiers", "ray", "verl")
+EXTRAS = {"": "3.12", **dict.fromkeys(ON_312, "3.12")}
 """Extra → Python to resolve for; the empty one is the package alone."""
 EXTRAS["nemo-gym"] = "3.13.14"
 BEGIN, END = "<!-- table: .ci/harbor_newest/table.py -->", "<!-- end of the table -->"

@@ -43,6 +43,7 @@ class _HarborLoop(AgentLoopBase):
         super().__init__(
             trainer_config, server_manager, tokenizer, processor, dataset_cls, data_config, hf_model_type=hf_model_type
         )
+        self._tokenizer: Any = tokenizer
         entries: Any = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
         self.settings = self._settings_type.read({name: value for name, value in entries.items() if name != "name"})
         if self.settings.max_answer_tokens > self.rollout_config.response_length:
@@ -72,7 +73,7 @@ class _HarborLoop(AgentLoopBase):
         task_dir = (kwargs.get("extra_info") or {}).get("task_dir")
         if not task_dir:
             raise UsageError("a row's extra_info has no task_dir: write it with harbor_gym.adapters.verl.write_dataset")
-        codec = HFCodec(self.tokenizer, **dict(self.apply_chat_template_kwargs))
+        codec = HFCodec(self._tokenizer, **dict(self.apply_chat_template_kwargs))
         sampler = ServerSampler(
             self.server_manager,
             sampling_params,
@@ -90,7 +91,7 @@ class _HarborLoop(AgentLoopBase):
             seconds = time.monotonic() - started
         if rollout.error is not None:
             raise rollout.error
-        return self._output(rollout, sampler, seconds)
+        return self._output(rollout, sampler, seconds, kwargs.get("global_steps"))
 
     def _interface(self, sampler: ServerSampler, codec: HFCodec) -> RolloutInterface:
         raise NotImplementedError
@@ -116,11 +117,13 @@ class _HarborLoop(AgentLoopBase):
             "trials_dir": own.trials_dir,
         }
 
-    def _output(self, rollout: Rollout, sampler: ServerSampler, seconds: float) -> AgentLoopOutput:
+    def _output(
+        self, rollout: Rollout, sampler: ServerSampler, seconds: float, global_steps: int | None
+    ) -> AgentLoopOutput:
         main = rollout.main
         if not main.completion:
             # verl takes no empty row. Nothing of this one is trained, and its reward was earned.
-            filler = int(self.tokenizer.eos_token_id)
+            filler = int(self._tokenizer.eos_token_id)
             main = TokenSequence(main.prompt or [filler], [filler], [0], [0.0])
         failed_attempts = rollout.metrics.get("infra/failed_attempts", 0.0)
         return AgentLoopOutput(
@@ -143,8 +146,8 @@ class _HarborLoop(AgentLoopBase):
                 },
                 "turn_scores": [],
                 "tool_rewards": [],
-                "min_global_steps": min(sampler.versions, default=None),
-                "max_global_steps": max(sampler.versions, default=None),
+                "min_global_steps": min(sampler.versions, default=global_steps),
+                "max_global_steps": max(sampler.versions, default=global_steps),
                 "harbor": {
                     "task": rollout.task_name,
                     "trial": rollout.trial_name,

@@ -83,5 +83,6 @@ class AgentLoopSettings(LoopSettings):
 
     def agent_config(self) -> AgentConfig:
         """Return Harbor's configuration of the agent."""
-        name = {"import_path": self.agent} if ":" in self.agent else {"name": self.agent}
-        return AgentConfig(**name, kwargs=dict(self.agent_kwargs))
+        if ":" in self.agent:
+            return AgentConfig(import_path=self.agent, kwargs=dict(self.agent_kwargs))
+        return AgentConfig(name=self.agent, kwargs=dict(self.agent_kwargs))

@@ -43,6 +43,8 @@ class SamplerServers:
         prompt_ids: list[int],
         sampling_params: dict[str, Any],
         priority: int = 0,
+        image_data: None = None,
+        video_data: None = None,
     ) -> TokenOutput:
         self.requests[request_id] += 1
         self.params.append(sampling_params)
@@ -96,12 +98,6 @@ def terminal_loop(**settings: Any) -> dict[str, Any]:
     """Return the entry of our own loop, on fakes."""
     own: dict[str, Any] = {"sandbox": FAKE, "env": {"confirm_task_complete": False}, "max_answer_tokens": 500}
     return {"name": "terminal", "_target_": "harbor_gym.adapters.verl.HarborTerminalLoop", **own, **settings}
-
-
-def agent_loop(**settings: Any) -> dict[str, Any]:
-    """Return the entry of an agent's loop, on fakes."""
-    own: dict[str, Any] = {"sandbox": FAKE, "max_answer_tokens": 500, **settings}
-    return {"name": "agent", "_target_": "harbor_gym.adapters.verl.HarborAgentLoop", **own}
 
 
 def make_batch(task_dir: Path, agent_name: str, size: int = 1) -> DataProto:

@@ -33,6 +33,7 @@ OWNERS = {
     "trl": {"adapters.openenv", "adapters.trl"},
     "datasets": {"adapters.trl"},
     "verifiers": {"adapters.verifiers"},
+    "verl": {"adapters.verl"},
     "jax": {"embedded"},
     "ray": {"adapters.skyrl", "cluster"},
     "skyrl": {"adapters.skyrl", "embedded"},
@@ -160,11 +161,10 @@ def test_a_bound_from_above_has_its_reason_beside_it() -> None:
 
 
 _BROUGHT_ALONG = {
-    "frame": {"pyarrow"},
     "openenv": {"fastmcp", "huggingface-hub"},
-    "skyrl": {"jaxtyping", "loguru", "omegaconf", "pybase64", "torchdata"},
+    "skyrl": {"jaxtyping", "loguru", "pybase64", "torchdata"},
 }
-"""Declared for a framework, or for pandas: it imports them without requiring them, or bounds them too widely."""
+"""Declared for a framework: it imports them without requiring them, or bounds them too widely."""
 
 
 def test_what_is_declared_is_imported() -> None:

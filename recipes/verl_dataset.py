@@ -1,0 +1,20 @@
+"""Write Harbor tasks as a dataset of verl's.
+
+python recipes/verl_dataset.py tasks org/name@1.0 --out train.parquet
+python recipes/verl_dataset.py tasks --out train.parquet --agent-name harbor_agent
+"""
+
+import argparse
+
+from harbor_gym.adapters.verl import write_dataset
+from harbor_gym.cli.shared import one_line_errors
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write Harbor tasks as a dataset of verl's.")
+    parser.add_argument("tasks", nargs="+", help="directories, org/name@ref, git+URL@COMMIT#path")
+    parser.add_argument("--out", required=True, help="the file, which ends with .parquet")
+    parser.add_argument("--agent-name", default="harbor_terminal", help="a name of recipes/verl_loops.yaml")
+    parser.add_argument("--data-source", default="harbor", help="the name under which verl reports a validation")
+    args = parser.parse_args()
+    with one_line_errors("verl_dataset.py"):
+        print(write_dataset(args.tasks, args.out, agent_name=args.agent_name, data_source=args.data_source))
