@@ -124,7 +124,7 @@ class _HarborLoop(AgentLoopBase):
         if not main.completion:
             # verl takes no empty row. Nothing of this one is trained, and its reward was earned.
             filler = int(self._tokenizer.eos_token_id)
-            main = TokenSequence(main.prompt or [filler], [filler], [0], [0.0])
+            main = TokenSequence(main.prompt or [filler], [filler], (), [0.0])
         failed_attempts = rollout.metrics.get("infra/failed_attempts", 0.0)
         return AgentLoopOutput(
             prompt_ids=main.prompt,

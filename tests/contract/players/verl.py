@@ -6,8 +6,8 @@ from typing import Any
 
 from harbor_gym import EndReason
 from harbor_gym.errors import HarborGymError
-from harbor_gym.types import TokenSequence
 from tests.contract.players.episode import MAX_TOKENS, Episode, Played, lost
+from tests.helpers.sequences import of_mask
 
 
 async def by_verl(episode: Episode) -> Played:
@@ -49,5 +49,5 @@ async def _by_verl(episode: Episode, loop: str, **own: Any) -> Played:
                 raise
             return lost(exc)
     (harbor,), (score,) = output.non_tensor_batch["harbor"], output.batch["rm_scores"].sum(dim=-1).tolist()
-    sequence = None if harbor["untrained_segments"] else TokenSequence(*row_of(output))
+    sequence = None if harbor["untrained_segments"] else of_mask(*row_of(output))
     return Played(score, EndReason(harbor["end_reason"]), sequence=sequence)
