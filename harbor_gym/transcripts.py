@@ -16,6 +16,12 @@ from harbor_gym.types import Command, EpisodeInfo, Transcript, Turn
 TRANSCRIPT_FORMAT = 2
 """Version of the documents below."""
 
+RESULT_NAME = "eval.json"
+"""The file that an evaluation ends with, in its folder."""
+
+JOURNAL_NAME = "episodes.jsonl"
+"""The file of an evaluation's episodes so far, in its folder."""
+
 _KEPT_INFO = (
     *("parse_error", "exit_code", "waits", "omitted_bytes", "confirmation_pending", "metrics", "instruction"),
     *("rewards", "step_rewards", "verifier_output", "verifier_files"),

@@ -10,10 +10,10 @@ from harbor_gym._runtime.files import naming
 from harbor_gym._runtime.json_files import read_lines
 from harbor_gym.errors import UsageError
 from harbor_gym.evaluation.episodes import EpisodeResult
+from harbor_gym.transcripts import JOURNAL_NAME
 from harbor_gym.types import EndReason
 
 JOURNAL_FORMAT = 1
-JOURNAL_NAME = "episodes.jsonl"
 
 
 class Journal:

@@ -12,8 +12,6 @@ from harbor_gym.evaluation.statistics import CONFIDENCE, Estimate, mean_estimate
 from harbor_gym.transcripts import episode_name
 
 REPORT_FORMAT = 1
-REPORT_NAME = "eval.json"
-"""The file that an evaluation ends with, in its folder."""
 _NO_SETTINGS: Mapping[str, Any] = {}
 
 

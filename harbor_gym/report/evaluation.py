@@ -6,9 +6,8 @@ from typing import Any
 
 from harbor_gym._runtime.json_files import object_or_empty
 from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.transcripts import JOURNAL_NAME, RESULT_NAME
 
-RESULT_NAME = "eval.json"
-_JOURNAL_NAME = "episodes.jsonl"
 _SHOWN = 6
 """Names that are listed before the rest is a number."""
 
@@ -24,7 +23,7 @@ def read_evaluation(run_dir: Path) -> dict[str, Any] | None:
     Returns:
         None for what is no evaluation of ours.
     """
-    head = object_or_empty(run_dir / _JOURNAL_NAME, first_line=True)
+    head = object_or_empty(run_dir / JOURNAL_NAME, first_line=True)
     started = {"settings": head["settings"]} if isinstance(head.get("settings"), dict) else None
     result = object_or_empty(run_dir / RESULT_NAME)
     if isinstance(result.get("overall"), dict):

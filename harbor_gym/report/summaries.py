@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harbor_gym._runtime.files import open_regular
+from harbor_gym.transcripts import episode_name
 from harbor_gym.types import ActionFormat
 
 _MAX_CAST_BYTES = 2 << 20
@@ -86,13 +87,11 @@ def summarize_episode(episode: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def title_of(episode: Mapping[str, Any]) -> str:
-    """Return what an episode is called: ``episode 3 of devops_task``, in a training run with its batch and group."""
-    group = _GROUP.fullmatch(str(episode["group"]))
-    batch = f"batch {episode['batch']}" if episode["batch"] else ""
-    is_between = batch and episode["split"] == "test"
-    place = [part for part in (is_between and "evaluation", batch, group and f"group {group[1]}") if part]
-    task = episode.get("task") or ("" if group else episode["group"])
-    return ", ".join([*place, f"episode {episode['episode']}" + (f" of {task}" if task else "")])
+    """Return an episode's name, see :func:`harbor_gym.transcripts.episode_name`."""
+    split, group = episode["split"], episode["group"]
+    place = f"{split}/batch_{episode['batch']}/{group}" if split else group
+    task = episode.get("task") or ("" if split else group)
+    return episode_name({"task": task, "episode": episode["episode"], "group": place})
 
 
 def contains(episode: Mapping[str, Any], text: str) -> bool:

@@ -34,10 +34,10 @@ from harbor_gym.evaluation import (
     format_report,
     summarize,
 )
-from harbor_gym.evaluation.report import REPORT_NAME
 from harbor_gym.samplers import ChatEndpoint
 from harbor_gym.samplers.endpoints import require_endpoint
 from harbor_gym.tasks import resolve_tasks
+from harbor_gym.transcripts import RESULT_NAME
 
 
 def evaluate_policy(config: EvalConfig) -> Report:
@@ -231,6 +231,6 @@ def show_report(report: Report, output: Path | None) -> None:
     echo(format_report(report))
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
-        replace_text(output / REPORT_NAME, json.dumps(report.as_object(), indent=1) + "\n")
-        echo(f"written: {output / REPORT_NAME}")
+        replace_text(output / RESULT_NAME, json.dumps(report.as_object(), indent=1) + "\n")
+        echo(f"written: {output / RESULT_NAME}")
         echo(f"read its episodes: harbor-gym view {output}, or in one file: harbor-gym report {output}")

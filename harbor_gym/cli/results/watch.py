@@ -42,9 +42,9 @@ def _is_over(run_dir: Path) -> bool:
         UsageError: A record of the run's checkpoints can't be read.
     """
     from harbor_gym.evaluation.best import is_finished
-    from harbor_gym.evaluation.report import REPORT_NAME
+    from harbor_gym.transcripts import RESULT_NAME
 
-    result = run_dir / REPORT_NAME
+    result = run_dir / RESULT_NAME
     if not result.is_file():
         return is_finished(run_dir)
     written = result.stat().st_mtime
