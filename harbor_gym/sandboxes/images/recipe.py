@@ -2,8 +2,9 @@
 
 buildah makes a WORKDIR only where the next RUN or COPY needs it, and COPY makes it root's. A VOLUME makes a directory,
 and changes later RUNs, where Docker only takes note of it, as a label does here. CMD and ENTRYPOINT don't know SHELL. A
-stage does not know the ARGs of the stage that it is built on. Stages are known by the letter case of their names. There
-is no ``--link``, and no relative target of a mount. Source: the dispatcher of BuildKit's frontend.
+stage does not know the ARGs of the stage that it is built on, whose CMD outlives a new ENTRYPOINT. Stages are known by
+the letter case of their names. There is no ``--link``, and no relative target of a mount. Source: the dispatcher of
+BuildKit's frontend.
 """
 
 from __future__ import annotations
@@ -125,6 +126,12 @@ def _edits(text: str, bases: Mapping[str, StageStart]) -> Iterator[_Edit]:
                     yield from _of_flags(instruction, names, state.workdir)
                 case _:
                     pass
+            if (
+                instruction.name == "ENTRYPOINT"
+                and stage.base in names
+                and "CMD" not in (item.name for item in run[:place])
+            ):
+                yield _Edit(instruction.places[0], instruction.places[0], "CMD []\n")
         ends[stage.name] = state
 
 

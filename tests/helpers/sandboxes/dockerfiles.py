@@ -123,6 +123,38 @@ PARTS: dict[str, str] = {
     "arg before FROM": "ARG TAG\nRUN echo \"tag $TAG\" >/c/tag\n",
     "predefined args": "ARG TARGETARCH\nARG TARGETPLATFORM\nRUN echo \"$TARGETARCH $TARGETPLATFORM\" >/c/target\n",
     "substitutions": "ENV S=${A:+set} T=${NOPE:-none} U=\\$A\nRUN echo \"$S $T $U\" >/c/substituted\n",
+    # --- odd ones
+    "a workdir through a link": "RUN mkdir /c/wr && ln -s wr /c/wl\nWORKDIR /c/wl/sub\nCOPY one .\nRUN pwd >where; pwd -P >>where\n"
+    "WORKDIR ../up\nRUN pwd >where\nWORKDIR /\n",
+    "a workdir in quotes, with a slash, of a tilde": 'WORKDIR /c/slash/\nRUN pwd >w\nWORKDIR "/c/quo ted"\nRUN pwd >w\nWORKDIR ~\nRUN pwd >w\n'
+    "WORKDIR /\n",
+    "users and groups as numbers and names": "USER 0:crew\nRUN id >/tmp/u1\nUSER worker:1600\nRUN id >/tmp/u2; echo $HOME >>/tmp/u2\n"
+    'USER "worker"\nRUN id >/tmp/u3\nUSER 1500:0\nRUN id >/tmp/u4; echo $HOME $USER >>/tmp/u4\nUSER root\n',
+    "copy onto directories and links": "RUN mkdir /c/onto /c/linked && ln -s linked /c/link\nCOPY one /c/onto\nCOPY dir /c/link\n"
+    "RUN echo old >/c/target && ln -s target /c/to-file && ln -s none /c/dangling-to\nCOPY one /c/to-file\n"
+    "COPY one /c/dangling-to/\n",
+    "copy over a link": "RUN mkdir /c/has-link && echo old >/c/kept-target && ln -s /c/kept-target /c/has-link/x\nCOPY dir /c/has-link\n",
+    "copy what a link leads to": "COPY links/to /c/followed\nCOPY --from=first /alias /c/followed-from\nCOPY --from=first /aliases /c/followed-dir\n"
+    "COPY --from=first /aliases/x /c/followed-below\n",
+    "copy from a stage by pattern": "COPY --from=first /owned/* /m?de /c/patterns/\n",
+    "copy from a stage what is no file": "COPY --from=first /nodes /c/nodes-from\n",
+    "copy a directory's forms": "COPY dir/ /c/form1\nCOPY dir/. /c/form2\nCOPY ./dir/../one /c/form3\nCOPY /one /c/form4\nCOPY ../one /c/form5\n",
+    "copy with owners from variables": "ARG WHO_OWNS=worker\nENV GROUP=crew\nCOPY --chown=$WHO_OWNS:$GROUP one /c/owned-var\n"
+    "COPY --chown=0:crew one /c/owned-group\n",
+    "add a text named as an archive": "ADD text.tgz /c/text/\n",
+    "add an archive over what is there": "RUN mkdir -p /c/over-it/inside /c/real-one && chown 9 /c/over-it/inside && ln -s real-one /c/over-link\n"
+    "ADD packed.tar /c/over-it\nADD packed.tar /c/over-link\n",
+    "nodes and sockets": "RUN mknod /c/null c 1 3 && mknod /c/block b 7 0 && "
+    "python3 -c \"import socket; socket.socket(socket.AF_UNIX).bind('/c/socket')\" && truncate -s 5M /c/sparse && echo end >>/c/sparse\n",
+    "a directory that is made anew": "RUN mkdir -p /c/anew/a && touch /c/anew/a/x\nRUN rm -r /c/anew && mkdir -p /c/anew/b\n"
+    "RUN rm -r /usr/share/doc && echo x >/usr/share/doc\n",
+    "replace a directory by a link, a link by a directory": "RUN mkdir /c/dir-link && touch /c/dir-link/x && ln -s /etc /c/link-dir\n"
+    "RUN rm -r /c/dir-link && ln -s /etc /c/dir-link && rm /c/link-dir && mkdir /c/link-dir && touch /c/link-dir/x\n",
+    "capabilities of a file": "RUN python3 -c \"import os; os.setxattr('/usr/bin/nl', 'security.capability', bytes.fromhex('01000002' '00200000' + '0' * 24))\"\n"
+    "RUN python3 -c \"import os; print(os.getxattr('/usr/bin/nl', 'security.capability'))\" >/c/file-capability\n",
+    "variables of a RUN, blanks after the escape": "ARG http_proxy\nRUN env | grep -v ^HOSTNAME= | sort >/c/run-env\nUSER worker\nRUN env | grep -v ^HOSTNAME= | sort >/tmp/run-env\n"
+    'USER root\nENV X_V=1\nRUN ["touch", "/c/$X_V"]\n'
+    "RUN echo a \\   \n  b >/c/blanks\n",
 }  # fmt: skip
 
 SERVE = """\
@@ -137,7 +169,7 @@ server.accept()[0].close()
 
 FILES = {
     "one": "1\n", "two": "22\n", "a.txt": "a", "b.txt": "b", "dir/x": "x", "dir/sub/y": "y", "with blank": "b", "-dash": "d",
-    "odd/ü [x] $y": "odd", "serve.py": SERVE, "packed.tar": "packed", "ignoring/kept": "k", "ignoring/a.secret": "s", "ignoring/again.secret": "s",
+    "odd/ü [x] $y": "odd", "serve.py": SERVE, "packed.tar": "packed", "text.tgz": "text", "ignoring/kept": "k", "ignoring/a.secret": "s", "ignoring/again.secret": "s",
 }  # fmt: skip
 
 _PARTS_AT_ONCE = 16
@@ -148,6 +180,8 @@ def _with_parts(parts: Iterable[str]) -> Recipe:
     return Recipe(
         f"ARG TAG=bookworm-slim\nFROM debian:$TAG AS First\nARG TAG\n"
         "RUN echo made >/made && install -d -o 33 -g 44 -m 750 /owned && install -o 55 /made /owned/x\n"
+        "RUN ln -s made /alias && ln -s owned /aliases && mkdir /nodes && mkfifo /nodes/fifo && mknod /nodes/null c 1 3 && "
+        "echo x >/nodes/a && ln /nodes/a /nodes/b && chmod 4711 /nodes/a && ln -s x /nodes/dangling\n"
         "USER 77\nWORKDIR /work/place\nUSER root\n"
         f"FROM --platform=$BUILDPLATFORM {BASE} AS Parent\nRUN mkdir /volumes\nVOLUME /volumes\n"
         "RUN echo v >/volumes/v\nONBUILD RUN echo onbuild >/onbuild\n"
@@ -163,6 +197,15 @@ CONFIGS: dict[str, Recipe] = {
     "ENTRYPOINT as JSON": Recipe('ENTRYPOINT ["/bin/sh", "-c", "exec \\"$@\\"", "sh"]\nCMD ["x", "y"]\n'),
     "ENTRYPOINT as text": Recipe("ENTRYPOINT exec sleep infinity\n"),
     "ENTRYPOINT forgets CMD of the base": Recipe('ENTRYPOINT ["/usr/bin/env"]\n'),
+    "ENTRYPOINT forgets CMD of a stage, and not its own": Recipe(
+        f'FROM {BASE} AS a\nCMD ["x"]\nFROM a AS b\nENTRYPOINT ["y"]\nFROM b AS c\nCMD ["z"]\nENTRYPOINT ["y"]\nFROM c\n'
+    ),
+    "ENTRYPOINT as text forgets CMD of a stage": Recipe(
+        f'FROM {BASE} AS a\nSHELL ["/bin/bash", "-c"]\nCMD ["x"]\nFROM a\nENTRYPOINT exec y\n'
+    ),
+    "empty CMD and ENTRYPOINT": Recipe(
+        f'FROM {BASE} AS a\nENTRYPOINT ["x"]\nCMD ["y"]\nFROM a\nENTRYPOINT []\nCMD []\n'
+    ),
     "CMD as text": Recipe("CMD echo $HOME\n"),
     "CMD of another shell": Recipe('SHELL ["/bin/bash", "-c"]\nCMD echo x\nENTRYPOINT exec "$0"\n'),
     "HEALTHCHECK": Recipe("HEALTHCHECK --interval=2s --timeout=3s --start-period=4s --retries=5 CMD test -e /x\n"),
