@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 _ENGINES = ("docker", "local", "apptainer")
-_WHOLE = ("test_terminal_channel.py",)
-"""Files whose engines are not taken apart: side by side, their killed channels and their timing disturb each other."""
+_WHOLE = ("test_terminal_channel.py", "nemo_gym/test_rollouts.py")
+"""Files whose engines are not taken apart: side by side, their killed channels and their timing disturb each other, and
+NeMo Gym's head server has one port on a machine."""
 
 
 def group_of(nodeid: str) -> str:
