@@ -7,7 +7,4 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$here/lib.sh"
 cd "$here/.."
 
-environment=$(.ci/environment.sh nemo_gym)
-.venv/bin/pyright -p .ci/nemo_gym --venvpath "$(dirname "$environment")"
-export HARBOR_GYM_REQUIRE="${HARBOR_GYM_REQUIRE:+$HARBOR_GYM_REQUIRE,}nemo_gym"
-exec "$environment/bin/python" -m pytest -m nemo_gym tests/contract/test_same_episode.py tests/integration/nemo_gym "$@"
+test_framework nemo_gym nemo_gym tests/contract/test_same_episode.py tests/integration/nemo_gym "$@"

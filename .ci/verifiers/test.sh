@@ -7,8 +7,5 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$here/lib.sh"
 cd "$here/.."
 
-environment=$(.ci/environment.sh verifiers)
-.venv/bin/pyright -p .ci/verifiers --venvpath "$(dirname "$environment")"
-export HARBOR_GYM_REQUIRE="${HARBOR_GYM_REQUIRE:+$HARBOR_GYM_REQUIRE,}verifiers"
-exec "$environment/bin/python" -m pytest -m 'verifiers and not slow' \
+test_framework verifiers 'verifiers and not slow' \
   tests/contract/test_same_episode.py tests/integration/adapters/verifiers tests/unit/house/test_plugin_module.py "$@"

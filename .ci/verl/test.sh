@@ -7,7 +7,4 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 . "$here/lib.sh"
 cd "$here/.."
 
-environment=$(.ci/environment.sh verl)
-.venv/bin/pyright -p .ci/verl --venvpath "$(dirname "$environment")"
-export HARBOR_GYM_REQUIRE="${HARBOR_GYM_REQUIRE:+$HARBOR_GYM_REQUIRE,}verl"
-exec "$environment/bin/python" -m pytest -m verl tests/contract/test_same_episode.py tests/integration/adapters/verl "$@"
+test_framework verl verl tests/contract/test_same_episode.py tests/integration/adapters/verl "$@"
