@@ -262,6 +262,26 @@ class Episode:
         terminal: Leftovers | None,
     ) -> PhaseEnd:
         assert self._trial is not None
+        end = await self._graded(phase, run, keep_processes=keep_processes, terminal=terminal)
+        steps = self._trial.task.config.steps
+        step = steps[self._phases_ended - 1].name if steps else None
+        report = await asyncio.to_thread(read_verifier, self._trial.paths.trial_dir, step)
+        end = replace(end, verifier=report if report.files else None)
+        while is_last and end.next_phase is not None:
+            further = await self._graded(end.next_phase, run, keep_processes=keep_processes, terminal=None)
+            end = replace(
+                end,
+                next_phase=further.next_phase,
+                verifier_sec=end.verifier_sec + further.verifier_sec,
+                episode_rewards=further.episode_rewards,
+                unplayed=(*end.unplayed, further.rewards),
+                breakage=further.breakage,
+            )
+        return end
+
+    async def _graded(
+        self, phase: AgentPhase, run: asyncio.Task[TrialResult], *, keep_processes: bool, terminal: Leftovers | None
+    ) -> PhaseEnd:
         assert self._guard is not None
         if run.done():
             raise failures.lost(self._finished_result(run))
@@ -272,22 +292,7 @@ class Episode:
         self._phases_ended += 1
         if next_phase is None:
             self._finished_result(run)
-        verdict = self._verdict(next_phase)
-        steps = self._trial.task.config.steps
-        step = steps[self._phases_ended - 1].name if steps else None
-        report = await asyncio.to_thread(read_verifier, self._trial.paths.trial_dir, step)
-        end = replace(verdict, verifier=report if report.files else None)
-        if not is_last or next_phase is None:
-            return end
-        rest = await self._end_phase(next_phase, run, keep_processes=keep_processes, is_last=True, terminal=None)
-        return replace(
-            end,
-            next_phase=None,
-            verifier_sec=end.verifier_sec + rest.verifier_sec,
-            episode_rewards=rest.episode_rewards,
-            unplayed=(rest.rewards, *rest.unplayed),
-            breakage=rest.breakage,
-        )
+        return self._verdict(next_phase)
 
     async def find_breakage(self, terminal: Leftovers | None = None, *, answers_nonsense: bool = False) -> str | None:
         """Return how the policy broke the sandbox of the running phase; None where nothing shows that it did.
