@@ -30,7 +30,7 @@ from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.outcomes import describe
 from harbor_gym.transcripts import episode_name, write_transcript
-from harbor_gym.types import Rollout, Sample, TokenSequence, Transcript
+from harbor_gym.types import Rollout, Sample, Transcript
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class HarborAgentTinkerEnv(Env):
         """Take what is not the agent's own conversation out of a trajectory: side calls, and answers without use."""
         if self._rollout is None:
             return
-        wholes = [(segment, segment.token_ids) for segment in self._rollout.segments]
+        wholes = [(len(segment.prompt), segment.token_ids, segment.mask) for segment in self._rollout.segments]
         kept = [item for item in trajectory.transitions if _is_trained(item.ob.to_ints(), item.ac.tokens, wholes)]
         if not kept or len(kept) == len(trajectory.transitions):
             return
@@ -209,20 +209,18 @@ class HarborAgentTinkerEnv(Env):
         await asyncio.to_thread(write_transcript, self._transcript_path, transcript, labels=self._labels, error=error)
 
 
-def _is_trained(prompt: list[int], sampled: list[int], wholes: Sequence[tuple[TokenSequence, list[int]]]) -> bool:
+def _is_trained(prompt: list[int], sampled: list[int], wholes: Sequence[tuple[int, list[int], list[int]]]) -> bool:
     """Return whether a segment trains this answer.
 
     Args:
         prompt: The answer's.
         sampled: Its tokens.
-        wholes: Each segment, with all its tokens.
+        wholes: Of each segment, the length of its prompt, all its tokens, and its mask.
     """
     whole = [*prompt, *sampled]
 
-    def holds(segment: TokenSequence, tokens: list[int]) -> bool:
-        start = len(prompt) - len(segment.prompt)
-        if start < 0 or tokens[: len(whole)] != whole:
-            return False
-        return all(segment.mask[start : start + len(sampled)])
+    def holds(shown: int, tokens: list[int], mask: list[int]) -> bool:
+        start = len(prompt) - shown
+        return start >= 0 and tokens[: len(whole)] == whole and all(mask[start : start + len(sampled)])
 
     return any(holds(*item) for item in wholes)
