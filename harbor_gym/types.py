@@ -413,6 +413,12 @@ class TokenSequence:
         """Indices of the model's calls whose samples are in it."""
         return tuple(span.call for span in self.spans)
 
+    def filled(self, token: int) -> Self:
+        """Return the sequence without empty parts, for trainers that take none: ``token`` stands in them, untrained."""
+        if self.completion:
+            return self
+        return replace(self, prompt=self.prompt or [token], completion=[token], spans=(), logprobs=[0.0])
+
     def masked(self, *, older_than: int | None = None) -> Self:
         """Return the sequence with fewer tokens to train.
 

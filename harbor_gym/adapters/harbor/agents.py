@@ -23,6 +23,14 @@ URL_MARK = "{gateway_url}"
 _NO_LIMIT_TOKENS = 1_000_000
 
 
+def unchecked_agent(name: str, options: Mapping[str, Any] | None = None) -> "AgentConfig":
+    """Return Harbor's configuration of an agent by its name, or by ``module.path:Class``."""
+    from harbor.models.trial.config import AgentConfig
+
+    kwargs = dict(options or {})
+    return AgentConfig(import_path=name, kwargs=kwargs) if ":" in name else AgentConfig(name=name, kwargs=kwargs)
+
+
 def agent_of(name: str, options: Mapping[str, Any] | None = None, *, is_relayed: bool = False) -> "AgentConfig":
     """Return Harbor's configuration of an agent, checked before anything is started.
 
@@ -35,10 +43,7 @@ def agent_of(name: str, options: Mapping[str, Any] | None = None, *, is_relayed:
     Raises:
         UsageError: There is no such agent, it has no place for an address, or Harbor's server needs a newer Harbor.
     """
-    from harbor.models.trial.config import AgentConfig
-
-    kwargs = dict(options or {})
-    agent = AgentConfig(import_path=name, kwargs=kwargs) if ":" in name else AgentConfig(name=name, kwargs=kwargs)
+    agent = unchecked_agent(name, options)
     if _listed_name(agent) is None:
         _agent_class(agent)
     if is_relayed:

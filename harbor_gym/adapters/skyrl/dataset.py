@@ -41,16 +41,12 @@ def write_dataset(
     if min_rows < 1:
         raise UsageError(f"min_rows must be at least 1, got {min_rows}")
     sources = [tasks] if isinstance(tasks, str | Path | SourcedTask) else list(tasks)
-    rows = [_row(task, data_source) for task in get_portal().call(_resolve, sources)]
+    rows = [_row(task, data_source) for task in get_portal().call(resolve_tasks, sources)]
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(
         "".join(f"{json.dumps(row)}\n" for row in rows) * math.ceil(min_rows / len(rows)), encoding="utf-8"
     )
     return target
-
-
-async def _resolve(sources: Sequence[TaskSource]) -> list[SourcedTask]:
-    return list(await resolve_tasks(sources))
 
 
 def _row(task: SourcedTask, data_source: str) -> dict[str, object]:

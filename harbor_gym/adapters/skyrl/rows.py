@@ -168,10 +168,9 @@ def _left_out(trajectories: Sequence[Trajectory], settings: RowSettings) -> set[
 
 
 def _sequences(trajectory: Trajectory, settings: RowSettings) -> list[TokenSequence]:
-    filler = TokenSequence([settings.filler_token], [settings.filler_token], (), [0.0])
     segments = [segment for segment in trajectory.rollout.segments if any(segment.mask)]
     if trajectory.rollout.is_lost or not segments:
-        return [filler]
+        return [TokenSequence([], [], (), []).filled(settings.filler_token)]
     if settings.step_wise:
         sequences = [turn for segment in segments for turn in split(segment)]
     else:

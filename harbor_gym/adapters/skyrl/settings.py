@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from skyrl.train.config import BaseConfig, GeneratorConfig
 
 from harbor_gym._runtime.harbor_versions import require_server
+from harbor_gym.adapters.harbor.agents import unchecked_agent
 from harbor_gym.config import TerminalEnvConfig, describe_problems, require_fields_of_own_loop
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX
@@ -75,12 +76,7 @@ class HarborSettings(BaseConfig):
 
 def agent_config(settings: HarborSettings) -> AgentConfig | None:
     """Return Harbor's configuration of the agent; None for the policy's own loop."""
-    if settings.agent is None:
-        return None
-    kwargs = dict(settings.agent_kwargs)
-    if ":" in settings.agent:
-        return AgentConfig(import_path=settings.agent, kwargs=kwargs)
-    return AgentConfig(name=settings.agent, kwargs=kwargs)
+    return None if settings.agent is None else unchecked_agent(settings.agent, settings.agent_kwargs)
 
 
 def check_settings(settings: HarborSettings, generator: GeneratorConfig) -> None:

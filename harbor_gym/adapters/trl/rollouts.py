@@ -142,6 +142,5 @@ def _columns(rollouts: Sequence[Rollout], pad_token_id: int) -> dict[str, Any]:
 
 def _trainable(sequence: TokenSequence, rollout: Rollout, pad_token_id: int) -> TokenSequence:
     """Return a sequence without empty parts, of which no token is trained where the episode was lost."""
-    if not sequence.completion:
-        return TokenSequence(sequence.prompt or [pad_token_id], [pad_token_id], (), [0.0])
-    return sequence.masked() if rollout.is_lost else sequence
+    filled = sequence.filled(pad_token_id)
+    return filled.masked() if rollout.is_lost else filled

@@ -46,15 +46,11 @@ def write_dataset(
     if target.suffix != ".parquet":
         raise UsageError(f"verl recognises a dataset by its name: {target.name} must end with .parquet")
     sources = [tasks] if isinstance(tasks, str | Path) else list(tasks)
-    found = get_portal().call(_resolve, sources)
+    found = get_portal().call(resolve_tasks, sources)
     rows = [_row(task, index, agent_name, data_source) for index, task in enumerate(found)]
     target.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), target)
     return target
-
-
-async def _resolve(sources: Sequence[str | Path]) -> list[SourcedTask]:
-    return list(await resolve_tasks(sources))
 
 
 def _row(task: SourcedTask, index: int, agent_name: str, data_source: str) -> dict[str, Any]:

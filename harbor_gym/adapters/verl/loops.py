@@ -17,7 +17,7 @@ from harbor_gym.codecs import HFCodec
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import SessionLimits
-from harbor_gym.types import Rollout, TokenSequence
+from harbor_gym.types import Rollout
 
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 """Of each worker: verl makes a loop for every row, and starts all rows at once."""
@@ -120,11 +120,8 @@ class _HarborLoop(AgentLoopBase):
     def _output(
         self, rollout: Rollout, sampler: ServerSampler, seconds: float, global_steps: int | None
     ) -> AgentLoopOutput:
-        main = rollout.main
-        if not main.completion:
-            # verl takes no empty row. Nothing of this one is trained, and its reward was earned.
-            filler = int(self._tokenizer.eos_token_id)
-            main = TokenSequence(main.prompt or [filler], [filler], (), [0.0])
+        # verl takes no empty row. Nothing of such a one is trained, and its reward was earned.
+        main = rollout.main.filled(int(self._tokenizer.eos_token_id))
         failed_attempts = rollout.metrics.get("infra/failed_attempts", 0.0)
         return AgentLoopOutput(
             prompt_ids=main.prompt,

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 from harbor_gym.errors import ContextOverflowError, SamplerError
 from harbor_gym.samplers.overflow import is_overflow
+from harbor_gym.sequences import SequenceBuilder
 from harbor_gym.types import Sample
 
 
@@ -50,8 +51,7 @@ class ServerSampler:
     versions: list[int] = field(default_factory=list[int], init=False)
     """The first and the last weights' step of each answer, where the servers tell."""
 
-    _conversations: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]], init=False)
-    """The length of each conversation's first prompt, and all its tokens."""
+    _conversations: list[SequenceBuilder] = field(default_factory=list[SequenceBuilder], init=False)
 
     async def __call__(self, prompt: Sequence[int]) -> Sample:
         """Sample one message.
@@ -61,8 +61,8 @@ class ServerSampler:
             SamplerError: The servers failed, or aborted the request.
         """
         tokens = list(prompt)
-        conversation = self._conversation(tokens)
-        self._require_room(conversation[0], len(tokens))
+        conversation = next((item for item in reversed(self._conversations) if item.is_extended_by(tokens)), None)
+        self._require_room(len(tokens if conversation is None else conversation.build().prompt), len(tokens))
         started = time.monotonic()
         try:
             output = await self.servers.generate(
@@ -77,16 +77,10 @@ class ServerSampler:
         finally:
             self.seconds += time.monotonic() - started
         sample = self._read(output)
-        conversation[1][:] = [*tokens, *sample.tokens]
+        if conversation is None:
+            self._conversations.append(conversation := SequenceBuilder())
+        conversation.extend(tokens, sample, call=0)
         return sample
-
-    def _conversation(self, prompt: list[int]) -> tuple[int, list[int]]:
-        """Return the conversation that a prompt goes on, or a new one."""
-        for conversation in reversed(self._conversations):
-            if prompt[: len(conversation[1])] == conversation[1]:
-                return conversation
-        self._conversations.append((len(prompt), list(prompt)))
-        return self._conversations[-1]
 
     def _require_room(self, first: int, tokens: int) -> None:
         if first > self.max_prompt_tokens:

@@ -7,6 +7,7 @@ from typing import Any, Self
 from harbor.models.trial.config import AgentConfig
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from harbor_gym.adapters.harbor.agents import unchecked_agent
 from harbor_gym.config import describe_problems
 from harbor_gym.errors import UsageError
 from harbor_gym.types import DEFAULT_SANDBOX
@@ -83,6 +84,4 @@ class AgentLoopSettings(LoopSettings):
 
     def agent_config(self) -> AgentConfig:
         """Return Harbor's configuration of the agent."""
-        if ":" in self.agent:
-            return AgentConfig(import_path=self.agent, kwargs=dict(self.agent_kwargs))
-        return AgentConfig(name=self.agent, kwargs=dict(self.agent_kwargs))
+        return unchecked_agent(self.agent, self.agent_kwargs)
