@@ -8,7 +8,7 @@ import shlex
 from abc import abstractmethod
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from pathlib import PurePath, PurePosixPath
-from typing import Any, Protocol, override
+from typing import Any, override
 
 from harbor.environments.base import ExecResult
 from harbor.environments.definition import COMPOSE_FILE_NAME, require_agent_environment_definition
@@ -29,7 +29,8 @@ from harbor_gym.sandboxes.archive.transfers import Way
 from harbor_gym.sandboxes.declared import no_account, require_workdir
 from harbor_gym.sandboxes.entrypoint import Entrypoint, Services, await_services
 from harbor_gym.sandboxes.extensions import ExecTimeoutError
-from harbor_gym.sandboxes.health import Healthcheck, await_health
+from harbor_gym.sandboxes.health import await_health
+from harbor_gym.sandboxes.image_settings import ImageSettings
 from harbor_gym.sandboxes.piped import PipedCommand
 from harbor_gym.sandboxes.pipes import Chunk, text_chunks
 from harbor_gym.sandboxes.supervisor.program.kernel.capabilities import SERVICE, VERIFIER
@@ -44,40 +45,6 @@ _LEAST_CPUS = 0.01
 _LOOK_TIMEOUT_SEC, _DIRECTORIES_TIMEOUT_SEC = 10.0, 60.0
 
 
-class ImageDefaults(Protocol):
-    """An image's defaults for the commands of its sandboxes."""
-
-    @property
-    def env(self) -> dict[str, str]:
-        """The image's environment variables (ENV)."""
-        ...
-
-    @property
-    def workdir(self) -> str:
-        """The image's working directory (WORKDIR)."""
-        ...
-
-    @property
-    def user(self) -> str:
-        """The image's user (USER)."""
-        ...
-
-    @property
-    def healthcheck(self) -> Healthcheck | None:
-        """HEALTHCHECK."""
-        ...
-
-    @property
-    def entrypoint(self) -> tuple[str, ...]:
-        """ENTRYPOINT."""
-        ...
-
-    @property
-    def volumes(self) -> tuple[str, ...]:
-        """VOLUME."""
-        ...
-
-
 class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
     """One sandbox of this machine's kernel, from its start to its end."""
 
@@ -86,7 +53,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             raise UsageError(f"sandbox option workdir: {workdir!r} is no absolute path")
         self._workdir = workdir
         self._sandbox: Sandbox | None = None
-        self._image: ImageDefaults | None = None
+        self._image: ImageSettings | None = None
         self._entrypoint: Entrypoint | None = None
         self._services: Services | None = None
         self._ending: asyncio.Future[None] | None = None
@@ -446,7 +413,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             raise SandboxLostError(f"the {self.type()} sandbox of {self.environment_name} is not running")
         return self._sandbox
 
-    def _default_workdir(self, image: ImageDefaults) -> str:
+    def _default_workdir(self, image: ImageSettings) -> str:
         return self.task_env_config.workdir or self._workdir or image.workdir
 
     def _request(
@@ -469,22 +436,22 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         resolved = self._resolve_user(user)
         return self._started_image().user if resolved is None else str(resolved)
 
-    def _started_image(self) -> ImageDefaults:
+    def _started_image(self) -> ImageSettings:
         if self._image is None:
             raise SandboxLostError(f"the {self.type()} sandbox of {self.environment_name} is not running")
         return self._image
 
-    def _directories(self, image: ImageDefaults) -> dict[str, int | None]:
+    def _directories(self, image: ImageSettings) -> dict[str, int | None]:
         """Return the directories that a sandbox has from its start, and their modes; logs are for all to write."""
         return {**self._image_directories(image), **dict.fromkeys(self._mount_targets(writable_only=True), 0o777)}
 
-    def _image_directories(self, image: ImageDefaults) -> dict[str, int | None]:
+    def _image_directories(self, image: ImageSettings) -> dict[str, int | None]:
         """Return those of them that don't depend on the trial."""
         # buildah leaves out a WORKDIR that no later instruction uses; Docker makes it, and each VOLUME.
         made = (*((self._workdir,) if self._workdir else ()), image.workdir, *image.volumes)
         return {"/tmp": 0o1777, **dict.fromkeys(made)}
 
-    async def _start_services(self, image: ImageDefaults) -> None:
+    async def _start_services(self, image: ImageSettings) -> None:
         """Start the image's ENTRYPOINT, wait for the services that it leaves running, and for its HEALTHCHECK.
 
         Raises:
@@ -502,7 +469,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
             await self._start_entrypoint(image)
         await self._await_health(image)
 
-    async def _start_entrypoint(self, image: ImageDefaults) -> None:
+    async def _start_entrypoint(self, image: ImageSettings) -> None:
         request = self._request("", user=image.user)
 
         def run(argv: Sequence[str]) -> Awaitable[PipedCommand]:
@@ -517,7 +484,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         """How long the start waited for what the image's ENTRYPOINT starts; None where nothing of it runs on."""
         return None if self._services is None else self._services.note
 
-    async def _await_health(self, image: ImageDefaults) -> None:
+    async def _await_health(self, image: ImageSettings) -> None:
         """Return when the image's HEALTHCHECK succeeds; at once where it has none.
 
         Raises:
@@ -542,7 +509,7 @@ class NamespacedEnvironment[Sandbox: RunningSandbox](CarriesFiles):
         await await_health(declared, check)
 
 
-def default_env(image: ImageDefaults) -> dict[str, str]:
+def default_env(image: ImageSettings) -> dict[str, str]:
     """Return the environment of a command for which neither task nor caller sets one."""
     return {"PATH": _DEFAULT_PATH, **image.env}
 

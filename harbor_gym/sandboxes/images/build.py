@@ -12,8 +12,9 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from harbor_gym._runtime.cache import (
     LAYERS_LOCK,
@@ -32,7 +33,7 @@ from harbor_gym._runtime.owners import temporary_prefix
 from harbor_gym._runtime.shielded import shielded
 from harbor_gym.errors import MissingDependencyError, SandboxStartError
 from harbor_gym.sandboxes import dockerfile
-from harbor_gym.sandboxes.health import Healthcheck, healthcheck_config, healthcheck_of
+from harbor_gym.sandboxes.image_settings import ImageSettings, config_of, settings_of
 from harbor_gym.sandboxes.images import layers, sources
 from harbor_gym.sandboxes.images.base_images import Base, resolve_base
 from harbor_gym.sandboxes.images.builder import (
@@ -50,7 +51,7 @@ from harbor_gym.sandboxes.tools import CONTAINED, build_failure, find_program, r
 
 _logger = logging.getLogger(__name__)
 
-_FORMAT = 5
+_FORMAT = 6
 """Version of the cache's layout and of what an export writes. A change makes old entries unreachable."""
 _PRUNE_PAUSE_SEC = 0.05
 _ONBUILD_VOLUME = re.compile(r"^\s*ONBUILD\s+VOLUME\s", re.IGNORECASE | re.MULTILINE)
@@ -58,35 +59,15 @@ _ONBUILD_VOLUME = re.compile(r"^\s*ONBUILD\s+VOLUME\s", re.IGNORECASE | re.MULTI
 _built: dict[str, Image] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image(ImageSettings):
     """A root file system ready to serve as an overlay's lower layers. Owned by the cache: never write to it."""
 
     layers: tuple[str, ...]
     """Names of its layers in the cache, the topmost first. Images share those that have the same content."""
 
-    env: dict[str, str]
-    """ENV of the image."""
-
-    workdir: str
-    """WORKDIR of the image, ``/`` if it names none."""
-
-    user: str
-    """USER of the image as written (name or uid, maybe with a group), ``0`` if it names none."""
-
     digest: str
     """Cache key: SHA-256 over the build context, the identity of every base image, and the format."""
-
-    entrypoint: tuple[str, ...] = ()
-    """ENTRYPOINT of the image; empty if it names none."""
-
-    healthcheck: Healthcheck | None = None
-
-    volumes: tuple[str, ...] = ()
-    """VOLUME of the image. As nothing of a sandbox outlives it, they are directories like others."""
-
-    high_ids: tuple[int, ...] = ()
-    """The uids and gids above 65535 that files of it have, in order."""
 
     entries: dict[str, int] = field(default_factory=dict[str, int])
     """Layer → how many names it has at its top, as its record in the cache has it."""
@@ -240,7 +221,7 @@ async def _make_image(
     started = time.monotonic()
     if source.rootfs is not None:
         async with layers.imported(source.rootfs) as (names, high_ids):
-            image = Image(tuple(names), {}, "/", "0", digest, high_ids=tuple(high_ids))
+            image = Image(layers=tuple(names), digest=digest, high_ids=tuple(high_ids))
             return await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
     if source.docker_image is None:
         image_id = await _run_build(source.environment_dir, text, base_images, is_fresh=is_fresh, on_step=work.tell)
@@ -252,19 +233,10 @@ async def _make_image(
     if code != 0:
         raise SandboxStartError(f"buildah built {image_id} but can't show it: {tail(output)}")
     shown = json.loads(output)
-    settings = shown["Docker"]["config"]
-    image = Image(
-        layers=(),
-        env=dict(entry.partition("=")[::2] for entry in settings.get("Env") or []),
-        workdir=settings.get("WorkingDir") or "/",
-        user=settings.get("User") or "0",
-        digest=digest,
-        entrypoint=tuple(settings.get("Entrypoint") or ()),
-        healthcheck=healthcheck_of(settings),
-        volumes=volumes_of(settings),
-    )
+    config = shown["Docker"]["config"]
+    settings: dict[str, Any] = {**settings_of(config), "volumes": volumes_of(config)}
     async with layers.exported(image_id, shown["OCIv1"]["rootfs"]["diff_ids"]) as (names, high_ids):
-        image = replace(image, layers=tuple(names), high_ids=tuple(high_ids))
+        image = Image(layers=tuple(names), digest=digest, high_ids=tuple(high_ids), **settings)
         image = await shielded(asyncio.to_thread(write_record, image, made_for=str(source)))
     _logger.info("built the image of %s in %.1f s", source, time.monotonic() - started)
     return image
@@ -313,8 +285,13 @@ def write_record(image: Image, *, made_for: str) -> Image:
     if record.exists():
         # Running sandboxes may stand on what this one replaces.
         record.rename(record.with_name(f"replaced-{uuid.uuid4().hex}.json"))
-    health = healthcheck_config(image.healthcheck).get("Healthcheck")
-    document = {**asdict(image), "healthcheck": health, "made_for": made_for}
+    document = {
+        "layers": image.layers,
+        "high_ids": image.high_ids,
+        "entries": image.entries,
+        "config": config_of(image),
+        "made_for": made_for,
+    }
     replace_text(record, json.dumps(document, indent=2))
     return image
 
@@ -325,17 +302,12 @@ def load_image(digest: str) -> Image | None:
         stored = json.loads((cache_dir() / "images" / digest[:32] / "image.json").read_text(encoding="utf-8"))
         image = Image(
             layers=tuple(stored["layers"]),
-            env=stored["env"],
-            workdir=stored["workdir"],
-            user=stored["user"],
             digest=digest,
-            entrypoint=tuple(stored["entrypoint"]),
-            healthcheck=healthcheck_of({"Healthcheck": stored["healthcheck"]}),
-            volumes=tuple(stored["volumes"]),
             high_ids=tuple(stored["high_ids"]),
             entries=stored["entries"],
+            **settings_of(stored["config"]),
         )
-    except (FileNotFoundError, KeyError, TypeError, ValueError):
+    except (FileNotFoundError, AttributeError, KeyError, TypeError, ValueError):
         return None
     return image if image.is_there else None
 

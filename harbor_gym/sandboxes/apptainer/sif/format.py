@@ -14,14 +14,13 @@ import struct
 import subprocess
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from harbor_gym._runtime.processes import ask
 from harbor_gym.errors import SandboxStartError
-from harbor_gym.sandboxes.health import Healthcheck, healthcheck_config, healthcheck_of
-from harbor_gym.sandboxes.images.build import Image
+from harbor_gym.sandboxes.image_settings import ImageSettings, config_of, settings_of
 from harbor_gym.sandboxes.supervisor.program.messages import ORDINARY_IDS
 from harbor_gym.sandboxes.tools import find_program
 
@@ -47,8 +46,8 @@ _LIST_TIMEOUT_SEC = 60.0
 _ARCHITECTURES = {"02": "x86_64", "04": "aarch64"}
 
 
-@dataclass(frozen=True, slots=True)
-class SifImage:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SifImage(ImageSettings):
     """The part of a SIF file that a sandbox needs."""
 
     path: Path
@@ -57,15 +56,6 @@ class SifImage:
 
     machine: str
     """As ``uname -m`` prints it; empty where the file names another one."""
-
-    env: dict[str, str] = field(default_factory=dict[str, str])
-    workdir: str = "/"
-    user: str = "0"
-    entrypoint: tuple[str, ...] = ()
-    healthcheck: Healthcheck | None = None
-    volumes: tuple[str, ...] = ()
-    high_ids: tuple[int, ...] = ()
-    """The uids and gids above 65535 that files of it have; none where the table of them can't be read."""
 
 
 def read_sif(path: Path) -> SifImage:
@@ -112,7 +102,7 @@ def _read(path: Path, file: IO[bytes]) -> SifImage:
         raise SandboxStartError(f"{path}: its root file system is no squashfs; build it anew with `apptainer build`")
     machine = _ARCHITECTURES.get(architecture.rstrip(b"\0").decode(), "")
     ids = tuple(number for number in _ids(path, file, item.offset) if number >= ORDINARY_IDS)
-    return SifImage(path, item.offset, machine, **_settings(file, descriptors), high_ids=ids)
+    return SifImage(path=path, offset=item.offset, machine=machine, high_ids=ids, **_settings(file, descriptors))
 
 
 def _descriptors(file: IO[bytes], total: int) -> list[_Descriptor]:
@@ -175,30 +165,10 @@ def _settings(file: IO[bytes], descriptors: list[_Descriptor]) -> dict[str, Any]
     for item in descriptors:
         if item.kind == _GENERIC_JSON and item.name == CONFIG_NAME and item.size <= _MAX_CONFIG_BYTES:
             file.seek(item.offset)
-            return _of_config(json.loads(file.read(item.size)))
+            return settings_of(json.loads(file.read(item.size)))
     return {}
 
 
-def _of_config(document: object) -> dict[str, Any]:
-    config = cast("dict[str, Any]", document)
-    return {
-        "env": dict(entry.partition("=")[::2] for entry in config.get("Env") or []),
-        "workdir": config.get("WorkingDir") or "/",
-        "user": config.get("User") or "0",
-        "entrypoint": tuple(config.get("Entrypoint") or ()),
-        "healthcheck": healthcheck_of(config),
-        "volumes": tuple(config.get("Volumes") or ()),
-    }
-
-
-def config_document(image: Image) -> str:
-    """Return the ``config`` of an OCI image with these settings, for a SIF file's :data:`CONFIG_NAME`."""
-    config = {
-        "Env": [f"{name}={value}" for name, value in image.env.items()],
-        "WorkingDir": image.workdir,
-        "User": image.user,
-        "Entrypoint": list(image.entrypoint),
-        "Volumes": {volume: {} for volume in image.volumes},
-        **healthcheck_config(image.healthcheck),
-    }
-    return json.dumps(config, sort_keys=True)
+def config_document(settings: ImageSettings) -> str:
+    """Return a SIF file's :data:`CONFIG_NAME` for an image with these settings."""
+    return json.dumps(config_of(settings), sort_keys=True)

@@ -13,7 +13,7 @@ import pytest
 from harbor_gym.errors import SandboxStartError
 from harbor_gym.sandboxes.apptainer.sif.format import config_document, read_sif
 from harbor_gym.sandboxes.health import Healthcheck
-from harbor_gym.sandboxes.images.build import Image
+from harbor_gym.sandboxes.image_settings import ImageSettings
 
 PARTITION, GENERIC_JSON, LABELS = 0x4004, 0x4006, 0x4003
 DESCRIPTOR_BYTES = 585
@@ -87,7 +87,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         "volumes": ("/data",),
         "healthcheck": Healthcheck(("test", "-e", "/x"), 0.5, 2.0, 1.0, 0.25, 7),
     }
-    document = config_document(Image(layers=(), digest="", **settings))
+    document = config_document(ImageSettings(**settings))
     objects = [(PARTITION, ROOT, "root", partition()), (GENERIC_JSON, document.encode(), "oci-config.json", b"")]
     image = read_sif(write_sif(tmp_path / "image.sif", objects))
     assert {name: getattr(image, name) for name in settings} == settings

@@ -1,0 +1,62 @@
+"""The part of an OCI image's ``config`` that its sandboxes heed, whatever the image's files are kept in.
+
+Source: the OCI image specification's config.md, with Docker's HEALTHCHECK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harbor_gym.sandboxes.health import Healthcheck, healthcheck_config, healthcheck_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSettings:
+    """An image's defaults for the commands of its sandboxes."""
+
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    """ENV."""
+
+    workdir: str = "/"
+    """WORKDIR."""
+
+    user: str = "0"
+    """USER as written: name or uid, maybe with a group."""
+
+    entrypoint: tuple[str, ...] = ()
+    """ENTRYPOINT."""
+
+    healthcheck: Healthcheck | None = None
+    """HEALTHCHECK."""
+
+    volumes: tuple[str, ...] = ()
+    """VOLUME. As nothing of a sandbox outlives it, they are directories like others."""
+
+    high_ids: tuple[int, ...] = ()
+    """The uids and gids above 65535 that files of the image have, in order; none where they can't be read."""
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of :class:`ImageSettings` that an image's ``config`` has."""
+    return {
+        "env": dict(entry.partition("=")[::2] for entry in config.get("Env") or []),
+        "workdir": config.get("WorkingDir") or "/",
+        "user": config.get("User") or "0",
+        "entrypoint": tuple(config.get("Entrypoint") or ()),
+        "healthcheck": healthcheck_of(config),
+        "volumes": tuple(config.get("Volumes") or ()),
+    }
+
+
+def config_of(settings: ImageSettings) -> dict[str, Any]:
+    """Return a ``config`` that :func:`settings_of` reads as these settings."""
+    return {
+        "Env": [f"{name}={value}" for name, value in settings.env.items()],
+        "WorkingDir": settings.workdir,
+        "User": settings.user,
+        "Entrypoint": list(settings.entrypoint),
+        "Volumes": {volume: {} for volume in settings.volumes},
+        **healthcheck_config(settings.healthcheck),
+    }
