@@ -536,6 +536,26 @@ def test_what_is_found_in_a_tree(row: Row, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fdinfo", "other", "others", "looked"),
+    [
+        ("eventfd-count: 0\n", "f", (), "tty_read"),
+        ("eventfd-count: 0\n", "f", (Thread((FUTEX, 0)),), "on"),
+        ("pos:\t0\n", "pipe", (), "on"),
+    ],
+)
+def test_a_program_that_looks_up_while_it_is_examined(
+    fdinfo: str, other: str, others: Sequence[Thread], looked: str, tmp_path: Path
+) -> None:
+    """irb does so each 0.1 s: where an examination takes longer, no two of them find the same times on a processor."""
+    call = (POLL, 0x1000, 2, 100)
+    fds = {0: TTY, 3: other}
+    tree = program(*call, memory={0x1000: [0, 1, 3, 1]}, fds=fds, fdinfo={3: fdinfo}, others=others)
+    runs = 'stty() { echo "$((++spent + 9000)) 0 9" >"$proc/20/task/20/schedstat"; printf %s "$modes_now"; }\n'
+    answer = ask(tmp_path, runs + _LOOK, [SERVER, shell(), tree], MODES=_MODES["raw"], POLLS=3)
+    assert answer == looked
+
+
+@pytest.mark.parametrize(
     ("lines", "column", "found"),
     [
         (["> 1", "1", ">"], 2, "[> ] []"),

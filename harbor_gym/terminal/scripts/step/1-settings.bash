@@ -29,7 +29,7 @@
 #   foreground members                    the terminal's foreground group
 #   descendants                           all below the shell         runtimes of them, before the keys
 #   limit                                 see `read_limit`            prompt statement   see `read_prompt`
-#   evidence patience is_hidden is_mixed is_relayed is_tended is_go  see `examine`
+#   evidence patience is_hidden is_mixed has_peers is_relayed is_tended is_go  see `examine`
 #   terminals                             the descriptors that another user's process has of the terminal
 # The step (6-waiting … 9-serving):
 #   nonce limit number begun    the frame's nonce and byte limit, the current and the first command's number

@@ -220,6 +220,13 @@ is_master() {
     return 1
 }
 
+# True for an eventfd, which has no other side: $1 the process, $2 the descriptor.
+is_counter() {
+    local line
+    while read -r line; do [[ $line == eventfd-count:* ]] && return; done <"$proc/$1/fdinfo/$2"
+    return 1
+}
+
 # True for a socket that the process itself, and nobody else, holds both ends of: their numbers follow each other.
 is_own_pair() {
     local path number other pid

@@ -11,11 +11,12 @@
 #              process reads the terminal
 #   is_go      where that thread is of Go's runtime: it has timers and children in the same place as its input
 #   is_relayed where a terminal multiplexer reads in place of the foreground
+#   has_peers  where another thread or process may have an end of what is waited for beside the terminal
 #   is_hidden  where the kernel does not report of somebody what he waits for: then the rest was examined
 # $1 is set for a look that may take milliseconds: into the programs' memory.
 examine() {
     local pid thread reader='' tender='' is_reading=''
-    evidence='' patience=forever is_mixed='' is_hidden='' is_relayed='' is_tended='' is_go=''
+    evidence='' patience=forever is_mixed='' has_peers='' is_hidden='' is_relayed='' is_tended='' is_go=''
     # Where its leader is at work, there is no need to find the others.
     read_stat "$shell" && foreground=$terminal_group
     ((foreground > 0)) || { is_hidden=1 && return; }
@@ -72,7 +73,7 @@ examine_within() {
         [ "$patience$is_hidden$is_mixed" = forever ] || return
         seen+=$evidence is_found=1
     done
-    evidence=$seen patience=$patience_here is_mixed=$is_mixed_here is_tended=${is_tended:-$is_tended_here}
+    evidence=$seen patience=$patience_here is_mixed=$is_mixed_here has_peers=1 is_tended=${is_tended:-$is_tended_here}
     [ -n "$is_found" ]
 }
 
@@ -106,7 +107,7 @@ examine_panes() {
             seen+=$evidence is_found=1
         done
     done
-    evidence=$seen
+    evidence=$seen has_peers=1
     [ -n "$is_found" ]
 }
 
@@ -147,6 +148,8 @@ examine_thread() {
         elif ! is_internal "$1" "$fd"; then
             [ "$call" != "$sys_read" ] && [ "$call" != "$sys_write" ] || return
             is_mixed=1
+        elif ((threads > 1 || ${#members[@]} > 1)) || ! is_counter "$1" "$fd"; then
+            has_peers=1
         fi
     done
     if [ -n "$has_master" ] && { [ -z "$reads" ] || [ -n "$is_limited" ]; }; then is_mixed=1 has_master=''; fi
@@ -318,9 +321,10 @@ judge() {
 
 # True where nothing changed while each was examined. The peer of a socket may send and end before its descriptors are
 # looked at: the socket then seems to be the reader's alone, and the reader, woken, may still wait for a processor.
+# One without peers, such as irb, may have looked up meanwhile: on a busy machine it does so more often than it is examined.
 still_waits() {
     local seen=$evidence
-    examine thorough && { [ "$patience" = limited ] || [ "$evidence" = "$seen" ]; }
+    examine thorough && { [[ $patience$has_peers == @(limited*|timed) ]] || [ "$evidence" = "$seen" ]; }
 }
 
 # True in a line editor; and where only the timers of a process whose child reads the terminal have been silent for long.
