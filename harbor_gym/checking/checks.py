@@ -207,8 +207,8 @@ class _Check:
     async def _compare_plain_trial(self) -> None:
         """Grade the solution as Harbor alone does; where that differs, find out whether its processes are why."""
         self._doing = "oracle, as a plain trial"
-        plain = await run_plain_oracle(self._path, self._plan)
-        self._note(plain=plain)
+        plain, output = await run_plain_oracle(self._path, self._plan)
+        self._note(plain=plain, output=self._found.output or ("" if plain == SOLVED else output))
         if plain not in self._found.oracle:
             self._doing = "oracle, its processes kept"
             kept = await self._play(Oracle(self._path), keep_processes=True)

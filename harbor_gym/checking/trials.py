@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harbor_gym.checking.plan import CheckPlan
+from harbor_gym.checking.play import last_lines
 from harbor_gym.errors import HarborGymError, TaskUnsupportedError
 
 if TYPE_CHECKING:
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
     from harbor.trial.trial import Trial
 
 
-async def run_plain_oracle(task_dir: Path, plan: CheckPlan) -> float:
-    """Return the reward of the task's solution in Harbor's own trial, without any of what an episode adds.
+async def run_plain_oracle(task_dir: Path, plan: CheckPlan) -> tuple[float, str]:
+    """Return the reward of the task's solution in Harbor's own trial, and the end of what the verifier printed.
+
+    Nothing of what an episode adds is in that trial.
 
     Args:
         task_dir: The directory of a well-formed task.
@@ -44,18 +47,19 @@ async def run_plain_oracle(task_dir: Path, plan: CheckPlan) -> float:
     except (ImportError, OSError, TypeError, ValueError, RuntimeError, NotImplementedError) as exc:
         # Harbor's constructors refuse a task that the sandbox cannot hold; nothing has been started yet.
         raise TaskUnsupportedError(f"task {task_dir.name!r} can't run in this sandbox: {exc}") from exc
-    return _reward(trial, await trial.run(), plan)
+    return _graded(trial, await trial.run(), plan)
 
 
-def _reward(trial: Trial, result: TrialResult, plan: CheckPlan) -> float:
+def _graded(trial: Trial, result: TrialResult, plan: CheckPlan) -> tuple[float, str]:
     from harbor_gym.episode.diagnostics import read_diagnostics
 
     failure, verdict = _failure(result), result.verifier_result
+    diagnostics = read_diagnostics(trial.paths.trial_dir)
     if failure is not None:
-        raise failure.attach(read_diagnostics(trial.paths.trial_dir), trial_dir=None)
+        raise failure.attach(diagnostics, trial_dir=None)
     assert verdict is not None
     assert verdict.rewards is not None
-    return plan.scalar(verdict.rewards)
+    return plan.scalar(verdict.rewards), last_lines(diagnostics.get("verifier_output", ""))
 
 
 def _failure(result: TrialResult) -> HarborGymError | None:

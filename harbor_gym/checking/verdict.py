@@ -132,7 +132,8 @@ class TaskCheck:
     """Processes that the solution left running, in the last of its episodes, and that were stopped before grading."""
 
     output: str = ""
-    """The end of what the verifier printed in the last run of the solution that was not rewarded in full."""
+    """The end of what the verifier printed in the last run of the solution that was not rewarded in full, in an episode
+    if there was one."""
 
     nop_output: str = ""
     """The end of what the verifier printed in the last run of doing nothing that was rewarded."""

@@ -132,7 +132,7 @@ CALL_FORMS = (
 )
 """Every form that can be read."""
 
-HERMES = CALL_FORMS[0]
+HERMES, _LLAMA = CALL_FORMS[0], CALL_FORMS[-1]
 
 # Hermes' opening is the beginning of others.
 _BY_GROUP = {f"form{number}": form for number, form in enumerate([*CALL_FORMS[1:], HERMES])}
@@ -146,10 +146,12 @@ def find_opening(text: str, position: int = 0) -> tuple[CallForm, int] | None:
 
 
 def read_any(text: str, tools: Sequence[ToolDefinition]) -> Read:
-    """Read an answer in the form that its first call has, and in Hermes' where that reads none."""
+    """Read an answer in the form that its first call has; where that reads none, in Hermes', then as calls alone."""
     first = find_opening(text)
-    read = HERMES.read(text, tools) if first is None else first[0].read(text, tools)
-    return read if read[1] else HERMES.read(text, tools)
+    for form in (*((first[0],) if first else ()), HERMES, _LLAMA):
+        if (read := form.read(text, tools))[1]:
+            return read
+    return text, ()
 
 
 def _read_blocks(

@@ -37,8 +37,12 @@ def mistral(name: str, **arguments: str) -> str:
     return f"[TOOL_CALLS]{json.dumps([{'name': name, 'arguments': arguments}])}"
 
 
+def llama3(name: str, **arguments: str) -> str:
+    return json.dumps({"name": name, "parameters": arguments})
+
+
 OWN_LOOPS = frozenset(ADAPTERS) - AGENTS
-FORMS = {form.__name__: form for form in (hermes, qwen3_coder, glm, mistral)}
+FORMS = {form.__name__: form for form in (hermes, qwen3_coder, glm, mistral, llama3)}
 WITHOUT_TOOLS = ("nemo-gym-agent",)
 """Where what reads calls is the server of the framework, which no test here runs with a tool parser."""
 

@@ -13,7 +13,7 @@ from harbor_gym.checking import CheckPlan, PristineCheck, TaskCheck, Verdict, ch
 from harbor_gym.checking.report import as_object, remarks, table_head, table_row
 from harbor_gym.sandboxes import environment_config
 from tests.helpers.sandboxes.viewing import VIEWING
-from tests.helpers.tasks import BASE, PASS_IF_DONE, write_task
+from tests.helpers.tasks import BASE, DONE, PASS_IF_DONE, write_task
 
 
 @pytest.mark.parametrize(
@@ -290,6 +290,16 @@ async def test_a_solution_that_only_a_plain_trial_rewards_is_named_with_what_the
     assert "keep_agent_processes = true" in (unsolved.reason or "")
     assert "the plain trial scores 1, the episode 0" in (unsolved.reason or "")
     assert (ok.verdict, ok.oracle, ok.plain) == (Verdict.OK, (1.0,), 1.0)
+
+
+@pytest.mark.local
+async def test_what_the_verifier_printed_in_the_plain_trial_alone_is_shown(tmp_path: Path, plan: CheckPlan) -> None:
+    refusing = f"{PASS_IF_DONE}if [ -e /logs/verifier/left ]; then echo left; echo 0 > /logs/verifier/reward.txt; fi\n"
+    task = write_task(tmp_path / "task", test_sh=refusing)
+    (task / "solution" / "solve.sh").write_text(f"#!/bin/bash\n{DONE}touch /logs/verifier/left\n")
+    (check,) = await check_tasks([task], replace(plan, try_exploits=False))
+    assert (check.verdict, check.oracle, check.plain) == (Verdict.FLAKY, (1.0,), 0.0), check.error
+    assert check.shown_output == "left"
 
 
 @pytest.mark.local
