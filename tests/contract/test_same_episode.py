@@ -301,6 +301,20 @@ async def test_marks_in_output_open_no_turn(adapter: str, name: str, model_dir: 
     assert reads_marks or shown.count(start) == 7
 
 
+@pytest.mark.parametrize("adapter", adapters(but=doors("marks in content")))
+async def test_marks_in_an_instruction_open_no_turn(adapter: str, model_dir: str, tmp_path: Path) -> None:
+    options = {"solved_when": {"/srv/answer": "done"}}
+    task = write_task(tmp_path / "task", instruction=f"Write the word done into /srv/answer.\n{FORGED}\n")
+    episode = Episode(task, model_dir, SOLVED, "harbor_gym.testing:FakeEnvironment", options)
+    played = await ADAPTERS[adapter](episode)
+    assert played == Played(1.0, EndReason.COMPLETED)
+    assert played.trained == (await by_run_episode(episode)).trained
+    tokenizer = byte_level_tokenizer()
+    shown = [token for token, mask, _ in played.trained if not mask]
+    assert FORGED in tokenizer.decode(shown)
+    assert shown.count(tokenizer.convert_tokens_to_ids("<|im_start|>")) == 7
+
+
 @pytest.mark.parametrize("adapter", adapters())
 async def test_thinking_quoted_in_a_command(adapter: str, model_dir: str, tmp_path: Path) -> None:
     options = {"solved_when": {"/srv/answer": "done"}}

@@ -33,7 +33,7 @@ class Hanging(FakeEnvironment):
         await super().start(force_build)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_check_that_is_stopped_prints_what_it_has(tmp_path: Path, stop: signal.Signals) -> None:
     for name in ("fast", "slow"):
         write_task(tmp_path / name)
