@@ -59,7 +59,7 @@ class Snapshot:
         )
 
     def at(self, turn: int) -> Self:
-        """Return the snapshot of an earlier turn; without tokens, unless it is this one's.
+        """Return the snapshot of an earlier turn, with its tokens where they are known.
 
         Raises:
             UsageError: There is no such turn.
@@ -68,7 +68,9 @@ class Snapshot:
             return self
         if not 0 <= turn < self.turn:
             raise UsageError(f"there is no turn {turn}: it is 0 (after reset) to {self.turn}")
-        return replace(self, turns=self.turns[:turn], observation=self.turns[turn].observation, tokens=None)
+        following = self.turns[turn]
+        tokens = (self.tokens or ())[: following.prompt_tokens] or None  # each prompt begins with the one before
+        return replace(self, turns=self.turns[:turn], observation=following.observation, tokens=tokens)
 
     def write(self, path: Path) -> None:
         """Write an episode's transcript in JSON, with what that lacks, to ``path``, whole or not at all.

@@ -10,6 +10,7 @@ from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.adapters.tinker.shaping import find_trajectory_reward
+from harbor_gym.config import Snapshot
 from harbor_gym.errors import UsageError
 from harbor_gym.pool import WarmPool
 
@@ -38,7 +39,11 @@ class HarborAgentEnvGroupBuilder(HarborSingleTaskEnvGroupBuilder):
         return None
 
     @override
-    def _make_env(self, codec: RendererCodec, index: int, pool: WarmPool | None) -> HarborAgentTinkerEnv:
+    def _make_env(
+        self, codec: RendererCodec, index: int, pool: WarmPool | None, *, start_from: Snapshot | None = None
+    ) -> HarborAgentTinkerEnv:
+        if start_from is not None:
+            raise UsageError("branch is for our own loop: an episode of one of Harbor's agents has no copy")
         if self.template.make_env is not None:
             raise UsageError("make_env is for our own loop: Harbor's trial starts the sandbox of an agent")
         template, agent = self.template, self.template.agent or "terminus-2"

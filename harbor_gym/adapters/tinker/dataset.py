@@ -192,7 +192,8 @@ class _Builder(RLDatasetBuilder):
 def _as_graded(group: HarborSingleTaskEnvGroupBuilder) -> HarborSingleTaskEnvGroupBuilder:
     template = group.template
     env = template.env.model_copy(update=_AS_GRADED)
-    return dataclasses.replace(group, template=dataclasses.replace(template, env=env, trajectory_reward=None))
+    graded = dataclasses.replace(template, env=env, trajectory_reward=None, branch=None)
+    return dataclasses.replace(group, template=graded)
 
 
 @chz.chz

@@ -22,6 +22,7 @@ from tinker_cookbook.rl.types import (
 
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_reward
+from harbor_gym.config import Snapshot
 from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import describe
 from harbor_gym.tokens import TokenTerminalEnv
@@ -88,6 +89,12 @@ class HarborTerminalTinkerEnv(Env):
         self._reward = reward
         self._sums: Metrics = {}
         self._written = False
+        self.keeps_snapshots = False
+        """Whether :attr:`snapshot` is kept, for copies of the episode."""
+
+        self.snapshot: Snapshot | None = None
+        """The episode, with its tokens, before the last message that it has had."""
+
         self.error: HarborGymError | None = None
         """What broke the episode off, if something did."""
 
@@ -138,6 +145,8 @@ class HarborTerminalTinkerEnv(Env):
                 self._labels["trajectory_reward"] = metrics["trajectory_reward"] = added
             self._log_end(step)
             await self._write_transcript()
+        elif self.keeps_snapshots:
+            self.snapshot = await self._token_env.snapshot()
         return StepResult(
             reward=step.reward + added,
             episode_done=step.done,
@@ -155,6 +164,7 @@ class HarborTerminalTinkerEnv(Env):
         """Add the sampled tokens' log-probabilities, which the loop keeps to itself until then, to the transcript."""
         if self._transcript_path is not None:
             known = [transition.ac.maybe_logprobs for transition in trajectory.transitions]
+            known = [None] * (len(self._token_env.transcript.turns) - len(known)) + known  # a copy's begin later
             await asyncio.to_thread(add_logprobs, self._transcript_path, known)
 
     def _metrics(self, step: TokenStep) -> Metrics:

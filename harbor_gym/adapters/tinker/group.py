@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Metrics, Trajectory
 
 from harbor_gym import errors
+from harbor_gym.adapters.tinker.branching import branch_metrics
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.env import STOP_REASONS, HarborTerminalTinkerEnv
 from harbor_gym.adapters.tinker.sampling import codec_for
 from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_reward
 from harbor_gym.adapters.tinker.template import GroupTemplate
-from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.config import Snapshot, TerminalEnvConfig
 from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import error_name
 from harbor_gym.pool import WarmPool, portal_pool, shared_pool
@@ -79,6 +80,13 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         self._envs.extend(envs)
         return envs
 
+    async def make_copy(self, env: Env, snapshot: Snapshot) -> Env:
+        """Make an environment that begins at a snapshot, in place of one that was not used."""
+        codec = await asyncio.to_thread(codec_for, self.template.renderer_name, self.template.model_name)
+        index = next(index for index, known in enumerate(self._envs) if known is env)
+        self._envs[index] = copy = self._make_env(codec, index, await self._pool(), start_from=snapshot)
+        return copy
+
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
@@ -86,16 +94,20 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
 
         One of them also carries what the group lost, which the cookbook's mean makes numbers per group: ``infra/lost``
         of its episodes, ``infra/retried`` in fresh sandboxes, ``infra/masked`` (left out), and the losses by error.
+        With ``branch``, the rewards of the shared turns are added to a copy's, and there is ``branch/…``.
         """
         for trajectory, env in zip(trajectory_group, env_group, strict=True):
             if isinstance(env, HarborTerminalTinkerEnv):
                 await env.note_logprobs(trajectory)
         rewards: list[tuple[float, Metrics]] = [
-            (0.0, {f"ended/{reason}": float(trajectory.stop_reason == reason) for reason in STOP_REASONS})
+            (
+                getattr(trajectory, "paid", 0.0),
+                {f"ended/{reason}": float(trajectory.stop_reason == reason) for reason in STOP_REASONS},
+            )
             for trajectory in trajectory_group
         ]
         if rewards:
-            rewards[0][1].update(self._losses(survivors=len(trajectory_group)))
+            rewards[0][1].update(self._losses(survivors=len(trajectory_group)) | branch_metrics(trajectory_group))
         return rewards
 
     def _losses(self, *, survivors: int) -> Metrics:
@@ -131,11 +143,13 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         return [self.task_name or self.template.env.task_dir.name]
 
     def _make_env(
-        self, codec: RendererCodec, index: int, pool: WarmPool | None
+        self, codec: RendererCodec, index: int, pool: WarmPool | None, *, start_from: Snapshot | None = None
     ) -> "HarborTerminalTinkerEnv | HarborAgentTinkerEnv":
         path, config = self._transcript_path(index), self.template.env
         if path is not None:
             config = config.model_copy(update={"recording_path": path.with_suffix(".cast")})
+        if start_from is not None:
+            config = config.model_copy(update={"start_from": start_from})
         env = find_make_env(self.template.make_env)(config, pool=pool)
         token_env = TokenTerminalEnv(
             PortalEnv(env) if pool is not None and self.in_worker else env,

@@ -15,9 +15,10 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
 
 from harbor_gym._runtime.task_groups import task_group
+from harbor_gym.adapters.tinker.families import Beginning, Families
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.adapters.tinker.seeding import seeded
-from harbor_gym.errors import HarborGymError
+from harbor_gym.errors import ForkDivergedError, HarborGymError
 from harbor_gym.outcomes import RetryBudget, classify, describe, error_name
 
 logger = logging.getLogger(__name__)
@@ -131,6 +132,7 @@ class _Group:
         self._policy = policy
         self._budget = RetryBudget(retries)
         self._seed = seed
+        self._families = Families(builder)
 
     async def run(self) -> None:
         async with task_group() as tasks:
@@ -138,15 +140,25 @@ class _Group:
                 tasks.create_task(self._run_one(place, env))
 
     async def _run_one(self, place: int, env: Env) -> None:
+        try:
+            await self._run_to_end(place, env, await self._families.beginning(place))
+        finally:
+            self._families.close(place)
+
+    async def _run_to_end(self, place: int, env: Env, beginning: Beginning | None) -> None:
         attempt = 0
         while True:
             try:
-                self.ended[place] = await do_single_rollout(self._policy_of(place, attempt), env), env
+                env = await self._families.open(place, env, beginning)
+                trajectory = await do_single_rollout(self._policy_of(place, attempt), env)
+                self.ended[place] = self._families.ended(place, env, trajectory, beginning), env
             except Exception as exc:  # the boundary to sandboxes and the sampling service
                 if not is_passing(exc):
                     raise
                 self.errors.append(exc)
-                if not await self._budget.allows(exc, attempt, str(getattr(env, "name", "an episode"))):
+                if beginning is not None and isinstance(exc, ForkDivergedError):
+                    beginning = None  # no second replay would agree: an episode from the task's start
+                elif not await self._budget.allows(exc, attempt, str(getattr(env, "name", "an episode"))):
                     return
                 attempt += 1
                 # The cookbook's builders make whole groups; what is not used of one costs nothing.

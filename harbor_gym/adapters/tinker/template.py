@@ -35,6 +35,10 @@ class GroupTemplate:
     group_size: int = 8
     """Episodes in a group."""
 
+    branch: str | None = None
+    """Copy episodes at a turn, see :meth:`.branch.Branch.parse`: the group then consists of families of this size, if
+    the strategy is :class:`.RetryThenMask`. None: each episode is played from its start."""
+
     transcripts_dir: Path | None = None
     """Where to write transcripts and, beside each, the terminal's recording; None writes none."""
 

@@ -14,12 +14,15 @@ def message(keys: str | None, *, complete: bool = False) -> str:
     return json.dumps({"analysis": "a", "plan": "p", "commands": commands, "task_complete": complete})
 
 
-def scripted(*answers: str | list[str], length_at: int | None = None, random: Any = None) -> Any:
+def scripted(
+    *answers: str | list[str], length_at: int | None = None, unlikely_at: int | None = None, random: Any = None
+) -> Any:
     """A token policy that answers each turn from a list, however the episodes interleave.
 
     Args:
         answers: One per turn; of several, ``random`` chooses one.
         length_at: The turn whose answer is cut off by the token limit.
+        unlikely_at: The turn whose tokens have a log-probability of -1 and not of 0.
         random: A ``random.Random``.
     """
     from tinker_cookbook.completers import TokenCompleter, TokensWithLogprobs
@@ -34,9 +37,10 @@ def scripted(*answers: str | list[str], length_at: int | None = None, random: An
             answer = answers[turn]
             text = answer if isinstance(answer, str) else random.choice(answer)
             tokens = tokenizer.encode(text, add_special_tokens=False)
+            logprob = -1.0 if turn == unlikely_at else 0.0
             if turn == length_at:
                 return TokensWithLogprobs(tokens=tokens, maybe_logprobs=[0.0] * len(tokens), stop_reason="length")
-            return TokensWithLogprobs(tokens=[*tokens, end], maybe_logprobs=[0.0] * (len(tokens) + 1))
+            return TokensWithLogprobs(tokens=[*tokens, end], maybe_logprobs=[logprob] * (len(tokens) + 1))
 
     return Scripted()
 

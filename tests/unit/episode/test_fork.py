@@ -5,6 +5,7 @@ import json
 import pickle
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, override
 
@@ -433,7 +434,7 @@ async def test_a_copy_may_be_stepped_at_once_and_begin_again(tmp_path: Path) -> 
 async def test_a_snapshot_with_tokens_goes_on_from_disk(tmp_path: Path) -> None:
     config, path = config_of(tmp_path), tmp_path / "snapshot.json"
     parent = token_env(config)
-    await parent.reset()
+    first = (await parent.reset()).observation
     prompt = (await parent.step(said(message("echo one > a\n")))).observation
     (await parent.snapshot()).write(path)
     await parent.close()
@@ -441,8 +442,11 @@ async def test_a_snapshot_with_tokens_goes_on_from_disk(tmp_path: Path) -> None:
     assert (await later.reset()).observation == prompt
     assert [turn.sampled_tokens for turn in later.transcript.turns] == [len(said(message("echo one > a\n")))]
     await later.close()
-    bare = Snapshot.read(path)
-    without = TerminalEnvConfig.model_validate({"start_from": bare.at(0)})
+    read = Snapshot.read(path)
+    earlier = token_env(TerminalEnvConfig.model_validate({"start_from": read.at(0)}))
+    assert (await earlier.reset()).observation == first
+    await earlier.close()
+    without = TerminalEnvConfig.model_validate({"start_from": replace(read, tokens=None)})
     with pytest.raises(UsageError, match="has no tokens"):
         await token_env(without).reset()
     assert not Counted.running

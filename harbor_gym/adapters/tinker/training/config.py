@@ -163,6 +163,10 @@ class TrainConfig(BaseModel):
     group_size: int = _field(HOW, 8, ge=1)
     """Episodes in a group; rewards are centred in it."""
 
+    branch: str | None = _field(HOW)
+    """Copy episodes: 4@mid makes families of 4 that share a first half, 4@3 three turns, 4@entropy all before the
+    message of the least sure policy."""
+
     warm_sandboxes: int = _field(HOW, 0, ge=0)
     """Sandboxes kept ready for the next batch; 0 keeps none."""
 
@@ -270,6 +274,7 @@ class TrainConfig(BaseModel):
             max_tokens=self.max_tokens,
             max_context_tokens=self.max_context_tokens,
             group_size=self.group_size,
+            branch=self.branch,
             transcripts_dir=transcripts_dir,
             agent=agent,
             make_env=self.make_env,

@@ -11,6 +11,7 @@ from tinker_cookbook.rl import train as loop
 
 from harbor_gym import report
 from harbor_gym._runtime.console.progress import ShowBar, show_no_bar
+from harbor_gym.adapters.tinker.branching import advantages_by_family
 from harbor_gym.adapters.tinker.dataset import worker_stock
 from harbor_gym.adapters.tinker.evaluator import HarborEvaluator
 from harbor_gym.adapters.tinker.executors import rollout_executor
@@ -37,7 +38,8 @@ async def run_loop(
     async with report.live_progress(run.log_path, total=total, show=show, title=run.title, bar=bar):
         try:
             async with cancelled_with(_watch_for_fault(strategy)):
-                with _workers(run, strategy) as executor, observation_loss(run.config.observation_loss_weight):
+                weight = run.config.observation_loss_weight
+                with _workers(run, strategy) as executor, advantages_by_family(), observation_loss(weight):
                     await loop.main(config, rollout_executor=executor)
                 if evaluator is not None:
                     await evaluate_last(run, service, evaluator)

@@ -13,6 +13,7 @@ from harbor_gym._runtime.disks import describe_disk_failure
 from harbor_gym._runtime.files import naming
 from harbor_gym._runtime.json_files import read_document
 from harbor_gym._runtime.shipped import resolve_shipped
+from harbor_gym.adapters.tinker.branch import Branch
 from harbor_gym.adapters.tinker.shaping import find_make_env, find_trajectory_reward
 from harbor_gym.adapters.tinker.training.config import OBSERVATION_LOSSES, Backend, TrainConfig
 from harbor_gym.adapters.tinker.training.folder import one_run_at_a_time, settle_folder, write_run_config
@@ -125,6 +126,8 @@ def _check_rollouts(run: TrainRun) -> None:
         _check_agent(config, config.agent)
     elif config.agent_options or config.env.harbor_server is not None:
         raise UsageError("--agent-option and --harbor-server need --agent")
+    if config.branch is not None:
+        Branch.parse(config.branch).require_fit(config.group_size)
     parts = config.stream_minibatches
     if parts is not None and config.groups_per_batch % parts:
         raise UsageError(
@@ -154,6 +157,8 @@ def _check_agent(config: TrainConfig, agent: str) -> None:
     require_fields_of_agents(config.env)
     if config.backend is Backend.LOCAL and config.model_name is None:
         require_terminus_json(agent)
+    if config.branch is not None:
+        raise UsageError("--agent plays an episode that can't be copied: --branch belongs to our own loop")
     if config.make_env is not None:
         raise UsageError("--agent plays in sandboxes that Harbor starts: --make-env belongs to our own loop")
     if config.warm_sandboxes:

@@ -1,0 +1,78 @@
+"""Where the episodes of a group are copied: what ``--branch`` says."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal, Self
+
+from harbor_gym.errors import UsageError
+
+_TEXT = re.compile(r"(?P<size>\d+)@(?P<at>mid|entropy|\d+)")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Families of episodes that begin with the same turns."""
+
+    size: int
+    """Episodes of a family: one that is played whole, and its copies."""
+
+    at: Literal["mid", "entropy"] | int
+    """Where the copies begin: after half of the turns, before the message that the policy was least sure of, or after
+    so many turns."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``4@mid``, ``4@entropy`` or ``4@3``.
+
+        Raises:
+            UsageError: It is none of these.
+        """
+        found = _TEXT.fullmatch(text)
+        if found is None or int(found["size"]) < 2:
+            raise UsageError(f"branch is SIZE@mid, SIZE@entropy or SIZE@TURN with a SIZE of at least 2, got {text!r}")
+        at = found["at"]
+        return cls(int(found["size"]), int(at) if at.isdigit() else "mid" if at == "mid" else "entropy")
+
+    def require_fit(self, group_size: int) -> None:
+        """Check that a group consists of whole families.
+
+        Raises:
+            UsageError: It does not.
+        """
+        if group_size % self.size:
+            raise UsageError(f"a group of {group_size} can't be divided in families of {self.size}")
+
+    def turn(self, logprobs: Sequence[Sequence[float]]) -> int:
+        """Return how many of its turns an episode shares with its copies: at most all but the last one.
+
+        Args:
+            logprobs: The log-probability of each sampled token, in nats, of each of the episode's messages.
+        """
+        last = len(logprobs) - 1
+        if self.at == "mid":
+            return min(len(logprobs) // 2, last)
+        if self.at == "entropy":
+            return max(range(len(logprobs)), key=lambda turn: -fmean(logprobs[turn] or [0.0]))
+        return min(self.at, last)
+
+
+def family_advantages(rewards: Sequence[float], families: Sequence[int]) -> list[tuple[float, float]]:
+    """Return two advantages of each episode of a group: of the tokens that its family shares, and of its own.
+
+    Its own are measured against its family's mean reward. The shared ones pay the family's mean against the mean of
+    all families; so does everything in an episode without a copy, which in a group without copies is the plain group's.
+
+    Args:
+        rewards: Of each episode.
+        families: The family of each episode.
+    """
+    members = {family: [r for r, f in zip(rewards, families, strict=True) if f == family] for family in families}
+    means = {family: fmean(values) for family, values in members.items()}
+    baseline = fmean(means.values()) if means else 0.0
+    found: list[tuple[float, float]] = []
+    for reward, family in zip(rewards, families, strict=True):
+        shared = means[family] - baseline
+        found.append((shared, reward - means[family] if len(members[family]) > 1 else shared))
+    return found

@@ -1,0 +1,90 @@
+"""The families of a group while it is played: their first episodes, and where the copies begin."""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from tinker_cookbook.rl.types import Env, EnvGroupBuilder, Trajectory
+
+from harbor_gym.adapters.tinker.branch import Branch
+from harbor_gym.adapters.tinker.branching import FamilyTrajectory
+from harbor_gym.adapters.tinker.env import HarborTerminalTinkerEnv
+from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
+from harbor_gym.config import Snapshot
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where the copies of an episode begin."""
+
+    family: int
+    """The episode's place in its group."""
+
+    paid: float
+    """The rewards of the shared turns."""
+
+    snapshot: Snapshot | None
+    """None where they share no turn."""
+
+
+class Families:
+    """The families of one group, each a first episode and its copies. Without ``branch`` there is none.
+
+    Args:
+        builder: The group's.
+
+    Raises:
+        UsageError: The group can't be divided as its ``branch`` says.
+    """
+
+    def __init__(self, builder: EnvGroupBuilder) -> None:
+        self._builder = builder
+        self._branch: Branch | None = None
+        if isinstance(builder, HarborSingleTaskEnvGroupBuilder) and builder.template.branch is not None:
+            self._branch = Branch.parse(builder.template.branch)
+            self._branch.require_fit(builder.template.group_size)
+        self._over: dict[int, asyncio.Event] = {}
+        self._beginnings: dict[int, Beginning] = {}
+
+    async def beginning(self, place: int) -> Beginning | None:
+        """Wait for the first episode of a place's family; None where it was lost, and of a first one itself."""
+        if self._branch is None or self._is_first(place):
+            return None
+        family = place - place % self._branch.size
+        await self._event(family).wait()
+        return self._beginnings.get(family)
+
+    async def open(self, place: int, env: Env, beginning: Beginning | None) -> Env:
+        """Return what plays a place: a fresh environment, or a copy in its place."""
+        if isinstance(env, HarborTerminalTinkerEnv):
+            env.keeps_snapshots = self._branch is not None and self._is_first(place)
+        if beginning is None or beginning.snapshot is None:
+            return env
+        assert isinstance(self._builder, HarborSingleTaskEnvGroupBuilder)
+        return await self._builder.make_copy(env, beginning.snapshot)
+
+    def ended(self, place: int, env: Env, trajectory: Trajectory, beginning: Beginning | None) -> Trajectory:
+        """Return the episode of a place as its family's. A first one determines where its copies begin."""
+        if self._branch is None:
+            return trajectory
+        if beginning is not None:
+            return FamilyTrajectory.of(trajectory, family=beginning.family, paid=beginning.paid)
+        if not self._is_first(place):
+            return FamilyTrajectory.of(trajectory, family=place)
+        transitions = trajectory.transitions
+        shared = self._branch.turn([transition.ac.maybe_logprobs or [] for transition in transitions])
+        known = env.snapshot if isinstance(env, HarborTerminalTinkerEnv) else None
+        # The task is the group's own: no copy has to read its files again.
+        start = replace(known.at(shared), task_digest="") if known is not None and shared else None
+        paid = sum(transition.reward for transition in transitions[:shared])
+        self._beginnings[place] = Beginning(place, paid, start)
+        return FamilyTrajectory.of(trajectory, family=place, shared=shared)
+
+    def close(self, place: int) -> None:
+        """Let the copies of a first episode begin, or fresh episodes in their place if it was lost."""
+        self._event(place).set()
+
+    def _is_first(self, place: int) -> bool:
+        return self._branch is not None and place % self._branch.size == 0
+
+    def _event(self, place: int) -> asyncio.Event:
+        return self._over.setdefault(place, asyncio.Event())
