@@ -19,13 +19,14 @@ from harbor_gym.config.snapshot import read_start
 from harbor_gym.episode.budgets import EpisodeBudgets
 from harbor_gym.episode.grading.account import RewardAccount, step_share
 from harbor_gym.episode.grading.rewards import reward_function
-from harbor_gym.episode.guarded_turn import PATIENCE_SEC, longest_wait_sec, take_turn
+from harbor_gym.episode.guarded_turn import PATIENCE_SEC, as_turn, joined, longest_wait_sec, take_turn
 from harbor_gym.episode.prepared import PreparedEpisode
 from harbor_gym.episode.replay import REPLAY, require_mode, require_same, require_start, with_patience
 from harbor_gym.episode.trajectory import Trajectory
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.formats import parse_action, prompts
 from harbor_gym.formats.parsed import ParsedAction
+from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 from harbor_gym.pool import WarmPool
 from harbor_gym.sandboxes import shares_setup
 from harbor_gym.terminal import Screen, Terminal, TerminalTurn
@@ -118,6 +119,11 @@ class AsyncTerminalGymEnv:
         """Return the rest of the turns and of the terminal time, as fractions in [0, 1]; 1 where there is no limit."""
         return self._budgets.remaining
 
+    @property
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        """The tools that a message can call beside the terminal's, in the running phase of the episode."""
+        return self._running.prepared.tools if self._running is not None else ()
+
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, EpisodeInfo]:
@@ -175,7 +181,7 @@ class AsyncTerminalGymEnv:
             SandboxError, TerminalError, VerifierError: The infrastructure failed. The episode is over without a
                 reward; ``reset`` starts a new one.
         """
-        parsed = parse_action(action, format=self.config.action_format)
+        parsed = self._read(action)
         message, commands = (action, None) if isinstance(action, str) else ("", parsed.commands)
 
         async def play() -> StepResult:
@@ -300,6 +306,9 @@ class AsyncTerminalGymEnv:
         if getattr(self, "_running", None) is not None:
             warnings.warn(f"{self!r} was never closed: its sandbox may still run", ResourceWarning, stacklevel=1)
 
+    def _read(self, action: Action) -> ParsedAction:
+        return parse_action(action, format=self.config.action_format, tools=self.tools)
+
     # -- one episode ---------------------------------------------------------------------------------------------
 
     async def _begin_copy(self) -> None:
@@ -348,9 +357,7 @@ class AsyncTerminalGymEnv:
         following = [*(turn.observation for turn in snapshot.turns), snapshot.observation]
         require_same(0, following[0], running.shown)
         for number, turn in enumerate(snapshot.turns, start=1):
-            parsed = parse_action(
-                turn.action if turn.commands is None else turn.commands, format=self.config.action_format
-            )
+            parsed = self._read(turn.action if turn.commands is None else turn.commands)
             patient = with_patience(parsed, turn, snapshot.config.terminal)
             result = await self._step(patient, turn.action, spent_sec=turn.info["metrics"].get("time/step_sec", 0.0))
             if result.done and result.info.get("truncated"):
@@ -417,7 +424,7 @@ class AsyncTerminalGymEnv:
         if parsed.error is not None:
             observation = prompts.parse_error(parsed.error, parsed.warning, language)
         else:
-            turn = await self._take_turn(running.prepared, parsed.commands)
+            turn = await self._take_turn(running.prepared, parsed)
             if spent_sec is not None:
                 turn = replace(turn, duration_sec=spent_sec)
             self._account(turn, info)
@@ -432,7 +439,7 @@ class AsyncTerminalGymEnv:
                 observation = prompts.with_warning(parsed.warning, observation)
         info["confirmation_pending"] = running.confirmation_pending
         if running.trajectory is not None:
-            running.trajectory.turn(message, parsed.commands, observation, info)
+            running.trajectory.turn(message, parsed.parts, observation, info)
         reason = reason or budgets.exhausted()
         if reason is None:
             return StepResult(observation, 0.0, False, info)
@@ -441,7 +448,20 @@ class AsyncTerminalGymEnv:
         is_last = reason is not EndReason.COMPLETED and not is_the_steps
         return await self._end_phase(reason, observation, info, is_last=is_last)
 
-    async def _take_turn(self, prepared: PreparedEpisode, commands: Sequence[Command]) -> TerminalTurn:
+    async def _take_turn(self, prepared: PreparedEpisode, parsed: ParsedAction) -> TerminalTurn:
+        if not parsed.calls:
+            return await self._type(prepared, parsed.commands)
+        limit, turns = self.config.terminal.max_observation_bytes, list[TerminalTurn]()
+        for part in parsed.parts:
+            if isinstance(part, ToolCall):
+                turns.append(as_turn(await prepared.call(part), max_bytes=limit))
+            else:
+                turns.append(await self._type(prepared, part))
+            if turns[-1].ended:
+                break
+        return joined(turns, max_bytes=limit)
+
+    async def _type(self, prepared: PreparedEpisode, commands: Sequence[Command]) -> TerminalTurn:
         episode, terminal, config = prepared.episode, prepared.terminal, self.config.terminal
         turn = await take_turn(
             terminal,
@@ -521,7 +541,7 @@ class AsyncTerminalGymEnv:
         """Run the verifier on what the policy left; continue with a multi-step task's next step if there is one."""
         running = self._episode_at_hand
         episode, terminal, account = running.prepared.episode, running.prepared.terminal, running.account
-        await terminal.detach()
+        await running.prepared.leave_phase()
         end = await episode.end_phase(
             keep_processes=self._keeps_processes(episode), is_last=is_last, terminal=terminal.leftovers
         )
@@ -539,7 +559,8 @@ class AsyncTerminalGymEnv:
             screen, entered = await self._enter_phase(running, end.next_phase)
             entered["metrics"] = {**info["metrics"], **entered["metrics"]}
             merged: EpisodeInfo = {**info, **entered}
-            return StepResult(prompts.next_step(end.next_phase.instruction, screen), pay, False, merged)
+            instruction = running.prepared.phase.instruction
+            return StepResult(prompts.next_step(instruction, screen), pay, False, merged)
         if end.breakage is not None:
             reason, info["breakage"] = EndReason.SANDBOX_BROKEN, end.breakage
         elif end.is_gated and reason in _POLICYS_END:

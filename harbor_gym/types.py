@@ -140,7 +140,7 @@ class EpisodeInfo(TypedDict, total=False):
     """What ended the wait for each command: ``prompt``, ``fullscreen``, ``tty_read``, ``deadline`` or ``ended``."""
 
     transport: str
-    """How the terminal was reached."""
+    """How the terminal was reached; ``mcp`` where only tools of MCP servers were called."""
 
     fork_mode: str
     """In a copy of another episode, after ``reset`` and when done: how it was made, see
@@ -186,7 +186,8 @@ class EpisodeInfo(TypedDict, total=False):
     """Where the task declares one: the sandbox's directory of skills. ``instruction`` lists them."""
 
     mcp_servers: tuple[dict[str, Any], ...]
-    """Where the task declares any: its MCP servers, as ``task.toml`` has them. ``instruction`` lists them."""
+    """Where the task declares any: its MCP servers, as ``task.toml`` has them. ``instruction`` has them, or their
+    tools."""
 
     trial_dir: Path | None
     """When done: the trial's folder if it is kept, else None."""

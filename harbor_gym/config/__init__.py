@@ -99,6 +99,11 @@ class TerminalEnvConfig(_Config):
     action_format: ActionFormat = ActionFormat.TERMINUS_JSON
     """How the policy's messages are written; the system prompt of a chat policy follows it."""
 
+    mcp_tools: bool = True
+    """In a format with tool calls (``bash-tool``), the tools of the task's MCP servers can be called like ``bash``: the
+    servers are started or reached inside the sandbox, and ``instruction`` has the schemas. False, and in every other
+    format: the instruction names the servers, for the policy to use from its shell."""
+
     start_from: Path | InstanceOf[Snapshot] | None = None
     """Begin each episode where another one stood: a :class:`harbor_gym.Snapshot`, or the path of one. Its keystrokes
     are typed in the fresh sandbox, and each screen is compared (:class:`harbor_gym.errors.ForkDivergedError`). What

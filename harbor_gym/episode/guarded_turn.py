@@ -4,13 +4,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from harbor_gym._runtime.shielded import cancel_and_wait
 from harbor_gym.config import TerminalConfig
 from harbor_gym.errors import HarborGymError, SandboxLostError, TerminalError
 from harbor_gym.formats import prompts
 from harbor_gym.terminal import Terminal, TerminalTurn
+from harbor_gym.terminal.screen.observation import Excerpt, compose
 from harbor_gym.types import Command
+
+if TYPE_CHECKING:
+    from harbor_gym.episode.mcp import ToolResult
 
 PATIENCE_SEC = 5.0
 """How long a terminal may be late before it is looked into whether the policy broke it."""
@@ -57,6 +63,32 @@ async def take_turn(
     _logger.info("the policy broke its terminal: %s", breakage)
     waits = ("ended",) * len(commands)
     return TerminalTurn(prompts.TERMINAL_BROKEN, True, waits, None, time.monotonic() - started, 0, "none")
+
+
+def as_turn(result: "ToolResult", *, max_bytes: int) -> TerminalTurn:
+    """Return a tool's result as a turn in which nothing was typed, cut as a terminal's."""
+    seen = compose(result.head, Excerpt(result.text), max_bytes=max_bytes)
+    return TerminalTurn(seen.text, False, (), None, result.duration_sec, seen.omitted_bytes, "mcp")
+
+
+def joined(turns: Sequence[TerminalTurn], *, max_bytes: int) -> TerminalTurn:
+    """Return what was done one after the other in one message as one turn.
+
+    Args:
+        turns: The turns, one or more.
+        max_bytes: Longest observation.
+    """
+    seen = compose("", Excerpt("\n".join(turn.text for turn in turns)), max_bytes=max_bytes)
+    typed = [turn for turn in turns if turn.waits] or turns
+    return replace(
+        typed[-1],
+        text=seen.text,
+        ended=turns[-1].ended,
+        waits=tuple(wait for turn in turns for wait in turn.waits),
+        duration_sec=sum(turn.duration_sec for turn in turns),
+        omitted_bytes=seen.omitted_bytes + sum(turn.omitted_bytes for turn in turns),
+        shown=(),
+    )
 
 
 def longest_wait_sec(commands: Sequence[Command], config: TerminalConfig) -> float:

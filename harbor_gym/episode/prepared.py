@@ -7,11 +7,13 @@ import contextlib
 import functools
 import shutil
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from harbor_gym import sandboxes
 from harbor_gym._runtime.rate_limit import back_off_starts, pass_start_gate
 from harbor_gym.errors import HarborGymError, SandboxThrottledError, UsageError
+from harbor_gym.formats.action_formats import FORMATS
 from harbor_gym.outcomes import pause_sec
 from harbor_gym.sandboxes.setup_command import require_success
 from harbor_gym.terminal import Terminal, TerminalTurn, open_terminal
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
     from harbor_gym.config import TerminalEnvConfig
     from harbor_gym.episode import AgentPhase, Episode
+    from harbor_gym.episode.mcp import McpServers, ToolResult
+    from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 
 
 class PreparedEpisode:
@@ -36,6 +40,7 @@ class PreparedEpisode:
         self._task: Task | None = None
         self._episode: Episode | None = None
         self._phase: AgentPhase | None = None
+        self._servers: McpServers | None = None
         self._terminal: Terminal | None = None
         self._first_turn: TerminalTurn | None = None
         self._is_closed = False
@@ -74,6 +79,7 @@ class PreparedEpisode:
         self._phase = await _start(self._episode)
         if config.setup_command is not None and not is_taken:
             await _set_up(self._phase, config.setup_command, self._task.config.environment.build_timeout_sec)
+        self._phase = await self._with_tools(self._phase, is_first=True)
         started = time.monotonic()
         self._terminal = await _open_terminal(self._phase, config)
         self.terminal_open_sec = time.monotonic() - started
@@ -127,9 +133,45 @@ class PreparedEpisode:
             TerminalStartError: The sandbox has no usable shell or tmux.
             SandboxError: The sandbox is gone or does not answer.
         """
-        self._phase = phase
+        self._phase = phase = await self._with_tools(phase, is_first=False)
         self._terminal = await _open_terminal(phase, self._config)
         return await self._terminal.run([])
+
+    @property
+    def tools(self) -> tuple[ToolDefinition, ...]:
+        """The tools of the phase beside the terminal's."""
+        return self._servers.tools if self._servers is not None else ()
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Call one of :attr:`tools`; see :meth:`harbor_gym.episode.mcp.McpServers.call`."""
+        from harbor_gym.episode.episode import run_in_phase
+
+        assert self._servers is not None
+        return await run_in_phase(self.phase, self._servers.call(call, timeout_sec=self._config.terminal.max_wait_sec))
+
+    async def leave_phase(self) -> None:
+        """Release the phase's terminal, and end the servers of its tools."""
+        await self.terminal.detach()
+        await self._close_servers()
+
+    async def _close_servers(self) -> None:
+        servers, self._servers = self._servers, None
+        if servers is not None:
+            await servers.close()
+
+    async def _with_tools(self, phase: AgentPhase, *, is_first: bool) -> AgentPhase:
+        """Return the phase, where the policy's format has tools with those of the task's MCP servers."""
+        config, declared = self._config, phase.resources
+        if not (declared.mcp_servers and config.mcp_tools and FORMATS[config.action_format].parse_with_tools):
+            return phase
+        from harbor_gym.episode.episode import run_in_phase
+        from harbor_gym.episode.mcp import McpServers
+
+        servers = self._servers = McpServers(phase.environment, phase.user, declared.mcp_servers)
+        await run_in_phase(phase, servers.open(is_first=is_first))
+        resources = replace(declared, tools=servers.tools, problems=servers.problems)
+        instruction = phase.instruction.removesuffix(declared.text()) + resources.text()
+        return replace(phase, instruction=instruction, resources=resources)
 
     async def close(self, *, has_channel: bool = True) -> None:
         """Stop terminal and sandbox. Idempotent, at any time; a trial folder that is to be kept stays.
@@ -142,10 +184,12 @@ class PreparedEpisode:
         """
         self._is_closed = True
         try:
+            # Channels are processes of this machine. What runs in the sandbox ends with that in any case.
             if self._terminal is not None and has_channel:
-                # Its channel is a process of this machine. What it runs in the sandbox ends with that in any case.
                 with contextlib.suppress(HarborGymError):
                     await self._terminal.detach()
+            if has_channel:
+                await self._close_servers()
         finally:
             if self._episode is not None:
                 await self._episode.close()

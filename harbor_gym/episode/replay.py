@@ -11,7 +11,7 @@ from harbor_gym.types import ForkMode, Turn
 REPLAY = "replay"
 """``info["fork_mode"]`` of an episode that began with a replay."""
 
-_SHOWN_BY = ("action_format", "terminal", "setup_command", "confirm_task_complete")
+_SHOWN_BY = ("action_format", "terminal", "setup_command", "confirm_task_complete", "mcp_tools")
 """The fields of a configuration that a replayed screen depends on."""
 
 _LONGEST_LINE = 80

@@ -1,16 +1,20 @@
 """Skills and MCP servers of a task's sandbox, and the text that lists them in the instruction."""
 
+import json
 import logging
 import secrets
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree
 
 import yaml
 from harbor.environments.base import BaseEnvironment
 from harbor.models.task.config import MCPServerConfig
+
+from harbor_gym.formats.tool_text import ToolDefinition, encodable, tool_schema
 
 _READ_TIMEOUT_SEC = 30
 _MAX_SKILL_BYTES = 16_384
@@ -44,14 +48,25 @@ class Resources:
     """The skills in it."""
 
     mcp_servers: Sequence[MCPServerConfig] = ()
-    """MCP servers that can be reached from the sandbox. Only the policy uses them, through its shell."""
+    """MCP servers that can be reached from the sandbox."""
+
+    tools: Sequence[ToolDefinition] | None = None
+    """The servers' tools, where the policy can call them; None where it has only its shell."""
+
+    problems: Mapping[str, str] = MappingProxyType({})
+    """Servers whose tools are missing: name → why."""
 
     def text(self) -> str:
         """Return what to add to the instruction; empty where nothing is offered."""
         parts: list[str] = []
-        if self.mcp_servers:
+        if self.tools is None and self.mcp_servers:
             parts.append("\n\nMCP servers you can use from the terminal:\n")
             parts += [f"- {server.name} ({server.transport}): {_address(server)}\n" for server in self.mcp_servers]
+        if self.tools:
+            parts.append("\n\nFurther tools, which you call as you call bash, one JSON schema a line:\n")
+            schemas = (json.dumps(tool_schema(tool), ensure_ascii=False) for tool in self.tools)
+            parts += [f"{encodable(schema)}\n" for schema in schemas]
+        parts += [f"\n[the MCP server {name} has no tools now: {why}]\n" for name, why in self.problems.items()]
         if self.skills:
             parts.append("\n" + _as_xml(self.skills) + "\n")
         return "".join(parts)

@@ -1,12 +1,13 @@
 """A kept trial's episode in Harbor's own format (ATIF), so that `harbor view` shows it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from harbor_gym._runtime.files import replace_text
+from harbor_gym.formats.tool_text import ToolCall
 from harbor_gym.types import Command, EpisodeInfo
 
 ATIF_VERSION = "ATIF-v1.8"
@@ -36,15 +37,14 @@ class Trajectory:
         """Begin the task, or a step of a multi-step one."""
         self._phases.append([self._step("user", message=f"{instruction.rstrip()}\n\n{screen}".strip())])
 
-    def turn(self, message: str, commands: Sequence[Command], observation: str, info: EpisodeInfo) -> None:
+    def turn(
+        self, message: str, parts: Iterable[Sequence[Command] | ToolCall], observation: str, info: EpisodeInfo
+    ) -> None:
         """Add what the policy did and what it saw then."""
+        done = [item for part in parts for item in ([part] if isinstance(part, ToolCall) else part)]
         calls = [
-            {
-                "tool_call_id": f"turn-{info['turn']}-{number}",
-                "function_name": _TOOL,
-                "arguments": {"keystrokes": command.keystrokes, "duration_sec": command.duration_sec},
-            }
-            for number, command in enumerate(commands, start=1)
+            {"tool_call_id": f"turn-{info['turn']}-{number}", **_called(item)}
+            for number, item in enumerate(done, start=1)
         ]
         known: dict[str, Any] = {**info}
         extra = {key: known[key] for key in _KEPT if known.get(key) is not None}
@@ -86,6 +86,15 @@ class Trajectory:
     @staticmethod
     def _step(source: str, **fields: Any) -> dict[str, Any]:
         return {"source": source, "timestamp": datetime.now(UTC).isoformat(), **fields}
+
+
+def _called(item: Command | ToolCall) -> dict[str, Any]:
+    if isinstance(item, ToolCall):
+        return {"function_name": item.name, "arguments": json.loads(item.arguments)}
+    return {
+        "function_name": _TOOL,
+        "arguments": {"keystrokes": item.keystrokes, "duration_sec": item.duration_sec},
+    }
 
 
 def _version() -> str:

@@ -3,13 +3,14 @@
 A further format is a member of :class:`harbor_gym.types.ActionFormat` and an entry of :data:`FORMATS`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from harbor_gym.formats.keystrokes import parse_keystrokes
 from harbor_gym.formats.parsed import ParsedAction
 from harbor_gym.formats.terminus import parse_terminus_json, parse_terminus_xml
 from harbor_gym.formats.tool_call import parse_tool_call
+from harbor_gym.formats.tool_text import ToolDefinition
 from harbor_gym.types import ActionFormat
 
 
@@ -27,6 +28,9 @@ class Format(NamedTuple):
 
     try_again: str
     """What the policy is told after a message that could not be read."""
+
+    parse_with_tools: Callable[[str, Sequence[ToolDefinition]], ParsedAction] | None = None
+    """Of a format in which other tools than the terminal's can be called: reads one message, given these."""
 
 
 _TERMINUS_JSON = """\
@@ -90,6 +94,7 @@ FORMATS: dict[ActionFormat, Format] = {
         system_prompt=_BASH_TOOL,
         confirm="Call submit again",
         try_again="Send one tool call in the given format.",
+        parse_with_tools=parse_tool_call,
     ),
     ActionFormat.KEYSTROKES: Format(
         parse=parse_keystrokes,

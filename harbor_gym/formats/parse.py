@@ -5,13 +5,22 @@ from collections.abc import Sequence
 from harbor_gym.errors import UsageError
 from harbor_gym.formats.action_formats import FORMATS
 from harbor_gym.formats.parsed import MAX_MESSAGE_CHARS, ParsedAction, check_commands, failure
+from harbor_gym.formats.tool_text import ToolDefinition
 from harbor_gym.types import ActionFormat, Command
 
 
 def parse_action(
-    action: str | Sequence[Command | tuple[str, float]], *, format: ActionFormat = ActionFormat.TERMINUS_JSON
+    action: str | Sequence[Command | tuple[str, float]],
+    *,
+    format: ActionFormat = ActionFormat.TERMINUS_JSON,
+    tools: Sequence[ToolDefinition] = (),
 ) -> ParsedAction:
     """Read an action: text in the given format, or the commands themselves, which have no format.
+
+    Args:
+        action: The action.
+        format: How its text is written.
+        tools: The tools that can be called beside the terminal's, in a format that has calls.
 
     Raises:
         UsageError: ``action`` is neither text nor a sequence of commands, or a duration is negative or no number. A
@@ -20,7 +29,8 @@ def parse_action(
     if isinstance(action, str):
         if len(action) > MAX_MESSAGE_CHARS:
             return failure(f"The message has {len(action)} characters; at most {MAX_MESSAGE_CHARS} are read")
-        return FORMATS[ActionFormat(format)].parse(action)
+        form = FORMATS[ActionFormat(format)]
+        return form.parse_with_tools(action, tools) if tools and form.parse_with_tools else form.parse(action)
     try:
         items = list(action)
     except TypeError:

@@ -1,8 +1,9 @@
 """The parsed form of every action format, and the rules that hold for all of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from harbor_gym.formats.tool_text import ToolCall
 from harbor_gym.types import Command
 
 MAX_DURATION_SEC = 60.0
@@ -29,11 +30,26 @@ class ParsedAction:
 
     analysis: str
     plan: str
+    calls: tuple[tuple[int, ToolCall], ...] = ()
+    """Calls of tools that type nothing, each with the number of commands before it."""
+
+    @property
+    def parts(self) -> Iterator[tuple[Command, ...] | ToolCall]:
+        """What is to be done, in order: commands that are typed in one go, and calls of other tools."""
+        done = 0
+        for before, call in self.calls:
+            if before > done:
+                yield self.commands[done:before]
+            done = before
+            yield call
+        if done < len(self.commands) or not self.calls:
+            yield self.commands[done:]
 
 
 def success(
     commands: tuple[Command, ...],
     *,
+    calls: tuple[tuple[int, ToolCall], ...] = (),
     task_complete: bool = False,
     warning: str = "",
     analysis: object = "",
@@ -41,7 +57,7 @@ def success(
 ) -> ParsedAction:
     """Return an action that was read."""
     return ParsedAction(
-        commands, task_complete, None, _feedback(warning) or None, plain_text(analysis), plain_text(plan)
+        commands, task_complete, None, _feedback(warning) or None, plain_text(analysis), plain_text(plan), calls
     )
 
 

@@ -12,17 +12,18 @@ Read, in this order of preference:
 
 ``bash`` takes ``command`` and, if it likes, ``timeout`` in seconds. The command is typed as it is, several lines
 included, and Enter after it; one that is a key's name (``C-c``) presses that key; an empty one only waits.
-``submit``, ``finish`` and ``task_complete`` declare the task complete. A call that can't be read rejects the message.
+``submit``, ``finish`` and ``task_complete`` declare the task complete. Calls of further tools, which the caller names,
+are left to it in their place. A call that can't be read rejects the message.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from harbor_gym.formats.call_forms import HERMES, CallForm, find_opening, looks_like_a_call
 from harbor_gym.formats.parsed import MAX_DURATION_SEC, ParsedAction, as_list, check_commands, failure, success
-from harbor_gym.formats.tool_text import ToolDefinition
+from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 
 COMPLETING_TOOLS = ("submit", "finish", "task_complete")
 """Tools that declare the task complete."""
@@ -56,13 +57,18 @@ class _CallError(ValueError):
     """A call can't be read; the message is for the model."""
 
 
-def parse_tool_call(text: str) -> ParsedAction:
-    """Read one message that calls tools."""
+def parse_tool_call(text: str, tools: Sequence[ToolDefinition] = ()) -> ParsedAction:
+    """Read one message that calls tools.
+
+    Args:
+        text: The message.
+        tools: The tools that there are beside the terminal's.
+    """
     analysis, body = _split_thinking(text)
     warnings: list[str] = []
     try:
-        calls = list(_find_calls(body, warnings))
-        pairs, complete = _read_calls(calls, warnings)
+        found = list(_find_calls(body, warnings, tools))
+        pairs, calls, complete = _read_calls(found, warnings, tools)
     except _CallError as error:
         return failure(str(error), as_list(warnings), analysis)
     except (ValueError, RecursionError) as error:
@@ -70,7 +76,7 @@ def parse_tool_call(text: str) -> ParsedAction:
     commands, problem = check_commands(pairs)
     if problem:
         return failure(problem, as_list(warnings), analysis)
-    return success(commands, task_complete=complete, warning=as_list(warnings), analysis=analysis)
+    return success(commands, calls=calls, task_complete=complete, warning=as_list(warnings), analysis=analysis)
 
 
 def _split_thinking(text: str) -> tuple[str, str]:
@@ -82,11 +88,11 @@ def _split_thinking(text: str) -> tuple[str, str]:
     return (thinking.strip(), rest) if closed else ("", text)
 
 
-def _find_calls(text: str, warnings: list[str]) -> Iterator[object]:
+def _find_calls(text: str, warnings: list[str], tools: Sequence[ToolDefinition]) -> Iterator[object]:
     decoder = json.JSONDecoder()
     form, position = _find_form(text, decoder)
     if form is not None and form is not HERMES:
-        yield from _calls_in(form, text)
+        yield from _calls_in(form, text, tools)
         return
     if form is HERMES:
         while position >= 0:
@@ -128,9 +134,9 @@ def _find_form(text: str, decoder: json.JSONDecoder) -> tuple[CallForm | None, i
     return (None, -1) if found is None else found
 
 
-def _calls_in(form: CallForm, text: str) -> Iterator[object]:
+def _calls_in(form: CallForm, text: str, tools: Sequence[ToolDefinition]) -> Iterator[object]:
     """Yield the calls of a message in another form than Hermes'."""
-    rest, calls = form.read(text, TERMINAL_TOOLS)
+    rest, calls = form.read(text, (*TERMINAL_TOOLS, *tools))
     if not calls or looks_like_a_call(rest):
         raise _CallError(f"A tool call could not be read as {form.name}. Write one like {_EXAMPLE}")
     for call in calls:
@@ -152,21 +158,29 @@ def _fenced_blocks(text: str) -> list[str]:
     return blocks
 
 
-def _read_calls(calls: list[object], warnings: list[str]) -> tuple[list[tuple[str, float]], bool]:
-    """Return keystrokes and durations, and whether a call declares the task complete."""
+def _read_calls(
+    calls: list[object], warnings: list[str], tools: Sequence[ToolDefinition]
+) -> tuple[list[tuple[str, float]], tuple[tuple[int, ToolCall], ...], bool]:
+    """Return keystrokes and durations, calls of further tools, and whether a call declares the task complete."""
     pairs: list[tuple[str, float]] = []
+    others: list[tuple[int, ToolCall]] = []
+    known = {tool.name for tool in tools}
     for number, call in enumerate(_unwrap(calls), start=1):
         name, arguments = _read_call(call, number)
         if name in COMPLETING_TOOLS:
             if number < len(_unwrap(calls)):
                 warnings.append(f"Calls after {name} were ignored")
-            return pairs, True
+            return pairs, tuple(others), True
+        if name in known:
+            others.append((len(pairs), ToolCall(name, json.dumps(arguments, allow_nan=False))))
+            continue
         if name != "bash":
-            raise _CallError(f"Call {number}: unknown tool {name!r:.100}; the tools are bash and submit")
+            names = " and ".join([", ".join(["bash", *sorted(known)]), "submit"])
+            raise _CallError(f"Call {number}: unknown tool {name!r:.100}; the tools are {names}")
         pairs.append(_read_bash(arguments, number, warnings))
-    if not pairs:
+    if not pairs and not others:
         raise _CallError(f"No tool call found. Write one like {_EXAMPLE}")
-    return pairs, False
+    return pairs, tuple(others), False
 
 
 def _unwrap(calls: list[object]) -> list[object]:

@@ -216,7 +216,7 @@ async def _take_turn(
 def _calls_nothing(env: AsyncTerminalGymEnv, answer: ChatAnswer) -> bool:
     if env.config.action_format is not ActionFormat.BASH_TOOL or looks_like_a_call(answer.text):
         return False
-    return parse_action(answer.text, format=ActionFormat.BASH_TOOL).error is not None
+    return parse_action(answer.text, format=ActionFormat.BASH_TOOL, tools=env.tools).error is not None
 
 
 def _replies(answer: ChatAnswer, observation: str) -> Messages:

@@ -48,14 +48,14 @@ class Endpoint:
 class _Asker:
     """Asks an endpoint, and reads its refusal of a turn as the end of a budget."""
 
-    def __init__(self, endpoint: ChatEndpoint, address: Endpoint, tools: Sequence[dict[str, Any]] = ()) -> None:
-        self._endpoint, self._address, self._tools = endpoint, address, tools
+    def __init__(self, endpoint: ChatEndpoint, address: Endpoint) -> None:
+        self._endpoint, self._address = endpoint, address
 
     async def __call__(self, messages: Sequence[Any], *, tools: Sequence[Any] = ()) -> ChatAnswer:
         if (suffix := self._address.system_prompt) is not None:
             messages = [_extended(message, suffix) for message in messages]
         try:
-            return await self._endpoint(messages, tools=tools or self._tools)
+            return await self._endpoint(messages, tools=tools)
         except (StatusError, EngineSettingsError) as exc:
             stopped = self._address.trace.stop_condition
             if stopped is None:
@@ -80,11 +80,15 @@ async def play_terminal(
         HarborGymError: The infrastructure failed, or the task or a setting is wrong.
     """
     # A client of verifiers parses tool calls, and drops those of tools that the request does not declare.
-    tools = TERMINAL_TOOLS if config.action_format is ActionFormat.BASH_TOOL else ()
+    own = TERMINAL_TOOLS if config.action_format is ActionFormat.BASH_TOOL else ()
+    env = AsyncTerminalGymEnv(config, pool=pool)
     async with address.open() as endpoint:
-        asker = _Asker(endpoint, address, [tool_schema(tool) for tool in tools])
-        env = AsyncTerminalGymEnv(config, pool=pool)
-        rollout = await run_chat_episode(env, asker, ends_without_tool_call=ends_without_tool_call)
+        asker = _Asker(endpoint, address)
+
+        async def ask(messages: Sequence[Any]) -> ChatAnswer:
+            return await asker(messages, tools=[tool_schema(tool) for tool in (*own, *env.tools)])
+
+        rollout = await run_chat_episode(env, ask, ends_without_tool_call=ends_without_tool_call)
     return Outcome.of(rollout, config)
 
 

@@ -8,16 +8,15 @@ import shlex
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from harbor_gym._runtime.processes import start_process
 from harbor_gym.errors import SandboxError, UsageError
 from harbor_gym.gateway.server import Gateway
 from harbor_gym.gateway.session import Session
 from harbor_gym.gateway.tunnel import multiplexer
 from harbor_gym.gateway.tunnel.multiplexer import Multiplexer, ProtocolError
 from harbor_gym.sandboxes.extensions import PipedProcess
-from harbor_gym.terminal.transports.attach import enter_argv, exec_pipes
+from harbor_gym.terminal.transports.attach import start_piped
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
@@ -142,11 +141,8 @@ async def _start(environment: "BaseEnvironment", port: int, user: str | int | No
     program = f"{_source()}\nasyncio.run(serve_sandbox({port:d}))\n"
     # Isolated: neither the image's environment nor the agent's files decide what it imports.
     command = f"exec python3 -I -c {shlex.quote(program)}"
-    if (process := await exec_pipes(environment, command, user=user)) is not None:
+    if (process := await start_piped(environment, command, user=user)) is not None:
         return process
-    if (argv := await enter_argv(environment, command, user=user)) is not None:
-        pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-        return cast("PipedProcess", await start_process(*argv, stdin=pipe, stdout=pipe, stderr=null))
     raise UsageError(f"{type(environment).__name__} starts no command with pipes, so no tunnel can be opened in it")
 
 

@@ -41,6 +41,24 @@ async def exec_pipes(environment: "BaseEnvironment", command: str, *, user: str 
         return await environment.exec_pipes(command, user=user)
 
 
+async def start_piped(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> PipedProcess | None:
+    """Start ``command`` in the sandbox with pipes by whatever way there is; None where the environment has none.
+
+    Its standard error goes nowhere.
+
+    Raises:
+        SandboxLostError: the sandbox is gone.
+    """
+    if (process := await exec_pipes(environment, command, user=user)) is not None:
+        return process
+    if (argv := await enter_argv(environment, command, user=user)) is None:
+        return None
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    # In a session of its own: an interrupt typed at this machine's terminal is not for it.
+    process = await start_process(*argv, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True)
+    return cast("PipedProcess", process)
+
+
 async def enter_argv(environment: "BaseEnvironment", command: str, *, user: str | int | None) -> list[str] | None:
     """Return an argument vector for a process that is ``command`` in the sandbox, or None where there is none.
 

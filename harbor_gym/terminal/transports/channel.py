@@ -22,6 +22,32 @@ class ChannelBrokenError(Exception):
     """The process ended, or answered nothing usable in time. Internal to this package: a broken channel is replaced."""
 
 
+async def end_piped(process: PipedProcess) -> None:
+    """End a process that ends with its input, by force where it does not, and wait until it is gone. Idempotent."""
+    ending = asyncio.ensure_future(_end(process))
+    try:
+        await asyncio.shield(ending)
+    except asyncio.CancelledError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await shielded(ending)
+        raise
+
+
+async def _end(process: PipedProcess) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        async with asyncio.timeout(_END_TIMEOUT_SEC):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    with contextlib.suppress(OSError):
+        await process.stdin.wait_closed()
+
+
 class Channel:
     """One living process. Made by :meth:`open` or :meth:`over`; the owner closes it."""
 
@@ -93,27 +119,7 @@ class Channel:
 
     async def close(self) -> None:
         """End the process and wait until it is gone. Idempotent."""
-        ending = asyncio.ensure_future(self._end())
-        try:
-            await asyncio.shield(ending)
-        except asyncio.CancelledError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await shielded(ending)
-            raise
-
-    async def _end(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            async with asyncio.timeout(_END_TIMEOUT_SEC):
-                await self._process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-        with contextlib.suppress(OSError):
-            await self._process.stdin.wait_closed()
+        await end_piped(self._process)
 
     async def _read_until(self, end: str, *, max_silence_sec: float) -> str:
         """Return what was received up to the line ``end``.

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harbor_gym.formats import ActionFormat, ParsedAction, parse, parse_action, parse_tool_call, prompts
+from harbor_gym.formats.tool_text import ToolCall, ToolDefinition
 from harbor_gym.types import Command
 
 LS = Command("ls\n", 60.0)
@@ -442,3 +443,37 @@ def test_the_json_prompts_are_those_that_policies_were_trained_on() -> None:
 def test_no_format_mentions_another(action_format: ActionFormat) -> None:
     prompt = prompts.parse_error("e", None, action_format) + prompts.confirmation_request("", action_format)
     assert ("JSON" in prompt) is (action_format is ActionFormat.TERMINUS_JSON)
+
+
+# --- further tools ----------------------------------------------------------------------------------------------------
+
+ADD = ToolDefinition("box__add", parameters={"properties": {"a": {"type": "integer"}, "name": {"type": "string"}}})
+ADDED = ToolCall("box__add", '{"a": 2, "name": "3"}')
+CALLS_OF_ADD = [
+    hermes(CALL, '{"name": "box__add", "arguments": {"a": 2, "name": "3"}}', CALL),
+    "<function=bash><parameter=command>ls</parameter></function><function=box__add>\n<parameter=a>\n2\n</parameter>\n"
+    "<parameter=name>\n3\n</parameter>\n</function><function=bash><parameter=command>ls</parameter></function>",
+    "[TOOL_CALLS]"
+    + json.dumps([json.loads(CALL), {"name": ADDED.name, "arguments": {"a": 2, "name": "3"}}, json.loads(CALL)]),
+]
+
+
+@pytest.mark.parametrize("text", CALLS_OF_ADD)
+def test_a_further_tool_is_called_in_its_place(text: str) -> None:
+    parsed = parse_action(text, format=ActionFormat.BASH_TOOL, tools=[ADD])
+    assert (list(parsed.parts), parsed.error) == ([(LS,), ADDED, (LS,)], None)
+    unknown = read(text)
+    assert (unknown.calls, unknown.commands) == ((), ())
+    assert "unknown tool 'box__add'; the tools are bash and submit" in (unknown.error or "")
+
+
+def test_further_tools_alone() -> None:
+    one = '{"name": "box__add", "arguments": {"a": 2, "name": "3"}}'
+    parsed = parse_action(hermes(one, one, SUBMIT), format=ActionFormat.BASH_TOOL, tools=[ADD])
+    assert (list(parsed.parts), parsed.task_complete) == ([ADDED, ADDED], True)
+    assert list(read(CALL).parts) == [(LS,)]
+    assert list(read(SUBMIT).parts) == [()]
+    refused = parse_action(hermes(one.replace("2", "NaN")), format=ActionFormat.BASH_TOOL, tools=[ADD])
+    assert "Invalid JSON" in (refused.error or "")
+    mistaken = parse_action(hermes('{"name": "box__sub", "arguments": {}}'), format=ActionFormat.BASH_TOOL, tools=[ADD])
+    assert "the tools are bash, box__add and submit" in (mistaken.error or "")

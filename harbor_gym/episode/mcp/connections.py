@@ -1,0 +1,334 @@
+"""Connections to an MCP server inside a sandbox.
+
+Nothing of a connection runs between two requests. What a request may read is limited, so that no server fills this
+process's memory.
+
+The protocol's own SDK is not used: the frameworks pin releases of it that exclude each other (openenv and NeMo Gym one
+below 2, verifiers 2.0.0), and these tools are for all of them. It would also validate answers by the server's schemas
+and their regular expressions, in this process.
+
+Source: modelcontextprotocol.io, 2025-06-18: basic/lifecycle, basic/transports; the transport "sse" is 2024-11-05's.
+"""
+
+import asyncio
+import contextlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from typing import Any, cast, override
+from urllib.parse import urljoin, urlsplit
+
+import httpx
+
+from harbor_gym.sandboxes.extensions import PipedProcess
+from harbor_gym.terminal.transports.channel import end_piped
+
+PROTOCOL_VERSION = "2025-06-18"
+"""The protocol's version that is asked for; a server may answer with another, and tools are the same in all."""
+
+MAX_ANSWER_BYTES = 4 << 20
+"""What a server may send until it has answered one request."""
+
+_CHUNK_BYTES = 1 << 16
+_METHOD_NOT_FOUND = -32601
+
+type Message = dict[str, Any]
+
+
+class ServerError(Exception):
+    """A server gave no usable answer. The text is fit to be shown to the policy."""
+
+
+class ServerLostError(ServerError):
+    """The connection is of no further use: a later request needs a new one."""
+
+
+class _Lines:
+    """What arrives, in lines. The work is linear in it, however small the pieces are."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._searched = 0
+
+    def add(self, data: bytes) -> Iterator[bytes]:
+        """Yield each line that is whole now, without its end."""
+        self._held += data
+        while (end := self._held.find(b"\n", self._searched)) >= 0:
+            line = bytes(self._held[:end])
+            del self._held[: end + 1]
+            self._searched = 0
+            yield line.removesuffix(b"\r")
+        self._searched = len(self._held)
+
+
+class Connection(ABC):
+    """One connection, for one request at a time."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._version: str | None = None
+        self._room = MAX_ANSWER_BYTES
+
+    async def initialize(self) -> Message:
+        """Open the session and return the server's capabilities.
+
+        Raises:
+            ServerError: As :meth:`request`.
+        """
+        client = {"name": "harbor-gym", "version": _version()}
+        params = {"protocolVersion": PROTOCOL_VERSION, "capabilities": {}, "clientInfo": client}
+        result = await self.request("initialize", params)
+        self._version = str(result.get("protocolVersion", PROTOCOL_VERSION))
+        await self._send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        capabilities = result.get("capabilities")
+        return cast("Message", capabilities) if isinstance(capabilities, dict) else {}
+
+    async def request(self, method: str, params: Message) -> Message:
+        """Send one request and return its result.
+
+        Requests of the server are refused, pings answered. Cancelling leaves the connection usable or lost; the next
+        request tells.
+
+        Raises:
+            ServerError: The server refuses the request.
+            ServerLostError: It ended, or what it sent is too much or no answer.
+        """
+        self._last += 1
+        self._room, number = MAX_ANSWER_BYTES, self._last
+        sent = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+        async with contextlib.aclosing(self._exchange(sent)) as messages:
+            async for message in messages:
+                if "method" in message:
+                    await self._answer(message)
+                elif message.get("id") == number:
+                    return _result(message)
+        raise ServerLostError("it ended without an answer")
+
+    @abstractmethod
+    def _exchange(self, message: Message) -> AsyncGenerator[Message]:
+        """Send a request and yield what the server sends from then on."""
+
+    @abstractmethod
+    async def _send(self, message: Message) -> None:
+        """Send what has no answer."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the connection, and a server that was started for it. Idempotent."""
+
+    def _took(self, data: bytes) -> None:
+        """Count what was read for a request."""
+        self._room -= len(data)
+        if self._room < 0:
+            raise ServerLostError(f"it sent more than {MAX_ANSWER_BYTES} bytes")
+
+    async def _answer(self, request: Message) -> None:
+        if "id" not in request:
+            return
+        known = {"result": {}} if request["method"] == "ping" else {"error": _error(str(request["method"]))}
+        await self._send({"jsonrpc": "2.0", "id": request["id"], **known})
+
+
+class StdioConnection(Connection):
+    """A server that is a command in the sandbox.
+
+    Args:
+        process: The running command, which ends with the connection.
+    """
+
+    def __init__(self, process: PipedProcess) -> None:
+        super().__init__()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._input, self._output = process, process.stdin, process.stdout
+        self._lines = _Lines()
+
+    @override
+    async def _exchange(self, message: Message) -> AsyncGenerator[Message]:
+        await self._send(message)
+        while True:
+            try:
+                data = await self._output.read(_CHUNK_BYTES)
+            except OSError as exc:
+                raise ServerLostError(f"it has ended ({exc})") from exc
+            if not data:
+                raise ServerLostError("it has ended")
+            self._took(data)
+            for found in [message for line in self._lines.add(data) for message in _messages(line)]:
+                yield found
+            await asyncio.sleep(0)  # a stream that always has more does not wait by itself
+
+    @override
+    async def _send(self, message: Message) -> None:
+        try:
+            self._input.write(_encoded(message) + b"\n")
+            await self._input.drain()
+        except (OSError, RuntimeError) as exc:
+            raise ServerLostError("it has ended") from exc
+
+    @override
+    async def close(self) -> None:
+        await end_piped(self._process)
+
+
+class HttpConnection(Connection):
+    """A server that answers each request over HTTP ("streamable HTTP").
+
+    Args:
+        url: The server's address, as the sandbox sees it.
+        headers: Sent with each request, to this address alone.
+        socket: Path of a Unix socket of this machine that leads to the address.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], socket: str) -> None:
+        super().__init__()
+        self._url = url
+        transport = httpx.AsyncHTTPTransport(uds=socket, verify=urlsplit(url).scheme == "https", trust_env=False)
+        # Nothing that a server compressed is unpacked here: a small answer could fill this process's memory.
+        own = {"Accept": "application/json, text/event-stream", "Accept-Encoding": "identity"}
+        self._client = httpx.AsyncClient(transport=transport, headers={**headers, **own}, timeout=None, trust_env=False)
+        self._session: str | None = None
+
+    @override
+    async def _exchange(self, message: Message) -> AsyncGenerator[Message]:
+        async with self._posted(self._url, message) as response:
+            self._session = response.headers.get("mcp-session-id", self._session)
+            if response.headers.get("content-type", "").startswith("text/event-stream"):
+                async for _, data in self._events(response):
+                    for found in _messages(data):
+                        yield found
+                return
+            body = b"".join([chunk async for chunk in self._chunks(response)])
+            for found in _messages(body):
+                yield found
+
+    @override
+    async def _send(self, message: Message) -> None:
+        async with self._posted(self._url, message):
+            pass
+
+    @override
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    @contextlib.asynccontextmanager
+    async def _posted(self, url: str, message: Message) -> AsyncGenerator[httpx.Response]:
+        known = {"mcp-session-id": self._session, "mcp-protocol-version": self._version}
+        headers = {"content-type": "application/json", **{name: value for name, value in known.items() if value}}
+        async with self._requested("POST", url, content=_encoded(message), headers=headers) as response:
+            yield response
+
+    @contextlib.asynccontextmanager
+    async def _requested(self, method: str, url: str, **settings: Any) -> AsyncGenerator[httpx.Response]:
+        """Send a request and yield its answer, whose body is still to be read."""
+        try:
+            response = await self._client.send(self._client.build_request(method, url, **settings), stream=True)
+            try:
+                if (further := response.next_request) is not None and _origin(further.url) == _origin(httpx.URL(url)):
+                    await response.aclose()
+                    response = await self._client.send(further, stream=True)
+                if not response.is_success:
+                    raise ServerLostError(f"it answered with HTTP status {response.status_code}")
+                yield response
+            finally:
+                await response.aclose()
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as exc:
+            raise ServerLostError(f"it can't be reached: {exc or type(exc).__name__}") from exc
+
+    async def _chunks(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        async for chunk in response.aiter_raw():
+            self._took(chunk)
+            yield chunk
+
+    async def _events(self, response: httpx.Response) -> AsyncGenerator[tuple[str, bytes]]:
+        """Yield the kind and the data of each event of a stream of server-sent events."""
+        kind, data, lines = "message", list[bytes](), _Lines()
+        async for chunk in self._chunks(response):
+            for line in lines.add(chunk):
+                name, _, value = line.partition(b":")
+                if not line:
+                    if data:
+                        yield kind, b"\n".join(data)
+                    kind, data = "message", []
+                elif name == b"data":
+                    data.append(value.removeprefix(b" "))
+                elif name == b"event":
+                    kind = value.strip().decode(errors="replace")
+
+
+class SseConnection(HttpConnection):
+    """A server that takes requests at one address and answers on a stream of events (the older transport "sse")."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], socket: str) -> None:
+        super().__init__(url, headers, socket)
+        self._open = contextlib.AsyncExitStack()
+        self._stream: AsyncGenerator[tuple[str, bytes]] | None = None
+        self._endpoint = url
+
+    @override
+    async def _exchange(self, message: Message) -> AsyncGenerator[Message]:
+        if self._stream is None:
+            self._stream = self._events(await self._open.enter_async_context(self._requested("GET", self._url)))
+            async for kind, data in self._stream:
+                if kind == "endpoint":
+                    self._endpoint = urljoin(self._url, data.decode(errors="replace"))
+                    break
+            if _origin(httpx.URL(self._endpoint)) != _origin(httpx.URL(self._url)):
+                raise ServerLostError("it takes requests at another address")
+        await self._send(message)
+        try:
+            async for _, data in self._stream:
+                for found in _messages(data):
+                    yield found
+        except httpx.HTTPError as exc:
+            raise ServerLostError(f"it can't be reached: {exc or type(exc).__name__}") from exc
+
+    @override
+    async def _send(self, message: Message) -> None:
+        async with self._posted(self._endpoint, message):
+            pass
+
+    @override
+    async def close(self) -> None:
+        if self._stream is not None:
+            await self._stream.aclose()
+        await self._open.aclose()
+        await super().close()
+
+
+def _messages(data: bytes) -> list[Message]:
+    """Return the messages in what a server sent; none where it is garbage."""
+    try:
+        value: Any = json.loads(data)
+    except (ValueError, RecursionError):
+        return []
+    found = cast("list[Any]", value if isinstance(value, list) else [value])
+    return [cast("Message", message) for message in found if isinstance(message, dict)]
+
+
+def _result(message: Message) -> Message:
+    match message:
+        case {"error": {"message": str() as text}}:
+            raise ServerError(text)
+        case {"result": dict() as result}:
+            return cast("Message", result)
+        case _:
+            raise ServerError("its answer has neither a result nor an error")
+
+
+def _error(method: str) -> Message:
+    return {"code": _METHOD_NOT_FOUND, "message": f"no method {method}"}
+
+
+def _encoded(message: Message) -> bytes:
+    return json.dumps(message).encode()
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
+
+
+def _version() -> str:
+    from harbor_gym import __version__
+
+    return __version__

@@ -1,0 +1,104 @@
+"""A socket of this machine that leads to one address as a sandbox sees it."""
+
+import asyncio
+import contextlib
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from harbor_gym._runtime.owners import temporary_prefix
+from harbor_gym._runtime.shielded import shielded
+from harbor_gym.errors import HarborGymError
+from harbor_gym.terminal.transports.attach import start_piped
+from harbor_gym.terminal.transports.channel import end_piped
+
+if TYPE_CHECKING:
+    from harbor.environments.base import BaseEnvironment
+
+_CHUNK_BYTES = 1 << 16
+
+
+class Relay:
+    """An open relay. Each connection to its socket is a command in the sandbox, with the policy's rights.
+
+    Args:
+        environment: The sandbox.
+        user: The user whose commands they are; None is the environment's default user.
+        host: The host's name or address, as the sandbox knows it.
+        port: The port.
+    """
+
+    def __init__(self, environment: "BaseEnvironment", user: str | int | None, host: str, port: int) -> None:
+        self._environment, self._user = environment, user
+        # Bash opens the connection. What it was given ends the whole when this side closes its input.
+        opened = f"exec 3<>{shlex.quote(f'/dev/tcp/{host}/{port}')} || exit 1"
+        self._command = f"exec bash -c {shlex.quote(f'{opened}; {{ cat >&3; kill $$; }} <&0 & exec cat <&3')}"
+        self._directory: Path | None = None
+        self._handle = -1
+        self.path = ""
+        """The socket's path, once open; for this process alone."""
+
+        self._server: asyncio.Server | None = None
+        self._carrying: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> Self:
+        """Listen. The caller closes."""
+        self._directory = Path(tempfile.mkdtemp(prefix=temporary_prefix("mcp")))  # which other users can't enter
+        self.path = str(self._directory / "socket")
+        if sys.platform == "linux":  # a socket's path has 107 bytes at most, and a temporary directory may have more
+            self._handle = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+            self.path = f"/proc/self/fd/{self._handle}/socket"
+        self._server = await asyncio.start_unix_server(self._accept, self.path)
+        return self
+
+    async def close(self) -> None:
+        """End every connection. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._carrying:
+            task.cancel()
+        if self._carrying:
+            await shielded(asyncio.ensure_future(asyncio.wait(self._carrying)))
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._carry(reader, writer))
+        self._carrying.add(task)
+        task.add_done_callback(self._carrying.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        process = None
+        try:
+            with contextlib.suppress(HarborGymError):  # the sandbox is gone: the connection ends
+                process = await start_piped(self._environment, self._command, user=self._user)
+            if process is None or process.stdin is None or process.stdout is None:
+                return
+            pumps = [
+                asyncio.ensure_future(_pump(reader, process.stdin)),
+                asyncio.ensure_future(_pump(process.stdout, writer)),
+            ]
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                await asyncio.wait(pumps)
+        finally:
+            writer.close()
+            if process is not None:
+                await end_piped(process)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(_CHUNK_BYTES):
+            writer.write(data)
+            await writer.drain()
