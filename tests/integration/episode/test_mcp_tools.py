@@ -85,8 +85,8 @@ ANSWERS = {
     "an image": (called("box__image"), "[box__image]\n[image of 3 bytes, which can't be shown here]"),
     "more than is read": (called("box__flood"), "[box__flood failed]\nit sent more than 4194304 bytes"),
     "a server that dies": (called("box__die"), "[box__die failed]\nit has ended"),
-    "a server that hangs": (called("box__hang"), "[box__hang failed]\nno answer within 3 s"),
-    "one that hangs on": (called("box__add", a=1, b=1), "[box__add failed]\nno answer within 3 s"),
+    "a server that hangs": (called("box__hang"), "[box__hang failed]\nno answer within 6 s"),
+    "one that hangs on": (called("box__add", a=1, b=1), "[box__add failed]\nno answer within 6 s"),
     "and is started again": (called("box__add", a=1, b=1), "[box__add]\n2"),
 }
 """What a policy sees of each. None of it is a message that could not be read, and none the infrastructure's."""
@@ -94,7 +94,7 @@ ANSWERS = {
 
 @pytest.mark.local
 async def test_whatever_a_server_answers_is_an_observation(tmp_path: Path) -> None:
-    terminal = TerminalConfig(max_wait_sec=3)
+    terminal = TerminalConfig(max_wait_sec=6)
     async with AsyncTerminalGymEnv(config_of(write_mcp_task(tmp_path / "task"), terminal=terminal)) as env:
         await env.reset()
         seen = {name: await env.step(message) for name, (message, _) in ANSWERS.items()}
@@ -233,10 +233,10 @@ RESTART = "python3 /opt/server.py http 8000 >/dev/null 2>&1 & until (</dev/tcp/l
 @pytest.mark.parametrize("address", ADDRESSES)
 async def test_whatever_a_service_answers_is_an_observation(address: str, tmp_path: Path) -> None:
     task = write_mcp_task(tmp_path / "task", SERVES_HTTP + ADDRESSES[address])
-    async with AsyncTerminalGymEnv(config_of(task, terminal=TerminalConfig(max_wait_sec=3))) as env:
+    async with AsyncTerminalGymEnv(config_of(task, terminal=TerminalConfig(max_wait_sec=6))) as env:
         await env.reset()
         for message, expected in [
-            (called("web__hang"), "no answer within 3 s"),
+            (called("web__hang"), "no answer within 6 s"),
             (called("web__calls"), "[web__calls]\n2"),
             (called("web__flood"), "[web__flood failed]\nit sent more than 4194304 bytes"),
             (called("web__calls"), "[web__calls]\n4"),
