@@ -1,11 +1,12 @@
 """One episode from a sampler to a token-level trajectory. No training framework is involved."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from harbor_gym.errors import BudgetSpentError, HarborGymError
 from harbor_gym.outcomes import RetryBudget, classify
+from harbor_gym.stragglers import EpisodeClock
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.types import EndReason, Rollout, Sample, Sampler, TokenTransition
 
@@ -76,7 +77,11 @@ async def run_episode(env: TokenTerminalEnv, sample: Sampler) -> Rollout:
 
 
 async def run_with_retries(
-    make_env: Callable[[], TokenTerminalEnv], sample: Sampler, *, max_retries: int = 1
+    make_env: Callable[[], TokenTerminalEnv],
+    sample: Sampler,
+    *,
+    max_retries: int = 1,
+    clock: EpisodeClock | None = None,
 ) -> Rollout:
     """Run one episode, again in a fresh sandbox while the infrastructure fails and retries last.
 
@@ -87,6 +92,7 @@ async def run_with_retries(
         sample: Asked once a turn. Its exceptions pass through; a :class:`harbor_gym.SamplerError` counts as the
             infrastructure's.
         max_retries: Attempts that may follow a failed one; 0 runs once.
+        clock: Of an episode of :func:`harbor_gym.stragglers.play_group`. No attempt follows the deadline.
 
     Returns:
         The last attempt's trajectory. Its ``failed_attempts`` are the errors of those before it.
@@ -94,12 +100,30 @@ async def run_with_retries(
     Raises:
         HarborGymError: The task or the configuration is wrong, which no retry can repair.
     """
-    budget, failed = RetryBudget(max_retries), list[HarborGymError]()
+    budget, failed, clock = RetryBudget(max_retries), list[HarborGymError](), clock or EpisodeClock()
     while True:
-        rollout = await run_episode(make_env(), sample)
-        if rollout.error is None or not await budget.allows(rollout.error, len(failed)):
+        rollout = await run_episode(make_env(), clocked(sample, clock))
+        error = rollout.error
+        if error is None or not clock.restart() or not await budget.allows(error, len(failed)):
             return replace(rollout, failed_attempts=tuple(failed))
-        failed.append(rollout.error)
+        failed.append(error)
+
+
+@dataclass(frozen=True)
+class _Clocked:
+    sample: Sampler
+    clock: EpisodeClock
+
+    async def __call__(self, prompt: Sequence[int], /) -> Sample:
+        return await self.clock.answer(lambda: self.sample(prompt))
+
+    async def context_tokens(self) -> int | None:
+        return await context_tokens_of(self.sample)
+
+
+def clocked(sample: Sampler, clock: EpisodeClock) -> Sampler:
+    """Return a sampler whose answers an episode's clock counts, and refuses after the batch's deadline."""
+    return _Clocked(sample, clock)
 
 
 def end_word(rollout: Rollout) -> str:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from harbor_gym._runtime.files import replace_text, why_unreadable
 from harbor_gym._runtime.json_files import read_document
 from harbor_gym.errors import UsageError
-from harbor_gym.types import Command, EpisodeInfo, Transcript, Turn
+from harbor_gym.types import Command, EndReason, EpisodeInfo, Transcript, Turn
 
 TRANSCRIPT_FORMAT = 2
 """Version of the documents below."""
@@ -48,7 +48,9 @@ def episode_name(labels: Mapping[str, Any]) -> str:
     return f"{name}, batch {int(place['batch'])}" + (f", group {place['group']}" if place["group"] else "")
 
 
-def write_transcript(path: Path, transcript: Transcript, *, labels: dict[str, Any], error: str | None = None) -> None:
+def write_transcript(
+    path: Path, transcript: Transcript, *, labels: dict[str, Any], error: str | None = None, dropped: str | None = None
+) -> None:
     """Write an episode to ``path``, whole or not at all.
 
     Args:
@@ -56,14 +58,18 @@ def write_transcript(path: Path, transcript: Transcript, *, labels: dict[str, An
         transcript: The episode.
         labels: What the writer knows of the episode: its batch, group and place in the group.
         error: The infrastructure error that ended it, if one did.
+        dropped: Why the episode was dropped, if it was: it has no reward then.
     """
     last = transcript.last_info
+    end_reason = last.get("end_reason") if last else None
+    if dropped is not None:
+        end_reason, labels = EndReason.DROPPED, {**labels, "dropped": dropped}
     document = {
         "format": TRANSCRIPT_FORMAT,
         **labels,
-        "end_reason": "infrastructure_error" if error else (last.get("end_reason") if last else None),
+        "end_reason": EndReason.INFRASTRUCTURE_ERROR if error else end_reason,
         "error": error,
-        "reward": None if error else transcript.reward,
+        "reward": None if error or dropped else transcript.reward,
         "rewards": last.get("rewards") if last else None,
         "step_rewards": last.get("step_rewards") if last else None,
         "breakage": last.get("breakage") if last else None,

@@ -65,6 +65,9 @@ class EndReason(StrEnum):
     TIME_LIMIT = "time_limit"
     """The episode's environment time ran out."""
 
+    BATCH_DEADLINE = "batch_deadline"
+    """The episode's batch had its deadline (:class:`harbor_gym.stragglers.Stragglers`)."""
+
     STEP_GATE = "step_gate"
     """A multi-step task's further steps stay closed: the step's reward is below its ``min_reward``."""
 
@@ -86,6 +89,10 @@ class EndReason(StrEnum):
     INFRASTRUCTURE_ERROR = "infrastructure_error"
     """Sandbox, terminal or verifier failed. There is no reward: mask or retry the episode."""
 
+    DROPPED = "dropped"
+    """The episode's group had its size without it, or its batch the deadline before the policy's first answer. There is
+    no reward: leave it out."""
+
     @property
     def is_truncation(self) -> bool:
         """Return whether a budget of ours cut the episode short."""
@@ -94,6 +101,7 @@ class EndReason(StrEnum):
             EndReason.MAX_TOKENS,
             EndReason.CONTEXT_OVERFLOW,
             EndReason.TIME_LIMIT,
+            EndReason.BATCH_DEADLINE,
         )
 
 

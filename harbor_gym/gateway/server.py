@@ -78,6 +78,11 @@ class Gateway:
         await self._close()
 
     @property
+    def sampler(self) -> Sampler:
+        """What samples the answers of a session that has no sampler of its own."""
+        return self._sampler
+
+    @property
     def address(self) -> tuple[str, int]:
         """Host and port that it listens on.
 

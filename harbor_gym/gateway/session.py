@@ -76,6 +76,8 @@ class Session:
         self.losses = 0
         """Requests so far that got no answer, for a reason that is neither a budget's nor their own."""
         self._mended, self._was_cut = 0, False
+        self._is_between_phases = False
+        self._late_end: EndReason | None = None
         self._sampler, self._codec, self._on_limit = sampler, codec, on_limit
         self._bridge, self._tree, self._prompts = Bridge(), CallTree(), PromptStore()
         self._sampling: set[asyncio.Future[Sample]] = set()
@@ -171,6 +173,9 @@ class Session:
             SessionEndedError: The session takes no more requests.
             RequestError: All places are taken.
         """
+        self._is_between_phases = False
+        if self._late_end is not None:
+            self.end(self._late_end)
         self._check_open()
         if self._active >= self.limits.max_concurrent_requests:
             raise RequestError(ErrorKind.TOO_MANY_REQUESTS, f"{self._active} requests are being answered already")
@@ -256,8 +261,14 @@ class Session:
         self._refused[kind.name.lower()] += 1
 
     def end(self, reason: EndReason) -> None:
-        """End the episode: requests that are being answered fail, later ones are refused. Later calls do nothing."""
+        """End the episode: requests that are being answered fail, later ones are refused. Later calls do nothing.
+
+        What ran out after the agent's program ended cut nothing, while it is graded; it ends a further step's.
+        """
         if self.end_reason is not None or self.is_closed:
+            return
+        if self._is_between_phases:
+            self._late_end = reason
             return
         self.end_reason = reason
         self._limit_reached.set()
@@ -277,6 +288,7 @@ class Session:
     def end_phase(self) -> None:
         """Record that the agent's program ended, before another step's begins: what it lost, no later answer mends."""
         self._was_cut = self.is_cut or self._active > 0
+        self._is_between_phases = True
 
     def close(self) -> None:
         """Refuse all further requests and cancel those that are being answered. Idempotent; the records stay."""

@@ -23,6 +23,7 @@ _REWARD = "env/all/reward/total"
 _TURNS = "env/all/turns_per_episode"
 _SECONDS = "time/total"
 _ENDED = "env/all/ended/"
+_DROPPED = "env/all/stragglers/dropped"
 _LOST = "rollout_errors/total"
 
 PHASES = {
@@ -81,6 +82,8 @@ def describe_batch(record: dict[str, Any], *, total: int, left_sec: float | None
     )
     if parts := ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in phases(record).items() if seconds >= 1):
         line += f" ({parts})"
+    if dropped := record.get(_DROPPED):
+        line += f"  {dropped:.1f} dropped a group"
     if lost := record.get(_LOST):
         line += f"  {lost:.0f} failed so far"
     return line + (f"  ETA {_duration(left_sec)}" if left_sec else "")

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -23,6 +24,7 @@ from harbor_gym.report.live import outcomes, phases
 from harbor_gym.report.metrics import METRICS_NAME, REWARD_KEYS, TURNS_KEYS, distinct_names, read_metrics, run_config
 from harbor_gym.report.summaries import Chosen, choose_episodes, summarize_episode
 from harbor_gym.report.svg import chart
+from harbor_gym.types import EndReason
 
 PAGE_NAME = "report.html"
 MAX_EPISODES = 400
@@ -149,7 +151,7 @@ def head_of(folder: Path, name: str, summaries: Sequence[Mapping[str, Any]], **m
     evaluation = read_evaluation(folder)
     facts = _facts(folder, records) if evaluation is None else evaluation_facts(evaluation)
     failed = [] if evaluation is None else failures(evaluation, summaries)
-    return Head(name, {**facts, **more}, failed, [_batch(record) for record in records])
+    return Head(name, {**facts, "dropped": _dropped(summaries), **more}, failed, [_batch(record) for record in records])
 
 
 def render(
@@ -237,6 +239,14 @@ def _facts(run_dir: Path, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "LoRA rank": config.get("lora_rank"),
         "batches": len(records) or None,
     }
+
+
+def _dropped(summaries: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return how many of the episodes count nowhere, and of which tasks; None where all count."""
+    dropped = Counter(str(episode["task"]) for episode in summaries if episode["end_reason"] == EndReason.DROPPED)
+    played = Counter(str(episode["task"]) for episode in summaries)
+    tasks = ", ".join(f"{task} {count} of {played[task]}" for task, count in dropped.most_common())
+    return f"{dropped.total()} of {len(summaries)}: {tasks}" if dropped else None
 
 
 def _episodes(chosen: Chosen) -> str:

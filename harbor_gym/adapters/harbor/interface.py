@@ -28,7 +28,8 @@ from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.errors import UsageError
 from harbor_gym.gateway import ConversationCodec, Gateway, SessionLimits
 from harbor_gym.outcomes import RetryBudget
-from harbor_gym.types import DEFAULT_SANDBOX, ChatCodec, Rollout, Sampler
+from harbor_gym.stragglers import ClosedGroup, EpisodeClock, Stragglers, play_group
+from harbor_gym.types import DEFAULT_SANDBOX, ChatCodec, EndReason, Rollout, Sampler
 
 MODEL = "policy"
 """The policy's model name in the gateway."""
@@ -56,6 +57,7 @@ class RolloutInterface:
             time for ``time_limit_sec``, and has no ``max_sampled_tokens``.
         env_settings: Further fields of ``TerminalEnvConfig`` for the strategy ``env``.
         max_retries: Fresh attempts that may follow one that the infrastructure lost.
+        stragglers: What :meth:`run` does about the slowest rollouts of each task; None waits for all.
         reward_key: Name of the reward; None is ``reward``, or the only one there is.
         reward_function: As ``TerminalEnvConfig.reward_function``.
         zero_reward_on_limit: As ``TerminalEnvConfig.zero_reward_on_limit``.
@@ -84,6 +86,7 @@ class RolloutInterface:
         limits: SessionLimits | None = None,
         env_settings: Mapping[str, Any] | None = None,
         max_retries: int = 0,
+        stragglers: Stragglers | None = None,
         reward_key: str | None = None,
         reward_function: str | None = None,
         zero_reward_on_limit: bool = False,
@@ -101,6 +104,7 @@ class RolloutInterface:
         if agent_in_sandbox is None and server is None:  # a server may have agents that this process has not
             self._in_sandbox = runs_in_sandbox(self._agent)
         self._n_concurrent, self._max_retries = n_concurrent, max_retries
+        self._stragglers = stragglers or Stragglers()
         self._limits = limits or SessionLimits()
         settings: dict[str, Any] = {
             "sandbox": sandbox,
@@ -172,15 +176,18 @@ class RolloutInterface:
             trials_dir=config.trials_dir,
         )
 
-    async def run_one(self, task_dir: str | Path) -> Rollout:
-        """Play one task once, as :meth:`run` does."""
-        (rollout,) = await self.run([TaskConfig(path=Path(task_dir))])
-        return rollout
+    async def run_one(self, task_dir: str | Path, *, clock: EpisodeClock | None = None) -> Rollout:
+        """Play one task once, as :meth:`run` does; with ``clock``, as an episode of a group that the caller plays."""
+        ((task, path),) = await resolve_task_configs([TaskConfig(path=Path(task_dir))])
+        async with self._player() as player:
+            return await self._play(player, task, path, clock or EpisodeClock())
 
     async def run(self, tasks: Sequence[TaskConfig], *, on_rollout: OnRollout | None = None) -> list[Rollout]:
         """Play each task once; give a task as often as it is to be played.
 
-        Cancelling it ends every trial and waits for their sandboxes to stop.
+        Cancelling it ends every trial and waits for their sandboxes to stop. With ``over_sample`` of the interface's
+        ``stragglers``, the equal ones of ``tasks`` are a group: more rollouts of it are started, and the first that end
+        with a verdict are returned. They have to fit in ``n_concurrent``.
 
         Args:
             tasks: Harbor's configurations of tasks: a local path, a path in a git repository with or without a
@@ -188,35 +195,65 @@ class RolloutInterface:
             on_rollout: Called as each rollout ends.
 
         Returns:
-            The rollouts in the order of ``tasks``. One that the infrastructure lost has no reward, and its error.
+            The rollouts in the order of ``tasks``. One that the infrastructure lost has no reward, and its error. One
+            that had no answer by the batch's deadline has no reward, and the end reason ``DROPPED``. A group's first
+            rollout has the group's ``stragglers/…`` among its metrics.
 
         Raises:
             TaskError: A task is wrong, or can't be fetched.
             UsageError: The agent has no place for its address, or the sandbox's settings can't be used.
         """
         resolved = await resolve_task_configs(tasks)
-        slots, done = asyncio.Semaphore(self._n_concurrent), 0
+        slots, played = asyncio.Semaphore(self._n_concurrent), dict[int, Rollout]()
+
+        def note(place: int, rollout: Rollout) -> None:
+            played[place] = rollout
+            if on_rollout is not None:
+                on_rollout(rollout, len(played), len(resolved))
+
         async with self._player() as player:
 
-            async def play_task(task: TaskConfig, path: Path) -> Rollout:
-                nonlocal done
-                async with slots:
-                    rollout = await self._play(player, task, path)
-                done += 1
-                if on_rollout is not None:
-                    on_rollout(rollout, done, len(resolved))
-                return rollout
+            async def play_places(places: Sequence[int]) -> None:
+                lost: dict[int, Rollout] = {}
 
-            async with task_group() as group:
-                playing = [group.create_task(play_task(task, path)) for task, path in resolved]
-        return [task.result() for task in playing]
+                async def play(number: int, clock: EpisodeClock) -> Rollout | None:
+                    # Beyond the places all are of one task.
+                    task, path = resolved[places[min(number, len(places) - 1)]]
+                    async with slots:
+                        rollout = await self._play(player, task, path, clock)
+                    if not is_over_sampled:
+                        note(places[number], rollout)
+                    if rollout.is_lost:
+                        lost[number] = rollout
+                    return None if rollout.is_lost else rollout
 
-    async def _play(self, player: Player, task: TaskConfig, path: Path) -> Rollout:
-        """Play a task, again in a fresh sandbox while the infrastructure fails and retries last."""
+                closed = await play_group(len(places), self._stragglers, play)
+                rollouts = _of_group(closed, lost, [resolved[place][1].name for place in places])
+                if self._stragglers.is_active:
+                    rollouts[0] = replace(rollouts[0], metrics={**rollouts[0].metrics, **closed.metrics})
+                for place, rollout in zip(places, rollouts, strict=True):
+                    if place in played:
+                        played[place] = rollout
+                    else:
+                        note(place, rollout)
+
+            is_over_sampled = self._stragglers.over_sample > 1
+            groups = [list(range(len(resolved)))] if resolved else []
+            if is_over_sampled:
+                keys = [task.model_dump_json() for task, _ in resolved]
+                groups = [[place for place, other in enumerate(keys) if other == key] for key in dict.fromkeys(keys)]
+            async with task_group() as running:
+                for places in groups:
+                    running.create_task(play_places(places))
+        return [played[place] for place in range(len(resolved))]
+
+    async def _play(self, player: Player, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
+        """Play a task, again in a fresh sandbox while the infrastructure fails, and retries and the batch last."""
         budget, failed = RetryBudget(self._max_retries), 0
         while True:
-            rollout = await player.play(task, path)
-            if rollout.error is None or not await budget.allows(rollout.error, failed):
+            rollout = await player.play(task, path, clock)
+            error = rollout.error
+            if error is None or not clock.restart() or not await budget.allows(error, failed):
                 return replace(rollout, metrics={**rollout.metrics, "infra/failed_attempts": float(failed)})
             failed += 1
 
@@ -282,6 +319,16 @@ class RolloutInterface:
             raise UsageError("the strategy env needs limits.max_answer_tokens, the sampler's limit for one message")
         if self._limits.max_sampled_tokens is not None:
             raise UsageError("the strategy env has no limits.max_sampled_tokens: use max_turns or max_context_tokens")
+
+
+def _of_group(closed: ClosedGroup[Rollout], lost: Mapping[int, Rollout], names: Sequence[str]) -> list[Rollout]:
+    """Return a group's rollouts: those that ended, then what was lost and dropped, as far as there are places."""
+    dropped = {
+        number: Rollout(end_reason=EndReason.DROPPED, reward=None, task_name=names[min(number, len(names) - 1)])
+        for number in closed.dropped
+    }
+    known = {**closed.ended, **lost, **dropped}
+    return [known[number] for number in sorted(list(known)[: len(names)])]
 
 
 def is_chat_codec(codec: ChatCodec | ConversationCodec) -> TypeGuard[ChatCodec]:

@@ -1,6 +1,9 @@
 """Players of one task: our own loop, or a Harbor trial with an agent at a session of the gateway."""
 
+import asyncio
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -17,27 +20,44 @@ from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.grading.guard import GradingGuard
 from harbor_gym.episode.task import require_variables
 from harbor_gym.gateway import Gateway, Session, SessionLimits
-from harbor_gym.rollout import run_episode
+from harbor_gym.rollout import clocked, run_episode
 from harbor_gym.sandboxes import environment_config
 from harbor_gym.sequences import flatten
+from harbor_gym.stragglers import EpisodeClock
 from harbor_gym.tokens import TokenTerminalEnv
-from harbor_gym.types import ChatCodec, Rollout, Sampler
+from harbor_gym.types import ChatCodec, EndReason, Rollout, Sampler
 
 
 class Player(Protocol):
     """What plays one task."""
 
-    async def play(self, task: TaskConfig, path: Path) -> Rollout:
+    async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
         """Play a task once.
 
         Args:
             task: Harbor's configuration of it.
             path: Its directory on this machine.
+            clock: The episode's.
 
         Raises:
             HarborGymError: What no retry can repair.
         """
         ...
+
+
+@contextmanager
+def clocked_session(gateway: Gateway, clock: EpisodeClock, *, name: str, limits: SessionLimits) -> Generator[Session]:
+    """Yield an open session whose answers an episode's clock counts, and which the batch's deadline ends."""
+    session = gateway.open_session(name=name, limits=limits, sampler=clocked(gateway.sampler, clock))
+    timer: asyncio.TimerHandle | None = None
+    if clock.ends_at is not None:  # the agent may be busy with a command, and ask for nothing
+        timer = asyncio.get_running_loop().call_at(clock.ends_at, session.end, EndReason.BATCH_DEADLINE)
+    try:
+        yield session
+    finally:
+        if timer is not None:
+            timer.cancel()
+        gateway.close_session(session)
 
 
 @dataclass(frozen=True)
@@ -56,7 +76,7 @@ class EnvPlayer:
     config: TerminalEnvConfig
     """The sandbox, the budgets and the reward. Its task is replaced by the one that is played."""
 
-    async def play(self, task: TaskConfig, path: Path) -> Rollout:
+    async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
         """Play a task once."""
         started = time.monotonic()
         env = TokenTerminalEnv(
@@ -65,7 +85,7 @@ class EnvPlayer:
             max_tokens=self.limits.max_answer_tokens,
             max_context_tokens=self.limits.max_context_tokens,
         )
-        rollout = await run_episode(env, self.sampler)
+        rollout = await run_episode(env, clocked(self.sampler, clock))
         steps = rollout.transitions
         last = steps[-1].info["metrics"] if steps else {}
         return replace(
@@ -105,28 +125,27 @@ class TrialPlayer:
     use_details: bool
     """Whether the tokens are those that the agent reports, and not the session's."""
 
-    async def play(self, task: TaskConfig, path: Path) -> Rollout:
+    async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
         """Play a task once."""
         started = time.monotonic()
         own = self.config
         environment = environment_config(own.sandbox, options=own.sandbox_options)
         config = TrialConfig(task=task, trials_dir=self.trials_dir, environment=environment)
-        session = self.gateway.open_session(name=config.trial_name, limits=self.limits)
         trial: Trial | None = None
         try:
-            config.agent = self._agent_config(session)
-            trial = await Trial.create(config)
-            require_variables(trial.task)
-            attach(trial, self.gateway, session, in_sandbox=self.in_sandbox)
-            guard = GradingGuard(
-                trial,
-                verify_paths=own.verify_paths,
-                keep_processes=own.keep_agent_processes,
-                ambiguous_failures=own.ambiguous_failures,
-            )
-            result = await trial.run()
+            with clocked_session(self.gateway, clock, name=config.trial_name, limits=self.limits) as session:
+                config.agent = self._agent_config(session)
+                trial = await Trial.create(config)
+                require_variables(trial.task)
+                attach(trial, self.gateway, session, in_sandbox=self.in_sandbox)
+                guard = GradingGuard(
+                    trial,
+                    verify_paths=own.verify_paths,
+                    keep_processes=own.keep_agent_processes,
+                    ambiguous_failures=own.ambiguous_failures,
+                )
+                result = await trial.run()
         finally:
-            self.gateway.close_session(session)
             if trial is not None:
                 forget_loggers(trial.logger)
         breakage = guard.policy_failure(result)

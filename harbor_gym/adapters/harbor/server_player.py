@@ -16,6 +16,7 @@ from harbor.models.trial.result import TrialResult
 
 from harbor_gym._runtime.harbor_versions import graded_after_refusal
 from harbor_gym._runtime.shielded import shielded
+from harbor_gym.adapters.harbor.players import clocked_session
 from harbor_gym.adapters.harbor.results import Grading, finished_rollout, lost_rollout, rewards_of
 from harbor_gym.adapters.harbor.server import HarborServer, ServerJobs
 from harbor_gym.config import AmbiguousFailures
@@ -23,9 +24,10 @@ from harbor_gym.episode.failures import SandboxFinding, policy_failure
 from harbor_gym.episode.grading.account import RewardAccount
 from harbor_gym.episode.task import declared_verify_paths, grades_in_shared_sandbox
 from harbor_gym.errors import SandboxError
-from harbor_gym.gateway import Gateway, SessionLimits
+from harbor_gym.gateway import Gateway, Session, SessionLimits
 from harbor_gym.gateway.agents import relayed_agent_config
 from harbor_gym.gateway.relay import RelayAddress, RelayLink, relayed
+from harbor_gym.stragglers import EpisodeClock
 from harbor_gym.types import Rollout
 
 _NO_LIMIT_TOKENS = 1_000_000
@@ -93,16 +95,16 @@ class ServerPlayer:
     use_details: bool
     """Whether the tokens are those that the agent reports, and not the session's."""
 
-    async def play(self, task: TaskConfig, path: Path) -> Rollout:
+    async def play(self, task: TaskConfig, path: Path, clock: EpisodeClock) -> Rollout:
         """Play a task once."""
-        async with self.server.slots:
-            return await self._play(task, path)
-
-    async def _play(self, task: TaskConfig, path: Path) -> Rollout:
-        started = time.monotonic()
-        missing = missing_protections(await asyncio.to_thread(Task, path))
         name = f"{path.name}__{uuid.uuid4().hex[:7]}"
-        session = self.gateway.open_session(name=name, limits=self.limits)
+        async with self.server.slots:
+            with clocked_session(self.gateway, clock, name=name, limits=self.limits) as session:
+                return await self._play(task, path, session)
+
+    async def _play(self, task: TaskConfig, path: Path, session: Session) -> Rollout:
+        started, name = time.monotonic(), session.name
+        missing = missing_protections(await asyncio.to_thread(Task, path))
         relay = RelayAddress(self.server.url.rstrip("/"), uuid.uuid4().hex, self.server.headers)
         reconnects = 0
         try:
@@ -126,8 +128,6 @@ class ServerPlayer:
                 started=started,
                 use_details=self.use_details,
             )
-        finally:
-            self.gateway.close_session(session)
         return replace(rollout, metrics={**rollout.metrics, "gateway/reconnects": float(reconnects)})
 
     async def _run(self, job: dict[str, Any], session_id: str, link: RelayLink) -> TrialResult:

@@ -22,6 +22,7 @@ from tinker_cookbook.rl.types import (
     Trajectory,
 )
 
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.adapters.harbor import RolloutInterface
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.env import stop_metric
@@ -29,6 +30,7 @@ from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_rewa
 from harbor_gym.config import TerminalEnvConfig
 from harbor_gym.errors import HarborGymError, UsageError
 from harbor_gym.outcomes import describe
+from harbor_gym.stragglers import BatchDeadlineError, DropReason, EpisodeClock
 from harbor_gym.transcripts import episode_name, write_transcript
 from harbor_gym.types import Rollout, Sample, Transcript
 
@@ -84,6 +86,9 @@ class HarborAgentTinkerEnv(Env):
         self._request: _Request | None = None
         self._rollout: Rollout | None = None
         self._started = 0.0
+        self.ends_at: float | None = None
+        """The batch's deadline by the event loop's clock, set before the episode starts; None is none."""
+
         self.error: HarborGymError | None = None
         """What broke the episode off, if something did."""
 
@@ -100,7 +105,8 @@ class HarborAgentTinkerEnv(Env):
         if self._playing is not None:
             raise UsageError("an environment plays one episode")
         self._started = time.monotonic()
-        self._playing = asyncio.create_task(self._interface.run_one(self._config.task_dir))
+        clock = EpisodeClock(self.ends_at)
+        self._playing = asyncio.create_task(self._interface.run_one(self._config.task_dir, clock=clock))
         prompt = await self._next()
         if prompt is None:
             reward, metrics = await self._end()
@@ -122,7 +128,30 @@ class HarborAgentTinkerEnv(Env):
         # A budget may have run out, or the agent gone, while the cookbook sampled.
         if not self._request.answer.done():
             self._request.answer.set_result(Sample(list(action), None, (extra or {}).get("stop_reason", "stop")))
-        prompt = await self._next()
+        return await self._result(await self._next())
+
+    async def cut(self) -> StepResult:
+        """End the agent because the batch's deadline has passed, and have the episode verified.
+
+        Returns:
+            The last transition anew, with the verifier's reward.
+
+        Raises:
+            HarborGymError: As :meth:`step`.
+        """
+        prompt = None if self._request is None else self._request.prompt
+        while prompt is not None:
+            if self._request is not None and not self._request.answer.done():
+                self._request.answer.set_exception(BatchDeadlineError("the batch's deadline has passed"))
+            prompt = await self._next()
+        return await self._result(None)
+
+    async def drop(self, why: DropReason) -> None:
+        """End the agent and stop the sandbox of an episode that does not count, and say so in its transcript."""
+        await self.close()
+        await self._write_transcript(Transcript(), dropped=why)
+
+    async def _result(self, prompt: list[int] | None) -> StepResult:
         is_done = prompt is None
         reward, metrics = await self._end() if is_done else (0.0, {})
         return StepResult(
@@ -202,11 +231,15 @@ class HarborAgentTinkerEnv(Env):
         await self._write_transcript(rollout.transcript)
         return reward, metrics
 
-    async def _write_transcript(self, transcript: Transcript) -> None:
+    async def _write_transcript(self, transcript: Transcript, *, dropped: DropReason | None = None) -> None:
         if self._transcript_path is None:
             return
         error = None if self.error is None else describe(self.error)
-        await asyncio.to_thread(write_transcript, self._transcript_path, transcript, labels=self._labels, error=error)
+        await shielded(
+            asyncio.to_thread(
+                write_transcript, self._transcript_path, transcript, labels=self._labels, error=error, dropped=dropped
+            )
+        )
 
 
 def _is_trained(prompt: list[int], sampled: list[int], wholes: Sequence[tuple[int, list[int], list[int]]]) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from tinker_cookbook.rl.types import (
     Trajectory,
 )
 
+from harbor_gym._runtime.shielded import shielded
 from harbor_gym.adapters.tinker.codec import RendererCodec
 from harbor_gym.adapters.tinker.shaping import TrajectoryReward, trajectory_reward
 from harbor_gym.config import Snapshot
 from harbor_gym.errors import HarborGymError
 from harbor_gym.outcomes import describe
+from harbor_gym.stragglers import DropReason
 from harbor_gym.tokens import TokenTerminalEnv
 from harbor_gym.transcripts import add_logprobs, episode_name, write_transcript
 from harbor_gym.types import EndReason, EpisodeInfo, TokenStep
@@ -42,7 +45,7 @@ _COOKBOOK_WORDS: dict[EndReason, str] = {
 STOP_REASONS: tuple[str, ...] = tuple(
     str(_COOKBOOK_WORDS.get(reason, reason.value))
     for reason in EndReason
-    if reason is not EndReason.INFRASTRUCTURE_ERROR
+    if reason not in (EndReason.INFRASTRUCTURE_ERROR, EndReason.DROPPED)
 )
 """Every ``stop/<reason>`` that this environment reports: the cookbook's word where it has one, ours otherwise."""
 
@@ -132,8 +135,27 @@ class HarborTerminalTinkerEnv(Env):
             UsageError: The reward over the trajectory is no finite number.
         """
         stop_reason = (extra or {}).get("stop_reason", "stop")
+        return await self._result(self._token_env.step(action, stop_reason=stop_reason))
+
+    async def cut(self) -> StepResult:
+        """End the episode because the batch's deadline has passed, and have it verified.
+
+        Returns:
+            The last transition anew, with the verifier's reward.
+
+        Raises:
+            HarborGymError: As :meth:`step`.
+        """
+        return await self._result(self._token_env.truncate(EndReason.BATCH_DEADLINE))
+
+    async def drop(self, why: DropReason) -> None:
+        """Stop the sandbox of an episode that does not count, and say so in its transcript."""
+        await self.close()
+        await self._write_transcript(dropped=why)
+
+    async def _result(self, taking: Awaitable[TokenStep]) -> StepResult:
         try:
-            step = await self._token_env.step(action, stop_reason=stop_reason)
+            step = await taking
         except HarborGymError as exc:
             await self._write_transcript(exc)
             raise
@@ -192,16 +214,20 @@ class HarborTerminalTinkerEnv(Env):
         turns = len(self._token_env.transcript.turns)
         logger.info("%s: %s after %d turns, reward %g", self.name, reason.value, turns, step.reward)
 
-    async def _write_transcript(self, error: HarborGymError | None = None) -> None:
+    async def _write_transcript(
+        self, error: HarborGymError | None = None, *, dropped: DropReason | None = None
+    ) -> None:
         if error is not None:
             self.error = error
-        if self._transcript_path is None or self._written:
+        if self._transcript_path is None or (self._written and dropped is None):
             return
         self._written = True
-        await asyncio.to_thread(
+        writing = asyncio.to_thread(
             write_transcript,
             self._transcript_path,
             self._token_env.transcript,
             labels=self._labels,
             error=describe(error) if error is not None else None,
+            dropped=dropped,
         )
+        await shielded(writing)  # of an episode that is dropped meanwhile, the file is written once more after it

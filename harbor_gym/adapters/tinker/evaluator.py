@@ -14,6 +14,7 @@ from harbor_gym.adapters.tinker.dataset import HarborRLDataset
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.adapters.tinker.strategy import RetryThenMask
 from harbor_gym.evaluation.best import Evaluated, note_evaluation
+from harbor_gym.stragglers import Stragglers
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,8 @@ class HarborEvaluator(RLTestSetEvaluator):
         temperature: float = 0.0,
         first_checkpoint: str = "base",
     ) -> None:
-        # The strategy carries the temperature, so that rollouts in other processes have it, too.
-        strategy = dataclasses.replace(strategy, temperature=temperature)
+        # The strategy carries the temperature, so that rollouts in other processes have it, too. A test drops nothing.
+        strategy = dataclasses.replace(strategy, temperature=temperature, stragglers=Stragglers())
         super().__init__(dataset, max_tokens=max_tokens, strategy=strategy)
         self._run_dir = run_dir
         self._first_checkpoint = first_checkpoint

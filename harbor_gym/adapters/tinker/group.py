@@ -68,6 +68,7 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         default_factory=list["HarborTerminalTinkerEnv | HarborAgentTinkerEnv"], init=False, repr=False
     )
     _made: int = field(default=0, init=False, repr=False)
+    _noted: Metrics = field(default_factory=dict[str, float | int], init=False, repr=False)
 
     async def make_envs(self) -> Sequence[Env]:
         """Make ``group_size`` environments. May be called again for retries; ``cleanup`` closes all of them."""
@@ -93,8 +94,9 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
         """Add nothing to the verifier's rewards; report how each episode ended, for shares over the batch.
 
         One of them also carries what the group lost, which the cookbook's mean makes numbers per group: ``infra/lost``
-        of its episodes, ``infra/retried`` in fresh sandboxes, ``infra/masked`` (left out), and the losses by error.
-        With ``branch``, the rewards of the shared turns are added to a copy's, and there is ``branch/…``.
+        of its episodes, ``infra/retried`` in fresh sandboxes, ``infra/masked`` (left out), the losses by error, and
+        :attr:`harbor_gym.stragglers.ClosedGroup.metrics`. With ``branch``, the rewards of the shared turns are added
+        to a copy's, and there is ``branch/…``.
         """
         for trajectory, env in zip(trajectory_group, env_group, strict=True):
             if isinstance(env, HarborTerminalTinkerEnv):
@@ -107,8 +109,13 @@ class HarborSingleTaskEnvGroupBuilder(EnvGroupBuilder):
             for trajectory in trajectory_group
         ]
         if rewards:
-            rewards[0][1].update(self._losses(survivors=len(trajectory_group)) | branch_metrics(trajectory_group))
+            losses = self._losses(survivors=len(trajectory_group))
+            rewards[0][1].update(losses | branch_metrics(trajectory_group) | self._noted)
         return rewards
+
+    def note(self, metrics: Metrics) -> None:
+        """Have the group's metrics contain these, which only its strategy knows."""
+        self._noted = metrics
 
     def _losses(self, *, survivors: int) -> Metrics:
         lost_to = Counter(error_name(env.error) for env in self._envs if env.error is not None)

@@ -14,12 +14,13 @@ from tinker_cookbook.rl.rollout_strategy import RolloutResult, RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RolloutError, Trajectory
 
-from harbor_gym._runtime.task_groups import task_group
+from harbor_gym.adapters.tinker.clocked import clocked_rollout, is_ours
 from harbor_gym.adapters.tinker.families import Beginning, Families
 from harbor_gym.adapters.tinker.group import HarborSingleTaskEnvGroupBuilder
 from harbor_gym.adapters.tinker.seeding import seeded
-from harbor_gym.errors import ForkDivergedError, HarborGymError
+from harbor_gym.errors import ForkDivergedError, HarborGymError, UsageError
 from harbor_gym.outcomes import RetryBudget, classify, describe, error_name
+from harbor_gym.stragglers import BatchDeadlineError, ClosedGroup, EpisodeClock, Stragglers, play_group
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,9 @@ class RetryThenMask(RolloutStrategy):
     temperature: float | None = None
     """Samples at this temperature instead of the loop's; 0 is greedy."""
 
+    stragglers: Stragglers = field(default_factory=Stragglers)
+    """What is done about the slowest episodes of each group, whose time counts from its own start."""
+
     _unreported: list[RolloutError] = field(default_factory=list[RolloutError], init=False, repr=False, compare=False)
     _lost_groups: list[str] = field(default_factory=list[str], init=False, repr=False, compare=False)
     _faults: list[Exception] = field(default_factory=list[Exception], init=False, repr=False, compare=False)
@@ -80,32 +84,37 @@ class RetryThenMask(RolloutStrategy):
             AllTrajectoriesFailedError: None did; the loop goes on without the group.
             Exception: What is not the infrastructure's failure, or the last of too many lost groups.
         """
-        group = _Group(env_group_builder, self._with_temperature(policy), self.max_retries, self.seed)
+        group = _Group(env_group_builder, self._with_temperature(policy), self.max_retries, self.seed, self.stragglers)
         try:
-            await group.run()
+            closed = await group.run()
         except Exception as exc:  # the boundary to the loop: noted here, and raised
             self._faults.append(exc)
             raise
         self._unreported.extend(map(_as_record, group.errors))
-        if not group.ended:
-            self._give_up(group.errors)
+        if not closed.ended:
+            self._give_up(group.errors, len(closed.dropped))
         self._lost_groups.clear()
         errors = list(self._unreported)
         self._unreported.clear()
-        ended = [group.ended[place] for place in sorted(group.ended)]
+        ended = closed.ended.values()
         return RolloutResult([trajectory for trajectory, _ in ended], [env for _, env in ended], errors)
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (self._key, self.max_retries, self.max_lost_groups, self.seed, self.temperature)
+        settings = (self.max_retries, self.max_lost_groups, self.seed, self.temperature, self.stragglers)
+        return _arrive, (self._key, *settings)
 
     def _with_temperature(self, policy: TokenCompleter) -> TokenCompleter:
         if self.temperature is None or not isinstance(policy, TinkerTokenCompleter):
             return policy
         return dataclasses.replace(policy, temperature=self.temperature)
 
-    def _give_up(self, errors: list[Exception]) -> None:
+    def _give_up(self, errors: list[Exception], dropped: int) -> None:
         message = f"all episodes of a group were lost ({_summary(errors)})"
+        if dropped:
+            limit = self.stragglers.batch_deadline_sec
+            message = f"no episode of a group had an answer within the batch's deadline of {limit:g} s"
+            errors = [*errors, UsageError(f"{message}; raise --batch-deadline")]
         self._lost_groups.append(message)
         if len(self._lost_groups) >= self.max_lost_groups and errors:
             errors[-1].add_note(f"{len(self._lost_groups)} groups in a row lost all their episodes")
@@ -125,46 +134,60 @@ def _arrive(key: str, *settings: Any) -> RetryThenMask:
 class _Group:
     """One group's rollouts."""
 
-    def __init__(self, builder: EnvGroupBuilder, policy: TokenCompleter, retries: int, seed: int | None) -> None:
-        self.ended: dict[int, tuple[Trajectory, Env]] = {}
+    def __init__(
+        self, builder: EnvGroupBuilder, policy: TokenCompleter, retries: int, seed: int | None, stragglers: Stragglers
+    ) -> None:
         self.errors: list[Exception] = []
+        self._retried = 0
         self._builder = builder
         self._policy = policy
         self._budget = RetryBudget(retries)
         self._seed = seed
         self._families = Families(builder)
+        self._stragglers = stragglers
 
-    async def run(self) -> None:
-        async with task_group() as tasks:
-            for place, env in enumerate(await self._builder.make_envs()):
-                tasks.create_task(self._run_one(place, env))
+    async def run(self) -> ClosedGroup[tuple[Trajectory, Env]]:
+        envs = list(await self._builder.make_envs())
+        size = len(envs)
+        # The cookbook's builders make whole groups; what is not used of one costs nothing.
+        while len(envs) < self._stragglers.started(size):
+            envs += await self._builder.make_envs()
+        closed = await play_group(size, self._stragglers, lambda place, clock: self._run_one(place, envs[place], clock))
+        if isinstance(self._builder, HarborSingleTaskEnvGroupBuilder):
+            self._builder.note({**closed.metrics, "infra/retried": self._retried})
+        return closed
 
-    async def _run_one(self, place: int, env: Env) -> None:
+    async def _run_one(self, place: int, env: Env, clock: EpisodeClock) -> tuple[Trajectory, Env] | None:
         try:
-            await self._run_to_end(place, env, await self._families.beginning(place))
+            return await self._run_to_end(place, env, clock, await self._families.beginning(place))
         finally:
             self._families.close(place)
 
-    async def _run_to_end(self, place: int, env: Env, beginning: Beginning | None) -> None:
+    async def _run_to_end(
+        self, place: int, env: Env, clock: EpisodeClock, beginning: Beginning | None
+    ) -> tuple[Trajectory, Env] | None:
         attempt = 0
         while True:
+            policy = self._policy_of(place, attempt)
             try:
                 env = await self._families.open(place, env, beginning)
-                trajectory = await do_single_rollout(self._policy_of(place, attempt), env)
-                self.ended[place] = self._families.ended(place, env, trajectory, beginning), env
+                if self._stragglers.is_active and is_ours(env):
+                    trajectory = await clocked_rollout(policy, env, clock)
+                else:
+                    trajectory = await do_single_rollout(policy, env)
+                return self._families.ended(place, env, trajectory, beginning), env
             except Exception as exc:  # the boundary to sandboxes and the sampling service
-                if not is_passing(exc):
+                if isinstance(exc, BatchDeadlineError) or not is_passing(exc):
                     raise
                 self.errors.append(exc)
+                name = str(getattr(env, "name", "an episode"))
                 if beginning is not None and isinstance(exc, ForkDivergedError):
                     beginning = None  # no second replay would agree: an episode from the task's start
-                elif not await self._budget.allows(exc, attempt, str(getattr(env, "name", "an episode"))):
-                    return
+                elif not clock.restart() or not await self._budget.allows(exc, attempt, name):
+                    return None
+                self._retried += 1
                 attempt += 1
-                # The cookbook's builders make whole groups; what is not used of one costs nothing.
                 env = (await self._builder.make_envs())[0]
-            else:
-                return
 
     def _policy_of(self, place: int, attempt: int) -> TokenCompleter:
         label = self._builder.label if isinstance(self._builder, HarborSingleTaskEnvGroupBuilder) else ""

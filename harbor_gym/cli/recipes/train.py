@@ -193,7 +193,13 @@ def _shown_defaults() -> dict[str, str]:
 
 
 _SPELLING = common.spelling(
-    names={"task_dirs": "task-dir", "tasks": "task", "task_weights": "task-weight", "test_tasks": "test-task"},
+    names={
+        "task_dirs": "task-dir",
+        "tasks": "task",
+        "task_weights": "task-weight",
+        "test_tasks": "test-task",
+        "batch_deadline_sec": "batch-deadline",
+    },
     parsers={"task_weights": _weights},
     groups=dict.fromkeys(("env.sandbox", "env.sandbox_options"), TASKS),
     defaults=_shown_defaults(),

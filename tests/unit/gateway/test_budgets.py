@@ -173,3 +173,15 @@ def test_the_derived_limits() -> None:
     assert SessionLimits(max_context_tokens=100_000, max_turns=50).prompt_token_limit == 5_000_000
     assert SessionLimits(max_context_tokens=100_000, max_turns=2).prompt_token_limit == 1_600_000
     assert SessionLimits(max_prompt_tokens=9).prompt_token_limit == 9
+
+
+async def test_what_runs_out_while_the_work_is_graded_cut_nothing_and_ends_a_further_step() -> None:
+    session = make_session(SessionLimits())
+    with session.admitted():
+        await ask(session, "task")
+    session.end_phase()
+    session.end(EndReason.TIME_LIMIT)
+    assert session.end_reason is None
+    with pytest.raises(SessionEndedError), session.admitted():
+        pytest.fail("the further step's agent is refused")
+    assert session.end_reason is EndReason.TIME_LIMIT

@@ -25,6 +25,8 @@ from harbor_gym.report import live
 from harbor_gym.report.metrics import load_runs, read_records
 from harbor_gym.report.table import group_by_rate
 from harbor_gym.terminal.recording import CastRecorder
+from harbor_gym.transcripts import write_transcript
+from harbor_gym.types import Transcript
 from tests.helpers.recordings import replay
 
 BATCH: dict[str, Any] = {
@@ -78,6 +80,21 @@ def test_a_batch_is_one_line() -> None:
         "batch 3/25  reward 0.25  turns 6.5  (completed 75%, max_turns 25%)  "
         "12 s (sampling 8, training 3, evaluating 2)  3 failed so far  ETA 5 min 56 s"
     )
+
+
+def test_a_batch_says_how_many_episodes_were_dropped() -> None:
+    line = report.describe_batch({"step": 0, **BATCH, "env/all/stragglers/dropped": 1.75}, total=2)
+    assert line.endswith("12 s  1.8 dropped a group")
+
+
+def test_the_page_says_of_which_tasks_episodes_were_dropped(tmp_path: Path) -> None:
+    for number, (task, is_dropped) in enumerate([("a", False), ("a", True), ("b", True), ("b", True)], 1):
+        path = tmp_path / f"transcripts/train/batch_0001/group_1/episode_{number:03d}.json"
+        dropped = "group_full" if is_dropped else None
+        write_transcript(path, Transcript(), labels={"task": task}, dropped=dropped)
+        document = json.loads(path.read_text())
+        assert (document["reward"], document["end_reason"]) == ((None, "dropped") if is_dropped else (0.0, None))
+    assert "3 of 4: b 2 of 2, a 1 of 2" in report.write_page(tmp_path).path.read_text()
 
 
 def test_a_batch_that_no_episode_survived_is_a_line_too() -> None:

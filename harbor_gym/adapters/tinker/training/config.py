@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from harbor_gym.config import TerminalEnvConfig
+from harbor_gym.stragglers import Stragglers
 from harbor_gym.types import ExecutorKind
 
 if TYPE_CHECKING:
@@ -212,6 +213,12 @@ class TrainConfig(BaseModel):
     max_rollout_retries: int = _field(ROLLOUTS, 3, ge=0)
     """Lost episodes that a group runs again."""
 
+    over_sample: float = _field(ROLLOUTS, 1.0, ge=1)
+    """Start so many times a group's size; the first that end are the group."""
+
+    batch_deadline_sec: float | None = _field(ROLLOUTS, gt=0)
+    """Seconds after which a group's running episodes are ended and verified."""
+
     remove_constant_groups: bool = _field(ROLLOUTS, False)
     """Leave groups of one reward out of the step, and of its metrics."""
 
@@ -250,6 +257,11 @@ class TrainConfig(BaseModel):
 
     wandb_project: str | None = _field(OUTPUT)
     """Log to this Weights & Biases project too."""
+
+    @property
+    def stragglers(self) -> Stragglers:
+        """What is done about a group's slowest episodes."""
+        return Stragglers(over_sample=self.over_sample, batch_deadline_sec=self.batch_deadline_sec)
 
     def group_template(self, env: TerminalEnvConfig, model_name: str, transcripts_dir: Path) -> "GroupTemplate":
         """Return the settings that the run's groups have in common.

@@ -29,7 +29,8 @@ async def run_loop(
     run: TrainRun, service: ModelService, show: Callable[[str], None], bar: ShowBar = show_no_bar
 ) -> None:
     """Train to the last batch, evaluate it where the run has a test set, and export the best checkpoint."""
-    strategy = RetryThenMask(max_retries=run.config.max_rollout_retries, seed=run.config.seed)
+    settings = run.config
+    strategy = RetryThenMask(settings.max_rollout_retries, seed=settings.seed, stragglers=settings.stragglers)
     evaluator = await _evaluator(run, service, strategy)
     start_path = await first_weights(run, service)
     config = _loop_config(run, service, strategy, start_path, evaluator)
@@ -82,7 +83,8 @@ def _workers(run: TrainRun, strategy: RetryThenMask) -> Generator[Executor | Non
         config.rollout_workers,
         strategy,
         output_dir=run.log_path,
-        sandboxes_per_worker=config.group_size + worker_stock(config.warm_sandboxes, config.rollout_workers),
+        sandboxes_per_worker=config.stragglers.started(config.group_size)
+        + worker_stock(config.warm_sandboxes, config.rollout_workers),
         starts_per_sec=config.rollout_starts_per_sec,
     ) as executor:
         yield executor

@@ -128,6 +128,8 @@ def _check_rollouts(run: TrainRun) -> None:
         raise UsageError("--agent-option and --harbor-server need --agent")
     if config.branch is not None:
         Branch.parse(config.branch).require_fit(config.group_size)
+        if config.stragglers.is_active:
+            raise UsageError("--branch waits for episodes to copy them: it excludes --over-sample and --batch-deadline")
     parts = config.stream_minibatches
     if parts is not None and config.groups_per_batch % parts:
         raise UsageError(

@@ -1,0 +1,82 @@
+"""A rollout of the cookbook's that the batch's deadline cuts, or that is dropped."""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeGuard, override
+
+import tinker
+from tinker_cookbook.completers import StopCondition, TokenCompleter, TokensWithLogprobs
+from tinker_cookbook.rl.rollout_runner import RolloutHooks, RolloutState, run_rollout, stop_reason_from_metrics
+from tinker_cookbook.rl.types import Env, Trajectory, Transition
+
+from harbor_gym.adapters.tinker.agent_env import HarborAgentTinkerEnv
+from harbor_gym.adapters.tinker.env import HarborTerminalTinkerEnv
+from harbor_gym.stragglers import BatchDeadlineError, DropReason, EpisodeClock
+
+type OwnEnv = HarborTerminalTinkerEnv | HarborAgentTinkerEnv
+
+
+def is_ours(env: Env) -> TypeGuard[OwnEnv]:
+    """Return whether an environment can be cut and dropped. One of another kind is cancelled at the deadline."""
+    return isinstance(env, HarborTerminalTinkerEnv | HarborAgentTinkerEnv)
+
+
+async def clocked_rollout(policy: TokenCompleter, env: OwnEnv, clock: EpisodeClock) -> Trajectory:
+    """Play an episode as the cookbook does, until the batch's deadline: what the policy did by then is verified.
+
+    When it is cancelled because the episode is dropped, its sandbox is stopped and its transcript says so.
+
+    Raises:
+        BatchDeadlineError: It passed before the first answer. The episode is dropped.
+    """
+    hooks = _Transitions()
+    if isinstance(env, HarborAgentTinkerEnv):
+        env.ends_at = clock.ends_at
+    try:
+        try:
+            return await run_rollout(_Clocked(policy, clock), env, hooks=hooks)
+        except BatchDeadlineError:
+            if not hooks.so_far:
+                raise
+            return await _cut(env, hooks.so_far)
+    except BatchDeadlineError:
+        await env.drop(DropReason.BATCH_DEADLINE)
+        raise
+    except asyncio.CancelledError:
+        if clock.dropped is not None:
+            await env.drop(clock.dropped)
+        raise
+
+
+async def _cut(env: OwnEnv, transitions: list[Transition]) -> Trajectory:
+    ended, last = await env.cut(), transitions[-1]
+    transitions[-1] = replace(
+        last,
+        reward=ended.reward,
+        episode_done=True,
+        metrics={**last.metrics, **ended.metrics},
+        logs={**last.logs, **ended.logs},
+    )
+    reason = stop_reason_from_metrics(transitions[-1].metrics)
+    return Trajectory(transitions=transitions, final_ob=ended.next_observation, stop_reason=reason)
+
+
+@dataclass
+class _Transitions(RolloutHooks):
+    """Keeps what a rollout has done, which an exception would take along."""
+
+    so_far: list[Transition] = field(default_factory=list[Transition])
+
+    @override
+    async def on_turn_begin(self, state: RolloutState) -> None:
+        self.so_far = state.transitions
+
+
+@dataclass
+class _Clocked(TokenCompleter):
+    policy: TokenCompleter
+    clock: EpisodeClock
+
+    @override
+    async def __call__(self, model_input: tinker.ModelInput, stop: StopCondition, **options: Any) -> TokensWithLogprobs:
+        return await self.clock.answer(lambda: self.policy(model_input, stop, **options))

@@ -1,0 +1,240 @@
+"""Groups that don't wait for their slowest episodes: more are started than count, or a batch has a deadline."""
+
+import asyncio
+import logging
+import math
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from harbor_gym._runtime.task_groups import task_group
+from harbor_gym.errors import BudgetSpentError, HarborGymError, UsageError
+from harbor_gym.outcomes import describe
+from harbor_gym.types import EndReason
+
+_TAIL = 0.8
+"""Share of a group's episodes behind whose end the wait for the others is measured."""
+
+logger = logging.getLogger(__name__)
+
+
+class BatchDeadlineError(BudgetSpentError):
+    """The batch's deadline has passed: the episode is ended as a truncation, and verified."""
+
+    reason = EndReason.BATCH_DEADLINE.value
+
+
+class DropReason(StrEnum):
+    """Why an episode was dropped: it is ended without a verdict, and has no reward."""
+
+    GROUP_FULL = "group_full"
+    """Its group had its size without it."""
+
+    BATCH_DEADLINE = "batch_deadline"
+    """The batch's deadline passed before the policy's first answer: there is nothing to grade or to train."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stragglers:
+    """What is done about a group's slowest episodes. Nothing, as it is made without arguments.
+
+    Raises:
+        UsageError: A number is out of range.
+    """
+
+    over_sample: float = 1.0
+    """So many times a group's size are started. The first that end with a verdict are the group, and the others are
+    dropped."""
+
+    batch_deadline_sec: float | None = None
+    """Seconds after which the running episodes end as ``batch_deadline`` and are verified, from the group's start; None
+    waits for each."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.over_sample) and self.over_sample >= 1):
+            raise UsageError(f"over_sample must be at least 1, got {self.over_sample:g}")
+        if self.batch_deadline_sec is not None and not self.batch_deadline_sec > 0:
+            raise UsageError(f"batch_deadline_sec must be above 0, got {self.batch_deadline_sec:g}")
+
+    @property
+    def is_active(self) -> bool:
+        """Whether an episode may be dropped or cut."""
+        return self.over_sample > 1 or self.batch_deadline_sec is not None
+
+    def started(self, size: int) -> int:
+        """Return how many episodes are started for a group of a size."""
+        return math.ceil(round(size * self.over_sample, 9))
+
+
+class EpisodeClock:
+    """One episode's sight of the batch's deadline, and the policy's answers in it.
+
+    Args:
+        ends_at: The deadline by the event loop's clock; None is none.
+    """
+
+    def __init__(self, ends_at: float | None = None) -> None:
+        self.ends_at = ends_at
+        self.answers = 0
+        """Answers of the policy in the present attempt."""
+
+        self.dropped: DropReason | None = None
+        """Why the episode was cancelled, if it was."""
+
+        self.seconds = 0.0
+        """Its duration, when it is over."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.ends_at is not None and asyncio.get_running_loop().time() >= self.ends_at
+
+    def restart(self) -> bool:
+        """Begin another attempt; return whether there is time for one."""
+        self.answers = 0
+        return not self.is_over
+
+    async def answer[T](self, sample: Callable[[], Awaitable[T]]) -> T:
+        """Wait for an answer of the policy.
+
+        Raises:
+            BatchDeadlineError: The deadline has passed. An answer that was being sampled is cancelled.
+        """
+        late = BatchDeadlineError("the batch's deadline has passed")
+        if self.is_over:
+            raise late
+        limit = asyncio.timeout_at(self.ends_at)
+        try:
+            async with limit:
+                result = await sample()
+        except TimeoutError:
+            if limit.expired():
+                raise late from None
+            raise
+        self.answers += 1
+        return result
+
+
+@dataclass(frozen=True)
+class ClosedGroup[T]:
+    """What came of a group's episodes. Places count from 0, in the order of starting."""
+
+    ended: Mapping[int, T]
+    """Place → result of each that counts, at most the group's size."""
+
+    clocks: tuple[EpisodeClock, ...]
+    """Of each episode that was started."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """``stragglers/wait_sec``: from the end of four fifths of the group to its end. Where an episode may be dropped,
+    also ``started`` and ``dropped`` (episodes), ``dropped_sec`` (their seconds), ``dropped_turns`` and ``kept_turns``
+    (means of the policy's answers, the former where one was dropped)."""
+
+    @property
+    def dropped(self) -> dict[int, DropReason]:
+        """Place → why it was dropped."""
+        return {place: clock.dropped for place, clock in enumerate(self.clocks) if clock.dropped is not None}
+
+
+async def play_group[T](
+    size: int, stragglers: Stragglers, play: Callable[[int, EpisodeClock], Awaitable[T | None]]
+) -> ClosedGroup[T]:
+    """Play a group's episodes side by side, until so many have ended that it has its size.
+
+    Args:
+        size: Episodes that count.
+        stragglers: How many are started, and how long they may take.
+        play: Plays the episode of a place to its verdict; None of one that the infrastructure lost. Each answer of the
+            policy goes through :meth:`EpisodeClock.answer`; its ``BatchDeadlineError`` ends an episode truncated, or
+            comes out where there was no answer. An episode that is dropped is cancelled, with the clock's ``dropped``
+            set, and leaves nothing behind.
+
+    Returns:
+        The episodes that count, when the others have been cancelled and waited for.
+
+    Raises:
+        Exception: The first that ``play`` raised; the other episodes are cancelled and waited for.
+    """
+    return await _Group(size, stragglers, play).run()
+
+
+class _Group[T]:
+    def __init__(
+        self, size: int, stragglers: Stragglers, play: Callable[[int, EpisodeClock], Awaitable[T | None]]
+    ) -> None:
+        limit = stragglers.batch_deadline_sec
+        self._ends_at = None if limit is None else asyncio.get_running_loop().time() + limit
+        self._size, self._stragglers, self._play = size, stragglers, play
+        self._clocks = tuple(EpisodeClock(self._ends_at) for _ in range(stragglers.started(size)))
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ended: dict[int, T] = {}
+        self._end_times: list[float] = []
+
+    async def run(self) -> ClosedGroup[T]:
+        timer: asyncio.TimerHandle | None = None
+        try:
+            async with task_group() as tasks:
+                self._tasks += [tasks.create_task(self._run(place)) for place in range(len(self._clocks))]
+                if self._ends_at is not None:
+                    timer = asyncio.get_running_loop().call_at(self._ends_at, self._drop_unbegun)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        ended = {place: self._ended[place] for place in sorted(self._ended)}
+        return ClosedGroup(ended, self._clocks, self._metrics())
+
+    async def _run(self, place: int) -> None:
+        clock, started = self._clocks[place], time.monotonic()
+        try:
+            result = await self._play(place, clock)
+        except asyncio.CancelledError:
+            if clock.dropped is None:
+                raise
+            return
+        except BatchDeadlineError:
+            clock.dropped = clock.dropped or DropReason.BATCH_DEADLINE
+            return
+        except HarborGymError as exc:
+            if clock.dropped is None:
+                raise
+            logger.warning("an episode that was dropped did not end cleanly: %s", describe(exc))
+            return
+        finally:
+            clock.seconds = time.monotonic() - started
+        if clock.dropped is not None or result is None:
+            return
+        self._ended[place] = result
+        self._end_times.append(time.monotonic())
+        if len(self._ended) == self._size:
+            self._drop(DropReason.GROUP_FULL, lambda clock: True)
+
+    def _drop_unbegun(self) -> None:
+        self._drop(DropReason.BATCH_DEADLINE, lambda clock: not clock.answers)
+
+    def _drop(self, why: DropReason, is_dropped: Callable[[EpisodeClock], bool]) -> None:
+        current = asyncio.current_task()  # of the episode that filled the group; none in the timer's callback
+        for task, clock in zip(self._tasks, self._clocks, strict=True):
+            if task is not current and not task.done() and clock.dropped is None and is_dropped(clock):
+                clock.dropped = why
+                task.cancel()
+
+    def _metrics(self) -> dict[str, float]:
+        times = self._end_times
+        metrics = {"wait_sec": times[-1] - times[max(0, int(len(times) * _TAIL) - 1)] if times else 0.0}
+        if self._stragglers.is_active:
+            dropped = [clock for clock in self._clocks if clock.dropped is not None]
+            metrics |= {
+                "started": float(len(self._clocks)),
+                "dropped": float(len(dropped)),
+                "dropped_sec": math.fsum(clock.seconds for clock in dropped),
+                **_mean_turns("dropped", dropped),
+                **_mean_turns("kept", [self._clocks[place] for place in self._ended]),
+            }
+        return {f"stragglers/{name}": value for name, value in metrics.items()}
+
+
+def _mean_turns(name: str, clocks: list[EpisodeClock]) -> dict[str, Any]:
+    return {f"{name}_turns": statistics.fmean(clock.answers for clock in clocks)} if clocks else {}
