@@ -55,6 +55,9 @@ class EpisodeResult:
     error: str | None = None
     """The infrastructure error, if that ended it."""
 
+    unread_calls: int = 0
+    """Messages of an agent that look like a tool call and hold none that can be read."""
+
     failed_attempts: int = 0
     """Attempts before this one that an infrastructure error ended."""
 

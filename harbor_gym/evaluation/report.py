@@ -162,7 +162,8 @@ def describe_episode(result: EpisodeResult) -> str:
     lost = f"lost: {_one_line(result.error)}" if result.error else None
     outcome = lost or f"{result.end_reason}, reward {result.reward:g}"
     name = episode_name({"task": result.task, "episode": result.episode})
-    return f"{name}: {outcome}, {result.turns} turns, {result.seconds:.1f} s"
+    unread = f" ({result.unread_calls} with a tool call that can't be read)" if result.unread_calls else ""
+    return f"{name}: {outcome}, {result.turns} turns{unread}, {result.seconds:.1f} s"
 
 
 def describe_losses(report: Report) -> str | None:

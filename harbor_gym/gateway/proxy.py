@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harbor_gym.formats.call_forms import looks_like_a_call
 from harbor_gym.formats.tool_text import ToolCall, ToolDefinition, tool_schema
 from harbor_gym.gateway.chat import Message, ParsedAnswer, split_thinking
 from harbor_gym.samplers.chat import AsksChat
@@ -67,7 +68,8 @@ class ProxyCodec:
         message = _message(sampled)
         thinking, content = split_thinking(message.get("content") or "")
         reasoning = message.get("reasoning_content") or message.get("reasoning") or thinking
-        return ParsedAnswer(content, str(reasoning), tuple(_calls(message)))
+        is_unread = bool(tools) and looks_like_a_call(content)
+        return ParsedAnswer(content, str(reasoning), tuple(_calls(message)), is_unread)
 
 
 def _encode(items: Sequence[Mapping[str, Any]]) -> list[int]:

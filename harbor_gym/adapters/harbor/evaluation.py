@@ -45,5 +45,6 @@ class AgentPlayer:
             prompt_tokens=sampler.last_prompt_tokens,
             sampled_tokens=sampler.sampled_tokens,
             sampling_sec=round(rollout.metrics["gateway/sampler_sec"], 3),
+            unread_calls=int(rollout.metrics["gateway/unread_calls"]),
         )
         return counted, rollout.error

@@ -175,6 +175,7 @@ def _fields(rollout: Rollout, failure: Failure | None, broken_at: int | None) ->
         "end_reason": rollout.end_reason.value,
         "turns": sum(CALL in message for message in rollout.messages),
         "conversations": len(_conversations(rollout.messages)),
+        "unread_calls": int(rollout.metrics.get("gateway/unread_calls", 0)),
         "attempts": len(rollout.failed_attempts) + 1,
         "truncated": int(rollout.end_reason.is_truncation),
         "tokens_contiguous": int(broken_at is None),

@@ -14,7 +14,7 @@ from harbor.models.trial.config import AgentConfig
 
 from harbor_gym import AsyncTerminalGymEnv, EndReason, Snapshot, TerminalEnvConfig
 from harbor_gym.adapters.harbor.evaluation import AgentPlayer
-from harbor_gym.evaluation import ChatPlayer, evaluate
+from harbor_gym.evaluation import ChatPlayer, describe_episode, evaluate
 from harbor_gym.samplers import ChatEndpoint, EngineSettingsError
 from tests.helpers.cluster.nodes import ray_of_its_own
 from tests.helpers.engine_double import EngineDouble, in_turn, serve
@@ -90,6 +90,16 @@ async def test_an_agent_never_sees_the_key(agent: AgentConfig, tmp_path: Path) -
     kept = json.loads((tmp_path / "transcripts/test/batch_0000/task/episode_001.json").read_text())
     assert [turn["action"] for turn in kept["turns"]] == [message(DONE), COMPLETE]
     assert (kept["reward"], kept["end_reason"]) == (1.0, "completed")
+
+
+async def test_an_agents_calls_that_the_endpoint_leaves_in_its_text_are_counted(tmp_path: Path) -> None:
+    agent = AGENT.model_copy(update={"import_path": "tests.helpers.gateway.format_agent:ToolAgent"})
+    task = fake_task(tmp_path / "task", confirm_task_complete=True)
+    unread = "<function=bash><parameter=command>true</parameter></function>"
+    async with serving(unread) as model, endpoint(model) as chat:
+        (result,) = await evaluate([task], AgentPlayer(chat, agent), episodes=1)
+    assert (result.reward, result.unread_calls) == (0.0, 1)
+    assert "reward 0, 1 turns (1 with a tool call that can't be read), " in describe_episode(result)
 
 
 @pytest.mark.local

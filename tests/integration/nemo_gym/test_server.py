@@ -61,6 +61,29 @@ async def test_a_row_in_and_a_verified_row_out(root: Path) -> None:
     assert "".join(map(chr, sampled)) == "".join(f"{text}\0" for text in ANSWERS)
 
 
+async def test_nemo_gyms_export_takes_no_conversation_of_a_terminal(root: Path) -> None:
+    """What docs/nemo_gym.md says of ATIF: it holds for all that an agent server could report of an episode."""
+    from nemo_gym.atif_export import AtifExportError, gym_rollout_to_atif
+
+    model = engine()
+    model.returns_token_ids = False
+    _, answer = await post(make(root, model, require_token_ids=False), {"instance_id": "a::one"})
+    said = [
+        {**item, "type": "message", "status": "completed"} if item["role"] == "assistant" else item
+        for item in [*answer["responses_create_params"]["input"], *answer["response"]["output"]]
+    ]
+    observed = {"kind": "agent_invocation", "invocation_id": "1", "status": "completed", "conversation": said}
+    record = {"schema_version": "1.0", "task_id": "a::one", "rollout_id": "0-0", "invocations": [observed]}
+    rollout = {
+        "_ng_task_index": 0,
+        "_ng_rollout_index": 0,
+        "agent_ref": {"type": "responses_api_agents", "name": "a"},
+        "ng_trajectory": record,
+    }
+    with pytest.raises(AtifExportError, match="later system or user turns are not supported"):
+        gym_rollout_to_atif(rollout, session_id="run", agent_version="1")
+
+
 @pytest.mark.parametrize(
     ("settings", "failure_kind"),
     [

@@ -1,5 +1,6 @@
 """The gateway before a chat endpoint: tools, ids and overflows, over real HTTP on both sides."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import aiohttp
 import pytest
 
 from harbor_gym import EndReason, Sample
+from harbor_gym.formats.tool_text import ToolDefinition
 from harbor_gym.gateway import Gateway, Session
 from harbor_gym.gateway.chat import ChatRequest, Message
 from harbor_gym.gateway.errors import SessionEndedError
@@ -25,6 +27,14 @@ ANSWERS: list[dict[str, Any]] = [
     {"content": None, "tool_calls": [call("first"), call("second")], "reasoning_content": "I look"},
     {"content": "done \U0001f600\u2028"},
 ]
+
+
+@pytest.mark.parametrize(("tools", "is_unread"), [([ToolDefinition("bash")], True), ([], False)])
+def test_a_call_that_the_endpoint_left_in_its_text_is_counted(tools: list[ToolDefinition], is_unread: bool) -> None:
+    """An engine that was started without its tool parser, or with another family's."""
+    message = {"role": "assistant", "content": "<think>a</think><tool_call>{}</tool_call>"}
+    parsed = ProxyCodec().parse([ord(character) for character in f"{json.dumps(message)}\n"], tools)
+    assert (parsed.tool_calls, parsed.is_unread_call) == ((), is_unread)
 
 
 async def test_tool_calls_and_results_keep_the_endpoints_ids() -> None:

@@ -89,6 +89,14 @@ async def test_an_agent_that_a_limit_ends(tmp_path: Path) -> None:
         assert [item["role"] for item in row.input] == ["system", "user"]
 
 
+async def test_an_agents_calls_that_the_model_server_leaves_in_its_text_are_counted(tmp_path: Path) -> None:
+    agent = FORMAT_AGENT.model_copy(update={"import_path": "tests.helpers.gateway.format_agent:ToolAgent"})
+    planned = replace(plan(tmp_path, confirm_task_complete=True), agent=agent)
+    row = await row_of(planned, double("<tool_call>{}</tool_call>"))
+    assert verdict(row) == (0.0, False, None)
+    assert row.fields["unread_calls"] == 1
+
+
 async def test_an_agents_first_prompt_that_does_not_fit(tmp_path: Path) -> None:
     row = await row_of(
         replace(plan(tmp_path, confirm_task_complete=True), agent=FORMAT_AGENT), double(max_context_tokens=100)
