@@ -57,6 +57,19 @@ def open_watch(run_dir: Path, *, panes: int = 4) -> libtmux.Session:
     for command in commands[1:]:
         window.split(shell=command)
         window.select_layout("tiled")
+    for pane in window.panes:
+        pane.cmd("select-pane", "-d")  # keys that are typed would be echoed over the episode
+    name = printable(str(run_dir)).replace("#", "##").replace("%", "%%")
+    window.cmd("set-option", "-w", "pane-border-status", "top")
+    window.cmd("set-option", "-w", "pane-border-format", " #{pane_title} ")
+    for option, value in {
+        "status-left": f" {name}  ",
+        "status-left-length": "120",
+        "window-status-format": "",
+        "window-status-current-format": "",
+        "status-right": "#{prefix} z: one pane, #{prefix} d: end ",
+    }.items():
+        session.cmd("set-option", option, value)
     return session
 
 
@@ -77,7 +90,7 @@ def play_pane(
         write: Takes terminal output.
         is_over: Asked between reads; ends the call.
     """
-    write(f"{_CLEAR}no recording yet below {run_dir}")
+    write(f"{_CLEAR}\x1b]2;waits for an episode\x07no recording yet below {printable(str(run_dir))}")
     shown: Path | None = None
     while not is_over():
         path = newest(run_dir, pane, panes)

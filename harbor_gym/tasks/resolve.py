@@ -194,8 +194,6 @@ async def _from_registry(
 
 
 def _require_registry(path: Path) -> None:
-    if not path.is_file():
-        raise UsageError(f"{path} does not exist; --registry-path is a registry.json")
     try:
         json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from harbor_gym._runtime.json_files import read_document
 from harbor_gym.cli.plain_help import HELP_NAMES
 from harbor_gym.cli.shared import INTERRUPTED, MISUSED, echo, one_line_errors
 from harbor_gym.errors import UsageError
@@ -74,6 +75,7 @@ def sweep(
             raise UsageError(f"{', '.join(taken)} is for the sweep to set; see --help")
         flags = ["--task-dir", str(task_dir.resolve()), *context.args]
         rates, numbers = numbers_of(learning_rates, float), numbers_of(seeds, int)
+        asyncio.run(require_tasks(task_dir))
         runs = settle(folder, rates=rates, seeds=numbers, flags=flags)
     try:
         with one_line_errors():
@@ -86,6 +88,20 @@ def sweep(
         echo(f"sweep: {failure}", err=True)
     if failures:
         raise typer.Exit(1)
+
+
+async def require_tasks(path: Path) -> None:
+    """Read the task, or each task of a folder, before a run is started for it.
+
+    Raises:
+        UsageError: There is none.
+        TaskError: One can't be read.
+    """
+    from harbor_gym.episode.task import load_task
+    from harbor_gym.tasks import find_tasks
+
+    for task in find_tasks([path]):
+        await load_task(task)
 
 
 def numbers_of[Number: (int, float)](text: str, kind: type[Number]) -> list[Number]:
@@ -102,9 +118,12 @@ def settle(folder: Path, *, rates: Sequence[float], seeds: Sequence[int], flags:
         raise UsageError("a sweep needs at least one learning rate and one seed")
     file = folder / "sweep.json"
     if file.is_file() and any(path.is_dir() for path in folder.glob("lr_*")):
-        known = json.loads(file.read_text(encoding="utf-8"))
+        remedy = "choose another --sweep-path"
+        known = read_document(file, remedy=remedy)
+        if lacking := {"train_flags", "learning_rates", "seeds"} - set(known):
+            raise UsageError(f"{file} can't be read: it has no {', '.join(sorted(lacking))}: {remedy}")
         if known["train_flags"] != list(flags):
-            raise UsageError(f"{file} is a sweep with other flags, {known['train_flags']}; choose another --sweep-path")
+            raise UsageError(f"{file} is a sweep with other flags, {known['train_flags']}; {remedy}")
         rates, seeds = sorted({*rates, *known["learning_rates"]}, reverse=True), sorted({*seeds, *known["seeds"]})
     folder.mkdir(parents=True, exist_ok=True)
     grid = {"format": SWEEP_FORMAT, "learning_rates": list(rates), "seeds": list(seeds), "train_flags": list(flags)}

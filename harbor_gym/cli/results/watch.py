@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from harbor_gym.cli.shared import echo, one_line_errors
+from harbor_gym.errors import UsageError
 
 
 def watch(
@@ -17,7 +18,7 @@ def watch(
     detach: Annotated[bool, typer.Option("--detach", help="Start the tmux session and print how to attach.")] = False,
     pane: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,
 ) -> None:
-    """Show a run's episodes as they are played, each in a pane of a tmux session of its own; C-b d leaves it."""
+    """Show a run's episodes as they are played, each in a pane of a tmux session of its own; C-b d ends it."""
     from harbor_gym.report.watch import attach_argv, open_watch, play_pane
 
     if pane is not None:
@@ -27,12 +28,14 @@ def watch(
         if _is_over(run_dir):
             echo(f"{run_dir} is finished, and nothing of it is played any more: harbor-gym view {run_dir}")
             return
+        if run_dir.is_dir() and not detach and not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise UsageError(f"{run_dir} is shown in a terminal, and this is none: --detach prints how to attach one")
         open_watch(run_dir, panes=panes)
     argv = attach_argv(run_dir)
-    if detach or not sys.stdin.isatty():
+    if detach:
         echo(shlex.join(argv))
         return
-    os.execvp(argv[0], argv)
+    os.execvp(argv[0], [*argv, ";", "set-option", "destroy-unattached", "on"])  # with its last terminal it ends
 
 
 def _is_over(run_dir: Path) -> bool:

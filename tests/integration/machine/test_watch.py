@@ -1,7 +1,14 @@
 """``harbor-gym watch``: recordings that grow, shown by a real tmux."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,7 +110,7 @@ def test_a_finished_run_is_told_of_and_starts_nothing(
         (tmp_path / "eval.json").write_text("{}", encoding="utf-8")
         later = (tmp_path / "eval.json").stat().st_mtime + (5 if finished == "evaluation that goes on" else -5)
         os.utime(recording, (later, later))
-    done = CliRunner().invoke(app, ["watch", str(tmp_path)])
+    done = CliRunner().invoke(app, ["watch", str(tmp_path), "--detach"])
     assert done.exit_code == 0
     if finished == "evaluation that goes on":
         assert started == [tmp_path]
@@ -112,3 +119,37 @@ def test_a_finished_run_is_told_of_and_starts_nothing(
     assert done.stdout == (
         f"{tmp_path} is finished, and nothing of it is played any more: harbor-gym view {tmp_path}\n"
     )
+
+
+def is_running(run_dir: Path) -> bool:
+    socket = attach_argv(run_dir)[2]
+    return subprocess.run(["tmux", "-L", socket, "ls"], capture_output=True, check=False).returncode == 0
+
+
+def test_without_a_terminal_nothing_is_started(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["watch", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "--detach" in done.stderr
+    assert not is_running(tmp_path)
+
+
+def test_leaving_it_leaves_nothing_running(tmp_path: Path) -> None:
+    require_engine("local")
+    record(tmp_path / "50%" / "episode_0.cast", "hello there\r\n")
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 30, 200, 0, 0))
+    argv = [sys.executable, "-m", "harbor_gym", "watch", str(tmp_path / "50%")]
+    process = subprocess.Popen(
+        argv, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(theirs)
+    seen = b""
+    while not all(word in seen for word in (b"hello there", b"episode_0.cast", b"50%", b"C-b d: end")):
+        seen += os.read(ours, 65536)
+    os.write(ours, b"\x02d")
+    with contextlib.suppress(OSError):  # a terminal whose last user is gone
+        while os.read(ours, 65536):
+            pass
+    os.close(ours)
+    assert process.wait(PATIENCE_SEC) == 0
+    assert not is_running(tmp_path / "50%")

@@ -130,6 +130,15 @@ def test_flags_that_training_refuses_end_the_sweep_at_once_and_can_be_corrected(
     assert corrected.returncode == 0, corrected.stderr
 
 
+@pytest.mark.parametrize("record", ["{", "{}", "[]"])
+def test_a_broken_record_of_a_sweep_is_one_line(record: str, tmp_path: Path) -> None:
+    (tmp_path / "lr_1_seed_0").mkdir()
+    (tmp_path / "sweep.json").write_text(record, encoding="utf-8")
+    done = run_recipe("sweep", "--task-dir", str(TASK), "--sweep-path", str(tmp_path))
+    expect_refused(done, f"{tmp_path / 'sweep.json'} can't be read: ")
+    assert "choose another --sweep-path" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -34,11 +34,11 @@ REST: dict[tuple[str, str], tuple[str, ...]] = {
 }
 """What a command needs besides."""
 
-ALLOWED = {("view", "folder"), ("watch", "folder"), ("nemo-gym-failures", "empty")}
-"""A run that has written nothing yet is an empty folder or file: its page, and its panes, wait."""
+ALLOWED = {("view", "folder"), ("nemo-gym-failures", "empty")}
+"""A run that has written nothing yet is an empty folder or file: its page waits."""
 
-ELSEWHERE = {"sweep", "openenv"}
-"""The first hands its task to ``train``, whose line it shows; tests/unit/openenv has the certificates of the second."""
+ELSEWHERE = {"openenv"}
+"""tests/unit/openenv has its certificates."""
 
 
 def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -88,4 +88,6 @@ def test_a_wrong_path_is_one_line_with_what_on_what_and_what_to_do(
     assert not done.stdout
     assert done.stderr.count("\n") == 1, done.stderr
     assert str(path) in done.stderr
+    absent = rf"{re.escape(str(path))}( can't be read:)?( it)? (does not exist|is not there)"
+    assert kind == "missing" or not re.search(absent, done.stderr), done.stderr
     assert not re.search(r"\[Errno|codec|unpack|Traceback|Error\(", done.stderr), done.stderr
